@@ -1,0 +1,90 @@
+# Each command here works from an empty clone with Python, pip and make, and sets up what it needs in .venv.
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+
+# A stamp says that the install it names is up to date with pyproject.toml and constraints.txt.
+CORE := $(VENV)/.installed-core
+TEST := $(VENV)/.installed-test
+LINT := $(VENV)/.installed-lint
+
+# The pins hold for the build tools too: pip before 25.3 reads the first name for them, later ones the second.
+export PIP_CONSTRAINT := constraints.txt
+export PIP_BUILD_CONSTRAINT := constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help demo test lint bench torture format clean
+.NOTPARALLEL:
+
+help:
+	@echo "make demo      install backtrail into .venv and show what it does"
+	@echo "make test      run the tests (ARGS='-k fork' passes options to pytest)"
+	@echo "make lint      ruff, mypy and the layers"
+	@echo "make format    let ruff put the code in form"
+	@echo "make bench     measure, and print ratios"
+	@echo "make torture   the long reliability runs"
+	@echo "make clean     remove .venv, builds and caches"
+
+demo: $(CORE)
+	$(PY) -m backtrail.demo
+
+test: $(TEST)
+	$(PY) -m pytest -n 2 --dist worksteal $(ARGS)
+
+lint: $(LINT)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	$(PY) $(VENV)/bin/lint-imports --no-logo
+
+format: $(LINT)
+	$(PY) -m ruff format .
+	$(PY) -m ruff check --fix .
+
+bench: $(CORE)
+	$(PY) bench $(ARGS)
+
+# Every property test, with the examples of the 'torture' profile, and every test that is marked as one.
+torture: $(TEST)
+	$(PY) -m pytest -n 2 --dist worksteal -m "torture or hypothesis" --hypothesis-profile=torture --timeout=3600 -rs $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find src tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+# -- the set-up -----------------------------------------------------------------------------------
+
+# A stamp counts only while .venv really holds the package of this very tree: .venv may have been copied
+# here, or the package taken out by hand. If not, every stamp is made again.
+FOUND := $(shell $(PY) -I -c "import importlib.util as u; print(u.find_spec('backtrail').origin)" 2>/dev/null)
+ifneq ($(FOUND),$(CURDIR)/src/backtrail/__init__.py)
+.PHONY: $(CORE) $(TEST) $(LINT)
+endif
+
+# Make .venv if it has no working Python with pip. Some systems have pip but not ensurepip: theirs fills .venv then.
+define venv
+@$(PY) -m pip --version >/dev/null 2>&1 || { \
+	echo "making $(VENV)"; \
+	rm -f $(VENV)/bin/python*; \
+	if $(PYTHON) -c "import ensurepip" 2>/dev/null; then $(PYTHON) -m venv $(VENV); \
+	else $(PYTHON) -m venv --without-pip $(VENV) && $(PYTHON) -m pip --python $(PY) install --quiet pip; fi; }
+endef
+
+install = $(PY) -m pip install --quiet -c constraints.txt --editable
+
+$(CORE): pyproject.toml constraints.txt
+	$(venv)
+	$(install) .
+	@touch $(CORE)
+
+$(TEST): pyproject.toml constraints.txt
+	$(venv)
+	$(install) ".[test]"
+	@touch $(CORE) $(TEST)
+
+# The type checker reads the types of what the tests use, too: backtrail.testing ships in the package.
+$(LINT): pyproject.toml constraints.txt
+	$(venv)
+	$(install) ".[test,lint]"
+	@touch $(CORE) $(TEST) $(LINT)
