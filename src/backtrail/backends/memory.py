@@ -1,0 +1,308 @@
+"""A store in memory: the port in plain dicts, to be read as its specification.
+
+One lock is held during every call, so a call sees all of a batch or none of it. A batch is checked as a whole
+before the first change is made, and nothing after the checks can fail. Nothing outlives the process; after
+`os.fork()` the child has a copy of its own, taken between two calls.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from typing import TYPE_CHECKING
+
+from backtrail.backends.port import Batch, MissingChunks, NewThread, Row, Stale, ThreadRecord, Usage, Vanished
+from backtrail.errors import Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from contextlib import AbstractContextManager
+
+# One for all stores in memory, so that a single hook keeps a fork out of the middle of a call. It is re-entrant
+# because a signal handler may fork, too.
+_LOCK = threading.RLock()
+
+
+@functools.cache
+def _fork_between_calls() -> None:
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_LOCK.release)
+
+
+def _is_checkpoint(row: Row) -> bool:
+    return bool(row.root) and not row.hidden
+
+
+class MemoryBackend:
+    """Threads, rows, chunks and tags in dicts. Thread numbers and seqs count up from 1."""
+
+    def __init__(self) -> None:
+        _fork_between_calls()
+        self._threads: dict[int, ThreadRecord] = {}
+        self._names: dict[tuple[str, str], int] = {}
+        self._uids: dict[bytes, int] = {}
+        self._logs: dict[int, dict[int, Row]] = {}  # by thread number, then by seq, ascending
+        self._chunks: dict[bytes, tuple[bytes, int]] = {}  # the stored bytes, the epoch
+        self._tags: dict[tuple[int, int], list[str]] = {}
+        self._epoch = 1
+        self._closed = False
+
+    def _use(self) -> AbstractContextManager[object]:
+        if self._closed:
+            raise Unavailable("this store is closed: open it again", code="unavailable.closed")
+        return _LOCK
+
+    # -- threads ------------------------------------------------------------------------------
+    def find_thread(self, space: str, name: str) -> ThreadRecord | None:
+        with self._use():
+            return self._threads.get(self._names.get((space, name), 0))
+
+    def thread_with_uid(self, uid: bytes) -> ThreadRecord | None:
+        with self._use():
+            return self._threads.get(self._uids.get(uid, 0))
+
+    def threads(
+        self,
+        *,
+        space: str | None,
+        agent: str | None,
+        prefix: str | None,
+        after: tuple[int, int] | None,
+        limit: int,
+    ) -> list[tuple[ThreadRecord, Row]]:
+        with self._use():
+            found = [
+                (record, newest)
+                for record in self._threads.values()
+                if (newest := self._newest(record.no)) is not None
+                and newest.head
+                and (space is None or record.space == space)
+                and (agent is None or record.agent == agent)
+                and (prefix is None or record.name.startswith(prefix))
+                and (after is None or (newest.created_at, record.no) < after)
+            ]
+        found.sort(key=lambda entry: (entry[1].created_at, entry[0].no), reverse=True)
+        return [(record, newest._replace(payload=None)) for record, newest in found[:limit]]
+
+    # -- rows ---------------------------------------------------------------------------------
+    def newest(self, thread: int) -> Row | None:
+        with self._use():
+            row = self._newest(thread)
+            return None if row is None else row._replace(payload=None)
+
+    def rows(
+        self,
+        thread: int,
+        ranges: Sequence[tuple[int, int]],
+        *,
+        payload: bool = False,
+        visible: bool = False,
+        newest_first: bool = False,
+        limit: int | None = None,
+    ) -> list[Row]:
+        with self._use():
+            found = [
+                row if payload else row._replace(payload=None)
+                for seq, row in self._logs.get(thread, {}).items()
+                if any(first <= seq <= last for first, last in ranges) and (_is_checkpoint(row) or not visible)
+            ]
+        if newest_first:
+            found.reverse()
+        return found[:limit]
+
+    def labelled(self, thread: int, label: str) -> list[int]:
+        with self._use():
+            return [row.seq for row in self._logs.get(thread, {}).values() if row.label == label and not row.hidden]
+
+    # -- tags ---------------------------------------------------------------------------------
+    def tags(self, thread: int, seqs: Iterable[int] | None = None) -> dict[int, tuple[str, ...]]:
+        with self._use():
+            wanted = self._logs.get(thread, {}).keys() & (self._logs.get(thread, {}) if seqs is None else set(seqs))
+            return {seq: tuple(self._tags[thread, seq]) for seq in sorted(wanted) if self._tags.get((thread, seq))}
+
+    def tagged(self, thread: int, tag: str) -> list[int]:
+        with self._use():
+            log = self._logs.get(thread, {})
+            return [seq for seq, row in log.items() if not row.hidden and tag in self._tags.get((thread, seq), ())]
+
+    # -- chunks -------------------------------------------------------------------------------
+    def chunks(self, digests: Sequence[bytes]) -> dict[bytes, bytes]:
+        with self._use():
+            return {digest: self._chunks[digest][0] for digest in digests if digest in self._chunks}
+
+    def present(self, digests: Sequence[bytes]) -> set[bytes]:
+        with self._use():
+            return {digest for digest in digests if digest in self._chunks}
+
+    # -- the one way to write -------------------------------------------------------------------
+    def commit(self, batch: Batch) -> tuple[int, ...]:
+        with self._use():
+            try:
+                self._check(batch)
+            except (Stale, Vanished, MissingChunks):
+                # A batch that is there already is refused by its own traces: that is a success.
+                numbers = self._committed(batch)
+                if numbers is None:
+                    raise
+                return numbers
+            return self._apply(batch)
+
+    def _check(self, batch: Batch) -> None:
+        """Refuse the batch unless all it requires holds. Whatever it adds itself does not count, but for rows."""
+        for thread, seq in batch.newest:
+            if self._last(thread) != seq:
+                raise Stale
+        for thread, seq in batch.visible:
+            row = self._logs.get(thread, {}).get(seq)
+            if row is None or row.hidden:
+                raise Vanished(thread, seq)
+        self._check_threads(batch.threads)
+        last = {-(at + 1): 0 for at in range(len(batch.threads))}
+        for thread, row in batch.rows:
+            before = last.get(thread, self._last(thread))
+            if before is None or row.seq != before + 1:
+                raise Stale
+            last[thread] = row.seq
+        missing = frozenset(batch.touch) - self._chunks.keys() - {digest for digest, _ in batch.chunks}
+        if missing:
+            raise MissingChunks(missing)
+
+    def _check_threads(self, threads: Sequence[NewThread]) -> None:
+        names = {(new.space, new.name) for new in threads}
+        uids = {new.uid for new in threads}
+        if min(len(names), len(uids)) < len(threads) or names & self._names.keys() or uids & self._uids.keys():
+            raise Stale
+
+    def _committed(self, batch: Batch) -> tuple[int, ...] | None:
+        """Return the numbers of the batch's threads if this very batch was committed before, else None."""
+        if not batch.threads and not batch.rows:
+            return None
+        numbers = tuple(self._uids.get(new.uid, 0) for new in batch.threads)
+        for no, new in zip(numbers, batch.threads, strict=True):
+            if self._names.get((new.space, new.name)) != no:
+                return None
+        for thread, row in batch.rows:
+            there = self._logs.get(_number(thread, numbers), {}).get(row.seq)
+            if there is None or there.op_id != row.op_id:
+                return None
+        return numbers
+
+    def _apply(self, batch: Batch) -> tuple[int, ...]:
+        numbers = tuple(len(self._threads) + at for at in range(1, len(batch.threads) + 1))
+        for no, new in zip(numbers, batch.threads, strict=True):
+            self._threads[no] = ThreadRecord(no, *new)
+            self._names[new.space, new.name] = self._uids[new.uid] = no
+            self._logs[no] = {}
+        for thread, row in batch.rows:
+            self._logs[_number(thread, numbers)][row.seq] = row._replace(payload=row.payload or b"")
+        for digest, stored in batch.chunks:
+            self._chunks[digest] = (self._chunks.get(digest, (stored,))[0], self._epoch)
+        for digest in batch.touch:
+            self._chunks[digest] = (self._chunks[digest][0], self._epoch)
+        self._mark(batch, numbers)
+        return numbers
+
+    def _mark(self, batch: Batch, numbers: Sequence[int]) -> None:
+        """Hide, tag and untag. What is not there is passed over."""
+        for thread, seq in batch.hide:
+            log = self._logs.get(_number(thread, numbers), {})
+            if seq in log:
+                log[seq] = log[seq]._replace(hidden=True)
+        for thread, seq, tag in batch.tag:
+            no = _number(thread, numbers)
+            if seq in self._logs.get(no, {}) and tag not in self._tags.setdefault((no, seq), []):
+                self._tags[no, seq].append(tag)
+        for thread, seq, tag in batch.untag:
+            tags = self._tags.get((_number(thread, numbers), seq), [])
+            if tag in tags:
+                tags.remove(tag)
+
+    # -- upkeep -------------------------------------------------------------------------------
+    def thread_numbers(self, after: int, limit: int) -> list[int]:
+        with self._use():
+            return [no for no in self._threads if no > after][:limit]
+
+    def thread(self, no: int) -> ThreadRecord | None:
+        with self._use():
+            return self._threads.get(no)
+
+    def next_epoch(self) -> int:
+        with self._use():
+            self._epoch += 1
+            return self._epoch
+
+    def chunk_page(self, after: bytes, limit: int) -> list[tuple[bytes, int]]:
+        with self._use():
+            found = sorted((digest, epoch) for digest, (_, epoch) in self._chunks.items() if digest > after)
+        return found[:limit]
+
+    def remove_chunks(self, digests: Sequence[bytes], before_epoch: int) -> int:
+        with self._use():
+            old = {digest for digest in digests if digest in self._chunks and self._chunks[digest][1] < before_epoch}
+            return sum(len(self._chunks.pop(digest)[0]) for digest in old)
+
+    def remove_rows(self, thread: int, seqs: Sequence[int]) -> int:
+        with self._use():
+            log = self._logs.get(thread, {})
+            gone = {seq for seq in seqs if seq in log and log[seq].hidden and seq != self._last(thread)}
+            for seq in gone:
+                del log[seq]
+                self._tags.pop((thread, seq), None)
+            return len(gone)
+
+    def rewrite(self, thread: int, rows: Sequence[Row]) -> int:
+        replaced = 0
+        with self._use():
+            log = self._logs.get(thread, {})
+            for row in rows:
+                there = log.get(row.seq)
+                if there is not None and there.op_id == row.op_id:
+                    # Whoever hid the row meanwhile is right, and a row without a payload has none to give.
+                    payload = there.payload if row.payload is None else row.payload
+                    log[row.seq] = row._replace(hidden=there.hidden, payload=payload)
+                    replaced += 1
+        return replaced
+
+    def reclaim(self) -> None:
+        with self._use():
+            pass  # what was removed is free already
+
+    def usage(self) -> Usage:
+        with self._use():
+            threads: dict[str, int] = {}
+            for record in self._threads.values():
+                newest = self._newest(record.no)
+                if newest is not None and newest.head:
+                    threads[record.space] = threads.get(record.space, 0) + 1
+            rows = [row for log in self._logs.values() for row in log.values()]
+            payloads = [row.payload or b"" for row in rows] + [stored for stored, _ in self._chunks.values()]
+            checkpoints = [row for row in rows if _is_checkpoint(row)]
+            bytes_held = sum(map(len, payloads))
+            return Usage(
+                threads=threads,
+                rows=len(rows),
+                checkpoints=len(checkpoints),
+                logical_bytes=sum(row.size for row in checkpoints),
+                chunks=len(self._chunks),
+                payload_bytes=bytes_held,
+                stored_bytes=bytes_held,
+            )
+
+    def close(self) -> None:
+        self._closed = True
+
+    # -- what several of them ask ---------------------------------------------------------------
+    def _newest(self, thread: int) -> Row | None:
+        log = self._logs.get(thread)
+        return log[next(reversed(log))] if log else None
+
+    def _last(self, thread: int) -> int | None:
+        """Return the seq of the newest row, 0 if there is none yet, None if there is no such thread."""
+        log = self._logs.get(thread)
+        return None if log is None else next(reversed(log), 0)
+
+
+def _number(thread: int, created: Sequence[int]) -> int:
+    """Return the number of a thread that a batch names: -1, -2 ... are those that it creates."""
+    return created[-thread - 1] if -len(created) <= thread < 0 else thread

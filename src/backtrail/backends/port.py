@@ -1,0 +1,243 @@
+"""The port: all that backtrail asks of a place to keep things.
+
+A backend keeps four things and knows nothing of what they mean:
+
+- **threads**: a number, a name space (`space`), a name, a random `uid`; numbers are never reused.
+- **rows**: the log of each thread, keyed by (thread number, seq), seq counting up from 1. Apart from
+  its `hidden` mark and, in upkeep, its payload, a row never changes. The newest row of a thread is
+  never removed.
+- **chunks**: bytes under a 32-byte digest, each with the epoch in which it was last put or touched.
+- **tags**: words on rows.
+
+There is one way to write, `commit(batch)`: all of it, or none and an exception; when it returns, it is
+durable. What a batch requires is checked inside the same transaction, so two writers never both
+extend the same row. A batch committed twice (the same rows with the same `op_id`) counts once.
+
+Reads are single calls, never open cursors: nothing is held between two calls. A backend is safe to
+share between threads and survives `os.fork()`. Driver exceptions never leave it: they become
+`backtrail.errors`, with the driver's own as the `__cause__`. `Stale`, `Vanished` and `MissingChunks`,
+below, are answers for the engine, and are raised before anything was written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+
+class Row(NamedTuple):
+    """One row of a thread's log. `engine.log` gives the fields their meaning."""
+
+    seq: int
+    op: int
+    parent: int
+    step: int
+    head: int
+    undo: int
+    redo: int
+    view: int
+    base: int
+    depth: int
+    created_at: int
+    """Microseconds since 1970, UTC, by the writer's clock."""
+    kind: int
+    label: str | None
+    size: int
+    stored: int
+    root: bytes
+    op_id: bytes
+    extra: bytes
+    check: bytes
+    payload: bytes | None
+    """None when the read did not ask for it, b"" when there is none."""
+    hidden: bool
+
+
+class ThreadRecord(NamedTuple):
+    """A thread as the backend knows it."""
+
+    no: int
+    space: str
+    """The name space: "thread", "agent", "conversation", "run"."""
+    name: str
+    uid: bytes
+    """8 random bytes, unique in the store."""
+    agent: str | None
+    created_at: int
+    origin: str | None
+    """The id of the checkpoint this thread was forked from."""
+
+
+class NewThread(NamedTuple):
+    """A thread that a batch creates."""
+
+    space: str
+    name: str
+    uid: bytes
+    agent: str | None
+    created_at: int
+    origin: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One atomic write. Threads are named by number; -1, -2 ... are those that the batch creates, in order."""
+
+    threads: tuple[NewThread, ...] = ()
+    """A name that is taken already in its space is `Stale`."""
+    renew: tuple[tuple[int, NewThread], ...] = ()
+    """(thread, what it becomes): a deleted thread begins again; its agent, created_at and origin are replaced, its
+    number, name and uid stay."""
+    rows: tuple[tuple[int, Row], ...] = ()
+    """Each row's predecessor (seq - 1) must be the newest row of its thread, else `Stale`; the first row of
+    a thread has seq 1. Rows of one thread come in ascending order."""
+    chunks: tuple[tuple[bytes, bytes], ...] = ()
+    """(digest, stored bytes): put if absent; either way its epoch becomes the current one."""
+    touch: tuple[bytes, ...] = ()
+    """Digests that must be there, else `MissingChunks`; their epoch becomes the current one."""
+    visible: tuple[tuple[int, int], ...] = ()
+    """(thread, seq) that must exist and not be hidden, else `Vanished`."""
+    newest: tuple[tuple[int, int], ...] = ()
+    """(thread, seq) that must be the newest row of its thread before the batch, else `Stale`."""
+    hide: tuple[tuple[int, int], ...] = ()
+    """Rows to hide. Hiding what is hidden or gone is not an error."""
+    tag: tuple[tuple[int, int, str], ...] = ()
+    untag: tuple[tuple[int, int, str], ...] = ()
+
+
+class Stale(Exception):  # noqa: N818 - an answer, not a failure
+    """Somebody else wrote first: read again."""
+
+
+class Vanished(Exception):  # noqa: N818 - an answer, not a failure
+    """A row that the batch points at is hidden or gone."""
+
+    def __init__(self, thread: int, seq: int) -> None:
+        super().__init__(thread, seq)
+        self.thread = thread
+        self.seq = seq
+
+
+class MissingChunks(Exception):  # noqa: N818 - an answer, not a failure
+    """Chunks to be touched are gone: send their bytes."""
+
+    def __init__(self, digests: frozenset[bytes]) -> None:
+        super().__init__(f"{len(digests)} chunks are gone")
+        self.digests = digests
+
+
+class Usage(NamedTuple):
+    """What a store holds, counted."""
+
+    threads: Mapping[str, int]
+    """How many threads each name space has whose newest row has a head."""
+    rows: int
+    checkpoints: int
+    """Rows that are visible checkpoints."""
+    logical_bytes: int
+    """The sizes of the visible checkpoints' states, added up."""
+    chunks: int
+    payload_bytes: int
+    """Bytes of rows' payloads and of chunks as they are stored."""
+    stored_bytes: int
+    """Bytes on disk (for memory: payload_bytes)."""
+
+
+class Backend(Protocol):
+    """Where rows and chunks live. See the module's text for what always holds."""
+
+    # -- threads ------------------------------------------------------------------------------
+    def find_thread(self, space: str, name: str) -> ThreadRecord | None:
+        """Return the thread of that name, or None."""
+
+    def thread_with_uid(self, uid: bytes) -> ThreadRecord | None:
+        """Return the thread with that uid, or None."""
+
+    def threads(
+        self,
+        *,
+        space: str | None,
+        agent: str | None,
+        prefix: str | None,
+        after: tuple[int, int] | None,
+        limit: int,
+    ) -> list[tuple[ThreadRecord, Row]]:
+        """Return up to `limit` threads that have a head, each with its newest row (without payload).
+
+        Ordered by the newest row's created_at, then by number, both descending; `after` is the
+        (created_at, number) to go on behind. `None` means any.
+        """
+
+    # -- rows ---------------------------------------------------------------------------------
+    def newest(self, thread: int) -> Row | None:
+        """Return the newest row of a thread, without payload, or None if there is no such thread."""
+
+    def rows(
+        self,
+        thread: int,
+        ranges: Sequence[tuple[int, int]],
+        *,
+        payload: bool = False,
+        visible: bool = False,
+        newest_first: bool = False,
+        limit: int | None = None,
+    ) -> list[Row]:
+        """Return the rows whose seq lies in one of the ranges (both ends included), in order of seq.
+
+        `visible` keeps only checkpoints (root not empty) that are not hidden.
+        """
+
+    def labelled(self, thread: int, label: str) -> list[int]:
+        """Return the seqs of visible rows with this label, ascending."""
+
+    # -- tags ---------------------------------------------------------------------------------
+    def tags(self, thread: int, seqs: Iterable[int] | None = None) -> dict[int, tuple[str, ...]]:
+        """Return the tags of a thread's rows (of these seqs, or of all), in the order they were given."""
+
+    def tagged(self, thread: int, tag: str) -> list[int]:
+        """Return the seqs of visible rows with this tag, ascending."""
+
+    # -- chunks -------------------------------------------------------------------------------
+    def chunks(self, digests: Sequence[bytes]) -> dict[bytes, bytes]:
+        """Return the stored bytes of those chunks that are there."""
+
+    def present(self, digests: Sequence[bytes]) -> set[bytes]:
+        """Return which of these chunks are there."""
+
+    # -- the one way to write -------------------------------------------------------------------
+    def commit(self, batch: Batch) -> tuple[int, ...]:
+        """Write all of it or nothing; return the numbers of the threads it created."""
+
+    # -- upkeep -------------------------------------------------------------------------------
+    def thread_numbers(self, after: int, limit: int) -> list[int]:
+        """Return the numbers of threads above `after`, ascending, deleted ones included."""
+
+    def thread(self, no: int) -> ThreadRecord | None:
+        """Return the thread with this number, or None."""
+
+    def next_epoch(self) -> int:
+        """Begin a new epoch and return its number; every later commit stamps its chunks with it or a newer one."""
+
+    def chunk_page(self, after: bytes, limit: int) -> list[tuple[bytes, int]]:
+        """Return up to `limit` (digest, epoch) with digests above `after`, ascending."""
+
+    def remove_chunks(self, digests: Sequence[bytes], before_epoch: int) -> int:
+        """Remove those of these chunks whose epoch is below `before_epoch`; return their stored bytes."""
+
+    def remove_rows(self, thread: int, seqs: Sequence[int]) -> int:
+        """Remove rows (and their tags) that are hidden and not the newest; return how many went."""
+
+    def rewrite(self, thread: int, rows: Sequence[Row]) -> int:
+        """Replace rows that still have the same op_id by these; return how many were replaced."""
+
+    def reclaim(self) -> None:
+        """Give freed space back to the operating system, as far as the backend can."""
+
+    def usage(self) -> Usage:
+        """Count what is there."""
+
+    def close(self) -> None:
+        """Release everything; closing twice is allowed."""

@@ -1,0 +1,318 @@
+"""A store in one SQLite file.
+
+Every call is one transaction, or one statement, on one connection that threads take in turn and processes share by
+SQLite's own locks. With durability "full" a commit is on disk when it returns (WAL, synchronous=FULL); "relaxed" may
+lose the last commits in a power cut, and never more than that.
+
+The statements are constants: SQLite compiles each of them once for a connection. Values are bound, never spliced.
+`sqlite_schema` opens the file, `sqlite_connection` guards the connection, `sqlite_commit` writes.
+"""
+
+# ruff: noqa: S608 - what the statements are made of are constants of this package
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from backtrail.backends.port import Batch, Row, ThreadRecord, Usage
+from backtrail.backends.sqlite_commit import commit
+from backtrail.backends.sqlite_connection import Guard
+from backtrail.backends.sqlite_schema import open_store, run
+from backtrail.backends.sqlite_values import (
+    COLUMNS,
+    MAX_SEQ,
+    above,
+    as_parameters,
+    as_record,
+    as_row,
+    encoded,
+    for_groups,
+    key_of,
+    merged,
+    select,
+)
+from backtrail.errors import Invalid, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    import apsw
+
+_SYNCHRONOUS = {"full": "FULL", "relaxed": "NORMAL"}
+_MAX_TIMEOUT = 1_000_000.0
+_VACUUM_PAGES = 256
+
+_THREAD = "no, space, name, uid, agent, thread.created_at, origin"
+_BY_NAME = f"SELECT {_THREAD} FROM thread WHERE space = ? AND name = ?"
+_BY_UID = f"SELECT {_THREAD} FROM thread WHERE uid = ?"
+_BY_NUMBER = f"SELECT {_THREAD} FROM thread WHERE no = ?"
+_NUMBERS = "SELECT no FROM thread WHERE no > ? ORDER BY no LIMIT ?"
+
+_ROW = f"key & {MAX_SEQ}, {COLUMNS}"
+_NEWEST = f"SELECT {_ROW}, NULL, hidden FROM row WHERE key BETWEEN ? AND ? ORDER BY key DESC LIMIT 1"
+_RANGE = {
+    (payload, visible, newest_first): (
+        f"SELECT {_ROW}, {'payload' if payload else 'NULL'}, hidden FROM row WHERE key BETWEEN ? AND ?"
+        f"{' AND hidden = 0 AND length(root) > 0' if visible else ''}"
+        f" ORDER BY key{' DESC' if newest_first else ''} LIMIT ?"
+    )
+    for payload in (False, True)
+    for visible in (False, True)
+    for newest_first in (False, True)
+}
+_LABELLED = f"SELECT key & {MAX_SEQ} FROM row WHERE key >> 32 = ? AND label = ? AND hidden = 0 ORDER BY key"
+
+# Threads that have a head, with their newest row.
+_WITH_HEAD = f"""
+    FROM thread JOIN row ON key = (SELECT max(key) FROM row WHERE key BETWEEN no << 32 AND no << 32 | {MAX_SEQ})
+    WHERE head > 0"""
+_THREADS = f"""
+    SELECT {_THREAD}, {_ROW.replace('"created_at"', "row.created_at")}, NULL, hidden {_WITH_HEAD}
+    AND (?1 IS NULL OR space = ?1) AND (?2 IS NULL OR agent = ?2)
+    AND (?3 IS NULL OR name >= ?3) AND (?4 IS NULL OR name < ?4)
+    AND (?5 IS NULL OR (row.created_at, no) < (?5, ?6))
+    ORDER BY row.created_at DESC, no DESC LIMIT ?7"""
+
+_TAGS = "SELECT seq, tag FROM tag WHERE thread = ? ORDER BY seq, id"
+_TAGS_OF = for_groups("SELECT seq, tag, id FROM tag WHERE thread = ? AND seq")
+_TAGGED = """
+    SELECT seq FROM tag JOIN row ON key = thread << 32 | seq
+    WHERE thread = ? AND tag = ? AND hidden = 0 ORDER BY seq"""
+
+_CHUNKS = for_groups("SELECT digest, payload FROM chunk WHERE digest")
+_PRESENT = for_groups("SELECT digest FROM chunk WHERE digest")
+_CHUNK_PAGE = "SELECT digest, epoch FROM chunk WHERE digest > ? ORDER BY digest LIMIT ?"
+
+_NEXT_EPOCH = "UPDATE meta SET value = value + 1 WHERE name = 'epoch' RETURNING value"
+_REMOVE_CHUNK = "DELETE FROM chunk WHERE digest = ? AND epoch < ? RETURNING length(payload)"
+_REMOVE_ROW = f"""
+    DELETE FROM row WHERE key = ?1 AND hidden = 1
+    AND key < (SELECT max(key) FROM row WHERE key BETWEEN ?1 & ~{MAX_SEQ} AND ?1 | {MAX_SEQ})"""
+_REMOVE_TAGS = "DELETE FROM tag WHERE thread = ? AND seq = ?"
+# A row without a payload has none to give (?20), and whoever hid the row meanwhile is right.
+_REWRITE = f"""
+    UPDATE row SET ({COLUMNS}, payload) = ({", ".join(f"?{at}" for at in range(2, 20))}, coalesce(?20, payload))
+    WHERE key = ?1 AND op_id = ?{Row._fields.index("op_id") + 1}"""
+
+_COUNT_THREADS = f"SELECT space, count(*) {_WITH_HEAD} GROUP BY space"
+_COUNT = """
+    SELECT * FROM
+    (SELECT count(*), count(*) FILTER (WHERE hidden = 0 AND length(root) > 0),
+            coalesce(sum(size) FILTER (WHERE hidden = 0 AND length(root) > 0), 0),
+            coalesce(sum(length(payload)), 0) FROM row),
+    (SELECT count(*), coalesce(sum(length(payload)), 0) FROM chunk),
+    (SELECT page_count * page_size FROM pragma_page_count, pragma_page_size)"""
+
+
+class SqliteBackend:
+    """The port on SQLite. `busy_timeout` bounds, in seconds, the wait for another thread's or process's turn."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        durability: str = "full",
+        read_only: bool = False,
+        busy_timeout: float = 10.0,
+    ) -> None:
+        if durability not in _SYNCHRONOUS:
+            raise Invalid(f"durability is {durability!r}: say 'full' or 'relaxed'", code="invalid.option")
+        if not 0 <= busy_timeout <= _MAX_TIMEOUT:
+            raise Invalid(f"busy_timeout is {busy_timeout!r}: say how many seconds to wait", code="invalid.option")
+        name = os.fspath(path)
+        if not name or "\0" in name or name == ":memory:":
+            raise Invalid(f"{name!r} is not the name of a file: name one", code="invalid.store")
+        # SQLite keeps the WAL beside the file itself, not beside a link to it.
+        self.path = os.path.realpath(name)
+        self.read_only = read_only
+        connect = partial(
+            open_store,
+            self.path,
+            synchronous=_SYNCHRONOUS[durability],
+            read_only=read_only,
+            busy_timeout=busy_timeout,
+        )
+        self._guard = Guard(self.path, busy_timeout, connect)
+
+    # -- threads ------------------------------------------------------------------------------
+    def find_thread(self, space: str, name: str) -> ThreadRecord | None:
+        return self._one_thread(_BY_NAME, space, encoded(name))
+
+    def thread_with_uid(self, uid: bytes) -> ThreadRecord | None:
+        return self._one_thread(_BY_UID, uid)
+
+    def thread(self, no: int) -> ThreadRecord | None:
+        return self._one_thread(_BY_NUMBER, no)
+
+    def _one_thread(self, statement: str, *values: Any) -> ThreadRecord | None:
+        with self._guard as connection:
+            found = connection.execute(statement, values).fetchall()
+        return as_record(found[0]) if found else None
+
+    def threads(
+        self,
+        *,
+        space: str | None,
+        agent: str | None,
+        prefix: str | None,
+        after: tuple[int, int] | None,
+        limit: int,
+    ) -> list[tuple[ThreadRecord, Row]]:
+        low = encoded(prefix or None)
+        high = None if low is None else above(low)
+        values = (space, encoded(agent), low, high, *(after or (None, None)), limit)
+        with self._guard as connection:
+            found = connection.execute(_THREADS, values).fetchall()
+        return [(as_record(entry[:7]), as_row(entry[7:])) for entry in found]
+
+    def thread_numbers(self, after: int, limit: int) -> list[int]:
+        with self._guard as connection:
+            return [no for (no,) in connection.execute(_NUMBERS, (after, limit))]
+
+    # -- rows ---------------------------------------------------------------------------------
+    def newest(self, thread: int) -> Row | None:
+        with self._guard as connection:
+            found = connection.execute(_NEWEST, (key_of(thread, 0), key_of(thread, MAX_SEQ))).fetchall()
+        return as_row(found[0]) if found else None
+
+    def rows(
+        self,
+        thread: int,
+        ranges: Sequence[tuple[int, int]],
+        *,
+        payload: bool = False,
+        visible: bool = False,
+        newest_first: bool = False,
+        limit: int | None = None,
+    ) -> list[Row]:
+        statement = _RANGE[payload, visible, newest_first]
+        spans = merged(ranges)
+        if newest_first:
+            spans.reverse()
+        found: list[Row] = []
+        with self._guard as connection:
+            if len(spans) > 1:
+                connection.execute("BEGIN")  # one view of them all
+            for first, last in spans:
+                rest = -1 if limit is None else limit - len(found)
+                values = (key_of(thread, first), key_of(thread, last), rest)
+                found.extend(map(as_row, connection.execute(statement, values)))
+            if len(spans) > 1:
+                connection.execute("COMMIT")
+        return found
+
+    def labelled(self, thread: int, label: str) -> list[int]:
+        with self._guard as connection:
+            return [seq for (seq,) in connection.execute(_LABELLED, (thread, encoded(label)))]
+
+    # -- tags ---------------------------------------------------------------------------------
+    def tags(self, thread: int, seqs: Iterable[int] | None = None) -> dict[int, tuple[str, ...]]:
+        with self._guard as connection:
+            if seqs is None:
+                found = list(connection.execute(_TAGS, (thread,)))
+            else:
+                found = sorted(select(connection, _TAGS_OF, seqs, thread), key=lambda entry: (entry[0], entry[2]))
+        tags: dict[int, list[str]] = {}
+        for seq, tag, *_ in found:
+            tags.setdefault(seq, []).append(tag.decode("utf-8", "surrogatepass"))
+        return {seq: tuple(given) for seq, given in tags.items()}
+
+    def tagged(self, thread: int, tag: str) -> list[int]:
+        with self._guard as connection:
+            return [seq for (seq,) in connection.execute(_TAGGED, (thread, encoded(tag)))]
+
+    # -- chunks -------------------------------------------------------------------------------
+    def chunks(self, digests: Sequence[bytes]) -> dict[bytes, bytes]:
+        with self._guard as connection:
+            return dict(select(connection, _CHUNKS, digests))
+
+    def present(self, digests: Sequence[bytes]) -> set[bytes]:
+        with self._guard as connection:
+            return {digest for (digest,) in select(connection, _PRESENT, digests)}
+
+    def chunk_page(self, after: bytes, limit: int) -> list[tuple[bytes, int]]:
+        with self._guard as connection:
+            return [(digest, epoch) for digest, epoch in connection.execute(_CHUNK_PAGE, (after, limit))]
+
+    # -- the one way to write -------------------------------------------------------------------
+    def commit(self, batch: Batch) -> tuple[int, ...]:
+        self._refuse_if_read_only()
+        with self._guard as connection:
+            return commit(connection, batch)
+
+    def _refuse_if_read_only(self) -> None:
+        if self.read_only:
+            raise Unavailable(f"{self.path}: was opened read-only: open it for writing", code="unavailable.read_only")
+
+    # -- upkeep -------------------------------------------------------------------------------
+    @contextmanager
+    def _transaction(self) -> Iterator[apsw.Connection]:
+        self._refuse_if_read_only()
+        with self._guard as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            yield connection
+            connection.execute("COMMIT")
+
+    def next_epoch(self) -> int:
+        with self._transaction() as connection:
+            return int(connection.execute(_NEXT_EPOCH).get)
+
+    def remove_chunks(self, digests: Sequence[bytes], before_epoch: int) -> int:
+        with self._transaction() as connection:
+            removed = connection.executemany(_REMOVE_CHUNK, [(digest, before_epoch) for digest in digests])
+            return sum(size for (size,) in removed)
+
+    def remove_rows(self, thread: int, seqs: Sequence[int]) -> int:
+        gone = 0
+        with self._transaction() as connection:
+            for seq in seqs:
+                connection.execute(_REMOVE_ROW, (key_of(thread, seq),))
+                if connection.changes():
+                    connection.execute(_REMOVE_TAGS, (thread, seq))
+                    gone += 1
+        return gone
+
+    def rewrite(self, thread: int, rows: Sequence[Row]) -> int:
+        replaced = 0
+        with self._transaction() as connection:
+            for row in rows:
+                connection.execute(_REWRITE, as_parameters(key_of(thread, row.seq), row)[:-1])
+                replaced += connection.changes()
+        return replaced
+
+    def reclaim(self) -> None:
+        """Give free pages back in slices, letting others in between, and empty the WAL."""
+        self._refuse_if_read_only()
+        with self._guard as connection:
+            free = int(connection.pragma("freelist_count"))
+        for _ in range(0, free, _VACUUM_PAGES):
+            with self._guard as connection:
+                run(connection, f"PRAGMA incremental_vacuum({_VACUUM_PAGES})")
+        for mode in ("PASSIVE", "TRUNCATE"):  # the first, which blocks nobody, leaves the second little to do
+            with self._guard as connection:
+                run(connection, f"PRAGMA wal_checkpoint({mode})")
+
+    def usage(self) -> Usage:
+        with self._guard as connection:
+            connection.execute("BEGIN")  # one view of it all
+            threads = dict(iter(connection.execute(_COUNT_THREADS)))
+            rows, checkpoints, logical, row_bytes, chunks, chunk_bytes, pages = connection.execute(_COUNT).get
+            connection.execute("COMMIT")
+        wal = Path(self.path + "-wal")
+        return Usage(
+            threads=threads,
+            rows=rows,
+            checkpoints=checkpoints,
+            logical_bytes=logical,
+            chunks=chunks,
+            payload_bytes=row_bytes + chunk_bytes,
+            stored_bytes=pages + (wal.stat().st_size if wal.exists() else 0),
+        )
+
+    def close(self) -> None:
+        """Release everything; closing twice is allowed."""
+        self._guard.close()

@@ -1,0 +1,214 @@
+"""One SQLite connection, used by one thread at a time, in the process that opened it.
+
+It knows locking, forking and what SQLite's errors mean to a caller; it does not know what is stored.
+
+After `os.fork()` the child has the parent's connection, but none of the parent's POSIX locks, and SQLite does not
+notice: a connection that the child opens beside it believes that the process holds those locks already. Nothing
+then keeps the parent from deleting the WAL when it closes, with the child's commits in it. So the child closes what
+it inherited before it opens anything: without a checkpoint, without a look at the files. That is safe as long as
+no call was under way when the fork happened, which is why a fork waits for the calls to end.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import threading
+import weakref
+from typing import TYPE_CHECKING
+
+import apsw
+
+from backtrail.errors import Corrupt, Error, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+
+class Guard:
+    """`with guard as connection:` has the connection to itself; an exception rolls back what it had begun.
+
+    Waits for the connection no longer than `wait` seconds. SQLite's exceptions come out as backtrail's.
+    """
+
+    __slots__ = ("__weakref__", "_closed", "_connect", "_connection", "_idle", "_lock", "_pid", "_wait", "path")
+
+    def __init__(self, path: str, wait: float, connect: Callable[[], apsw.Connection]) -> None:
+        self.path = path
+        self._wait = wait
+        self._connect = connect
+        self._connection: apsw.Connection | None = None
+        self._lock = threading.Lock()
+        self._idle = False  # while a fork is under way: no call is, and none will begin
+        self._closed = False
+        self._pid = os.getpid()
+        _watch_forks()
+        _part_from_parent()
+        with _registry:
+            _guards.add(self)
+        with self:
+            pass  # whatever keeps it from being opened is to be known now
+
+    def __enter__(self) -> apsw.Connection:
+        if self._pid != os.getpid():
+            _part_from_parent()
+        if not self._lock.acquire(False):  # noqa: FBT003 - by position it takes half the time
+            self._wait_for_turn()
+        if self._connection is None:
+            try:
+                self._connection = self._opened()
+            except BaseException:
+                self._lock.release()
+                raise
+        return self._connection
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if error is not None and self._connection is not None:
+            roll_back(self._connection)
+        self._lock.release()
+        if isinstance(error, apsw.Error):
+            raise translated(error, self.path) from error
+
+    def close(self) -> None:
+        """Close the connection, after which every use is refused. Closing twice is allowed."""
+        if self._pid != os.getpid():
+            _part_from_parent()
+        self._wait_for_turn()
+        try:
+            connection, self._connection, self._closed = self._connection, None, True
+            if connection is not None:
+                connection.close()
+        except apsw.Error as error:
+            raise translated(error, self.path) from error
+        finally:
+            self._lock.release()
+
+    def _wait_for_turn(self) -> None:
+        if not self._lock.acquire(timeout=self._wait):
+            raise Unavailable(
+                f"{self.path}: another thread has been using it for {self._wait:g} s: try again",
+                code="unavailable.locked",
+            )
+
+    def _opened(self) -> apsw.Connection:
+        if self._closed:
+            raise Unavailable(f"{self.path}: this store is closed: open it again", code="unavailable.closed")
+        if self.path in _abandoned:
+            raise Unavailable(
+                f"{self.path}: this process was forked in the middle of a call, so it cannot use the store: "
+                "fork when nothing is being written",
+                code="unavailable.forked",
+            )
+        return self._connect()
+
+    # -- forks --------------------------------------------------------------------------------
+    def _pause(self) -> None:
+        self._idle = self._lock.acquire(timeout=2 * self._wait + 1)
+
+    def _resume(self) -> None:
+        if self._idle:
+            self._idle = False
+            self._lock.release()
+
+    def _resume_in_child(self) -> None:
+        self._pid = 0  # not this process, even if it has got the number of the one that opened it
+        if not self._idle and not self._lock.acquire(blocking=False):
+            self._abandon()
+            return
+        self._idle = False
+        if self._connection is not None:
+            self._connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        self._lock.release()
+
+    def _abandon(self) -> None:
+        """Forget a connection that was in use when this process was forked off.
+
+        To close it would roll back, which reaches into the parent's transaction. So it is not even closed when the
+        interpreter ends, and no other connection can be trusted beside it.
+        """
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))
+        self._connection = None
+        self._lock = threading.Lock()
+        _abandoned.add(self.path)
+
+    def _part(self, pid: int) -> None:
+        """Give up the connection of a parent process."""
+        self._resume_in_child()  # again, in case it was not forked by Python, and so without its hooks
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+        self._pid = pid
+
+
+# All guards of this process and of those it was forked from.
+_guards: weakref.WeakSet[Guard] = weakref.WeakSet()
+_registry = threading.RLock()
+# Files whose connection was in use when this process was forked off.
+_abandoned: set[str] = set()
+
+
+@functools.cache
+def _watch_forks() -> None:
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
+
+
+def _before_fork() -> None:
+    _registry.acquire()
+    for guard in list(_guards):
+        guard._pause()  # noqa: SLF001 - the hooks are part of the class
+
+
+def _after_fork() -> None:
+    for guard in list(_guards):
+        guard._resume()  # noqa: SLF001
+    _registry.release()
+
+
+def _after_fork_in_child() -> None:
+    global _registry  # noqa: PLW0603 - if it is held, then by a thread that this process has not got
+    _registry = threading.RLock()
+    for guard in list(_guards):
+        guard._resume_in_child()  # noqa: SLF001
+
+
+def _part_from_parent() -> None:
+    """Give up whatever a parent process had opened: all of it, since connections to one file share their locks."""
+    with _registry:
+        pid = os.getpid()
+        for guard in list(_guards):
+            if guard._pid != pid:  # noqa: SLF001
+                guard._part(pid)  # noqa: SLF001
+
+
+def roll_back(connection: apsw.Connection) -> None:
+    """End a transaction, if there is one, without its changes."""
+    try:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+    except apsw.Error:
+        pass  # SQLite has rolled back by itself, or will when the connection is closed
+
+
+# What SQLite's errors mean to a caller: the first that fits.
+_MEANINGS: tuple[tuple[type[apsw.Error], type[Error], str, str], ...] = (
+    (apsw.BusyError, Unavailable, "unavailable.locked", "another process is writing: try again"),
+    (apsw.LockedError, Unavailable, "unavailable.locked", "another process is writing: try again"),
+    (apsw.FullError, Unavailable, "unavailable.full", "free some space and try again"),
+    (apsw.IOError, Unavailable, "unavailable.io", "the disk or its file system fails: try again, or elsewhere"),
+    (apsw.ReadOnlyError, Unavailable, "unavailable.read_only", "it can only be read: open it for writing"),
+    (apsw.CantOpenError, Unavailable, "unavailable.open", "check the permissions of the file and its directory"),
+    (apsw.CorruptError, Corrupt, "corrupt.store", "the file is damaged: restore a backup"),
+    (apsw.NotADBError, Corrupt, "corrupt.store", "the file is damaged: restore a backup"),
+    (apsw.Error, Unavailable, "unavailable.sqlite", "SQLite refused"),
+)
+
+
+def translated(error: apsw.Error, path: str) -> Error:
+    """Return backtrail's error for one of SQLite's."""
+    _, kind, code, advice = next(meaning for meaning in _MEANINGS if isinstance(error, meaning[0]))
+    if getattr(error, "extendedresult", None) == apsw.SQLITE_IOERR_SHMSIZE:  # there was no room for the WAL's index
+        code, advice = "unavailable.full", "free some space and try again"
+    return kind(f"{path}: {error}: {advice}", code=code)

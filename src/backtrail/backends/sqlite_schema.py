@@ -1,0 +1,313 @@
+"""What a store in SQLite looks like, and how one is recognised, created, migrated and opened.
+
+The file says by its `application_id` that it is ours and by its `user_version` which format it has. Format n is made
+from format n - 1 by one step, in one transaction that also records it; an empty database is format 0. So whatever
+is interrupted leaves the format it began with, and of several processes that open a new file one makes each step.
+
+A file that is not ours, or newer than this code, is refused before anything in it or beside it is touched.
+
+Nothing here opens the database file but SQLite itself: closing any other descriptor of it would drop the locks that
+this process holds on it.
+"""
+
+# ruff: noqa: S608 - what the statements are made of are constants of this package
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import apsw
+
+from backtrail.backends.sqlite_connection import roll_back, translated
+from backtrail.errors import Error, Invalid, NotFound, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+APPLICATION_ID = 0x42545231
+_LEAST_SIZE = 512
+
+# `sqlite_values` says how the values are kept.
+_FORMAT_1 = f"""
+CREATE TABLE thread (
+    no         INTEGER PRIMARY KEY AUTOINCREMENT,
+    space      TEXT NOT NULL,
+    name       BLOB NOT NULL,
+    uid        BLOB NOT NULL UNIQUE,
+    agent      BLOB,
+    created_at INTEGER NOT NULL,
+    origin     BLOB,
+    UNIQUE (space, name)
+) STRICT;
+
+-- key is (thread number << 32) | seq, which keeps the rows of a thread together and in order.
+-- payload stands last, so that reading the rest of a row never follows its overflow pages.
+CREATE TABLE row (
+    key        INTEGER PRIMARY KEY,
+    op         INTEGER NOT NULL,
+    parent     INTEGER NOT NULL,
+    step       INTEGER NOT NULL,
+    head       INTEGER NOT NULL,
+    undo       INTEGER NOT NULL,
+    redo       INTEGER NOT NULL,
+    "view"     INTEGER NOT NULL,
+    base       INTEGER NOT NULL,
+    depth      INTEGER NOT NULL,
+    created_at INTEGER NOT NULL,
+    kind       INTEGER NOT NULL,
+    label      BLOB,
+    size       INTEGER NOT NULL,
+    stored     INTEGER NOT NULL,
+    root       BLOB NOT NULL,
+    op_id      BLOB NOT NULL,
+    extra      BLOB NOT NULL,
+    "check"    BLOB NOT NULL,
+    hidden     INTEGER NOT NULL,
+    payload    BLOB NOT NULL
+) STRICT;
+CREATE INDEX row_label ON row (key >> 32, label) WHERE label IS NOT NULL;
+
+CREATE TABLE chunk (
+    id      INTEGER PRIMARY KEY,
+    digest  BLOB NOT NULL UNIQUE,
+    epoch   INTEGER NOT NULL,
+    payload BLOB NOT NULL
+) STRICT;
+
+-- id gives the order in which a row's tags were given.
+CREATE TABLE tag (
+    id     INTEGER PRIMARY KEY,
+    thread INTEGER NOT NULL,
+    seq    INTEGER NOT NULL,
+    tag    BLOB NOT NULL,
+    UNIQUE (thread, seq, tag)
+) STRICT;
+CREATE INDEX tag_tag ON tag (thread, tag, seq);
+
+-- epoch: the current one. settled: see `sqlite_commit._end`.
+CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+INSERT INTO meta VALUES ('epoch', 1), ('settled', 0);
+
+PRAGMA application_id = {APPLICATION_ID};
+"""
+
+
+def _step_1(connection: apsw.Connection) -> None:
+    run(connection, _FORMAT_1)
+
+
+# STEPS[n] makes format n + 1 from format n. Steps are only ever added.
+STEPS: tuple[Callable[[apsw.Connection], None], ...] = (_step_1,)
+
+
+def open_store(path: str, *, synchronous: str, read_only: bool, busy_timeout: float) -> apsw.Connection:
+    """Return a connection to the store in that file, ready for use; create or migrate the store if need be."""
+    try:
+        size = _size(path, read_only=read_only)
+        if size > 0:
+            _refuse_foreign(path, size)
+        if read_only:
+            return _open_read_only(path, busy_timeout)
+        return _open_writable(path, synchronous, busy_timeout)
+    except apsw.NotADBError as error:
+        raise _not_ours(path) from error
+    except (apsw.CantOpenError, apsw.ReadOnlyError) as error:
+        raise Unavailable(
+            f"{path}: {error}: check the permissions of the file, of its directory and of what is beside it",
+            code="unavailable.open",
+        ) from error
+    except apsw.Error as error:
+        raise translated(error, path) from error
+
+
+def run(connection: apsw.Connection, sql: str) -> None:
+    """Run statements to their end; apsw stops at the first row otherwise."""
+    for _ in connection.execute(sql):
+        pass
+
+
+# -- the file -----------------------------------------------------------------------------------
+def _size(path: str, *, read_only: bool) -> int:
+    """Return the size of the file, 0 if it is not there yet; refuse what cannot be a store."""
+    try:
+        found = Path(path).stat()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        if read_only:
+            raise NotFound(f"{path}: there is no such store", code="not_found.store") from error
+        _make_directory(Path(path).parent)
+        return 0
+    except OSError as error:
+        raise Unavailable(f"{path}: {error.strerror}", code="unavailable.open") from error
+    if stat.S_ISDIR(found.st_mode):
+        raise Invalid(f"{path}: is a directory: name a file in it", code="invalid.store")
+    if not stat.S_ISREG(found.st_mode):
+        raise Invalid(f"{path}: is not a regular file: name another", code="invalid.store")
+    return found.st_size
+
+
+def _make_directory(directory: Path) -> None:
+    """Make a directory and those above it, so that they survive a power cut as the file in them will."""
+    missing = [place for place in (directory, *directory.parents) if not place.exists()]
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for place in missing:
+            above = os.open(place.parent, os.O_RDONLY)
+            try:
+                os.fsync(above)
+            finally:
+                os.close(above)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise Invalid(f"{directory}: is not a directory: name another", code="invalid.store") from error
+    except OSError as error:
+        raise Unavailable(f"{directory}: cannot be made: {error.strerror}", code="unavailable.open") from error
+
+
+def _uri(path: str, options: str) -> str:
+    return f"{Path(path).as_uri()}?{options}"
+
+
+def _connect(path: str, options: str, flags: int, busy_timeout: float) -> apsw.Connection:
+    connection = apsw.Connection(_uri(path, options), flags=flags | apsw.SQLITE_OPEN_URI)
+    connection.set_busy_timeout(round(busy_timeout * 1000))
+    return connection
+
+
+# -- identity and format ------------------------------------------------------------------------
+# One statement, so that it is one moment: somebody else may be creating the store.
+_IDENTITY = """
+    SELECT application_id, user_version, (SELECT count(*) FROM sqlite_schema)
+    FROM pragma_application_id, pragma_user_version"""
+
+
+def format_of(connection: apsw.Connection, path: str) -> int:
+    """Return the format of a store, 0 for an empty database; refuse a database of somebody else and newer formats."""
+    mark, version, tables = connection.execute(_IDENTITY).get
+    if mark != APPLICATION_ID:
+        if mark or version or tables:
+            raise _not_ours(path)
+        return 0
+    if version > len(STEPS):
+        raise Invalid(
+            f"{path}: has format {version}, and this version of backtrail knows formats up to {len(STEPS)}: "
+            "upgrade backtrail",
+            code="invalid.format",
+            format=version,
+        )
+    return int(version)
+
+
+def _not_ours(path: str) -> Error:
+    return Invalid(f"{path}: is not a backtrail store: name another file", code="invalid.store")
+
+
+def _refuse_foreign(path: str, size: int) -> None:
+    """Look at the file alone: no lock is taken, no file is made, no journal is played back.
+
+    So our own file may be seen in the middle of a change: what passes here is looked at again.
+    """
+    if Path(path + "-journal").exists():
+        return  # it may have to be played back to make a database of the file
+    if size < _LEAST_SIZE:  # SQLite itself would take a single byte for nothing
+        raise _not_ours(path)
+    connection = _connect(path, "immutable=1", apsw.SQLITE_OPEN_READONLY, 0)
+    try:
+        format_of(connection, path)
+    except apsw.CorruptError:
+        pass  # half of the WAL was copied into it, perhaps
+    finally:
+        connection.close()
+
+
+def migrate(connection: apsw.Connection, path: str) -> None:
+    """Bring a store to the newest format, one transaction for each step."""
+    while format_of(connection, path) < len(STEPS):
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            found = format_of(connection, path)  # again: somebody else may have been faster
+            if found < len(STEPS):
+                STEPS[found](connection)
+                run(connection, f"PRAGMA user_version = {found + 1}")
+            connection.execute("COMMIT")
+        except BaseException:
+            roll_back(connection)
+            raise
+
+
+# -- opening ------------------------------------------------------------------------------------
+def _open_writable(path: str, synchronous: str, busy_timeout: float) -> apsw.Connection:
+    flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
+    connection = _connect(path, "mode=rwc", flags, busy_timeout)
+    try:
+        _refuse_unwritable(connection, path)
+        if connection.pragma("page_count") == 0:
+            run(connection, "PRAGMA page_size = 4096; PRAGMA auto_vacuum = INCREMENTAL")
+        _enter_wal(connection, path, busy_timeout)
+        # Deleted content is overwritten with zeros: what was erased is gone from the free pages, too.
+        run(connection, f"PRAGMA synchronous = {synchronous}; PRAGMA secure_delete = ON; PRAGMA trusted_schema = OFF")
+        run(connection, "PRAGMA wal_autocheckpoint = 1000; PRAGMA temp_store = MEMORY")
+        migrate(connection, path)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _refuse_unwritable(connection: apsw.Connection, path: str) -> None:
+    if connection.readonly("main"):
+        raise Unavailable(
+            f"{path}: may not be written: change its permissions or open it read-only", code="unavailable.open"
+        )
+
+
+def _enter_wal(connection: apsw.Connection, path: str, busy_timeout: float) -> None:
+    deadline = time.monotonic() + busy_timeout
+    mode = None
+    while mode is None:
+        try:
+            mode = connection.pragma("journal_mode", "wal")
+        except apsw.BusyError:
+            # Somebody else is creating the file. SQLite does not wait in this one case, for fear of a deadlock.
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(0.005)
+    if mode != "wal":
+        raise Unavailable(
+            f"{path}: SQLite cannot keep a write-ahead log there: use a local file system", code="unavailable.open"
+        )
+
+
+def _open_read_only(path: str, busy_timeout: float) -> apsw.Connection:
+    try:
+        return _checked(_connect(path, "mode=ro", apsw.SQLITE_OPEN_READONLY, busy_timeout), path)
+    except (apsw.CantOpenError, apsw.ReadOnlyError):
+        # SQLite wants to make the WAL's files and may not. If there is none, nobody is writing, so the file alone
+        # says it all; otherwise what was committed last may be in the WAL.
+        wal = Path(path + "-wal")
+        if wal.exists() and wal.stat().st_size > 0:
+            raise
+        return _checked(_connect(path, "immutable=1", apsw.SQLITE_OPEN_READONLY, busy_timeout), path)
+
+
+def _checked(connection: apsw.Connection, path: str) -> apsw.Connection:
+    """Return the connection if there is a store of the newest format."""
+    try:
+        _refuse_other_formats(format_of(connection, path), path)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _refuse_other_formats(found: int, path: str) -> None:
+    if found == 0:
+        raise NotFound(f"{path}: is empty: there is no store in it yet", code="not_found.store")
+    if found < len(STEPS):
+        raise Unavailable(
+            f"{path}: has the older format {found}: open it once for writing, which converts it",
+            code="unavailable.read_only",
+            format=found,
+        )

@@ -1,0 +1,165 @@
+"""The plain values that calls return. All of them are frozen, and none of them does any I/O."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+
+class Sentinel(Enum):
+    """Values that mean what None cannot."""
+
+    MISSING = "MISSING"
+    NEW = "NEW"
+
+    def __repr__(self) -> str:
+        return self.value
+
+    def __bool__(self) -> bool:
+        return False
+
+
+MISSING: Final = Sentinel.MISSING
+"""Where there is no value."""
+NEW: Final = Sentinel.NEW
+"""The expectation that a thread does not exist yet."""
+
+_SHOWN: Final = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One difference: `op` is "+" (added), "-" (removed) or "~" (changed); `old` or `new` is MISSING where there is none."""
+
+    op: str
+    path: Any
+    old: Any
+    new: Any
+
+    def __str__(self) -> str:
+        where = str(self.path) or "state"
+        if self.op == "~":
+            return f"~ {where}: {_short(self.old)} -> {_short(self.new)}"
+        return f"{self.op} {where}: {_short(self.new if self.op == '+' else self.old)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Reordered(Change):
+    """A dict whose keys are the same in another order; `old` and `new` are the keys that moved."""
+
+    def __str__(self) -> str:
+        return f"~ {str(self.path) or 'state'}: keys in another order"
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+
+
+@dataclass(frozen=True, slots=True)
+class Diff:
+    """What changed between two checkpoints; prints as one line per change."""
+
+    changes: tuple[Change, ...]
+
+    def __iter__(self) -> Iterator[Change]:
+        return iter(self.changes)
+
+    def __len__(self) -> int:
+        return len(self.changes)
+
+    def __getitem__(self, index: int) -> Change:
+        return self.changes[index]
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.changes)) or "no change"
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadInfo:
+    """A thread in a listing."""
+
+    id: str
+    kind: str
+    agent: str | None
+    created_at: dt.datetime
+    updated_at: dt.datetime
+    step: int
+    checkpoints: int
+    head_id: str
+    forked_from: str | None
+    """The id of the checkpoint it was forked from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What a store holds, measured."""
+
+    threads: int
+    checkpoints: int
+    chunks: int
+    logical_bytes: int
+    """The sizes of all visible checkpoints' states, added up: what whole copies would take."""
+    stored_bytes: int
+    """Bytes on disk."""
+
+
+class PruneReport(int):
+    """How many checkpoints went, or would go; `removed` says which and why."""
+
+    removed: tuple[tuple[str, str], ...]
+    """(checkpoint id, reason)."""
+    dry_run: bool
+
+    def __new__(cls, removed: tuple[tuple[str, str], ...], *, dry_run: bool) -> PruneReport:  # noqa: D102
+        made = super().__new__(cls, len(removed))
+        made.removed = removed
+        made.dry_run = dry_run
+        return made
+
+    def __repr__(self) -> str:
+        return f"PruneReport({int(self)} {'would go' if self.dry_run else 'went'})"
+
+
+@dataclass(frozen=True, slots=True)
+class GcReport:
+    """What a collection removed."""
+
+    rows: int
+    chunks: int
+    bytes: int
+    """Bytes of the chunks that went, as they were stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A checkpoint that cannot be read, and why."""
+
+    checkpoint_id: str
+    thread_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What was looked at, and what is damaged."""
+
+    threads: int
+    checkpoints: int
+    damaged: tuple[Damage, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.damaged
+
+
+def when(micros: int) -> dt.datetime:
+    """Return an aware datetime in UTC."""
+    return dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(microseconds=micros)
+
+
