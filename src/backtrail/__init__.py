@@ -1,0 +1,37 @@
+"""backtrail keeps the state of AI agents: save, resume, fork, diff and rewind any Python agent."""
+
+from backtrail.checkpoints import Checkpoint
+from backtrail.engine.schema import Member, Record, Type, schema, upcast
+from backtrail.errors import CommitUnknown, Conflict, Corrupt, Error, InDoubt, Invalid, NotFound, Unavailable
+from backtrail.store import Store, open  # noqa: A004 - backtrail.open is the name users know
+from backtrail.threads import Thread
+from backtrail.values import MISSING, NEW, Change, Diff, GcReport, PruneReport, Stats, ThreadInfo, VerifyReport
+
+__all__ = [
+    "MISSING",
+    "NEW",
+    "Change",
+    "Checkpoint",
+    "CommitUnknown",
+    "Conflict",
+    "Corrupt",
+    "Diff",
+    "Error",
+    "GcReport",
+    "InDoubt",
+    "Invalid",
+    "Member",
+    "NotFound",
+    "PruneReport",
+    "Record",
+    "Stats",
+    "Store",
+    "Thread",
+    "ThreadInfo",
+    "Type",
+    "Unavailable",
+    "VerifyReport",
+    "open",
+    "schema",
+    "upcast",
+]

@@ -1,0 +1,66 @@
+"""What callers hand in, checked before anything else happens: each function returns the value, or raises `Invalid`."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any, Final
+
+from backtrail.engine import log
+from backtrail.errors import Invalid
+
+MAX_ID: Final = 512
+
+
+def check_id(text: Any, what: str) -> str:
+    """Return an id: a string of 1 to 512 characters, whatever they are."""
+    if not isinstance(text, str):
+        raise Invalid(f"{what} is a string, not {type(text).__name__}", code="invalid.id")
+    if not 0 < len(text) <= MAX_ID:
+        raise Invalid(f"{what} has 1 to {MAX_ID} characters; this one has {len(text)}", code="invalid.id")
+    return text
+
+
+def check_count(value: Any, what: str, *, least: int = 0) -> int:
+    """Return a number of things."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise Invalid(f"{what} is a whole number, {least} or more, not {value!r}", code="invalid.argument")
+    return value
+
+
+def check_kind(kind: Any) -> int:
+    """Return the number of a checkpoint's kind."""
+    if kind not in log.KINDS:
+        raise Invalid(f"kind is one of {', '.join(log.KINDS)}, not {kind!r}", code="invalid.argument")
+    return log.KINDS.index(kind)
+
+
+def check_label(label: Any) -> str | None:
+    """Return a label, or None."""
+    if label is None:
+        return None
+    if not isinstance(label, str) or not 0 < len(label) <= MAX_ID:
+        raise Invalid(f"a label is a string of 1 to {MAX_ID} characters, not {label!r}", code="invalid.argument")
+    if label.startswith("@"):
+        raise Invalid(f"a label cannot begin with @, which begins a ref: {label!r}", code="invalid.argument")
+    return label
+
+
+def check_tags(tags: Any) -> tuple[str, ...]:
+    """Return tags, each once."""
+    try:
+        words = None if isinstance(tags, str | bytes) else tuple(tags)
+    except TypeError:
+        words = None
+    if words is None or not all(isinstance(word, str) and 0 < len(word) <= MAX_ID for word in words):
+        raise Invalid(f"tags are strings of 1 to {MAX_ID} characters, not {tags!r}", code="invalid.argument")
+    if any(word.startswith("@") for word in words):
+        raise Invalid(f"a tag cannot begin with @, which begins a ref: {tags!r}", code="invalid.argument")
+    return tuple(dict.fromkeys(words))
+
+
+def check_duration(value: Any, what: str) -> int:
+    """Return a duration, given as a timedelta or in seconds, in microseconds."""
+    seconds = value.total_seconds() if isinstance(value, dt.timedelta) else value
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < 1e12:  # noqa: PLR2004
+        raise Invalid(f"{what} is a timedelta or a number of seconds above 0, not {value!r}", code="invalid.argument")
+    return int(seconds * 1_000_000)

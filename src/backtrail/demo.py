@@ -1,0 +1,217 @@
+"""`python -m backtrail.demo`: what backtrail does, told on a new store that is removed at the end.
+
+Every line behind a `>>>` is run as it stands, and what is printed below it is what it gave. Each scene also names the
+facts that it tells; the demo ends with exit code 0 only if all of them were true.
+"""
+
+from __future__ import annotations
+
+import ast
+import random
+import sys
+import tempfile
+import textwrap
+import traceback
+from contextlib import chdir
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A part of the story: what is said first, the code that is run, what has to be true then, and what it raises."""
+
+    says: str
+    code: str
+    facts: tuple[str, ...]
+    raises: str | None = None
+
+
+SCENES: Final = (
+    Scene(
+        "A store is one file. A thread is the history of one state; this one plans a trip.",
+        """
+        import backtrail
+        store = backtrail.open("sqlite:///agents.db")
+        plan = store.thread("trip")
+        first = plan.save({"budget": 120, "messages": []})
+        said = plan.append("messages", {"role": "user", "content": "Lisbon in May"}, label="before-booking")
+        said.step, said.label, said.state
+        """,
+        ("first.step == 1 and said.step == 2", 'said.state["messages"][0]["content"] == "Lisbon in May"'),
+    ),
+    Scene(
+        "A step changes the state in place: all of it is saved when the block ends, or nothing.",
+        """
+        with plan.step("book") as state:
+            state["messages"].append({"role": "assistant", "content": "Booked."})
+            state["budget"] -= 90
+        with plan.step() as state:
+            state["budget"] -= 1000
+            raise RuntimeError("the card was refused")
+        plan.load().state["budget"]
+        """,
+        ('plan.load().state["budget"] == 30', "plan.current_step == 3"),
+        raises="RuntimeError",
+    ),
+    Scene(
+        "What did booking change?",
+        """
+        print(plan.diff("before-booking", "@"))
+        """,
+        (
+            '[change.op for change in plan.diff("before-booking", "@")] == ["~", "+"]',
+            '[change.path for change in plan.diff("before-booking", "@")] == ["budget", "messages[1]"]',
+        ),
+    ),
+    Scene(
+        "A fork goes on from any checkpoint under another name, and leaves the thread it comes from alone.",
+        """
+        cheap = plan.fork("trip-cheap", at="before-booking")
+        with cheap.step() as state:
+            state["budget"] = 40
+        print(cheap.diff())
+        plan.load().state["budget"], cheap.load().state["budget"]
+        """,
+        (
+            'cheap.load().state["budget"] == 40 and plan.load().state["budget"] == 30',
+            "next(cheap.history()).parent_id == said.id",
+        ),
+    ),
+    Scene(
+        "A rewind moves the head back. What came after is out of view, not gone; undo takes the rewind back.",
+        """
+        for checkpoint in plan.history(): print(checkpoint)
+        head = plan.rewind("before-booking")
+        for checkpoint in plan.history(): print(checkpoint)
+        plan.load("book").state["budget"]    # out of view, and still there
+        head = plan.undo()
+        for checkpoint in plan.history(): print(checkpoint)
+        """,
+        ("len(plan) == 3", 'head.label == "book" and plan.latest() == head', 'plan.load("book").state["budget"] == 30'),
+    ),
+    Scene(
+        "Two handles, one thread: a state that was derived from an older one does not overwrite a newer one.",
+        """
+        mine, yours = store.thread("trip"), store.thread("trip")
+        a, b = mine.load().state, yours.load().state
+        saved = mine.save(a | {"budget": 35})
+        yours.save(b | {"budget": 25})
+        done = yours.update(lambda state: state | {"budget": state["budget"] - 5})    # loads, changes and saves
+        done.state["budget"]
+        """,
+        (
+            'raised.code == "conflict.stale" and raised.actual == saved.id',
+            'plan.load().state["budget"] == 30',
+        ),
+        raises="Conflict",
+    ),
+    Scene(
+        "What cannot be kept exactly is refused before anything is written, with its path.",
+        """
+        import threading
+        yours.save({"budget": 30, "messages": [{"role": "tool", "lock": threading.Lock()}]})
+        plan.current_step
+        """,
+        ('raised.path == "state.messages[0].lock"', "plan.current_step == 5"),
+        raises="Invalid",
+    ),
+    Scene(
+        "A save stores what changed. A long talk: 100 messages of about 1 KB, each append a checkpoint of its own.",
+        """
+        talk = store.thread("talk")
+        start = talk.save({"messages": []})
+        for number in range(100):
+            said = talk.append("messages", {"role": "user", "content": message(number)})
+        talk.load().tail("messages", 1)[0]["content"][:40]
+        sum(checkpoint.size for checkpoint in talk.history())      # bytes, if each were a whole copy
+        sum(checkpoint.stored for checkpoint in talk.history())    # bytes that were stored
+        len(talk.load(51).state["messages"])    # any of them loads, and is verified when it does
+        """,
+        (
+            "len(talk) == 101",
+            'talk.load(51).state["messages"] == [{"role": "user", "content": message(n)} for n in range(50)]',
+            "sum(c.stored for c in talk.history()) * 10 < sum(c.size for c in talk.history())",
+        ),
+    ),
+    Scene(
+        "The books: everything is read and checked, and what the file takes is measured.",
+        """
+        report = store.verify()
+        report.checkpoints, report.damaged
+        collected = store.gc()    # nothing was deleted, so this only folds SQLite's log into the file
+        stats = store.stats()
+        print(f"{stats.checkpoints} checkpoints, {stats.logical_bytes:,} bytes of states")
+        print(f"{stats.stored_bytes:,} bytes on disk")
+        store.close()
+        """,
+        (
+            "report.ok and report.threads == stats.threads == 3",
+            "report.checkpoints == stats.checkpoints == 5 + 2 + 101",
+            'stats.stored_bytes == Path("agents.db").stat().st_size',
+        ),
+    ),
+)
+
+_SYLLABLES: Final = [first + second for first in "bcdfghlmnprstvz" for second in "aeiou"]
+
+
+def message(number: int) -> str:
+    """Return about 1 KB of text, another one for each number."""
+    draw = random.Random(number)  # noqa: S311 - a text, not a secret
+    words = ("".join(draw.choices(_SYLLABLES, k=draw.randint(1, 4))) for _ in range(165))
+    return f"{number}: {' '.join(words)}"
+
+
+def tell(scene: Scene, names: dict[str, Any]) -> list[str]:
+    """Play one scene and return the facts that were not true."""
+    print(f"\n# {scene.says}")
+    names["raised"] = None
+    for statement in _statements(textwrap.dedent(scene.code)):
+        _run(statement, names)
+    raised = names["raised"]
+    wrong = [fact for fact in scene.facts if not _holds(fact, names)]
+    if (type(raised).__name__ if raised else None) != scene.raises:
+        wrong.append(f"this scene raises {scene.raises}, and it raised {raised!r}")
+    return wrong
+
+
+def _statements(code: str) -> list[str]:
+    """Return the lines of each statement, comments included."""
+    lines = code.splitlines()
+    return ["\n".join(lines[node.lineno - 1 : node.end_lineno]) for node in ast.parse(code).body]
+
+
+def _run(statement: str, names: dict[str, Any]) -> None:
+    """Show a statement and run it as the interactive prompt does; an error is shown, and kept as `raised`."""
+    print(">>> " + statement.replace("\n", "\n... "))
+    try:
+        exec(compile(statement + "\n", "<demo>", "single"), names)  # noqa: S102 - it stands in this file
+    except Exception as error:  # noqa: BLE001 - shown as the prompt shows it; the scene says whether it belongs there
+        names["raised"] = error
+        print("".join(traceback.format_exception_only(error)).rstrip())
+
+
+def _holds(fact: str, names: dict[str, Any]) -> bool:
+    try:
+        return bool(eval(fact, names))  # noqa: S307 - it stands in this file
+    except Exception:  # noqa: BLE001 - a fact that cannot even be looked at is not true
+        return False
+
+
+def main() -> int:
+    """Tell the story and return the exit code."""
+    wrong: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="backtrail-demo-") as directory, chdir(directory):
+        print(f"A new store in {directory}, which is removed at the end.")
+        names: dict[str, Any] = {"message": message, "Path": Path}
+        for scene in SCENES:
+            wrong += tell(scene, names)
+    for fact in wrong:
+        print(f"NOT TRUE: {fact}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

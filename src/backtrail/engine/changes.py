@@ -1,0 +1,152 @@
+"""The changes that users name: each becomes ops on the state as it stands.
+
+A *proposal* is made anew for every attempt, because a change such as an append says what it adds, not what the
+result is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from backtrail.engine import diff, texts, wire
+from backtrail.engine import spine as spines
+from backtrail.engine.codec import Encoder
+from backtrail.engine.tree import CUT, PATCH, SET, SPLICE, Op, Step, Tree, find_step, locate, missing
+from backtrail.engine.writes import Proposal
+from backtrail.errors import Invalid, NotFound
+
+if TYPE_CHECKING:
+    from backtrail.engine.heads import Standing
+    from backtrail.engine.paths import Path
+    from backtrail.engine.schema import Types
+    from backtrail.engine.writes import Propose
+
+
+def replaced(tree: Tree) -> Propose:
+    """Propose this state, whatever was there."""
+
+    def propose(standing: Standing | None) -> Proposal:
+        if standing is None or standing.chain is None:
+            return Proposal(tree, None)
+        before = standing.chain.tree
+        ops = diff.ops(before, tree)
+        if ops is None:
+            return Proposal(tree, None)
+        after = _with(before, tree).apply(ops)
+        # The ops are only a shorter way to write the state down: never trust them over the state itself.
+        return Proposal(after, ops) if after.root == tree.root else Proposal(tree, None)
+
+    return propose
+
+
+def _with(tree: Tree, other: Tree) -> Tree:
+    """Return a tree that also knows the fresh nodes of another one."""
+    nodes = tree.nodes.forked()
+    nodes.fresh.update(other.nodes.fresh)
+    return tree._replace(nodes=nodes)
+
+
+class _Edit:
+    """A change at a path."""
+
+    def __init__(self, path: Path, types: Types, name: str) -> None:
+        self._path = path
+        self._types = types
+        self._name = name
+
+    def __call__(self, standing: Standing | None) -> Proposal:
+        if standing is None or standing.chain is None:
+            raise NotFound(f"there is no thread {self._name!r}; save a first state", code="not_found.thread")
+        tree = standing.chain.tree
+        tree = tree._replace(nodes=tree.nodes.forked())
+        ops = self._ops(tree)
+        return Proposal(tree.apply(ops), ops)
+
+    def _ops(self, tree: Tree) -> list[Op]:
+        raise NotImplementedError
+
+    def _encoder(self, tree: Tree, path: Path) -> Encoder:
+        return Encoder(tree.nodes, self._types, path)
+
+    def _invalid(self, why: str) -> Invalid:
+        where = str(self._path) or "the state"
+        return Invalid(f"{where} {why}", code="invalid.path", path=str(self._path))
+
+    def _parent(self, tree: Tree) -> tuple[spines.Spine, list[Step], tuple[Step, int] | None]:
+        """Return the container that the path's last step is in, the way there, and what the step leads to."""
+        above = type(self._path)(self._path[:-1])
+        rep, steps = locate(tree, above, self._types)
+        spine = spines.open_rep(rep, tree.nodes)
+        if spine is None or spine.code in (wire.SET, wire.FROZENSET):
+            raise NotFound(missing(self._path, len(above), spine), code="not_found.path", path=str(self._path))
+        return spine, steps, find_step(tree.nodes, spine, self._path[-1], self._types)
+
+
+class Append(_Edit):
+    """Add items at the end of a list, or text at the end of a str."""
+
+    def __init__(self, path: Path, items: tuple[Any, ...], types: Types, name: str) -> None:
+        super().__init__(path, types, name)
+        self._items = items
+
+    def _ops(self, tree: Tree) -> list[Op]:
+        rep, steps = locate(tree, self._path, self._types)
+        if texts.code_of(rep) in (wire.STR, wire.TEXT):
+            return self._text(tree, rep, steps)
+        spine = spines.open_rep(rep, tree.nodes)
+        if spine is None or spine.code != wire.LIST:
+            raise self._invalid("is neither a list nor a str, so nothing can be appended to it; use set()")
+        reps = [self._encoder(tree, self._path.child(spine.length + i)).rep(v) for i, v in enumerate(self._items)]
+        return [[SPLICE, steps, spine.length, 0, reps]]
+
+    def _text(self, tree: Tree, rep: bytes, steps: list[Step]) -> list[Op]:
+        if not all(type(item) is str for item in self._items):
+            raise self._invalid("is a str: only str can be appended to it")
+        _, text = texts.open_rep(tree.nodes, rep)
+        return [[PATCH, steps, len(text), 0, "".join(self._items).encode("utf-8", "surrogatepass")]]
+
+
+class Put(_Edit):
+    """Put a value at a path: a key that is there or new, an index that is there, or the whole state."""
+
+    def __init__(self, path: Path, value: Any, types: Types, name: str) -> None:
+        super().__init__(path, types, name)
+        self._value = value
+
+    def _ops(self, tree: Tree) -> list[Op]:
+        rep = self._encoder(tree, self._path).rep(self._value)
+        if not self._path:
+            return [[SET, [], rep]]
+        spine, steps, found = self._parent(tree)
+        if found is not None:
+            return [[SET, [*steps, found[0]], rep]]
+        if spine.code != wire.DICT:
+            at = len(self._path) - 1
+            raise NotFound(missing(self._path, at, spine), code="not_found.path", path=str(self._path))
+        return [[SET, [*steps, self._new_key(tree)], rep]]
+
+    def _new_key(self, tree: Tree) -> bytes:
+        try:
+            hash(self._path[-1])
+        except TypeError:
+            raise self._invalid("has a last step that cannot be a dict's key") from None
+        encoder = self._encoder(tree, self._path)
+        spine = spines.open_rep(encoder.rep({self._path[-1]: None}), tree.nodes)
+        if spine is None:
+            raise self._invalid("has a last step that cannot be a dict's key")
+        return spines.key_of(spine.levels[0][0])
+
+
+class Cut(_Edit):
+    """Take what is at a path out of its dict or list."""
+
+    def _ops(self, tree: Tree) -> list[Op]:
+        if not self._path:
+            raise self._invalid("cannot be deleted from itself; delete the thread, or save another state")
+        spine, steps, found = self._parent(tree)
+        if found is None:
+            at = len(self._path) - 1
+            raise NotFound(missing(self._path, at, spine), code="not_found.path", path=str(self._path))
+        if spine.code not in (wire.DICT, wire.LIST):
+            raise self._invalid("is a part of a tuple or of a typed value, whose parts cannot be deleted")
+        return [[CUT, [*steps, found[0]]]]

@@ -1,0 +1,172 @@
+"""Python values to trees and back.
+
+Encoding is exact or refused, with the path of the culprit, before anything is written. A value is encoded in
+one fast call where that is sure to be exact and short enough to stand inline; else it is taken apart, and its
+parts are encoded one by one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from backtrail.engine import spine as spines
+from backtrail.engine import texts, wire
+from backtrail.engine.nodes import INLINE, LEAF, Chunk, Nodes, Rep, decode_ref
+from backtrail.engine.paths import Path
+from backtrail.engine.tree import Tree
+from backtrail.errors import Corrupt, Invalid
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from backtrail.engine.schema import Types
+
+MAX_NESTED: Final = 100
+"""How deep containers that need nodes of their own, or the exact path, may be nested."""
+_TEXT_CODES: Final[dict[type, int]] = {str: wire.STR, bytes: wire.BYTES, bytearray: wire.BYTEARRAY}
+_BATCH: Final = 256
+"""How many leaves are read at once: bounds the memory of a load."""
+
+
+class Encoder:
+    """Encodes values into representations; what needs a node goes into `nodes`."""
+
+    def __init__(self, nodes: Nodes, types: Types, root: Path | None = None) -> None:
+        self.nodes = nodes
+        self._types = types
+        self._packer = wire.Packer(types)
+        self._path: list[Any] = list(root or ())
+
+    def rep(self, value: object) -> bytes:
+        """Return the representation of a value, or raise `Invalid` naming what in it cannot be kept exactly."""
+        if not (type(value) in (list, dict, tuple, set) and len(value) > INLINE):  # type: ignore[arg-type]
+            data = self._packer.fast(value)
+            if data is not None and len(data) <= INLINE:
+                return data
+        return self._text(value) or self._atom(value) or self._container(value)
+
+    def _text(self, value: Any) -> bytes | None:
+        code = _TEXT_CODES.get(type(value))
+        if code is None:
+            return None
+        if code != wire.STR:
+            return texts.close(self.nodes, code, bytes(value))
+        data = value.encode("utf-8", "surrogatepass")
+        return texts.close(self.nodes, texts.str_code(data), data)
+
+    def _atom(self, value: object) -> bytes | None:
+        try:
+            return wire.atom(value, self._types)
+        except Invalid as error:
+            raise self._refuse(str(error)) from error
+
+    def _container(self, value: object) -> bytes:
+        try:
+            opened = wire.open_container(value, self._types)
+        except Invalid as error:
+            raise self._refuse(str(error)) from error
+        if opened is None:
+            raise self._refuse(_why(value))
+        if len(self._path) >= MAX_NESTED:
+            raise self._refuse(f"nested deeper than {MAX_NESTED} levels, or a value that contains itself")
+        code, attrs, parts = opened
+        if code in wire.MAPPINGS:
+            entries = [spines.join(self._key(key), self._part(key, part)) for key, part in parts.items()]
+        elif code in (wire.SET, wire.FROZENSET):
+            entries = sorted(self._part("{}", part) for part in parts)
+        else:
+            entries = [self._part(at, part) for at, part in enumerate(parts)]
+        return spines.build(self.nodes, code, attrs, entries).close(self.nodes)
+
+    def _part(self, step: object, value: object) -> bytes:
+        data = self._packer.fast(value)  # first, without touching the path: the common case
+        if data is not None and len(data) <= INLINE:
+            return data
+        self._path.append(step)
+        rep = self._text(value) or self._atom(value) or self._container(value)
+        self._path.pop()
+        return rep
+
+    def _key(self, key: object) -> bytes:
+        data = self._packer.fast(key)
+        if data is None:
+            data = self._part(key, key)
+            if type(data) is Rep:
+                raise self._refuse("a key this large cannot be kept")
+        return data
+
+    def _refuse(self, why: str) -> Invalid:
+        path = "state" + (f".{Path(self._path)}" if self._path and isinstance(self._path[0], str) else str(Path(self._path)))
+        return Invalid(f"{path}: {why}", code="invalid.value", path=path)
+
+
+def _why(value: object) -> str:
+    kind = type(value)
+    name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+    if isinstance(value, dict | list | tuple | set | frozenset | str | bytes | int | float):
+        return (
+            f"{name} is a subclass of a plain type and would come back as that; save it as plain data, "
+            "or register it with types=[backtrail.Type(...)]"
+        )
+    return f"{name} cannot be kept exactly; save plain data in its place, or register it with types=[backtrail.Type(...)]"
+
+
+def encode(value: object, nodes: Nodes, types: Types) -> Tree:
+    """Return a state as a tree. Its nodes are fresh, even those that the backend has already."""
+    try:
+        return Tree(Encoder(nodes, types).rep(value), nodes)
+    except RecursionError:
+        raise Invalid("state: nested too deep, or a value that contains itself", code="invalid.value", path="state") from None
+
+
+# -- decoding ---------------------------------------------------------------------------------------
+
+
+class Decoder:
+    """Turns representations back into values, reading nodes in batches."""
+
+    def __init__(self, nodes: Nodes, types: Types) -> None:
+        self._nodes = nodes
+        self._types = types
+
+    def value(self, rep: bytes) -> Any:
+        """Return the value that a representation stands for."""
+        return self._unpacker()(rep)
+
+    def values(self, reps: Sequence[bytes]) -> list[Any]:
+        """Return the values of several representations."""
+        return [self.value(rep) for rep in reps]
+
+    def _unpacker(self) -> wire.Unpacker:
+        return wire.Unpacker(self._types, self._resolve)  # one each: an unpacker remembers its own failure
+
+    def _resolve(self, payload: bytes) -> Any:
+        ref = decode_ref(payload)
+        if ref.code == wire.STR:
+            return texts.load(self._nodes, ref).decode()
+        if ref.code == wire.TEXT:
+            return texts.load(self._nodes, ref).decode("utf-8", "surrogatepass")
+        if ref.code == wire.BYTES:
+            return texts.load(self._nodes, ref)
+        if ref.code == wire.BYTEARRAY:
+            return bytearray(texts.load(self._nodes, ref))
+        spine = spines.read_spine(self._nodes, ref)
+        if spine.code != ref.code:
+            raise Corrupt("a reference names another kind of container than it leads to", code="corrupt.encoding")
+        return wire.build_container(spine.code, spine.attrs, self._parts(spine), self._types)
+
+    def _parts(self, spine: spines.Spine) -> list[Any]:
+        listed = spines.leaves(self._nodes, spine)
+        chunks = [element for element in listed if type(element) is Chunk]
+        parts: list[Any] = []
+        for at in range(0, len(chunks), _BATCH):
+            batch = chunks[at : at + _BATCH]
+            nodes = self._nodes.load(chunk.digest for chunk in batch)
+            self._nodes.load(digest for node in nodes.values() for digest in node.children())  # warms the cache
+            for chunk in batch:
+                node = nodes[chunk.digest]
+                if node.kind != LEAF:
+                    raise Corrupt("a leaf is not what refers to it", code="corrupt.chunk")
+                parts += self._unpacker()(node.data)
+        parts += self._unpacker()(spines.tail_array(spine))
+        return parts

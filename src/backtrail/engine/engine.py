@@ -1,0 +1,75 @@
+"""The engine that a store and its handles share: one way to read, one way to write, and the caller's open transaction."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, NamedTuple
+
+from backtrail.engine import owner, upkeep
+from backtrail.engine.heads import Heads, Options
+from backtrail.engine.overlay import Overlay
+from backtrail.engine.writes import Writes
+from backtrail.errors import Invalid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from backtrail.backends.port import Backend, ThreadRecord
+    from backtrail.engine.schema import Types
+
+
+class Desk(NamedTuple):
+    """Where the caller reads and writes: the store itself, or the transaction that it has open."""
+
+    heads: Heads
+    writes: Writes
+    overlay: Overlay | None = None
+
+
+class Engine:
+    """Reads and writes threads in a backend."""
+
+    def __init__(self, backend: Backend, types: Types, options: Options) -> None:
+        self.backend = backend
+        self.types = types
+        self.options = options
+        heads = Heads(backend, types, options)
+        self._direct = Desk(heads, Writes(heads, self._trim))
+        self._open: weakref.WeakKeyDictionary[object, Desk] = weakref.WeakKeyDictionary()
+
+    @property
+    def desk(self) -> Desk:
+        """Where the calling thread or task reads and writes."""
+        return self._open.get(owner.current(), self._direct) if self._open else self._direct
+
+    def _trim(self, record: ThreadRecord) -> None:
+        """Now and then remove rows that the store's own options have hidden, so that they do not pile up."""
+        if self.options.max_checkpoints is not None or self.options.ttl is not None or self.options.auto_interval is not None:
+            upkeep.collect_rows(self._direct.heads, record)
+
+    # -- transactions -----------------------------------------------------------------------------
+
+    def begin(self) -> Desk:
+        """Open a transaction for the caller."""
+        me = owner.current()
+        if me in self._open:
+            raise Invalid("a transaction is open already in this thread or task", code="invalid.transaction")
+        overlay = Overlay(self.backend)
+        heads = Heads(overlay, self.types, self.options)
+        heads.cache = self._direct.heads.cache
+        desk = self._open[me] = Desk(heads, Writes(heads), overlay)
+        return desk
+
+    def end(self, *, commit: bool) -> None:
+        """Close the caller's transaction: write all of it, or none."""
+        desk = self._open.pop(owner.current(), None)
+        if desk is not None and desk.overlay is not None:
+            desk.overlay.finish(commit=commit)
+
+    def when_done(self, action: Callable[[], None]) -> None:
+        """Do something at once, or when the caller's transaction has been written."""
+        overlay = self.desk.overlay
+        if overlay is None:
+            action()
+        else:
+            overlay.after_commit.append(action)

@@ -1,0 +1,202 @@
+"""Reading: how a thread stands, and the state of any of its checkpoints, verified.
+
+A `Standing` is what is known of a thread at one moment: its newest row, the checkpoint that is its head, and the
+head's tree with the length of the chain it was read from. Standings are immutable and safe to share.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from backtrail.engine import log, payload
+from backtrail.engine.nodes import Cache, Nodes
+from backtrail.errors import Corrupt, NotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from backtrail.backends.port import Backend, Row, ThreadRecord
+    from backtrail.engine.schema import Types
+    from backtrail.engine.tree import Tree
+
+CACHE_BYTES: Final = 64 * 1024 * 1024
+
+
+class Chain(NamedTuple):
+    """A tree, and what it took to read it."""
+
+    tree: Tree
+    depth: int
+    weight: int
+    """Bytes of the deltas since the base, as stored."""
+    settled: frozenset[bytes]
+    """Nodes that stand in the base's row."""
+
+
+class Standing(NamedTuple):
+    """How a thread stood when its newest row was read or written."""
+
+    record: ThreadRecord
+    newest: Row
+    head: Row | None
+    chain: Chain | None = None
+    """None until the head's state was needed."""
+
+
+class Options(NamedTuple):
+    """What the user chose for a store."""
+
+    compression: bool = True
+    max_checkpoints: int | None = None
+    ttl: int | None = None
+    """Microseconds."""
+    auto_interval: int | None = None
+    """Microseconds."""
+
+
+def now() -> int:
+    """Return the time in microseconds since 1970."""
+    return time.time_ns() // 1000
+
+
+class Heads:
+    """Reads threads from a backend."""
+
+    def __init__(self, backend: Backend, types: Types, options: Options, clock: Callable[[], int] = now) -> None:
+        self.backend = backend
+        self.types = types
+        self.options = options
+        self.clock = clock
+        self.cache = Cache(CACHE_BYTES)
+
+    def nodes(self) -> Nodes:
+        """Return a source of nodes with nothing fresh in it."""
+        return Nodes(self.backend.chunks, self.cache)
+
+    # -- rows ---------------------------------------------------------------------------------
+
+    def standing(self, space: str, name: str) -> Standing | None:
+        """Return how a thread stands now; None if it never was."""
+        record = self.backend.find_thread(space, name)
+        return self.standing_of(record) if record else None
+
+    def standing_of(self, record: ThreadRecord) -> Standing | None:
+        """Return how this thread stands now; None if it has no rows."""
+        newest = self.backend.newest(record.no)
+        if newest is None:
+            return None
+        self.require_sound(record, newest)
+        if newest.head == 0:
+            return Standing(record, newest, None)
+        head = newest if newest.head == newest.seq else self.sound_row(record, newest.head)
+        if head is None:
+            raise Corrupt(f"the head of thread {record.name!r} is missing", code="corrupt.row")
+        return Standing(record, newest, head)
+
+    def row(self, record: ThreadRecord, seq: int) -> Row | None:
+        """Return a row as it is stored, damaged or not; None if it is gone."""
+        found = self.backend.rows(record.no, [(seq, seq)])
+        return found[0] if found else None
+
+    def nearest(self, record: ThreadRecord, seq: int) -> Row | None:
+        """Return the newest row at or below a seq."""
+        found = self.backend.rows(record.no, [(1, seq)], newest_first=True, limit=1)
+        return found[0] if found else None
+
+    def sound_row(self, record: ThreadRecord, seq: int) -> Row | None:
+        """Return a row; None if it is gone, `Corrupt` if it is damaged."""
+        row = self.row(record, seq)
+        if row is not None:
+            self.require_sound(record, row)
+        return row
+
+    def require_sound(self, record: ThreadRecord, row: Row) -> None:
+        if not log.is_sound(row, record.uid):
+            raise self.damaged(record, row.seq, f"row {row.seq} of thread {record.name!r} is damaged")
+
+    def damaged(self, record: ThreadRecord, seq: int, why: str) -> Corrupt:
+        """Return the error that names a checkpoint."""
+        name = log.checkpoint_id(record.uid, seq)
+        return Corrupt(f"checkpoint {name} of thread {record.name!r} cannot be read: {why}", checkpoint_id=name)
+
+    def path(self, record: ThreadRecord, row: Row) -> log.Ranges:
+        """Return the ranges from the root to a checkpoint; by its ancestors if the row that holds them is damaged."""
+        moved = self.row(record, row.view) if row.view else None
+        if row.view == 0 or (moved is not None and log.is_sound(moved, record.uid)):
+            return log.path_of(row, lambda _: moved)
+        seqs = [row.seq]
+        while (above := self.row(record, seqs[-1])) is not None and above.parent and log.is_sound(above, record.uid):
+            seqs.append(above.parent)
+        return tuple((seq, seq) for seq in reversed(seqs))
+
+    # -- states ---------------------------------------------------------------------------------
+
+    def chain(self, record: ThreadRecord, row: Row) -> Chain:
+        """Read the tree of a checkpoint and hold it against its root."""
+        self.require_sound(record, row)
+        try:
+            return self._chain(record, row)
+        except Corrupt as error:
+            raise self.damaged(record, row.seq, str(error)) from error
+
+    def _chain(self, record: ThreadRecord, row: Row) -> Chain:
+        if row.view < row.base:
+            ranges: log.Ranges = ((row.base, row.seq),)
+        else:
+            ranges = log.clip(self.path(record, row), row.base, row.seq)
+        rows = self.backend.rows(record.no, ranges, payload=True)
+        if not rows or rows[0].seq != row.base or rows[-1].seq != row.seq or len(rows) != row.depth + 1:
+            raise Corrupt("a row that it stands on is missing", code="corrupt.row")
+        tree, settled = payload.read_base(rows[0].payload or b"", self.nodes())
+        weight = 0
+        for above in rows[1:]:
+            tree = tree.apply(payload.read_delta(above.payload or b""))
+            weight += len(above.payload or b"")
+        if tree.root != row.root:
+            raise Corrupt("what is stored does not match its root hash", code="corrupt.root")
+        return Chain(tree, row.depth, weight, settled)
+
+    def with_chain(self, standing: Standing) -> Standing:
+        """Return the standing with its head's tree read."""
+        if standing.chain is not None or standing.head is None:
+            return standing
+        return standing._replace(chain=self.chain(standing.record, standing.head))
+
+    # -- what is in view --------------------------------------------------------------------------
+
+    def view(self, standing: Standing) -> log.Ranges:
+        """Return the ranges of seq from the root to the head."""
+        return self.path(standing.record, standing.head) if standing.head else ()
+
+    def expired(self, record: ThreadRecord, rows: Sequence[Row], head: int) -> set[int]:
+        """Return the seqs of checkpoints that the store's ttl has ended: not the head, nothing labelled or tagged."""
+        if self.options.ttl is None:
+            return set()
+        oldest = self.clock() - self.options.ttl
+        old = {row.seq for row in rows if row.created_at < oldest and row.label is None and row.seq != head}
+        return old - set(self.backend.tags(record.no, old)) if old else old
+
+    def visible(
+        self,
+        standing: Standing,
+        ranges: log.Ranges,
+        *,
+        newest_first: bool = False,
+        limit: int | None = None,
+    ) -> list[Row]:
+        """Return the checkpoints in these ranges that are to be seen, damaged ones included."""
+        record, ttl = standing.record, self.options.ttl
+        asked = limit if ttl is None else None  # what has expired must not count
+        rows = self.backend.rows(record.no, ranges, visible=True, newest_first=newest_first, limit=asked)
+        gone = self.expired(record, rows, standing.newest.head)
+        return [row for row in rows if row.seq not in gone][:limit]
+
+    def checkpoint_row(self, record: ThreadRecord, seq: int) -> Row:
+        """Return the row of a checkpoint that is to be seen, or `NotFound`."""
+        rows = self.backend.rows(record.no, [(seq, seq)], visible=True)
+        newest = self.backend.newest(record.no)
+        if not rows or self.expired(record, rows, newest.head if newest else 0):
+            name = log.checkpoint_id(record.uid, seq)
+            raise NotFound(f"there is no checkpoint {name} in thread {record.name!r}", code="not_found.checkpoint")
+        return rows[0]

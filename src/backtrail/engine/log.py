@@ -1,0 +1,176 @@
+"""The log: what the rows of a thread mean, and which row comes next.
+
+A thread is a list of rows that only grows. A row either *is* a checkpoint (`SAVE`, `FORK`) or moves the head.
+Each row says how things stand once it is written: the head, the row whose standing an undo goes back to, and the
+one a redo goes forward to. So the newest row tells everything, and undo and redo survive a restart.
+
+    SAVE    a new checkpoint on top of the head           undo = the row before, redo = none
+    FORK    the first row of a thread made from another   undo = none, redo = none
+    REWIND  the head is an older checkpoint again         undo = the row before, redo = none
+    UNDO    stands as row u = undo stands                 undo = undo(u), redo = the row before
+    REDO    stands as row r = redo stands                 undo = the row before, redo = redo(r)
+    DROP    the head was deleted; an ancestor is the head undo and redo pass over what is hidden
+    CLEAR   the thread was deleted; there is no head      undo = none, redo = none
+
+*Views.* The checkpoints from the root to the head are a few ranges of seq. A row that moves the head stores them;
+a checkpoint names the last such row (`view`) and stands behind its ranges. So "is this in view" is a range test.
+
+*Hidden and gone.* Deleting hides a checkpoint; upkeep may later remove the row of a hidden SAVE. Whoever meets a gap
+knows what stood there: a hidden SAVE, whose undo is the row before.
+
+Everything here is a pure function of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import ormsgpack
+from blake3 import blake3
+
+from backtrail.backends.port import Row
+from backtrail.engine import wire
+from backtrail.errors import Corrupt
+
+
+SAVE: Final = 0
+FORK: Final = 1
+REWIND: Final = 2
+UNDO: Final = 3
+REDO: Final = 4
+DROP: Final = 5
+CLEAR: Final = 6
+CHECKPOINTS: Final = frozenset({SAVE, FORK})
+
+KINDS: Final = ("manual", "automatic", "pre_operation", "recovery")
+AUTOMATIC: Final = 1
+
+Ranges = tuple[tuple[int, int], ...]
+_MIX: Final = 0x9E3779B1  # odd: multiplying by it permutes 32-bit numbers and spreads neighbours apart
+_UNMIX: Final = pow(_MIX, -1, 1 << 32)
+UID_BYTES: Final = 8
+ID_LENGTH: Final = 8 + 2 * UID_BYTES
+MAX_SEQ: Final = (1 << 32) - 1
+
+
+# -- ids ----------------------------------------------------------------------------------------------
+
+
+def checkpoint_id(uid: bytes, seq: int) -> str:
+    """Return the id of a checkpoint: eight digits that spread a thread's checkpoints apart, then the thread's uid."""
+    mixed = (seq * _MIX & MAX_SEQ) ^ int.from_bytes(uid[:4], "big")
+    return f"{mixed:08x}{uid.hex()}"
+
+
+def parse_id(text: str) -> tuple[bytes, int] | None:
+    """Return the uid and the seq that an id names, or None if it is no id."""
+    if len(text) != ID_LENGTH or not set(text) <= set("0123456789abcdef"):
+        return None
+    uid = bytes.fromhex(text[8:])
+    seq = ((int(text[:8], 16) ^ int.from_bytes(uid[:4], "big")) * _UNMIX) & MAX_SEQ
+    return uid, seq
+
+
+# -- what a row carries beside its columns --------------------------------------------------------------
+
+
+def pack_extra(metadata: bytes, ranges: Ranges | None, origin: str | None) -> bytes:
+    """Return a row's `extra`: encoded metadata, the ranges of a row that moves the head, a fork's origin."""
+    return wire.pack([metadata, [list(pair) for pair in ranges] if ranges is not None else None, origin])
+
+
+def unpack_extra(row: Row) -> tuple[bytes, Ranges | None, str | None]:
+    """Read a row's `extra`."""
+    try:
+        metadata, ranges, origin = ormsgpack.unpackb(row.extra)
+    except (ValueError, TypeError) as error:
+        raise Corrupt(f"row {row.seq} is damaged ({error})", code="corrupt.row") from error
+    return metadata, tuple((low, high) for low, high in ranges) if ranges is not None else None, origin
+
+
+def check_of(row: Row, uid: bytes) -> bytes:
+    """Return the checksum of a row in its place: over everything but its payload and whether it is hidden."""
+    fields: list[Any] = list(row[:18])
+    fields[12] = row.label.encode("utf-8", "surrogatepass") if row.label is not None else None
+    return blake3(uid + wire.pack(fields)).digest(length=8)
+
+
+def checked(row: Row, uid: bytes) -> Row:
+    """Return the row with its checksum."""
+    return row._replace(check=check_of(row, uid))
+
+
+def is_sound(row: Row, uid: bytes) -> bool:
+    """Tell whether a row is as it was written."""
+    try:
+        return row.check == check_of(row, uid)
+    except (TypeError, ValueError, AttributeError, OverflowError):  # a damaged column need not even have its type
+        return False
+
+
+# -- views ----------------------------------------------------------------------------------------------
+
+Read = Callable[[int], Row | None]
+"""Gives the row with a seq; None if it is gone."""
+
+
+def path_of(row: Row, read: Read) -> Ranges:
+    """Return the ranges of seq from the root to a checkpoint."""
+    if row.view == 0:
+        return ((1, row.seq),)
+    moved = read(row.view)
+    ranges = unpack_extra(moved)[1] if moved is not None else None
+    if ranges is None:
+        raise Corrupt(f"row {row.view}, which says what is in view, is damaged", code="corrupt.row")
+    return (*ranges, (row.view + 1, row.seq))
+
+
+def view_for(newest: Row) -> int:
+    """Return the `view` of a checkpoint that follows this row."""
+    return newest.view if newest.op in CHECKPOINTS else newest.seq
+
+
+def clip(ranges: Ranges, low: int, high: int) -> Ranges:
+    """Return the part of the ranges that lies between two seqs, both included."""
+    return tuple((max(a, low), min(b, high)) for a, b in ranges if b >= low and a <= high)
+
+
+def contains(ranges: Sequence[tuple[int, int]], seq: int) -> bool:
+    return any(low <= seq <= high for low, high in ranges)
+
+
+# -- undo and redo ----------------------------------------------------------------------------------------
+
+
+def undo_target(nearest: Read, read: Read, *, head: int, start: int) -> Row | None:
+    """Return the row whose standing an undo restores, or None.
+
+    `nearest(seq)` gives the newest row that is still there at or below a seq. Standings whose head is hidden are
+    passed over, and behind such a one also those that have the present head: that would change nothing.
+    """
+    passed = False
+    at = start
+    while at:
+        row = nearest(at)
+        if row is None or row.head == 0:
+            return None
+        if row.seq == at:
+            target = row if row.head == row.seq else read(row.head)
+            if target is not None and not target.hidden and not (passed and row.head == head):
+                return row
+            passed, at = True, row.undo
+        else:  # a gap: hidden checkpoints, each undone to the row before it
+            passed, at = True, row.seq
+    return None
+
+
+def redo_target(newest: Row, read: Read) -> Row | None:
+    """Return the row whose standing a redo restores, or None."""
+    row = read(newest.redo) if newest.redo else None
+    while row is not None:
+        target = row if row.head == row.seq else read(row.head)
+        if target is not None and not target.hidden:
+            return row
+        row = read(row.redo) if row.redo else None
+    return None

@@ -1,0 +1,268 @@
+"""Nodes: the pieces that a state is made of once it is too large to stand in one place.
+
+A value's *representation* is its canonical bytes if they are short (`INLINE`), else a REF to a node. Which
+of the two, where a long list is cut into chunks, what a node's bytes are: all of it is a function of the
+content alone, so the same state has the same root however it came about.
+
+Five kinds of node, each known by the BLAKE3 digest of its kind byte and its bytes:
+
+    S  spine   a long container: its chunks, level by level, and the entries that no chunk holds yet
+    L  leaf    a run of a container's entries, as one array (in a mapping: key, value, key, value ...)
+    I  inner   a run of references to leaves, or to inner nodes one level down
+    T  text    up to 64 KB of a str, bytes or bytearray
+    P  pieces  a longer one: references to its texts
+
+A `Nodes` is where nodes come from: fresh ones in memory, then a shared cache, then the backend. Every
+node that comes from the backend is checked against its digest.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import ormsgpack
+from blake3 import blake3
+
+from backtrail.engine import wire
+from backtrail.engine.squeeze import unsqueeze
+from backtrail.errors import Corrupt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+INLINE: Final = 4096
+"""A representation of at most this many bytes stands where the value stands."""
+NODE_LIMIT: Final = 1 << 30
+"""No node's bytes are ever longer than this; a stored one that says so is damaged."""
+
+SPINE, LEAF, INNER, TEXT, PIECES = b"S", b"L", b"I", b"T", b"P"
+
+
+def digest_of(kind: bytes, data: bytes) -> bytes:
+    """Return the digest of a node: BLAKE3-256 over its kind and its bytes."""
+    return blake3(kind + data).digest()
+
+
+class Ref(NamedTuple):
+    """What stands for a value that has a node of its own: what it is, where, how many entries or bytes, its size."""
+
+    code: int
+    digest: bytes
+    length: int
+    size: int
+
+    def encode(self) -> Rep:
+        return Rep(wire.ext(wire.REF, wire.pack([self.code, self.digest, self.length, self.size])), self.size)
+
+
+class Rep(bytes):
+    """A representation that holds REFs: its bytes, and the size of the value it stands for."""
+
+    size: int
+
+    def __new__(cls, data: bytes, size: int) -> Rep:  # noqa: D102 - bytes is immutable: made here
+        made = super().__new__(cls, data)
+        made.size = size
+        return made
+
+
+def size_of(rep: bytes) -> int:
+    """Return the logical size of what a representation stands for."""
+    return rep.size if type(rep) is Rep else len(rep)
+
+
+def decode_ref(payload: bytes) -> Ref:
+    """Read the payload of a REF."""
+    try:
+        code, digest, count, size = ormsgpack.unpackb(payload)
+    except (ValueError, TypeError) as error:
+        raise Corrupt(f"a damaged reference ({error})", code="corrupt.encoding") from error
+    if not isinstance(digest, bytes):
+        raise Corrupt("a damaged reference", code="corrupt.encoding")
+    return Ref(code, digest, count, size)
+
+
+def as_ref(rep: bytes) -> Ref | None:
+    """Return the Ref that a representation is, or None for an inline one."""
+    if rep[0] not in (0xC7, 0xC8):
+        return None
+    code, payload = wire.split_ext(rep)
+    return decode_ref(payload) if code == wire.REF else None
+
+
+def measured(data: bytes) -> bytes:
+    """Return a representation read from a node with its size known: a Rep if there are REFs inside."""
+    if b"\x11\x94" not in data:  # no extension of code REF that begins with an array of four
+        return data
+    extra = 0
+    for payload in wire.refs_in(data):
+        ref = decode_ref(payload)
+        extra += ref.size - len(ref.encode())
+    return Rep(data, len(data) + extra) if extra else data
+
+
+class Chunk(NamedTuple):
+    """A reference to a leaf or an inner node: how many entries it holds, their size, and their keys' fingerprints."""
+
+    digest: bytes
+    length: int
+    size: int
+    keys: bytes | None
+    """Two bytes per key of a mapping's leaf; None elsewhere."""
+    data: bytes
+    """The reference itself, encoded."""
+
+    @classmethod
+    def make(cls, digest: bytes, length: int, size: int, keys: bytes | None) -> Chunk:
+        """Make a reference."""
+        return cls(digest, length, size, keys, wire.pack([digest, length, size, keys]))
+
+
+def fingerprint(key: bytes) -> bytes:
+    """Return the two bytes by which a leaf says that it may hold a key."""
+    return (zlib.crc32(key) & 0xFFFF).to_bytes(2, "big")
+
+
+def read_chunks(data: bytes | list[Any]) -> list[Chunk]:
+    """Read the references of an inner node, or of one level of a spine."""
+    try:
+        items: list[Any] = ormsgpack.unpackb(data) if isinstance(data, bytes) else data
+        return [Chunk.make(*item) for item in items]
+    except (ValueError, TypeError) as error:
+        raise Corrupt(f"a damaged inner node ({error})", code="corrupt.encoding") from error
+
+
+class Node(NamedTuple):
+    """A node's kind and bytes."""
+
+    kind: bytes
+    data: bytes
+    opened: Any = None
+    """The spine that was closed into this node, where it is at hand: it need not be read again."""
+
+    def children(self) -> list[bytes]:
+        """Return the digests of the nodes that this one refers to."""
+        if self.kind == TEXT:
+            return []
+        if self.kind == PIECES:
+            return [digest for digest, _ in ormsgpack.unpackb(self.data)]
+        if self.kind == INNER:
+            return [chunk.digest for chunk in read_chunks(self.data)]
+        if self.kind == LEAF:
+            return _refs(self.data)
+        _, _, levels, tail = ormsgpack.unpackb(self.data)
+        return [chunk[0] for level in levels for chunk in level] + _refs(tail)
+
+
+def _refs(data: bytes) -> list[bytes]:
+    """Return the digests of the REFs in an encoded value."""
+    if b"\x11\x94" not in data:
+        return []
+    return [decode_ref(payload).digest for payload in wire.refs_in(data)]
+
+
+class Cache:
+    """Nodes read lately, bounded by their bytes; shared by all threads of a store."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._size = 0
+        self._nodes: OrderedDict[bytes, Node] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, digest: bytes) -> Node | None:
+        with self._lock:
+            node = self._nodes.get(digest)
+            if node is not None:
+                self._nodes.move_to_end(digest)
+            return node
+
+    def put(self, digest: bytes, node: Node) -> None:
+        if len(node.data) > self._limit // 8:
+            return
+        with self._lock:
+            if digest in self._nodes:
+                return
+            self._nodes[digest] = node
+            self._size += len(node.data)
+            while self._size > self._limit:
+                self._size -= len(self._nodes.popitem(last=False)[1].data)
+
+    def renew_lock(self) -> None:
+        """Forget who held the lock: called in a forked child."""
+        self._lock = threading.Lock()
+
+
+class Nodes:
+    """Where a tree's nodes come from. `fresh` holds those that no chunk in the backend holds yet."""
+
+    __slots__ = ("_cache", "_read", "fresh")
+
+    def __init__(
+        self,
+        read: Callable[[Sequence[bytes]], Mapping[bytes, bytes]],
+        cache: Cache,
+        fresh: dict[bytes, Node] | None = None,
+    ) -> None:
+        self._read = read
+        self._cache = cache
+        self.fresh: dict[bytes, Node] = {} if fresh is None else fresh
+
+    def forked(self) -> Nodes:
+        """Return the same source with a copy of the fresh nodes."""
+        return self.with_fresh(dict(self.fresh))
+
+    def with_fresh(self, fresh: dict[bytes, Node]) -> Nodes:
+        """Return the same source with these fresh nodes."""
+        return Nodes(self._read, self._cache, fresh)
+
+    def add(self, kind: bytes, data: bytes, opened: Any = None) -> bytes:
+        """Put a fresh node and return its digest."""
+        digest = digest_of(kind, data)
+        self.fresh[digest] = Node(kind, data, opened)
+        return digest
+
+    def get(self, digest: bytes, kind: bytes) -> bytes:
+        """Return the bytes of a node, verified; `Corrupt` if it is missing, damaged or of another kind."""
+        return self.node(digest, kind).data
+
+    def node(self, digest: bytes, kind: bytes) -> Node:
+        """Return a node, verified; `Corrupt` if it is missing, damaged or of another kind."""
+        node = self.fresh.get(digest) or self.load([digest])[digest]
+        if node.kind != kind:
+            raise Corrupt(f"chunk {digest.hex()[:12]} is not what refers to it", code="corrupt.chunk", digest=digest.hex())
+        return node
+
+    def load(self, digests: Iterable[bytes]) -> dict[bytes, Node]:
+        """Return nodes, verified, with at most one read of the backend."""
+        found: dict[bytes, Node] = {}
+        missing: list[bytes] = []
+        for digest in dict.fromkeys(digests):
+            node = self.fresh.get(digest) or self._cache.get(digest)
+            if node is None:
+                missing.append(digest)
+            else:
+                found[digest] = node
+        if missing:
+            stored = self._read(missing)
+            for digest in missing:
+                found[digest] = node = check_chunk(digest, stored.get(digest))
+                self._cache.put(digest, node)
+        return found
+
+
+def check_chunk(digest: bytes, stored: bytes | None) -> Node:
+    """Unpack a chunk as the backend keeps it and hold it against its digest."""
+    name = digest.hex()[:12]
+    if stored is None:
+        raise Corrupt(f"chunk {name} is missing", code="corrupt.chunk", digest=digest.hex())
+    try:
+        plain = unsqueeze(stored, limit=NODE_LIMIT)
+    except Corrupt as error:
+        raise Corrupt(f"chunk {name} is damaged: {error}", code="corrupt.chunk", digest=digest.hex()) from error
+    if blake3(plain).digest() != digest:
+        raise Corrupt(f"chunk {name} is damaged: its hash differs", code="corrupt.chunk", digest=digest.hex())
+    return Node(plain[:1], plain[1:])

@@ -1,0 +1,263 @@
+"""A transaction: a backend that keeps writes in memory on top of another one until they are written as one batch.
+
+It reads through: what was written in the transaction is seen in it, and nowhere else. Whatever a write required of
+the backend is required again, of the backend itself, when the transaction is written.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from backtrail.backends.port import Batch, MissingChunks, Row, Stale, ThreadRecord, Vanished
+from backtrail.errors import Conflict, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from backtrail.backends.port import Backend, NewThread, Usage
+
+
+class Overlay:
+    """The writes of one transaction, as a backend."""
+
+    def __init__(self, below: Backend) -> None:
+        self._below = below
+        self._created: list[NewThread] = []
+        self._renewed: dict[int, NewThread] = {}
+        self._rows: dict[int, list[Row]] = {}
+        self._chunks: dict[bytes, bytes] = {}
+        self._touched: set[bytes] = set()
+        self._visible: set[tuple[int, int]] = set()
+        self._newest: dict[int, int] = {}
+        self._hidden: set[tuple[int, int]] = set()
+        self._tags: dict[tuple[int, int, str], bool] = {}
+        self._done = False
+        self.after_commit: list[Callable[[], None]] = []
+        self.expected: dict[object, int] = {}
+        """The heads that handles last read or wrote in this transaction."""
+
+    # -- the end ------------------------------------------------------------------------------------
+
+    def finish(self, *, commit: bool) -> None:
+        """Write everything as one batch, or drop it."""
+        self._done = True
+        if not commit:
+            return
+        if self._rows or self._hidden or self._tags:
+            self._write()
+        for action in self.after_commit:
+            action()
+
+    def _write(self) -> None:
+        batch = Batch(
+            threads=tuple(self._created),
+            renew=tuple(self._renewed.items()),
+            rows=tuple((no, row) for no, rows in self._rows.items() for row in rows),
+            chunks=tuple(self._chunks.items()),
+            touch=tuple(self._touched - self._chunks.keys()),
+            visible=tuple(self._visible),
+            newest=tuple(self._newest.items()),
+            hide=tuple(self._hidden),
+            tag=tuple(key for key, there in self._tags.items() if there),
+            untag=tuple(key for key, there in self._tags.items() if not there),
+        )
+        try:
+            self._below.commit(batch)
+        except (Stale, Vanished, MissingChunks) as error:
+            raise Conflict(
+                "somebody else wrote to a thread of this transaction meanwhile; nothing of it was written: run it again",
+                code="conflict.transaction",
+            ) from error
+
+    def commit(self, batch: Batch) -> tuple[int, ...]:
+        """Take a batch into the transaction, on the conditions that the backend would set."""
+        if self._done:
+            raise Unavailable("this transaction has ended", code="unavailable.closed")
+        self._check(batch)
+        numbers = tuple(-len(self._created) - 1 - i for i in range(len(batch.threads)))
+
+        def real(no: int) -> int:
+            return numbers[-no - 1] if batch.threads and no < 0 else no
+
+        self._created += batch.threads
+        self._renewed.update(batch.renew)
+        for no, row in batch.rows:
+            self._rows.setdefault(real(no), []).append(row)
+        self._chunks.update(batch.chunks)
+        self._touched.update(batch.touch)
+        self._visible.update(pair for pair in batch.visible if not self._own(*pair))
+        for no, seq in batch.newest:
+            if no not in self._rows:
+                self._newest[no] = seq
+        self._hidden.update((real(no), seq) for no, seq in batch.hide)
+        self._tags.update({(real(no), seq, tag): True for no, seq, tag in batch.tag})
+        self._tags.update({(real(no), seq, tag): False for no, seq, tag in batch.untag})
+        return numbers
+
+    def _check(self, batch: Batch) -> None:
+        if any(self.find_thread(new.space, new.name) for new in batch.threads):
+            raise Stale
+        expected: dict[int, int] = {}
+        for no, row in batch.rows:
+            if no < 0 and batch.threads:
+                continue
+            newest = self.newest(no)
+            expected.setdefault(no, newest.seq if newest else 0)
+            expected[no] += 1
+            if row.seq != expected[no]:
+                raise Stale
+        for no, seq in batch.newest:
+            newest = self.newest(no)
+            if newest is None or newest.seq != seq:
+                raise Stale
+        for no, seq in batch.visible:
+            if not any(not row.hidden for row in self.rows(no, [(seq, seq)])):
+                raise Vanished(no, seq)
+        missing = frozenset(batch.touch) - self.present(batch.touch)
+        if missing:
+            raise MissingChunks(missing)
+
+    def _own(self, no: int, seq: int) -> bool:
+        return any(row.seq == seq for row in self._rows.get(no, ()))
+
+    # -- reading through ------------------------------------------------------------------------------
+
+    def find_thread(self, space: str, name: str) -> ThreadRecord | None:
+        for at, new in enumerate(self._created):
+            if (new.space, new.name) == (space, name):
+                return ThreadRecord(-at - 1, *new)
+        return self._renew(self._below.find_thread(space, name))
+
+    def thread_with_uid(self, uid: bytes) -> ThreadRecord | None:
+        for at, new in enumerate(self._created):
+            if new.uid == uid:
+                return ThreadRecord(-at - 1, *new)
+        return self._renew(self._below.thread_with_uid(uid))
+
+    def thread(self, no: int) -> ThreadRecord | None:
+        return ThreadRecord(no, *self._created[-no - 1]) if no < 0 else self._renew(self._below.thread(no))
+
+    def _renew(self, record: ThreadRecord | None) -> ThreadRecord | None:
+        new = self._renewed.get(record.no) if record else None
+        if record is None or new is None:
+            return record
+        return record._replace(agent=new.agent, created_at=new.created_at, origin=new.origin)
+
+    def threads(
+        self,
+        *,
+        space: str | None,
+        agent: str | None,
+        prefix: str | None,
+        after: tuple[int, int] | None,
+        limit: int,
+    ) -> list[tuple[ThreadRecord, Row]]:
+        listed: list[tuple[ThreadRecord, Row]] = []
+        page_after: tuple[int, int] | None = None
+        while page := self._below.threads(space=space, agent=agent, prefix=prefix, after=page_after, limit=1000):
+            listed += [(record, row) for record, row in page if record.no not in self._rows]
+            page_after = (page[-1][1].created_at, page[-1][0].no)
+        for no, rows in self._rows.items():
+            record = self.thread(no)
+            if record is not None and rows[-1].head and _matches(record, space, agent, prefix):
+                listed.append((record, rows[-1]))
+        listed.sort(key=lambda pair: (pair[1].created_at, pair[0].no), reverse=True)
+        return [pair for pair in listed if after is None or (pair[1].created_at, pair[0].no) < after][:limit]
+
+    def thread_numbers(self, after: int, limit: int) -> list[int]:
+        return self._below.thread_numbers(after, limit)
+
+    def newest(self, thread: int) -> Row | None:
+        rows = self._rows.get(thread)
+        if rows:
+            return rows[-1]._replace(payload=None)
+        return self._below.newest(thread) if thread >= 0 else None
+
+    def rows(
+        self,
+        thread: int,
+        ranges: Sequence[tuple[int, int]],
+        *,
+        payload: bool = False,
+        visible: bool = False,
+        newest_first: bool = False,
+        limit: int | None = None,
+    ) -> list[Row]:
+        below = self._below.rows(thread, ranges, payload=payload, visible=visible) if thread >= 0 else []
+        own = [row for row in self._rows.get(thread, ()) if any(low <= row.seq <= high for low, high in ranges)]
+        found = [row._replace(hidden=True) if (thread, row.seq) in self._hidden else row for row in [*below, *own]]
+        if visible:
+            found = [row for row in found if row.root and not row.hidden]
+        if not payload:
+            found = [row._replace(payload=None) for row in found]
+        found.sort(key=lambda row: row.seq, reverse=newest_first)
+        return found[:limit] if limit is not None else found
+
+    def labelled(self, thread: int, label: str) -> list[int]:
+        below = self._below.labelled(thread, label) if thread >= 0 else []
+        own = [row.seq for row in self._rows.get(thread, ()) if row.label == label]
+        return [seq for seq in [*below, *own] if (thread, seq) not in self._hidden]
+
+    def tags(self, thread: int, seqs: Iterable[int] | None = None) -> dict[int, tuple[str, ...]]:
+        wanted = None if seqs is None else set(seqs)
+        found = self._below.tags(thread, wanted) if thread >= 0 else {}
+        for (no, seq, tag), there in self._tags.items():
+            if no == thread and (wanted is None or seq in wanted):
+                others = tuple(word for word in found.get(seq, ()) if word != tag)
+                found[seq] = (*others, tag) if there else others
+        return {seq: words for seq, words in found.items() if words}
+
+    def tagged(self, thread: int, tag: str) -> list[int]:
+        seqs = set(self._below.tagged(thread, tag)) if thread >= 0 else set()
+        for (no, seq, word), there in self._tags.items():
+            if no == thread and word == tag:
+                (seqs.add if there else seqs.discard)(seq)
+        return sorted(seq for seq in seqs if (thread, seq) not in self._hidden)
+
+    def chunks(self, digests: Sequence[bytes]) -> dict[bytes, bytes]:
+        own = {digest: self._chunks[digest] for digest in digests if digest in self._chunks}
+        rest = [digest for digest in digests if digest not in own]
+        return {**own, **(self._below.chunks(rest) if rest else {})}
+
+    def present(self, digests: Sequence[bytes]) -> set[bytes]:
+        own = {digest for digest in digests if digest in self._chunks}
+        rest = [digest for digest in digests if digest not in own]
+        return own | (self._below.present(rest) if rest else set())
+
+    # -- not in a transaction ---------------------------------------------------------------------------
+
+    def next_epoch(self) -> int:
+        raise _outside()
+
+    def chunk_page(self, after: bytes, limit: int) -> list[tuple[bytes, int]]:
+        raise _outside()
+
+    def remove_chunks(self, digests: Sequence[bytes], before_epoch: int) -> int:
+        raise _outside()
+
+    def remove_rows(self, thread: int, seqs: Sequence[int]) -> int:
+        raise _outside()
+
+    def rewrite(self, thread: int, rows: Sequence[Row]) -> int:
+        raise _outside()
+
+    def reclaim(self) -> None:
+        raise _outside()
+
+    def usage(self) -> Usage:
+        raise _outside()
+
+    def close(self) -> None:
+        self._done = True
+
+
+def _matches(record: ThreadRecord, space: str | None, agent: str | None, prefix: str | None) -> bool:
+    return (
+        (space is None or record.space == space)
+        and (agent is None or record.agent == agent)
+        and (prefix is None or record.name.startswith(prefix))
+    )
+
+
+def _outside() -> Unavailable:
+    return Unavailable("this cannot be done inside a transaction; do it before or after", code="unavailable.transaction")

@@ -1,0 +1,131 @@
+"""What a checkpoint's row holds: a *base*, from which the state can be read at once, or a *delta*, ops on its parent's state.
+
+A delta costs what changed. A base is written when there is nothing to stand on, when a chunk has closed (then the
+spine is at its smallest), and when reading back would take too many rows or bytes. Both are compressed; the nodes
+that they refer to are chunks in the backend, except for a base's small spines, which stand in its row.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import ormsgpack
+
+from backtrail.engine import wire
+from backtrail.engine.nodes import NODE_LIMIT, SPINE, Node, Nodes, decode_ref, digest_of, measured
+from backtrail.engine.squeeze import squeeze, unsqueeze
+from backtrail.engine.tree import SET, SPLICE, Op, Tree
+from backtrail.errors import Corrupt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+DEPTH_MAX: Final = 64
+DELTA_MAX: Final = 16 * 1024
+CHAIN_MAX: Final = 32 * 1024
+INLINE_NODE: Final = 8 * 1024
+"""A base's spines up to this size stand in its row."""
+
+
+class Stored(NamedTuple):
+    """A payload ready to be written, and the chunks that must be there with it."""
+
+    is_base: bool
+    payload: bytes
+    weight: int
+    """Bytes of the payload before compression."""
+    chunks: dict[bytes, Node]
+    inlined: frozenset[bytes]
+    """Digests of nodes that stand in the row."""
+
+
+def refs_of(rep: bytes) -> list[bytes]:
+    """Return the digests of the nodes that a representation refers to."""
+    return [decode_ref(payload).digest for payload in wire.refs_in(rep)]
+
+
+def reachable(nodes: Nodes, digests: Iterable[bytes]) -> dict[bytes, Node]:
+    """Return the fresh nodes that these digests lead to, through fresh nodes."""
+    found: dict[bytes, Node] = {}
+    stack = list(digests)
+    while stack:
+        digest = stack.pop()
+        node = nodes.fresh.get(digest)
+        if node is not None and digest not in found:
+            found[digest] = node
+            stack += node.children()
+    return found
+
+
+def delta(ops: list[Op], nodes: Nodes, *, compress: bool) -> Stored:
+    """Make the payload of a delta."""
+    data = wire.pack(ops, default=bytes, option=wire.SUBCLASSES)
+    return Stored(False, squeeze(data, enabled=compress), len(data), reachable(nodes, refs_of_ops(ops)), frozenset())
+
+
+def refs_of_ops(ops: list[Op]) -> list[bytes]:
+    """Return the digests of the nodes that ops refer to."""
+    return [digest for op in ops for rep in _reps(op) for digest in refs_of(rep)]
+
+
+def _reps(op: Op) -> list[bytes]:
+    """Return the representations in an op. Of a mapping's entry, only the value can hold references."""
+    if op[0] == SET:
+        return [op[2]]
+    if op[0] == SPLICE:
+        return [part for entry in op[4] for part in wire.values_in(entry)]
+    return []
+
+
+def base(tree: Tree, settled: frozenset[bytes], *, compress: bool) -> Stored:
+    """Make the payload of a base. Nodes in `settled` stood in the row of the base before and did not change: they become chunks."""
+    fresh = reachable(tree.nodes, refs_of(tree.rep))
+    inlined = {
+        digest: node
+        for digest, node in fresh.items()
+        if node.kind == SPINE and len(node.data) <= INLINE_NODE and digest not in settled
+    }
+    data = wire.pack([bytes(tree.rep), [[node.kind, node.data] for node in inlined.values()]])
+    chunks = {digest: node for digest, node in fresh.items() if digest not in inlined}
+    for digest in _below_chunks(chunks, inlined):  # a chunk stands on chunks only
+        chunks[digest] = inlined[digest]
+    return Stored(True, squeeze(data, enabled=compress), len(data), chunks, frozenset(inlined))
+
+
+def _below_chunks(chunks: dict[bytes, Node], inlined: dict[bytes, Node]) -> set[bytes]:
+    """Return which inlined nodes some chunk refers to."""
+    found: set[bytes] = set()
+    stack = [child for node in chunks.values() for child in node.children()]
+    while stack:
+        digest = stack.pop()
+        if digest in inlined and digest not in found:
+            found.add(digest)
+            stack += inlined[digest].children()
+    return found
+
+
+def read_base(payload: bytes, nodes: Nodes) -> tuple[Tree, frozenset[bytes]]:
+    """Read a base: its tree, and the digests of the nodes that stood in its row."""
+    plain = unsqueeze(payload, limit=NODE_LIMIT)
+    try:
+        rep, listed = ormsgpack.unpackb(plain)
+        kinds: list[tuple[bytes, bytes]] = [(bytes(kind), bytes(data)) for kind, data in listed]
+    except (ValueError, TypeError) as error:
+        raise Corrupt(f"its row is damaged ({error})", code="corrupt.row") from error
+    if not isinstance(rep, bytes) or not rep:
+        raise Corrupt("its row is damaged", code="corrupt.row")
+    inlined = {digest_of(kind, data): Node(kind, data) for kind, data in kinds}
+    nodes.fresh.update(inlined)
+    return Tree(measured(rep), nodes), frozenset(inlined)
+
+
+def read_delta(payload: bytes) -> list[Op]:
+    """Read a delta's ops."""
+    plain = unsqueeze(payload, limit=NODE_LIMIT)
+    try:
+        ops: Any = ormsgpack.unpackb(plain)
+    except (ValueError, TypeError) as error:
+        raise Corrupt(f"its row is damaged ({error})", code="corrupt.row") from error
+    if not isinstance(ops, list) or not all(isinstance(op, list) and len(op) > 1 for op in ops):
+        raise Corrupt("its row is damaged", code="corrupt.row")
+    return ops

@@ -1,0 +1,437 @@
+"""Classes as data: a schema name, a version and fields.
+
+The codec keeps plain data. An instance of a class becomes a `Record` of its fields on the way in, a member of an Enum
+becomes a `Member`; on the way out they become instances again if their schema is in the registry (`Types`), and stay
+what they are if not. Both directions are shallow: the codec walks into the fields.
+
+What always holds:
+
+- Data is only data: loading looks a schema name up in the registry that the caller made, and nowhere else. Nothing is
+  imported, and no class that was not named is constructed.
+- Exact or loud: what `dump` returns is all there is to an instance, or it raises `Invalid("invalid.value")`. `load`
+  gives back an equal instance of the same class, or raises `Invalid("invalid.schema")` that says what to do.
+- A Record or Member that was loaded without its class is saved as what it was.
+- One name, one class: a registry never holds two classes of one schema name, and refuses to save an instance of a
+  class whose name another one has.
+
+Which classes have fields is in `forms`; how they are taken apart, in `shapes`; what is declared about them, in
+`versions`; which classes they name, in `annotations`.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import enum
+import pathlib
+import types
+import uuid
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+
+from backtrail.engine import forms
+from backtrail.engine.annotations import reachable
+from backtrail.engine.forms import CUSTOM, DATACLASS, ENUM, FORMS, NAMEDTUPLE, PYDANTIC, STRUCT
+from backtrail.engine.shapes import HIDDEN, Shape, unset_value
+from backtrail.engine.versions import (
+    check_name,
+    check_reach,
+    check_version,
+    invalid,
+    is_fields,
+    name_of,
+    plan_of,
+    schema,
+    schema_of,
+    upcast,
+    upcasted,
+    upcasters_of,
+)
+from backtrail.errors import Invalid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+__all__ = [
+    "CUSTOM",
+    "DATACLASS",
+    "FORMS",
+    "NAMEDTUPLE",
+    "PYDANTIC",
+    "STRUCT",
+    "Member",
+    "Record",
+    "Type",
+    "Types",
+    "schema",
+    "schema_of",
+    "upcast",
+]
+
+_PLAIN: Final = frozenset(
+    {
+        *(type(None), bool, int, float, str, bytes, bytearray, list, tuple, set, frozenset, dict),
+        *(dt.datetime, dt.date, dt.time, dt.timedelta, uuid.UUID, decimal.Decimal),
+        *(pathlib.Path, pathlib.PosixPath, pathlib.WindowsPath),
+        *(pathlib.PurePath, pathlib.PurePosixPath, pathlib.PureWindowsPath),
+    }
+)
+
+
+# ---- values ---------------------------------------------------------------------------------------------------------
+
+
+class Record(dict[str, Any]):
+    """The fields of an instance, without its class: a dict that carries the schema it was saved with.
+
+    It equals a Record of the same schema, version and form, and a plain dict, with the same items.
+    """
+
+    __slots__ = ("form", "schema", "version")
+
+    def __init__(self, schema: str, version: int, form: str, fields: Mapping[str, Any]) -> None:
+        super().__init__(fields)
+        self.schema = schema
+        self.version = version
+        self.form = form
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Record):
+            ours, theirs = (self.schema, self.version, self.form), (other.schema, other.version, other.form)
+            return ours == theirs and dict.__eq__(self, other)
+        return dict.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = None
+
+    def __repr__(self) -> str:
+        return f"Record({self.schema!r}, {self.version!r}, {self.form!r}, {dict.__repr__(self)})"
+
+    def copy(self) -> Record:
+        """A shallow copy, schema included."""
+        return Record(self.schema, self.version, self.form, self)
+
+    def __reduce__(self) -> tuple[Any, ...]:  # the items apart, so that a Record may contain itself
+        return Record, (self.schema, self.version, self.form, {}), None, None, iter(self.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A member of an Enum, without its class. A combination of flags has no name (None), only a value."""
+
+    schema: str
+    version: int
+    name: str | None
+    value: Any
+
+    def __hash__(self) -> int:  # without the value, which need not be hashable
+        return hash((self.schema, self.version, self.name))
+
+
+@dataclass(frozen=True)
+class Type:
+    """How to keep instances of a class that does not say which fields it has, such as `defaultdict`.
+
+    `dump` gives a dict of what an instance holds, `load` makes an instance of such a dict. Only instances of this very
+    class are meant, not those of its subclasses.
+    """
+
+    cls: type
+    name: str
+    dump: Callable[[Any], dict[str, Any]] = field(kw_only=True)
+    load: Callable[[dict[str, Any]], Any] = field(kw_only=True)
+    version: int = field(default=1, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if forms.class_of(self.cls) is not self.cls:
+            raise invalid(f"backtrail.Type takes a class, not {self.cls!r}")
+        if self.cls in _PLAIN or self.cls in (Record, Member):
+            raise invalid(f"{self.cls.__name__} is kept as it is: leave out backtrail.Type({self.cls.__name__}, ...)")
+        check_name(self.name)
+        check_version(self.version, "version")
+        if not all(callable(function) for function in (self.dump, self.load)):
+            raise invalid(f"backtrail.Type({self.cls.__name__}, ...) takes functions as dump and load")
+
+
+# ---- the registry ---------------------------------------------------------------------------------------------------
+
+
+class _Entry(NamedTuple):
+    cls: type
+    custom: Type | None
+
+
+class Types:
+    """The classes that a caller named: what a schema name may become on load. Immutable."""
+
+    __slots__ = ("_customs", "_entries")
+
+    def __init__(self, classes: Iterable[type | Type] = ()) -> None:
+        self._entries: dict[str, _Entry] = {}
+        for item in classes:
+            _add(self._entries, item)
+        self._customs = {entry.cls: entry.custom for entry in self._entries.values() if entry.custom is not None}
+
+    def __repr__(self) -> str:
+        return f"Types({', '.join(self._entries)})"
+
+    def __iter__(self) -> Iterator[type | Type]:
+        return (entry.custom or entry.cls for entry in self._entries.values())
+
+    def extended(self, *classes: type | Type) -> Types:
+        """This registry and more classes. A class may come twice; two classes of one schema name are refused."""
+        return Types((*self, *classes)) if classes else self
+
+    def for_state(self, cls: type | None) -> Types:
+        """This registry, the class of a state, and every class that its annotations name, at any depth."""
+        return self.extended(*reachable(cls)) if cls is not None else self
+
+    # -- saving
+
+    def dump(self, obj: object) -> Record | Member | None:
+        """The fields of an instance, as they are; None if its class is not known to have any and not registered."""
+        cls = type(obj)
+        custom = self._customs.get(cls)
+        if custom is not None:
+            return _dump_custom(custom, obj)
+        if cls is Record or cls is Member:
+            return _checked(obj)  # type: ignore[arg-type]
+        plan = plan_of(cls)
+        if plan is None:
+            return None
+        entry = self._entries.get(plan.name)
+        if entry is not None and entry.cls is not cls:
+            raise _clash(plan.name, entry.cls, cls)
+        if plan.shape is None:
+            return Member(plan.name, plan.version, *forms.take_member(obj))  # type: ignore[arg-type]
+        return Record(plan.name, plan.version, plan.shape.form, plan.shape.take(obj))
+
+    # -- loading
+
+    def load(self, value: Record | Member) -> object:
+        """The instance that was dumped, if its schema is in the registry; else the value itself."""
+        entry = self._entries.get(value.schema)
+        if entry is None:
+            return value
+        if isinstance(value, Member):
+            return self._load_member(entry, value)
+        if entry.custom is not None:
+            return _load_custom(entry.custom, value)
+        return _load_fields(entry.cls, value.schema, value.version, dict(value), form=value.form)
+
+    def _load_member(self, entry: _Entry, value: Member) -> object:
+        cls = entry.cls
+        plan = plan_of(cls) if entry.custom is None else None
+        if plan is None or plan.shape is not None or not issubclass(cls, enum.Enum):
+            raise invalid(f"{value.schema!r} was saved as a member of an Enum; {cls.__qualname__} is none: rename it")
+        parts = {"name": value.name, "value": value.value}
+        parts = upcasted(cls, value.schema, value.version, plan.version, parts)
+        if parts.get("name") is None and issubclass(cls, enum.Flag):
+            return forms.build_flags(cls, parts.get("value"))
+        member = forms.build_member(cls, parts.get("name"))
+        if "value" in parts and not self._same(member._value_, parts["value"]):
+            raise invalid(
+                f"{cls.__qualname__}.{member._name_} was saved as {parts['value']!r} and is {member._value_!r} now: "
+                f"keep the value, or write an upcaster with @backtrail.upcast({cls.__name__}, from_version=...)",
+                member=member._name_,
+            )
+        return member
+
+    def _same(self, ours: object, saved: object) -> bool:
+        """Whether the value of a member is what was saved, which may have lost its class on the way."""
+        if type(ours) is type(saved) and (ours == saved or (ours != ours and saved != saved)):  # noqa: PLR0124 - nan
+            return True
+        dumped = self.dump(ours)
+        return dumped is not None and dumped == (saved if isinstance(saved, Record | Member) else self.dump(saved))
+
+    # -- the state itself
+
+    def convert_root(self, value: object, cls: type | None) -> object:
+        """A loaded state as the type that the caller named, checked on its outside only."""
+        annotation = _unwrapped(cls)
+        if annotation is None or annotation is Any or annotation is object or isinstance(annotation, TypeVar):
+            return value
+        origin, args = get_origin(annotation), get_args(annotation)
+        if origin is Union or origin is types.UnionType:
+            return self._convert_union(value, annotation, args)
+        if origin is Literal:
+            if any(type(value) is type(arg) and value == arg for arg in args):
+                return value
+            raise _mismatch(value, annotation)
+        target = forms.class_of(annotation)
+        if target is None or _is_instance(value, target):
+            return value
+        return self._convert_class(value, target)
+
+    def _convert_class(self, value: object, cls: type) -> object:
+        form = forms.form_of(cls)
+        custom = self._customs.get(cls)
+        if isinstance(value, Record | Member):
+            if form is None and custom is None:
+                raise _mismatch(value, cls)
+            names = [name for name, entry in self._entries.items() if entry.cls is cls] or [name_of(cls)]
+            if value.schema not in names:
+                raise invalid(
+                    f"the state was saved as {value.schema!r}, not as {names[0]!r}: name the class it was saved as, "
+                    f"or give yours that name with @backtrail.schema(name={value.schema!r})",
+                    saved=value.schema,
+                    wanted=names[0],
+                )
+            return self.for_state(cls).load(value)
+        if is_fields(value) and form not in (None, ENUM) and custom is None:
+            return _load_fields(cls, name_of(cls), 1, dict(value), form=None)
+        raise _mismatch(value, cls)
+
+    def _convert_union(self, value: object, union: object, options: tuple[Any, ...]) -> object:
+        for option in options:
+            target = forms.class_of(option)
+            if target is not None and _is_instance(value, target):
+                return value
+        problem: Invalid | None = None
+        for option in options:
+            try:
+                return self.convert_root(value, option)
+            except Invalid as error:
+                problem = problem or error
+        raise _mismatch(value, union) from problem
+
+
+def _add(entries: dict[str, _Entry], item: Any) -> None:
+    custom = item if isinstance(item, Type) else None
+    cls = custom.cls if custom is not None else forms.class_of(item)
+    if cls is None or (custom is None and forms.form_of(cls) is None):
+        if cls is not None and forms.is_typeddict(cls):
+            return  # a plain dict: there is nothing to rebuild
+        raise invalid(
+            f"{item!r} does not say which fields it has, as dataclasses, Structs, pydantic models, named tuples and "
+            "Enums do: for another class pass backtrail.Type(cls, name, dump=..., load=...)"
+        )
+    name = custom.name if custom is not None else name_of(cls)
+    if custom is not None:
+        check_reach(cls, custom.version, upcasters_of(cls))
+        for entry in entries.values():
+            if entry.cls is cls and entry.custom not in (None, custom):
+                raise invalid(f"{cls.__qualname__} is registered with two different backtrail.Type(...): pass one")
+    known = entries.get(name)
+    if known is not None and known.cls is not cls:
+        raise _clash(name, known.cls, cls)
+    if known is None or custom is not None:
+        entries[name] = _Entry(cls, custom)
+
+
+def _clash(name: str, one: type, other: type) -> Invalid:
+    return invalid(
+        f"two classes have the schema name {name!r}: {one.__module__}.{one.__qualname__} and "
+        f"{other.__module__}.{other.__qualname__}; give one of them another with @backtrail.schema(name='...')",
+        schema=name,
+    )
+
+
+def _unwrapped(annotation: Any) -> Any:
+    """What is behind a NewType, a `type X = ...` and Annotated."""
+    while True:
+        if get_origin(annotation) is Annotated:
+            annotation = get_args(annotation)[0]
+            continue
+        inner = getattr(annotation, "__supertype__", None) or getattr(annotation, "__value__", None)
+        if inner is None or isinstance(annotation, type):
+            return annotation
+        annotation = inner
+
+
+def _is_instance(value: object, cls: type) -> bool:
+    if cls is float and type(value) is int:  # as type checkers have it
+        return True
+    try:
+        return isinstance(value, dict if forms.is_typeddict(cls) else cls)
+    except TypeError:  # a protocol that cannot be checked at run time
+        return True
+
+
+def _mismatch(value: object, wanted: object) -> Invalid:
+    found = value.schema if isinstance(value, Record | Member) else type(value).__qualname__
+    name = wanted.__qualname__ if isinstance(wanted, type) else str(wanted)
+    return invalid(f"the state is of type {found}, not {name}: name the type that it has", saved=found, wanted=name)
+
+
+# ---- saving and loading one instance --------------------------------------------------------------------------------
+
+
+def _checked(value: Record | Member) -> Record | Member:
+    """A Record or Member that may have been made or changed by hand."""
+    try:
+        check_name(value.schema)
+        check_version(value.version, "version")
+    except Invalid as error:
+        raise Invalid(f"a {type(value).__name__} made by hand: {error}", code="invalid.value") from error
+    if isinstance(value, Record) and not (value.form in FORMS and all(type(name) is str for name in value)):
+        message = f"a Record made by hand needs names as keys and one of the forms {FORMS}: {value!r:.200}"
+        raise Invalid(message, code="invalid.value")
+    return value
+
+
+def _dump_custom(custom: Type, obj: object) -> Record:
+    try:
+        fields: object = custom.dump(obj)
+    except Exception as error:
+        raise Invalid(f"the dump function of {custom.name!r} raised {error!r}", code="invalid.value") from error
+    if not is_fields(fields):
+        raise Invalid(
+            f"the dump function of {custom.name!r} has to return a dict with names as keys, not {fields!r:.200}",
+            code="invalid.value",
+        )
+    return Record(custom.name, custom.version, CUSTOM, fields)
+
+
+def _load_custom(custom: Type, record: Record) -> object:
+    fields = upcasted(custom.cls, record.schema, record.version, custom.version, dict(record))
+    if record.form != CUSTOM and record.version == custom.version:
+        raise invalid(
+            f"{record.schema!r} was saved as a {record.form} and is a backtrail.Type now: give it version="
+            f"{custom.version + 1} and an upcaster from version {custom.version} that makes what load takes"
+        )
+    try:
+        return custom.load(fields)
+    except Exception as error:
+        raise invalid(f"the load function of {record.schema!r} raised {error!r}") from error
+
+
+def _load_fields(cls: type, name: str, version: int, fields: dict[str, Any], *, form: str | None) -> object:
+    """An instance made of the fields of some version; `form` is None for a plain dict, which hides nothing."""
+    plan = plan_of(cls)
+    if plan is None or plan.shape is None:
+        raise invalid(f"{name!r} was saved with fields; {cls.__qualname__} is an Enum: rename it")
+    if form == CUSTOM and version == plan.version:
+        raise invalid(
+            f"{name!r} was saved through a backtrail.Type and is a {plan.shape.form} now: register that Type again, or "
+            f"write an upcaster with @backtrail.upcast({cls.__name__}, from_version={version})"
+        )
+    hidden: dict[str, Any] = {}
+    if HIDDEN in fields and form not in (None, CUSTOM):
+        hidden = _revealed(plan.shape, name, fields)
+    if version != plan.version:
+        before = set(fields)
+        fields = upcasted(cls, name, version, plan.version, fields)
+        if "set" in hidden:  # a field that an upcaster made counts as set
+            held = (*fields, *(hidden.get("extra") or ()))
+            hidden["set"] = [key for key in held if key in hidden["set"] or key not in before]
+    try:
+        return plan.shape.build(cls, fields, hidden)
+    except Invalid:
+        raise
+    except Exception as error:
+        raise invalid(f"{cls.__qualname__} could not be made of what was saved: {error!r}") from error
+
+
+def _revealed(shape: Shape, name: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """Takes the reserved field out and returns its content, but for "unset": that goes back into the fields."""
+    hidden = fields.pop(HIDDEN)
+    if not isinstance(hidden, dict):
+        raise invalid(f"{name!r} has a field '' that backtrail did not write: rename it with an upcaster")
+    hidden = dict(hidden)
+    unset = hidden.pop("unset", ())
+    if shape.form == STRUCT:
+        fields.update(dict.fromkeys(unset, unset_value()))
+    return hidden

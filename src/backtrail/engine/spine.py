@@ -1,0 +1,366 @@
+"""Long containers: a list, tuple, set, dict or record as a tree of chunks that is cut by content.
+
+A container is a sequence of *entries* (in a mapping an entry is key and value together). From the left,
+entries are gathered until one whose hash is low enough, in proportion to its length, closes the chunk; the
+references to the chunks are gathered in the same way, level upon level. What is not closed yet stays in the
+spine. So where the cuts are depends on the entries alone, an edit changes the chunks around it and no
+others, and an append touches only the spine.
+
+A `Spine` is immutable. `levels[0]` holds open entries, `levels[1]` references to leaves, `levels[2]` to
+inner nodes over leaves ... ; in the order of the container the highest level comes first.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING, Any, Final
+
+import ormsgpack
+
+from backtrail.engine import wire
+from backtrail.engine.nodes import (
+    INLINE,
+    INNER,
+    LEAF,
+    SPINE,
+    Chunk,
+    Nodes,
+    Ref,
+    Rep,
+    as_ref,
+    fingerprint,
+    measured,
+    read_chunks,
+    size_of,
+)
+from backtrail.errors import Corrupt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+# A leaf is at least MIN bytes (more than INLINE: a container with a leaf is never inline), about TARGET more
+# on average, and at most MAX plus one entry. Inner nodes likewise, and at least four references wide.
+LEAF_TARGET: Final = 24 * 1024
+LEAF_MIN: Final = INLINE + 512
+LEAF_MAX: Final = 72 * 1024
+INNER_TARGET: Final = 3 * 1024
+INNER_MIN: Final = 512
+INNER_MAX: Final = 12 * 1024
+INNER_WIDTH: Final = 4
+
+Attrs = tuple[str, int, str] | None
+Entry = bytes
+
+
+def join(key: bytes, value: bytes) -> Entry:
+    """Return the entry of a mapping."""
+    return Rep(key + value, len(key) + value.size) if type(value) is Rep else key + value
+
+
+def _closes(entry: bytes, size: int, low: int, target: int, high: int) -> bool:
+    return size >= low and (size >= high or zlib.crc32(entry) * target < len(entry) << 32)
+
+
+class Spine:
+    """A container of any length, without its chunks."""
+
+    __slots__ = ("attrs", "code", "is_mapping", "length", "levels", "size", "weights")
+
+    def __init__(self, code: int, attrs: Attrs, levels: tuple[list[Any], ...]) -> None:
+        self.code = code
+        self.attrs = attrs
+        self.levels = levels
+        self.is_mapping = code in wire.MAPPINGS
+        closed = [chunk for level in levels[1:] for chunk in level]
+        self.length: int = len(levels[0]) + sum([chunk.length for chunk in closed])
+        self.size: int = sum(map(size_of, levels[0])) + sum([chunk.size for chunk in closed]) + 5
+        self.weights = (sum(map(len, levels[0])), *(sum([len(chunk.data) for chunk in level]) for level in levels[1:]))
+        """The bytes of each level's elements."""
+
+    def encode(self) -> bytes:
+        """Return the bytes of the spine's node: code, attributes, levels from the top, and the open entries as an array."""
+        levels = b"".join(
+            wire.array_head(len(level)) + b"".join([chunk.data for chunk in level]) for level in self.levels[:0:-1]
+        )
+        start = b"\x94" + wire.pack(self.code) + wire.pack(self.attrs and list(self.attrs))
+        return start + wire.array_head(len(self.levels) - 1) + levels + wire.pack(tail_array(self))
+
+    def close(self, nodes: Nodes) -> bytes:
+        """Return what represents the container: its inline bytes, or a REF to this spine, which is then fresh in `nodes`."""
+        entries = self.levels[0]
+        if len(self.levels) == 1 and self.weights[0] <= INLINE:
+            data = wire.inline(self.code, self.attrs, entries)
+            size = len(data) + sum(entry.size - len(entry) for entry in entries if type(entry) is Rep)
+            return Rep(data, size) if size != len(data) else data
+        digest = nodes.add(SPINE, self.encode(), self)
+        return Ref(self.code, digest, self.length, self.size).encode()
+
+
+def _array(entries: Sequence[Entry], *, mapping: bool) -> bytes:
+    return wire.array_head(len(entries) * (2 if mapping else 1)) + b"".join(entries)
+
+
+def tail_array(spine: Spine) -> bytes:
+    """Return the open entries as one encoded array."""
+    return _array(spine.levels[0], mapping=spine.is_mapping)
+
+
+def _entries(array: bytes, *, mapping: bool, plain: bool = False) -> list[Entry]:
+    """Read the entries of a leaf or a tail; `plain` if it is known that no REF is inside."""
+    parts = wire.split(array)
+    if plain or b"\x11\x94" not in array:
+        return wire.pairs(parts) if mapping else parts
+    if not mapping:
+        return [measured(part) for part in parts]
+    return [join(key, measured(value)) for key, value in zip(parts[::2], parts[1::2], strict=True)]
+
+
+def open_rep(rep: bytes, nodes: Nodes) -> Spine | None:
+    """Open what a representation stands for, if it is a container."""
+    ref = as_ref(rep)
+    if ref is not None:
+        return read_spine(nodes, ref) if ref.code in wire.SEQUENCES | wire.MAPPINGS else None
+    parts = wire.take_apart(rep)
+    if parts is None:
+        return None
+    code, attrs, entries = parts
+    if type(rep) is Rep or b"\x11\x94" in rep:
+        mapping = code in wire.MAPPINGS
+        entries = _entries(_array(entries, mapping=mapping), mapping=mapping)
+    return Spine(code, attrs, (entries,))
+
+
+def read_spine(nodes: Nodes, ref: Ref) -> Spine:
+    """Load the spine that a REF names."""
+    node = nodes.node(ref.digest, SPINE)
+    if node.opened is not None:
+        opened: Spine = node.opened
+        return opened
+    try:
+        code, attrs, levels, tail = ormsgpack.unpackb(node.data)
+    except (ValueError, TypeError) as error:
+        raise Corrupt(f"a damaged spine ({error})", code="corrupt.encoding") from error
+    entries = _entries(tail, mapping=code in wire.MAPPINGS)
+    chunks = [read_chunks(level) for level in reversed(levels)]
+    return Spine(code, tuple(attrs) if attrs else None, (entries, *chunks))
+
+
+class Builder:
+    """Gathers entries and whole chunks from the left and closes chunks where the content says so."""
+
+    def __init__(self, nodes: Nodes, code: int, attrs: Attrs = None) -> None:
+        self._nodes = nodes
+        self._code = code
+        self._attrs = attrs
+        self._mapping = code in wire.MAPPINGS
+        self._levels: list[list[Any]] = [[]]
+        self._sizes = [0]
+        self.sealed = False
+        """Whether a leaf was closed."""
+
+    @classmethod
+    def onto(cls, nodes: Nodes, spine: Spine) -> Builder:
+        """Go on behind the end of a spine."""
+        builder = cls(nodes, spine.code, spine.attrs)
+        builder._levels = [list(level) for level in spine.levels]
+        builder._sizes = list(spine.weights)
+        return builder
+
+    def spine(self) -> Spine:
+        return Spine(self._code, self._attrs, tuple(self._levels))
+
+    def at_boundary(self, level: int) -> bool:
+        """Tell whether a chunk of this level may be taken whole: nothing below it is open."""
+        return not any(self._levels[:level])
+
+    def push(self, entry: Entry) -> None:
+        self._levels[0].append(entry)
+        self._sizes[0] += len(entry)
+        if _closes(entry, self._sizes[0], LEAF_MIN, LEAF_TARGET, LEAF_MAX):
+            self._seal_leaf()
+
+    def push_chunk(self, level: int, chunk: Chunk) -> None:
+        while len(self._levels) <= level:
+            self._levels.append([])
+            self._sizes.append(0)
+        encoded = chunk.data
+        self._levels[level].append(chunk)
+        self._sizes[level] += len(encoded)
+        wide = len(self._levels[level]) >= INNER_WIDTH
+        if wide and _closes(encoded, self._sizes[level], INNER_MIN, INNER_TARGET, INNER_MAX):
+            self._seal_inner(level)
+
+    def _seal_leaf(self) -> None:
+        entries = self._levels[0]
+        keys = b"".join(fingerprint(key_of(entry)) for entry in entries) if self._mapping else None
+        digest = self._nodes.add(LEAF, _array(entries, mapping=self._mapping))
+        self._levels[0], self._sizes[0] = [], 0
+        self.sealed = True
+        self.push_chunk(1, Chunk.make(digest, len(entries), sum(map(size_of, entries)), keys))
+
+    def _seal_inner(self, level: int) -> None:
+        chunks = self._levels[level]
+        digest = self._nodes.add(INNER, wire.array_head(len(chunks)) + b"".join([chunk.data for chunk in chunks]))
+        self._levels[level], self._sizes[level] = [], 0
+        count, size = sum(chunk.length for chunk in chunks), sum(chunk.size for chunk in chunks)
+        self.push_chunk(level + 1, Chunk.make(digest, count, size, None))
+
+
+def key_of(entry: Entry) -> bytes:
+    """Return the key bytes of a mapping's entry."""
+    first = entry[0]
+    if 0xA0 <= first <= 0xBF:
+        return bytes(entry[: first - 0x9F])
+    return wire.first_in(entry)
+
+
+def build(nodes: Nodes, code: int, attrs: Attrs, entries: Iterable[Entry]) -> Spine:
+    """Make a spine from all its entries."""
+    builder = Builder(nodes, code, attrs)
+    for entry in entries:
+        builder.push(entry)
+    return builder.spine()
+
+
+# -- reading ----------------------------------------------------------------------------------------
+
+
+def elements(spine: Spine) -> Iterator[tuple[int, Any]]:
+    """Give the spine's own elements with their levels, in the order of the container."""
+    for level in range(len(spine.levels) - 1, -1, -1):
+        for element in spine.levels[level]:
+            yield level, element
+
+
+def children(nodes: Nodes, level: int, chunk: Chunk, *, mapping: bool) -> list[Any]:
+    """Open a chunk: the entries of a leaf, the chunks of an inner node."""
+    if level > 1:
+        return read_chunks(nodes.get(chunk.digest, INNER))
+    array = nodes.get(chunk.digest, LEAF)
+    return _entries(array, mapping=mapping)
+
+
+def leaves(nodes: Nodes, spine: Spine) -> list[Any]:
+    """Return the container as chunks of level 1 and open entries, with one read per level."""
+    listed = list(elements(spine))
+    for top in range(len(spine.levels) - 1, 1, -1):
+        nodes.load(chunk.digest for level, chunk in listed if level == top)
+        listed = [
+            pair
+            for level, element in listed
+            for pair in (
+                [(level - 1, child) for child in children(nodes, level, element, mapping=False)]
+                if level == top
+                else [(level, element)]
+            )
+        ]
+    return [element for _, element in listed]
+
+
+def entries(nodes: Nodes, spine: Spine, start: int = 0, stop: int | None = None) -> list[Entry]:
+    """Return the entries from `start` to `stop`, reading only the chunks that hold them."""
+    wanted: list[Entry] = []
+    end = spine.length if stop is None else stop
+
+    def walk(pos: int, level: int, element: Any) -> int:
+        count = 1 if level == 0 else int(element.length)
+        if pos + count > start and pos < end:
+            if level == 0:
+                wanted.append(element)
+            else:
+                inner = pos
+                for child in children(nodes, level, element, mapping=spine.is_mapping):
+                    inner = walk(inner, level - 1, child)
+        return pos + count
+
+    pos = 0
+    for level, element in elements(spine):
+        if pos >= end:
+            break
+        pos = walk(pos, level, element)
+    return wanted
+
+
+def find_key(nodes: Nodes, spine: Spine, key: bytes) -> int | None:
+    """Return the position of a key in a mapping; reads the inner nodes and the one leaf that holds it."""
+    mark = fingerprint(key)
+
+    def inside(level: int, element: Any) -> int | None:
+        if level == 0:
+            return 0 if element.startswith(key) else None
+        if level == 1 and not _has(element.keys, mark):
+            return None
+        pos = 0
+        for child in children(nodes, level, element, mapping=True):
+            found = inside(level - 1, child)
+            if found is not None:
+                return pos + found
+            pos += 1 if level == 1 else child.length
+        return None
+
+    pos = 0
+    for level, element in elements(spine):
+        found = inside(level, element)
+        if found is not None:
+            return pos + found
+        pos += 1 if level == 0 else element.length
+    return None
+
+
+def _has(keys: bytes | None, mark: bytes) -> bool:
+    """Tell whether a leaf's fingerprints hold this one (at an even place)."""
+    if keys is None:
+        return True
+    at = keys.find(mark)
+    while at >= 0 and at % 2:
+        at = keys.find(mark, at + 1)
+    return at >= 0
+
+
+# -- changing ---------------------------------------------------------------------------------------
+
+
+def splice(nodes: Nodes, spine: Spine, start: int, stop: int, new: Sequence[Entry]) -> tuple[Spine, bool]:
+    """Replace the entries from `start` to `stop`; return the new spine and whether an append closed a leaf.
+
+    Chunks before the change are taken as they are. Behind it, chunks are opened until a cut falls where an old
+    one was; from there on they are taken whole again, at the highest level that fits.
+    """
+    open_entries = spine.levels[0]
+    closed = spine.length - len(open_entries)
+    if start >= closed:
+        kept = Spine(spine.code, spine.attrs, (open_entries[: start - closed], *spine.levels[1:]))
+        builder = Builder.onto(nodes, kept)
+        for entry in (*new, *open_entries[stop - closed :]):
+            builder.push(entry)
+        return builder.spine(), builder.sealed and start == stop == closed + len(open_entries)
+    builder = Builder(nodes, spine.code, spine.attrs)
+    pending = list(new)
+
+    def insert() -> None:
+        for entry in pending:
+            builder.push(entry)
+        pending.clear()
+
+    def walk(pos: int, level: int, element: Any) -> int:
+        end = pos + (1 if level == 0 else int(element.length))
+        if pos >= start:
+            insert()
+        if end <= start or pos >= stop:
+            if level == 0:
+                builder.push(element)
+                return end
+            if builder.at_boundary(level):
+                builder.push_chunk(level, element)
+                return end
+        elif pos >= start and end <= stop:
+            return end
+        for child in children(nodes, level, element, mapping=spine.is_mapping):
+            pos = walk(pos, level - 1, child)
+        return pos
+
+    pos = 0
+    for level, element in elements(spine):
+        pos = walk(pos, level, element)
+    insert()
+    return builder.spine(), False

@@ -1,0 +1,121 @@
+"""Long str, bytes and bytearray values: kept in pieces that are cut by content.
+
+A piece ends behind a line end or NUL whose surroundings hash low, so an insertion changes the pieces around
+it and no others; where there is none, it ends at `PIECE_MAX`. A str is kept as UTF-8; one with lone surrogates
+has a code of its own, because its bytes are not.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from typing import Final
+
+import ormsgpack
+
+from backtrail.engine import wire
+from backtrail.engine.nodes import INLINE, PIECES, TEXT, Nodes, Ref, as_ref
+from backtrail.errors import Corrupt
+
+PIECE_MAX: Final = 64 * 1024
+_PIECE_MIN: Final = 16 * 1024
+_PIECE_MASK: Final = 0xFF
+_CUTS: Final = re.compile(rb"[\n\x00]")
+
+TEXTS: Final = frozenset({wire.STR, wire.TEXT, wire.BYTES, wire.BYTEARRAY})
+
+
+def cut(data: bytes) -> list[bytes]:
+    """Cut a long text into its pieces."""
+    pieces: list[bytes] = []
+    start = 0
+    while len(data) - start > PIECE_MAX:
+        end = start + PIECE_MAX
+        for match in _CUTS.finditer(data, start + _PIECE_MIN, end):
+            at = match.end()
+            if not zlib.crc32(data[at - 32 : at]) & _PIECE_MASK:
+                end = at
+                break
+        pieces.append(data[start:end])
+        start = end
+    pieces.append(data[start:])
+    return pieces
+
+
+def close(nodes: Nodes, code: int, data: bytes) -> bytes:
+    """Return what represents a text: its inline bytes, or a REF to nodes that are then fresh in `nodes`."""
+    if len(data) <= INLINE:
+        rep = _inline(code, data)
+        if len(rep) <= INLINE:
+            return rep
+    if len(data) <= PIECE_MAX:
+        digest = nodes.add(TEXT, data)
+    else:
+        listing = [[nodes.add(TEXT, piece), len(piece)] for piece in cut(data)]
+        digest = nodes.add(PIECES, wire.pack(listing))
+    return Ref(code, digest, len(data), len(data) + 5).encode()
+
+
+def _inline(code: int, data: bytes) -> bytes:
+    if code == wire.STR:
+        return wire.pack(data.decode())
+    return wire.pack(data) if code == wire.BYTES else wire.ext(code, data)
+
+
+def load(nodes: Nodes, ref: Ref) -> bytes:
+    """Return the bytes of a text that has nodes of its own."""
+    if ref.length <= PIECE_MAX:
+        return nodes.get(ref.digest, TEXT)
+    listing = ormsgpack.unpackb(nodes.get(ref.digest, PIECES))
+    loaded = nodes.load(digest for digest, _ in listing)
+    return b"".join(loaded[digest].data for digest, _ in listing)
+
+
+def code_of(rep: bytes) -> int | None:
+    """Return which kind of text a representation is, or None if it is none."""
+    ref = as_ref(rep)
+    if ref is not None:
+        return ref.code if ref.code in TEXTS else None
+    first = rep[0]
+    if 0xA0 <= first <= 0xBF or first in (0xD9, 0xDA, 0xDB):
+        return wire.STR
+    if first in (0xC4, 0xC5, 0xC6):
+        return wire.BYTES
+    if first in (0xC7, 0xC8, 0xC9, 0xD4, 0xD5, 0xD6, 0xD7, 0xD8):
+        code, _ = wire.split_ext(rep)
+        return code if code in TEXTS else None
+    return None
+
+
+def open_rep(nodes: Nodes, rep: bytes) -> tuple[int, bytes]:
+    """Return the kind and the bytes of a text."""
+    code = code_of(rep)
+    if code is None:
+        raise Corrupt("a stored change points into a value that is no text", code="corrupt.row")
+    ref = as_ref(rep)
+    if ref is not None:
+        return code, load(nodes, ref)
+    if code in (wire.TEXT, wire.BYTEARRAY):
+        return code, wire.split_ext(rep)[1]
+    value = wire.plain(rep)
+    return code, value.encode() if isinstance(value, str) else value
+
+
+def patched(nodes: Nodes, rep: bytes, start: int, removed: int, data: bytes) -> bytes:
+    """Return the representation of a text in which some bytes are replaced."""
+    code, text = open_rep(nodes, rep)
+    if not 0 <= start <= start + removed <= len(text):
+        raise Corrupt("a stored change goes beyond its text", code="corrupt.row")
+    text = text[:start] + data + text[start + removed :]
+    if code in (wire.STR, wire.TEXT):
+        code = str_code(text)
+    return close(nodes, code, text)
+
+
+def str_code(data: bytes) -> int:
+    """Return the code of a str with these bytes: TEXT if there are lone surrogates in it."""
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return wire.TEXT
+    return wire.STR

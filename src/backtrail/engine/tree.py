@@ -1,0 +1,188 @@
+"""A state as a tree of nodes: reading parts of it and changing parts of it, without touching the rest.
+
+A `Tree` is immutable: the representation of its root value, and where its nodes come from. A change is an
+*op*, plain data that can be written down and applied again with the same result:
+
+    [SET, path, rep]                       put a value at a key (new keys go last) or at an index
+    [CUT, path]                            take a key or an index out
+    [SPLICE, path, start, removed, reps]   replace entries of a container (in a mapping: key and value joined)
+    [PATCH, path, start, removed, bytes]   replace bytes of a str, bytes or bytearray
+
+The steps of an op's path are positions in a sequence and encoded keys in a mapping. The empty path is the root.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from backtrail.engine import spine as spines
+from backtrail.engine import texts, wire
+from backtrail.engine.nodes import Nodes, Rep, digest_of, measured, size_of
+from backtrail.errors import Corrupt, Invalid, NotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from backtrail.engine.paths import Path
+    from backtrail.engine.schema import Types
+
+SET: Final = 0
+CUT: Final = 1
+SPLICE: Final = 2
+PATCH: Final = 3
+
+Op = list[Any]
+Step = int | bytes
+
+
+class Tree(NamedTuple):
+    """A state: what represents its root, and the nodes below."""
+
+    rep: bytes
+    nodes: Nodes
+    sealed: bool = False
+    """Whether the last change closed a chunk at the end of a container."""
+
+    @property
+    def root(self) -> bytes:
+        """The digest of the whole state."""
+        return digest_of(b"V", self.rep)
+
+    @property
+    def size(self) -> int:
+        return size_of(self.rep)
+
+    def apply(self, ops: Iterable[Op]) -> Tree:
+        """Return the tree after these ops; `Corrupt` if one does not fit."""
+        editor = _Editor(self.nodes.forked())
+        rep = self.rep
+        for op in ops:
+            try:
+                rep = editor.edit(rep, op[1], 0, op)
+            except (ValueError, TypeError, IndexError) as error:
+                if isinstance(error, Invalid | Corrupt):
+                    raise
+                raise Corrupt(f"a stored change does not fit its state ({error})", code="corrupt.row") from error
+        return Tree(rep, editor.nodes, editor.sealed)
+
+
+class _Editor:
+    """Applies ops to representations, gathering the nodes that come of it."""
+
+    def __init__(self, nodes: Nodes) -> None:
+        self.nodes = nodes
+        self.sealed = False
+
+    def edit(self, rep: bytes, path: list[Step], at: int, op: Op) -> bytes:
+        kind = op[0]
+        if at == len(path):
+            if kind == SET:
+                return measured(op[2])
+            return texts.patched(self.nodes, rep, *op[2:]) if kind == PATCH else self._splice(rep, op)
+        spine = self._open(rep)
+        step = path[at]
+        pos = position(self.nodes, spine, step)
+        if at == len(path) - 1 and (kind == CUT or (kind == SET and pos is None)):
+            new = [] if kind == CUT else [self._entry(step, op[2])]
+            start = spine.length if pos is None else pos
+            return self._close(spine, start, start + (kind == CUT), new)
+        if pos is None:
+            raise Corrupt("a stored change names a key that is not there", code="corrupt.row")
+        (entry,) = spines.entries(self.nodes, spine, pos, pos + 1)
+        changed = self.edit(value_of(entry) if spine.is_mapping else entry, path, at + 1, op)
+        new = [spines.join(spines.key_of(entry), changed) if spine.is_mapping else changed]
+        return self._close(spine, pos, pos + 1, new)
+
+    def _open(self, rep: bytes) -> spines.Spine:
+        spine = spines.open_rep(rep, self.nodes)
+        if spine is None:
+            raise Corrupt("a stored change points into a value without parts", code="corrupt.row")
+        return spine
+
+    def _entry(self, step: Step, rep: bytes) -> bytes:
+        if isinstance(step, int):
+            raise Corrupt("a stored change names an index that is not there", code="corrupt.row")
+        return spines.join(step, measured(rep))
+
+    def _splice(self, rep: bytes, op: Op) -> bytes:
+        spine = self._open(rep)
+        _, _, start, removed, reps = op
+        if not 0 <= start <= start + removed <= spine.length:
+            raise Corrupt("a stored change goes beyond its container", code="corrupt.row")
+        if spine.is_mapping:
+            entries = [spines.join(spines.key_of(e), measured(value_of(e))) for e in reps]
+        else:
+            entries = [measured(e) for e in reps]
+        return self._close(spine, start, start + removed, entries)
+
+    def _close(self, spine: spines.Spine, start: int, stop: int, new: list[bytes]) -> bytes:
+        changed, sealed = spines.splice(self.nodes, spine, start, stop, new)
+        self.sealed |= sealed
+        return changed.close(self.nodes)
+
+
+def value_of(entry: bytes) -> bytes:
+    """Return the value of a mapping's entry."""
+    key = len(spines.key_of(entry))
+    return Rep(entry[key:], entry.size - key) if type(entry) is Rep else entry[key:]
+
+
+def position(nodes: Nodes, spine: spines.Spine, step: Step) -> int | None:
+    """Return where an op's step leads, or None for a key that is not there."""
+    if isinstance(step, bytes):
+        return spines.find_key(nodes, spine, step) if spine.is_mapping else None
+    if spine.is_mapping or not 0 <= step < spine.length:
+        raise Corrupt("a stored change names an index that is not there", code="corrupt.row")
+    return step
+
+
+# -- users' paths -------------------------------------------------------------------------------------
+
+
+def locate(tree: Tree, path: Path, types: Types) -> tuple[bytes, list[Step]]:
+    """Follow a user's path; return what is there and the path in an op's steps. `NotFound` if it leads nowhere."""
+    rep = tree.rep
+    steps: list[Step] = []
+    for at, step in enumerate(path):
+        spine = spines.open_rep(rep, tree.nodes)
+        found = find_step(tree.nodes, spine, step, types)
+        if spine is None or found is None:
+            raise NotFound(missing(path, at, spine), code="not_found.path", path=str(path))
+        op_step, pos = found
+        steps.append(op_step)
+        (entry,) = spines.entries(tree.nodes, spine, pos, pos + 1)
+        rep = value_of(entry) if spine.is_mapping else entry
+    return rep, steps
+
+
+def find_step(nodes: Nodes, spine: spines.Spine | None, step: Any, types: Types) -> tuple[Step, int] | None:
+    """Return an op's step for a user's key or index, and its position; None if it is not there."""
+    if spine is None or spine.code in (wire.SET, wire.FROZENSET):
+        return None
+    if not spine.is_mapping:
+        if type(step) is not int or not -spine.length <= step < spine.length:
+            return None
+        return step % spine.length, step % spine.length
+    key = wire.Packer(types).fast(step)
+    if type(step) in (str, bytes):
+        pos = None if key is None else spines.find_key(nodes, spine, key)
+        return None if pos is None or key is None else (key, pos)
+    # 1, 1.0 and True are one key to a dict: compare as Python does
+    unpack = wire.Unpacker(types)
+    for pos, entry in enumerate(spines.entries(nodes, spine)):
+        stored = spines.key_of(entry)
+        if unpack(stored) == step:
+            return stored, pos
+    return None
+
+
+def missing(path: Path, at: int, spine: spines.Spine | None) -> str:
+    """Say where a path ends."""
+    step, above = path[at], str(type(path)(path[:at])) or "the state"
+    if spine is None:
+        return f"there is nothing at {path}: {above} has no parts"
+    if spine.code in (wire.SET, wire.FROZENSET):
+        return f"there is nothing at {path}: {above} is a set, whose items have no place"
+    if spine.is_mapping:
+        return f"there is nothing at {path}: {above} has no key {step!r}"
+    return f"there is nothing at {path}: {above} has {spine.length} items and no index {step!r}"

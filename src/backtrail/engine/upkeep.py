@@ -1,0 +1,190 @@
+"""Upkeep: what keeps a store small and tells whether it is sound.
+
+Collecting has two parts. A hidden checkpoint's row goes when no visible checkpoint stands on it. Then every chunk
+that no remaining row leads to goes, except those put or touched since the collection began: a new epoch is begun
+first, and writers stamp what they rely on, so a chunk that a writer is about to use is never taken from under it.
+A collection that cannot read something it needs to follow stops before it removes any chunk.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from backtrail.engine import log, payload
+from backtrail.engine.nodes import check_chunk
+from backtrail.errors import Corrupt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from backtrail.backends.port import Row, ThreadRecord
+    from backtrail.engine.heads import Heads
+
+_PAGE: Final = 500
+
+
+class Collected(NamedTuple):
+    """What a collection removed."""
+
+    rows: int
+    chunks: int
+    bytes: int
+
+
+def threads(heads: Heads) -> Iterator[ThreadRecord]:
+    """Give every thread there is, deleted ones included."""
+    after = 0
+    while numbers := heads.backend.thread_numbers(after, _PAGE):
+        for number in numbers:
+            record = heads.backend.thread(number)
+            if record is not None:
+                yield record
+        after = numbers[-1]
+
+
+def collect(heads: Heads, progress: Callable[[str, int], None] | None = None) -> Collected:
+    """Remove what nothing needs any more."""
+    backend = heads.backend
+    epoch = backend.next_epoch()
+    removed = 0
+    live: set[bytes] = set()
+    for count, record in enumerate(threads(heads), 1):
+        removed += collect_rows(heads, record)
+        _mark(heads, record, live)
+        if progress:
+            progress("threads", count)
+    chunks, size = _sweep(heads, live, epoch, progress)
+    backend.reclaim()
+    return Collected(removed, chunks, size)
+
+
+def collect_rows(heads: Heads, record: ThreadRecord) -> int:
+    """Remove the rows of a thread's hidden checkpoints that no visible one stands on."""
+    newest = heads.backend.newest(record.no)
+    if newest is None:
+        return 0
+    rows = heads.backend.rows(record.no, [(1, newest.seq)])
+    by_seq = {row.seq: row for row in rows}
+    if any(not log.is_sound(row, record.uid) for row in rows):
+        return 0  # what a damaged row stands on is not known
+    cleared = max((row.seq for row in rows if row.op == log.CLEAR), default=0)
+    needed = {seq for row in rows if row.op in log.CHECKPOINTS and not row.hidden for seq in _chain(row, by_seq)}
+    gone = [
+        row.seq
+        for row in rows
+        if row.seq not in needed
+        and row.seq != newest.seq
+        and (row.seq < cleared or (row.op == log.SAVE and row.hidden))
+    ]
+    return heads.backend.remove_rows(record.no, gone) if gone else 0
+
+
+def _chain(row: Row, by_seq: dict[int, Row]) -> Iterator[int]:
+    """Give the seqs of the rows that a checkpoint's state is read from."""
+    while True:
+        yield row.seq
+        if row.base == row.seq or row.parent not in by_seq:
+            return
+        row = by_seq[row.parent]
+
+
+def _mark(heads: Heads, record: ThreadRecord, live: set[bytes]) -> None:
+    """Add the digests of all chunks that a thread's rows lead to."""
+    newest = heads.backend.newest(record.no)
+    low = 1
+    while newest is not None and low <= newest.seq:
+        rows = heads.backend.rows(record.no, [(low, newest.seq)], payload=True, limit=_PAGE)
+        if not rows:
+            return
+        for row in rows:
+            if row.op in log.CHECKPOINTS:
+                _mark_row(heads, record, row, live)
+        low = rows[-1].seq + 1
+
+
+def _mark_row(heads: Heads, record: ThreadRecord, row: Row, live: set[bytes]) -> None:
+    nodes = heads.nodes()
+    try:
+        if row.base == row.seq:
+            tree, inlined = payload.read_base(row.payload or b"", nodes)
+            found = payload.refs_of(tree.rep) + [c for d in inlined for c in nodes.fresh[d].children()]
+        else:
+            found = payload.refs_of_ops(payload.read_delta(row.payload or b""))
+        todo = [digest for digest in found if digest not in live and digest not in nodes.fresh]
+        while todo:
+            live.update(todo)
+            loaded = nodes.load(todo)
+            todo = [c for node in loaded.values() for c in node.children() if c not in live]
+    except Corrupt as error:
+        raise heads.damaged(
+            record, row.seq, f"{error}; nothing was collected, because what this one stands on is not known"
+        ) from error
+
+
+def _sweep(
+    heads: Heads, live: set[bytes], epoch: int, progress: Callable[[str, int], None] | None
+) -> tuple[int, int]:
+    chunks = size = seen = 0
+    after = b""
+    while page := heads.backend.chunk_page(after, _PAGE):
+        after = page[-1][0]
+        dead = [digest for digest, stamped in page if stamped < epoch and digest not in live]
+        if dead:
+            size += heads.backend.remove_chunks(dead, epoch)
+            chunks += len(dead)
+        seen += len(page)
+        if progress:
+            progress("chunks", seen)
+    return chunks, size
+
+
+class Unsound(NamedTuple):
+    """A checkpoint that cannot be read."""
+
+    record: ThreadRecord
+    seq: int
+    reason: str
+
+
+def verify(heads: Heads, progress: Callable[[str, int], None] | None = None) -> tuple[int, int, list[Unsound]]:
+    """Read every checkpoint there is, with everything below it; return threads, checkpoints and what is damaged."""
+    good: set[bytes] = set()
+    damaged: list[Unsound] = []
+    count = seen = 0
+    for count, record in enumerate(threads(heads), 1):  # noqa: B007 - counted
+        newest = heads.backend.newest(record.no)
+        low = 1
+        while newest is not None and low <= newest.seq:
+            rows = heads.backend.rows(record.no, [(low, newest.seq)], limit=_PAGE)
+            if not rows:
+                break
+            for row in rows:
+                reason = _verify_row(heads, record, row, good)
+                if reason:
+                    damaged.append(Unsound(record, row.seq, reason))
+                seen += row.op in log.CHECKPOINTS and not row.hidden
+            low = rows[-1].seq + 1
+            if progress:
+                progress("checkpoints", seen)
+    return count, seen, damaged
+
+
+def _verify_row(heads: Heads, record: ThreadRecord, row: Row, good: set[bytes]) -> str | None:
+    if not log.is_sound(row, record.uid):
+        return "its row is damaged"
+    if row.hidden or row.op not in log.CHECKPOINTS:
+        return None
+    try:
+        tree = heads.chain(record, row).tree
+        todo = payload.refs_of(tree.rep)
+        below: set[bytes] = set()
+        while todo:
+            stored = [d for d in todo if d not in tree.nodes.fresh]
+            chunks = heads.backend.chunks(stored)
+            nodes = {d: tree.nodes.fresh.get(d) or check_chunk(d, chunks.get(d)) for d in todo}
+            below.update(stored)
+            todo = [c for node in nodes.values() for c in node.children() if c not in good and c not in below]
+    except Corrupt as error:
+        return str(error)
+    good |= below
+    return None

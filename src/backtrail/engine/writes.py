@@ -1,0 +1,476 @@
+"""Writing: every change of a thread is one batch of rows that the backend takes whole or refuses.
+
+A write is prepared on how the thread is known to stand and committed on the condition that it still stands so.
+If somebody else was first, the thread is read again and the write prepared anew: an append then lands behind theirs;
+a save that was derived from a state that is no longer the head is a `Conflict`.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
+
+from backtrail.backends.port import Batch, MissingChunks, NewThread, Row, Stale, ThreadRecord, Vanished
+from backtrail.engine import log, payload, retention
+from backtrail.engine.heads import Chain, Heads, Standing
+from backtrail.engine.nodes import Node
+from backtrail.engine.squeeze import squeeze
+from backtrail.errors import Conflict, Invalid, NotFound, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from backtrail.engine.tree import Op, Tree
+
+T = TypeVar("T")
+
+PATIENCE: Final = 60.0
+"""Seconds for which a write that needs no expectation tries again while others are first."""
+_FRESH_MAX: Final = 24
+_TRIM_EVERY: Final = 64
+
+ANY: Final = -1
+"""The expectation of a write that may land on whatever is there."""
+NOTHING: Final = 0
+"""The expectation that there is no head."""
+
+
+class Key(NamedTuple):
+    """Which thread is meant."""
+
+    space: str
+    name: str
+    agent: str | None = None
+
+
+class Meta(NamedTuple):
+    """What a checkpoint carries beside its state."""
+
+    kind: int = 0
+    label: str | None = None
+    tags: tuple[str, ...] = ()
+    metadata: bytes = b""
+
+
+class Proposal(NamedTuple):
+    """The state to be: as a tree, and as ops on the state it comes from (None: a base is to be written)."""
+
+    tree: Tree
+    ops: list[Op] | None
+
+
+class Propose(Protocol):
+    """Derives the next state from how the thread stands (with its head's tree), or from nothing."""
+
+    def __call__(self, standing: Standing | None) -> Proposal: ...
+
+
+class Writes:
+    """Writes to threads through a backend."""
+
+    def __init__(self, heads: Heads, after_write: Callable[[ThreadRecord], None] | None = None) -> None:
+        self._heads = heads
+        self._backend = heads.backend
+        self._after_write = after_write
+
+    # -- checkpoints ----------------------------------------------------------------------------
+
+    def save(
+        self, key: Key, propose: Propose, meta: Meta, *, expect: int = ANY, known: Standing | None = None
+    ) -> Standing:
+        """Append a checkpoint and return how the thread stands then."""
+
+        def attempt(standing: Standing | None) -> Standing:
+            self._require(standing, expect, key)
+            if standing is not None and standing.head is not None:
+                standing = self._heads.with_chain(standing)
+            return self._save_on(standing, propose(standing), key, meta)
+
+        return self._retrying(key, attempt, known)
+
+    def _save_on(self, standing: Standing | None, proposal: Proposal, key: Key, meta: Meta) -> Standing:
+        chain = standing.chain if standing else None
+        stored = self._pack(proposal, chain)
+        seq = standing.newest.seq + 1 if standing else 1
+        row = _checkpoint(standing, seq, stored, proposal.tree, meta, self._heads.clock())
+        hide = retention.retired(self._heads, standing, row) if standing else ()
+        after = self._commit_checkpoint(standing, row, stored, key, meta, hide)
+        return after._replace(chain=_extended(chain, proposal.tree, stored))
+
+    def fork(self, key: Key, source: Standing, at: Row, tags: tuple[str, ...]) -> Standing:
+        """Begin a thread with a checkpoint of another one."""
+        chain = self._heads.chain(source.record, at)
+        stored = payload.base(chain.tree, frozenset(), compress=self._heads.options.compression)
+        metadata, _, _ = log.unpack_extra(at)
+        meta = Meta(at.kind, at.label, tags, metadata)
+        origin = log.checkpoint_id(source.record.uid, at.seq)
+
+        def attempt(standing: Standing | None) -> Standing:
+            if standing is not None and standing.head is not None:
+                raise exists(key, standing)
+            seq = standing.newest.seq + 1 if standing else 1
+            row = _checkpoint(standing, seq, stored, chain.tree, meta, self._heads.clock(), forked=(at.step, origin))
+            after = self._commit_checkpoint(
+                standing, row, stored, key, meta, (), origin=origin, visible=((source.record.no, at.seq),)
+            )
+            return after._replace(chain=_extended(None, chain.tree, stored))
+
+        try:
+            return self._retrying(key, attempt, None)
+        except Vanished:
+            raise NotFound(f"checkpoint {origin} was deleted meanwhile", code="not_found.checkpoint") from None
+
+    def _pack(self, proposal: Proposal, chain: Chain | None) -> payload.Stored:
+        tree, compress = proposal.tree, self._heads.options.compression
+        deep = chain is None or chain.depth + 1 >= payload.DEPTH_MAX or chain.weight > payload.CHAIN_MAX
+        if proposal.ops is not None and not deep and not tree.sealed:
+            stored = payload.delta(proposal.ops, tree.nodes, compress=compress)
+            if stored.weight <= payload.DELTA_MAX:
+                return stored
+        return payload.base(tree, chain.settled if chain else frozenset(), compress=compress)
+
+    def _commit_checkpoint(
+        self,
+        standing: Standing | None,
+        row: Row,
+        stored: payload.Stored,
+        key: Key,
+        meta: Meta,
+        hide: tuple[int, ...],
+        *,
+        origin: str | None = None,
+        visible: tuple[tuple[int, int], ...] = (),
+    ) -> Standing:
+        created = NewThread(key.space, key.name, os.urandom(log.UID_BYTES), key.agent, row.created_at, origin)
+        renewed = standing is not None and not standing.newest.head
+        no, uid = (standing.record.no, standing.record.uid) if standing else (-1, created.uid)
+        batch = Batch(
+            threads=() if standing else (created,),
+            renew=((no, created),) if renewed else (),
+            visible=visible,
+            hide=tuple((no, seq) for seq in hide),
+            tag=tuple((no, row.seq, tag) for tag in meta.tags),
+        )
+        present = self._backend.present(list(stored.chunks)) if stored.chunks else set()
+        row, numbers = self._commit_chunks(batch, row, no, uid, stored.chunks, present)
+        record = standing.record if standing else ThreadRecord(numbers[0], *created)
+        if renewed:
+            record = record._replace(agent=created.agent, created_at=created.created_at, origin=origin)
+        if self._after_write and row.seq % _TRIM_EVERY == 0:
+            self._after_write(record)
+        return Standing(record, row, row)
+
+    def _commit_chunks(
+        self, batch: Batch, row: Row, no: int, uid: bytes, nodes: dict[bytes, Node], present: set[bytes]
+    ) -> tuple[Row, tuple[int, ...]]:
+        """Commit a checkpoint with the chunks it needs; those that seemed to be there and are not are sent again."""
+        compress = self._heads.options.compression
+        while True:
+            chunks = tuple(
+                (digest, squeeze(node.kind + node.data, enabled=compress))
+                for digest, node in nodes.items()
+                if digest not in present
+            )
+            added = len(row.payload or b"") + sum(len(data) for _, data in chunks)
+            row = log.checked(row._replace(stored=added), uid)
+            try:
+                numbers = self._backend.commit(
+                    replace(batch, rows=((no, row),), chunks=chunks, touch=tuple(sorted(present)))
+                )
+            except MissingChunks as error:
+                present = present - error.digests
+            else:
+                return row, numbers
+
+    # -- moves ------------------------------------------------------------------------------------
+
+    def rewind(self, key: Key, find: Callable[[Standing], Row]) -> Standing:
+        """Make an older checkpoint the head again; `find` says which, given how the thread stands."""
+
+        def attempt(standing: Standing) -> Standing:
+            target = find(standing)
+            return self._move(standing, log.REWIND, target, undo=standing.newest.seq, redo=0)
+
+        return self._moving(key, attempt)
+
+    def undo(self, key: Key) -> Standing:
+        """Take the last change back."""
+
+        def attempt(standing: Standing) -> Standing:
+            newest = standing.newest
+            to = self._undo_target(standing, head=newest.head, start=newest.undo)
+            if to is None:
+                raise Invalid(f"thread {key.name!r} has nothing left to undo", code="invalid.undo")
+            return self._move(standing, log.UNDO, self._head_of(standing, to), undo=to.undo, redo=newest.seq)
+
+        return self._moving(key, attempt)
+
+    def redo(self, key: Key) -> Standing:
+        """Take the last undo back."""
+
+        def attempt(standing: Standing) -> Standing:
+            newest, record = standing.newest, standing.record
+            to = log.redo_target(newest, lambda seq: self._heads.sound_row(record, seq))
+            if to is None:
+                raise Invalid(f"thread {key.name!r} has nothing to redo", code="invalid.redo")
+            return self._move(standing, log.REDO, self._head_of(standing, to), undo=newest.seq, redo=to.redo)
+
+        return self._moving(key, attempt)
+
+    def _head_of(self, standing: Standing, row: Row) -> Row:
+        head = row if row.head == row.seq else self._heads.sound_row(standing.record, row.head)
+        if head is None:
+            raise Stale
+        return head
+
+    def _undo_target(self, standing: Standing, *, head: int, start: int, gone: int = 0) -> Row | None:
+        """Return what an undo goes back to; `gone` is a checkpoint that is about to be hidden."""
+        record = standing.record
+
+        def read(seq: int) -> Row | None:
+            row = self._heads.sound_row(record, seq)
+            return row._replace(hidden=True) if row is not None and seq == gone else row
+
+        def nearest(seq: int) -> Row | None:
+            row = self._heads.nearest(record, seq)
+            return row._replace(hidden=True) if row is not None and row.seq == gone else row
+
+        return log.undo_target(nearest, read, head=head, start=start)
+
+    def _move(self, standing: Standing, op: int, head: Row, *, undo: int, redo: int) -> Standing:
+        record = standing.record
+        row = _mover(standing, op, head, self._heads.path(record, head), undo, redo, self._heads.clock())
+        row = log.checked(row, record.uid)
+        self._backend.commit(Batch(rows=((record.no, row),), visible=((record.no, head.seq),)))
+        return Standing(record, row, head)
+
+    # -- deleting ---------------------------------------------------------------------------------
+
+    def delete_checkpoint(self, key: Key, find: Callable[[Standing], Row | None]) -> tuple[bool, Standing | None]:
+        """Hide a checkpoint; if it is the head, its nearest surviving ancestor becomes the head."""
+
+        def attempt(standing: Standing) -> tuple[bool, Standing | None]:
+            target = find(standing)
+            if target is None:
+                return False, standing
+            record, newest = standing.record, standing.newest
+            hide = ((record.no, target.seq),)
+            if target.seq != newest.head:
+                self._backend.commit(Batch(newest=((record.no, newest.seq),), hide=hide))
+                return True, None
+            above = log.clip(self._heads.view(standing), 1, target.seq - 1)
+            survivors = self._heads.visible(standing, above, newest_first=True, limit=1) if above else []
+            head = survivors[0] if survivors else None
+            ranges = self._heads.path(record, head) if head else ()
+            undo = self._undo_target(standing, head=head.seq if head else 0, start=newest.undo, gone=target.seq)
+            row = _mover(
+                standing, log.DROP, head, ranges, undo.seq if undo else 0, newest.redo, self._heads.clock()
+            )
+            row = log.checked(row, record.uid)
+            self._backend.commit(Batch(rows=((record.no, row),), hide=hide))
+            return True, Standing(record, row, head)
+
+        nothing: tuple[bool, Standing | None] = (False, None)
+        return self._existing(key, attempt, nothing)
+
+    def delete_thread(self, key: Key) -> tuple[bool, Standing | None]:
+        """Hide all of a thread; its log goes on, so that nobody who still holds it can bring it back by accident."""
+
+        def attempt(standing: Standing) -> tuple[bool, Standing | None]:
+            if standing.head is None:
+                return False, standing
+            record = standing.record
+            rows = self._backend.rows(record.no, [(1, standing.newest.seq)], visible=True)
+            row = log.checked(_mover(standing, log.CLEAR, None, (), 0, 0, self._heads.clock()), record.uid)
+            self._backend.commit(Batch(rows=((record.no, row),), hide=tuple((record.no, r.seq) for r in rows)))
+            return True, Standing(record, row, None)
+
+        nothing: tuple[bool, Standing | None] = (False, None)
+        return self._existing(key, attempt, nothing)
+
+    def hide(self, key: Key, choose: Callable[[Standing], Iterable[int]]) -> int:
+        """Hide the checkpoints that `choose` names (never the head) and return how many."""
+
+        def attempt(standing: Standing) -> int:
+            record, newest = standing.record, standing.newest
+            seqs = [seq for seq in choose(standing) if seq != newest.head]
+            if seqs:
+                batch = Batch(newest=((record.no, newest.seq),), hide=tuple((record.no, seq) for seq in seqs))
+                self._backend.commit(batch)
+            return len(seqs)
+
+        return self._existing(key, attempt, 0)
+
+    def tag(self, record: ThreadRecord, seq: int, add: Iterable[str], remove: Iterable[str]) -> None:
+        """Put tags on a checkpoint, take others off."""
+        no = record.no
+        batch = Batch(
+            visible=((no, seq),),
+            tag=tuple((no, seq, tag) for tag in add),
+            untag=tuple((no, seq, tag) for tag in remove),
+        )
+        try:
+            self._backend.commit(batch)
+        except Vanished:
+            name = log.checkpoint_id(record.uid, seq)
+            raise NotFound(f"checkpoint {name} was deleted", code="not_found.checkpoint") from None
+
+    # -- trying -------------------------------------------------------------------------------------
+
+    def _require(self, standing: Standing | None, expect: int, key: Key) -> None:
+        """Raise `Conflict` unless the head is the expected one, or the thread is another agent's."""
+        head = standing.newest.head if standing else 0
+        if standing and head and key.agent is not None and standing.record.agent != key.agent:
+            raise Conflict(
+                f"thread {key.name!r} belongs to agent {standing.record.agent!r}, not {key.agent!r}", code="conflict.agent"
+            )
+        if expect in (ANY, head):
+            return
+        if expect == NOTHING and standing is not None:
+            raise exists(key, standing)
+        uid = standing.record.uid if standing else None
+        expected = log.checkpoint_id(uid, expect) if uid and expect else None
+        actual = log.checkpoint_id(uid, head) if uid and head else None
+        raise Conflict(
+            f"thread {key.name!r} moved on: this was derived from {expected or 'nothing'}, its head is now "
+            f"{actual or 'nothing'}; load it again and redo the change, or use update()",
+            code="conflict.stale",
+            expected=expected,
+            actual=actual,
+        )
+
+    def _retrying(self, key: Key, attempt: Callable[[Standing | None], Standing], known: Standing | None) -> Standing:
+        return _patiently(lambda: self._heads.standing(key.space, key.name), attempt, known, key)
+
+    def _moving(self, key: Key, attempt: Callable[[Standing], Standing]) -> Standing:
+        def existing(standing: Standing | None) -> Standing:
+            if standing is None or standing.head is None:
+                raise NotFound(f"there is no thread {key.name!r}", code="not_found.thread")
+            try:
+                return attempt(standing)
+            except Vanished:
+                raise Stale from None
+
+        return _patiently(lambda: self._heads.standing(key.space, key.name), existing, None, key)
+
+    def _existing(self, key: Key, attempt: Callable[[Standing], T], otherwise: T) -> T:
+        def maybe(standing: Standing | None) -> T:
+            return otherwise if standing is None else attempt(standing)
+
+        return _patiently(lambda: self._heads.standing(key.space, key.name), maybe, None, key)
+
+
+def _patiently(
+    read: Callable[[], Standing | None], attempt: Callable[[Standing | None], T], known: Standing | None, key: Key
+) -> T:
+    """Try on what is known, then on what is there, until nobody else was first.
+
+    What is known may be old, so an error that comes of it counts only if it comes again.
+    """
+    standing = known if known is not None else read()
+    until = time.monotonic() + PATIENCE
+    tries = 0
+    while True:
+        try:
+            return attempt(standing)
+        except (Conflict, Invalid, NotFound):
+            if standing is not known or known is None:
+                raise
+            standing = read()
+        except Stale:
+            tries += 1
+            if time.monotonic() > until:
+                raise Unavailable(
+                    f"thread {key.name!r} is written to without pause; gave up after {PATIENCE:.0f} s",
+                    code="unavailable.contended",
+                ) from None
+            if tries > 2:
+                time.sleep(random.random() * min(0.001 * tries, 0.05))  # noqa: S311 - only to get out of step
+            standing = read()
+
+
+def exists(key: Key, standing: Standing) -> Conflict:
+    actual = log.checkpoint_id(standing.record.uid, standing.newest.head)
+    return Conflict(f"there is a thread {key.name!r} already", code="conflict.exists", actual=actual)
+
+
+def _checkpoint(
+    standing: Standing | None,
+    seq: int,
+    stored: payload.Stored,
+    tree: Tree,
+    meta: Meta,
+    created_at: int,
+    *,
+    forked: tuple[int, str] | None = None,
+) -> Row:
+    head = standing.head if standing else None
+    newest = standing.newest if standing else None
+    return Row(
+        seq=seq,
+        op=log.FORK if forked else log.SAVE,
+        parent=head.seq if head else 0,
+        step=forked[0] if forked else (head.step + 1 if head else 1),
+        head=seq,
+        undo=newest.seq if newest and head else 0,
+        redo=0,
+        view=log.view_for(newest) if newest else 0,
+        base=seq if stored.is_base or not head else head.base,
+        depth=0 if stored.is_base or not head else head.depth + 1,
+        created_at=created_at,
+        kind=meta.kind,
+        label=meta.label,
+        size=tree.size,
+        stored=0,
+        root=tree.root,
+        op_id=os.urandom(16),
+        extra=log.pack_extra(meta.metadata, None, forked[1] if forked else None),
+        check=b"",
+        payload=stored.payload,
+        hidden=False,
+    )
+
+
+def _mover(
+    standing: Standing, op: int, head: Row | None, ranges: log.Ranges, undo: int, redo: int, created_at: int
+) -> Row:
+    seq = standing.newest.seq + 1
+    return Row(
+        seq=seq,
+        op=op,
+        parent=0,
+        step=head.step if head else 0,
+        head=head.seq if head else 0,
+        undo=undo,
+        redo=redo,
+        view=seq,
+        base=0,
+        depth=0,
+        created_at=created_at,
+        kind=0,
+        label=None,
+        size=0,
+        stored=0,
+        root=b"",
+        op_id=os.urandom(16),
+        extra=log.pack_extra(b"", ranges, None),
+        check=b"",
+        payload=b"",
+        hidden=False,
+    )
+
+
+def _extended(chain: Chain | None, tree: Tree, stored: payload.Stored) -> Chain:
+    """Return the chain that the row just written ends: what became a chunk is no longer fresh."""
+    fresh = tree.nodes.fresh
+    kept: dict[bytes, Node] = {digest: node for digest, node in fresh.items() if digest not in stored.chunks}
+    nodes = tree.nodes.with_fresh(kept)
+    if len(kept) > _FRESH_MAX:
+        nodes = nodes.with_fresh(payload.reachable(nodes, payload.refs_of(tree.rep)))
+    slim = tree._replace(nodes=nodes, sealed=False)
+    if stored.is_base or chain is None:
+        return Chain(slim, 0, 0, stored.inlined)
+    return Chain(slim, chain.depth + 1, chain.weight + len(stored.payload), chain.settled)

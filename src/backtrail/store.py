@@ -1,0 +1,274 @@
+"""Stores: where threads live. `open(url)` picks the backend; a `Store` hands out handles and does the upkeep."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from urllib.parse import unquote
+
+from backtrail.arguments import check_count, check_duration, check_id
+from backtrail.checkpoints import Checkpoint
+from backtrail.engine import log, upkeep
+from backtrail.engine.engine import Engine
+from backtrail.engine.heads import Options, Standing
+from backtrail.engine.schema import Types
+from backtrail.errors import Invalid, NotFound
+from backtrail.threads import Thread
+from backtrail.values import Damage, GcReport, PruneReport, Stats, ThreadInfo, VerifyReport, when
+
+if TYPE_CHECKING:
+    import datetime as dt
+    from collections.abc import Callable, Iterable, Iterator
+    from types import TracebackType
+
+    from backtrail.backends.port import Backend, Row, ThreadRecord
+
+S = TypeVar("S")
+Progress = "Callable[[str, int], None]"
+THREAD: Final = "thread"
+SPACES: Final = ("thread", "agent", "conversation", "run")
+_PAGE: Final = 200
+
+
+def default_url() -> str:
+    """Return the store that is used when none is named: $BACKTRAIL_URL, else a file in the user's data directory."""
+    named = os.environ.get("BACKTRAIL_URL")
+    if named:
+        return named
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Application Support"
+    else:
+        base = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    return str(base / "backtrail" / "backtrail.db")
+
+
+def open(  # noqa: A001 - backtrail.open reads as it should
+    url: str | os.PathLike[str] | None = None,
+    *,
+    durability: str = "full",
+    read_only: bool = False,
+    max_checkpoints: int | None = None,
+    ttl: dt.timedelta | float | None = None,
+    auto_interval: dt.timedelta | float | None = None,
+    compression: bool = True,
+    schema: str | None = None,
+    types: Iterable[Any] = (),
+) -> Store:
+    """Open a store, and create it if it is not there.
+
+    `url` is a path, `sqlite:///path` or `memory://`. `durability="relaxed"` may lose the newest writes in a power cut,
+    never more. `max_checkpoints` keeps that many per thread, newest first; `ttl` those that are younger; labelled and
+    tagged ones are exempt, and the head always stays. Of automatic checkpoints, one per `auto_interval` is kept.
+    `types` are classes that stored states may come back as.
+    """
+    if durability not in ("full", "relaxed"):
+        raise Invalid(f'durability is "full" or "relaxed", not {durability!r}', code="invalid.argument")
+    options = Options(
+        compression=bool(compression),
+        max_checkpoints=None if max_checkpoints is None else check_count(max_checkpoints, "max_checkpoints", least=1),
+        ttl=None if ttl is None else check_duration(ttl, "ttl"),
+        auto_interval=None if auto_interval is None else check_duration(auto_interval, "auto_interval"),
+    )
+    registry = Types(types)
+    target = default_url() if url is None else os.fspath(url)
+    backend = _backend(target, durability=durability, read_only=read_only, schema=schema)
+    return Store(backend, registry, options)
+
+
+def _backend(url: str, *, durability: str, read_only: bool, schema: str | None) -> Backend:
+    if schema is not None:
+        raise Invalid("schema= is for PostgreSQL; this kind of store has none", code="invalid.argument")
+    if url.startswith("memory:"):
+        if url not in ("memory:", "memory://", "memory:///"):
+            raise Invalid(f"a store in memory has no name: use memory://, not {url!r}", code="invalid.url")
+        from backtrail.backends.memory import MemoryBackend  # noqa: PLC0415 - only what is used is loaded
+
+        if read_only:
+            raise Invalid("a store in memory is always new: read_only=True would leave it empty", code="invalid.argument")
+        return MemoryBackend()
+    from backtrail.backends.sqlite import SqliteBackend  # noqa: PLC0415
+
+    return SqliteBackend(_path(url), durability=durability, read_only=read_only)
+
+
+def _path(url: str) -> str:
+    """Return the path of an SQLite store."""
+    if "\0" in url or not url:
+        raise Invalid(f"this is not a path: {url!r}", code="invalid.url")
+    if url.startswith("sqlite:"):
+        if not url.startswith("sqlite:///") or url == "sqlite:///":
+            raise Invalid(
+                f"cannot read {url!r}; write sqlite:///agents.db, or sqlite:////var/lib/agents.db for an absolute path",
+                code="invalid.url",
+            )
+        return unquote(url.removeprefix("sqlite:///"))
+    scheme, separator, _ = url.partition("://")
+    if separator and scheme.replace("+", "").isalnum():
+        raise Invalid(
+            f"there is no kind of store {scheme!r}; use a path, sqlite:///path or memory://", code="invalid.url"
+        )
+    return str(Path(url).expanduser())
+
+
+class Store:
+    """Keeps threads. Safe to share between threads, survives `fork()`, and is a context manager."""
+
+    def __init__(self, backend: Backend, types: Types | None = None, options: Options | None = None) -> None:
+        self._backend = backend
+        self._engine = Engine(backend, types or Types(), options or Options())
+
+    # -- threads --------------------------------------------------------------------------------------
+
+    def thread(self, id: str, type: type[S] | None = None, *, agent: str | None = None) -> Thread[S]:  # noqa: A002
+        """Return a handle; nothing is read or written until it is used."""
+        return Thread(self._engine, THREAD, id, type, agent)
+
+    def threads(
+        self,
+        *,
+        agent: str | None = None,
+        prefix: str | None = None,
+        kind: str | None = None,
+        limit: int | None = None,
+        after: ThreadInfo | str | None = None,
+    ) -> Iterator[ThreadInfo]:
+        """Give what is known of the threads, newest activity first, without loading states.
+
+        `after` goes on behind a thread: an info from an earlier listing, or an id.
+        """
+        space = kind or THREAD
+        if space not in SPACES:
+            raise Invalid(f"kind is one of {', '.join(SPACES)}, not {kind!r}", code="invalid.argument")
+        if limit is not None:
+            check_count(limit, "limit")
+        return self._list(space, agent, prefix, limit, None if after is None else self._place(space, after))
+
+    def _list(
+        self, space: str, agent: str | None, prefix: str | None, limit: int | None, after: tuple[int, int] | None
+    ) -> Iterator[ThreadInfo]:
+        left = limit
+        while left is None or left > 0:
+            size = _PAGE if left is None else min(_PAGE, left)
+            backend = self._engine.desk.heads.backend
+            page = backend.threads(space=space, agent=agent, prefix=prefix, after=after, limit=size)
+            for record, newest in page:
+                yield self._info(record, newest)
+            if len(page) < size:
+                return
+            after = (page[-1][1].created_at, page[-1][0].no)
+            left = None if left is None else left - size
+
+    def _place(self, space: str, after: ThreadInfo | str) -> tuple[int, int]:
+        name = after.id if isinstance(after, ThreadInfo) else after
+        standing = self._engine.desk.heads.standing(space, check_id(name, "a thread's id"))
+        if standing is None:
+            raise NotFound(f"there is no thread {name!r} to go on behind", code="not_found.thread")
+        return standing.newest.created_at, standing.record.no
+
+    def _info(self, record: ThreadRecord, newest: Row) -> ThreadInfo:
+        heads = self._engine.desk.heads
+        head = newest if newest.head == newest.seq else heads.row(record, newest.head)
+        view = heads.path(record, head) if head is not None else ()
+        count = len(heads.visible(Standing(record, newest, head), view))
+        return ThreadInfo(
+            id=record.name,
+            kind=record.space,
+            agent=record.agent,
+            created_at=when(record.created_at),
+            updated_at=when(newest.created_at),
+            step=newest.step,
+            checkpoints=count,
+            head_id=log.checkpoint_id(record.uid, newest.head),
+            forked_from=record.origin,
+        )
+
+    def checkpoint(self, id: str) -> Checkpoint[Any] | None:  # noqa: A002
+        """Return the checkpoint with this id, whatever its thread, or None."""
+        parsed = log.parse_id(check_id(id, "a checkpoint's id"))
+        heads = self._engine.desk.heads
+        record = heads.backend.thread_with_uid(parsed[0]) if parsed else None
+        if parsed is None or record is None:
+            return None
+        thread: Thread[Any] = Thread(self._engine, record.space, record.name)
+        try:
+            heads.checkpoint_row(record, parsed[1])
+        except NotFound:
+            return None
+        return thread.load(id)
+
+    # -- several at once --------------------------------------------------------------------------------
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Make the writes of a block one write: all of them, or none. They are seen inside the block only, until it ends.
+
+        It belongs to the calling thread or task. If somebody else writes to one of its threads meanwhile, its end is a
+        `Conflict` and nothing was written.
+        """
+        self._engine.begin()
+        try:
+            yield
+        except BaseException:
+            self._engine.end(commit=False)
+            raise
+        self._engine.end(commit=True)
+
+    # -- upkeep -----------------------------------------------------------------------------------------
+
+    def stats(self) -> Stats:
+        """Return what the store holds, measured."""
+        usage = self._backend.usage()
+        return Stats(
+            threads=usage.threads.get(THREAD, 0),
+            checkpoints=usage.checkpoints,
+            chunks=usage.chunks,
+            logical_bytes=usage.logical_bytes,
+            stored_bytes=usage.stored_bytes,
+        )
+
+    def verify(self, *, progress: Callable[[str, int], None] | None = None) -> VerifyReport:
+        """Read and check everything; name what is damaged."""
+        threads, checkpoints, damaged = upkeep.verify(self._engine.desk.heads, progress)
+        found = (Damage(log.checkpoint_id(r.uid, seq), r.name, reason) for r, seq, reason in damaged)
+        return VerifyReport(threads, checkpoints, tuple(found))
+
+    def gc(self, *, progress: Callable[[str, int], None] | None = None) -> GcReport:
+        """Remove for good what was deleted, pruned or outlived, and give its space back."""
+        return GcReport(*upkeep.collect(self._engine.desk.heads, progress))
+
+    def prune(
+        self,
+        *,
+        keep_last: int | None = None,
+        older_than: dt.timedelta | float | None = None,
+        keep_tagged: bool = True,
+        dry_run: bool = False,
+    ) -> PruneReport:
+        """Prune every thread; see `Thread.prune`."""
+        removed: list[tuple[str, str]] = []
+        for record in upkeep.threads(self._engine.desk.heads):
+            thread: Thread[Any] = Thread(self._engine, record.space, record.name)
+            report = thread.prune(
+                keep_last=keep_last, older_than=older_than, keep_tagged=keep_tagged, dry_run=dry_run
+            )
+            removed += report.removed
+        return PruneReport(tuple(removed), dry_run=dry_run)
+
+    # -- the end ----------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Release the store's resources; closing twice is allowed."""
+        self._backend.close()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,55 @@
+"""Small chunks: the sizes at which states are cut, lowered, so that a state of a few hundred bytes has leaves, inner
+nodes, pieces and chains of several bases, and a listing of a few entries has pages.
+
+The sizes decide what a state's root is, so what was written inside `small_chunks()` is to be read inside, too.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Final
+from unittest import mock
+
+from backtrail import store, threads
+from backtrail.engine import codec, diff, nodes, payload, spine, texts, upkeep, writes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import ModuleType
+
+_INLINE: Final = 64
+
+_SIZES: Final[tuple[tuple[ModuleType, str, int], ...]] = (
+    *((module, "INLINE", _INLINE) for module in (nodes, spine, texts, codec)),
+    (spine, "LEAF_MIN", _INLINE + 16),  # above INLINE: a container with a leaf is never inline
+    (spine, "LEAF_TARGET", 64),
+    (spine, "LEAF_MAX", 240),
+    (spine, "INNER_MIN", 90),
+    (spine, "INNER_TARGET", 60),
+    (spine, "INNER_MAX", 240),
+    (spine, "INNER_WIDTH", 2),
+    (texts, "PIECE_MAX", 96),
+    (texts, "_PIECE_MIN", 24),
+    (texts, "_PIECE_MASK", 0x1),
+    (diff, "_PATCH_FROM", 8),
+    (payload, "DEPTH_MAX", 5),
+    (payload, "DELTA_MAX", 400),
+    (payload, "CHAIN_MAX", 800),
+    (payload, "INLINE_NODE", 160),
+    (codec, "_BATCH", 2),
+    (writes, "_FRESH_MAX", 3),
+    (threads, "_PAGE", 3),
+    (store, "_PAGE", 2),
+    (upkeep, "_PAGE", 3),
+)
+
+
+@contextmanager
+def small_chunks() -> Iterator[None]:
+    """Cut states into chunks of a hundred bytes or so while the block runs."""
+    with ExitStack() as stack:
+        for module, name, size in _SIZES:
+            if not isinstance(getattr(module, name), int):
+                raise TypeError(f"{module.__name__}.{name} is not a size")
+            stack.enter_context(mock.patch.object(module, name, size))
+        yield

@@ -1,0 +1,535 @@
+"""A state machine that does at random whatever can be done with threads, and holds the store against the model.
+
+After every step the thread that was touched is compared with its line in the model: head, history, steps, labels,
+tags, and the states of a few of its checkpoints, in view and out of view, to the last type. At the end every
+checkpoint of every thread is.
+
+A backend's test says where a store is to be made: `run(place)`, with `place` a context manager that gives a function
+which opens the same store each time. In half of the runs states are cut into small chunks.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+
+from backtrail import NEW, Conflict, Invalid, NotFound
+from backtrail.testing import states
+from backtrail.testing.chunks import small_chunks
+from backtrail.testing.exact import same
+from backtrail.testing.model import UNKNOWN, Hand, Line, Point
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from backtrail import Checkpoint, Store, Thread
+
+    Opener = Callable[..., Store]
+    Place = Callable[[], AbstractContextManager[Opener]]
+
+NAMES: Final = ("a", "b", "a_b")
+LABELS: Final = (None, None, None, "before", "after")
+TAGS: Final = ("good", "odd")
+
+names = st.sampled_from(NAMES)
+hands = st.integers(0, 1)
+seeds = st.integers(0, (1 << 32) - 1)
+
+
+def run(place: Place, chosen: settings | None = None) -> None:
+    """Run the machine on stores that are made in `place`, as the current hypothesis profile says."""
+    base = chosen or settings.get_profile(settings.get_current_profile_name())
+    quiet = settings(base, deadline=None, suppress_health_check=list(HealthCheck))
+    run_state_machine_as_test(lambda: ThreadMachine(place), settings=quiet)
+
+
+class Aborted(Exception):  # noqa: N818 - not an error: how a transaction is given up
+    """Raised inside a transaction to give it up."""
+
+
+class ThreadMachine(RuleBasedStateMachine):
+    """Random histories of three threads, each through two handles, against the model."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__()
+        self._stack = ExitStack()
+        self._open = self._stack.enter_context(place())
+        self._random = random.Random(0)  # noqa: S311 - picks examples
+        self.store: Store
+        self.lines = {name: Line() for name in NAMES}
+        self.touched: str | None = None
+
+    @initialize(small=st.booleans(), seed=seeds)
+    def begin(self, small: bool, seed: int) -> None:  # noqa: FBT001 - drawn
+        if small:
+            self._stack.enter_context(small_chunks())
+        self._random.seed(seed)
+        self._start()
+
+    def _start(self) -> None:
+        self.store = self._open()
+        self.hands = {name: (Hand(name), Hand(name)) for name in NAMES}
+        self.threads: dict[Hand, Thread[Any]] = {
+            hand: self.store.thread(name) for name, pair in self.hands.items() for hand in pair
+        }
+
+    def teardown(self) -> None:
+        try:
+            if hasattr(self, "store"):
+                self._check_everything()
+                self.store.close()
+        finally:
+            self._stack.close()
+
+    def _use(self, name: str, who: int) -> tuple[Line, Hand, Thread[Any]]:
+        self.touched = name
+        hand = self.hands[name][who]
+        return self.lines[name], hand, self.threads[hand]
+
+    # -- writing ------------------------------------------------------------------------------------
+
+    def _meta(self, rnd: random.Random) -> dict[str, Any]:
+        """Return options of a save."""
+        meta: dict[str, Any] = {"label": rnd.choice(LABELS)}
+        if rnd.random() < 0.2:
+            meta["tags"] = rnd.sample(TAGS, rnd.randrange(1, 3))
+        if rnd.random() < 0.2:
+            meta["metadata"] = {"n": rnd.randrange(3)}
+        if rnd.random() < 0.2:
+            meta["kind"] = rnd.choice(("automatic", "recovery", "pre_operation"))
+        return meta
+
+    def _saved(self, line: Line, made: Checkpoint[Any], state: Any, meta: dict[str, Any]) -> Point:
+        """Take what a save returned into the model."""
+        head = line.head
+        point = Point(
+            id=made.id,
+            step=head.step + 1 if head else 1,
+            parent=head,
+            state=state,
+            root=made.root,
+            label=meta.get("label"),
+            tags=list(meta.get("tags", ())),
+            metadata=meta.get("metadata", {}),
+            kind=meta.get("kind", "manual"),
+        )
+        assert made.id not in {other.id for other in line.points}, "an id was given twice"
+        if head is not None:
+            assert (made.root == head.root) is same(state, head.state), "equal states, and only those, have equal roots"
+        line.save(point)
+        self._agree(made, point)
+        return point
+
+    def _write(self, hand: Hand, line: Line, state: Any, meta: dict[str, Any], write: Callable[[], Checkpoint[Any]]) -> None:
+        """Do a write that is a `Conflict` exactly if the handle's expectation is not the head."""
+        if hand.expected is not UNKNOWN and hand.expected is not line.head:
+            with pytest.raises(Conflict) as caught:
+                write()
+            assert caught.value.actual == (line.head.id if line.head else None)
+            return
+        hand.expected = self._saved(line, write(), state, meta)
+
+    @rule(name=names, who=hands, seed=seeds)
+    def save(self, name: str, who: int, seed: int) -> None:
+        line, hand, thread = self._use(name, who)
+        rnd = random.Random(seed)  # noqa: S311
+        before = line.head.state if line.head else None
+        state = states.edited(rnd, before) if line.head and rnd.random() < 0.7 else states.state(rnd)
+        meta = self._meta(rnd)
+        self._write(hand, line, state, meta, lambda: thread.save(copy.deepcopy(state), **meta))
+
+    @rule(name=names, who=hands, seed=seeds)
+    def save_expecting(self, name: str, who: int, seed: int) -> None:
+        line, hand, thread = self._use(name, who)
+        rnd = random.Random(seed)  # noqa: S311
+        state = states.state(rnd)
+        expected = rnd.choice((None, line.head, *line.points[-3:]))
+        if expected is line.head:
+            made = thread.save(state, expect=expected.id if expected else NEW)
+            hand.expected = self._saved(line, made, copy.deepcopy(state), {})
+        else:
+            with pytest.raises(Conflict) as caught:
+                thread.save(state, expect=expected.id if expected else NEW)
+            assert caught.value.actual == (line.head.id if line.head else None)
+
+    @rule(name=names, who=hands, seed=seeds)
+    def append(self, name: str, who: int, seed: int) -> None:
+        line, hand, thread = self._use(name, who)
+        rnd = random.Random(seed)  # noqa: S311
+        if line.head is None:
+            with pytest.raises(NotFound):
+                thread.append("messages", 1)
+            return
+        state = copy.deepcopy(line.head.state)
+        lists = [path for path, place in states.containers(state) if isinstance(place, list)]
+        if not lists:
+            return
+        path = rnd.choice(lists)
+        items = [states.message(rnd) for _ in range(rnd.choice((1, 1, 2, 9)))]
+        states.at(state, path).extend(copy.deepcopy(items))
+        meta = self._meta(rnd)
+        seen = hand.expected in (UNKNOWN, line.head)
+        point = self._saved(line, thread.append(path, *items, **meta), state, meta)
+        if seen:  # else it went behind what this handle has not read, which its next save is to find out
+            hand.expected = point
+
+    @rule(name=names, who=hands, seed=seeds)
+    def set(self, name: str, who: int, seed: int) -> None:
+        line, hand, thread = self._use(name, who)
+        rnd = random.Random(seed)  # noqa: S311
+        if line.head is None:
+            return
+        state = copy.deepcopy(line.head.state)
+        path, place = rnd.choice([*states.containers(state), ((), None)])
+        value = states.value(rnd, 1)
+        if isinstance(place, dict):
+            path = (*path, rnd.choice([*place, "new", 7]))
+        elif place:
+            path = (*path, rnd.randrange(len(place)))
+        state = states.replaced(state, path, copy.deepcopy(value))
+        self._write(hand, line, state, {}, lambda: thread.set(path, value))
+
+    @rule(name=names, who=hands, seed=seeds)
+    def delete_at(self, name: str, who: int, seed: int) -> None:
+        line, hand, thread = self._use(name, who)
+        rnd = random.Random(seed)  # noqa: S311
+        if line.head is None:
+            return
+        state = copy.deepcopy(line.head.state)
+        filled = [(path, place) for path, place in states.containers(state) if place]
+        if not filled:
+            return
+        path, place = rnd.choice(filled)
+        step = rnd.choice(list(place)) if isinstance(place, dict) else rnd.randrange(len(place))
+        del place[step]
+        self._write(hand, line, state, {}, lambda: thread.delete_at((*path, step)))
+
+    @rule(name=names, who=hands, seed=seeds, fails=st.booleans())
+    def step(self, name: str, who: int, seed: int, fails: bool) -> None:  # noqa: FBT001 - drawn
+        line, hand, thread = self._use(name, who)
+        rnd = random.Random(seed)  # noqa: S311
+        if line.head is None or not isinstance(line.head.state, dict | list):
+            return
+        state = states.edited(rnd, line.head.state)
+        if not isinstance(state, dict | list) or type(state) is not type(line.head.state):
+            return
+        label = rnd.choice(LABELS)
+
+        def change(draft: Any) -> None:
+            draft.clear()
+            (draft.update if isinstance(draft, dict) else draft.extend)(copy.deepcopy(state))
+            if fails:
+                raise Aborted
+
+        if fails:
+            with pytest.raises(Aborted), thread.step(label) as draft:
+                change(draft)
+            hand.expected = line.head
+            return
+        with thread.step(label) as draft:
+            change(draft)
+        latest = thread.latest()
+        assert latest is not None
+        hand.expected = self._saved(line, latest, state, {"label": label})
+
+    @rule(name=names, who=hands, seed=seeds)
+    def update(self, name: str, who: int, seed: int) -> None:
+        line, hand, thread = self._use(name, who)
+        before = line.head.state if line.head else None
+        state = states.edited(random.Random(seed), before)  # noqa: S311
+
+        def change(old: Any) -> Any:
+            assert same(old, before)
+            return copy.deepcopy(state)
+
+        if state is not None:
+            hand.expected = self._saved(line, thread.update(change), state, {})
+
+    @rule(seed=seeds, first=names, other=names, commits=st.booleans())
+    def transaction(self, seed: int, first: str, other: str, commits: bool) -> None:  # noqa: FBT001 - drawn
+        rnd = random.Random(seed)  # noqa: S311
+        lines, expected = {name: self.lines[name].copy() for name in NAMES}, {h: h.expected for h in self.threads}
+        try:
+            with self.store.transaction():
+                for name in (first, other, rnd.choice((first, other))):
+                    self._inside(name, rnd)
+                if not commits:
+                    raise Aborted  # noqa: TRY301
+        except Aborted:
+            self.lines.update(lines)
+            for hand, head in expected.items():
+                hand.expected = head
+        for name in (first, other):
+            self._check_line(name)
+
+    def _inside(self, name: str, rnd: random.Random) -> None:
+        """Write something in a transaction, and read it back."""
+        line, hand, thread = self._use(name, rnd.randrange(2))
+        if rnd.random() < 0.5:
+            latest = thread.latest()
+            assert (latest and latest.id) == (line.head and line.head.id)
+            hand.expected = line.head
+        kind = rnd.random()
+        if line.head is not None and kind < 0.2:
+            back = rnd.choice(line.history())
+            thread.rewind(back.id)
+            line.rewind(back)
+            hand.expected = back
+        else:
+            state = states.edited(rnd, line.head.state) if line.head and kind < 0.7 else states.state(rnd)
+            meta = self._meta(rnd)
+            self._write(hand, line, state, meta, lambda: thread.save(copy.deepcopy(state), **meta))
+        self._check_line(name)
+
+    # -- travelling ---------------------------------------------------------------------------------
+
+    @rule(name=names, who=hands, pick=seeds, short=st.booleans())
+    def rewind(self, name: str, who: int, pick: int, short: bool) -> None:  # noqa: FBT001 - drawn
+        line, hand, thread = self._use(name, who)
+        points = line.alive()
+        if line.head is None or not points:
+            with pytest.raises(NotFound):
+                thread.rewind("@")
+            return
+        point = points[pick % len(points)]
+        history = line.history()
+        ref = history.index(point) - len(history) + 1 if short and point in history else None
+        made = thread.rewind(f"@~{-ref}" if ref else point.id)
+        line.rewind(point)
+        hand.expected = point
+        self._agree(made, point)
+
+    @rule(name=names, who=hands)
+    def undo(self, name: str, who: int) -> None:
+        line, hand, thread = self._use(name, who)
+        self._travel(line, hand, thread.undo, line.undo)
+
+    @rule(name=names, who=hands)
+    def redo(self, name: str, who: int) -> None:
+        line, hand, thread = self._use(name, who)
+        self._travel(line, hand, thread.redo, line.redo)
+
+    def _travel(
+        self, line: Line, hand: Hand, really: Callable[[], Checkpoint[Any]], modelled: Callable[[], Point | None]
+    ) -> None:
+        if line.head is None:
+            with pytest.raises(NotFound):
+                really()
+            return
+        point = modelled()
+        if point is None:
+            with pytest.raises(Invalid):
+                really()
+        else:
+            self._agree(really(), point)
+            hand.expected = point
+
+    @rule(name=names, who=hands, onto=names, pick=seeds)
+    def fork(self, name: str, who: int, onto: str, pick: int) -> None:
+        line, _, thread = self._use(name, who)
+        points = line.alive()
+        if line.head is None or not points:
+            return
+        point = points[pick % len(points)]
+        if self.lines[onto].head is not None:
+            with pytest.raises(Conflict):
+                thread.fork(onto, at=point.id)
+            return
+        forked = thread.fork(onto, at=point.id)
+        made = forked.load()
+        twin = Point(
+            id=made.id,
+            step=point.step,
+            parent=None,
+            state=point.state,
+            root=point.root,
+            label=point.label,
+            tags=list(point.tags),
+            metadata=point.metadata,
+            kind=point.kind,
+            origin=point.id,
+        )
+        self.lines[onto].save(twin)
+        self._agree(made, twin)
+        hand = Hand(onto, twin)
+        self.hands[onto] = (hand, self.hands[onto][1])
+        self.threads[hand] = forked
+        self._check_line(onto)
+
+    # -- removing -----------------------------------------------------------------------------------
+
+    @rule(name=names, who=hands, pick=seeds, head=st.booleans())
+    def delete_checkpoint(self, name: str, who: int, pick: int, head: bool) -> None:  # noqa: FBT001 - drawn
+        line, hand, thread = self._use(name, who)
+        point = line.head if head else line.points[pick % len(line.points)] if line.points else None
+        if point is None:
+            assert thread.delete_checkpoint("nothing") is False
+            return
+        was_head = point is line.head
+        assert thread.delete_checkpoint(point.id) is point.alive
+        line.delete_checkpoint(point)
+        if was_head:
+            hand.expected = line.head
+
+    @rule(name=names, who=hands)
+    def delete(self, name: str, who: int) -> None:
+        line, hand, thread = self._use(name, who)
+        assert thread.delete() is bool(line.alive())
+        line.delete()
+        hand.expected = UNKNOWN
+
+    @rule(name=names, who=hands, keep=st.integers(0, 4), tagged=st.booleans(), dry=st.booleans())
+    def prune(self, name: str, who: int, keep: int, tagged: bool, dry: bool) -> None:  # noqa: FBT001 - drawn
+        line, _, thread = self._use(name, who)
+        gone = line.prunable(keep, keep_tagged=tagged)
+        report = thread.prune(keep_last=keep, keep_tagged=tagged, dry_run=dry)
+        assert sorted(which for which, _ in report.removed) == sorted(point.id for point in gone)
+        assert report == len(gone)
+        for point in gone:
+            point.alive = dry
+
+    @rule()
+    def gc(self) -> None:
+        self.store.gc()
+        for name in NAMES:
+            self._check_line(name)
+        report = self.store.verify()
+        assert report.ok
+        assert report.checkpoints == sum(len(line.alive()) for line in self.lines.values())
+
+    @rule()
+    def reopen(self) -> None:
+        self.store.close()
+        self._start()
+
+    # -- finding ------------------------------------------------------------------------------------
+
+    @rule(name=names, who=hands, pick=seeds, tag=st.sampled_from(TAGS), off=st.booleans())
+    def tag(self, name: str, who: int, pick: int, tag: str, off: bool) -> None:  # noqa: FBT001 - drawn
+        line, _, thread = self._use(name, who)
+        points = line.alive()
+        if line.head is None or not points:
+            return
+        point = points[pick % len(points)]
+        made = thread.untag(point.id, tag) if off else thread.tag(point.id, tag)
+        if off and tag in point.tags:
+            point.tags.remove(tag)
+        elif not off and tag not in point.tags:
+            point.tags.append(tag)
+        self._agree(made, point)
+
+    @rule(name=names, pick=seeds)
+    def refs(self, name: str, pick: int) -> None:
+        line, thread = self.lines[name], self.store.thread(name)
+        for ref, point in self._some_refs(line, pick):
+            if point is None:
+                with pytest.raises(NotFound):
+                    thread.load(ref)
+            else:
+                assert thread.load(ref).id == point.id, ref
+        for label in ("before", "after"):
+            assert [c.id for c in thread.find(label=label)] == [p.id for p in line.history() if p.label == label]
+        for tag in TAGS:
+            assert [c.id for c in thread.find(tag=tag)] == [p.id for p in line.history() if tag in p.tags]
+
+    def _some_refs(self, line: Line, pick: int) -> list[tuple[Any, Point | None]]:
+        history = line.history()
+        found: list[tuple[Any, Point | None]] = [("@", line.head), ("@-", history[-2] if len(history) > 1 else None)]
+        if line.head is None:
+            return [*found, (1, None)]
+        back = pick % (len(history) + 1)
+        found.append((f"@~{back}", history[-1 - back] if back < len(history) else None))
+        path = line.path()
+        step = pick % (line.head.step + 2)
+        found.append((step, next((p for p in path if p.step == step and p.alive), None)))
+        found += [(label, line.with_label(label)) for label in ("before", "after")]
+        found += [(tag, line.with_tag(tag)) for tag in TAGS]
+        chosen = line.points[pick % len(line.points)].id[: 1 + pick % 12]
+        matching = line.with_prefix(chosen)
+        if len(matching) < 2:
+            found.append((chosen, matching[0] if matching else None))
+        return found
+
+    @rule(name=names, pick=seeds, other=seeds)
+    def diff(self, name: str, pick: int, other: int) -> None:
+        line, thread = self.lines[name], self.store.thread(name)
+        points = line.alive()
+        if line.head is None or not points:
+            return
+        old, new = points[pick % len(points)], points[other % len(points)]
+        changes = list(thread.diff(old.id, new.id))
+        assert bool(changes) is not same(old.state, new.state)
+        for change in changes:
+            if change.op == "+" and not isinstance(states.at(new.state, change.path), set | frozenset):
+                assert same(states.at(new.state, change.path), change.new)
+
+    @rule(name=names, who=hands)
+    def look(self, name: str, who: int) -> None:
+        line, hand, thread = self._use(name, who)
+        latest = thread.latest()
+        assert (latest and latest.id) == (line.head and line.head.id)
+        hand.expected = line.head
+
+    # -- comparing ----------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.touched is not None)
+    @invariant()
+    def touched_thread_is_as_the_model_says(self) -> None:
+        if self.touched is not None:
+            self._check_line(self.touched)
+            self.touched = None
+
+    def _agree(self, made: Checkpoint[Any], point: Point) -> None:
+        """Compare a checkpoint with its point, all but the state."""
+        assert made.id == point.id
+        assert made.step == point.step
+        assert made.parent_id == point.parent_id
+        assert made.label == point.label
+        assert sorted(made.tags) == sorted(point.tags)
+        assert made.metadata == point.metadata
+        assert made.kind == point.kind
+        assert made.root == point.root
+
+    def _check_line(self, name: str) -> None:
+        line, thread = self.lines[name], self.store.thread(name)
+        history = line.history()
+        latest = thread.latest()
+        assert (latest is None) is (line.head is None)
+        if latest is not None and line.head is not None:
+            self._agree(latest, line.head)
+            assert same(latest.state, line.head.state)
+        listed = list(thread.history())
+        assert [made.id for made in listed] == [point.id for point in history]
+        for made, point in zip(listed, history, strict=True):
+            self._agree(made, point)
+        assert len(thread) == len(history)
+        assert thread.current_step == (line.head.step if line.head else 0)
+        alive = line.alive()
+        for point in self._random.sample(alive, min(2, len(alive))):
+            assert same(thread.load(point.id).state, point.state)
+        dead = [point for point in line.points if not point.alive]
+        for point in self._random.sample(dead, min(1, len(dead))):
+            with pytest.raises(NotFound):
+                thread.load(point.id)
+
+    def _check_everything(self) -> None:
+        for name, line in self.lines.items():
+            self._check_line(name)
+            for point in line.alive():
+                made = self.store.checkpoint(point.id)
+                assert made is not None
+                self._agree(made, point)
+                assert same(made.state, point.state)
+        alive = sum(len(line.alive()) for line in self.lines.values())
+        assert self.store.stats().checkpoints == alive
+        assert {info.id: info.checkpoints for info in self.store.threads()} == {
+            name: len(line.history()) for name, line in self.lines.items() if line.head
+        }

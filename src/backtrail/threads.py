@@ -1,0 +1,522 @@
+"""Threads: the handles by which users save states and travel in time.
+
+A handle names a thread and does no I/O until it is used. It may be shared by threads and tasks: what each of them
+last read or wrote through it, and so what its next save is expected to stand on, is remembered for each apart.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+import weakref
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+from backtrail.arguments import check_count, check_duration, check_id, check_kind, check_label, check_tags
+from backtrail.checkpoints import Checkpoint
+from backtrail.engine import changes, diff, log, owner, refs, retention, wire
+from backtrail.engine.codec import Decoder, Encoder, encode
+from backtrail.engine.diff import Edit
+from backtrail.engine.paths import Path, parse
+from backtrail.engine.writes import ANY, NOTHING, Key, Meta
+from backtrail.errors import Conflict, Corrupt, Invalid, NotFound
+from backtrail.values import MISSING, NEW, Change, Diff, PruneReport, Reordered, Sentinel
+
+if TYPE_CHECKING:
+    import datetime as dt
+    from collections.abc import Callable, Iterator, Mapping
+
+    from backtrail.backends.port import Row, ThreadRecord
+    from backtrail.engine.engine import Engine
+    from backtrail.engine.heads import Standing
+    from backtrail.engine.tree import Tree
+    from backtrail.engine.writes import Propose
+
+S = TypeVar("S")
+Ref = Any
+"""A checkpoint, a step, or a string: see `backtrail.engine.refs`."""
+_PAGE: Final = 200
+
+
+class Thread(Generic[S]):
+    """An append-only log of checkpoints. See api.md's table, or docs/threads.md."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        space: str,
+        id: str,  # noqa: A002 - the name users know
+        type: type[S] | None = None,  # noqa: A002
+        agent: str | None = None,
+    ) -> None:
+        self.id = check_id(id, "a thread's id")
+        self._engine = engine
+        self._key = Key(space, id, None if agent is None else check_id(agent, "an agent's id"))
+        self._type = type
+        self._types = engine.types.for_state(type)
+        self._known: Standing | None = None
+        self._expected: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
+
+    def __repr__(self) -> str:
+        return f"<Thread {self.id!r}>"
+
+    # -- saving -------------------------------------------------------------------------------------
+
+    def save(
+        self,
+        state: S,
+        *,
+        label: str | None = None,
+        tags: tuple[str, ...] | list[str] = (),
+        metadata: Mapping[str, Any] | None = None,
+        kind: str = "manual",
+        expect: Checkpoint[Any] | str | Sentinel | None = None,
+    ) -> Checkpoint[S]:
+        """Save a state as a new checkpoint, even if nothing changed.
+
+        It goes on top of what this handle last read or wrote in the calling thread or task, else it is a `Conflict`; a
+        first write goes on top of whatever is there. `expect` says so instead: a checkpoint, its id, or `NEW`.
+        """
+        meta = self._meta(label, tags, metadata, kind)
+        if self._types.convert_root(state, self._type) is not state:
+            name = getattr(self._type, "__name__", str(self._type))
+            raise Invalid(f"this thread holds {name}, not {type(state).__name__}", code="invalid.value", path="state")
+        tree = encode(state, self._engine.desk.heads.nodes(), self._types)
+        return self._write(changes.replaced(tree), meta, expect, default=self._expectation())
+
+    def append(
+        self,
+        path: str | tuple[Any, ...],
+        *items: Any,
+        label: str | None = None,
+        tags: tuple[str, ...] | list[str] = (),
+        metadata: Mapping[str, Any] | None = None,
+        kind: str = "manual",
+        expect: Checkpoint[Any] | str | Sentinel | None = None,
+    ) -> Checkpoint[S]:
+        """Append items to the list at a path (or strings to a str). Never conflicts, unless `expect` is given."""
+        meta = self._meta(label, tags, metadata, kind)
+        if not items:
+            raise Invalid("append needs at least one item", code="invalid.argument")
+        change = changes.Append(parse(path), items, self._types, self.id)
+        return self._write(change, meta, expect, default=ANY)
+
+    def set(
+        self,
+        path: str | tuple[Any, ...],
+        value: Any,
+        *,
+        label: str | None = None,
+        tags: tuple[str, ...] | list[str] = (),
+        metadata: Mapping[str, Any] | None = None,
+        kind: str = "manual",
+        expect: Checkpoint[Any] | str | Sentinel | None = None,
+    ) -> Checkpoint[S]:
+        """Put a value at a path: a key of a dict, there or new, or an index of a list."""
+        meta = self._meta(label, tags, metadata, kind)
+        change = changes.Put(parse(path), value, self._types, self.id)
+        return self._write(change, meta, expect, default=self._expectation())
+
+    def delete_at(
+        self,
+        path: str | tuple[Any, ...],
+        *,
+        label: str | None = None,
+        tags: tuple[str, ...] | list[str] = (),
+        metadata: Mapping[str, Any] | None = None,
+        kind: str = "manual",
+        expect: Checkpoint[Any] | str | Sentinel | None = None,
+    ) -> Checkpoint[S]:
+        """Take a key out of a dict, or an item out of a list."""
+        meta = self._meta(label, tags, metadata, kind)
+        change = changes.Cut(parse(path), self._types, self.id)
+        return self._write(change, meta, expect, default=self._expectation())
+
+    @contextmanager
+    def step(
+        self,
+        label: str | None = None,
+        *,
+        tags: tuple[str, ...] | list[str] = (),
+        metadata: Mapping[str, Any] | None = None,
+        kind: str = "manual",
+    ) -> Iterator[S]:
+        """Give the state to be changed in place, and save it when the block ends; an exception drops all of it."""
+        self._meta(label, tags, metadata, kind)
+        checkpoint = self._load_head()
+        yield checkpoint.state
+        self.save(checkpoint.state, label=label, tags=tags, metadata=metadata, kind=kind, expect=checkpoint)
+
+    def update(self, fn: Callable[[S | None], S | None], *, retries: int = 10) -> Checkpoint[S]:
+        """Load the state (None if there is none), call `fn` with it, and save what it returns, or the state it changed in place.
+
+        Begins again when somebody else saved meanwhile, up to `retries` times.
+        """
+        for attempt in range(check_count(retries, "retries") + 1):
+            head = self.latest()
+            state = head.state if head else None
+            result = fn(state)
+            if result is None and state is None:
+                raise Invalid("update(fn): there was no state, and fn returned none", code="invalid.argument")
+            try:
+                return self.save(state if result is None else result, expect=head or NEW)  # type: ignore[arg-type]
+            except Conflict:
+                if attempt == retries:
+                    raise
+                time.sleep(random.random() * min(0.002 * 2**attempt, 0.25))  # noqa: S311 - only to get out of step
+        raise AssertionError
+
+    # -- reading ------------------------------------------------------------------------------------
+
+    def latest(self) -> Checkpoint[S] | None:
+        """Return the head, or None if the thread does not exist."""
+        standing = self._standing()
+        self._expect(standing.newest.head if standing else NOTHING)
+        return self._checkpoint(standing, standing.head) if standing and standing.head else None
+
+    def load(self, ref: Ref = "@") -> Checkpoint[S]:
+        """Return the checkpoint that a ref means, or `NotFound`."""
+        standing = self._require_standing()
+        row = self._resolve(standing, ref)
+        if row.seq == standing.newest.head:
+            self._expect(row.seq)
+        return self._checkpoint(standing, row)
+
+    def history(
+        self,
+        *,
+        newest_first: bool = False,
+        limit: int | None = None,
+        before: Ref | None = None,
+        label: str | None = None,
+        tag: str | None = None,
+        kind: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Iterator[Checkpoint[S]]:
+        """Give the checkpoints from the root to the head, without loading their states.
+
+        `before` leaves out a checkpoint and all that follow it; the others keep those that match.
+        """
+        if limit is not None:
+            check_count(limit, "limit")
+        if kind is not None:
+            check_kind(kind)
+        standing = self._standing()
+        if standing is None or standing.head is None:
+            return iter(())
+        last = self._resolve(standing, before).seq - 1 if before is not None else standing.head.seq
+        ranges = log.clip(self._engine.desk.heads.view(standing), 1, last)
+        wanted = dict(metadata or {})
+
+        def matches(checkpoint: Checkpoint[S]) -> bool:
+            return (
+                (label is None or checkpoint.label == label)
+                and (tag is None or tag in checkpoint.tags)
+                and (kind is None or checkpoint.kind == kind)
+                and (not wanted or _holds(checkpoint.metadata, wanted))
+            )
+
+        return self._pages(standing, ranges, matches, limit, newest_first=newest_first)
+
+    def _pages(
+        self,
+        standing: Standing,
+        ranges: log.Ranges,
+        matches: Callable[[Checkpoint[S]], bool],
+        limit: int | None,
+        *,
+        newest_first: bool,
+    ) -> Iterator[Checkpoint[S]]:
+        given = 0
+        while ranges and (limit is None or given < limit):
+            rows = self._engine.desk.heads.visible(standing, ranges, newest_first=newest_first, limit=_PAGE)
+            for checkpoint in self._checkpoints(standing, rows):
+                if (limit is None or given < limit) and matches(checkpoint):
+                    given += 1
+                    yield checkpoint
+            if len(rows) < _PAGE:
+                return
+            last = rows[-1].seq
+            ranges = log.clip(ranges, 1, last - 1) if newest_first else log.clip(ranges, last + 1, log.MAX_SEQ)
+
+    def find(self, *, label: str | None = None, tag: str | None = None) -> list[Checkpoint[S]]:
+        """Return the checkpoints in view with this label and this tag, oldest first."""
+        if label is None and tag is None:
+            raise Invalid("find needs a label or a tag", code="invalid.argument")
+        standing = self._standing()
+        if standing is None or standing.head is None:
+            return []
+        heads = self._engine.desk.heads
+        no, view = standing.record.no, heads.view(standing)
+        seqs = set(heads.backend.labelled(no, label)) if label is not None else None
+        if tag is not None:
+            tagged = set(heads.backend.tagged(no, tag))
+            seqs = tagged if seqs is None else seqs & tagged
+        ranges = tuple((seq, seq) for seq in sorted(seqs or ()) if log.contains(view, seq))
+        return self._checkpoints(standing, heads.visible(standing, ranges)) if ranges else []
+
+    @property
+    def current_step(self) -> int:
+        """The head's step; 0 if the thread does not exist."""
+        standing = self._standing()
+        return standing.newest.step if standing else 0
+
+    def __len__(self) -> int:
+        standing = self._standing()
+        if standing is None or standing.head is None:
+            return 0
+        heads = self._engine.desk.heads
+        return len(heads.visible(standing, heads.view(standing)))
+
+    def __bool__(self) -> bool:
+        return True  # a handle is not empty because its thread is
+
+    def diff(self, a: Ref = "@-", b: Ref = "@") -> Diff:
+        """Return what changed from one checkpoint to another."""
+        old, new = self._tree_at(a), self._tree_at(b)
+        unpack = wire.Unpacker(self._types)
+        return Diff(tuple(self._change(edit, old, new, unpack) for edit in diff.edits(old, new, unpack)))
+
+    def _change(self, edit: Edit, old: Tree, new: Tree, unpack: wire.Unpacker) -> Change:
+        if edit.reordered is not None:
+            return Reordered("~", edit.path, [unpack(k) for k in edit.reordered[0]], [unpack(k) for k in edit.reordered[1]])
+        before = MISSING if edit.old is None else Decoder(old.nodes, self._types).value(edit.old)
+        after = MISSING if edit.new is None else Decoder(new.nodes, self._types).value(edit.new)
+        return Change("+" if edit.old is None else "-" if edit.new is None else "~", edit.path, before, after)
+
+    # -- time travel ----------------------------------------------------------------------------------
+
+    def fork(self, new_id: str, at: Ref = "@") -> Thread[S]:
+        """Begin a new thread at a checkpoint of this one; `Conflict` if there is a thread of that id."""
+        standing = self._require_standing()
+        row = self._resolve(standing, at)
+        desk = self._engine.desk
+        tags = desk.heads.backend.tags(standing.record.no, [row.seq]).get(row.seq, ())
+        made: Thread[S] = Thread(self._engine, self._key.space, new_id, self._type, self._key.agent)
+        key = made._key._replace(agent=standing.record.agent)  # noqa: SLF001 - of the same class
+        made._remember(desk.writes.fork(key, standing, row, tags))
+        return made
+
+    def rewind(self, ref: Ref) -> Checkpoint[S]:
+        """Make an older checkpoint the head again. What came after is out of view, not gone."""
+        return self._moved(self._engine.desk.writes.rewind(self._key, lambda standing: self._resolve(standing, ref)))
+
+    def undo(self) -> Checkpoint[S]:
+        """Take back the last save, rewind, restore or redo."""
+        return self._moved(self._engine.desk.writes.undo(self._key))
+
+    def redo(self) -> Checkpoint[S]:
+        """Take back the last undo."""
+        return self._moved(self._engine.desk.writes.redo(self._key))
+
+    def _moved(self, standing: Standing) -> Checkpoint[S]:
+        self._remember(standing)
+        if standing.head is None:
+            raise Corrupt(f"thread {self.id!r} has lost its head", code="corrupt.row")
+        return self._checkpoint(standing, standing.head)
+
+    # -- keeping order ----------------------------------------------------------------------------------
+
+    def tag(self, ref: Ref, *tags: str) -> Checkpoint[S]:
+        """Put tags on a checkpoint."""
+        return self._tag(ref, add=check_tags(tags), remove=())
+
+    def untag(self, ref: Ref, *tags: str) -> Checkpoint[S]:
+        """Take tags off a checkpoint."""
+        return self._tag(ref, add=(), remove=check_tags(tags))
+
+    def _tag(self, ref: Ref, *, add: tuple[str, ...], remove: tuple[str, ...]) -> Checkpoint[S]:
+        if not add and not remove:
+            raise Invalid("name at least one tag", code="invalid.argument")
+        standing = self._require_standing()
+        row = self._resolve(standing, ref)
+        self._engine.desk.writes.tag(standing.record, row.seq, add, remove)
+        return self._checkpoint(standing, row)
+
+    def prune(
+        self,
+        *,
+        keep_last: int | None = None,
+        older_than: dt.timedelta | float | None = None,
+        keep_tagged: bool = True,
+        dry_run: bool = False,
+    ) -> PruneReport:
+        """Hide checkpoints: those behind the newest `keep_last` and older than `older_than` (each if given).
+
+        The head stays, and so do labelled and tagged ones unless `keep_tagged` is False. What was rewound away is
+        counted apart: the newest `keep_last` of it stay too. Nothing that stays is harmed.
+        """
+        if keep_last is None and older_than is None:
+            raise Invalid("prune needs keep_last or older_than; to remove everything, delete the thread", code="invalid.policy")
+        policy = retention.Policy(
+            None if keep_last is None else check_count(keep_last, "keep_last"),
+            None if older_than is None else check_duration(older_than, "older_than"),
+            keep_tagged,
+        )
+        chosen: list[int] = []
+
+        def choose(standing: Standing) -> list[int]:
+            chosen[:] = retention.prunable(self._engine.desk.heads, standing, policy)
+            return chosen
+
+        standing = self._standing()
+        if standing is not None and dry_run:
+            choose(standing)
+        elif standing is not None:
+            self._engine.desk.writes.hide(self._key, choose)
+        uid = standing.record.uid if standing else b""
+        return PruneReport(tuple((log.checkpoint_id(uid, seq), policy.reason) for seq in chosen), dry_run=dry_run)
+
+    def delete_checkpoint(self, ref: Ref) -> bool:
+        """Delete a checkpoint and say whether there was one. Deleting the head makes its nearest surviving ancestor the head."""
+
+        before = self._expectation()
+        found: list[int] = []
+
+        def find(standing: Standing) -> Row | None:
+            try:
+                row = self._resolve(standing, ref)
+            except NotFound:
+                return None
+            found[:] = [row.seq]
+            return row
+
+        done, standing = self._engine.desk.writes.delete_checkpoint(self._key, find)
+        if done and standing is not None and before in (ANY, *found):  # else there is a head it has not read
+            self._remember(standing)
+        return done
+
+    def delete(self) -> bool:
+        """Delete the thread and say whether there was one. It starts again at step 1."""
+        done, _ = self._engine.desk.writes.delete_thread(self._key)
+        if done:
+            self._known = None
+            self._expect(ANY)
+        return done
+
+    # -- inside -------------------------------------------------------------------------------------------
+
+    def _standing(self) -> Standing | None:
+        return self._engine.desk.heads.standing(self._key.space, self._key.name)
+
+    def _require_standing(self) -> Standing:
+        standing = self._standing()
+        if standing is None or (standing.head is None):
+            raise NotFound(f"there is no thread {self.id!r}", code="not_found.thread")
+        return standing
+
+    def _load_head(self) -> Checkpoint[S]:
+        return self.load("@")
+
+    def _resolve(self, standing: Standing, ref: Ref) -> Row:
+        return refs.resolve(self._engine.desk.heads, standing, ref)
+
+    def _tree_at(self, ref: Ref) -> Tree:
+        if isinstance(ref, Checkpoint):
+            return ref._opened()  # noqa: SLF001 - a checkpoint of any thread may be compared
+        standing = self._require_standing()
+        row = self._resolve(standing, ref)
+        return self._engine.desk.heads.chain(standing.record, row).tree
+
+    def _expectation(self) -> int:
+        """Return what this caller's next save is to stand on."""
+        overlay = self._engine.desk.overlay
+        if overlay is not None and self in overlay.expected:
+            return overlay.expected[self]
+        return self._expected.get(owner.current(), ANY)
+
+    def _expect(self, head: int) -> None:
+        """Keep what this caller read or wrote; in a transaction, until it has been written."""
+        me, overlay = owner.current(), self._engine.desk.overlay
+        if overlay is not None:
+            overlay.expected[self] = head
+        self._engine.when_done(lambda: self._expected.__setitem__(me, head))
+
+    def _remember(self, standing: Standing) -> None:
+        """Keep what was just written: the next write by this handle begins there."""
+        self._keep(standing)
+        self._expect(standing.newest.head)
+
+    def _keep(self, standing: Standing) -> None:
+        if self._engine.desk.overlay is None:  # what stands in a transaction is not yet what stands in the store
+            self._known = standing
+
+    def _write(
+        self, propose: Propose, meta: Meta, expect: Checkpoint[Any] | str | Sentinel | None, *, default: int
+    ) -> Checkpoint[S]:
+        desk = self._engine.desk
+        expected = default if expect is None else self._explicit(expect)
+        known = self._known if desk.overlay is None else None
+        before = self._expectation()
+        standing = desk.writes.save(self._key, propose, meta, expect=expected, known=known)
+        if standing.head is None:
+            raise Corrupt(f"thread {self.id!r} has lost its head", code="corrupt.row")
+        if before in (ANY, standing.head.parent) or expected != ANY:
+            self._remember(standing)
+        else:  # an append that landed on what this caller has not read: its next save must still find that out
+            self._keep(standing)
+        return self._checkpoint(standing, standing.head, tags=meta.tags)
+
+    def _explicit(self, expect: Checkpoint[Any] | str | Sentinel) -> int:
+        if expect is NEW:
+            return NOTHING
+        text = expect.id if isinstance(expect, Checkpoint) else expect
+        parsed = log.parse_id(text) if isinstance(text, str) else None
+        if parsed is None:
+            raise Invalid(f"expect is a checkpoint, its id, or backtrail.NEW, not {expect!r}", code="invalid.argument")
+        record: ThreadRecord | None = self._engine.desk.heads.backend.find_thread(self._key.space, self._key.name)
+        if record is not None and record.uid != parsed[0]:
+            raise Invalid(f"expect={text!r} is a checkpoint of another thread", code="invalid.argument")
+        return parsed[1]
+
+    def _meta(
+        self, label: str | None, tags: tuple[str, ...] | list[str], metadata: Mapping[str, Any] | None, kind: str
+    ) -> Meta:
+        return Meta(check_kind(kind), check_label(label), check_tags(tags), self._metadata(metadata))
+
+    def _metadata(self, metadata: Mapping[str, Any] | None) -> bytes:
+        if not metadata:
+            return b""
+        if not isinstance(metadata, dict) or not all(isinstance(key, str) for key in metadata):
+            raise Invalid("metadata is a dict with strings as keys", code="invalid.argument")
+        nodes = self._engine.desk.heads.nodes()
+        rep = Encoder(nodes, self._types, Path(("metadata",))).rep(metadata)
+        if nodes.fresh:
+            raise Invalid("metadata is for small things: at most 4 KB; keep the rest in the state", code="invalid.argument")
+        return bytes(rep)
+
+    def _checkpoint(self, standing: Standing, row: Row, *, tags: tuple[str, ...] | None = None) -> Checkpoint[S]:
+        if tags is not None:
+            return self._make(standing, row, tags)
+        return self._checkpoints(standing, [row])[0]
+
+    def _checkpoints(self, standing: Standing, rows: list[Row]) -> list[Checkpoint[S]]:
+        if not rows:
+            return []
+        tags = self._engine.desk.heads.backend.tags(standing.record.no, [row.seq for row in rows])
+        return [self._make(standing, row, tags.get(row.seq, ())) for row in rows]
+
+    def _make(self, standing: Standing, row: Row, tags: tuple[str, ...]) -> Checkpoint[S]:
+        engine, record = self._engine, standing.record
+        chain = standing.chain if standing.head is row else None
+        damaged = None
+        if not log.is_sound(row, record.uid):
+            damaged = engine.desk.heads.damaged(record, row.seq, "its row is damaged")
+
+        def load() -> Tree:
+            return chain.tree if chain is not None else engine.desk.heads.chain(record, row).tree
+
+        return Checkpoint(
+            row,
+            thread_id=record.name,
+            uid=record.uid,
+            tags=tags,
+            types=self._types,
+            type=self._type,
+            load=load,
+            damaged=damaged,
+        )
+
+
+def _holds(metadata: dict[str, Any], wanted: dict[str, Any]) -> bool:
+    return all(key in metadata and metadata[key] == value for key, value in wanted.items())
