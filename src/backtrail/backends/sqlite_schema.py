@@ -151,8 +151,8 @@ def _size(path: str, *, read_only: bool) -> int:
 
 def _make_directory(directory: Path) -> None:
     """Make a directory and those above it, so that they survive a power cut as the file in them will."""
-    missing = [place for place in (directory, *directory.parents) if not place.exists()]
     try:
+        missing = [place for place in (directory, *directory.parents) if not place.exists()]
         directory.mkdir(parents=True, exist_ok=True)
         for place in missing:
             above = os.open(place.parent, os.O_RDONLY)
@@ -166,12 +166,9 @@ def _make_directory(directory: Path) -> None:
         raise Unavailable(f"{directory}: cannot be made: {error.strerror}", code="unavailable.open") from error
 
 
-def _uri(path: str, options: str) -> str:
-    return f"{Path(path).as_uri()}?{options}"
-
-
 def _connect(path: str, options: str, flags: int, busy_timeout: float) -> apsw.Connection:
-    connection = apsw.Connection(_uri(path, options), flags=flags | apsw.SQLITE_OPEN_URI)
+    # As a URI, any file name goes: one that is not UTF-8, too.
+    connection = apsw.Connection(f"{Path(path).as_uri()}?{options}", flags=flags | apsw.SQLITE_OPEN_URI)
     connection.set_busy_timeout(round(busy_timeout * 1000))
     return connection
 
@@ -243,6 +240,7 @@ def _open_writable(path: str, synchronous: str, busy_timeout: float) -> apsw.Con
     connection = _connect(path, "mode=rwc", flags, busy_timeout)
     try:
         _refuse_unwritable(connection, path)
+        format_of(connection, path)
         if connection.pragma("page_count") == 0:
             run(connection, "PRAGMA page_size = 4096; PRAGMA auto_vacuum = INCREMENTAL")
         _enter_wal(connection, path, busy_timeout)

@@ -451,7 +451,7 @@ class Unpacker:
 def split(array: bytes) -> list[bytes]:
     """Cut an encoded array into the bytes of its elements, without interpreting them."""
     try:
-        parts = [pack(value) for value in ormsgpack.unpackb(array, ext_hook=ormsgpack.Ext)]
+        parts = [pack(value) for value in _unpackb(array, ext_hook=ormsgpack.Ext)]
     except (ValueError, TypeError) as error:
         raise Corrupt(f"the stored bytes are not values ({error})", code="corrupt.encoding") from error
     if len(array_head(len(parts))) + sum(map(len, parts)) != len(array):
