@@ -401,7 +401,7 @@ class Thread(Generic[S]):
 
     def _require_standing(self) -> Standing:
         standing = self._standing()
-        if standing is None or (standing.head is None):
+        if standing is None:
             raise NotFound(f"there is no thread {self.id!r}", code="not_found.thread")
         return standing
 
@@ -504,7 +504,13 @@ class Thread(Generic[S]):
             damaged = engine.desk.heads.damaged(record, row.seq, "its row is damaged")
 
         def load() -> Tree:
-            return chain.tree if chain is not None else engine.desk.heads.chain(record, row).tree
+            if chain is not None:
+                return chain.tree
+            heads = engine.desk.heads
+            known = record if record.no > 0 else heads.backend.thread_with_uid(record.uid)  # made in a transaction
+            if known is None:
+                raise NotFound(f"there is no thread {record.name!r}: its transaction was dropped", code="not_found.thread")
+            return heads.chain(known, row).tree
 
         return Checkpoint(
             row,

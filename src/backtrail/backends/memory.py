@@ -194,6 +194,8 @@ class MemoryBackend:
             self._threads[no] = ThreadRecord(no, *new)
             self._names[new.space, new.name] = self._uids[new.uid] = no
             self._logs[no] = {}
+        for thread, new in batch.renew:
+            self._renew(_number(thread, numbers), new)
         for thread, row in batch.rows:
             self._logs[_number(thread, numbers)][row.seq] = row._replace(payload=row.payload or b"")
         for digest, stored in batch.chunks:
@@ -202,6 +204,12 @@ class MemoryBackend:
             self._chunks[digest] = (self._chunks[digest][0], self._epoch)
         self._mark(batch, numbers)
         return numbers
+
+    def _renew(self, no: int, new: NewThread) -> None:
+        if no in self._threads:
+            self._threads[no] = self._threads[no]._replace(
+                agent=new.agent, created_at=new.created_at, origin=new.origin
+            )
 
     def _mark(self, batch: Batch, numbers: Sequence[int]) -> None:
         """Hide, tag and untag. What is not there is passed over."""

@@ -10,8 +10,9 @@ A backend keeps four things and knows nothing of what they mean:
 - **tags**: words on rows.
 
 There is one way to write, `commit(batch)`: all of it, or none and an exception; when it returns, it is
-durable. What a batch requires is checked inside the same transaction, so two writers never both
-extend the same row. A batch committed twice (the same rows with the same `op_id`) counts once.
+durable. What a batch requires is checked inside the same transaction, against the store as it was before the
+batch, so two writers never both extend the same row. A batch committed twice (its threads with the same uid, its rows
+with the same `op_id`) counts once, whatever else has happened since.
 
 Reads are single calls, never open cursors: nothing is held between two calls. A backend is safe to
 share between threads and survives `os.fork()`. Driver exceptions never leave it: they become
@@ -87,7 +88,8 @@ class Batch:
     """One atomic write. Threads are named by number; -1, -2 ... are those that the batch creates, in order."""
 
     threads: tuple[NewThread, ...] = ()
-    """A name that is taken already in its space is `Stale`."""
+    """A name that is taken already in its space, or a uid that is taken, is `Stale`. A batch names the threads it creates
+    by -1, -2 ... only, never by the numbers it thinks they will get."""
     renew: tuple[tuple[int, NewThread], ...] = ()
     """(thread, what it becomes): a deleted thread begins again; its agent, created_at and origin are replaced, its
     number, name and uid stay."""
@@ -99,11 +101,11 @@ class Batch:
     touch: tuple[bytes, ...] = ()
     """Digests that must be there, else `MissingChunks`; their epoch becomes the current one."""
     visible: tuple[tuple[int, int], ...] = ()
-    """(thread, seq) that must exist and not be hidden, else `Vanished`."""
+    """(thread, seq) that must exist already and not be hidden, else `Vanished`."""
     newest: tuple[tuple[int, int], ...] = ()
-    """(thread, seq) that must be the newest row of its thread before the batch, else `Stale`."""
+    """(thread, seq) that must be the newest row of its thread before the batch, else `Stale`; seq 0: no row yet."""
     hide: tuple[tuple[int, int], ...] = ()
-    """Rows to hide. Hiding what is hidden or gone is not an error."""
+    """Rows to hide. Hiding, tagging or renewing what is not there is passed over. Hide comes before tag, tag before untag."""
     tag: tuple[tuple[int, int, str], ...] = ()
     untag: tuple[tuple[int, int, str], ...] = ()
 
@@ -187,7 +189,7 @@ class Backend(Protocol):
     ) -> list[Row]:
         """Return the rows whose seq lies in one of the ranges (both ends included), in order of seq.
 
-        `visible` keeps only checkpoints (root not empty) that are not hidden.
+        `visible` keeps only checkpoints, which have a root, that are not hidden.
         """
 
     def labelled(self, thread: int, label: str) -> list[int]:
@@ -231,7 +233,10 @@ class Backend(Protocol):
         """Remove rows (and their tags) that are hidden and not the newest; return how many went."""
 
     def rewrite(self, thread: int, rows: Sequence[Row]) -> int:
-        """Replace rows that still have the same op_id by these; return how many were replaced."""
+        """Replace rows that still have the same op_id by these; return how many were replaced.
+
+        The stored `hidden` mark stays as it is; a row whose payload is None keeps the stored payload.
+        """
 
     def reclaim(self) -> None:
         """Give freed space back to the operating system, as far as the backend can."""

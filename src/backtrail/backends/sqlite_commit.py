@@ -37,6 +37,7 @@ _INSERT_ROW = f"""
 _INSERT_THREAD = """
     INSERT INTO thread (space, name, uid, agent, created_at, origin) VALUES (?, ?, ?, ?, ?, ?)
     ON CONFLICT DO NOTHING RETURNING no"""
+_RENEW = "UPDATE thread SET agent = ?2, created_at = ?3, origin = ?4 WHERE no = ?1 >> 32"
 _EPOCH = "(SELECT value FROM meta WHERE name = 'epoch')"
 _PUT = f"""
     INSERT INTO chunk (digest, epoch, payload) VALUES (?, {_EPOCH}, ?)
@@ -73,6 +74,7 @@ def commit(connection: apsw.Connection, batch: Batch) -> tuple[int, ...]:
 def _is_one_row(batch: Batch) -> bool:
     return len(batch.rows) == 1 and not (
         batch.threads
+        or batch.renew
         or batch.chunks
         or batch.touch
         or batch.visible
@@ -113,6 +115,9 @@ def _check(connection: apsw.Connection, batch: Batch) -> None:
 
 def _write(connection: apsw.Connection, batch: Batch) -> tuple[int, ...]:
     numbers = tuple(_create(connection, new) for new in batch.threads)
+    for thread, new in batch.renew:
+        values = (_key(thread, 0, numbers), encoded(new.agent), new.created_at, encoded(new.origin))
+        connection.execute(_RENEW, values)
     for thread, row in batch.rows:
         key = _key(thread, row.seq, numbers)
         try:

@@ -244,7 +244,8 @@ def _open_writable(path: str, synchronous: str, busy_timeout: float) -> apsw.Con
         if connection.pragma("page_count") == 0:
             run(connection, "PRAGMA page_size = 4096; PRAGMA auto_vacuum = INCREMENTAL")
         _enter_wal(connection, path, busy_timeout)
-        # Deleted content is overwritten with zeros: what was erased is gone from the free pages, too.
+        # Deleted content is overwritten with zeros, on free pages too. (What a page kept of rows that moved to another
+        # when it was split is not: only VACUUM gets rid of that.)
         run(connection, f"PRAGMA synchronous = {synchronous}; PRAGMA secure_delete = ON; PRAGMA trusted_schema = OFF")
         run(connection, "PRAGMA wal_autocheckpoint = 1000; PRAGMA temp_store = MEMORY")
         migrate(connection, path)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from backtrail.engine.schema import Types
 
-MAX_NESTED: Final = 100
+MAX_NESTED: Final = wire.MAX_DEPTH
 """How deep containers that need nodes of their own, or the exact path, may be nested."""
 _TEXT_CODES: Final[dict[type, int]] = {str: wire.STR, bytes: wire.BYTES, bytearray: wire.BYTEARRAY}
 _BATCH: Final = 256
@@ -34,11 +34,19 @@ class Encoder:
     def __init__(self, nodes: Nodes, types: Types, root: Path | None = None) -> None:
         self.nodes = nodes
         self._types = types
-        self._packer = wire.Packer(types)
         self._path: list[Any] = list(root or ())
+        self._packer = wire.Packer(types, len(self._path))
 
     def rep(self, value: object) -> bytes:
         """Return the representation of a value, or raise `Invalid` naming what in it cannot be kept exactly."""
+        depth = len(self._path)
+        try:
+            return self._rep(value)
+        except RecursionError:
+            del self._path[depth:]
+            raise self._refuse("nested too deep, or a value that contains itself") from None
+
+    def _rep(self, value: object) -> bytes:
         if not (type(value) in (list, dict, tuple, set) and len(value) > INLINE):  # type: ignore[arg-type]
             data = self._packer.fast(value)
             if data is not None and len(data) <= INLINE:
@@ -96,7 +104,11 @@ class Encoder:
         return data
 
     def _refuse(self, why: str) -> Invalid:
-        path = "state" + (f".{Path(self._path)}" if self._path and isinstance(self._path[0], str) else str(Path(self._path)))
+        try:
+            below = str(Path(self._path))
+        except Exception:  # noqa: BLE001 - a key that cannot even be printed
+            below = str(Path(step if type(step) in (str, int) else type(step).__name__ for step in self._path))
+        path = "state" + (f".{below}" if below and not below.startswith("[") else below)
         return Invalid(f"{path}: {why}", code="invalid.value", path=path)
 
 
@@ -113,10 +125,7 @@ def _why(value: object) -> str:
 
 def encode(value: object, nodes: Nodes, types: Types) -> Tree:
     """Return a state as a tree. Its nodes are fresh, even those that the backend has already."""
-    try:
-        return Tree(Encoder(nodes, types).rep(value), nodes)
-    except RecursionError:
-        raise Invalid("state: nested too deep, or a value that contains itself", code="invalid.value", path="state") from None
+    return Tree(Encoder(nodes, types).rep(value), nodes)
 
 
 # -- decoding ---------------------------------------------------------------------------------------
@@ -128,17 +137,15 @@ class Decoder:
     def __init__(self, nodes: Nodes, types: Types) -> None:
         self._nodes = nodes
         self._types = types
+        self._unpacker = wire.Unpacker(types, self._resolve)
 
     def value(self, rep: bytes) -> Any:
         """Return the value that a representation stands for."""
-        return self._unpacker()(rep)
+        return self._unpacker(rep)
 
     def values(self, reps: Sequence[bytes]) -> list[Any]:
         """Return the values of several representations."""
         return [self.value(rep) for rep in reps]
-
-    def _unpacker(self) -> wire.Unpacker:
-        return wire.Unpacker(self._types, self._resolve)  # one each: an unpacker remembers its own failure
 
     def _resolve(self, payload: bytes) -> Any:
         ref = decode_ref(payload)
@@ -167,6 +174,6 @@ class Decoder:
                 node = nodes[chunk.digest]
                 if node.kind != LEAF:
                     raise Corrupt("a leaf is not what refers to it", code="corrupt.chunk")
-                parts += self._unpacker()(node.data)
-        parts += self._unpacker()(spines.tail_array(spine))
+                parts += self._unpacker.array(node.data)
+        parts += self._unpacker.array(spines.tail_array(spine))
         return parts

@@ -7,6 +7,7 @@ unchanged chunk holds is never read, and an insertion is an insertion.
 
 from __future__ import annotations
 
+from collections import Counter
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 
 _PATCH_FROM: Final = 48
 """Shorter texts are replaced whole."""
-_ALIGN_MAX: Final = 20_000
-"""Longer stretches without a common chunk are not aligned entry by entry."""
+_ALIGN_MAX: Final = 500_000
+"""Stretches whose entries have more equal pairs than this are replaced whole: aligning them would take too long."""
 
 
 class Block(NamedTuple):
@@ -79,13 +80,19 @@ def _aligned(old: Sequence[Any], new: Sequence[Any]) -> Iterator[tuple[bool, Seq
     if start:
         yield True, old[:start], new[:start]
     left, right = old[start : len(old) - end], new[start : len(new) - end]
-    if left and right and max(len(left), len(right)) <= _ALIGN_MAX:
+    if left and right and _pairs(left, right) <= _ALIGN_MAX:
         for tag, i, j, k, n in SequenceMatcher(None, left, right, autojunk=False).get_opcodes():
             yield tag == "equal", left[i:j], right[k:n]
     elif left or right:
         yield False, left, right
     if end:
         yield True, old[len(old) - end :], new[len(new) - end :]
+
+
+def _pairs(old: Sequence[Any], new: Sequence[Any]) -> int:
+    """Count the pairs of equal elements: what aligning them costs."""
+    times = Counter(new)
+    return sum(times[element] for element in old)
 
 
 # -- ops ----------------------------------------------------------------------------------------------

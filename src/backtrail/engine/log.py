@@ -165,12 +165,13 @@ def undo_target(nearest: Read, read: Read, *, head: int, start: int) -> Row | No
     return None
 
 
-def redo_target(newest: Row, read: Read) -> Row | None:
-    """Return the row whose standing a redo restores, or None."""
-    row = read(newest.redo) if newest.redo else None
+def redo_target(read: Read, *, head: int, start: int) -> Row | None:
+    """Return the row whose standing a redo restores, or None. It passes over what an undo passes over."""
+    passed = False
+    row = read(start) if start else None
     while row is not None:
         target = row if row.head == row.seq else read(row.head)
-        if target is not None and not target.hidden:
+        if target is not None and not target.hidden and not (passed and row.head == head):
             return row
-        row = read(row.redo) if row.redo else None
+        passed, row = True, read(row.redo) if row.redo else None
     return None

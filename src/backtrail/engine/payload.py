@@ -7,6 +7,7 @@ that they refer to are chunks in the backend, except for a base's small spines, 
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import ormsgpack
@@ -24,7 +25,9 @@ DEPTH_MAX: Final = 64
 DELTA_MAX: Final = 16 * 1024
 CHAIN_MAX: Final = 32 * 1024
 INLINE_NODE: Final = 8 * 1024
-"""A base's spines up to this size stand in its row."""
+"""A base's spines up to this size stand in its row ..."""
+INLINE_TOTAL: Final = 16 * 1024
+"""... as long as they are no more than this together."""
 
 
 class Stored(NamedTuple):
@@ -78,30 +81,33 @@ def _reps(op: Op) -> list[bytes]:
 
 
 def base(tree: Tree, settled: frozenset[bytes], *, compress: bool) -> Stored:
-    """Make the payload of a base. Nodes in `settled` stood in the row of the base before and did not change: they become chunks."""
-    fresh = reachable(tree.nodes, refs_of(tree.rep))
-    inlined = {
-        digest: node
-        for digest, node in fresh.items()
-        if node.kind == SPINE and len(node.data) <= INLINE_NODE and digest not in settled
-    }
+    """Make the payload of a base.
+
+    Small spines stand in the row, within a budget. Nodes in `settled` stood in the row of the base before and did not
+    change since: they become chunks, so that the next base need not write them again. A chunk stands on chunks only.
+    """
+    nodes = tree.nodes
+    inlined: dict[bytes, Node] = {}
+    chunks: dict[bytes, Node] = {}
+    budget = INLINE_TOTAL
+    queue = deque(refs_of(tree.rep))
+    while queue:
+        digest = queue.popleft()
+        node = nodes.fresh.get(digest)
+        if node is None or digest in inlined or digest in chunks:
+            continue
+        size = len(node.data)
+        if node.kind == SPINE and size <= min(INLINE_NODE, budget) and digest not in settled:
+            inlined[digest] = node
+            budget -= size
+            queue += node.children()
+        else:
+            chunks[digest] = node
+    below = [child for node in chunks.values() for child in node.children()]
+    chunks.update(reachable(nodes, below))
+    inlined = {digest: node for digest, node in inlined.items() if digest not in chunks}
     data = wire.pack([bytes(tree.rep), [[node.kind, node.data] for node in inlined.values()]])
-    chunks = {digest: node for digest, node in fresh.items() if digest not in inlined}
-    for digest in _below_chunks(chunks, inlined):  # a chunk stands on chunks only
-        chunks[digest] = inlined[digest]
     return Stored(True, squeeze(data, enabled=compress), len(data), chunks, frozenset(inlined))
-
-
-def _below_chunks(chunks: dict[bytes, Node], inlined: dict[bytes, Node]) -> set[bytes]:
-    """Return which inlined nodes some chunk refers to."""
-    found: set[bytes] = set()
-    stack = [child for node in chunks.values() for child in node.children()]
-    while stack:
-        digest = stack.pop()
-        if digest in inlined and digest not in found:
-            found.add(digest)
-            stack += inlined[digest].children()
-    return found
 
 
 def read_base(payload: bytes, nodes: Nodes) -> tuple[Tree, frozenset[bytes]]:

@@ -53,6 +53,7 @@ def require_head(standing: Standing) -> Row:
 
 
 def _missing(standing: Standing, what: str) -> Row:
+    require_head(standing)
     raise NotFound(f"thread {standing.record.name!r} has {what}", code="not_found.checkpoint")
 
 

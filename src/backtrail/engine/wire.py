@@ -10,15 +10,22 @@ Always true here:
 - a `REF` extension stands for a value that is kept in a node of its own (see `nodes`).
 
 ormsgpack does the work in one call where it can (`Packer.fast`). It hands back what it does not know,
-except for bytearray and memoryview, which it silently turns into bytes, and its own `Ext`: those are looked for.
+except for bytearray and memoryview, which it silently turns into bytes, and its own `Ext` and `Fragment`: those are
+looked for.
+
+It goes down on the machine's stack, half a kilobyte per level when it reads, and an extension begins to count anew. So
+that no bytes can overflow the stack, extensions in extensions hold little nesting of their own, as written and as read.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import decimal
+import functools
 import pathlib
+import pickle
 import struct
+import sys
 import uuid
 import zoneinfo
 from typing import TYPE_CHECKING, Any, Final
@@ -58,7 +65,8 @@ MAPPINGS: Final = frozenset({DICT, RECORD})
 NESTED: Final = frozenset({TUPLE, SET, FROZENSET, DICT, RECORD, MEMBER})
 """Extensions whose payload is one MessagePack value that may hold further extensions."""
 
-MAX_DEPTH: Final = 200
+MAX_DEPTH: Final = 64
+"""How deep extensions may be nested in what is packed in one call."""
 _OPTIONS: Final = (
     ormsgpack.OPT_PASSTHROUGH_BIG_INT
     | ormsgpack.OPT_PASSTHROUGH_DATACLASS
@@ -68,10 +76,21 @@ _OPTIONS: Final = (
     | ormsgpack.OPT_PASSTHROUGH_TUPLE
     | ormsgpack.OPT_PASSTHROUGH_UUID
 )
-# ormsgpack nests 254 levels deep both ways. Packing inside this many lists leaves room for the levels
-# that chunks and rows add, so that whatever could be packed can be unpacked.
-_MARGIN: Final = 54
-_MARGIN_BYTES: Final = b"\x91" * _MARGIN
+# ormsgpack packs lists and dicts 255 levels deep and unpacks 1022. Packing inside this many lists leaves room for the
+# levels of containers around it that were taken apart one by one (MAX_DEPTH), of chunks and of rows.
+_MARGIN: Final = MAX_DEPTH + 16
+# Inside two extensions or more, only this many levels are packed in one call, and read in one go.
+_INNER: Final = 16
+_INNER_MARGIN: Final = 255 - _INNER
+_UNPACKED: Final = 1022
+
+_SHALLOW: Final = 4
+"""Extensions and nodes nested up to here are read without a look at how deep their own parts are nested."""
+_DEEPEST: Final = 2 * MAX_DEPTH + 2
+"""Extensions and nodes are never nested deeper: so many taken apart one by one, then as many packed in one call."""
+_LEVELS: Final = 4096
+"""How many levels of lists and dicts may be open beyond what is shallow: two megabytes of stack."""
+_NO_HEADS: Final = bytes(set(range(256)) - {*range(0x80, 0xA0), *range(0xDC, 0xE0)})
 
 _PATHS: Final[tuple[type[pathlib.PurePath], ...]] = (
     pathlib.PosixPath,
@@ -79,6 +98,7 @@ _PATHS: Final[tuple[type[pathlib.PurePath], ...]] = (
     pathlib.PurePosixPath,
     pathlib.PureWindowsPath,
 )
+_DECIMALS: Final = decimal.Context(capitals=1)
 _STR_HEADS: Final = frozenset([*range(0xA0, 0xC0), 0xD9, 0xDA, 0xDB])
 
 SUBCLASSES: Final = ormsgpack.OPT_PASSTHROUGH_SUBCLASS
@@ -109,6 +129,15 @@ def ext(code: int, payload: bytes) -> bytes:
     return pack(ormsgpack.Ext(code, payload))
 
 
+@functools.lru_cache(maxsize=1024, typed=True)
+def _attrs(schema: str, version: int, form: str) -> bytes:
+    """Return the encoding of what a record says about itself."""
+    try:
+        return pack(schema) + pack(version) + pack(form)
+    except TypeError as error:
+        raise Invalid(f"the schema {schema!r} cannot be kept: {error}", code="invalid.value") from error
+
+
 def is_plain_key(entry: bytes) -> bool:
     """Tell whether a mapping's entry (key bytes, value bytes) begins with an ordinary str."""
     return entry[0] in _STR_HEADS
@@ -125,7 +154,7 @@ def inline(code: int, attrs: tuple[str, int, str] | None, entries: Iterable[byte
     if code == RECORD:
         if attrs is None:
             raise Corrupt("a record without a schema", code="corrupt.encoding")
-        return ext(RECORD, array_head(3 + 2 * len(entries)) + b"".join(map(pack, attrs)) + body)
+        return ext(RECORD, array_head(3 + 2 * len(entries)) + _attrs(*attrs) + body)
     return ext(code, array_head(len(entries) * (2 if code == DICT else 1)) + body)
 
 
@@ -142,13 +171,31 @@ def _zone(zone: dt.tzinfo | None) -> Any:
         offset = zone.utcoffset(None)
         name = zone.tzname(None)
         named = name != dt.timezone(offset).tzname(None)
-        return [offset.days, offset.seconds, offset.microseconds, name if named else None]
-    if type(zone) is zoneinfo.ZoneInfo and zone.key:
+        if not named or (type(name) is str and not _has_surrogates(name)):
+            return [offset.days, offset.seconds, offset.microseconds, name if named else None]
+    if type(zone) is zoneinfo.ZoneInfo and _has_key(zone):
         return zone.key
     raise Invalid(
         f"the time zone {zone!r} cannot be kept; use datetime.timezone or a zoneinfo.ZoneInfo with a key",
         code="invalid.value",
     )
+
+
+def _has_key(zone: zoneinfo.ZoneInfo) -> bool:
+    """Tell whether a zone was made from its key alone, not from a file."""
+    try:
+        zone.__reduce__()
+    except pickle.PicklingError:
+        return False
+    return True
+
+
+def _has_surrogates(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def _pack_int(value: int) -> bytes:
@@ -190,7 +237,7 @@ _ATOMS: Final[dict[type, Callable[[Any], bytes]]] = {
     dt.time: _pack_time,
     dt.timedelta: lambda v: ext(TIMEDELTA, pack([v.days, v.seconds, v.microseconds])),
     uuid.UUID: lambda v: ext(UUID, v.bytes),
-    decimal.Decimal: lambda v: ext(DECIMAL, str(v).encode()),
+    decimal.Decimal: lambda v: ext(DECIMAL, _DECIMALS.to_sci_string(v).encode()),
     **dict.fromkeys(_PATHS, _pack_path),
 }
 _CONTAINERS: Final[dict[type, int]] = {list: LIST, tuple: TUPLE, set: SET, frozenset: FROZENSET, dict: DICT}
@@ -209,8 +256,11 @@ def atom(value: object, types: Types) -> bytes | None:
         inner = Packer(types).fast(dumped.value)
         if inner is None:
             raise Invalid("this Enum's value cannot be kept exactly; give its members plain values", code="invalid.value")
-        head_part = array_head(4) + pack(dumped.schema) + pack(dumped.version) + pack(dumped.name)
-        return ext(MEMBER, head_part + inner)
+        try:
+            about = pack(dumped.schema) + pack(dumped.version) + pack(dumped.name)
+        except TypeError as error:
+            raise Invalid(f"this Enum's name cannot be kept: {error}", code="invalid.value") from error
+        return ext(MEMBER, array_head(4) + about + inner)
     return None
 
 
@@ -225,7 +275,9 @@ def open_container(value: object, types: Types) -> Opened | None:
         return code, None, value
     record = value if type(value) is Record else types.dump(value)
     if type(record) is Record:
-        return RECORD, (record.schema, record.version, record.form), dict(record)
+        attrs = (record.schema, record.version, record.form)
+        _attrs(*attrs)  # refuses what cannot be kept
+        return RECORD, attrs, dict(record)
     return None
 
 
@@ -264,34 +316,71 @@ def _only_known(value: object) -> bool:
     return True
 
 
+class _Fragments:
+    """Notices that somebody made an `ormsgpack.Fragment`, whose bytes ormsgpack would put in as they are.
+
+    Each instance counts as a reference to its type. Other references only cost time: then values are looked at.
+    """
+
+    fewest = sys.getrefcount(ormsgpack.Fragment)
+
+    @classmethod
+    def may_exist(cls) -> bool:
+        count = sys.getrefcount(ormsgpack.Fragment)
+        cls.fewest = min(cls.fewest, count)
+        return count > cls.fewest
+
+
+def _inside(cell: list[Any], levels: int) -> list[Any]:
+    """Put a list into this many lists, itself counted."""
+    for _ in range(levels - 1):
+        cell = [cell]
+    return cell
+
+
 class Packer:
-    """Encodes values in one call of ormsgpack each; as its `default`, what ormsgpack hands back. Not shared by threads."""
+    """Encodes values in one call of ormsgpack each; as its `default`, what ormsgpack hands back. Not shared by threads.
 
-    __slots__ = ("_cell", "_depth", "_nested_cell", "_types")
+    `depth` says how many levels down a state the values will stand, if that is more than MAX_DEPTH.
+    """
 
-    def __init__(self, types: Types) -> None:
+    __slots__ = ("_cell", "_depth", "_interrupt", "_margin", "_nested_cell", "_types")
+
+    def __init__(self, types: Types, depth: int = 0) -> None:
+        below = max(depth - MAX_DEPTH, 0)
         self._types = types
-        self._depth = 0
+        self._depth = below
+        self._interrupt: BaseException | None = None
         self._cell: list[Any] = [None]
-        nested: list[Any] = self._cell
-        for _ in range(_MARGIN - 1):
-            nested = [nested]
-        self._nested_cell = nested
+        self._margin = _MARGIN + below
+        self._nested_cell = _inside(self._cell, self._margin)
 
     def fast(self, value: object) -> bytes | None:
         """Encode a value, or return None if that is not sure to be exact (then take the value apart)."""
         self._cell[0] = value
         try:
-            data = pack(self._nested_cell, default=self, option=_OPTIONS)[_MARGIN:]
+            data = pack(self._nested_cell, default=self, option=_OPTIONS)[self._margin :]
         except (TypeError, RecursionError):
+            interrupt, self._interrupt = self._interrupt, None
+            if interrupt is not None:
+                raise interrupt from None
             return None
         finally:
             self._cell[0] = None
-        if _suspicious(data) and not _only_known(value):
+        if (_suspicious(data) or _Fragments.may_exist()) and not _only_known(value):
             return None
         return data
 
     def __call__(self, value: object) -> ormsgpack.Ext:
+        try:
+            return self._extension(value)
+        except Exception:
+            raise
+        except BaseException as error:  # such as Ctrl-C: ormsgpack replaces what is raised here
+            self._interrupt = error
+            raise
+
+    def _extension(self, value: object) -> ormsgpack.Ext:
         kind = type(value)
         if kind in (tuple, set, frozenset):
             return ormsgpack.Ext(_CONTAINERS[kind], self._array(kind, value))
@@ -316,7 +405,9 @@ class Packer:
         if self._depth > MAX_DEPTH:
             raise RecursionError
         try:
-            return pack(value, default=self, option=_OPTIONS)
+            if self._depth <= 2:
+                return pack(value, default=self, option=_OPTIONS)
+            return pack(_inside([value], _INNER_MARGIN), default=self, option=_OPTIONS)[_INNER_MARGIN:]
         finally:
             self._depth -= 1
 
@@ -324,8 +415,11 @@ class Packer:
 def split_ext(encoded: bytes) -> tuple[int, bytes]:
     """Return the code and the payload of one encoded extension."""
     found: list[tuple[int, bytes]] = []
-    _unpackb(encoded, ext_hook=lambda code, payload: found.append((code, payload)))
-    return found[0]
+    try:
+        _unpackb(encoded, ext_hook=lambda code, payload: found.append((code, payload)))
+        return found[0]
+    except (ValueError, TypeError, IndexError) as error:
+        raise Corrupt(f"the stored bytes are not a value ({error})", code="corrupt.encoding") from error
 
 
 # -- decoding ---------------------------------------------------------------------------------------
@@ -388,11 +482,21 @@ def build_container(code: int, attrs: tuple[str, int, str] | None, parts: list[A
         return parts
     if code == TUPLE:
         return tuple(parts)
-    if code == SET:
-        return set(parts)
-    if code == FROZENSET:
-        return frozenset(parts)
-    mapping = dict(zip(parts[::2], parts[1::2], strict=True))
+    try:
+        if code == SET:
+            return set(parts)
+        if code == FROZENSET:
+            return frozenset(parts)
+        mapping = dict(zip(parts[::2], parts[1::2], strict=True))
+    except TypeError as error:
+        name = _record_in(parts if code in (SET, FROZENSET) else parts[::2])
+        if name is None:
+            raise
+        raise Invalid(
+            f"an instance of {name!r} is a key or in a set, and is not hashable without its class: name or register it",
+            code="invalid.schema",
+            schema=name,
+        ) from error
     if code == DICT:
         return mapping
     if attrs is None:
@@ -400,15 +504,44 @@ def build_container(code: int, attrs: tuple[str, int, str] | None, parts: list[A
     return types.load(Record(*attrs, mapping))
 
 
-class Unpacker:
-    """Decodes values; `resolve` gives the value that a REF's payload stands for."""
+def _record_in(values: Iterable[Any]) -> str | None:
+    """Return the schema of a record among these values, or in tuples among them."""
+    for value in values:
+        found = value.schema if type(value) is Record else _record_in(value) if type(value) is tuple else None
+        if found is not None:
+            return str(found)
+    return None
 
-    __slots__ = ("_failure", "_resolve", "_types")
+
+def _height(data: bytes) -> int:
+    """Return a bound on how deep lists and dicts are nested in what is not inside extensions. `Corrupt` if too deep."""
+    bound = len(data.translate(None, _NO_HEADS))
+    if bound <= _INNER:
+        return bound
+    for limit in (_INNER, MAX_DEPTH + 255):
+        try:  # whether ormsgpack can read it so many levels down
+            ormsgpack.unpackb(b"\x91" * (_UNPACKED - limit) + data, ext_hook=_nothing)
+        except ValueError:
+            continue
+        return limit
+    raise Corrupt("the stored bytes are nested deeper than any value", code="corrupt.encoding")
+
+
+def _nothing(_code: int, _payload: bytes) -> None:
+    """Stand in for an extension that is not looked at."""
+
+
+class Unpacker:
+    """Decodes values; `resolve` gives the value that a REF's payload stands for. Not shared by threads."""
+
+    __slots__ = ("_depth", "_failure", "_levels", "_resolve", "_types")
 
     def __init__(self, types: Types, resolve: Callable[[bytes], Any] | None = None) -> None:
         self._types = types
         self._resolve = resolve
-        self._failure: Error | None = None
+        self._failure: BaseException | None = None
+        self._depth = 0
+        self._levels = 0
 
     def __call__(self, data: bytes) -> Any:
         """Decode one value. Whatever is wrong with the bytes is `Corrupt`."""
@@ -422,11 +555,33 @@ class Unpacker:
                 raise
             raise Corrupt(f"the stored bytes are not a value ({error})", code="corrupt.encoding") from error
 
+    def array(self, data: bytes) -> list[Any]:
+        """Decode the parts of a container, from inside `resolve` or an extension."""
+        self._depth += 1
+        levels = self._levels
+        try:
+            if self._depth > _SHALLOW:
+                self._levels += _height(data)
+                if self._levels > _LEVELS or self._depth > _DEEPEST:
+                    raise Corrupt("the stored bytes are nested deeper than any value", code="corrupt.encoding")
+            parts = ormsgpack.unpackb(data, ext_hook=self._ext)
+        finally:
+            self._depth -= 1
+            self._levels = levels
+        if type(parts) is not list:
+            raise Corrupt("the stored bytes are not a container's parts", code="corrupt.encoding")
+        return parts
+
     def _ext(self, code: int, payload: bytes) -> Any:
         try:
             return self._load(code, payload)
-        except Error as error:  # ormsgpack replaces what its hook raises
+        except (Error, MemoryError, RecursionError) as error:  # ormsgpack replaces what its hook raises
             self._failure = self._failure or error
+            raise
+        except Exception:
+            raise
+        except BaseException as error:  # such as Ctrl-C
+            self._failure = error
             raise
 
     def _load(self, code: int, payload: bytes) -> Any:
@@ -439,7 +594,7 @@ class Unpacker:
             return self._resolve(payload)
         if code not in NESTED:
             raise Corrupt(f"unknown extension {code}; it may come from a newer backtrail", code="corrupt.encoding")
-        parts: list[Any] = ormsgpack.unpackb(payload, ext_hook=self._ext)
+        parts = self.array(payload)
         if code == MEMBER:
             return self._types.load(Member(*parts))
         if code == RECORD:
@@ -451,21 +606,26 @@ class Unpacker:
 def split(array: bytes) -> list[bytes]:
     """Cut an encoded array into the bytes of its elements, without interpreting them."""
     try:
-        parts = [pack(value) for value in _unpackb(array, ext_hook=ormsgpack.Ext)]
+        values = _unpackb(array, ext_hook=ormsgpack.Ext)
+        parts = [pack(value) for value in values]
     except (ValueError, TypeError) as error:
         raise Corrupt(f"the stored bytes are not values ({error})", code="corrupt.encoding") from error
-    if len(array_head(len(parts))) + sum(map(len, parts)) != len(array):
+    if type(values) is not list or len(array_head(len(parts))) + sum(map(len, parts)) != len(array):
         raise Corrupt("the stored bytes are not in canonical form", code="corrupt.encoding")
     return parts
 
 
 def pairs(parts: list[bytes]) -> list[bytes]:
     """Join key, value, key, value ... to entries of a mapping."""
+    if len(parts) % 2:
+        raise Corrupt("a key without a value", code="corrupt.encoding")
     return [key + value for key, value in zip(parts[::2], parts[1::2], strict=True)]
 
 
 def take_apart(data: bytes) -> tuple[int, tuple[str, int, str] | None, list[bytes]] | None:
     """Open an inline container: its code, a record's attributes, and its entries' bytes; None for an atom."""
+    if not data:
+        raise Corrupt("there are no bytes where a value should be", code="corrupt.encoding")
     first = data[0]
     if 0x90 <= first <= 0x9F or first in (0xDC, 0xDD):
         return LIST, None, split(data)
@@ -479,7 +639,9 @@ def take_apart(data: bytes) -> tuple[int, tuple[str, int, str] | None, list[byte
         return None
     parts = split(payload)
     if code == RECORD:
-        schema, version, form = (ormsgpack.unpackb(part) for part in parts[:3])
+        if len(parts) < 3:
+            raise Corrupt("a record without a schema", code="corrupt.encoding")
+        schema, version, form = map(plain, parts[:3])
         return RECORD, (schema, version, form), pairs(parts[3:])
     return code, None, pairs(parts) if code == DICT else parts
 
@@ -496,7 +658,10 @@ def _map_head(data: bytes) -> tuple[int, int]:
 
 def first_in(data: bytes) -> bytes:
     """Return the bytes of the first of the values that stand one after the other."""
-    return pack(_unpackb(data, ext_hook=ormsgpack.Ext))
+    try:
+        return pack(_unpackb(data, ext_hook=ormsgpack.Ext))
+    except (ValueError, TypeError) as error:
+        raise Corrupt(f"the stored bytes are not a value ({error})", code="corrupt.encoding") from error
 
 
 def values_in(data: bytes) -> list[bytes]:
@@ -516,15 +681,17 @@ def plain(data: bytes) -> Any:
 def refs_in(data: bytes) -> list[bytes]:
     """Return the payloads of all REFs in an encoded value, at any depth."""
     found: list[bytes] = []
+    todo = [data]
 
     def hook(code: int, payload: bytes) -> None:
         if code == REF:
             found.append(payload)
         elif code in NESTED:
-            ormsgpack.unpackb(payload, ext_hook=hook)
+            todo.append(payload)
 
     try:
-        _unpackb(data, ext_hook=hook)
+        while todo:
+            _unpackb(todo.pop(), ext_hook=hook)
     except (ValueError, TypeError) as error:
         raise Corrupt(f"the stored bytes are not values ({error})", code="corrupt.encoding") from error
     return found

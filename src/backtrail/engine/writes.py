@@ -17,6 +17,7 @@ from backtrail.backends.port import Batch, MissingChunks, NewThread, Row, Stale,
 from backtrail.engine import log, payload, retention
 from backtrail.engine.heads import Chain, Heads, Standing
 from backtrail.engine.nodes import Node
+from backtrail.engine.refs import require_head
 from backtrail.engine.squeeze import squeeze
 from backtrail.errors import Conflict, Invalid, NotFound, Unavailable
 
@@ -203,6 +204,7 @@ class Writes:
             newest = standing.newest
             to = self._undo_target(standing, head=newest.head, start=newest.undo)
             if to is None:
+                require_head(standing)
                 raise Invalid(f"thread {key.name!r} has nothing left to undo", code="invalid.undo")
             return self._move(standing, log.UNDO, self._head_of(standing, to), undo=to.undo, redo=newest.seq)
 
@@ -212,9 +214,10 @@ class Writes:
         """Take the last undo back."""
 
         def attempt(standing: Standing) -> Standing:
-            newest, record = standing.newest, standing.record
-            to = log.redo_target(newest, lambda seq: self._heads.sound_row(record, seq))
+            newest = standing.newest
+            to = self._redo_target(standing, head=newest.head, start=newest.redo)
             if to is None:
+                require_head(standing)
                 raise Invalid(f"thread {key.name!r} has nothing to redo", code="invalid.redo")
             return self._move(standing, log.REDO, self._head_of(standing, to), undo=newest.seq, redo=to.redo)
 
@@ -239,6 +242,15 @@ class Writes:
             return row._replace(hidden=True) if row is not None and row.seq == gone else row
 
         return log.undo_target(nearest, read, head=head, start=start)
+
+    def _redo_target(self, standing: Standing, *, head: int, start: int, gone: int = 0) -> Row | None:
+        """Return what a redo goes forward to; `gone` as for an undo."""
+
+        def read(seq: int) -> Row | None:
+            row = self._heads.sound_row(standing.record, seq)
+            return row._replace(hidden=True) if row is not None and seq == gone else row
+
+        return log.redo_target(read, head=head, start=start)
 
     def _move(self, standing: Standing, op: int, head: Row, *, undo: int, redo: int) -> Standing:
         record = standing.record
@@ -265,10 +277,12 @@ class Writes:
             survivors = self._heads.visible(standing, above, newest_first=True, limit=1) if above else []
             head = survivors[0] if survivors else None
             ranges = self._heads.path(record, head) if head else ()
-            undo = self._undo_target(standing, head=head.seq if head else 0, start=newest.undo, gone=target.seq)
-            row = _mover(
-                standing, log.DROP, head, ranges, undo.seq if undo else 0, newest.redo, self._heads.clock()
-            )
+            # from the newest row on, which stands on what goes: so both pass over what would change nothing
+            onto, gone = head.seq if head else 0, target.seq
+            undo = self._undo_target(standing, head=onto, start=newest.seq, gone=gone)
+            redo = self._redo_target(standing, head=onto, start=newest.seq, gone=gone)
+            back, forth = undo.seq if undo else 0, redo.seq if redo else 0
+            row = _mover(standing, log.DROP, head, ranges, back, forth, self._heads.clock())
             row = log.checked(row, record.uid)
             self._backend.commit(Batch(rows=((record.no, row),), hide=hide))
             return True, Standing(record, row, head)
@@ -280,12 +294,12 @@ class Writes:
         """Hide all of a thread; its log goes on, so that nobody who still holds it can bring it back by accident."""
 
         def attempt(standing: Standing) -> tuple[bool, Standing | None]:
-            if standing.head is None:
-                return False, standing
             record = standing.record
             rows = self._backend.rows(record.no, [(1, standing.newest.seq)], visible=True)
+            if standing.head is None and not rows:
+                return False, standing
             row = log.checked(_mover(standing, log.CLEAR, None, (), 0, 0, self._heads.clock()), record.uid)
-            self._backend.commit(Batch(rows=((record.no, row),), hide=tuple((record.no, r.seq) for r in rows)))
+            self._backend.commit(Batch(rows=((record.no, row),), hide=tuple((record.no, r.seq) for r in rows if not r.hidden)))
             return True, Standing(record, row, None)
 
         nothing: tuple[bool, Standing | None] = (False, None)
@@ -347,7 +361,7 @@ class Writes:
 
     def _moving(self, key: Key, attempt: Callable[[Standing], Standing]) -> Standing:
         def existing(standing: Standing | None) -> Standing:
-            if standing is None or standing.head is None:
+            if standing is None:
                 raise NotFound(f"there is no thread {key.name!r}", code="not_found.thread")
             try:
                 return attempt(standing)

@@ -9,6 +9,7 @@ head; and two stacks of heads, for undo and redo. Nothing here knows about rows,
     redo    the other way round
 
 Deleted points stay in the stacks, and are passed over; behind one, so is the head itself, for that would be no undo.
+If the head is deleted and none of its ancestors is left, there is no head; what was out of view is still there.
 """
 
 from __future__ import annotations
@@ -74,24 +75,21 @@ class Line:
     # -- changes ----------------------------------------------------------------------------------
 
     def save(self, point: Point) -> None:
-        if self.head is not None:
-            self.undone.append(self.head)
-        self.redone.clear()
         self.points.append(point)
-        self.head = point
+        self.rewind(point)
 
     def rewind(self, point: Point) -> None:
-        if self.head is not None:
-            self.undone.append(self.head)
+        self._leave()
         self.redone.clear()
         self.head = point
 
     def undo(self) -> Point | None:
         """Make the last head the head again and return it; None if there is none."""
         left = self._passed(self.undone, passed=False)
-        if not left or self.head is None:
+        if not left:
             return None
-        self.redone.append(self.head)
+        if self.head is not None:
+            self.redone.append(self.head)
         self.head = left.pop()
         self.undone = left
         return self.head
@@ -99,12 +97,16 @@ class Line:
     def redo(self) -> Point | None:
         """Take the last undo back and return the head; None if there is none."""
         left = self._passed(self.redone, passed=False)
-        if not left or self.head is None:
+        if not left:
             return None
-        self.undone.append(self.head)
+        self._leave()
         self.head = left.pop()
         self.redone = left
         return self.head
+
+    def _leave(self) -> None:
+        """Keep the head for undo. Where there is none, nothing can be gone back to."""
+        self.undone = [] if self.head is None else [*self.undone, self.head]
 
     def _passed(self, stack: list[Point], *, passed: bool) -> list[Point]:
         """Return a stack without the points on its top that cannot become the head."""
@@ -120,11 +122,8 @@ class Line:
             return
         history = self.history()
         self.head = history[-1] if history else None
-        if self.head is None:
-            self.undone, self.redone = [], []
-        else:
-            self.undone = self._passed(self.undone, passed=True)
-            self.redone = self._passed(self.redone, passed=True)
+        self.undone = self._passed(self.undone, passed=True)
+        self.redone = self._passed(self.redone, passed=True)
 
     def delete(self) -> None:
         for point in self.points:
