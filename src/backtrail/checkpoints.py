@@ -32,7 +32,20 @@ _LIMIT: Final = 1 << 34
 class Checkpoint(Generic[S]):
     """An immutable point in a thread. Two are equal if they have the same id."""
 
-    __slots__ = ("_damaged", "_load", "_metadata", "_row", "_state", "_tree", "_type", "_types", "id", "parent_id", "tags", "thread_id")
+    __slots__ = (
+        "_damaged",
+        "_load",
+        "_metadata",
+        "_row",
+        "_state",
+        "_tree",
+        "_type",
+        "_types",
+        "id",
+        "parent_id",
+        "tags",
+        "thread_id",
+    )
 
     id: str
     thread_id: str
@@ -82,6 +95,7 @@ class Checkpoint(Generic[S]):
 
     @property
     def label(self) -> str | None:
+        """Its name in the thread, if it was given one."""
         return self._row.label
 
     @property
@@ -96,6 +110,7 @@ class Checkpoint(Generic[S]):
 
     @property
     def created_at(self) -> dt.datetime:
+        """When it was made, by its writer's clock, in UTC."""
         return when(self._row.created_at)
 
     @property
@@ -176,7 +191,7 @@ class Checkpoint(Generic[S]):
     def from_bytes(
         cls, data: Any, type: type[S] | None = None, *, types: tuple[Any, ...] = ()  # noqa: A002
     ) -> Checkpoint[S]:
-        """Return a checkpoint from what `to_bytes` gave; `Corrupt` if it is damaged, `Invalid` if it is something else."""
+        """Return a checkpoint from what `to_bytes` gave: `Corrupt` if damaged, `Invalid` if it is something else."""
         if not isinstance(data, bytes) or not data.startswith(_MAGIC):
             raise Invalid("these are not the bytes of a backtrail checkpoint", code="invalid.bytes")
         try:
@@ -244,6 +259,6 @@ def _plain_row(row: Row) -> list[Any]:
 
 def _row_from(fields: list[Any]) -> Row:
     label = fields[12].decode("utf-8", "surrogatepass") if fields[12] is not None else None
-    return Row(*fields[:12], label, *fields[13:19], None, False)  # type: ignore[call-arg]
+    return Row._make([*fields[:12], label, *fields[13:19], None, False])
 
 

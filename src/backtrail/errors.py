@@ -74,7 +74,9 @@ class Corrupt(Error):
 
     default_code = "corrupt"
 
-    def __init__(self, message: str, *, code: str | None = None, checkpoint_id: str | None = None, **details: Any) -> None:
+    def __init__(
+        self, message: str, *, code: str | None = None, checkpoint_id: str | None = None, **details: Any
+    ) -> None:
         super().__init__(message, code=code, checkpoint_id=checkpoint_id, **details)
         self.checkpoint_id = checkpoint_id
 

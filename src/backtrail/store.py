@@ -6,11 +6,10 @@ import os
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from urllib.parse import unquote
 
 from backtrail.arguments import check_count, check_duration, check_id
-from backtrail.checkpoints import Checkpoint
 from backtrail.engine import log, upkeep
 from backtrail.engine.engine import Engine
 from backtrail.engine.heads import Options, Standing
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from backtrail.backends.port import Backend, Row, ThreadRecord
+    from backtrail.checkpoints import Checkpoint
 
 S = TypeVar("S")
 Progress = "Callable[[str, int], None]"
@@ -89,7 +89,7 @@ def _backend(url: str, *, durability: str, read_only: bool, schema: str | None) 
         from backtrail.backends.memory import MemoryBackend  # noqa: PLC0415 - only what is used is loaded
 
         if read_only:
-            raise Invalid("a store in memory is always new: read_only=True would leave it empty", code="invalid.argument")
+            raise Invalid("a store in memory is new: read_only=True would leave it empty", code="invalid.argument")
         return MemoryBackend()
     from backtrail.backends.sqlite import SqliteBackend  # noqa: PLC0415
 
@@ -205,7 +205,7 @@ class Store:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Make the writes of a block one write: all of them, or none. They are seen inside the block only, until it ends.
+        """Make the writes of a block one write: all of them, or none; until it ends, only the block sees them.
 
         It belongs to the calling thread or task. If somebody else writes to one of its threads meanwhile, its end is a
         `Conflict` and nothing was written.
@@ -265,7 +265,7 @@ class Store:
         """Release the store's resources; closing twice is allowed."""
         self._backend.close()
 
-    def __enter__(self) -> Store:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import datetime as dt
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
 
 class Sentinel(Enum):
@@ -34,7 +34,7 @@ _SHOWN: Final = 60
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One difference: `op` is "+" (added), "-" (removed) or "~" (changed); `old` or `new` is MISSING where there is none."""
+    """One difference: `op` is "+" (added), "-" (removed) or "~" (changed); where there is no value, it is MISSING."""
 
     op: str
     path: Any
@@ -116,7 +116,7 @@ class PruneReport(int):
     """(checkpoint id, reason)."""
     dry_run: bool
 
-    def __new__(cls, removed: tuple[tuple[str, str], ...], *, dry_run: bool) -> PruneReport:  # noqa: D102
+    def __new__(cls, removed: tuple[tuple[str, str], ...], *, dry_run: bool) -> Self:
         made = super().__new__(cls, len(removed))
         made.removed = removed
         made.dry_run = dry_run
@@ -155,6 +155,7 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
+        """Whether nothing is damaged."""
         return not self.damaged
 
 

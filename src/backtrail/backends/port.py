@@ -88,8 +88,8 @@ class Batch:
     """One atomic write. Threads are named by number; -1, -2 ... are those that the batch creates, in order."""
 
     threads: tuple[NewThread, ...] = ()
-    """A name that is taken already in its space, or a uid that is taken, is `Stale`. A batch names the threads it creates
-    by -1, -2 ... only, never by the numbers it thinks they will get."""
+    """A name that is taken already in its space, or a uid that is taken, is `Stale`. A batch names the threads it
+    creates by -1, -2 ... only, never by the numbers it thinks they will get."""
     renew: tuple[tuple[int, NewThread], ...] = ()
     """(thread, what it becomes): a deleted thread begins again; its agent, created_at and origin are replaced, its
     number, name and uid stay."""
@@ -105,7 +105,7 @@ class Batch:
     newest: tuple[tuple[int, int], ...] = ()
     """(thread, seq) that must be the newest row of its thread before the batch, else `Stale`; seq 0: no row yet."""
     hide: tuple[tuple[int, int], ...] = ()
-    """Rows to hide. Hiding, tagging or renewing what is not there is passed over. Hide comes before tag, tag before untag."""
+    """Rows to hide. Hiding, tagging or renewing what is not there is passed over. First hide, then tag, then untag."""
     tag: tuple[tuple[int, int, str], ...] = ()
     untag: tuple[tuple[int, int, str], ...] = ()
 

@@ -118,11 +118,11 @@ class _Differ:
         before, after = spines.open_rep(old, self._old), spines.open_rep(new, self._new)
         if before is None or after is None or (before.code, before.attrs) != (after.code, after.attrs):
             return None
-        found: list[Op] = []
+        differing = blocks(before, after, self._old, self._new)
+        if after.is_mapping:
+            return self._mapping(differing, path)
         # from the right, so that positions further left stay what they are
-        for block in reversed(blocks(before, after, self._old, self._new)):
-            found += self._mapping(block, path) if after.is_mapping else self._sequence(block, path, after.code)
-        return found
+        return [op for block in reversed(differing) for op in self._sequence(block, path, after.code)]
 
     def _value(self, old: bytes, new: bytes, path: list[Step]) -> list[Op]:
         replace: Op = [SET, path, new]
@@ -150,18 +150,25 @@ class _Differ:
         whole: Op = [SPLICE, path, block.at, len(block.old), list(block.new)]
         return found if _weight(found) <= _weight([whole]) else [whole]
 
-    def _mapping(self, block: Block, path: list[Step]) -> list[Op]:
-        old_keys = [spines.key_of(entry) for entry in block.old]
-        new_keys = [spines.key_of(entry) for entry in block.new]
-        found: list[Op] = []
-        for tag, i, j, k, n in reversed(SequenceMatcher(None, old_keys, new_keys, autojunk=False).get_opcodes()):
-            if tag != "equal":
-                found.append([SPLICE, path, block.at + i, j - i, list(block.new[k:n])])
-                continue
-            for old, new in zip(block.old[i:j], block.new[k:n], strict=True):
-                if old != new:
-                    found += self._value(value_of(old), value_of(new), [*path, spines.key_of(old)])
-        return found
+    def _mapping(self, differing: list[Block], path: list[Step]) -> list[Op]:
+        """Removals come first, from the right, insertions last, from the left: so a key that moves is never there twice."""
+        removed: list[Op] = []
+        changed: list[Op] = []
+        inserted: list[Op] = []
+        for block in differing:
+            old_keys = [spines.key_of(entry) for entry in block.old]
+            new_keys = [spines.key_of(entry) for entry in block.new]
+            for tag, i, j, k, n in SequenceMatcher(None, old_keys, new_keys, autojunk=False).get_opcodes():
+                if tag == "equal":
+                    for old, new in zip(block.old[i:j], block.new[k:n], strict=True):
+                        if old != new:
+                            changed += self._value(value_of(old), value_of(new), [*path, spines.key_of(old)])
+                    continue
+                if j > i:
+                    removed.append([SPLICE, path, block.at + i, j - i, []])
+                if n > k:
+                    inserted.append([SPLICE, path, block.to + k, 0, list(block.new[k:n])])
+        return [*reversed(removed), *changed, *inserted]
 
 
 def _weight(found: list[Op]) -> int:
@@ -188,6 +195,11 @@ def common_prefix(a: bytes, b: bytes) -> int:
         else:
             high = mid - 1
     return low
+
+
+def _kind(spine: Spine) -> tuple[int, str | None]:
+    """Return what kind of container it is; a record is of its schema's kind, whatever the version."""
+    return spine.code, spine.attrs[0] if spine.attrs else None
 
 
 # -- changes ------------------------------------------------------------------------------------------
@@ -219,7 +231,7 @@ class _Reader:
             return
         before = None if texts.code_of(old) is not None else spines.open_rep(old, self._old)
         after = None if texts.code_of(new) is not None else spines.open_rep(new, self._new)
-        if before is None or after is None or before.code != after.code or (before.attrs or "")[:1] != (after.attrs or "")[:1]:
+        if before is None or after is None or _kind(before) != _kind(after):
             yield Edit(path, old, new)
             return
         found = blocks(before, after, self._old, self._new)

@@ -1,4 +1,4 @@
-"""The engine that a store and its handles share: one way to read, one way to write, and the caller's open transaction."""
+"""What a store and its handles share: one way to read, one way to write, and the caller's open transaction."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Engine:
 
     def _trim(self, record: ThreadRecord) -> None:
         """Now and then remove rows that the store's own options have hidden, so that they do not pile up."""
-        if self.options.max_checkpoints is not None or self.options.ttl is not None or self.options.auto_interval is not None:
+        if self.options.retires:
             upkeep.collect_rows(self._direct.heads, record)
 
     # -- transactions -----------------------------------------------------------------------------

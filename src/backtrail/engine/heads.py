@@ -54,6 +54,11 @@ class Options(NamedTuple):
     auto_interval: int | None = None
     """Microseconds."""
 
+    @property
+    def retires(self) -> bool:
+        """Whether saving a checkpoint may hide others."""
+        return not (self.max_checkpoints is None and self.ttl is None and self.auto_interval is None)
+
 
 def now() -> int:
     """Return the time in microseconds since 1970."""
@@ -112,6 +117,7 @@ class Heads:
         return row
 
     def require_sound(self, record: ThreadRecord, row: Row) -> None:
+        """Raise `Corrupt` if a row is not as it was written."""
         if not log.is_sound(row, record.uid):
             raise self.damaged(record, row.seq, f"row {row.seq} of thread {record.name!r} is damaged")
 

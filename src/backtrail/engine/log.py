@@ -137,6 +137,7 @@ def clip(ranges: Ranges, low: int, high: int) -> Ranges:
 
 
 def contains(ranges: Sequence[tuple[int, int]], seq: int) -> bool:
+    """Tell whether a seq lies in one of the ranges."""
     return any(low <= seq <= high for low, high in ranges)
 
 

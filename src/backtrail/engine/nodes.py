@@ -21,7 +21,7 @@ from __future__ import annotations
 import threading
 import zlib
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import ormsgpack
 from blake3 import blake3
@@ -55,6 +55,7 @@ class Ref(NamedTuple):
     size: int
 
     def encode(self) -> Rep:
+        """Return the REF."""
         return Rep(wire.ext(wire.REF, wire.pack([self.code, self.digest, self.length, self.size])), self.size)
 
 
@@ -63,7 +64,7 @@ class Rep(bytes):
 
     size: int
 
-    def __new__(cls, data: bytes, size: int) -> Rep:  # noqa: D102 - bytes is immutable: made here
+    def __new__(cls, data: bytes, size: int) -> Self:  # bytes is immutable: made here
         made = super().__new__(cls, data)
         made.size = size
         return made
@@ -174,6 +175,7 @@ class Cache:
         self._lock = threading.Lock()
 
     def get(self, digest: bytes) -> Node | None:
+        """Return a node that was read lately, or None."""
         with self._lock:
             node = self._nodes.get(digest)
             if node is not None:
@@ -181,6 +183,7 @@ class Cache:
             return node
 
     def put(self, digest: bytes, node: Node) -> None:
+        """Keep a node; the ones unused for longest make room."""
         if len(node.data) > self._limit // 8:
             return
         with self._lock:
@@ -233,7 +236,8 @@ class Nodes:
         """Return a node, verified; `Corrupt` if it is missing, damaged or of another kind."""
         node = self.fresh.get(digest) or self.load([digest])[digest]
         if node.kind != kind:
-            raise Corrupt(f"chunk {digest.hex()[:12]} is not what refers to it", code="corrupt.chunk", digest=digest.hex())
+            name = digest.hex()
+            raise Corrupt(f"chunk {name[:12]} is not what refers to it", code="corrupt.chunk", digest=name)
         return node
 
     def load(self, digests: Iterable[bytes]) -> dict[bytes, Node]:

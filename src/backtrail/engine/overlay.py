@@ -4,6 +4,8 @@ It reads through: what was written in the transaction is seen in it, and nowhere
 the backend is required again, of the backend itself, when the transaction is written.
 """
 
+# ruff: noqa: D102, ARG002 - the port says what its methods do and which arguments they have
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Overlay:
-    """The writes of one transaction, as a backend."""
+    """The writes of one transaction, as a backend: `port.Backend` says what each method does."""
 
     def __init__(self, below: Backend) -> None:
         self._below = below
@@ -65,7 +67,7 @@ class Overlay:
             self._below.commit(batch)
         except (Stale, Vanished, MissingChunks) as error:
             raise Conflict(
-                "somebody else wrote to a thread of this transaction meanwhile; nothing of it was written: run it again",
+                "somebody else wrote to a thread of this transaction; nothing of it was written: run it again",
                 code="conflict.transaction",
             ) from error
 
@@ -260,4 +262,4 @@ def _matches(record: ThreadRecord, space: str | None, agent: str | None, prefix:
 
 
 def _outside() -> Unavailable:
-    return Unavailable("this cannot be done inside a transaction; do it before or after", code="unavailable.transaction")
+    return Unavailable("not inside a transaction; do it before or after", code="unavailable.transaction")

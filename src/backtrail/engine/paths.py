@@ -49,6 +49,7 @@ class Path(tuple[Any, ...]):
     __hash__ = tuple.__hash__
 
     def child(self, step: Hashable) -> Path:
+        """Return the path one step further."""
         return Path((*self, step))
 
 
@@ -57,7 +58,8 @@ def parse(path: str | tuple[Any, ...] | list[Any]) -> Path:
     if isinstance(path, tuple | list):
         return Path(path)
     if not isinstance(path, str):
-        raise Invalid(f"a path is a string or a tuple of keys and indexes, not {type(path).__name__}", code="invalid.path")
+        kind = type(path).__name__
+        raise Invalid(f"a path is a string or a tuple of keys and indexes, not {kind}", code="invalid.path")
     steps: list[Any] = []
     at = 0
     while at < len(path):

@@ -1,4 +1,4 @@
-"""What a checkpoint's row holds: a *base*, from which the state can be read at once, or a *delta*, ops on its parent's state.
+"""What a checkpoint's row holds: a *base*, from which the state can be read at once, or a *delta*, ops on its parent's.
 
 A delta costs what changed. A base is written when there is nothing to stand on, when a chunk has closed (then the
 spine is at its smallest), and when reading back would take too many rows or bytes. Both are compressed; the nodes
@@ -33,13 +33,13 @@ INLINE_TOTAL: Final = 16 * 1024
 class Stored(NamedTuple):
     """A payload ready to be written, and the chunks that must be there with it."""
 
-    is_base: bool
     payload: bytes
     weight: int
     """Bytes of the payload before compression."""
     chunks: dict[bytes, Node]
     inlined: frozenset[bytes]
     """Digests of nodes that stand in the row."""
+    is_base: bool
 
 
 def refs_of(rep: bytes) -> list[bytes]:
@@ -63,7 +63,8 @@ def reachable(nodes: Nodes, digests: Iterable[bytes]) -> dict[bytes, Node]:
 def delta(ops: list[Op], nodes: Nodes, *, compress: bool) -> Stored:
     """Make the payload of a delta."""
     data = wire.pack(ops, default=bytes, option=wire.SUBCLASSES)
-    return Stored(False, squeeze(data, enabled=compress), len(data), reachable(nodes, refs_of_ops(ops)), frozenset())
+    chunks = reachable(nodes, refs_of_ops(ops))
+    return Stored(squeeze(data, enabled=compress), len(data), chunks, frozenset(), is_base=False)
 
 
 def refs_of_ops(ops: list[Op]) -> list[bytes]:
@@ -107,7 +108,7 @@ def base(tree: Tree, settled: frozenset[bytes], *, compress: bool) -> Stored:
     chunks.update(reachable(nodes, below))
     inlined = {digest: node for digest, node in inlined.items() if digest not in chunks}
     data = wire.pack([bytes(tree.rep), [[node.kind, node.data] for node in inlined.values()]])
-    return Stored(True, squeeze(data, enabled=compress), len(data), chunks, frozenset(inlined))
+    return Stored(squeeze(data, enabled=compress), len(data), chunks, frozenset(inlined), is_base=True)
 
 
 def read_base(payload: bytes, nodes: Nodes) -> tuple[Tree, frozenset[bytes]]:

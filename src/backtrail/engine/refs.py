@@ -28,7 +28,7 @@ def resolve(heads: Heads, standing: Standing, ref: Any) -> Row:
     text = ref if isinstance(ref, str) else getattr(ref, "id", None)
     if not isinstance(text, str) or not text:
         raise Invalid(
-            f"a ref is a checkpoint, a step number, or a string such as '@', '@~3', a label, a tag or an id; not {ref!r}",
+            f"a ref is a checkpoint, a step, or a string such as '@', '@~3', a label, a tag or an id; not {ref!r}",
             code="invalid.ref",
         )
     if text == "@":

@@ -66,7 +66,7 @@ def prunable(heads: Heads, standing: Standing, policy: Policy) -> list[int]:
 def retired(heads: Heads, standing: Standing, new: Row) -> tuple[int, ...]:
     """Return the seqs of what the store's options hide when a new checkpoint is written."""
     options = heads.options
-    if options.max_checkpoints is None and options.ttl is None and options.auto_interval is None:
+    if not options.retires:
         return ()
     rows = _all(heads, standing)
     gone: set[int] = set()

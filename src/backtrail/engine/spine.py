@@ -83,7 +83,7 @@ class Spine:
         """The bytes of each level's elements."""
 
     def encode(self) -> bytes:
-        """Return the bytes of the spine's node: code, attributes, levels from the top, and the open entries as an array."""
+        """Return the bytes of the spine's node: code, attributes, levels from the top, the open entries as an array."""
         levels = b"".join(
             wire.array_head(len(level)) + b"".join([chunk.data for chunk in level]) for level in self.levels[:0:-1]
         )
@@ -91,7 +91,7 @@ class Spine:
         return start + wire.array_head(len(self.levels) - 1) + levels + wire.pack(tail_array(self))
 
     def close(self, nodes: Nodes) -> bytes:
-        """Return what represents the container: its inline bytes, or a REF to this spine, which is then fresh in `nodes`."""
+        """Return what represents the container: inline bytes, or a REF to this spine, which is then fresh in `nodes`."""
         entries = self.levels[0]
         if len(self.levels) == 1 and self.weights[0] <= INLINE:
             data = wire.inline(self.code, self.attrs, entries)
@@ -172,6 +172,7 @@ class Builder:
         return builder
 
     def spine(self) -> Spine:
+        """Return what was gathered."""
         return Spine(self._code, self._attrs, tuple(self._levels))
 
     def at_boundary(self, level: int) -> bool:
@@ -179,12 +180,14 @@ class Builder:
         return not any(self._levels[:level])
 
     def push(self, entry: Entry) -> None:
+        """Take one entry."""
         self._levels[0].append(entry)
         self._sizes[0] += len(entry)
         if _closes(entry, self._sizes[0], LEAF_MIN, LEAF_TARGET, LEAF_MAX):
             self._seal_leaf()
 
     def push_chunk(self, level: int, chunk: Chunk) -> None:
+        """Take a whole chunk of a level; only at a boundary."""
         while len(self._levels) <= level:
             self._levels.append([])
             self._sizes.append(0)
@@ -326,46 +329,64 @@ def _has(keys: bytes | None, mark: bytes) -> bool:
 
 
 def splice(nodes: Nodes, spine: Spine, start: int, stop: int, new: Sequence[Entry]) -> tuple[Spine, bool]:
-    """Replace the entries from `start` to `stop`; return the new spine and whether an append closed a leaf.
-
-    Chunks before the change are taken as they are. Behind it, chunks are opened until a cut falls where an old
-    one was; from there on they are taken whole again, at the highest level that fits.
-    """
+    """Replace the entries from `start` to `stop`; return the new spine and whether an append closed a leaf."""
     open_entries = spine.levels[0]
     closed = spine.length - len(open_entries)
-    if start >= closed:
-        kept = Spine(spine.code, spine.attrs, (open_entries[: start - closed], *spine.levels[1:]))
-        builder = Builder.onto(nodes, kept)
-        for entry in (*new, *open_entries[stop - closed :]):
-            builder.push(entry)
-        return builder.spine(), builder.sealed and start == stop == closed + len(open_entries)
-    builder = Builder(nodes, spine.code, spine.attrs)
-    pending = list(new)
+    if start < closed:
+        return _Splice(nodes, spine, start, stop, new).run(), False
+    kept = Spine(spine.code, spine.attrs, (open_entries[: start - closed], *spine.levels[1:]))
+    builder = Builder.onto(nodes, kept)
+    for entry in (*new, *open_entries[stop - closed :]):
+        builder.push(entry)
+    return builder.spine(), builder.sealed and start == stop == spine.length
 
-    def insert() -> None:
-        for entry in pending:
-            builder.push(entry)
-        pending.clear()
 
-    def walk(pos: int, level: int, element: Any) -> int:
+class _Splice:
+    """A change among closed chunks.
+
+    Chunks before it are taken as they are. Behind it, chunks are opened until a cut falls where an old one was; from
+    there on they are taken whole again, at the highest level that fits.
+    """
+
+    def __init__(self, nodes: Nodes, spine: Spine, start: int, stop: int, new: Sequence[Entry]) -> None:
+        self._nodes = nodes
+        self._spine = spine
+        self._start = start
+        self._stop = stop
+        self._pending = list(new)
+        self._builder = Builder(nodes, spine.code, spine.attrs)
+
+    def run(self) -> Spine:
+        pos = 0
+        for level, element in elements(self._spine):
+            pos = self._walk(pos, level, element)
+        self._insert()
+        return self._builder.spine()
+
+    def _insert(self) -> None:
+        for entry in self._pending:
+            self._builder.push(entry)
+        self._pending.clear()
+
+    def _walk(self, pos: int, level: int, element: Any) -> int:
+        """Take over an element that begins at `pos`, as far as it stays, and return where it ends."""
         end = pos + (1 if level == 0 else int(element.length))
-        if pos >= start:
-            insert()
-        if end <= start or pos >= stop:
-            if level == 0:
-                builder.push(element)
-                return end
-            if builder.at_boundary(level):
-                builder.push_chunk(level, element)
-                return end
-        elif pos >= start and end <= stop:
+        if pos >= self._start:
+            self._insert()
+        if pos >= self._start and end <= self._stop:
             return end
-        for child in children(nodes, level, element, mapping=spine.is_mapping):
-            pos = walk(pos, level - 1, child)
+        if (end <= self._start or pos >= self._stop) and self._take(level, element):
+            return end
+        for child in children(self._nodes, level, element, mapping=self._spine.is_mapping):
+            pos = self._walk(pos, level - 1, child)
         return pos
 
-    pos = 0
-    for level, element in elements(spine):
-        pos = walk(pos, level, element)
-    insert()
-    return builder.spine(), False
+    def _take(self, level: int, element: Any) -> bool:
+        """Take an element whole, if its level allows it here."""
+        if level == 0:
+            self._builder.push(element)
+        elif self._builder.at_boundary(level):
+            self._builder.push_chunk(level, element)
+        else:
+            return False
+        return True

@@ -50,6 +50,7 @@ class Tree(NamedTuple):
 
     @property
     def size(self) -> int:
+        """The logical size of the whole state."""
         return size_of(self.rep)
 
     def apply(self, ops: Iterable[Op]) -> Tree:

@@ -38,7 +38,7 @@ from backtrail.errors import Corrupt, Error, Invalid
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-# Extension codes. LIST, STR and BYTES are MessagePack's own types; they have a code because REFs name what they stand for.
+# Extension codes. LIST, STR and BYTES are MessagePack's own types; they have codes because REFs say what they stand for.
 LIST: Final = 0
 TUPLE: Final = 1
 SET: Final = 2
@@ -121,6 +121,7 @@ def head(count: int, fix: int, fix_max: int, wide: int) -> bytes:
 
 
 def array_head(count: int) -> bytes:
+    """Return the header of an array."""
     return head(count, 0x90, 15, 0xDC)
 
 
