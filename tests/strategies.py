@@ -1,4 +1,4 @@
-"""What the tests of the storage core share: any plain value, a comparison that sees types, and trees without a store."""
+"""What tests of the storage core share: any plain value, a comparison that sees types, and trees without a store."""
 
 import datetime as dt
 import decimal
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 from hypothesis import strategies as st
 
-from backtrail.engine import changes, codec, diff, nodes, payload, spine, texts, tree, wire
+from backtrail.engine import changes, codec, diff, nodes, payload, spine, texts, tree
 from backtrail.engine.schema import Member, Record, Types
 
 TYPES = Types()
@@ -68,7 +68,9 @@ def sizes(name):
     with pytest.MonkeyPatch.context() as patch:
         if name == "small":
             for constant, value in SMALL.items():
-                holders = [m for m in (changes, codec, diff, nodes, payload, spine, texts, tree) if hasattr(m, constant)]
+                holders = [
+                    m for m in (changes, codec, diff, nodes, payload, spine, texts, tree) if hasattr(m, constant)
+                ]
                 assert holders, constant
                 for module in holders:
                     patch.setattr(module, constant, value)
@@ -161,7 +163,7 @@ pure_paths = st.one_of(
     ),
 )
 decimals = st.one_of(
-    st.decimals(),
+    st.decimals().filter(lambda number: not number.is_snan()),
     st.sampled_from(["0", "-0", "0E+3", "1E+9", "1.10", "NaN", "-NaN123", "Infinity", "-Infinity", "1E-400"]).map(
         decimal.Decimal
     ),
@@ -173,7 +175,13 @@ hashable_atoms = st.one_of(
     floats,
     strings,
     bytestrings,
-    st.builds(lambda d, t, z, f: dt.datetime.combine(d, t.replace(tzinfo=z, fold=f)), st.dates(), st.times(), zones, st.integers(0, 1)),
+    st.builds(
+        lambda d, t, z, f: dt.datetime.combine(d, t.replace(tzinfo=z, fold=f)),
+        st.dates(),
+        st.times(),
+        zones,
+        st.integers(0, 1),
+    ),
     st.dates(),
     st.builds(lambda t, z, f: t.replace(tzinfo=z, fold=f), st.times(), zones, st.integers(0, 1)),
     st.timedeltas(),
@@ -224,7 +232,9 @@ long_texts = st.builds(
     st.sampled_from(["a", "line\n", "ab\0c\n", "é", "xyz\ud800\n", b"z", b"\n", b"\0\1\2", b"\x11\x94"]),
     st.integers(0, 1200),
 )
-small_items = st.one_of(integers, st.text(max_size=60), st.builds(stretched, st.just("ab\n"), st.integers(60, 150)), values)
+small_items = st.one_of(
+    integers, st.text(max_size=60), st.builds(stretched, st.just("ab\n"), st.integers(60, 150)), values
+)
 """Items that fill leaves of the small sizes quickly."""
 bulky = st.recursive(
     st.one_of(small_items, long_texts, st.builds(bytearray, st.binary(max_size=300))),

@@ -938,6 +938,15 @@ def test_upcasters_run_in_order_from_the_stored_version_on(form):
     assert types.dump(cls(n=1)).version == 3
 
 
+def test_upcasters_are_not_inherited():
+    cls, _ = evolved("dataclass")
+
+    class Sub(cls):
+        pass
+
+    assert schema_of(Sub)[1] == 1
+
+
 def test_an_upcaster_gets_a_dict_of_its_own():
     _, types = evolved("dataclass")
     record = Record("Tally", 2, "dataclass", {"count": 1})

@@ -5,7 +5,19 @@ from backtrail.engine.schema import Member, Record, Type, schema, upcast
 from backtrail.errors import CommitUnknown, Conflict, Corrupt, Error, InDoubt, Invalid, NotFound, Unavailable
 from backtrail.store import Store, open  # noqa: A004 - backtrail.open is the name users know
 from backtrail.threads import Thread
-from backtrail.values import MISSING, NEW, Change, Diff, GcReport, PruneReport, Stats, ThreadInfo, VerifyReport
+from backtrail.values import (
+    MISSING,
+    NEW,
+    Change,
+    Damage,
+    Diff,
+    GcReport,
+    PruneReport,
+    Reordered,
+    Stats,
+    ThreadInfo,
+    VerifyReport,
+)
 
 __all__ = [
     "MISSING",
@@ -15,6 +27,7 @@ __all__ = [
     "CommitUnknown",
     "Conflict",
     "Corrupt",
+    "Damage",
     "Diff",
     "Error",
     "GcReport",
@@ -24,6 +37,7 @@ __all__ = [
     "NotFound",
     "PruneReport",
     "Record",
+    "Reordered",
     "Stats",
     "Store",
     "Thread",

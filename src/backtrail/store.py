@@ -64,7 +64,7 @@ def open(  # noqa: A001 - backtrail.open reads as it should
     `url` is a path, `sqlite:///path` or `memory://`. `durability="relaxed"` may lose the newest writes in a power cut,
     never more. `max_checkpoints` keeps that many per thread, newest first; `ttl` those that are younger; labelled and
     tagged ones are exempt, and the head always stays. Of automatic checkpoints, one per `auto_interval` is kept.
-    `types` are classes that stored states may come back as.
+    `types` are classes that stored states may come back as, with the classes that their annotations name.
     """
     if durability not in ("full", "relaxed"):
         raise Invalid(f'durability is "full" or "relaxed", not {durability!r}', code="invalid.argument")
@@ -74,7 +74,9 @@ def open(  # noqa: A001 - backtrail.open reads as it should
         ttl=None if ttl is None else check_duration(ttl, "ttl"),
         auto_interval=None if auto_interval is None else check_duration(auto_interval, "auto_interval"),
     )
-    registry = Types(types)
+    registry = Types(named := tuple(types))
+    for cls in named:
+        registry = registry.for_state(cls) if isinstance(cls, type) else registry
     target = default_url() if url is None else os.fspath(url)
     backend = _backend(target, durability=durability, read_only=read_only, schema=schema)
     return Store(backend, registry, options)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import time
 import weakref
+from collections.abc import Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
@@ -24,7 +25,7 @@ from backtrail.values import MISSING, NEW, Change, Diff, PruneReport, Reordered,
 
 if TYPE_CHECKING:
     import datetime as dt
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from backtrail.backends.port import Row, ThreadRecord
     from backtrail.engine.engine import Engine
@@ -39,7 +40,7 @@ _PAGE: Final = 200
 
 
 class Thread(Generic[S]):
-    """An append-only log of checkpoints. See api.md's table, or docs/threads.md."""
+    """An append-only log of checkpoints; docs/threads.md is the guide."""
 
     def __init__(
         self,
@@ -477,10 +478,10 @@ class Thread(Generic[S]):
     def _metadata(self, metadata: Mapping[str, Any] | None) -> bytes:
         if not metadata:
             return b""
-        if not isinstance(metadata, dict) or not all(isinstance(key, str) for key in metadata):
-            raise Invalid("metadata is a dict with strings as keys", code="invalid.argument")
+        if not isinstance(metadata, Mapping) or not all(type(key) is str for key in metadata):
+            raise Invalid("metadata is a mapping with strings as keys", code="invalid.argument")
         nodes = self._engine.desk.heads.nodes()
-        rep = Encoder(nodes, self._types, Path(("metadata",))).rep(metadata)
+        rep = Encoder(nodes, self._types, what="metadata").rep(dict(metadata))
         if nodes.fresh:
             raise Invalid("metadata is for small things: at most 4 KB; keep the rest in the state", code="invalid.argument")
         return bytes(rep)

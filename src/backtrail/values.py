@@ -20,6 +20,8 @@ class Sentinel(Enum):
     def __repr__(self) -> str:
         return self.value
 
+    __str__ = __repr__
+
     def __bool__(self) -> bool:
         return False
 
@@ -50,7 +52,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Reordered(Change):
-    """A dict whose keys are the same in another order; `old` and `new` are the keys that moved."""
+    """A dict in which keys have moved; `old` and `new` are its keys in their order."""
 
     def __str__(self) -> str:
         return f"~ {str(self.path) or 'state'}: keys in another order"
@@ -117,6 +119,7 @@ class PruneReport(int):
     dry_run: bool
 
     def __new__(cls, removed: tuple[tuple[str, str], ...], *, dry_run: bool) -> Self:
+        """Make a report of what was removed."""
         made = super().__new__(cls, len(removed))
         made.removed = removed
         made.dry_run = dry_run

@@ -6,7 +6,7 @@ result is.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from backtrail.engine import diff, texts, wire
 from backtrail.engine import spine as spines
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from backtrail.engine.writes import Propose
 
 
+_OPS_MAX: Final = 256
+"""More ops than this take longer to apply, now and at every load, than a base takes to write."""
+
+
 def replaced(tree: Tree) -> Propose:
     """Propose this state, whatever was there."""
 
@@ -30,7 +34,7 @@ def replaced(tree: Tree) -> Propose:
             return Proposal(tree, None)
         before = standing.chain.tree
         ops = diff.ops(before, tree)
-        if ops is None:
+        if ops is None or len(ops) > _OPS_MAX:
             return Proposal(tree, None)
         after = _with(before, tree).apply(ops)
         # The ops are only a shorter way to write the state down: never trust them over the state itself.

@@ -31,10 +31,11 @@ _BATCH: Final = 256
 class Encoder:
     """Encodes values into representations; what needs a node goes into `nodes`."""
 
-    def __init__(self, nodes: Nodes, types: Types, root: Path | None = None) -> None:
+    def __init__(self, nodes: Nodes, types: Types, root: Path | None = None, *, what: str = "state") -> None:
         self.nodes = nodes
         self._types = types
         self._path: list[Any] = list(root or ())
+        self._what = what
         self._packer = wire.Packer(types, len(self._path))
 
     def rep(self, value: object) -> bytes:
@@ -108,7 +109,7 @@ class Encoder:
             below = str(Path(self._path))
         except Exception:  # noqa: BLE001 - a key that cannot even be printed
             below = str(Path(step if type(step) in (str, int) else type(step).__name__ for step in self._path))
-        path = "state" + (f".{below}" if below and not below.startswith("[") else below)
+        path = self._what + (f".{below}" if below and not below.startswith("[") else below)
         return Invalid(f"{path}: {why}", code="invalid.value", path=path)
 
 

@@ -7,13 +7,16 @@ unchanged chunk holds is never read, and an insertion is an insertion.
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_left
 from collections import Counter
 from difflib import SequenceMatcher
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from backtrail.engine import spine as spines
 from backtrail.engine import texts, wire
-from backtrail.engine.nodes import Chunk, Nodes
+from backtrail.engine.nodes import Chunk, Nodes, size_of
 from backtrail.engine.paths import Path
 from backtrail.engine.tree import CUT, PATCH, SET, SPLICE, Op, Step, Tree, value_of
 
@@ -24,8 +27,13 @@ if TYPE_CHECKING:
 
 _PATCH_FROM: Final = 48
 """Shorter texts are replaced whole."""
-_ALIGN_MAX: Final = 500_000
-"""Stretches whose entries have more equal pairs than this are replaced whole: aligning them would take too long."""
+_ALIGN_MAX: Final = 2_000_000
+"""How many steps aligning what repeats may take; what is left is replaced whole."""
+_ALIGN_ROUNDS: Final = 4
+_DEPTH_MAX: Final = 64
+"""Further down, a value that differs is replaced whole."""
+_TWIN: Final = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]|NaN")
+"""Keys that may be in a dict twice: no NaN equals another."""
 
 
 class Block(NamedTuple):
@@ -71,28 +79,71 @@ def _opened(nodes: Nodes, elements: Sequence[Any], *, mapping: bool) -> list[Ent
 
 def _aligned(old: Sequence[Any], new: Sequence[Any]) -> Iterator[tuple[bool, Sequence[Any], Sequence[Any]]]:
     """Cut two sequences into stretches that are equal or not."""
-    start, shorter = 0, min(len(old), len(new))
-    while start < shorter and old[start] == new[start]:
-        start += 1
-    end = 0
-    while end < shorter - start and old[-1 - end] == new[-1 - end]:
-        end += 1
-    if start:
-        yield True, old[:start], new[:start]
-    left, right = old[start : len(old) - end], new[start : len(new) - end]
-    if left and right and _pairs(left, right) <= _ALIGN_MAX:
-        for tag, i, j, k, n in SequenceMatcher(None, left, right, autojunk=False).get_opcodes():
-            yield tag == "equal", left[i:j], right[k:n]
-    elif left or right:
-        yield False, left, right
-    if end:
-        yield True, old[len(old) - end :], new[len(new) - end :]
+    i = k = 0
+    for at, to, length in sorted(_runs(old, new)):
+        if at > i or to > k:
+            yield False, old[i:at], new[k:to]
+        i, k = at + length, to + length
+        yield True, old[at:i], new[to:k]
+    if i < len(old) or k < len(new):
+        yield False, old[i:], new[k:]
 
 
-def _pairs(old: Sequence[Any], new: Sequence[Any]) -> int:
-    """Count the pairs of equal elements: what aligning them costs."""
-    times = Counter(new)
-    return sum(times[element] for element in old)
+def _runs(old: Sequence[Any], new: Sequence[Any]) -> list[tuple[int, int, int]]:
+    """Return equal stretches in the same order, as (place in old, place in new, length), in O(n log n).
+
+    What both begin with and end with; between those, elements that each has once, as many as keep their order; and
+    between these the same again. What is left repeats itself: difflib aligns it while that is quick.
+    """
+    found: list[tuple[int, int, int]] = []
+    steps = _ALIGN_MAX
+    todo = [(0, len(old), 0, len(new), 0)]
+    while todo:
+        i, j, k, n, rounds = todo.pop()
+        start, stop = i, j
+        while i < j and k < n and old[i] == new[k]:
+            i, k = i + 1, k + 1
+        while i < j and k < n and old[j - 1] == new[n - 1]:
+            j, n = j - 1, n - 1
+        found += [(start, k - i + start, i - start)] if i > start else []
+        found += [(j, n, stop - j)] if stop > j else []
+        if i == j or k == n:
+            continue
+        left, right = old[i:j], new[k:n]
+        anchors = _anchors(left, right) if rounds < _ALIGN_ROUNDS else []
+        if anchors:
+            found += [(i + a, k + b, 1) for a, b in anchors]
+            edges = [(-1, -1), *anchors, (j - i, n - k)]
+            todo += [(i + a + 1, i + c, k + b + 1, k + d, rounds + 1) for (a, b), (c, d) in pairwise(edges)]
+            continue
+        times = Counter(right)
+        cost = sum(times[element] for element in left) * min(len(left), len(right))
+        if 0 < cost <= steps:
+            steps -= cost
+            matches = SequenceMatcher(None, left, right, autojunk=False).get_matching_blocks()
+            found += [(i + a, k + b, length) for a, b, length in matches if length]
+    return found
+
+
+def _anchors(old: Sequence[Any], new: Sequence[Any]) -> list[tuple[int, int]]:
+    """Return the places of elements that both have exactly once: the longest list of them that is in order in both."""
+    ours, theirs = Counter(old), Counter(new)
+    where = {element: to for to, element in enumerate(new) if theirs[element] == 1}
+    pairs = [(at, where[element]) for at, element in enumerate(old) if ours[element] == 1 and element in where]
+    ends: list[int] = []  # the lowest `to` that ends an ordered list of each length, and whose pair it is
+    whose: list[int] = []
+    before: list[int] = []
+    for pair, (_, to) in enumerate(pairs):
+        length = bisect_left(ends, to)
+        before.append(whose[length - 1] if length else -1)
+        ends[length : length + 1] = [to]
+        whose[length : length + 1] = [pair]
+    chain: list[tuple[int, int]] = []
+    pair = whose[-1] if whose else -1
+    while pair >= 0:
+        chain.append(pairs[pair])
+        pair = before[pair]
+    return chain[::-1]
 
 
 # -- ops ----------------------------------------------------------------------------------------------
@@ -112,6 +163,8 @@ class _Differ:
 
     def inside(self, old: bytes, new: bytes, path: list[Step]) -> list[Op] | None:
         """Return ops for two different values of one kind; None if it takes a replacement."""
+        if len(path) > _DEPTH_MAX:
+            return None
         code = texts.code_of(new)
         if code is not None:
             return self._text(old, new, path) if texts.code_of(old) == code else None
@@ -132,7 +185,7 @@ class _Differ:
         return found
 
     def _text(self, old: bytes, new: bytes, path: list[Step]) -> list[Op] | None:
-        if len(new) < _PATCH_FROM:
+        if size_of(new) < _PATCH_FROM:
             return None
         _, before = texts.open_rep(self._old, old)
         _, after = texts.open_rep(self._new, new)
@@ -151,35 +204,36 @@ class _Differ:
         return found if _weight(found) <= _weight([whole]) else [whole]
 
     def _mapping(self, differing: list[Block], path: list[Step]) -> list[Op]:
-        """Removals come first, from the right, insertions last, from the left: so a key that moves is never there twice."""
+        """Removals come first, from the right, insertions last, from the left: a key that moves is never there twice."""
         removed: list[Op] = []
         changed: list[Op] = []
         inserted: list[Op] = []
         for block in differing:
+            at = to = 0
             old_keys = [spines.key_of(entry) for entry in block.old]
             new_keys = [spines.key_of(entry) for entry in block.new]
-            for tag, i, j, k, n in SequenceMatcher(None, old_keys, new_keys, autojunk=False).get_opcodes():
-                if tag == "equal":
-                    for old, new in zip(block.old[i:j], block.new[k:n], strict=True):
+            for same, some, others in _aligned(old_keys, new_keys):
+                olds, news = block.old[at : at + len(some)], block.new[to : to + len(others)]
+                if same and not any(map(_TWIN.search, some)):
+                    for key, old, new in zip(some, olds, news, strict=True):
                         if old != new:
-                            changed += self._value(value_of(old), value_of(new), [*path, spines.key_of(old)])
-                    continue
-                if j > i:
-                    removed.append([SPLICE, path, block.at + i, j - i, []])
-                if n > k:
-                    inserted.append([SPLICE, path, block.to + k, 0, list(block.new[k:n])])
+                            changed += self._value(value_of(old), value_of(new), [*path, key])
+                elif olds != news:
+                    removed += [[SPLICE, path, block.at + at, len(olds), []]] if olds else []
+                    inserted += [[SPLICE, path, block.to + to, 0, news]] if news else []
+                at, to = at + len(some), to + len(others)
         return [*reversed(removed), *changed, *inserted]
 
 
 def _weight(found: list[Op]) -> int:
-    """Estimate how many bytes ops take."""
+    """Estimate how many bytes ops take, nodes that they refer to included: those are new as a rule."""
     total = 0
     for op in found:
         total += 12 + sum(len(step) if isinstance(step, bytes) else 3 for step in op[1])
         if op[0] == SPLICE:
-            total += sum(map(len, op[4])) + 2 * len(op[4])
+            total += sum(map(size_of, op[4])) + 2 * len(op[4])
         elif op[0] != CUT:
-            total += len(op[-1])
+            total += size_of(op[-1])
     return total
 
 
@@ -212,7 +266,7 @@ class Edit(NamedTuple):
     old: bytes | None
     new: bytes | None
     reordered: tuple[list[bytes], list[bytes]] | None = None
-    """The keys of a dict, encoded, whose order is all that changed."""
+    """The keys of a dict in their old and in their new order, encoded, where shared ones have moved."""
 
 
 def edits(old: Tree, new: Tree, decode_key: Any) -> Iterator[Edit]:
@@ -231,12 +285,14 @@ class _Reader:
             return
         before = None if texts.code_of(old) is not None else spines.open_rep(old, self._old)
         after = None if texts.code_of(new) is not None else spines.open_rep(new, self._new)
-        if before is None or after is None or _kind(before) != _kind(after):
+        if before is None or after is None or _kind(before) != _kind(after) or len(path) > _DEPTH_MAX:
             yield Edit(path, old, new)
             return
         found = blocks(before, after, self._old, self._new)
         if after.is_mapping:
             yield from self._mapping(found, path)
+            if _moved(found):
+                yield Edit(path, None, None, (self._keys(self._old, before), self._keys(self._new, after)))
         elif after.code in (wire.SET, wire.FROZENSET):
             yield from self._set(found, path)
         else:
@@ -271,7 +327,15 @@ class _Reader:
         for key, rep in old.items():
             if key not in new:
                 yield Edit(path.child(self._decode_key(key)), rep, None)
-        before = [key for key in old if key in new]
-        after = [key for key in new if key in old]
-        if before != after:
-            yield Edit(path, None, None, (before, after))
+
+    @staticmethod
+    def _keys(nodes: Nodes, spine: Spine) -> list[bytes]:
+        return [spines.key_of(entry) for entry in spines.entries(nodes, spine)]
+
+
+def _moved(found: list[Block]) -> bool:
+    """Tell whether keys that two mappings share are in another order."""
+    old = [(spines.key_of(entry), at) for at, block in enumerate(found) for entry in block.old]
+    new = [(spines.key_of(entry), at) for at, block in enumerate(found) for entry in block.new]
+    shared = {key for key, _ in old} & {key for key, _ in new}
+    return [pair for pair in old if pair[0] in shared] != [pair for pair in new if pair[0] in shared]

@@ -121,10 +121,11 @@ class Heads:
         if not log.is_sound(row, record.uid):
             raise self.damaged(record, row.seq, f"row {row.seq} of thread {record.name!r} is damaged")
 
-    def damaged(self, record: ThreadRecord, seq: int, why: str) -> Corrupt:
+    def damaged(self, record: ThreadRecord, seq: int, why: str, code: str = "corrupt.row") -> Corrupt:
         """Return the error that names a checkpoint."""
         name = log.checkpoint_id(record.uid, seq)
-        return Corrupt(f"checkpoint {name} of thread {record.name!r} cannot be read: {why}", checkpoint_id=name)
+        text = f"checkpoint {name} of thread {record.name!r} cannot be read: {why}"
+        return Corrupt(text, code=code, checkpoint_id=name)
 
     def path(self, record: ThreadRecord, row: Row) -> log.Ranges:
         """Return the ranges from the root to a checkpoint; by its ancestors if the row that holds them is damaged."""
@@ -139,12 +140,16 @@ class Heads:
     # -- states ---------------------------------------------------------------------------------
 
     def chain(self, record: ThreadRecord, row: Row) -> Chain:
-        """Read the tree of a checkpoint and hold it against its root."""
+        """Read the tree of a checkpoint and hold it against its root; `NotFound` if it was deleted meanwhile."""
         self.require_sound(record, row)
         try:
             return self._chain(record, row)
         except Corrupt as error:
-            raise self.damaged(record, row.seq, str(error)) from error
+            there = self.row(record, row.seq)
+            if there is None or there.hidden:
+                name = log.checkpoint_id(record.uid, row.seq)
+                raise NotFound(f"checkpoint {name} was deleted meanwhile", code="not_found.checkpoint") from None
+            raise self.damaged(record, row.seq, str(error), error.code) from error
 
     def _chain(self, record: ThreadRecord, row: Row) -> Chain:
         if row.view < row.base:

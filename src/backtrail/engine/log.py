@@ -83,10 +83,14 @@ def pack_extra(metadata: bytes, ranges: Ranges | None, origin: str | None) -> by
 def unpack_extra(row: Row) -> tuple[bytes, Ranges | None, str | None]:
     """Read a row's `extra`."""
     try:
-        metadata, ranges, origin = ormsgpack.unpackb(row.extra)
+        metadata, listed, origin = ormsgpack.unpackb(row.extra)
+        ranges = None if listed is None else tuple((low, high) for low, high in listed)
     except (ValueError, TypeError) as error:
         raise Corrupt(f"row {row.seq} is damaged ({error})", code="corrupt.row") from error
-    return metadata, tuple((low, high) for low, high in ranges) if ranges is not None else None, origin
+    numbers = [seq for pair in ranges or () for seq in pair]
+    if type(metadata) is not bytes or type(origin) not in (str, type(None)) or any(type(n) is not int for n in numbers):
+        raise Corrupt(f"row {row.seq} is damaged", code="corrupt.row")
+    return metadata, ranges, origin
 
 
 def check_of(row: Row, uid: bytes) -> bytes:

@@ -38,6 +38,7 @@ INLINE: Final = 4096
 NODE_LIMIT: Final = 1 << 30
 """No node's bytes are ever longer than this; a stored one that says so is damaged."""
 
+DIGEST_BYTES: Final = 32
 SPINE, LEAF, INNER, TEXT, PIECES = b"S", b"L", b"I", b"T", b"P"
 
 
@@ -81,14 +82,22 @@ def decode_ref(payload: bytes) -> Ref:
         code, digest, count, size = ormsgpack.unpackb(payload)
     except (ValueError, TypeError) as error:
         raise Corrupt(f"a damaged reference ({error})", code="corrupt.encoding") from error
-    if not isinstance(digest, bytes):
+    if not (type(code) is int and _is_digest(digest) and _is_count(count) and _is_count(size)):
         raise Corrupt("a damaged reference", code="corrupt.encoding")
     return Ref(code, digest, count, size)
 
 
+def _is_digest(value: object) -> bool:
+    return type(value) is bytes and len(value) == DIGEST_BYTES
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
 def as_ref(rep: bytes) -> Ref | None:
     """Return the Ref that a representation is, or None for an inline one."""
-    if rep[0] not in (0xC7, 0xC8):
+    if rep[:1] not in (b"\xc7", b"\xc8"):
         return None
     code, payload = wire.split_ext(rep)
     return decode_ref(payload) if code == wire.REF else None
@@ -131,9 +140,40 @@ def read_chunks(data: bytes | list[Any]) -> list[Chunk]:
     """Read the references of an inner node, or of one level of a spine."""
     try:
         items: list[Any] = ormsgpack.unpackb(data) if isinstance(data, bytes) else data
-        return [Chunk.make(*item) for item in items]
+        chunks = [Chunk.make(*item) for item in items]
     except (ValueError, TypeError) as error:
         raise Corrupt(f"a damaged inner node ({error})", code="corrupt.encoding") from error
+    for digest, length, size, keys, _ in chunks:
+        if not (_is_digest(digest) and _is_count(length) and _is_count(size) and (keys is None or type(keys) is bytes)):
+            raise Corrupt("a damaged reference to a chunk", code="corrupt.encoding")
+    return chunks
+
+
+def read_pieces(data: bytes) -> list[tuple[bytes, int]]:
+    """Read the references of a node of pieces: digests and sizes."""
+    try:
+        pieces = [(digest, size) for digest, size in ormsgpack.unpackb(data)]
+    except (ValueError, TypeError) as error:
+        raise Corrupt(f"a damaged node of pieces ({error})", code="corrupt.encoding") from error
+    if not all(_is_digest(digest) and _is_count(size) for digest, size in pieces):
+        raise Corrupt("a damaged reference to a piece", code="corrupt.encoding")
+    return pieces
+
+
+def read_levels(data: bytes) -> tuple[int, tuple[str, int, str] | None, list[list[Chunk]], bytes]:
+    """Read a spine's bytes: its code, a record's attributes, its levels from the highest down, and its open entries."""
+    try:
+        code, attrs, levels, tail = ormsgpack.unpackb(data)
+        if attrs is not None:
+            schema, version, form = attrs
+            attrs = (schema, version, form)
+    except (ValueError, TypeError) as error:
+        raise Corrupt(f"a damaged spine ({error})", code="corrupt.encoding") from error
+    known = type(code) is int and code in wire.SEQUENCES | wire.MAPPINGS
+    listed = type(levels) is list and all(type(level) is list for level in levels)
+    if not (known and listed and type(tail) is bytes) or (attrs is None) == (code == wire.RECORD):
+        raise Corrupt("a damaged spine", code="corrupt.encoding")
+    return code, attrs, [read_chunks(level) for level in levels], tail
 
 
 class Node(NamedTuple):
@@ -149,13 +189,15 @@ class Node(NamedTuple):
         if self.kind == TEXT:
             return []
         if self.kind == PIECES:
-            return [digest for digest, _ in ormsgpack.unpackb(self.data)]
+            return [digest for digest, _ in read_pieces(self.data)]
         if self.kind == INNER:
             return [chunk.digest for chunk in read_chunks(self.data)]
         if self.kind == LEAF:
             return _refs(self.data)
-        _, _, levels, tail = ormsgpack.unpackb(self.data)
-        return [chunk[0] for level in levels for chunk in level] + _refs(tail)
+        if self.kind != SPINE:
+            raise Corrupt(f"a node of an unknown kind ({self.kind!r})", code="corrupt.encoding")
+        _, _, levels, tail = read_levels(self.data)
+        return [chunk.digest for level in levels for chunk in level] + _refs(tail)
 
 
 def _refs(data: bytes) -> list[bytes]:

@@ -65,17 +65,22 @@ def parse(path: str | tuple[Any, ...] | list[Any]) -> Path:
     while at < len(path):
         match = _STEP.match(path, at)
         if match is None or (at == 0 and path[0] == ".") or (at > 0 and match["name"] and path[at] != "."):
-            raise Invalid(
-                f"cannot read the path {path!r} at character {at + 1}; write it like messages[3].content, "
-                'with odd keys quoted as prices["1.5"], or give a tuple of keys and indexes',
-                code="invalid.path",
-                path=path,
-            )
+            raise _unreadable(path, at)
         if match["name"] is not None:
             steps.append(match["name"])
-        elif match["index"] is not None:
-            steps.append(int(match["index"]))
         else:
-            steps.append(json.loads(match["quoted"]))
+            try:
+                steps.append(int(match["index"]) if match["index"] is not None else json.loads(match["quoted"]))
+            except ValueError as error:  # more digits than int() takes, an escape that JSON does not know
+                raise _unreadable(path, at) from error
         at = match.end()
     return Path(steps)
+
+
+def _unreadable(path: str, at: int) -> Invalid:
+    return Invalid(
+        f"cannot read the path {path!r} at character {at + 1}; write it like messages[3].content, "
+        'with odd keys quoted as prices["1.5"], or give a tuple of keys and indexes',
+        code="invalid.path",
+        path=path,
+    )

@@ -15,7 +15,7 @@ import ormsgpack
 from backtrail.engine import wire
 from backtrail.engine.nodes import NODE_LIMIT, SPINE, Node, Nodes, decode_ref, digest_of, measured
 from backtrail.engine.squeeze import squeeze, unsqueeze
-from backtrail.engine.tree import SET, SPLICE, Op, Tree
+from backtrail.engine.tree import SET, SPLICE, Op, Tree, is_op
 from backtrail.errors import Corrupt
 
 if TYPE_CHECKING:
@@ -116,10 +116,10 @@ def read_base(payload: bytes, nodes: Nodes) -> tuple[Tree, frozenset[bytes]]:
     plain = unsqueeze(payload, limit=NODE_LIMIT)
     try:
         rep, listed = ormsgpack.unpackb(plain)
-        kinds: list[tuple[bytes, bytes]] = [(bytes(kind), bytes(data)) for kind, data in listed]
+        kinds: list[tuple[bytes, bytes]] = [(kind, data) for kind, data in listed]
     except (ValueError, TypeError) as error:
         raise Corrupt(f"its row is damaged ({error})", code="corrupt.row") from error
-    if not isinstance(rep, bytes) or not rep:
+    if not isinstance(rep, bytes) or not rep or not all(type(part) is bytes for pair in kinds for part in pair):
         raise Corrupt("its row is damaged", code="corrupt.row")
     inlined = {digest_of(kind, data): Node(kind, data) for kind, data in kinds}
     nodes.fresh.update(inlined)
@@ -133,6 +133,6 @@ def read_delta(payload: bytes) -> list[Op]:
         ops: Any = ormsgpack.unpackb(plain)
     except (ValueError, TypeError) as error:
         raise Corrupt(f"its row is damaged ({error})", code="corrupt.row") from error
-    if not isinstance(ops, list) or not all(isinstance(op, list) and len(op) > 1 for op in ops):
+    if not isinstance(ops, list) or not all(map(is_op, ops)):
         raise Corrupt("its row is damaged", code="corrupt.row")
     return ops

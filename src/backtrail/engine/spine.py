@@ -15,8 +15,6 @@ from __future__ import annotations
 import zlib
 from typing import TYPE_CHECKING, Any, Final
 
-import ormsgpack
-
 from backtrail.engine import wire
 from backtrail.engine.nodes import (
     INLINE,
@@ -31,9 +29,9 @@ from backtrail.engine.nodes import (
     fingerprint,
     measured,
     read_chunks,
+    read_levels,
     size_of,
 )
-from backtrail.errors import Corrupt
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -117,6 +115,7 @@ def _entries(array: bytes, *, mapping: bool, plain: bool = False) -> list[Entry]
         return wire.pairs(parts) if mapping else parts
     if not mapping:
         return [measured(part) for part in parts]
+    wire.pairs(parts)  # refuses a key without a value
     return [join(key, measured(value)) for key, value in zip(parts[::2], parts[1::2], strict=True)]
 
 
@@ -141,13 +140,8 @@ def read_spine(nodes: Nodes, ref: Ref) -> Spine:
     if node.opened is not None:
         opened: Spine = node.opened
         return opened
-    try:
-        code, attrs, levels, tail = ormsgpack.unpackb(node.data)
-    except (ValueError, TypeError) as error:
-        raise Corrupt(f"a damaged spine ({error})", code="corrupt.encoding") from error
-    entries = _entries(tail, mapping=code in wire.MAPPINGS)
-    chunks = [read_chunks(level) for level in reversed(levels)]
-    return Spine(code, tuple(attrs) if attrs else None, (entries, *chunks))
+    code, attrs, levels, tail = read_levels(node.data)
+    return Spine(code, attrs, (_entries(tail, mapping=code in wire.MAPPINGS), *reversed(levels)))
 
 
 class Builder:

@@ -11,16 +11,14 @@ import re
 import zlib
 from typing import Final
 
-import ormsgpack
-
 from backtrail.engine import wire
-from backtrail.engine.nodes import INLINE, PIECES, TEXT, Nodes, Ref, as_ref
+from backtrail.engine.nodes import INLINE, PIECES, TEXT, Nodes, Ref, as_ref, read_pieces
 from backtrail.errors import Corrupt
 
 PIECE_MAX: Final = 64 * 1024
 _PIECE_MIN: Final = 16 * 1024
 _PIECE_MASK: Final = 0xFF
-_CUTS: Final = re.compile(rb"[\n\x00]")
+_CUTS: Final = re.compile(rb"[\n\x00]+")  # behind the last of several: a run of zeros is one place to cut, not many
 
 TEXTS: Final = frozenset({wire.STR, wire.TEXT, wire.BYTES, wire.BYTEARRAY})
 
@@ -66,9 +64,12 @@ def load(nodes: Nodes, ref: Ref) -> bytes:
     """Return the bytes of a text that has nodes of its own."""
     if ref.length <= PIECE_MAX:
         return nodes.get(ref.digest, TEXT)
-    listing = ormsgpack.unpackb(nodes.get(ref.digest, PIECES))
+    listing = read_pieces(nodes.get(ref.digest, PIECES))
     loaded = nodes.load(digest for digest, _ in listing)
-    return b"".join(loaded[digest].data for digest, _ in listing)
+    fitting = all(loaded[digest].kind == TEXT and len(loaded[digest].data) == size for digest, size in listing)
+    if not fitting or sum(size for _, size in listing) != ref.length:
+        raise Corrupt("the pieces of a text are not what refers to them", code="corrupt.chunk")
+    return b"".join([loaded[digest].data for digest, _ in listing])
 
 
 def code_of(rep: bytes) -> int | None:
@@ -76,7 +77,7 @@ def code_of(rep: bytes) -> int | None:
     ref = as_ref(rep)
     if ref is not None:
         return ref.code if ref.code in TEXTS else None
-    first = rep[0]
+    first = rep[0] if rep else 0
     if 0xA0 <= first <= 0xBF or first in (0xD9, 0xDA, 0xDB):
         return wire.STR
     if first in (0xC4, 0xC5, 0xC6):

@@ -34,6 +34,26 @@ PATCH: Final = 3
 Op = list[Any]
 Step = int | bytes
 
+_ARGUMENTS: Final[dict[int, tuple[type, ...]]] = {
+    SET: (bytes,),
+    CUT: (),
+    SPLICE: (int, int, list),
+    PATCH: (int, int, bytes),
+}
+
+
+def is_op(op: Any) -> bool:
+    """Tell whether something that was read from a row has the form of an op."""
+    kind, path, *arguments = op if type(op) is list and op[1:] else (None, None)
+    if type(kind) is not int or type(path) is not list:
+        return False
+    return (
+        tuple(map(type, arguments)) == _ARGUMENTS.get(kind)
+        and all(type(step) is int or type(step) is bytes for step in path)
+        and (kind != SET or arguments[0] != b"")
+        and (kind != SPLICE or all(type(entry) is bytes and entry for entry in arguments[2]))
+    )
+
 
 class Tree(NamedTuple):
     """A state: what represents its root, and the nodes below."""
@@ -83,10 +103,10 @@ class _Editor:
         spine = self._open(rep)
         step = path[at]
         pos = position(self.nodes, spine, step)
-        if at == len(path) - 1 and (kind == CUT or (kind == SET and pos is None)):
-            new = [] if kind == CUT else [self._entry(step, op[2])]
-            start = spine.length if pos is None else pos
-            return self._close(spine, start, start + (kind == CUT), new)
+        if at == len(path) - 1 and kind == CUT and pos is not None:
+            return self._close(spine, pos, pos + 1, [])
+        if at == len(path) - 1 and kind == SET and pos is None:
+            return self._close(spine, spine.length, spine.length, [self._entry(spine, step, op[2])])
         if pos is None:
             raise Corrupt("a stored change names a key that is not there", code="corrupt.row")
         (entry,) = spines.entries(self.nodes, spine, pos, pos + 1)
@@ -100,8 +120,8 @@ class _Editor:
             raise Corrupt("a stored change points into a value without parts", code="corrupt.row")
         return spine
 
-    def _entry(self, step: Step, rep: bytes) -> bytes:
-        if isinstance(step, int):
+    def _entry(self, spine: spines.Spine, step: Step, rep: bytes) -> bytes:
+        if isinstance(step, int) or not spine.is_mapping:
             raise Corrupt("a stored change names an index that is not there", code="corrupt.row")
         return spines.join(step, measured(rep))
 
@@ -164,8 +184,8 @@ def find_step(nodes: Nodes, spine: spines.Spine | None, step: Any, types: Types)
         if type(step) is not int or not -spine.length <= step < spine.length:
             return None
         return step % spine.length, step % spine.length
-    key = wire.Packer(types).fast(step)
     if type(step) in (str, bytes):
+        key = wire.atom(step, types)
         pos = None if key is None else spines.find_key(nodes, spine, key)
         return None if pos is None or key is None else (key, pos)
     # 1, 1.0 and True are one key to a dict: compare as Python does

@@ -79,17 +79,16 @@ _OPTIONS: Final = (
 # ormsgpack packs lists and dicts 255 levels deep and unpacks 1022. Packing inside this many lists leaves room for the
 # levels of containers around it that were taken apart one by one (MAX_DEPTH), of chunks and of rows.
 _MARGIN: Final = MAX_DEPTH + 16
-# Inside two extensions or more, only this many levels are packed in one call, and read in one go.
+_SHALLOW: Final = 4
+"""Extensions and nodes nested up to here may hold lists and dicts as deep as ormsgpack takes them."""
+# Further down only this many levels are packed in one call.
 _INNER: Final = 16
 _INNER_MARGIN: Final = 255 - _INNER
 _UNPACKED: Final = 1022
-
-_SHALLOW: Final = 4
-"""Extensions and nodes nested up to here are read without a look at how deep their own parts are nested."""
 _DEEPEST: Final = 2 * MAX_DEPTH + 2
 """Extensions and nodes are never nested deeper: so many taken apart one by one, then as many packed in one call."""
-_LEVELS: Final = 4096
-"""How many levels of lists and dicts may be open beyond what is shallow: two megabytes of stack."""
+_LEVELS: Final = 5000
+"""How many levels of lists and dicts may be open beyond what is shallow: less than three megabytes of stack."""
 _NO_HEADS: Final = bytes(set(range(256)) - {*range(0x80, 0xA0), *range(0xDC, 0xE0)})
 
 _PATHS: Final[tuple[type[pathlib.PurePath], ...]] = (
@@ -345,7 +344,7 @@ class Packer:
     `depth` says how many levels down a state the values will stand, if that is more than MAX_DEPTH.
     """
 
-    __slots__ = ("_cell", "_depth", "_interrupt", "_margin", "_nested_cell", "_types")
+    __slots__ = ("_cell", "_depth", "_inner", "_interrupt", "_margin", "_nested_cell", "_types")
 
     def __init__(self, types: Types, depth: int = 0) -> None:
         below = max(depth - MAX_DEPTH, 0)
@@ -355,6 +354,7 @@ class Packer:
         self._cell: list[Any] = [None]
         self._margin = _MARGIN + below
         self._nested_cell = _inside(self._cell, self._margin)
+        self._inner: dict[int, tuple[list[Any], list[Any]]] = {}
 
     def fast(self, value: object) -> bytes | None:
         """Encode a value, or return None if that is not sure to be exact (then take the value apart)."""
@@ -406,11 +406,21 @@ class Packer:
         if self._depth > MAX_DEPTH:
             raise RecursionError
         try:
-            if self._depth <= 2:
-                return pack(value, default=self, option=_OPTIONS)
-            return pack(_inside([value], _INNER_MARGIN), default=self, option=_OPTIONS)[_INNER_MARGIN:]
+            return pack(value, default=self, option=_OPTIONS) if self._depth <= _SHALLOW else self._deepest(value)
         finally:
             self._depth -= 1
+
+    def _deepest(self, value: object) -> bytes:
+        """Pack a value inside so many lists that it can hold only a few levels of its own."""
+        if self._depth not in self._inner:
+            cell: list[Any] = [None]
+            self._inner[self._depth] = cell, _inside(cell, _INNER_MARGIN)
+        cell, nested = self._inner[self._depth]
+        cell[0] = value
+        try:
+            return pack(nested, default=self, option=_OPTIONS)[_INNER_MARGIN:]
+        finally:
+            cell[0] = None
 
 
 def split_ext(encoded: bytes) -> tuple[int, bytes]:
@@ -632,6 +642,8 @@ def take_apart(data: bytes) -> tuple[int, tuple[str, int, str] | None, list[byte
         return LIST, None, split(data)
     if 0x80 <= first <= 0x8F or first in (0xDE, 0xDF):
         count, offset = _map_head(data)
+        if count > len(data):
+            raise Corrupt("the stored bytes are not values (they end too early)", code="corrupt.encoding")
         return DICT, None, pairs(split(array_head(2 * count) + data[offset:]))
     if first not in (0xC7, 0xC8, 0xC9, 0xD4, 0xD5, 0xD6, 0xD7, 0xD8):
         return None

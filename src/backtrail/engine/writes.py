@@ -87,7 +87,10 @@ class Writes:
         def attempt(standing: Standing | None) -> Standing:
             self._require(standing, expect, key)
             if standing is not None and standing.head is not None:
-                standing = self._heads.with_chain(standing)
+                try:
+                    standing = self._heads.with_chain(standing)
+                except NotFound:  # it is the head no more
+                    raise Stale from None
             return self._save_on(standing, propose(standing), key, meta)
 
         return self._retrying(key, attempt, known)

@@ -1,0 +1,593 @@
+"""Expectations: no update is lost. A save stands on what its handle last read or wrote, or it is a `Conflict`."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from backtrail import NEW, Conflict, Invalid, NotFound
+from backtrail.testing.conformance.base import Suite, fill, head, ids, states, steps
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from backtrail import Checkpoint, Store, Thread
+
+
+class Expecting(Suite):
+    """What one caller's saves are held against."""
+
+    def test_a_save_on_top_of_what_somebody_else_saved_is_a_conflict_with_both_heads(self, store: Store) -> None:
+        mine: Thread[Any] = store.thread("t")
+        theirs: Thread[Any] = store.thread("t")
+        read = mine.save({"n": 1})
+        new = theirs.save({"n": 2})
+        with pytest.raises(Conflict) as caught:
+            mine.save({"n": 3})
+        assert (caught.value.expected, caught.value.actual) == (read.id, new.id)
+        assert caught.value.code == "conflict.stale"
+        assert list(theirs.history()) == [read, new]
+
+    @pytest.mark.parametrize(
+        "write",
+        [
+            lambda thread: thread.save({"n": 3}),
+            lambda thread: thread.set("n", 3),
+            lambda thread: thread.delete_at("n"),
+        ],
+    )
+    @pytest.mark.parametrize("read", ["latest", "load", "load by id", "load by step"])
+    def test_whatever_was_read_counts(self, store: Store, read: str, write: Callable[[Thread[Any]], object]) -> None:
+        made = store.thread("t").save({"n": 1})
+        mine: Thread[Any] = store.thread("t")
+        if read == "latest":
+            mine.latest()
+        elif read == "load":
+            mine.load()
+        else:
+            mine.load(made.id if read == "load by id" else 1)
+        store.thread("t").save({"n": 2})
+        with pytest.raises(Conflict):
+            write(mine)
+        assert head(store.thread("t")).state == {"n": 2}
+
+    def test_after_a_conflict_reading_again_is_enough(self, store: Store) -> None:
+        mine: Thread[Any] = store.thread("t")
+        mine.save({"n": 1})
+        store.thread("t").save({"n": 2})
+        with pytest.raises(Conflict):
+            mine.save({"n": 3})
+        with pytest.raises(Conflict):
+            mine.save({"n": 3})
+        mine.latest()
+        assert mine.save({"n": 3}).step == 3
+
+    def test_a_handle_that_reads_what_others_wrote_goes_on_without_a_conflict(self, store: Store) -> None:
+        mine: Thread[Any] = store.thread("t")
+        theirs: Thread[Any] = store.thread("t")
+        mine.save({"n": 0})
+        for n in range(1, 6):
+            theirs.latest()
+            theirs.save({"n": -n})
+            assert mine.load().state == {"n": -n}
+            mine.save({"n": n})
+        assert len(mine) == 11
+
+    def test_a_change_by_path_sees_what_others_wrote(self, store: Store) -> None:
+        mine: Thread[Any] = store.thread("t")
+        mine.save({"n": 0})
+        store.thread("t").save({"messages": [], "d": {"x": 1}})
+        assert mine.append("messages", "here").state["messages"] == ["here"]
+        mine.latest()
+        store.thread("t").append("messages", "there")
+        mine.latest()
+        assert mine.set("d.y", 2).state == {"messages": ["here", "there"], "d": {"x": 1, "y": 2}}
+        store.thread("t").set("d", [1])
+        mine.latest()
+        assert mine.delete_at("d[0]").state["d"] == []
+
+    def test_a_first_write_expects_nothing(self, store: Store) -> None:
+        first = store.thread("t").save({"n": 1})
+        second = store.thread("t").save({"n": 2})
+        assert second.parent_id == first.id
+
+    def test_having_read_that_there_is_no_thread_is_an_expectation(self, store: Store) -> None:
+        mine: Thread[Any] = store.thread("t")
+        assert mine.latest() is None
+        store.thread("t").save({"n": 1})
+        with pytest.raises(Conflict):
+            mine.save({"n": 2})
+        assert states(mine.history()) == [{"n": 1}]
+
+    def test_expecting_a_checkpoint_or_its_id(self, store: Store) -> None:
+        a = store.thread("t").save({"n": 1})
+        b = store.thread("t").save({"n": 2}, expect=a)
+        c = store.thread("t").save({"n": 3}, expect=b.id)
+        for stale in (a, a.id, b, b.id):
+            with pytest.raises(Conflict) as caught:
+                store.thread("t").save({"n": 4}, expect=stale)
+            assert caught.value.actual == c.id
+        assert len(store.thread("t")) == 3
+
+    def test_expecting_overrules_what_was_read(self, store: Store) -> None:
+        mine: Thread[Any] = store.thread("t")
+        mine.save({"n": 1})
+        other = store.thread("t").save({"n": 2})
+        assert mine.save({"n": 3}, expect=other).step == 3
+        assert mine.save({"n": 4}).step == 4
+
+    def test_expecting_that_it_is_new(self, store: Store) -> None:
+        first = store.thread("t").save({"n": 1}, expect=NEW)
+        with pytest.raises(Conflict) as caught:
+            store.thread("t").save({"n": 2}, expect=NEW)
+        assert caught.value.actual == first.id
+        store.thread("t").delete()
+        assert store.thread("t").save({"n": 3}, expect=NEW).step == 1
+
+    def test_expecting_a_checkpoint_of_a_thread_that_is_gone_is_a_conflict(self, store: Store) -> None:
+        gone = store.thread("t").save({"n": 1})
+        store.thread("t").delete()
+        with pytest.raises(Conflict):
+            store.thread("t").save({"n": 2}, expect=gone)
+        assert store.thread("t").latest() is None
+
+    @pytest.mark.parametrize("expect", ["nonsense", 5, "", True, b"x"])
+    def test_expecting_nonsense_is_invalid(self, store: Store, expect: Any) -> None:
+        store.thread("t").save({"l": []})
+        with pytest.raises(Invalid):
+            store.thread("t").save({"n": 2}, expect=expect)
+        with pytest.raises(Invalid):
+            store.thread("t").append("l", 2, expect=expect)
+        assert len(store.thread("t")) == 1
+
+    def test_expecting_a_checkpoint_of_another_thread_writes_nothing(self, store: Store) -> None:
+        other = store.thread("other").save({"n": 1})
+        store.thread("t").save({"n": 1})
+        with pytest.raises((Invalid, Conflict)):
+            store.thread("t").save({"n": 2}, expect=other)
+        assert len(store.thread("t")) == 1
+
+    def test_changes_by_path_can_expect_too(self, store: Store) -> None:
+        a = store.thread("t").save({"l": [], "n": 1})
+        b = store.thread("t").append("l", 1, expect=a)
+        for write in (
+            lambda: store.thread("t").append("l", 2, expect=a),
+            lambda: store.thread("t").set("n", 2, expect=a.id),
+            lambda: store.thread("t").delete_at("n", expect=a),
+        ):
+            with pytest.raises(Conflict):
+                write()
+        assert head(store.thread("t")) == b
+        assert store.thread("t").set("n", 2, expect=b).step == 3
+
+    def test_a_step_conflicts_if_somebody_else_saved_in_the_meantime(self, store: Store) -> None:
+        mine: Thread[Any] = store.thread("t")
+        mine.save({"n": 1})
+        with pytest.raises(Conflict), mine.step() as state:
+            state["n"] = 2
+            store.thread("t").save({"n": 3})
+        assert states(store.thread("t").history()) == [{"n": 1}, {"n": 3}]
+
+    def test_a_step_begins_with_what_is_there_now(self, store: Store) -> None:
+        mine: Thread[Any] = store.thread("t")
+        mine.save({"n": 1})
+        store.thread("t").save({"n": 5})
+        with mine.step() as state:
+            state["n"] += 1
+        assert head(mine).state == {"n": 6}
+
+    def test_deleting_a_checkpoint_is_not_reading_the_head(self, store: Store) -> None:
+        mine: Thread[Any] = store.thread("t")
+        mine.save({"n": 1})
+        mine.save({"n": 2})
+        store.thread("t").save({"n": "unseen"})
+        mine.delete_checkpoint(1)
+        with pytest.raises(Conflict):
+            mine.save({"n": 3})
+        store.thread("t").save({"n": "also unseen"})
+        mine.delete_checkpoint("@")
+        with pytest.raises(Conflict):
+            mine.save({"n": 3})
+        assert head(store.thread("t")).state == {"n": "unseen"}
+
+    def test_another_agents_thread_is_a_conflict(self, store: Store) -> None:
+        store.thread("t", agent="a").save({"n": 1})
+        with pytest.raises(Conflict):
+            store.thread("t", agent="b").save({"n": 2})
+        assert store.thread("t").save({"n": 3}).step == 2
+        assert store.thread("t", agent="a").save({"n": 4}).step == 3
+
+
+class Appending(Suite):
+    """Appends say what they add, so they never conflict: they are ordered."""
+
+    def test_appends_of_two_handles_come_one_after_the_other(self, store: Store) -> None:
+        mine: Thread[Any] = store.thread("t")
+        theirs: Thread[Any] = store.thread("t")
+        mine.save({"l": []})
+        for n in range(5):
+            mine.append("l", n)
+            theirs.append("l", -n)
+        assert head(mine).state == {"l": [0, 0, 1, -1, 2, -2, 3, -3, 4, -4]}
+        assert steps(mine.history()) == list(range(1, 12))
+
+    def test_an_append_behind_what_its_handle_has_not_read_keeps_its_next_save_a_conflict(self, store: Store) -> None:
+        mine: Thread[Any] = store.thread("t")
+        read = mine.save({"l": [], "n": 0})
+        store.thread("t").set("n", 1)
+        mine.append("l", "mine")
+        mine.append("l", "mine too")
+        with pytest.raises(Conflict) as caught:
+            mine.save({"l": ["mine", "mine too"], "n": 0})
+        assert caught.value.expected == read.id
+        assert head(store.thread("t")).state == {"l": ["mine", "mine too"], "n": 1}
+        mine.latest()
+        assert mine.save({"l": [], "n": 1}).step == 5
+
+    def test_after_its_own_appends_a_handle_saves_without_reading(self, thread: Thread[Any]) -> None:
+        thread.save({"l": []})
+        thread.append("l", 1)
+        assert thread.save({"l": [2]}).step == 3
+
+    def test_appends_from_many_threads_all_arrive(self, store: Store) -> None:
+        shared: Thread[Any] = store.thread("t")
+        shared.save({"l": []})
+
+        def work(who: int) -> list[str]:
+            own: Thread[Any] = shared if who % 2 else store.thread("t")
+            return [own.append("l", (who, n)).id for n in range(12)]
+
+        with ThreadPoolExecutor(4) as pool:
+            made = [which for listed in pool.map(work, range(4)) for which in listed]
+        items = head(shared).state["l"]
+        assert sorted(items) == [(who, n) for who in range(4) for n in range(12)]
+        for who in range(4):
+            assert [n for whose, n in items if whose == who] == list(range(12))
+        assert steps(shared.history()) == list(range(1, 50))
+        assert sorted(made) == sorted(ids(shared.history())[1:])
+
+    def test_updates_from_many_threads_all_count(self, store: Store) -> None:
+        store.thread("t").save({"n": 0})
+
+        def add(state: Any) -> Any:
+            return {"n": state["n"] + 1}
+
+        def work(_: int) -> None:
+            for _ in range(8):
+                store.thread("t").update(add, retries=1000)
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(work, range(4)))
+        assert head(store.thread("t")).state == {"n": 32}
+        assert [state["n"] for state in states(store.thread("t").history())] == list(range(33))
+
+    def test_update_begins_again_when_somebody_else_was_first(self, store: Store) -> None:
+        store.thread("t").save({"n": 1})
+        seen: list[int] = []
+
+        def change(state: Any) -> Any:
+            seen.append(state["n"])
+            if len(seen) < 3:
+                store.thread("t").save({"n": 10 * len(seen)})
+            return {"n": state["n"] + 1}
+
+        assert store.thread("t").update(change).state == {"n": 21}
+        assert seen == [1, 10, 20]
+
+    def test_update_gives_up_after_its_retries(self, store: Store) -> None:
+        store.thread("t").save({"n": 1})
+        calls: list[int] = []
+
+        def change(state: Any) -> Any:
+            calls.append(1)
+            store.thread("t").save({"n": 0})
+            return state
+
+        with pytest.raises(Conflict):
+            store.thread("t").update(change, retries=2)
+        assert len(calls) == 3
+
+    def test_update_begins_a_thread_only_once(self, store: Store) -> None:
+        def change(state: Any) -> Any:
+            if state is None:
+                store.thread("t").save({"n": 1})
+                return {"n": "lost"}
+            return {"n": state["n"] + 1}
+
+        assert store.thread("t").update(change).state == {"n": 2}
+        assert states(store.thread("t").history()) == [{"n": 1}, {"n": 2}]
+
+
+class Lending(Suite):
+    """A shared handle does not lend what one thread or task has read to another's write."""
+
+    def test_what_one_thread_reads_does_not_excuse_anothers_save(self, store: Store) -> None:
+        shared: Thread[Any] = store.thread("t")
+        shared.save({"n": 1})
+        read, moved = threading.Event(), threading.Event()
+        outcome: list[object] = []
+
+        def work() -> None:
+            shared.latest()
+            read.set()
+            moved.wait(30)
+            try:
+                outcome.append(shared.save({"n": "from an old state"}))
+            except Conflict as error:
+                outcome.append(error)
+
+        worker = threading.Thread(target=work)
+        worker.start()
+        assert read.wait(30)
+        store.thread("t").save({"n": 2})
+        assert head(shared).state == {"n": 2}
+        moved.set()
+        worker.join(30)
+        assert [type(found) for found in outcome] == [Conflict]
+        assert shared.save({"n": 3}).step == 3
+        assert states(shared.history()) == [{"n": 1}, {"n": 2}, {"n": 3}]
+
+    def test_a_save_in_one_thread_makes_anothers_expectation_stale(self, store: Store) -> None:
+        shared: Thread[Any] = store.thread("t")
+        shared.save({"n": 1})
+        worker = threading.Thread(target=lambda: [shared.latest(), shared.save({"n": 2})])
+        worker.start()
+        worker.join(30)
+        with pytest.raises(Conflict):
+            shared.save({"n": "from an old state"})
+        assert states(shared.history()) == [{"n": 1}, {"n": 2}]
+
+    def test_a_thread_that_has_not_read_writes_a_first_time(self, store: Store) -> None:
+        shared: Thread[Any] = store.thread("t")
+        shared.save({"n": 1})
+        store.thread("t").save({"n": 2})
+        made: list[Checkpoint[Any]] = []
+        worker = threading.Thread(target=lambda: made.append(shared.save({"n": 3})))
+        worker.start()
+        worker.join(30)
+        assert [checkpoint.step for checkpoint in made] == [3]
+
+    def test_tasks_are_told_apart_like_threads(self, store: Store) -> None:
+        shared: Thread[Any] = store.thread("t")
+        shared.save({"n": 1})
+
+        async def slow(read: asyncio.Event, moved: asyncio.Event) -> object:
+            shared.latest()
+            read.set()
+            await moved.wait()
+            try:
+                return shared.save({"n": "from an old state"})
+            except Conflict as error:
+                return error
+
+        async def quick(read: asyncio.Event, moved: asyncio.Event) -> object:
+            await read.wait()
+            shared.latest()
+            made = shared.save({"n": 2})
+            moved.set()
+            return made
+
+        async def both() -> list[object]:
+            events = asyncio.Event(), asyncio.Event()
+            return list(await asyncio.gather(slow(*events), quick(*events)))
+
+        outcome = asyncio.run(both())
+        assert isinstance(outcome[0], Conflict)
+        assert states(shared.history()) == [{"n": 1}, {"n": 2}]
+
+    def test_of_many_that_begin_a_thread_at_once_exactly_one_does(self, store: Store) -> None:
+        barrier = threading.Barrier(4)
+
+        def work(who: int) -> bool:
+            barrier.wait(30)
+            try:
+                store.thread("t").save({"who": who}, expect=NEW)
+            except Conflict:
+                return False
+            return True
+
+        with ThreadPoolExecutor(4) as pool:
+            won = list(pool.map(work, range(4)))
+        assert won.count(True) == 1
+        assert states(store.thread("t").history()) == [{"who": won.index(True)}]
+
+
+class Transactions(Suite):
+    """`store.transaction()`: all of it, or none."""
+
+    def test_what_is_written_inside_is_written_together(self, store: Store) -> None:
+        with store.transaction():
+            a = store.thread("a").save({"n": 1}, label="x", tags=["y"])
+            store.thread("b").save({"l": []})
+            b = store.thread("b").append("l", 1)
+        assert list(store.thread("a").history()) == [a]
+        assert head(store.thread("b")) == b
+        assert head(store.thread("b")).state == {"l": [1]}
+        assert store.thread("a").find(label="x", tag="y") == [a]
+        assert store.checkpoint(a.id) == a
+        assert (a.state, b.state) == ({"n": 1}, {"l": [1]})
+
+    def test_an_exception_takes_all_of_it_back(self, store: Store) -> None:
+        kept = store.thread("a").save({"n": 1})
+        with pytest.raises(RuntimeError, match="no"), store.transaction():
+            store.thread("a").save({"n": 2})
+            store.thread("b").save({"n": 3})
+            store.thread("a").tag(kept, "x")
+            store.thread("a").fork("c")
+            raise RuntimeError("no")
+        assert list(store.thread("a").history()) == [kept]
+        assert store.thread("a").load(kept.id).tags == ()
+        assert [info.id for info in store.threads()] == ["a"]
+        assert store.stats().checkpoints == 1
+
+    def test_it_reads_its_own_writes_and_nobody_else_does(self, store: Store) -> None:
+        store.thread("a").save({"n": 1})
+        with store.transaction(), ThreadPoolExecutor(1) as pool:
+            store.thread("a").save({"n": 2}, tags=["x"])
+            store.thread("b").save({"n": 3})
+            assert head(store.thread("a")).state == {"n": 2}
+            assert len(store.thread("a")) == 2
+            assert store.thread("a").load("x").state == {"n": 2}
+            assert {info.id for info in store.threads()} == {"a", "b"}
+            assert pool.submit(lambda: head(store.thread("a")).state).result() == {"n": 1}
+            assert pool.submit(lambda: store.thread("b").latest()).result() is None
+            assert pool.submit(lambda: [info.id for info in store.threads()]).result() == ["a"]
+        assert head(store.thread("a")).state == {"n": 2}
+
+    def test_a_handle_saves_again_and_again_inside(self, thread: Thread[Any], store: Store) -> None:
+        fill(thread, 2)
+        with store.transaction():
+            thread.save({"n": 3})
+            thread.save({"n": 4})
+            assert head(thread).state == {"n": 4}
+            thread.set("n", 5)
+        assert [state["n"] for state in states(thread.history())] == [1, 2, 3, 4, 5]
+        assert thread.save({"n": 6}).step == 6
+
+    def test_reading_inside_is_reading(self, thread: Thread[Any], store: Store) -> None:
+        thread.save({"n": 1})
+        store.thread("t").save({"n": 2})
+        with store.transaction():
+            assert head(thread).state == {"n": 2}
+            thread.save({"n": 3})
+        assert thread.save({"n": 4}).step == 4
+
+    def test_a_stale_handle_conflicts_inside_too(self, thread: Thread[Any], store: Store) -> None:
+        thread.save({"n": 1})
+        store.thread("t").save({"n": 2})
+        with pytest.raises(Conflict), store.transaction():
+            store.thread("other").save({"n": 0})
+            thread.save({"n": 3})
+        assert store.thread("other").latest() is None
+        assert len(store.thread("t")) == 2
+
+    def test_what_was_given_up_leaves_expectations_as_they_were(self, thread: Thread[Any], store: Store) -> None:
+        read = thread.save({"n": 1})
+        with pytest.raises(RuntimeError), store.transaction():
+            thread.save({"n": 2})
+            thread.delete()
+            raise RuntimeError
+        other = store.thread("t").save({"n": 3})
+        with pytest.raises(Conflict) as caught:
+            thread.save({"n": 4})
+        assert (caught.value.expected, caught.value.actual) == (read.id, other.id)
+
+    def test_somebody_elses_write_to_one_of_its_threads_is_a_conflict_at_the_end(self, store: Store) -> None:
+        store.thread("a").save({"n": 1})
+        before = store.stats().checkpoints
+        with pytest.raises(Conflict), store.transaction(), ThreadPoolExecutor(1) as pool:
+            store.thread("a").save({"n": 2})
+            store.thread("b").save({"n": 3})
+            pool.submit(lambda: store.thread("a").save({"n": "theirs"})).result()
+        assert head(store.thread("a")).state == {"n": "theirs"}
+        assert store.thread("b").latest() is None
+        assert store.stats().checkpoints == before + 1
+
+    def test_two_that_create_the_same_thread_conflict(self, store: Store) -> None:
+        with pytest.raises(Conflict), store.transaction(), ThreadPoolExecutor(1) as pool:
+            store.thread("a").save({"n": 1})
+            pool.submit(lambda: store.thread("a").save({"n": "theirs"})).result()
+        assert states(store.thread("a").history()) == [{"n": "theirs"}]
+
+    def test_a_source_that_is_deleted_in_the_meantime_makes_its_fork_a_conflict(self, store: Store) -> None:
+        store.thread("a").save({"n": 1})
+        with pytest.raises(Conflict), store.transaction(), ThreadPoolExecutor(1) as pool:
+            store.thread("a").fork("b")
+            pool.submit(lambda: store.thread("a").delete()).result()
+        assert list(store.threads()) == []
+
+    def test_all_that_moves_and_removes_works_inside(self, store: Store, thread: Thread[Any]) -> None:
+        a, b, c = fill(thread, 3)
+        doomed: Thread[Any] = store.thread("doomed")
+        doomed.save({"n": 0})
+        with store.transaction():
+            thread.rewind(a)
+            assert thread.undo() == c
+            assert thread.undo() == b
+            d = thread.save({"n": 4})
+            thread.delete_checkpoint(a)
+            assert list(thread.history()) == [b, d]
+            thread.fork("other", at=b)
+            assert doomed.delete() is True
+            assert doomed.latest() is None
+            doomed.save({"n": "again"})
+        assert list(thread.history()) == [b, d]
+        assert states(store.thread("other").history()) == [{"n": 2}]
+        assert steps(store.thread("doomed").history()) == [1]
+        assert thread.undo() == b
+        assert store.verify().ok
+
+    def test_threads_made_inside_can_be_forked_deleted_and_begun_again_inside(self, store: Store) -> None:
+        with store.transaction():
+            fill(store.thread("a"), 2)
+            store.thread("a").fork("b", at=1)
+            store.thread("b").save({"n": "b"})
+            store.thread("a").delete()
+            store.thread("a").save({"n": "new"})
+            store.thread("c").save({})
+            store.thread("c").delete()
+        assert states(store.thread("a").history()) == [{"n": "new"}]
+        assert states(store.thread("b").history()) == [{"n": 1}, {"n": "b"}]
+        assert store.thread("c").latest() is None
+        assert store.verify().ok
+        assert store.thread("a").save({"n": 2}).step == 2
+
+    def test_a_second_one_inside_is_invalid(self, store: Store) -> None:
+        with store.transaction():
+            store.thread("a").save({"n": 1})
+            with pytest.raises(Invalid), store.transaction():
+                pass
+            store.thread("a").save({"n": 2})
+        assert len(store.thread("a")) == 2
+
+    def test_an_error_that_is_handled_inside_does_no_harm(self, store: Store) -> None:
+        with store.transaction():
+            store.thread("a").save({"n": 1})
+            with pytest.raises(Invalid):
+                store.thread("a").save(object())
+            with pytest.raises(NotFound):
+                store.thread("b").append("l", 1)
+            store.thread("b").save({"n": 2})
+        assert {info.id for info in store.threads()} == {"a", "b"}
+
+    def test_an_empty_one_writes_nothing(self, store: Store) -> None:
+        with store.transaction():
+            pass
+        with store.transaction():
+            assert store.thread("a").latest() is None
+        assert list(store.threads()) == []
+
+    def test_each_thread_has_its_own(self, store: Store) -> None:
+        inside, done = threading.Event(), threading.Event()
+
+        def work() -> None:
+            with store.transaction():
+                store.thread("b").save({"n": 1})
+                inside.set()
+                done.wait(30)
+
+        worker = threading.Thread(target=work)
+        worker.start()
+        assert inside.wait(30)
+        store.thread("a").save({"n": 1})
+        assert head(store.thread("a")).state == {"n": 1}
+        with store.transaction():
+            store.thread("c").save({"n": 1})
+        done.set()
+        worker.join(30)
+        assert {info.id for info in store.threads()} == {"a", "b", "c"}
+
+    def test_large_states_are_written_whole(self, store: Store) -> None:
+        state = {"messages": [{"content": f"{n} " * 200} for n in range(300)]}
+        with store.transaction():
+            store.thread("a").save(state)
+            store.thread("a").append("messages", "more")
+            store.thread("b").save(state)
+        assert head(store.thread("a")).state == {"messages": [*state["messages"], "more"]}
+        assert head(store.thread("b")).state == state
+        store.gc()
+        assert store.verify().ok

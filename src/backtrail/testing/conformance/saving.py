@@ -1,0 +1,522 @@
+"""Saving and loading: what goes in comes out, whole and exact, from the newest checkpoint and from every older one."""
+
+from __future__ import annotations
+
+import copy
+import datetime as dt
+import decimal
+import math
+import pathlib
+import uuid
+import zoneinfo
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from backtrail import Invalid, NotFound
+from backtrail.testing.conformance.base import Suite, fill, head, ids, steps
+from backtrail.testing.exact import same
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from backtrail import Checkpoint, Store, Thread
+    from backtrail.testing.conformance.base import Opener
+
+PLAIN: Final[dict[str, Any]] = {
+    "none": None,
+    "booleans": [True, False],
+    "one three times": [1, True, 1.0],
+    "integers": [0, -1, 127, 128, 2**31, 2**63, -(2**63), 2**64, -(2**64), 10**100],
+    "floats": [0.0, -0.0, 0.1, 1e308, 5e-324, math.inf, -math.inf, math.nan],
+    "texts": ["", "a", "é", "😀", "\0", "a\nb", "x" * 70_000],
+    "lone surrogates": ["\ud800", "a\udfffb", "\ud83d\ude00"],
+    "bytes": [b"", b"\0\xff", bytearray(b"ab"), bytearray(), b"\x11\x94", b"y" * 70_000],
+    "nested": {"a": [{"b": ({"c": []},)}], "d": {}},
+    "tuples": [(), (1,), (1, (2, [3]))],
+    "sets": [set(), {1, 2, 3}, frozenset({"a", "b"}), {(1, 2), frozenset({3})}],
+    "keys": {"a": 1, 2: 2, 3.5: 3, None: 4, (1, "x"): 5, b"b": 6, frozenset({1}): 7, "": 8, "a.b[0]": 9},
+    "key order": {"z": 1, "a": 2, "m": 3},
+    "times": [
+        dt.datetime(2026, 1, 31, 12, 0, 0, 123456),  # noqa: DTZ001 - a naive time is data, too
+        dt.datetime(2026, 1, 31, 12, tzinfo=dt.UTC),
+        dt.datetime(2026, 1, 31, 12, tzinfo=dt.timezone(dt.timedelta(hours=5, minutes=30))),
+        dt.datetime(2026, 10, 25, 2, 30, tzinfo=zoneinfo.ZoneInfo("Europe/Lisbon"), fold=1),
+        dt.date(2026, 1, 31),
+        dt.time(23, 59, 59, 999999),
+        dt.timedelta(days=-3, microseconds=7),
+    ],
+    "others": [uuid.UUID(int=1 << 100), decimal.Decimal("1.10"), decimal.Decimal("NaN"), pathlib.PurePosixPath("/a/b")],
+    "a text at the root": "only this",
+    "a list at the root": [1, [2, [3]]],
+    "a number at the root": 5,
+}
+
+
+def _insert_front(state: Any) -> None:
+    state["messages"].insert(0, {"role": "system", "content": "first"})
+
+
+def _insert_middle(state: Any) -> None:
+    state["messages"].insert(20, "in the middle")
+
+
+def _change_nested(state: Any) -> None:
+    state["plan"]["days"][1]["city"] = "Porto"
+
+
+def _remove_key(state: Any) -> None:
+    del state["plan"]["budget"]
+
+
+def _one_to_true(state: Any) -> None:
+    state["one"] = True
+
+
+def _true_to_float(state: Any) -> None:
+    state["one"] = 1.0
+
+
+def _list_to_dict(state: Any) -> None:
+    state["messages"] = dict(enumerate(state["messages"]))
+
+
+def _reorder_keys(state: Any) -> None:
+    state["plan"] = dict(reversed(state["plan"].items()))
+
+
+def _move_key(state: Any) -> None:
+    state["many"]["k3"] = state["many"].pop("k3")
+
+
+def _change_text(state: Any) -> None:
+    state["text"] = state["text"][:500] + "inserted" + state["text"][600:]
+
+
+def _reverse(state: Any) -> None:
+    state["numbers"].reverse()
+
+
+def _empty(state: Any) -> None:
+    state["numbers"].clear()
+
+
+def _nothing(state: Any) -> None:
+    del state
+
+
+EDITS: Final[tuple[Callable[[Any], None], ...]] = (
+    _insert_front,
+    _insert_middle,
+    _change_nested,
+    _remove_key,
+    _one_to_true,
+    _true_to_float,
+    _reverse,
+    _nothing,
+    _reorder_keys,
+    _move_key,
+    _change_text,
+    _list_to_dict,
+    _empty,
+)
+
+
+def _first() -> dict[str, Any]:
+    return {
+        "messages": [{"role": "user", "content": f"message {n}"} for n in range(40)],
+        "plan": {"budget": 120, "days": [{"city": "Lisbon"}, {"city": "Lisbon"}]},
+        "one": 1,
+        "many": {f"k{n}": n for n in range(40)},
+        "numbers": list(range(300)),
+        "text": "lorem ipsum dolor sit amet\n" * 60,
+    }
+
+
+class Saving(Suite):
+    """`save`, `load`, `latest`, and what a checkpoint knows."""
+
+    @pytest.mark.parametrize("name", list(PLAIN))
+    def test_plain_data_comes_back_exactly(self, opener: Opener, name: str) -> None:
+        with opener() as store:
+            saved = store.thread("t").save(copy.deepcopy(PLAIN[name]))
+            assert same(saved.state, PLAIN[name])
+        with opener() as store:
+            assert same(head(store.thread("t")).state, PLAIN[name])
+
+    def test_the_newest_and_every_older_checkpoint_is_what_was_saved_whatever_was_edited(self, opener: Opener) -> None:
+        state, expected = _first(), []
+        with opener() as store:
+            thread: Thread[Any] = store.thread("t")
+            for edit in (_nothing, *EDITS):
+                edit(state)
+                made = thread.save(state)
+                expected.append((made.id, copy.deepcopy(state)))
+                assert same(head(store.thread("t")).state, state), edit.__name__
+        with opener() as store:
+            for which, kept in reversed(expected):
+                assert same(store.thread("t").load(which).state, kept)
+
+    def test_each_edit_is_kept_when_every_save_comes_from_a_new_handle_without_a_cache(self, opener: Opener) -> None:
+        state, expected = _first(), []
+        for edit in (_nothing, *EDITS):
+            edit(state)
+            with opener() as store:
+                made: Checkpoint[Any] = store.thread("t").save(state)
+                expected.append((made.id, copy.deepcopy(state)))
+        with opener() as store:
+            for which, kept in expected:
+                assert same(store.thread("t").load(which).state, kept)
+
+    def test_a_key_that_moves_to_the_end_of_a_nested_dict_moves_there(self, thread: Thread[Any]) -> None:
+        state = {"outer": {f"key {n}": n for n in range(27)}, "other": 1}
+        thread.save(copy.deepcopy(state))
+        state["outer"]["key 3"] = state["outer"].pop("key 3")  # type: ignore[index, attr-defined]
+        state["outer"]["key 9"] = "changed"  # type: ignore[index]
+        assert same(thread.save(state).state, state)
+        assert same(head(thread).state, state)
+
+    def test_one_true_and_one_point_zero_are_told_apart(self, thread: Thread[Any]) -> None:
+        made = [thread.save({"x": value, "in a list": [value]}) for value in (1, True, 1.0, 1)]
+        assert [type(checkpoint.state["x"]) for checkpoint in made] == [int, bool, float, int]
+        loaded = [thread.load(checkpoint.id).state for checkpoint in made]
+        assert [type(state["in a list"][0]) for state in loaded] == [int, bool, float, int]
+        assert len({checkpoint.root for checkpoint in made}) == 3
+        assert made[0].root == made[3].root
+
+    def test_a_state_that_the_caller_changes_after_saving_stays_as_it_was_saved(self, thread: Thread[Any]) -> None:
+        state = {"messages": [1]}
+        saved = thread.save(state)
+        state["messages"].append(2)
+        assert saved.state == {"messages": [1]}
+        assert head(thread).state == {"messages": [1]}
+
+    def test_changing_a_loaded_state_changes_no_other_load(self, thread: Thread[Any]) -> None:
+        saved = thread.save({"messages": [1]})
+        loaded = head(thread)
+        loaded.state["messages"].append(2)
+        assert thread.load(saved.id).state == {"messages": [1]}
+
+    def test_saving_the_same_state_again_makes_another_checkpoint(self, thread: Thread[Any]) -> None:
+        first, second = thread.save({"n": 1}), thread.save({"n": 1})
+        assert first.id != second.id
+        assert (first.step, second.step) == (1, 2)
+        assert first.root == second.root
+        assert len(thread) == 2
+
+    def test_steps_count_from_one_and_each_parent_is_the_one_before(self, thread: Thread[Any]) -> None:
+        made = fill(thread, 3)
+        assert steps(made) == [1, 2, 3]
+        assert [checkpoint.parent_id for checkpoint in made] == [None, made[0].id, made[1].id]
+        assert thread.current_step == 3
+
+    def test_steps_go_on_after_the_store_was_closed_and_opened_again(self, opener: Opener) -> None:
+        with opener() as store:
+            fill(store.thread("t"), 2)
+        with opener() as store:
+            assert store.thread("t").save({"n": 3}).step == 3
+            assert steps(store.thread("t").history()) == [1, 2, 3]
+
+    def test_all_that_a_checkpoint_carries_is_there_after_opening_again(self, opener: Opener) -> None:
+        metadata = {"cost": 1.5, "who": "é\0", "nested": {"a": [1, True]}}
+        with opener() as store:
+            saved: Checkpoint[Any] = store.thread("t").save(
+                {"n": 1}, label="first", tags=("b", "a"), metadata=metadata, kind="recovery"
+            )
+            plain: Checkpoint[Any] = store.thread("t").save({"n": 2})
+        with opener() as store:
+            first, second = store.thread("t").history()
+        for made in (saved, first):
+            assert (made.label, made.kind, made.thread_id, made.step) == ("first", "recovery", "t", 1)
+            assert made.tags == ("b", "a")
+            assert same(made.metadata, metadata)
+        assert saved.id == first.id
+        assert saved == first
+        assert hash(saved) == hash(first)
+        assert (plain.label, plain.tags, plain.metadata, plain.kind) == (None, (), {}, "manual")
+        assert plain == second
+        assert plain != first
+
+    @pytest.mark.parametrize("kind", ["manual", "automatic", "pre_operation", "recovery"])
+    def test_each_kind_is_kept(self, thread: Thread[Any], kind: str) -> None:
+        thread.save({}, kind=kind)
+        assert head(thread).kind == kind
+
+    def test_a_checkpoint_knows_when_it_was_made_and_how_large_it_is(self, thread: Thread[Any]) -> None:
+        before = dt.datetime.now(dt.UTC)
+        small, large = thread.save({"x": ""}), thread.save({"x": "y" * 100_000})
+        after = dt.datetime.now(dt.UTC)
+        assert before <= small.created_at <= large.created_at <= after
+        assert small.created_at.tzinfo is not None
+        assert 0 < small.size < 100
+        assert 100_000 < large.size < 100_100
+        assert small.stored > 0
+        assert large.root.startswith("blake3:")
+        assert small.seq < large.seq
+
+    def test_metadata_given_out_is_a_copy(self, thread: Thread[Any]) -> None:
+        saved = thread.save({}, metadata={"a": 1})
+        saved.metadata["a"] = 2
+        assert saved.metadata == {"a": 1}
+
+    def test_a_handle_reads_and_writes_nothing_until_it_is_used(self, store: Store) -> None:
+        store.thread("t")
+        assert list(store.threads()) == []
+        assert store.stats().threads == 0
+
+
+class Missing(Suite):
+    """What a thread that does not exist answers."""
+
+    def test_reading_finds_nothing(self, thread: Thread[Any]) -> None:
+        assert thread.latest() is None
+        assert len(thread) == 0
+        assert thread.current_step == 0
+        assert list(thread.history()) == []
+        assert thread.find(label="x") == []
+        assert thread.find(tag="x") == []
+        assert bool(thread) is True
+
+    def test_removing_removes_nothing(self, thread: Thread[Any]) -> None:
+        assert thread.delete() is False
+        assert thread.delete_checkpoint("@") is False
+        assert thread.delete_checkpoint("nothing") is False
+        assert thread.prune(keep_last=0) == 0
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda thread: thread.load(),
+            lambda thread: thread.load(1),
+            lambda thread: thread.load("0123456789abcdef01234567"),
+            lambda thread: thread.rewind("@"),
+            lambda thread: thread.undo(),
+            lambda thread: thread.redo(),
+            lambda thread: thread.fork("other"),
+            lambda thread: thread.diff(),
+            lambda thread: thread.tag("@", "x"),
+            lambda thread: thread.untag("@", "x"),
+            lambda thread: thread.append("messages", 1),
+            lambda thread: thread.set("a", 1),
+            lambda thread: thread.delete_at("a"),
+            lambda thread: thread.step().__enter__(),
+        ],
+    )
+    def test_what_needs_a_thread_says_that_there_is_none(
+        self, store: Store, thread: Thread[Any], call: Callable[[Thread[Any]], object]
+    ) -> None:
+        with pytest.raises(NotFound) as caught:
+            call(thread)
+        assert caught.value.code == "not_found.thread"
+        assert list(store.threads()) == []
+
+    def test_a_deleted_thread_answers_in_the_same_way(self, store: Store, thread: Thread[Any]) -> None:
+        kept = thread.save({"messages": []}, label="x", tags=["y"])
+        thread.delete()
+        self.test_reading_finds_nothing(thread)
+        self.test_removing_removes_nothing(thread)
+        for call in (thread.undo, thread.redo, thread.load, lambda: thread.load(kept.id), lambda: thread.rewind(kept)):
+            with pytest.raises(NotFound):
+                call()
+        with pytest.raises(NotFound):
+            thread.append("messages", 1)
+        assert store.checkpoint(kept.id) is None
+
+    def test_an_unknown_checkpoint_is_none(self, store: Store) -> None:
+        assert store.checkpoint("0123456789abcdef01234567") is None
+        assert store.checkpoint("x") is None
+        assert store.checkpoint("") is None
+
+
+class Changing(Suite):
+    """`append`, `set`, `delete_at`, `step` and `update`: saves that name their change."""
+
+    def test_append_adds_items_at_the_end_in_order(self, thread: Thread[Any]) -> None:
+        thread.save({"messages": [1], "n": 0})
+        made = thread.append("messages", 2, {"a": [3]})
+        assert made.state == {"messages": [1, 2, {"a": [3]}], "n": 0}
+        assert head(thread).state == made.state
+        assert made.step == 2
+
+    @pytest.mark.parametrize("path", ["plan.days[1].notes", ("plan", "days", 1, "notes"), "plan.days[-1].notes"])
+    def test_a_path_leads_into_dicts_and_lists(self, thread: Thread[Any], path: Any) -> None:
+        thread.save({"plan": {"days": [{"notes": []}, {"notes": ["a"]}]}})
+        thread.append(path, "b")
+        assert head(thread).get(path) == ["a", "b"]
+        assert head(thread).get("plan.days[0].notes") == []
+
+    def test_the_empty_path_is_the_state_itself(self, thread: Thread[Any]) -> None:
+        thread.save([1])
+        assert thread.append("", 2).state == [1, 2]
+        assert thread.append((), 3).state == [1, 2, 3]
+        assert thread.set("", {"new": 1}).state == {"new": 1}
+
+    def test_text_is_appended_to_text(self, thread: Thread[Any]) -> None:
+        thread.save({"answer": "Boo", "list": ["a"]})
+        assert thread.append("answer", "ked", ".").state == {"answer": "Booked.", "list": ["a"]}
+        assert thread.append("list[0]", "é\ud800").state["list"] == ["aé\ud800"]
+
+    def test_odd_keys_are_reached_by_quotes_and_by_tuples(self, thread: Thread[Any]) -> None:
+        thread.save({"1.5": {"a b": []}, 7: [], (1, 2): []})
+        assert thread.append('["1.5"]["a b"]', "x").get(("1.5", "a b")) == ["x"]
+        assert thread.append((7,), "y").get((7,)) == ["y"]
+        assert thread.append(((1, 2),), "z").state == {"1.5": {"a b": ["x"]}, 7: ["y"], (1, 2): ["z"]}
+
+    def test_set_replaces_what_is_there_and_adds_a_key_at_the_end(self, thread: Thread[Any]) -> None:
+        thread.save({"a": 1, "b": [1, 2, 3]})
+        assert same(thread.set("a", True).state, {"a": True, "b": [1, 2, 3]})
+        assert thread.set("b[1]", "two").state["b"] == [1, "two", 3]
+        assert thread.set("b[-1]", {"x": None}).state["b"] == [1, "two", {"x": None}]
+        assert same(thread.set("c", 1.0).state, {"a": True, "b": [1, "two", {"x": None}], "c": 1.0})
+        assert thread.set("b[2].y", 5).get("b[2]") == {"x": None, "y": 5}
+
+    def test_set_with_an_equal_key_keeps_the_key_as_a_dict_does(self, thread: Thread[Any]) -> None:
+        thread.save({1: "a"})
+        assert same(thread.set((True,), "b").state, {1: "b"})
+
+    def test_delete_at_takes_out_a_key_or_an_item(self, thread: Thread[Any]) -> None:
+        thread.save({"a": 1, "b": [1, 2, 3], "c": {"d": 1}})
+        assert thread.delete_at("a").state == {"b": [1, 2, 3], "c": {"d": 1}}
+        assert thread.delete_at("b[0]").state["b"] == [2, 3]
+        assert thread.delete_at("b[-1]").state["b"] == [2]
+        assert thread.delete_at("c.d").state == {"b": [2], "c": {}}
+
+    @pytest.mark.parametrize("path", ["x", "a.x", "b[9]", "b.x", "a[0]", ("b", "0"), ("b", True)])
+    def test_a_path_that_leads_nowhere_is_not_found_and_nothing_is_written(self, thread: Thread[Any], path: Any) -> None:
+        saved = thread.save({"a": 1, "b": [1]})
+        for call in (lambda: thread.append(path, 1), lambda: thread.delete_at(path)):
+            with pytest.raises(NotFound):
+                call()
+        assert head(thread) == saved
+
+    def test_what_is_no_list_cannot_be_appended_to(self, thread: Thread[Any]) -> None:
+        saved = thread.save({"d": {}, "n": 1, "t": (1,), "s": "x", "set": {1}})
+        for path in ("d", "n", "t", "set", "", "s"):
+            with pytest.raises(Invalid):
+                thread.append(path, 1)
+        assert head(thread) == saved
+
+    def test_changes_carry_labels_tags_metadata_and_kind(self, thread: Thread[Any]) -> None:
+        thread.save({"l": [], "n": 0})
+        options: dict[str, Any] = {"label": "x", "tags": ["y"], "metadata": {"z": 1}, "kind": "automatic"}
+        with thread.step(**options) as state:
+            state["n"] = 2
+        made = [
+            head(thread),
+            thread.append("l", 1, **options),
+            thread.set("n", 1, **options),
+            thread.delete_at("n", **options),
+        ]
+        for checkpoint in made:
+            loaded = thread.load(checkpoint.id)
+            assert (loaded.label, loaded.tags, loaded.metadata, loaded.kind) == ("x", ("y",), {"z": 1}, "automatic")
+
+    def test_a_step_saves_what_its_block_did_as_one_checkpoint(self, thread: Thread[Any]) -> None:
+        thread.save({"messages": [], "budget": 120})
+        with thread.step("book") as state:
+            state["messages"].append("Booked.")
+            state["budget"] -= 90
+            state["nested"] = {"a": [1]}
+            state["nested"]["a"].append(2)
+        made = head(thread)
+        assert made.state == {"messages": ["Booked."], "budget": 30, "nested": {"a": [1, 2]}}
+        assert (made.label, made.step, len(thread)) == ("book", 2, 2)
+
+    def test_a_step_that_fails_leaves_everything_as_it_was(self, thread: Thread[Any]) -> None:
+        saved = thread.save({"messages": []})
+        with pytest.raises(RuntimeError, match="no"), thread.step() as state:
+            state["messages"].append(1)
+            raise RuntimeError("no")
+        assert head(thread) == saved
+        assert head(thread).state == {"messages": []}
+        with thread.step() as state:
+            assert state == {"messages": []}
+            state["messages"].append(2)
+        assert head(thread).state == {"messages": [2]}
+
+    def test_a_step_that_changes_nothing_is_a_checkpoint_too(self, thread: Thread[Any]) -> None:
+        thread.save({"a": 1})
+        with thread.step():
+            pass
+        assert len(thread) == 2
+
+    def test_a_step_cannot_save_what_cannot_be_kept(self, thread: Thread[Any]) -> None:
+        saved = thread.save({"a": 1})
+        with pytest.raises(Invalid), thread.step() as state:
+            state["a"] = object()
+        assert head(thread) == saved
+
+    def test_update_saves_what_the_function_returns(self, thread: Thread[Any]) -> None:
+        thread.save({"n": 1})
+        assert thread.update(lambda state: {"n": state["n"] + 1}).state == {"n": 2}
+        assert head(thread).state == {"n": 2}
+
+    def test_update_saves_a_state_that_was_changed_in_place(self, thread: Thread[Any]) -> None:
+        thread.save({"n": 1})
+
+        def change(state: Any) -> None:
+            state["n"] = 5
+
+        assert thread.update(change).state == {"n": 5}
+
+    def test_update_begins_a_thread(self, thread: Thread[Any]) -> None:
+        seen: list[Any] = []
+        made = thread.update(lambda state: seen.append(state) or {"n": 1})  # type: ignore[func-returns-value]
+        assert seen == [None]
+        assert (made.step, made.state) == (1, {"n": 1})
+
+    def test_a_function_that_fails_in_update_writes_nothing(self, thread: Thread[Any]) -> None:
+        saved = thread.save({"n": 1})
+
+        def change(state: Any) -> None:
+            state["n"] = 2
+            raise RuntimeError("no")
+
+        with pytest.raises(RuntimeError, match="no"):
+            thread.update(change)
+        assert ids(thread.history()) == [saved.id]
+        assert head(thread).state == {"n": 1}
+
+
+class Roots(Suite):
+    """The same state has the same root, however it came about."""
+
+    def test_the_ways_to_a_state_do_not_show_in_its_root(self, store: Store) -> None:
+        items = [{"role": "user", "content": f"message {n} " * 20} for n in range(120)]
+        state = {"a": 1, "items": items, "z": {"y": [1, 2]}}
+        roots = {store.thread("saved").save(copy.deepcopy(state)).root}
+        appended: Thread[Any] = store.thread("appended")
+        appended.save({"a": 1, "items": [], "z": {"y": [1, 2]}})
+        for at in range(0, 120, 40):
+            appended.append("items", *items[at : at + 40])
+        roots.add(head(appended).root)
+        put: Thread[Any] = store.thread("set")
+        put.save({"a": 7, "items": [0, *items[::-1]]})
+        put.set("items", items)
+        put.set("a", 1)
+        put.set("z", {"y": [1]})
+        roots.add(put.append("z.y", 2).root)
+        stepped: Thread[Any] = store.thread("stepped")
+        stepped.save({"a": 1, "items": items[50:], "z": {"y": [1, 2]}})
+        with stepped.step() as draft:
+            draft["items"][:0] = items[:50]
+        roots.add(head(stepped).root)
+        cut: Thread[Any] = store.thread("cut")
+        cut.save({"a": 1, "items": [items[5], *items], "z": {"y": [1, 2]}, "more": 1})
+        cut.delete_at("items[0]")
+        roots.add(cut.delete_at("more").root)
+        assert len(roots) == 1
+
+    def test_a_fork_and_a_rewound_thread_have_the_roots_of_their_states(self, thread: Thread[Any]) -> None:
+        first = thread.save({"n": 1})
+        thread.save({"n": 2})
+        assert thread.rewind(first).root == first.root
+        assert head(thread.fork("other")).root == first.root
+
+    def test_states_that_differ_in_type_or_order_alone_have_different_roots(self, store: Store) -> None:
+        states: list[Any] = [
+            *([1], [True], [1.0], (1,), {1}, frozenset({1}), {1: None}, {"1": None}, "1", b"1", bytearray(b"1")),
+            *({"a": 1, "b": 2}, {"b": 2, "a": 1}, [0.0], [-0.0], [], (), {}, None, "", b""),
+        ]
+        roots = {store.thread(f"t{n}").save(state).root for n, state in enumerate(states)}
+        assert len(roots) == len(states)
