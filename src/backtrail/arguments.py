@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Mapping
 from typing import Any, Final
 
 from backtrail.engine import log
@@ -56,6 +57,15 @@ def check_tags(tags: Any) -> tuple[str, ...]:
     if any(word.startswith("@") for word in words):
         raise Invalid(f"a tag cannot begin with @, which begins a ref: {tags!r}", code="invalid.argument")
     return tuple(dict.fromkeys(words))
+
+
+def check_metadata(metadata: Any) -> dict[str, Any]:
+    """Return metadata as a dict; None is an empty one."""
+    if metadata is None:
+        return {}
+    if not isinstance(metadata, Mapping) or not all(type(key) is str for key in metadata):
+        raise Invalid(f"metadata is a mapping with strings as keys, not {metadata!r}", code="invalid.argument")
+    return dict(metadata)
 
 
 def check_duration(value: Any, what: str) -> int:

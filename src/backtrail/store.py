@@ -6,7 +6,7 @@ import os
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, overload
 from urllib.parse import unquote
 
 from backtrail.arguments import check_count, check_duration, check_id
@@ -126,7 +126,11 @@ class Store:
 
     # -- threads --------------------------------------------------------------------------------------
 
-    def thread(self, id: str, type: type[S] | None = None, *, agent: str | None = None) -> Thread[S]:  # noqa: A002
+    @overload
+    def thread(self, id: str, type: None = None, *, agent: str | None = None) -> Thread[Any]: ...
+    @overload
+    def thread(self, id: str, type: type[S], *, agent: str | None = None) -> Thread[S]: ...
+    def thread(self, id: str, type: Any = None, *, agent: str | None = None) -> Thread[Any]:  # noqa: A002
         """Return a handle; nothing is read or written until it is used."""
         return Thread(self._engine, THREAD, id, type, agent)
 
@@ -148,6 +152,10 @@ class Store:
             raise Invalid(f"kind is one of {', '.join(SPACES)}, not {kind!r}", code="invalid.argument")
         if limit is not None:
             check_count(limit, "limit")
+        if agent is not None:
+            check_id(agent, "an agent's id")
+        if prefix is not None and not isinstance(prefix, str):
+            raise Invalid(f"prefix is the beginning of an id, not {prefix!r}", code="invalid.argument")
         return self._list(space, agent, prefix, limit, None if after is None else self._place(space, after))
 
     def _list(

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from backtrail.arguments import check_count, check_duration, check_id, check_kind, check_label, check_tags
+from backtrail.arguments import check_count, check_duration, check_id, check_kind, check_label, check_metadata, check_tags
 from backtrail.checkpoints import Checkpoint
 from backtrail.engine import changes, diff, log, owner, refs, retention, wire
 from backtrail.engine.codec import Decoder, Encoder, encode
@@ -202,12 +202,12 @@ class Thread(Generic[S]):
             check_count(limit, "limit")
         if kind is not None:
             check_kind(kind)
+        wanted = check_metadata(metadata)
         standing = self._standing()
         if standing is None or standing.head is None:
             return iter(())
         last = self._resolve(standing, before).seq - 1 if before is not None else standing.head.seq
         ranges = log.clip(self._engine.desk.heads.view(standing), 1, last)
-        wanted = dict(metadata or {})
 
         def matches(checkpoint: Checkpoint[S]) -> bool:
             return (
@@ -476,12 +476,11 @@ class Thread(Generic[S]):
         return Meta(check_kind(kind), check_label(label), check_tags(tags), self._metadata(metadata))
 
     def _metadata(self, metadata: Mapping[str, Any] | None) -> bytes:
-        if not metadata:
+        wanted = check_metadata(metadata)
+        if not wanted:
             return b""
-        if not isinstance(metadata, Mapping) or not all(type(key) is str for key in metadata):
-            raise Invalid("metadata is a mapping with strings as keys", code="invalid.argument")
         nodes = self._engine.desk.heads.nodes()
-        rep = Encoder(nodes, self._types, what="metadata").rep(dict(metadata))
+        rep = Encoder(nodes, self._types, what="metadata").rep(wanted)
         if nodes.fresh:
             raise Invalid("metadata is for small things: at most 4 KB; keep the rest in the state", code="invalid.argument")
         return bytes(rep)

@@ -198,8 +198,7 @@ class MemoryBackend:
             self._renew(_number(thread, numbers), new)
         for thread, row in batch.rows:
             self._logs[_number(thread, numbers)][row.seq] = row._replace(payload=row.payload or b"")
-        for digest, stored in batch.chunks:
-            self._chunks[digest] = (self._chunks.get(digest, (stored,))[0], self._epoch)
+        self._put(batch.chunks)
         for digest in batch.touch:
             self._chunks[digest] = (self._chunks[digest][0], self._epoch)
         self._mark(batch, numbers)
@@ -210,6 +209,10 @@ class MemoryBackend:
             self._threads[no] = self._threads[no]._replace(
                 agent=new.agent, created_at=new.created_at, origin=new.origin
             )
+
+    def _put(self, chunks: Sequence[tuple[bytes, bytes]]) -> None:
+        for digest, stored in chunks:
+            self._chunks[digest] = (self._chunks.get(digest, (stored,))[0], self._epoch)
 
     def _mark(self, batch: Batch, numbers: Sequence[int]) -> None:
         """Hide, tag and untag. What is not there is passed over."""
@@ -259,9 +262,10 @@ class MemoryBackend:
                 self._tags.pop((thread, seq), None)
             return len(gone)
 
-    def rewrite(self, thread: int, rows: Sequence[Row]) -> int:
+    def rewrite(self, thread: int, rows: Sequence[Row], chunks: Sequence[tuple[bytes, bytes]] = ()) -> int:
         replaced = 0
         with self._use():
+            self._put(chunks)
             log = self._logs.get(thread, {})
             for row in rows:
                 there = log.get(row.seq)

@@ -232,8 +232,8 @@ class Backend(Protocol):
     def remove_rows(self, thread: int, seqs: Sequence[int]) -> int:
         """Remove rows (and their tags) that are hidden and not the newest; return how many went."""
 
-    def rewrite(self, thread: int, rows: Sequence[Row]) -> int:
-        """Replace rows that still have the same op_id by these; return how many were replaced.
+    def rewrite(self, thread: int, rows: Sequence[Row], chunks: Sequence[tuple[bytes, bytes]] = ()) -> int:
+        """Replace rows that still have the same op_id, and put the chunks that the new ones need; return how many were.
 
         The stored `hidden` mark stays as it is; a row whose payload is None keeps the stored payload.
         """

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backtrail.backends.port import Batch, Row, ThreadRecord, Usage
-from backtrail.backends.sqlite_commit import commit
+from backtrail.backends.sqlite_commit import PUT_CHUNK, commit
 from backtrail.backends.sqlite_connection import Guard
 from backtrail.backends.sqlite_schema import open_store, run
 from backtrail.backends.sqlite_values import (
@@ -276,9 +276,10 @@ class SqliteBackend:
                     gone += 1
         return gone
 
-    def rewrite(self, thread: int, rows: Sequence[Row]) -> int:
+    def rewrite(self, thread: int, rows: Sequence[Row], chunks: Sequence[tuple[bytes, bytes]] = ()) -> int:
         replaced = 0
         with self._transaction() as connection:
+            connection.executemany(PUT_CHUNK, chunks)
             for row in rows:
                 connection.execute(_REWRITE, as_parameters(key_of(thread, row.seq), row)[:-1])
                 replaced += connection.changes()

@@ -39,7 +39,7 @@ _INSERT_THREAD = """
     ON CONFLICT DO NOTHING RETURNING no"""
 _RENEW = "UPDATE thread SET agent = ?2, created_at = ?3, origin = ?4 WHERE no = ?1 >> 32"
 _EPOCH = "(SELECT value FROM meta WHERE name = 'epoch')"
-_PUT = f"""
+PUT_CHUNK = f"""
     INSERT INTO chunk (digest, epoch, payload) VALUES (?, {_EPOCH}, ?)
     ON CONFLICT (digest) DO UPDATE SET epoch = excluded.epoch WHERE epoch < excluded.epoch"""
 _EPOCHS = for_groups(f"SELECT digest, id, epoch < {_EPOCH} FROM chunk WHERE digest")
@@ -125,7 +125,7 @@ def _write(connection: apsw.Connection, batch: Batch) -> tuple[int, ...]:
         except apsw.ConstraintError as error:
             _refuse(connection, key, error)
     if batch.chunks:
-        connection.executemany(_PUT, batch.chunks)
+        connection.executemany(PUT_CHUNK, batch.chunks)
     if batch.touch:
         _touch(connection, batch.touch)
     for thread, seq in batch.hide:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from backtrail.engine import spine as spines
 from backtrail.engine import texts, wire
-from backtrail.engine.nodes import INLINE, LEAF, Chunk, Nodes, Rep, decode_ref
+from backtrail.engine.nodes import INLINE, LEAF, Chunk, Nodes, decode_ref
 from backtrail.engine.paths import Path
 from backtrail.engine.tree import Tree
 from backtrail.errors import Corrupt, Invalid
@@ -37,6 +37,8 @@ class Encoder:
         self._path: list[Any] = list(root or ())
         self._what = what
         self._packer = wire.Packer(types, len(self._path))
+        self._open: set[int] = set()
+        """The ids of the containers around the present one."""
 
     def rep(self, value: object) -> bytes:
         """Return the representation of a value, or raise `Invalid` naming what in it cannot be kept exactly."""
@@ -45,7 +47,8 @@ class Encoder:
             return self._rep(value)
         except RecursionError:
             del self._path[depth:]
-            raise self._refuse("nested too deep, or a value that contains itself") from None
+            self._open.clear()
+            raise self._refuse("nested too deep") from None
 
     def _rep(self, value: object) -> bytes:
         if not (type(value) in (list, dict, tuple, set) and len(value) > INLINE):  # type: ignore[arg-type]
@@ -69,22 +72,29 @@ class Encoder:
         except Invalid as error:
             raise self._refuse(str(error)) from error
 
-    def _container(self, value: object) -> bytes:
+    def _opened(self, value: object) -> wire.Opened:
         try:
             opened = wire.open_container(value, self._types)
         except Invalid as error:
             raise self._refuse(str(error)) from error
         if opened is None:
             raise self._refuse(_why(value))
+        if id(value) in self._open:
+            raise self._refuse("a value that contains itself")
         if len(self._path) >= MAX_NESTED:
-            raise self._refuse(f"nested deeper than {MAX_NESTED} levels, or a value that contains itself")
-        code, attrs, parts = opened
+            raise self._refuse(f"nested deeper than {MAX_NESTED} levels")
+        self._open.add(id(value))
+        return opened
+
+    def _container(self, value: object) -> bytes:
+        code, attrs, parts = self._opened(value)
         if code in wire.MAPPINGS:
-            entries = [spines.join(self._key(key), self._part(key, part)) for key, part in parts.items()]
+            entries = [spines.join(self._whole(key, key), self._part(key, part)) for key, part in parts.items()]
         elif code in (wire.SET, wire.FROZENSET):
             entries = sorted(self._part("{}", part) for part in parts)
         else:
             entries = [self._part(at, part) for at, part in enumerate(parts)]
+        self._open.discard(id(value))
         return spines.build(self.nodes, code, attrs, entries).close(self.nodes)
 
     def _part(self, step: object, value: object) -> bytes:
@@ -96,12 +106,24 @@ class Encoder:
         self._path.pop()
         return rep
 
-    def _key(self, key: object) -> bytes:
-        data = self._packer.fast(key)
+    def _whole(self, step: object, value: object) -> bytes:
+        """Return the canonical bytes of a key or of a part of one, however long: no REF stands in a key."""
+        data = self._packer.fast(value)
+        if data is not None:
+            return data
+        self._path.append(step)
+        data = self._atom(value)
         if data is None:
-            data = self._part(key, key)
-            if type(data) is Rep:
-                raise self._refuse("a key this large cannot be kept")
+            code, attrs, parts = self._opened(value)
+            if code in wire.MAPPINGS:
+                entries = [self._whole(key, key) + self._whole(key, part) for key, part in parts.items()]
+            elif code in (wire.SET, wire.FROZENSET):
+                entries = sorted(self._whole("{}", part) for part in parts)
+            else:
+                entries = [self._whole(at, part) for at, part in enumerate(parts)]
+            self._open.discard(id(value))
+            data = wire.inline(code, attrs, entries)
+        self._path.pop()
         return data
 
     def _refuse(self, why: str) -> Invalid:

@@ -6,6 +6,7 @@ head's tree with the length of the chain it was read from. Standings are immutab
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -156,8 +157,8 @@ class Heads:
             ranges: log.Ranges = ((row.base, row.seq),)
         else:
             ranges = log.clip(self.path(record, row), row.base, row.seq)
-        rows = self.backend.rows(record.no, ranges, payload=True)
-        if not rows or rows[0].seq != row.base or rows[-1].seq != row.seq or len(rows) != row.depth + 1:
+        rows = _from_base(self.backend.rows(record.no, ranges, payload=True))
+        if not rows or rows[-1].seq != row.seq:
             raise Corrupt("a row that it stands on is missing", code="corrupt.row")
         tree, settled = payload.read_base(rows[0].payload or b"", self.nodes())
         weight = 0
@@ -166,7 +167,7 @@ class Heads:
             weight += len(above.payload or b"")
         if tree.root != row.root:
             raise Corrupt("what is stored does not match its root hash", code="corrupt.root")
-        return Chain(tree, row.depth, weight, settled)
+        return Chain(tree, len(rows) - 1, weight, settled)
 
     def with_chain(self, standing: Standing) -> Standing:
         """Return the standing with its head's tree read."""
@@ -211,3 +212,14 @@ class Heads:
             name = log.checkpoint_id(record.uid, seq)
             raise NotFound(f"there is no checkpoint {name} in thread {record.name!r}", code="not_found.checkpoint")
         return rows[0]
+
+
+def _from_base(rows: list[Row]) -> list[Row]:
+    """Return the rows of a chain from the last base on, or nothing if one of them is missing.
+
+    A row may have become a base after the ones above it were written: they need not know.
+    """
+    starts = [at for at, row in enumerate(rows) if row.base == row.seq]
+    chain = rows[starts[-1] :] if starts else []
+    linked = all(above.parent == below.seq for below, above in itertools.pairwise(chain))
+    return chain if linked else []

@@ -240,7 +240,7 @@ class Overlay:
     def remove_rows(self, thread: int, seqs: Sequence[int]) -> int:
         raise _outside()
 
-    def rewrite(self, thread: int, rows: Sequence[Row]) -> int:
+    def rewrite(self, thread: int, rows: Sequence[Row], chunks: Sequence[tuple[bytes, bytes]] = ()) -> int:
         raise _outside()
 
     def reclaim(self) -> None:

@@ -1,6 +1,7 @@
 """Upkeep: what keeps a store small and tells whether it is sound.
 
-Collecting has two parts. A hidden checkpoint's row goes when no visible checkpoint stands on it. Then every chunk
+Collecting has two parts. A hidden checkpoint's row goes: a visible one that was stored as its change is given a base of
+its own first. Then every chunk
 that no remaining row leads to goes, except those put or touched since the collection began: a new epoch is begun
 first, and writers stamp what they rely on, so a chunk that a writer is about to use is never taken from under it.
 A collection that cannot read something it needs to follow stops before it removes any chunk.
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from backtrail.engine import log, payload
 from backtrail.engine.nodes import check_chunk
+from backtrail.engine.squeeze import squeeze
 from backtrail.errors import Corrupt
 
 if TYPE_CHECKING:
@@ -48,11 +50,14 @@ def collect(heads: Heads, progress: Callable[[str, int], None] | None = None) ->
     epoch = backend.next_epoch()
     removed = 0
     live: set[bytes] = set()
+    marked: dict[int, int] = {}
     for count, record in enumerate(threads(heads), 1):
         removed += collect_rows(heads, record)
-        _mark(heads, record, live)
+        marked[record.no] = _mark(heads, record, live)
         if progress:
             progress("threads", count)
+    while _mark_forks(heads, live, marked):
+        pass
     chunks, size = _sweep(heads, live, epoch, progress)
     backend.reclaim()
     return Collected(removed, chunks, size)
@@ -67,6 +72,11 @@ def collect_rows(heads: Heads, record: ThreadRecord) -> int:
     by_seq = {row.seq: row for row in rows}
     if any(not log.is_sound(row, record.uid) for row in rows):
         return 0  # what a damaged row stands on is not known
+    for row in rows:
+        parent = by_seq.get(row.parent)
+        if row.op == log.SAVE and not row.hidden and row.base != row.seq and (parent is None or parent.hidden):
+            by_seq[row.seq] = _on_its_own(heads, record, row)
+    rows = list(by_seq.values())
     cleared = max((row.seq for row in rows if row.op == log.CLEAR), default=0)
     needed = {seq for row in rows if row.op in log.CHECKPOINTS and not row.hidden for seq in _chain(row, by_seq)}
     gone = [
@@ -79,6 +89,19 @@ def collect_rows(heads: Heads, record: ThreadRecord) -> int:
     return heads.backend.remove_rows(record.no, gone) if gone else 0
 
 
+def _on_its_own(heads: Heads, record: ThreadRecord, row: Row) -> Row:
+    """Make a checkpoint that was stored as a change of a hidden one a base, so that the hidden one can go."""
+    try:
+        tree = heads.chain(record, row).tree
+    except Corrupt:
+        return row
+    compress = heads.options.compression
+    stored = payload.base(tree, frozenset(), compress=compress)
+    chunks = [(digest, squeeze(node.kind + node.data, enabled=compress)) for digest, node in stored.chunks.items()]
+    based = log.checked(row._replace(base=row.seq, depth=0, payload=stored.payload), record.uid)
+    return based if heads.backend.rewrite(record.no, [based], chunks) else row
+
+
 def _chain(row: Row, by_seq: dict[int, Row]) -> Iterator[int]:
     """Give the seqs of the rows that a checkpoint's state is read from."""
     while True:
@@ -88,18 +111,36 @@ def _chain(row: Row, by_seq: dict[int, Row]) -> Iterator[int]:
         row = by_seq[row.parent]
 
 
-def _mark(heads: Heads, record: ThreadRecord, live: set[bytes]) -> None:
-    """Add the digests of all chunks that a thread's rows lead to."""
+def _mark(heads: Heads, record: ThreadRecord, live: set[bytes]) -> int:
+    """Add the digests of all chunks that a thread's rows lead to; return the seq of the newest row."""
     newest = heads.backend.newest(record.no)
     low = 1
     while newest is not None and low <= newest.seq:
         rows = heads.backend.rows(record.no, [(low, newest.seq)], payload=True, limit=_PAGE)
         if not rows:
-            return
+            break
         for row in rows:
             if row.op in log.CHECKPOINTS:
                 _mark_row(heads, record, row, live)
         low = rows[-1].seq + 1
+    return newest.seq if newest is not None else 0
+
+
+def _mark_forks(heads: Heads, live: set[bytes], marked: dict[int, int]) -> bool:
+    """Mark the threads that became forks since they were marked, and tell whether there are any.
+
+    A fork touches no chunks: it stands on those of its source, which may have been deleted before it was marked.
+    """
+    found = False
+    for record in threads(heads):
+        newest, since = heads.backend.newest(record.no), marked.get(record.no, 0)
+        if newest is not None and newest.seq > since:
+            rows = heads.backend.rows(record.no, [(since + 1, newest.seq)])
+            if any(row.op == log.FORK for row in rows):
+                _mark(heads, record, live)
+                found = True
+            marked[record.no] = newest.seq
+    return found
 
 
 def _mark_row(heads: Heads, record: ThreadRecord, row: Row, live: set[bytes]) -> None:

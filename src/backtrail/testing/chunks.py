@@ -36,6 +36,7 @@ _SIZES: Final[tuple[tuple[ModuleType, str, int], ...]] = (
     (payload, "DELTA_MAX", 400),
     (payload, "CHAIN_MAX", 800),
     (payload, "INLINE_NODE", 160),
+    (payload, "INLINE_TOTAL", 300),
     (codec, "_BATCH", 2),
     (writes, "_FRESH_MAX", 3),
     (threads, "_PAGE", 3),

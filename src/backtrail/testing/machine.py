@@ -37,18 +37,19 @@ if TYPE_CHECKING:
     Place = Callable[[], AbstractContextManager[Opener]]
 
 NAMES: Final = ("a", "b", "a_b")
+WRITES: Final = ("save", "save", "append", "append", "look", "set", "delete_at", "step", "update", "save_expecting")
+MOVES: Final = ("undo", "undo", "undo", "redo", "redo", "redo", "rewind")
 LABELS: Final = (None, None, None, "before", "after")
 TAGS: Final = ("good", "odd")
 
-names = st.sampled_from(NAMES)
+names = st.sampled_from(("a", "a", "a", *NAMES))
 hands = st.integers(0, 1)
-seeds = st.integers(0, (1 << 32) - 1)
+seeds = st.integers(0, 0xFFFF)
 
 
 def run(place: Place, chosen: settings | None = None) -> None:
     """Run the machine on stores that are made in `place`, as the current hypothesis profile says."""
-    base = chosen or settings.get_profile(settings.get_current_profile_name())
-    quiet = settings(base, deadline=None, suppress_health_check=list(HealthCheck))
+    quiet = settings(chosen or settings.default, deadline=None, suppress_health_check=list(HealthCheck))
     run_state_machine_as_test(lambda: ThreadMachine(place), settings=quiet)
 
 
@@ -97,6 +98,15 @@ class ThreadMachine(RuleBasedStateMachine):
         hand = self.hands[name][who]
         return self.lines[name], hand, self.threads[hand]
 
+    def _filled(self, name: str, who: int) -> tuple[Line, Hand, Thread[Any]]:
+        """Return a thread that, most of the time, has a history: whatever else happens, steps are to mean something."""
+        line, hand, thread = self._use(name, who)
+        if len(line.history()) < 3 and self._random.random() < 0.8:
+            self._look(line, hand, thread, self._random)
+            for _ in range(3):
+                self._save(line, hand, thread, self._random)
+        return line, hand, thread
+
     # -- writing ------------------------------------------------------------------------------------
 
     def _meta(self, rnd: random.Random) -> dict[str, Any]:
@@ -140,19 +150,31 @@ class ThreadMachine(RuleBasedStateMachine):
             return
         hand.expected = self._saved(line, write(), state, meta)
 
-    @rule(name=names, who=hands, seed=seeds)
-    def save(self, name: str, who: int, seed: int) -> None:
+    @rule(name=names, script=st.lists(st.tuples(hands, st.sampled_from((*WRITES, *MOVES)), seeds), min_size=1, max_size=8))
+    def act(self, name: str, script: list[tuple[int, str, int]]) -> None:
+        for who, kind, seed in script:
+            self._do(name, who, kind, random.Random(seed))  # noqa: S311 - makes examples
+
+    def _do(self, name: str, who: int, kind: str, rnd: random.Random) -> None:
+        """Do one of the things that are done with a single thread."""
         line, hand, thread = self._use(name, who)
-        rnd = random.Random(seed)  # noqa: S311
+        getattr(self, f"_{kind}")(line, hand, thread, rnd)
+
+    def _look(self, line: Line, hand: Hand, thread: Thread[Any], rnd: random.Random) -> None:
+        if rnd.random() < 0.7 or line.head is None:
+            latest = thread.latest()
+            assert (latest and latest.id) == (line.head and line.head.id)
+        else:
+            assert thread.load(line.head.id).id == line.head.id
+        hand.expected = line.head
+
+    def _save(self, line: Line, hand: Hand, thread: Thread[Any], rnd: random.Random) -> None:
         before = line.head.state if line.head else None
         state = states.edited(rnd, before) if line.head and rnd.random() < 0.7 else states.state(rnd)
         meta = self._meta(rnd)
         self._write(hand, line, state, meta, lambda: thread.save(copy.deepcopy(state), **meta))
 
-    @rule(name=names, who=hands, seed=seeds)
-    def save_expecting(self, name: str, who: int, seed: int) -> None:
-        line, hand, thread = self._use(name, who)
-        rnd = random.Random(seed)  # noqa: S311
+    def _save_expecting(self, line: Line, hand: Hand, thread: Thread[Any], rnd: random.Random) -> None:
         state = states.state(rnd)
         expected = rnd.choice((None, line.head, *line.points[-3:]))
         if expected is line.head:
@@ -163,10 +185,7 @@ class ThreadMachine(RuleBasedStateMachine):
                 thread.save(state, expect=expected.id if expected else NEW)
             assert caught.value.actual == (line.head.id if line.head else None)
 
-    @rule(name=names, who=hands, seed=seeds)
-    def append(self, name: str, who: int, seed: int) -> None:
-        line, hand, thread = self._use(name, who)
-        rnd = random.Random(seed)  # noqa: S311
+    def _append(self, line: Line, hand: Hand, thread: Thread[Any], rnd: random.Random) -> None:
         if line.head is None:
             with pytest.raises(NotFound):
                 thread.append("messages", 1)
@@ -184,10 +203,7 @@ class ThreadMachine(RuleBasedStateMachine):
         if seen:  # else it went behind what this handle has not read, which its next save is to find out
             hand.expected = point
 
-    @rule(name=names, who=hands, seed=seeds)
-    def set(self, name: str, who: int, seed: int) -> None:
-        line, hand, thread = self._use(name, who)
-        rnd = random.Random(seed)  # noqa: S311
+    def _set(self, line: Line, hand: Hand, thread: Thread[Any], rnd: random.Random) -> None:
         if line.head is None:
             return
         state = copy.deepcopy(line.head.state)
@@ -200,10 +216,7 @@ class ThreadMachine(RuleBasedStateMachine):
         state = states.replaced(state, path, copy.deepcopy(value))
         self._write(hand, line, state, {}, lambda: thread.set(path, value))
 
-    @rule(name=names, who=hands, seed=seeds)
-    def delete_at(self, name: str, who: int, seed: int) -> None:
-        line, hand, thread = self._use(name, who)
-        rnd = random.Random(seed)  # noqa: S311
+    def _delete_at(self, line: Line, hand: Hand, thread: Thread[Any], rnd: random.Random) -> None:
         if line.head is None:
             return
         state = copy.deepcopy(line.head.state)
@@ -215,16 +228,13 @@ class ThreadMachine(RuleBasedStateMachine):
         del place[step]
         self._write(hand, line, state, {}, lambda: thread.delete_at((*path, step)))
 
-    @rule(name=names, who=hands, seed=seeds, fails=st.booleans())
-    def step(self, name: str, who: int, seed: int, fails: bool) -> None:  # noqa: FBT001 - drawn
-        line, hand, thread = self._use(name, who)
-        rnd = random.Random(seed)  # noqa: S311
+    def _step(self, line: Line, hand: Hand, thread: Thread[Any], rnd: random.Random) -> None:
         if line.head is None or not isinstance(line.head.state, dict | list):
             return
         state = states.edited(rnd, line.head.state)
-        if not isinstance(state, dict | list) or type(state) is not type(line.head.state):
+        if type(state) is not type(line.head.state):
             return
-        label = rnd.choice(LABELS)
+        fails, label = rnd.random() < 0.3, rnd.choice(LABELS)
 
         def change(draft: Any) -> None:
             draft.clear()
@@ -243,11 +253,9 @@ class ThreadMachine(RuleBasedStateMachine):
         assert latest is not None
         hand.expected = self._saved(line, latest, state, {"label": label})
 
-    @rule(name=names, who=hands, seed=seeds)
-    def update(self, name: str, who: int, seed: int) -> None:
-        line, hand, thread = self._use(name, who)
+    def _update(self, line: Line, hand: Hand, thread: Thread[Any], rnd: random.Random) -> None:
         before = line.head.state if line.head else None
-        state = states.edited(random.Random(seed), before)  # noqa: S311
+        state = states.edited(rnd, before)
 
         def change(old: Any) -> Any:
             assert same(old, before)
@@ -262,8 +270,9 @@ class ThreadMachine(RuleBasedStateMachine):
         lines, expected = {name: self.lines[name].copy() for name in NAMES}, {h: h.expected for h in self.threads}
         try:
             with self.store.transaction():
-                for name in (first, other, rnd.choice((first, other))):
-                    self._inside(name, rnd)
+                for name in (first, other, *rnd.choices((first, other), k=rnd.randrange(4))):
+                    self._do(name, rnd.randrange(2), rnd.choice((*WRITES, *MOVES)), rnd)
+                    self._check_line(name)
                 if not commits:
                     raise Aborted  # noqa: TRY301
         except Aborted:
@@ -273,54 +282,29 @@ class ThreadMachine(RuleBasedStateMachine):
         for name in (first, other):
             self._check_line(name)
 
-    def _inside(self, name: str, rnd: random.Random) -> None:
-        """Write something in a transaction, and read it back."""
-        line, hand, thread = self._use(name, rnd.randrange(2))
-        if rnd.random() < 0.5:
-            latest = thread.latest()
-            assert (latest and latest.id) == (line.head and line.head.id)
-            hand.expected = line.head
-        kind = rnd.random()
-        if line.head is not None and kind < 0.2:
-            back = rnd.choice(line.history())
-            thread.rewind(back.id)
-            line.rewind(back)
-            hand.expected = back
-        else:
-            state = states.edited(rnd, line.head.state) if line.head and kind < 0.7 else states.state(rnd)
-            meta = self._meta(rnd)
-            self._write(hand, line, state, meta, lambda: thread.save(copy.deepcopy(state), **meta))
-        self._check_line(name)
-
     # -- travelling ---------------------------------------------------------------------------------
 
-    @rule(name=names, who=hands, pick=seeds, short=st.booleans())
-    def rewind(self, name: str, who: int, pick: int, short: bool) -> None:  # noqa: FBT001 - drawn
-        line, hand, thread = self._use(name, who)
+    def _rewind(self, line: Line, hand: Hand, thread: Thread[Any], rnd: random.Random) -> None:
         points = line.alive()
         if not points:
             with pytest.raises(NotFound):
                 thread.rewind("@")
             return
-        point = points[pick % len(points)]
+        point = rnd.choice(points)
         history = line.history()
-        ref = history.index(point) - len(history) + 1 if short and point in history else None
-        made = thread.rewind(f"@~{-ref}" if ref else point.id)
+        back = len(history) - 1 - history.index(point) if point in history and rnd.random() < 0.5 else None
+        made = thread.rewind(point.id if back is None else f"@~{back}")
         line.rewind(point)
         hand.expected = point
         self._agree(made, point)
 
-    @rule(name=names, who=hands)
-    def undo(self, name: str, who: int) -> None:
-        line, hand, thread = self._use(name, who)
-        self._travel(line, hand, thread.undo, line.undo)
+    def _undo(self, line: Line, hand: Hand, thread: Thread[Any], _: random.Random) -> None:
+        self._go(line, hand, thread.undo, line.undo)
 
-    @rule(name=names, who=hands)
-    def redo(self, name: str, who: int) -> None:
-        line, hand, thread = self._use(name, who)
-        self._travel(line, hand, thread.redo, line.redo)
+    def _redo(self, line: Line, hand: Hand, thread: Thread[Any], _: random.Random) -> None:
+        self._go(line, hand, thread.redo, line.redo)
 
-    def _travel(
+    def _go(
         self, line: Line, hand: Hand, really: Callable[[], Checkpoint[Any]], modelled: Callable[[], Point | None]
     ) -> None:
         missing = line.head is None
@@ -334,7 +318,7 @@ class ThreadMachine(RuleBasedStateMachine):
 
     @rule(name=names, who=hands, onto=names, pick=seeds)
     def fork(self, name: str, who: int, onto: str, pick: int) -> None:
-        line, _, thread = self._use(name, who)
+        line, _, thread = self._filled(name, who)
         points = line.alive()
         if not points:
             return
@@ -366,21 +350,26 @@ class ThreadMachine(RuleBasedStateMachine):
 
     # -- removing -----------------------------------------------------------------------------------
 
-    @rule(name=names, who=hands, pick=seeds, head=st.booleans())
-    def delete_checkpoint(self, name: str, who: int, pick: int, head: bool) -> None:  # noqa: FBT001 - drawn
-        line, hand, thread = self._use(name, who)
-        point = line.head if head else line.points[pick % len(line.points)] if line.points else None
-        if point is None:
-            assert thread.delete_checkpoint("nothing") is False
-            return
-        seen = point is line.head and hand.expected in (UNKNOWN, point)
-        assert thread.delete_checkpoint(point.id) is point.alive
-        line.delete_checkpoint(point)
-        if seen:
-            hand.expected = line.head
+    @rule(name=names, script=st.lists(st.tuples(hands, seeds), min_size=1, max_size=3), collect=st.booleans())
+    def delete_checkpoints(self, name: str, script: list[tuple[int, int]], collect: bool) -> None:  # noqa: FBT001
+        for who, pick in script:
+            line, hand, thread = self._filled(name, who)
+            point = line.points[pick % len(line.points)] if line.points and pick % 3 else line.head
+            if point is None:
+                assert thread.delete_checkpoint("nothing") is False
+                continue
+            seen = point is line.head and hand.expected in (UNKNOWN, point)
+            assert thread.delete_checkpoint(point.id) is point.alive
+            line.delete_checkpoint(point)
+            if seen:
+                hand.expected = line.head
+        if collect:
+            self.gc()
 
-    @rule(name=names, who=hands)
-    def delete(self, name: str, who: int) -> None:
+    @rule(name=names, who=hands, sure=st.integers(0, 2))
+    def delete(self, name: str, who: int, sure: int) -> None:
+        if sure:
+            return
         line, hand, thread = self._use(name, who)
         something = bool(line.alive())
         assert thread.delete() is something
@@ -388,19 +377,21 @@ class ThreadMachine(RuleBasedStateMachine):
         if something:
             hand.expected = UNKNOWN
 
-    @rule(name=names, who=hands, keep=st.integers(0, 4), tagged=st.booleans(), dry=st.booleans())
-    def prune(self, name: str, who: int, keep: int, tagged: bool, dry: bool) -> None:  # noqa: FBT001 - drawn
-        line, _, thread = self._use(name, who)
+    @rule(name=names, keep=st.integers(0, 4), tagged=st.booleans(), dry=st.booleans(), collect=st.booleans())
+    def prune(self, name: str, keep: int, tagged: bool, dry: bool, collect: bool) -> None:  # noqa: FBT001
+        line, _, thread = self._filled(name, 0)
         gone = line.prunable(keep, keep_tagged=tagged)
         report = thread.prune(keep_last=keep, keep_tagged=tagged, dry_run=dry)
         assert sorted(which for which, _ in report.removed) == sorted(point.id for point in gone)
         assert report == len(gone)
         for point in gone:
             point.alive = dry
+        if collect:
+            self.gc()
 
     @rule()
     def gc(self) -> None:
-        self.touched = NAMES[0]
+        self.touched = self.touched or NAMES[0]
         self.store.gc()
         for name in NAMES:
             self._check_line(name)
@@ -418,7 +409,7 @@ class ThreadMachine(RuleBasedStateMachine):
 
     @rule(name=names, who=hands, pick=seeds, tag=st.sampled_from(TAGS), off=st.booleans())
     def tag(self, name: str, who: int, pick: int, tag: str, off: bool) -> None:  # noqa: FBT001 - drawn
-        line, _, thread = self._use(name, who)
+        line, _, thread = self._filled(name, who)
         points = line.alive()
         if not points:
             return
@@ -432,7 +423,7 @@ class ThreadMachine(RuleBasedStateMachine):
 
     @rule(name=names, pick=seeds)
     def refs(self, name: str, pick: int) -> None:
-        line, _, _ = self._use(name, 0)
+        line, _, _ = self._filled(name, 0)
         thread = self.store.thread(name)
         for ref, point in self._some_refs(line, pick):
             if point is None:
@@ -465,7 +456,7 @@ class ThreadMachine(RuleBasedStateMachine):
 
     @rule(name=names, pick=seeds, other=seeds)
     def diff(self, name: str, pick: int, other: int) -> None:
-        line, _, _ = self._use(name, 0)
+        line, _, _ = self._filled(name, 0)
         thread = self.store.thread(name)
         points = line.alive()
         if not points:
@@ -476,13 +467,6 @@ class ThreadMachine(RuleBasedStateMachine):
         for change in changes:
             if change.op == "+" and not isinstance(states.at(new.state, change.path), set | frozenset):
                 assert same(states.at(new.state, change.path), change.new)
-
-    @rule(name=names, who=hands)
-    def look(self, name: str, who: int) -> None:
-        line, hand, thread = self._use(name, who)
-        latest = thread.latest()
-        assert (latest and latest.id) == (line.head and line.head.id)
-        hand.expected = line.head
 
     # -- comparing ----------------------------------------------------------------------------------
 

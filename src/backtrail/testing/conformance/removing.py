@@ -154,7 +154,7 @@ class Deleting(Suite):
         thread.save({"l": list(range(50))})
         held = thread.append("l", 1)
         fresh = store.thread("t").load(held.id)
-        thread.save({"l": []})
+        thread.save("another kind of state, which stands on nothing")
         thread.delete_checkpoint(held)
         thread.delete_checkpoint(1)
         store.gc()

@@ -1,0 +1,66 @@
+"""The conformance suite: what every store promises, as tests. A backend's own test file is a few lines:
+
+    class TestMyBackend(StoreConformance):
+        @pytest.fixture
+        def opener(self, tmp_path):
+            return lambda **options: backtrail.open(f"mine:///{tmp_path}/store", **options)
+
+`opener` opens the same store each time it is called, in which nothing is at first. Each part of the suite has one
+subject; none of them knows which backend it runs on, and there are no exemptions.
+"""
+
+from __future__ import annotations
+
+from backtrail.testing.conformance.changing import Changing, Roots
+from backtrail.testing.conformance.expecting import Appending, Expecting, Lending
+from backtrail.testing.conformance.large import Large
+from backtrail.testing.conformance.naming import BadInput, Listing, Names
+from backtrail.testing.conformance.options import AutoInterval, MaxCheckpoints, Others, TimeToLive
+from backtrail.testing.conformance.reading import Differences, History, Parts, Refs
+from backtrail.testing.conformance.removing import Deleting, Ending, Pruning
+from backtrail.testing.conformance.saving import Missing, Saving
+from backtrail.testing.conformance.transacting import Transactions
+from backtrail.testing.conformance.travelling import Forks, Rewinds
+from backtrail.testing.conformance.typed import Typed, Upcasting
+from backtrail.testing.conformance.upkeep import Collecting, Verifying
+
+
+class StoreConformance(
+    Saving,
+    Missing,
+    Changing,
+    Roots,
+    History,
+    Refs,
+    Parts,
+    Differences,
+    Forks,
+    Rewinds,
+    Deleting,
+    Pruning,
+    Ending,
+    Expecting,
+    Appending,
+    Lending,
+    Transactions,
+    MaxCheckpoints,
+    TimeToLive,
+    AutoInterval,
+    Others,
+    Typed,
+    Upcasting,
+    Large,
+    Names,
+    Listing,
+    BadInput,
+    Collecting,
+    Verifying,
+):
+    """All of the suite."""
+
+    def test_no_part_of_the_suite_is_hidden_by_another(self) -> None:
+        names = [name for part in type(self).__mro__ for name in vars(part) if name.startswith("test_")]
+        assert sorted(names) == sorted(set(names))
+
+
+__all__ = ["StoreConformance"]

@@ -1,0 +1,183 @@
+"""The state machine is worth its time: it finds bugs that are put into the engine on purpose.
+
+Each of them is found within a bounded number of examples, the same ones every time.
+"""
+
+from unittest import mock
+
+import pytest
+from hypothesis import Phase, settings
+
+from backtrail.engine import changes, codec, log, nodes, payload, retention, upkeep, writes
+from backtrail.engine.heads import Heads
+from backtrail.engine.overlay import Overlay
+from backtrail.engine.writes import Proposal, Writes
+from backtrail.errors import Error
+from backtrail.testing import machine
+from backtrail.testing.places import in_memory
+from backtrail.threads import Thread
+
+EXAMPLES = 200
+TRY = settings(
+    max_examples=EXAMPLES,
+    stateful_step_count=30,
+    derandomize=True,
+    database=None,
+    phases=[Phase.generate],
+    report_multiple_bugs=False,
+    print_blob=False,
+)
+
+
+def rewind_shows_everything_before_the_head(patch):
+    made = writes._mover
+
+    def mover(standing, op, head, ranges, *rest):
+        return made(standing, op, head, ((1, head.seq),) if head else (), *rest)
+
+    patch.setattr(writes, "_mover", mover)
+
+
+def undo_forgets_redo(patch):
+    made = writes._mover
+
+    def mover(standing, op, head, ranges, undo, redo, created_at):
+        return made(standing, op, head, ranges, undo, 0 if op == log.UNDO else redo, created_at)
+
+    patch.setattr(writes, "_mover", mover)
+
+
+def undo_undoes_itself(patch):
+    made = writes._mover
+
+    def mover(standing, op, head, ranges, undo, redo, created_at):
+        return made(standing, op, head, ranges, standing.newest.seq if op == log.UNDO else undo, redo, created_at)
+
+    patch.setattr(writes, "_mover", mover)
+
+
+def undo_goes_to_what_was_deleted(patch):
+    patch.setattr(log, "undo_target", lambda nearest, read, *, head, start: nearest(start) if start else None)
+
+
+def redo_survives_a_save(patch):
+    made = writes._checkpoint
+
+    def checkpoint(standing, *rest, **options):
+        row = made(standing, *rest, **options)
+        return row._replace(redo=standing.newest.redo if standing else 0)
+
+    patch.setattr(writes, "_checkpoint", checkpoint)
+
+
+def prune_takes_labelled_ones(patch):
+    patch.setattr(retention, "_exempt", lambda *_: set())
+
+
+def prune_takes_one_too_many(patch):
+    chosen = retention.prunable
+    patch.setattr(
+        retention,
+        "prunable",
+        lambda heads, standing, policy: chosen(heads, standing, policy._replace(keep_last=max(policy.keep_last - 1, 0))),
+    )
+
+
+def collecting_takes_rows_that_others_stand_on(patch):
+    patch.setattr(upkeep, "_chain", lambda row, _: iter((row.seq,)))
+
+
+def collecting_does_not_follow_inner_nodes(patch):
+    children, mark = nodes.Node.children, upkeep._mark_row
+
+    def marked(*arguments):
+        with mock.patch.object(nodes.Node, "children", lambda node: [] if node.kind == nodes.INNER else children(node)):
+            mark(*arguments)
+
+    patch.setattr(upkeep, "_mark_row", marked)
+
+
+def chunks_stand_on_what_is_no_chunk(patch):
+    patch.setattr(payload, "reachable", lambda source, digests: {d: source.fresh[d] for d in digests if d in source.fresh})
+
+
+def equal_states_are_taken_for_the_same(patch):
+    made = changes.replaced
+
+    def replaced(tree):
+        propose = made(tree)
+
+        def sloppy(standing):
+            before = standing.chain.tree if standing and standing.chain else None
+            if before and decoded(before) == decoded(tree):
+                return Proposal(before, [])
+            return propose(standing)
+
+        return sloppy
+
+    def decoded(tree):
+        return codec.Decoder(tree.nodes, codec_types()).value(tree.rep)
+
+    patch.setattr(changes, "replaced", replaced)
+
+
+def codec_types():
+    from backtrail.engine.schema import Types
+
+    return Types()
+
+
+def nobody_checks_expectations(patch):
+    patch.setattr(Writes, "_require", lambda *_: None)
+
+
+def an_append_counts_as_reading(patch):
+    def keep(self, standing):
+        self._known = standing
+        self._expect(standing.newest.head)
+
+    patch.setattr(Thread, "_keep", keep)
+
+
+def deleting_the_head_goes_back_too_far(patch):
+    listed = Heads.visible
+
+    def visible(self, standing, ranges, *, newest_first=False, limit=None):
+        return listed(self, standing, ranges, newest_first=newest_first and limit != 1, limit=limit)
+
+    patch.setattr(Heads, "visible", visible)
+
+
+def giving_up_a_transaction_writes_it(patch):
+    finish = Overlay.finish
+    patch.setattr(Overlay, "finish", lambda self, *, commit: finish(self, commit=True))
+
+
+BUGS = [
+    rewind_shows_everything_before_the_head,
+    undo_forgets_redo,
+    undo_undoes_itself,
+    undo_goes_to_what_was_deleted,
+    redo_survives_a_save,
+    prune_takes_labelled_ones,
+    prune_takes_one_too_many,
+    collecting_takes_rows_that_others_stand_on,
+    collecting_does_not_follow_inner_nodes,
+    chunks_stand_on_what_is_no_chunk,
+    equal_states_are_taken_for_the_same,
+    nobody_checks_expectations,
+    an_append_counts_as_reading,
+    deleting_the_head_goes_back_too_far,
+    giving_up_a_transaction_writes_it,
+]
+
+
+def test_without_a_bug_nothing_is_found():
+    machine.run(in_memory, TRY)
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
+def test_a_bug_is_found(monkeypatch, bug):
+    bug(monkeypatch)
+    with pytest.raises((AssertionError, pytest.fail.Exception, Error)):
+        machine.run(in_memory, TRY)
