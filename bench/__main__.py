@@ -22,11 +22,12 @@ import backtrail
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-WORDS = (
+TEXT = (
     "the plan for this week is to compare the two offers we have and then decide which hotel fits the budget while "
     "keeping enough time for the museum and a walk along the river before dinner so please check again whether trains "
     "leave early enough on friday and tell me what a table for four would cost in that small place near the station"
-).split()
+)
+WORDS = TEXT.split()
 
 
 class Messages:
@@ -127,7 +128,9 @@ def sizes(directory: Path) -> None:
     show("bytes on disk per step of 2 x 1 KB messages, 1,000 steps", f"{path.stat().st_size / 1_000:,.0f}")
     with backtrail.open(path, durability="relaxed") as store:
         thread = store.thread("t")
-        show("bytes stored by a status flip on the last message", f"{thread.set('messages[-1].status', 'done').stored:,}")
+        show(
+            "bytes stored by a status flip on the last message", f"{thread.set('messages[-1].status', 'done').stored:,}"
+        )
         token = thread.append("messages[-1].content", " and").stored
         show("bytes stored by a token appended to its text", f"{token:,}")
         costs = []

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import backtrail
 
-WORDS = (
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TEXT = (
     "the plan for this week is to compare the two offers we have and then decide which hotel fits the budget while "
     "keeping enough time for the museum and a walk along the river before dinner so please check again whether trains "
     "leave early enough on friday and tell me what a table for four would cost in that small place near the station"
-).split()
+)
+WORDS = TEXT.split()
 
 
 def message(i: int, role: str, rng: random.Random) -> dict[str, object]:

@@ -1,19 +1,24 @@
-"""Damage is found and contained: a flipped bit in a row or chunk makes the checkpoints that need it `Corrupt`, and no others."""
+"""Damage is found and contained: a flipped bit makes the checkpoints that need it `Corrupt`, and no others."""
 
 from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import apsw
-import backtrail
 import pytest
 
-COLUMNS = (
+import backtrail
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_LISTED = (
     "op parent step head undo redo view base depth created_at kind label size stored root op_id extra check payload"
-).split()
+)
+COLUMNS = _LISTED.split()
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +102,9 @@ def _cases(path: Path) -> Iterator[tuple[str, int, str]]:
             yield "chunk", key, "payload"
 
 
-def test_a_flipped_bit_in_any_column_of_any_row_or_chunk_is_found_and_the_rest_loads(original: Path, tmp_path: Path) -> None:
+def test_a_flipped_bit_in_any_column_of_any_row_or_chunk_is_found_and_the_rest_loads(
+    original: Path, tmp_path: Path
+) -> None:
     whole = _states(original)
     assert len(whole) >= 9
     assert not any(isinstance(state, Exception) for state in whole.values())

@@ -8,10 +8,14 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
 
 import backtrail
-import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 WRITERS = 8
 EACH = 40

@@ -189,7 +189,11 @@ class Checkpoint(Generic[S]):
 
     @classmethod
     def from_bytes(
-        cls, data: Any, type: type[S] | None = None, *, types: tuple[Any, ...] = ()  # noqa: A002
+        cls,
+        data: Any,
+        type: type[S] | None = None,  # noqa: A002
+        *,
+        types: tuple[Any, ...] = (),
     ) -> Checkpoint[S]:
         """Return a checkpoint from what `to_bytes` gave: `Corrupt` if damaged, `Invalid` if it is something else."""
         if not isinstance(data, bytes) or not data.startswith(_MAGIC):
@@ -260,5 +264,3 @@ def _plain_row(row: Row) -> list[Any]:
 def _row_from(fields: list[Any]) -> Row:
     label = fields[12].decode("utf-8", "surrogatepass") if fields[12] is not None else None
     return Row._make([*fields[:12], label, *fields[13:19], None, False])
-
-

@@ -263,9 +263,7 @@ class Store:
         removed: list[tuple[str, str]] = []
         for record in upkeep.threads(self._engine.desk.heads):
             thread: Thread[Any] = Thread(self._engine, record.space, record.name)
-            report = thread.prune(
-                keep_last=keep_last, older_than=older_than, keep_tagged=keep_tagged, dry_run=dry_run
-            )
+            report = thread.prune(keep_last=keep_last, older_than=older_than, keep_tagged=keep_tagged, dry_run=dry_run)
             removed += report.removed
         return PruneReport(tuple(removed), dry_run=dry_run)
 

@@ -9,25 +9,33 @@ from __future__ import annotations
 import random
 import time
 import weakref
-from collections.abc import Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from backtrail.arguments import check_count, check_duration, check_id, check_kind, check_label, check_metadata, check_tags
+from backtrail.arguments import (
+    check_count,
+    check_duration,
+    check_id,
+    check_kind,
+    check_label,
+    check_metadata,
+    check_tags,
+)
 from backtrail.checkpoints import Checkpoint
 from backtrail.engine import changes, diff, log, owner, refs, retention, wire
 from backtrail.engine.codec import Decoder, Encoder, encode
-from backtrail.engine.diff import Edit
-from backtrail.engine.paths import Path, parse
-from backtrail.engine.writes import ANY, NOTHING, Key, Meta
+from backtrail.engine.paths import parse
+from backtrail.engine.rows import Meta
+from backtrail.engine.writes import ANY, NOTHING, Key
 from backtrail.errors import Conflict, Corrupt, Invalid, NotFound
 from backtrail.values import MISSING, NEW, Change, Diff, PruneReport, Reordered, Sentinel
 
 if TYPE_CHECKING:
     import datetime as dt
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from backtrail.backends.port import Row, ThreadRecord
+    from backtrail.engine.diff import Edit
     from backtrail.engine.engine import Engine
     from backtrail.engine.heads import Standing
     from backtrail.engine.tree import Tree
@@ -149,7 +157,7 @@ class Thread(Generic[S]):
         self.save(checkpoint.state, label=label, tags=tags, metadata=metadata, kind=kind, expect=checkpoint)
 
     def update(self, fn: Callable[[S | None], S | None], *, retries: int = 10) -> Checkpoint[S]:
-        """Load the state (None if there is none), call `fn` with it, and save what it returns, or the state it changed in place.
+        """Load the state (None if there is none), call `fn` with it, and save what it returns, else what it changed.
 
         Begins again when somebody else saved meanwhile, up to `retries` times.
         """
@@ -280,7 +288,9 @@ class Thread(Generic[S]):
 
     def _change(self, edit: Edit, old: Tree, new: Tree, unpack: wire.Unpacker) -> Change:
         if edit.reordered is not None:
-            return Reordered("~", edit.path, [unpack(k) for k in edit.reordered[0]], [unpack(k) for k in edit.reordered[1]])
+            return Reordered(
+                "~", edit.path, [unpack(k) for k in edit.reordered[0]], [unpack(k) for k in edit.reordered[1]]
+            )
         before = MISSING if edit.old is None else Decoder(old.nodes, self._types).value(edit.old)
         after = MISSING if edit.new is None else Decoder(new.nodes, self._types).value(edit.new)
         return Change("+" if edit.old is None else "-" if edit.new is None else "~", edit.path, before, after)
@@ -294,7 +304,7 @@ class Thread(Generic[S]):
         desk = self._engine.desk
         tags = desk.heads.backend.tags(standing.record.no, [row.seq]).get(row.seq, ())
         made: Thread[S] = Thread(self._engine, self._key.space, new_id, self._type, self._key.agent)
-        key = made._key._replace(agent=standing.record.agent)  # noqa: SLF001 - of the same class
+        key = made._key._replace(agent=standing.record.agent)
         made._remember(desk.writes.fork(key, standing, row, tags))
         return made
 
@@ -348,7 +358,9 @@ class Thread(Generic[S]):
         counted apart: the newest `keep_last` of it stay too. Nothing that stays is harmed.
         """
         if keep_last is None and older_than is None:
-            raise Invalid("prune needs keep_last or older_than; to remove everything, delete the thread", code="invalid.policy")
+            raise Invalid(
+                "prune needs keep_last or older_than; to remove everything, delete the thread", code="invalid.policy"
+            )
         policy = retention.Policy(
             None if keep_last is None else check_count(keep_last, "keep_last"),
             None if older_than is None else check_duration(older_than, "older_than"),
@@ -369,8 +381,7 @@ class Thread(Generic[S]):
         return PruneReport(tuple((log.checkpoint_id(uid, seq), policy.reason) for seq in chosen), dry_run=dry_run)
 
     def delete_checkpoint(self, ref: Ref) -> bool:
-        """Delete a checkpoint and say whether there was one. Deleting the head makes its nearest surviving ancestor the head."""
-
+        """Delete a checkpoint and say whether there was one. If it was the head, its nearest ancestor left is now."""
         before = self._expectation()
         found: list[int] = []
 
@@ -482,7 +493,9 @@ class Thread(Generic[S]):
         nodes = self._engine.desk.heads.nodes()
         rep = Encoder(nodes, self._types, what="metadata").rep(wanted)
         if nodes.fresh:
-            raise Invalid("metadata is for small things: at most 4 KB; keep the rest in the state", code="invalid.argument")
+            raise Invalid(
+                "metadata is for small things: at most 4 KB; keep the rest in the state", code="invalid.argument"
+            )
         return bytes(rep)
 
     def _checkpoint(self, standing: Standing, row: Row, *, tags: tuple[str, ...] | None = None) -> Checkpoint[S]:
@@ -509,7 +522,9 @@ class Thread(Generic[S]):
             heads = engine.desk.heads
             known = record if record.no > 0 else heads.backend.thread_with_uid(record.uid)  # made in a transaction
             if known is None:
-                raise NotFound(f"there is no thread {record.name!r}: its transaction was dropped", code="not_found.thread")
+                raise NotFound(
+                    f"there is no thread {record.name!r}: its transaction was dropped", code="not_found.thread"
+                )
             return heads.chain(known, row).tree
 
         return Checkpoint(

@@ -165,5 +165,3 @@ class VerifyReport:
 def when(micros: int) -> dt.datetime:
     """Return an aware datetime in UTC."""
     return dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(microseconds=micros)
-
-

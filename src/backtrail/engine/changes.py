@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from backtrail.engine import diff, texts, wire
 from backtrail.engine import spine as spines
-from backtrail.engine.codec import Encoder
+from backtrail.engine.codec import MAX_NESTED, Encoder
 from backtrail.engine.tree import CUT, PATCH, SET, SPLICE, Op, Step, Tree, find_step, locate, missing
 from backtrail.engine.writes import Proposal
 from backtrail.errors import Invalid, NotFound
@@ -106,6 +106,8 @@ class Append(_Edit):
     def _text(self, tree: Tree, rep: bytes, steps: list[Step]) -> list[Op]:
         if not all(type(item) is str for item in self._items):
             raise self._invalid("is a str: only str can be appended to it")
+        if len(steps) > MAX_NESTED:
+            raise self._invalid(f"is more than {MAX_NESTED} levels deep; set a value further up")
         _, text = texts.open_rep(tree.nodes, rep)
         return [[PATCH, steps, len(text), 0, "".join(self._items).encode("utf-8", "surrogatepass")]]
 
@@ -134,11 +136,7 @@ class Put(_Edit):
             hash(self._path[-1])
         except TypeError:
             raise self._invalid("has a last step that cannot be a dict's key") from None
-        encoder = self._encoder(tree, self._path)
-        spine = spines.open_rep(encoder.rep({self._path[-1]: None}), tree.nodes)
-        if spine is None:
-            raise self._invalid("has a last step that cannot be a dict's key")
-        return spines.key_of(spine.levels[0][0])
+        return self._encoder(tree, type(self._path)(self._path[:-1])).key(self._path[-1])
 
 
 class Cut(_Edit):

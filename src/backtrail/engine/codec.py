@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from backtrail.engine.schema import Types
 
 MAX_NESTED: Final = wire.MAX_DEPTH
-"""How deep containers that need nodes of their own, or the exact path, may be nested."""
+"""How deep containers that need nodes of their own, or the exact path, may be nested, and how deep a change may go."""
 _TEXT_CODES: Final[dict[type, int]] = {str: wire.STR, bytes: wire.BYTES, bytearray: wire.BYTEARRAY}
 _BATCH: Final = 256
 """How many leaves are read at once: bounds the memory of a load."""
@@ -36,18 +36,27 @@ class Encoder:
         self._types = types
         self._path: list[Any] = list(root or ())
         self._what = what
-        self._packer = wire.Packer(types, len(self._path))
+        self._packer = wire.Packer(types)
         self._open: set[int] = set()
         """The ids of the containers around the present one."""
 
     def rep(self, value: object) -> bytes:
         """Return the representation of a value, or raise `Invalid` naming what in it cannot be kept exactly."""
         depth = len(self._path)
+        if depth > MAX_NESTED:
+            raise self._refuse(f"nested deeper than {MAX_NESTED} levels")
         try:
             return self._rep(value)
         except RecursionError:
             del self._path[depth:]
             self._open.clear()
+            raise self._refuse("nested too deep") from None
+
+    def key(self, key: object) -> bytes:
+        """Return the bytes of a key, or raise `Invalid`."""
+        try:
+            return self._whole(key, key)
+        except RecursionError:
             raise self._refuse("nested too deep") from None
 
     def _rep(self, value: object) -> bytes:

@@ -204,7 +204,7 @@ class _Differ:
         return found if _weight(found) <= _weight([whole]) else [whole]
 
     def _mapping(self, differing: list[Block], path: list[Step]) -> list[Op]:
-        """Removals come first, from the right, insertions last, from the left: a key that moves is never there twice."""
+        """Removals first, from the right, and insertions last, from the left: a key that moves is never there twice."""
         removed: list[Op] = []
         changed: list[Op] = []
         inserted: list[Op] = []

@@ -33,7 +33,6 @@ from backtrail.backends.port import Row
 from backtrail.engine import wire
 from backtrail.errors import Corrupt
 
-
 SAVE: Final = 0
 FORK: Final = 1
 REWIND: Final = 2

@@ -38,6 +38,8 @@ INLINE: Final = 4096
 NODE_LIMIT: Final = 1 << 30
 """No node's bytes are ever longer than this; a stored one that says so is damaged."""
 
+LEVELS_MAX: Final = 40
+"""A spine never has more levels: each is a quarter of the one below, at most."""
 DIGEST_BYTES: Final = 32
 SPINE, LEAF, INNER, TEXT, PIECES = b"S", b"L", b"I", b"T", b"P"
 
@@ -65,7 +67,8 @@ class Rep(bytes):
 
     size: int
 
-    def __new__(cls, data: bytes, size: int) -> Self:  # bytes is immutable: made here
+    def __new__(cls, data: bytes, size: int) -> Self:
+        """Make one; bytes are immutable, so this is the place."""
         made = super().__new__(cls, data)
         made.size = size
         return made
@@ -170,7 +173,7 @@ def read_levels(data: bytes) -> tuple[int, tuple[str, int, str] | None, list[lis
     except (ValueError, TypeError) as error:
         raise Corrupt(f"a damaged spine ({error})", code="corrupt.encoding") from error
     known = type(code) is int and code in wire.SEQUENCES | wire.MAPPINGS
-    listed = type(levels) is list and all(type(level) is list for level in levels)
+    listed = type(levels) is list and len(levels) <= LEVELS_MAX and all(type(level) is list for level in levels)
     if not (known and listed and type(tail) is bytes) or (attrs is None) == (code == wire.RECORD):
         raise Corrupt("a damaged spine", code="corrupt.encoding")
     return code, attrs, [read_chunks(level) for level in levels], tail

@@ -53,7 +53,7 @@ class Path(tuple[Any, ...]):
         return Path((*self, step))
 
 
-def parse(path: str | tuple[Any, ...] | list[Any]) -> Path:
+def parse(path: Any) -> Path:
     """Read a path as users write it."""
     if isinstance(path, tuple | list):
         return Path(path)

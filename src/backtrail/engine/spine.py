@@ -81,7 +81,7 @@ class Spine:
         """The bytes of each level's elements."""
 
     def encode(self) -> bytes:
-        """Return the bytes of the spine's node: code, attributes, levels from the top, the open entries as an array."""
+        """Return the bytes of the spine's node: code, attributes, levels from the top, open entries as an array."""
         levels = b"".join(
             wire.array_head(len(level)) + b"".join([chunk.data for chunk in level]) for level in self.levels[:0:-1]
         )

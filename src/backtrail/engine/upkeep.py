@@ -162,9 +162,7 @@ def _mark_row(heads: Heads, record: ThreadRecord, row: Row, live: set[bytes]) ->
         ) from error
 
 
-def _sweep(
-    heads: Heads, live: set[bytes], epoch: int, progress: Callable[[str, int], None] | None
-) -> tuple[int, int]:
+def _sweep(heads: Heads, live: set[bytes], epoch: int, progress: Callable[[str, int], None] | None) -> tuple[int, int]:
     chunks = size = seen = 0
     after = b""
     while page := heads.backend.chunk_page(after, _PAGE):

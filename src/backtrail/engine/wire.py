@@ -339,28 +339,23 @@ def _inside(cell: list[Any], levels: int) -> list[Any]:
 
 
 class Packer:
-    """Encodes values in one call of ormsgpack each; as its `default`, what ormsgpack hands back. Not shared by threads.
+    """Encodes values in one call of ormsgpack each; as its `default`, what ormsgpack hands back. Not shared by threads."""
 
-    `depth` says how many levels down a state the values will stand, if that is more than MAX_DEPTH.
-    """
+    __slots__ = ("_cell", "_depth", "_inner", "_interrupt", "_nested_cell", "_types")
 
-    __slots__ = ("_cell", "_depth", "_inner", "_interrupt", "_margin", "_nested_cell", "_types")
-
-    def __init__(self, types: Types, depth: int = 0) -> None:
-        below = max(depth - MAX_DEPTH, 0)
+    def __init__(self, types: Types) -> None:
         self._types = types
-        self._depth = below
+        self._depth = 0
         self._interrupt: BaseException | None = None
         self._cell: list[Any] = [None]
-        self._margin = _MARGIN + below
-        self._nested_cell = _inside(self._cell, self._margin)
+        self._nested_cell = _inside(self._cell, _MARGIN)
         self._inner: dict[int, tuple[list[Any], list[Any]]] = {}
 
     def fast(self, value: object) -> bytes | None:
         """Encode a value, or return None if that is not sure to be exact (then take the value apart)."""
         self._cell[0] = value
         try:
-            data = pack(self._nested_cell, default=self, option=_OPTIONS)[self._margin :]
+            data = pack(self._nested_cell, default=self, option=_OPTIONS)[_MARGIN:]
         except (TypeError, RecursionError):
             interrupt, self._interrupt = self._interrupt, None
             if interrupt is not None:

@@ -14,9 +14,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
 from backtrail.backends.port import Batch, MissingChunks, NewThread, Row, Stale, ThreadRecord, Vanished
-from backtrail.engine import log, payload, retention
+from backtrail.engine import log, payload, retention, rows
 from backtrail.engine.heads import Chain, Heads, Standing
-from backtrail.engine.nodes import Node
 from backtrail.engine.refs import require_head
 from backtrail.engine.squeeze import squeeze
 from backtrail.errors import Conflict, Invalid, NotFound, Unavailable
@@ -24,6 +23,8 @@ from backtrail.errors import Conflict, Invalid, NotFound, Unavailable
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from backtrail.engine.nodes import Node
+    from backtrail.engine.rows import Meta
     from backtrail.engine.tree import Op, Tree
 
 T = TypeVar("T")
@@ -32,6 +33,8 @@ PATIENCE: Final = 60.0
 """Seconds for which a write that needs no expectation tries again while others are first."""
 _FRESH_MAX: Final = 24
 _TRIM_EVERY: Final = 64
+_AT_ONCE: Final = 2
+"""How often a write is tried again without a pause."""
 
 ANY: Final = -1
 """The expectation of a write that may land on whatever is there."""
@@ -47,15 +50,6 @@ class Key(NamedTuple):
     agent: str | None = None
 
 
-class Meta(NamedTuple):
-    """What a checkpoint carries beside its state."""
-
-    kind: int = 0
-    label: str | None = None
-    tags: tuple[str, ...] = ()
-    metadata: bytes = b""
-
-
 class Proposal(NamedTuple):
     """The state to be: as a tree, and as ops on the state it comes from (None: a base is to be written)."""
 
@@ -66,7 +60,8 @@ class Proposal(NamedTuple):
 class Propose(Protocol):
     """Derives the next state from how the thread stands (with its head's tree), or from nothing."""
 
-    def __call__(self, standing: Standing | None) -> Proposal: ...
+    def __call__(self, standing: Standing | None) -> Proposal:
+        """Return what is to be written."""
 
 
 class Writes:
@@ -98,10 +93,9 @@ class Writes:
     def _save_on(self, standing: Standing | None, proposal: Proposal, key: Key, meta: Meta) -> Standing:
         chain = standing.chain if standing else None
         stored = self._pack(proposal, chain)
-        seq = standing.newest.seq + 1 if standing else 1
-        row = _checkpoint(standing, seq, stored, proposal.tree, meta, self._heads.clock())
+        row = rows.checkpoint(standing, proposal.tree, stored, meta, created_at=self._heads.clock())
         hide = retention.retired(self._heads, standing, row) if standing else ()
-        after = self._commit_checkpoint(standing, row, stored, key, meta, hide)
+        after = self._commit_checkpoint(standing, row, stored, key, tags=meta.tags, hide=hide)
         return after._replace(chain=_extended(chain, proposal.tree, stored))
 
     def fork(self, key: Key, source: Standing, at: Row, tags: tuple[str, ...]) -> Standing:
@@ -109,17 +103,16 @@ class Writes:
         chain = self._heads.chain(source.record, at)
         stored = payload.base(chain.tree, frozenset(), compress=self._heads.options.compression)
         metadata, _, _ = log.unpack_extra(at)
-        meta = Meta(at.kind, at.label, tags, metadata)
+        meta = rows.Meta(at.kind, at.label, tags, metadata)
         origin = log.checkpoint_id(source.record.uid, at.seq)
 
         def attempt(standing: Standing | None) -> Standing:
             if standing is not None and standing.head is not None:
                 raise exists(key, standing)
-            seq = standing.newest.seq + 1 if standing else 1
-            row = _checkpoint(standing, seq, stored, chain.tree, meta, self._heads.clock(), forked=(at.step, origin))
-            after = self._commit_checkpoint(
-                standing, row, stored, key, meta, (), origin=origin, visible=((source.record.no, at.seq),)
-            )
+            row = rows.checkpoint(standing, chain.tree, stored, meta, created_at=self._heads.clock())
+            row = rows.forked(row, at, origin, meta)
+            source_row = ((source.record.no, at.seq),)
+            after = self._commit_checkpoint(standing, row, stored, key, tags=tags, origin=origin, visible=source_row)
             return after._replace(chain=_extended(None, chain.tree, stored))
 
         try:
@@ -142,9 +135,9 @@ class Writes:
         row: Row,
         stored: payload.Stored,
         key: Key,
-        meta: Meta,
-        hide: tuple[int, ...],
         *,
+        tags: tuple[str, ...],
+        hide: tuple[int, ...] = (),
         origin: str | None = None,
         visible: tuple[tuple[int, int], ...] = (),
     ) -> Standing:
@@ -156,10 +149,9 @@ class Writes:
             renew=((no, created),) if renewed else (),
             visible=visible,
             hide=tuple((no, seq) for seq in hide),
-            tag=tuple((no, row.seq, tag) for tag in meta.tags),
+            tag=tuple((no, row.seq, tag) for tag in tags),
         )
-        present = self._backend.present(list(stored.chunks)) if stored.chunks else set()
-        row, numbers = self._commit_chunks(batch, row, no, uid, stored.chunks, present)
+        row, numbers = self._commit_chunks(batch, row, stored.chunks, no=no, uid=uid)
         record = standing.record if standing else ThreadRecord(numbers[0], *created)
         if renewed:
             record = record._replace(agent=created.agent, created_at=created.created_at, origin=origin)
@@ -168,10 +160,11 @@ class Writes:
         return Standing(record, row, row)
 
     def _commit_chunks(
-        self, batch: Batch, row: Row, no: int, uid: bytes, nodes: dict[bytes, Node], present: set[bytes]
+        self, batch: Batch, row: Row, nodes: dict[bytes, Node], *, no: int, uid: bytes
     ) -> tuple[Row, tuple[int, ...]]:
         """Commit a checkpoint with the chunks it needs; those that seemed to be there and are not are sent again."""
         compress = self._heads.options.compression
+        present = self._backend.present(list(nodes)) if nodes else set()
         while True:
             chunks = tuple(
                 (digest, squeeze(node.kind + node.data, enabled=compress))
@@ -257,7 +250,8 @@ class Writes:
 
     def _move(self, standing: Standing, op: int, head: Row, *, undo: int, redo: int) -> Standing:
         record = standing.record
-        row = _mover(standing, op, head, self._heads.path(record, head), undo, redo, self._heads.clock())
+        ranges = self._heads.path(record, head)
+        row = rows.move(standing, op, head, ranges, undo=undo, redo=redo, at=self._heads.clock())
         row = log.checked(row, record.uid)
         self._backend.commit(Batch(rows=((record.no, row),), visible=((record.no, head.seq),)))
         return Standing(record, row, head)
@@ -285,7 +279,7 @@ class Writes:
             undo = self._undo_target(standing, head=onto, start=newest.seq, gone=gone)
             redo = self._redo_target(standing, head=onto, start=newest.seq, gone=gone)
             back, forth = undo.seq if undo else 0, redo.seq if redo else 0
-            row = _mover(standing, log.DROP, head, ranges, back, forth, self._heads.clock())
+            row = rows.move(standing, log.DROP, head, ranges, undo=back, redo=forth, at=self._heads.clock())
             row = log.checked(row, record.uid)
             self._backend.commit(Batch(rows=((record.no, row),), hide=hide))
             return True, Standing(record, row, head)
@@ -298,11 +292,12 @@ class Writes:
 
         def attempt(standing: Standing) -> tuple[bool, Standing | None]:
             record = standing.record
-            rows = self._backend.rows(record.no, [(1, standing.newest.seq)], visible=True)
-            if standing.head is None and not rows:
+            shown = [r for r in self._backend.rows(record.no, [(1, standing.newest.seq)]) if not r.hidden]
+            if standing.head is None and not any(r.root for r in shown):
                 return False, standing
-            row = log.checked(_mover(standing, log.CLEAR, None, (), 0, 0, self._heads.clock()), record.uid)
-            self._backend.commit(Batch(rows=((record.no, row),), hide=tuple((record.no, r.seq) for r in rows if not r.hidden)))
+            row = rows.move(standing, log.CLEAR, None, (), undo=0, redo=0, at=self._heads.clock())
+            row = log.checked(row, record.uid)
+            self._backend.commit(Batch(rows=((record.no, row),), hide=tuple((record.no, r.seq) for r in shown)))
             return True, Standing(record, row, None)
 
         nothing: tuple[bool, Standing | None] = (False, None)
@@ -342,7 +337,8 @@ class Writes:
         head = standing.newest.head if standing else 0
         if standing and head and key.agent is not None and standing.record.agent != key.agent:
             raise Conflict(
-                f"thread {key.name!r} belongs to agent {standing.record.agent!r}, not {key.agent!r}", code="conflict.agent"
+                f"thread {key.name!r} belongs to agent {standing.record.agent!r}, not {key.agent!r}",
+                code="conflict.agent",
             )
         if expect in (ANY, head):
             return
@@ -404,80 +400,15 @@ def _patiently(
                     f"thread {key.name!r} is written to without pause; gave up after {PATIENCE:.0f} s",
                     code="unavailable.contended",
                 ) from None
-            if tries > 2:
+            if tries > _AT_ONCE:
                 time.sleep(random.random() * min(0.001 * tries, 0.05))  # noqa: S311 - only to get out of step
             standing = read()
 
 
 def exists(key: Key, standing: Standing) -> Conflict:
+    """Return the error of a write that wanted to be the first."""
     actual = log.checkpoint_id(standing.record.uid, standing.newest.head)
     return Conflict(f"there is a thread {key.name!r} already", code="conflict.exists", actual=actual)
-
-
-def _checkpoint(
-    standing: Standing | None,
-    seq: int,
-    stored: payload.Stored,
-    tree: Tree,
-    meta: Meta,
-    created_at: int,
-    *,
-    forked: tuple[int, str] | None = None,
-) -> Row:
-    head = standing.head if standing else None
-    newest = standing.newest if standing else None
-    return Row(
-        seq=seq,
-        op=log.FORK if forked else log.SAVE,
-        parent=head.seq if head else 0,
-        step=forked[0] if forked else (head.step + 1 if head else 1),
-        head=seq,
-        undo=newest.seq if newest and head else 0,
-        redo=0,
-        view=log.view_for(newest) if newest else 0,
-        base=seq if stored.is_base or not head else head.base,
-        depth=0 if stored.is_base or not head else head.depth + 1,
-        created_at=created_at,
-        kind=meta.kind,
-        label=meta.label,
-        size=tree.size,
-        stored=0,
-        root=tree.root,
-        op_id=os.urandom(16),
-        extra=log.pack_extra(meta.metadata, None, forked[1] if forked else None),
-        check=b"",
-        payload=stored.payload,
-        hidden=False,
-    )
-
-
-def _mover(
-    standing: Standing, op: int, head: Row | None, ranges: log.Ranges, undo: int, redo: int, created_at: int
-) -> Row:
-    seq = standing.newest.seq + 1
-    return Row(
-        seq=seq,
-        op=op,
-        parent=0,
-        step=head.step if head else 0,
-        head=head.seq if head else 0,
-        undo=undo,
-        redo=redo,
-        view=seq,
-        base=0,
-        depth=0,
-        created_at=created_at,
-        kind=0,
-        label=None,
-        size=0,
-        stored=0,
-        root=b"",
-        op_id=os.urandom(16),
-        extra=log.pack_extra(b"", ranges, None),
-        check=b"",
-        payload=b"",
-        hidden=False,
-    )
 
 
 def _extended(chain: Chain | None, tree: Tree, stored: payload.Stored) -> Chain:

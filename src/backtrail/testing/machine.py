@@ -19,7 +19,7 @@ from unittest import mock
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from backtrail import NEW, Conflict, Invalid, NotFound
 from backtrail.testing import states
@@ -37,14 +37,13 @@ if TYPE_CHECKING:
     Place = Callable[[], AbstractContextManager[Opener]]
 
 NAMES: Final = ("a", "b", "a_b")
-WRITES: Final = ("save", "save", "append", "append", "look", "set", "delete_at", "step", "update", "save_expecting")
-MOVES: Final = ("undo", "undo", "undo", "redo", "redo", "redo", "rewind")
 LABELS: Final = (None, None, None, "before", "after")
 TAGS: Final = ("good", "odd")
 
-names = st.sampled_from(("a", "a", "a", *NAMES))
-hands = st.integers(0, 1)
-seeds = st.integers(0, 0xFFFF)
+WRITES: Final = ("save", "save", "save", "append", "append", "look", "set", "delete_at", "step", "update", "save_expecting")
+MOVES: Final = ("undo", "undo", "undo", "redo", "redo", "redo", "rewind", "rewind")
+REMOVALS: Final = ("delete_checkpoint", "delete_checkpoint", "delete_head", "prune", "delete")
+OTHERS: Final = ("fork", "tag", "refs", "diff", "gc", "reopen")
 
 
 def run(place: Place, chosen: settings | None = None) -> None:
@@ -54,7 +53,7 @@ def run(place: Place, chosen: settings | None = None) -> None:
 
 
 class Aborted(Exception):  # noqa: N818 - not an error: how a transaction is given up
-    """Raised inside a transaction to give it up."""
+    """Raised inside a step or a transaction to give it up."""
 
 
 class ThreadMachine(RuleBasedStateMachine):
@@ -64,48 +63,84 @@ class ThreadMachine(RuleBasedStateMachine):
         super().__init__()
         self._stack = ExitStack()
         self._open = self._stack.enter_context(place())
-        self._random = random.Random(0)  # noqa: S311 - picks examples
-        self.store: Store
+        self._random = random.Random(0)  # noqa: S311 - picks what is looked at
+        self.store: Store | None = None
         self.lines = {name: Line() for name in NAMES}
+        self.without: frozenset[str] = frozenset()
         self.touched: str | None = None
         """The thread that a step has touched, until it is compared."""
 
-    @initialize(small=st.booleans(), seed=seeds)
-    def begin(self, small: bool, seed: int) -> None:  # noqa: FBT001 - drawn
+    @initialize(
+        small=st.booleans(),
+        seed=st.integers(0, 0xFFFF),
+        without=st.frozensets(st.sampled_from(sorted({*MOVES, *REMOVALS, *OTHERS})), max_size=6),
+    )
+    def begin(self, small: bool, seed: int, without: frozenset[str]) -> None:  # noqa: FBT001 - drawn
+        """Open a store; `without` says what this run does not do, so that runs differ."""
         if small:
             self._stack.enter_context(small_chunks())
         self._random.seed(seed)
         self._stack.enter_context(mock.patch("os.urandom", random.Random(seed).randbytes))  # noqa: S311 - ids that repeat
+        self.without = without
         self._start()
 
     def _start(self) -> None:
-        self.store = self._open()
+        store = self.store = self._open()
         self.hands = {name: (Hand(name), Hand(name)) for name in NAMES}
         self.threads: dict[Hand, Thread[Any]] = {
-            hand: self.store.thread(name) for name, pair in self.hands.items() for hand in pair
+            hand: store.thread(name) for name, pair in self.hands.items() for hand in pair
         }
+
+    @property
+    def opened(self) -> Store:
+        assert self.store is not None
+        return self.store
 
     def teardown(self) -> None:
         try:
-            if hasattr(self, "store") and self.touched is None:  # else a step failed, and what it found is what counts
+            if self.store is not None and self.touched is None:  # else a step failed, and what it found is what counts
                 self._check_everything()
                 self.store.close()
         finally:
             self._stack.close()
 
-    def _use(self, name: str, who: int) -> tuple[Line, Hand, Thread[Any]]:
+    # -- one step -----------------------------------------------------------------------------------
+
+    @rule(
+        name=st.sampled_from(("a", "a", "a", *NAMES)),
+        who=st.integers(0, 1),
+        kind=st.sampled_from((*WRITES, *WRITES, *MOVES, *REMOVALS, *OTHERS)),
+        seed=st.integers(0, 0xFFFF),
+    )
+    def act(self, name: str, who: int, kind: str, seed: int) -> None:
+        self._do(name, who, "save" if kind in self.without else kind, random.Random(seed))  # noqa: S311
+
+    @rule(
+        names=st.lists(st.sampled_from(NAMES), min_size=1, max_size=5),
+        seed=st.integers(0, 0xFFFF),
+        commits=st.booleans(),
+    )
+    def transaction(self, names: list[str], seed: int, commits: bool) -> None:  # noqa: FBT001 - drawn
+        rnd = random.Random(seed)  # noqa: S311
+        lines, expected = {name: self.lines[name].copy() for name in NAMES}, {h: h.expected for h in self.threads}
+        try:
+            with self.opened.transaction():
+                for name in names:
+                    self._do(name, rnd.randrange(2), rnd.choice((*WRITES, *MOVES)), rnd)
+                    self._check_line(name)
+                if not commits:
+                    raise Aborted  # noqa: TRY301
+        except Aborted:
+            self.lines.update(lines)
+            for hand, head in expected.items():
+                hand.expected = head
+        for name in names:
+            self._check_line(name)
+
+    def _do(self, name: str, who: int, kind: str, rnd: random.Random) -> None:
         self.touched = name
         hand = self.hands[name][who]
-        return self.lines[name], hand, self.threads[hand]
-
-    def _filled(self, name: str, who: int) -> tuple[Line, Hand, Thread[Any]]:
-        """Return a thread that, most of the time, has a history: whatever else happens, steps are to mean something."""
-        line, hand, thread = self._use(name, who)
-        if len(line.history()) < 3 and self._random.random() < 0.8:
-            self._look(line, hand, thread, self._random)
-            for _ in range(3):
-                self._save(line, hand, thread, self._random)
-        return line, hand, thread
+        getattr(self, f"_{kind}")(self.lines[name], hand, self.threads[hand], rnd)
 
     # -- writing ------------------------------------------------------------------------------------
 
@@ -150,16 +185,6 @@ class ThreadMachine(RuleBasedStateMachine):
             return
         hand.expected = self._saved(line, write(), state, meta)
 
-    @rule(name=names, script=st.lists(st.tuples(hands, st.sampled_from((*WRITES, *MOVES)), seeds), min_size=1, max_size=8))
-    def act(self, name: str, script: list[tuple[int, str, int]]) -> None:
-        for who, kind, seed in script:
-            self._do(name, who, kind, random.Random(seed))  # noqa: S311 - makes examples
-
-    def _do(self, name: str, who: int, kind: str, rnd: random.Random) -> None:
-        """Do one of the things that are done with a single thread."""
-        line, hand, thread = self._use(name, who)
-        getattr(self, f"_{kind}")(line, hand, thread, rnd)
-
     def _look(self, line: Line, hand: Hand, thread: Thread[Any], rnd: random.Random) -> None:
         if rnd.random() < 0.7 or line.head is None:
             latest = thread.latest()
@@ -169,6 +194,8 @@ class ThreadMachine(RuleBasedStateMachine):
         hand.expected = line.head
 
     def _save(self, line: Line, hand: Hand, thread: Thread[Any], rnd: random.Random) -> None:
+        if rnd.random() < 0.4:
+            self._look(line, hand, thread, rnd)
         before = line.head.state if line.head else None
         state = states.edited(rnd, before) if line.head and rnd.random() < 0.7 else states.state(rnd)
         meta = self._meta(rnd)
@@ -264,24 +291,6 @@ class ThreadMachine(RuleBasedStateMachine):
         if state is not None:
             hand.expected = self._saved(line, thread.update(change), state, {})
 
-    @rule(seed=seeds, first=names, other=names, commits=st.booleans())
-    def transaction(self, seed: int, first: str, other: str, commits: bool) -> None:  # noqa: FBT001 - drawn
-        rnd = random.Random(seed)  # noqa: S311
-        lines, expected = {name: self.lines[name].copy() for name in NAMES}, {h: h.expected for h in self.threads}
-        try:
-            with self.store.transaction():
-                for name in (first, other, *rnd.choices((first, other), k=rnd.randrange(4))):
-                    self._do(name, rnd.randrange(2), rnd.choice((*WRITES, *MOVES)), rnd)
-                    self._check_line(name)
-                if not commits:
-                    raise Aborted  # noqa: TRY301
-        except Aborted:
-            self.lines.update(lines)
-            for hand, head in expected.items():
-                hand.expected = head
-        for name in (first, other):
-            self._check_line(name)
-
     # -- travelling ---------------------------------------------------------------------------------
 
     def _rewind(self, line: Line, hand: Hand, thread: Thread[Any], rnd: random.Random) -> None:
@@ -316,13 +325,11 @@ class ThreadMachine(RuleBasedStateMachine):
             self._agree(really(), point)
             hand.expected = point
 
-    @rule(name=names, who=hands, onto=names, pick=seeds)
-    def fork(self, name: str, who: int, onto: str, pick: int) -> None:
-        line, _, thread = self._filled(name, who)
+    def _fork(self, line: Line, _: Hand, thread: Thread[Any], rnd: random.Random) -> None:
         points = line.alive()
         if not points:
             return
-        point = points[pick % len(points)]
+        point, onto = rnd.choice(points), rnd.choice(NAMES)
         if self.lines[onto].head is not None:
             with pytest.raises(Conflict):
                 thread.fork(onto, at=point.id)
@@ -350,70 +357,62 @@ class ThreadMachine(RuleBasedStateMachine):
 
     # -- removing -----------------------------------------------------------------------------------
 
-    @rule(name=names, script=st.lists(st.tuples(hands, seeds), min_size=1, max_size=3), collect=st.booleans())
-    def delete_checkpoints(self, name: str, script: list[tuple[int, int]], collect: bool) -> None:  # noqa: FBT001
-        for who, pick in script:
-            line, hand, thread = self._filled(name, who)
-            point = line.points[pick % len(line.points)] if line.points and pick % 3 else line.head
-            if point is None:
-                assert thread.delete_checkpoint("nothing") is False
-                continue
-            seen = point is line.head and hand.expected in (UNKNOWN, point)
-            assert thread.delete_checkpoint(point.id) is point.alive
-            line.delete_checkpoint(point)
-            if seen:
-                hand.expected = line.head
-        if collect:
-            self.gc()
+    def _delete_checkpoint(self, line: Line, hand: Hand, thread: Thread[Any], rnd: random.Random) -> None:
+        if line.points:
+            self._drop(line, hand, thread, rnd.choice(line.points))
+        else:
+            assert thread.delete_checkpoint("nothing") is False
 
-    @rule(name=names, who=hands, sure=st.integers(0, 2))
-    def delete(self, name: str, who: int, sure: int) -> None:
-        if sure:
+    def _delete_head(self, line: Line, hand: Hand, thread: Thread[Any], _: random.Random) -> None:
+        if line.head is not None:
+            self._drop(line, hand, thread, line.head)
+        else:
+            assert thread.delete_checkpoint("@") is False
+
+    def _drop(self, line: Line, hand: Hand, thread: Thread[Any], point: Point) -> None:
+        seen = point is line.head and hand.expected in (UNKNOWN, point)
+        assert thread.delete_checkpoint(point.id) is point.alive
+        line.delete_checkpoint(point)
+        if seen:
+            hand.expected = line.head
+
+    def _delete(self, line: Line, hand: Hand, thread: Thread[Any], rnd: random.Random) -> None:
+        if rnd.random() < 0.5:
             return
-        line, hand, thread = self._use(name, who)
         something = bool(line.alive())
         assert thread.delete() is something
         line.delete()
         if something:
             hand.expected = UNKNOWN
 
-    @rule(name=names, keep=st.integers(0, 4), tagged=st.booleans(), dry=st.booleans(), collect=st.booleans())
-    def prune(self, name: str, keep: int, tagged: bool, dry: bool, collect: bool) -> None:  # noqa: FBT001
-        line, _, thread = self._filled(name, 0)
+    def _prune(self, line: Line, _: Hand, thread: Thread[Any], rnd: random.Random) -> None:
+        keep, tagged, dry = rnd.randrange(5), rnd.random() < 0.6, rnd.random() < 0.2
         gone = line.prunable(keep, keep_tagged=tagged)
         report = thread.prune(keep_last=keep, keep_tagged=tagged, dry_run=dry)
         assert sorted(which for which, _ in report.removed) == sorted(point.id for point in gone)
         assert report == len(gone)
         for point in gone:
             point.alive = dry
-        if collect:
-            self.gc()
 
-    @rule()
-    def gc(self) -> None:
-        self.touched = self.touched or NAMES[0]
-        self.store.gc()
+    def _gc(self, _line: Line, _hand: Hand, _thread: Thread[Any], _: random.Random) -> None:
+        self.opened.gc()
         for name in NAMES:
             self._check_line(name)
-        report = self.store.verify()
+        report = self.opened.verify()
         assert report.ok
         assert report.checkpoints == sum(len(line.alive()) for line in self.lines.values())
 
-    @rule()
-    def reopen(self) -> None:
-        self.touched = NAMES[0]
-        self.store.close()
+    def _reopen(self, _line: Line, _hand: Hand, _thread: Thread[Any], _: random.Random) -> None:
+        self.opened.close()
         self._start()
 
     # -- finding ------------------------------------------------------------------------------------
 
-    @rule(name=names, who=hands, pick=seeds, tag=st.sampled_from(TAGS), off=st.booleans())
-    def tag(self, name: str, who: int, pick: int, tag: str, off: bool) -> None:  # noqa: FBT001 - drawn
-        line, _, thread = self._filled(name, who)
+    def _tag(self, line: Line, _: Hand, thread: Thread[Any], rnd: random.Random) -> None:
         points = line.alive()
         if not points:
             return
-        point = points[pick % len(points)]
+        point, tag, off = rnd.choice(points), rnd.choice(TAGS), rnd.random() < 0.4
         made = thread.untag(point.id, tag) if off else thread.tag(point.id, tag)
         if off and tag in point.tags:
             point.tags.remove(tag)
@@ -421,11 +420,9 @@ class ThreadMachine(RuleBasedStateMachine):
             point.tags.append(tag)
         self._agree(made, point)
 
-    @rule(name=names, pick=seeds)
-    def refs(self, name: str, pick: int) -> None:
-        line, _, _ = self._filled(name, 0)
-        thread = self.store.thread(name)
-        for ref, point in self._some_refs(line, pick):
+    def _refs(self, line: Line, hand: Hand, _: Thread[Any], rnd: random.Random) -> None:
+        thread: Thread[Any] = self.opened.thread(hand.name)
+        for ref, point in self._some_refs(line, rnd):
             if point is None:
                 with pytest.raises(NotFound):
                     thread.load(ref)
@@ -436,33 +433,29 @@ class ThreadMachine(RuleBasedStateMachine):
         for tag in TAGS:
             assert [c.id for c in thread.find(tag=tag)] == [p.id for p in line.history() if tag in p.tags]
 
-    def _some_refs(self, line: Line, pick: int) -> list[tuple[Any, Point | None]]:
+    def _some_refs(self, line: Line, rnd: random.Random) -> list[tuple[Any, Point | None]]:
         history = line.history()
         found: list[tuple[Any, Point | None]] = [("@", line.head), ("@-", history[-2] if len(history) > 1 else None)]
         if line.head is None:
             return [*found, (1, None)]
-        back = pick % (len(history) + 1)
+        back = rnd.randrange(len(history) + 1)
         found.append((f"@~{back}", history[-1 - back] if back < len(history) else None))
-        path = line.path()
-        step = pick % (line.head.step + 2)
-        found.append((step, next((p for p in path if p.step == step and p.alive), None)))
+        step = rnd.randrange(line.head.step + 2)
+        found.append((step, next((p for p in line.path() if p.step == step and p.alive), None)))
         found += [(label, line.with_label(label)) for label in ("before", "after")]
         found += [(tag, line.with_tag(tag)) for tag in TAGS]
-        chosen = line.points[pick % len(line.points)].id[: 1 + pick % 12]
-        matching = line.with_prefix(chosen)
+        prefix = rnd.choice(line.points).id[: rnd.randrange(1, 12)]
+        matching = line.with_prefix(prefix)
         if len(matching) < 2:
-            found.append((chosen, matching[0] if matching else None))
+            found.append((prefix, matching[0] if matching else None))
         return found
 
-    @rule(name=names, pick=seeds, other=seeds)
-    def diff(self, name: str, pick: int, other: int) -> None:
-        line, _, _ = self._filled(name, 0)
-        thread = self.store.thread(name)
+    def _diff(self, line: Line, hand: Hand, _: Thread[Any], rnd: random.Random) -> None:
         points = line.alive()
         if not points:
             return
-        old, new = points[pick % len(points)], points[other % len(points)]
-        changes = list(thread.diff(old.id, new.id))
+        old, new = rnd.choice(points), rnd.choice(points)
+        changes = list(self.opened.thread(hand.name).diff(old.id, new.id))
         assert bool(changes) is not same(old.state, new.state)
         for change in changes:
             if change.op == "+" and not isinstance(states.at(new.state, change.path), set | frozenset):
@@ -470,7 +463,6 @@ class ThreadMachine(RuleBasedStateMachine):
 
     # -- comparing ----------------------------------------------------------------------------------
 
-    @precondition(lambda self: self.touched is not None)
     @invariant()
     def touched_thread_is_as_the_model_says(self) -> None:
         if self.touched is not None:
@@ -489,7 +481,8 @@ class ThreadMachine(RuleBasedStateMachine):
         assert made.root == point.root
 
     def _check_line(self, name: str) -> None:
-        line, thread = self.lines[name], self.store.thread(name)
+        line = self.lines[name]
+        thread: Thread[Any] = self.opened.thread(name)
         history = line.history()
         latest = thread.latest()
         assert (latest is None) is (line.head is None)
@@ -511,15 +504,15 @@ class ThreadMachine(RuleBasedStateMachine):
                 thread.load(point.id)
 
     def _check_everything(self) -> None:
+        store = self.opened
         for name, line in self.lines.items():
             self._check_line(name)
             for point in line.alive():
-                made = self.store.checkpoint(point.id)
+                made = store.checkpoint(point.id)
                 assert made is not None
                 self._agree(made, point)
                 assert same(made.state, point.state)
-        alive = sum(len(line.alive()) for line in self.lines.values())
-        assert self.store.stats().checkpoints == alive
-        assert {info.id: info.checkpoints for info in self.store.threads()} == {
+        assert store.stats().checkpoints == sum(len(line.alive()) for line in self.lines.values())
+        assert {info.id: info.checkpoints for info in store.threads()} == {
             name: len(line.history()) for name, line in self.lines.items() if line.head
         }
