@@ -97,3 +97,21 @@ def test_growth_without_compression_is_what_the_option_says(tmp_path: Path) -> N
         with backtrail.open(tmp_path / f"{compression}.db", compression=compression) as store:
             sizes[compression] = store.thread("t").save(state).stored
     assert sizes[True] * 4 < sizes[False]
+
+
+def test_a_200_mb_state_saves_and_loads_and_an_append_to_it_stores_little(tmp_path: Path) -> None:
+    rng = random.Random(12)
+    state = {
+        "blob": rng.randbytes(100_000_000),
+        "text": "a line of text, and then another\n" * 2_500_000,
+        "messages": [message(i, "user", rng) for i in range(20_000)],
+    }
+    path = tmp_path / "s.db"
+    with backtrail.open(path, durability="relaxed") as store:
+        assert store.thread("t").save(state).size > 200_000_000
+    with backtrail.open(path, durability="relaxed") as store:
+        thread = store.thread("t")
+        assert thread.append("messages", {"role": "user", "content": "more"}).stored < 1024
+        loaded = thread.load().state
+    state["messages"].append({"role": "user", "content": "more"})
+    assert loaded == state

@@ -8,9 +8,10 @@ from unittest import mock
 import pytest
 from hypothesis import Phase, settings
 
-from backtrail.engine import changes, codec, log, nodes, payload, retention, upkeep, writes
+from backtrail.engine import changes, codec, log, nodes, payload, retention, rows, upkeep, writes
 from backtrail.engine.heads import Heads
 from backtrail.engine.overlay import Overlay
+from backtrail.engine.schema import Types
 from backtrail.engine.writes import Proposal, Writes
 from backtrail.errors import Error
 from backtrail.testing import machine
@@ -18,6 +19,7 @@ from backtrail.testing.places import in_memory
 from backtrail.threads import Thread
 
 EXAMPLES = 200
+"""How many it may take: three times what the slowest needs, or more."""
 TRY = settings(
     max_examples=EXAMPLES,
     stateful_step_count=30,
@@ -29,31 +31,28 @@ TRY = settings(
 )
 
 
+def moving(patch, change):
+    """Let `change` have its way with what a move of the head writes down: a dict of ranges, undo and redo."""
+    made = rows.move
+
+    def move(standing, op, head, ranges, *, undo, redo, at):
+        wrong = change(standing, op, head) or {}
+        written = {"ranges": ranges, "undo": undo, "redo": redo} | wrong
+        return made(standing, op, head, written.pop("ranges"), **written, at=at)
+
+    patch.setattr(rows, "move", move)
+
+
 def rewind_shows_everything_before_the_head(patch):
-    made = writes._mover
-
-    def mover(standing, op, head, ranges, *rest):
-        return made(standing, op, head, ((1, head.seq),) if head else (), *rest)
-
-    patch.setattr(writes, "_mover", mover)
+    moving(patch, lambda standing, op, head: {"ranges": ((1, head.seq),)} if head else None)
 
 
 def undo_forgets_redo(patch):
-    made = writes._mover
-
-    def mover(standing, op, head, ranges, undo, redo, created_at):
-        return made(standing, op, head, ranges, undo, 0 if op == log.UNDO else redo, created_at)
-
-    patch.setattr(writes, "_mover", mover)
+    moving(patch, lambda standing, op, head: {"redo": 0} if op == log.UNDO else None)
 
 
 def undo_undoes_itself(patch):
-    made = writes._mover
-
-    def mover(standing, op, head, ranges, undo, redo, created_at):
-        return made(standing, op, head, ranges, standing.newest.seq if op == log.UNDO else undo, redo, created_at)
-
-    patch.setattr(writes, "_mover", mover)
+    moving(patch, lambda standing, op, head: {"undo": standing.newest.seq} if op == log.UNDO else None)
 
 
 def undo_goes_to_what_was_deleted(patch):
@@ -61,13 +60,12 @@ def undo_goes_to_what_was_deleted(patch):
 
 
 def redo_survives_a_save(patch):
-    made = writes._checkpoint
+    made = rows.checkpoint
 
     def checkpoint(standing, *rest, **options):
-        row = made(standing, *rest, **options)
-        return row._replace(redo=standing.newest.redo if standing else 0)
+        return made(standing, *rest, **options)._replace(redo=standing.newest.redo if standing else 0)
 
-    patch.setattr(writes, "_checkpoint", checkpoint)
+    patch.setattr(rows, "checkpoint", checkpoint)
 
 
 def prune_takes_labelled_ones(patch):
@@ -84,7 +82,7 @@ def prune_takes_one_too_many(patch):
 
 
 def collecting_takes_rows_that_others_stand_on(patch):
-    patch.setattr(upkeep, "_chain", lambda row, _: iter((row.seq,)))
+    patch.setattr(upkeep, "_on_its_own", lambda heads, record, row: row._replace(base=row.seq))
 
 
 def collecting_does_not_follow_inner_nodes(patch):
@@ -116,15 +114,9 @@ def equal_states_are_taken_for_the_same(patch):
         return sloppy
 
     def decoded(tree):
-        return codec.Decoder(tree.nodes, codec_types()).value(tree.rep)
+        return codec.Decoder(tree.nodes, Types()).value(tree.rep)
 
     patch.setattr(changes, "replaced", replaced)
-
-
-def codec_types():
-    from backtrail.engine.schema import Types
-
-    return Types()
 
 
 def nobody_checks_expectations(patch):
@@ -173,11 +165,12 @@ BUGS = [
 
 
 def test_without_a_bug_nothing_is_found():
-    machine.run(in_memory, TRY)
+    machine.run(in_memory, settings(TRY, max_examples=40))
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
 def test_a_bug_is_found(monkeypatch, bug):
+    monkeypatch.setattr(writes, "PATIENCE", 0.1)  # some make the engine try in vain
     bug(monkeypatch)
     with pytest.raises((AssertionError, pytest.fail.Exception, Error)):
         machine.run(in_memory, TRY)

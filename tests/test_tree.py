@@ -1,4 +1,4 @@
-"""Trees: changed step by step or made at once, a state has one root; a change touches the chunks around it and no others."""
+"""Trees: a state has one root, changed step by step or made at once; a change touches only the chunks around it."""
 
 import contextlib
 import copy
@@ -30,7 +30,6 @@ from tests.strategies import (
     sizes,
     small_items,
     stored_again,
-    stretched,
     values,
 )
 
@@ -227,7 +226,7 @@ def test_the_root_does_not_depend_on_how_the_entries_came_in(code, scale):
         at = sum(1 for other in placed if other < n)
         placed.append(n)
         ops.append([SPLICE, [], at, 0, [entries[n]]])
-    ways["in any order"] = ops if scale == "small" else ops[:0] + [[SPLICE, [], 0, 0, entries]]
+    ways["in any order"] = ops
     for name, way in ways.items():
         assert empty.apply(way).root == wanted, name
 
@@ -236,10 +235,10 @@ def test_entries_come_out_by_place_and_by_key_whatever_the_levels():
     items = listed(3000)
     tree, mapped = encode(items), encode({item[:6]: item for item in items} | {n: n for n in range(500)})
     opened, by_key = (spine.open_rep(t.rep, t.nodes) for t in (tree, mapped))
-    unpack = wire.Unpacker(TYPES)
+    decoder = codec.Decoder(tree.nodes, TYPES)
     assert (opened.length, by_key.length) == (3000, 3500)
     for start, stop in [(0, 0), (0, 1), (2999, 3000), (1490, 1510), (0, 3000), (2990, None), (3000, None), (17, 18)]:
-        assert [unpack(entry) for entry in spine.entries(tree.nodes, opened, start, stop)] == items[start:stop]
+        assert decoder.values(spine.entries(tree.nodes, opened, start, stop)) == items[start:stop]
     for n in random.Random(1).sample(range(3000), 60):
         assert spine.find_key(mapped.nodes, by_key, rep_in(tree, f"{n:06}")) == n
     for n in (0, 5, 499):
@@ -320,7 +319,7 @@ def test_a_megabyte_of_zeros_or_line_ends_is_cut_quickly():
 
 
 def test_a_leaf_is_never_smaller_than_its_least_nor_much_larger_than_its_most():
-    for state in (listed(4000), {item[:6]: item for item in listed(4000)}, list(range(9000)), [0] * 9000):
+    for state in (listed(4000), {item[:6]: item for item in listed(4000)}, list(range(90_000)), [0] * 90_000):
         tree = encode(state)
         sizes_ = [len(node.data) for node in tree.nodes.fresh.values() if node.kind == nodes.LEAF]
         assert sizes_
@@ -367,10 +366,15 @@ def test_values_put_ever_deeper_are_refused_or_can_be_loaded():
             assert on_deep_stack(200, lambda value=value: encode(value)).root == tree.root
         else:
             pytest.fail("put 6000 levels deep")
-        assert len(path) > 60
+        assert len(path) >= 60
 
 
 # ---- users' paths ---------------------------------------------------------------------------------------------------
+
+
+def findable(key):
+    """Whether a key equals a copy of itself; what holds a nan does not."""
+    return decode(encode(key)) == key
 
 
 @given(bulky)
@@ -378,7 +382,7 @@ def test_a_users_path_leads_to_every_place(value):
     tree = encode(value)
     decoder = codec.Decoder(tree.nodes, TYPES)
     for path, target in list(places(value))[:60]:
-        if any(step != step for step in path):  # noqa: PLR0124 - nan is found by nobody
+        if not all(map(findable, path)):
             continue
         rep, steps = locate(tree, Path(path), TYPES)
         assert form(decoder.value(rep)) == form(target)
@@ -390,7 +394,7 @@ def test_a_key_is_found_as_a_dict_would_find_it(mapping):
     tree = encode(mapping)
     opened = spine.open_rep(tree.rep, tree.nodes)
     for at, key in enumerate(mapping):
-        if key == key:  # noqa: PLR0124
+        if findable(key):
             assert find_step(tree.nodes, opened, key, TYPES)[1] == at
     for other in (1, 1.0, True, 0, "", b"", None, (), "\ud800", [], {}):
         there = other in mapping if other.__hash__ else False

@@ -106,7 +106,10 @@ class Checkpoint(Generic[S]):
     @property
     def metadata(self) -> dict[str, Any]:
         """A copy of what was saved with it."""
-        return dict(wire.Unpacker(self._types)(self._metadata)) if self._metadata else {}
+        found = wire.Unpacker(self._types)(self._metadata) if self._metadata else {}
+        if type(found) is not dict:
+            raise Corrupt(f"the metadata of checkpoint {self.id} is damaged", code="corrupt.row", checkpoint_id=self.id)
+        return found
 
     @property
     def created_at(self) -> dt.datetime:
@@ -205,7 +208,7 @@ class Checkpoint(Generic[S]):
             tree = Tree(measured(rep), Nodes(lambda _: {}, Cache(0), fresh))
             thread_id = name.decode("utf-8", "surrogatepass")
             words = tuple(tag.decode("utf-8", "surrogatepass") for tag in tags)
-        except (ValueError, TypeError, AttributeError, IndexError) as error:
+        except (ValueError, TypeError, AttributeError, IndexError, KeyError) as error:
             raise Corrupt(f"these bytes of a checkpoint are damaged ({error})", code="corrupt.bytes") from error
         if tree.root != row.root or not log.is_sound(row, uid):
             raise Corrupt("these bytes of a checkpoint are damaged: their hash differs", code="corrupt.bytes")

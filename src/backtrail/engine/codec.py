@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 MAX_NESTED: Final = wire.MAX_DEPTH
 """How deep containers that need nodes of their own, or the exact path, may be nested, and how deep a change may go."""
 _TEXT_CODES: Final[dict[type, int]] = {str: wire.STR, bytes: wire.BYTES, bytearray: wire.BYTEARRAY}
+_SIZED: Final = frozenset({list, dict, tuple, set, frozenset, str, bytes, bytearray})
 _BATCH: Final = 256
 """How many leaves are read at once: bounds the memory of a load."""
 
@@ -60,7 +61,7 @@ class Encoder:
             raise self._refuse("nested too deep") from None
 
     def _rep(self, value: object) -> bytes:
-        if not (type(value) in (list, dict, tuple, set) and len(value) > INLINE):  # type: ignore[arg-type]
+        if not _is_long(value):
             data = self._packer.fast(value)
             if data is not None and len(data) <= INLINE:
                 return data
@@ -107,9 +108,10 @@ class Encoder:
         return spines.build(self.nodes, code, attrs, entries).close(self.nodes)
 
     def _part(self, step: object, value: object) -> bytes:
-        data = self._packer.fast(value)  # first, without touching the path: the common case
-        if data is not None and len(data) <= INLINE:
-            return data
+        if not _is_long(value):
+            data = self._packer.fast(value)  # first, without touching the path: the common case
+            if data is not None and len(data) <= INLINE:
+                return data
         self._path.append(step)
         rep = self._text(value) or self._atom(value) or self._container(value)
         self._path.pop()
@@ -142,6 +144,11 @@ class Encoder:
             below = str(Path(step if type(step) in (str, int) else type(step).__name__ for step in self._path))
         path = self._what + (f".{below}" if below and not below.startswith("[") else below)
         return Invalid(f"{path}: {why}", code="invalid.value", path=path)
+
+
+def _is_long(value: Any) -> bool:
+    """Tell whether a value surely takes more than INLINE bytes: there is a byte to each part, at least."""
+    return type(value) in _SIZED and len(value) > INLINE
 
 
 def _why(value: object) -> str:

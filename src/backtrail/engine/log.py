@@ -51,6 +51,9 @@ _UNMIX: Final = pow(_MIX, -1, 1 << 32)
 UID_BYTES: Final = 8
 ID_LENGTH: Final = 8 + 2 * UID_BYTES
 MAX_SEQ: Final = (1 << 32) - 1
+_COLUMNS: Final = frozenset((*[int] * 12, label, int, int, bytes, bytes, bytes) for label in (str, type(None)))
+_LATEST: Final = 253_402_300_800_000_000
+"""Microseconds from 1970 to the end of the year 9999."""
 
 
 # -- ids ----------------------------------------------------------------------------------------------
@@ -107,9 +110,19 @@ def checked(row: Row, uid: bytes) -> Row:
 def is_sound(row: Row, uid: bytes) -> bool:
     """Tell whether a row is as it was written."""
     try:
-        return row.check == check_of(row, uid)
+        return row.check == check_of(row, uid) and _is_row(row)
     except (TypeError, ValueError, AttributeError, OverflowError):  # a damaged column need not even have its type
         return False
+
+
+def _is_row(row: Row) -> bool:
+    """Tell whether columns have their types and lie in their ranges: whoever forges a row can forge its checksum."""
+    return (
+        tuple(map(type, row[:18])) in _COLUMNS
+        and 0 < row.seq <= MAX_SEQ
+        and 0 <= row.parent < row.seq
+        and abs(row.created_at) < _LATEST
+    )
 
 
 # -- views ----------------------------------------------------------------------------------------------
@@ -163,6 +176,8 @@ def undo_target(nearest: Read, read: Read, *, head: int, start: int) -> Row | No
             target = row if row.head == row.seq else read(row.head)
             if target is not None and not target.hidden and not (passed and row.head == head):
                 return row
+            if row.undo >= at:
+                raise Corrupt(f"row {row.seq} is damaged: it undoes what comes later", code="corrupt.row")
             passed, at = True, row.undo
         else:  # a gap: hidden checkpoints, each undone to the row before it
             passed, at = True, row.seq
@@ -177,5 +192,7 @@ def redo_target(read: Read, *, head: int, start: int) -> Row | None:
         target = row if row.head == row.seq else read(row.head)
         if target is not None and not target.hidden and not (passed and row.head == head):
             return row
+        if row.redo >= row.seq:
+            raise Corrupt(f"row {row.seq} is damaged: it redoes what comes later", code="corrupt.row")
         passed, row = True, read(row.redo) if row.redo else None
     return None

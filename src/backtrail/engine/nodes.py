@@ -108,6 +108,8 @@ def as_ref(rep: bytes) -> Ref | None:
 
 def measured(data: bytes) -> bytes:
     """Return a representation read from a node with its size known: a Rep if there are REFs inside."""
+    if not isinstance(data, bytes):
+        raise Corrupt("there are no bytes where a value should be", code="corrupt.encoding")
     if b"\x11\x94" not in data:  # no extension of code REF that begins with an array of four
         return data
     extra = 0

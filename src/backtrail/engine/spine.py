@@ -89,7 +89,7 @@ class Spine:
         return start + wire.array_head(len(self.levels) - 1) + levels + wire.pack(tail_array(self))
 
     def close(self, nodes: Nodes) -> bytes:
-        """Return what represents the container: inline bytes, or a REF to this spine, which is then fresh in `nodes`."""
+        """Return what represents the container: inline bytes, or a REF to this spine, then fresh in `nodes`."""
         entries = self.levels[0]
         if len(self.levels) == 1 and self.weights[0] <= INLINE:
             data = wire.inline(self.code, self.attrs, entries)

@@ -96,7 +96,8 @@ def _on_its_own(heads: Heads, record: ThreadRecord, row: Row) -> Row:
     except Corrupt:
         return row
     compress = heads.options.compression
-    stored = payload.base(tree, frozenset(), compress=compress)
+    # All its nodes become chunks: a writer that knows this state may count on any of them to be one.
+    stored = payload.base(tree, frozenset(tree.nodes.fresh), compress=compress)
     chunks = [(digest, squeeze(node.kind + node.data, enabled=compress)) for digest, node in stored.chunks.items()]
     based = log.checked(row._replace(base=row.seq, depth=0, payload=stored.payload), record.uid)
     return based if heads.backend.rewrite(record.no, [based], chunks) else row

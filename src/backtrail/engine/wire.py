@@ -298,14 +298,14 @@ def _suspicious(data: bytes) -> bool:
     )
 
 
-def _only_known(value: object) -> bool:
-    """Tell whether a value consists of exact plain types that ormsgpack keeps apart or hands back."""
+def _only_known(value: object, others: set[type]) -> bool:
+    """Tell whether a value consists of exact plain types that ormsgpack keeps apart or hands back, and of others."""
     stack: list[Any] = [value]
     pop, extend = stack.pop, stack.extend
     while stack:
         item = pop()
         kind = type(item)
-        if kind in _SCALARS:
+        if kind in _SCALARS or kind in others:
             continue
         if kind is dict:
             extend(item.values())
@@ -339,14 +339,16 @@ def _inside(cell: list[Any], levels: int) -> list[Any]:
 
 
 class Packer:
-    """Encodes values in one call of ormsgpack each; as its `default`, what ormsgpack hands back. Not shared by threads."""
+    """Encodes values in one call of ormsgpack each; as its `default`, what it hands back. Not shared by threads."""
 
-    __slots__ = ("_cell", "_depth", "_inner", "_interrupt", "_nested_cell", "_types")
+    __slots__ = ("_cell", "_depth", "_inner", "_interrupt", "_kinds", "_nested_cell", "_types")
 
     def __init__(self, types: Types) -> None:
         self._types = types
         self._depth = 0
         self._interrupt: BaseException | None = None
+        self._kinds: set[type] = set()
+        """Classes whose instances are handed back, and looked at then."""
         self._cell: list[Any] = [None]
         self._nested_cell = _inside(self._cell, _MARGIN)
         self._inner: dict[int, tuple[list[Any], list[Any]]] = {}
@@ -363,9 +365,10 @@ class Packer:
             return None
         finally:
             self._cell[0] = None
-        if (_suspicious(data) or _Fragments.may_exist()) and not _only_known(value):
-            return None
-        return data
+        return data if self._is_exact(data, value) else None
+
+    def _is_exact(self, data: bytes, value: object) -> bool:
+        return not (_suspicious(data) or _Fragments.may_exist()) or _only_known(value, self._kinds)
 
     def __call__(self, value: object) -> ormsgpack.Ext:
         try:
@@ -382,13 +385,19 @@ class Packer:
             return ormsgpack.Ext(_CONTAINERS[kind], self._array(kind, value))
         encoded = atom(value, self._types)
         if encoded is not None:
+            if kind not in _ATOMS:
+                self._kinds.add(kind)
             return ormsgpack.Ext(*split_ext(encoded))
         opened = open_container(value, self._types)
         if opened is None or opened[0] != RECORD:
             raise TypeError
         _, attrs, fields = opened
         parts = [*(attrs or ()), *(part for pair in fields.items() for part in pair)]
-        return ormsgpack.Ext(RECORD, self._deeper(parts))
+        data = self._deeper(parts)
+        if not self._is_exact(data, parts):
+            raise TypeError
+        self._kinds.add(kind)
+        return ormsgpack.Ext(RECORD, data)
 
     def _array(self, kind: type, value: Any) -> bytes:
         if kind is tuple:
@@ -397,9 +406,9 @@ class Packer:
         return array_head(len(entries)) + b"".join(entries)
 
     def _deeper(self, value: object) -> bytes:
-        self._depth += 1
-        if self._depth > MAX_DEPTH:
+        if self._depth >= MAX_DEPTH:
             raise RecursionError
+        self._depth += 1
         try:
             return pack(value, default=self, option=_OPTIONS) if self._depth <= _SHALLOW else self._deepest(value)
         finally:

@@ -18,7 +18,7 @@ from backtrail.engine import log, payload, retention, rows
 from backtrail.engine.heads import Chain, Heads, Standing
 from backtrail.engine.refs import require_head
 from backtrail.engine.squeeze import squeeze
-from backtrail.errors import Conflict, Invalid, NotFound, Unavailable
+from backtrail.errors import Conflict, Corrupt, Invalid, NotFound, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -389,7 +389,7 @@ def _patiently(
     while True:
         try:
             return attempt(standing)
-        except (Conflict, Invalid, NotFound):
+        except (Conflict, Corrupt, Invalid, NotFound):
             if standing is not known or known is None:
                 raise
             standing = read()

@@ -42,8 +42,12 @@ TAGS: Final = ("good", "odd")
 
 WRITES: Final = ("save", "save", "save", "append", "append", "look", "set", "delete_at", "step", "update", "save_expecting")
 MOVES: Final = ("undo", "undo", "undo", "redo", "redo", "redo", "rewind", "rewind")
-REMOVALS: Final = ("delete_checkpoint", "delete_checkpoint", "delete_head", "prune", "delete")
-OTHERS: Final = ("fork", "tag", "refs", "diff", "gc", "reopen")
+REMOVALS: Final = ("delete_checkpoint", "delete_checkpoint", "delete_head", "prune", "prune", "delete")
+OTHERS: Final = ("fork", "tag", "refs", "diff", "gc", "reopen", "transaction")
+KINDS: Final = (*WRITES, *WRITES, *MOVES, *REMOVALS, *OTHERS)
+
+names = st.sampled_from(("a", "a", "a", *NAMES))
+seeds = st.integers(0, 0xFFFF)
 
 
 def run(place: Place, chosen: settings | None = None) -> None:
@@ -66,19 +70,21 @@ class ThreadMachine(RuleBasedStateMachine):
         self._random = random.Random(0)  # noqa: S311 - picks what is looked at
         self.store: Store | None = None
         self.lines = {name: Line() for name in NAMES}
+        self.seed = 0
         self.without: frozenset[str] = frozenset()
         self.touched: str | None = None
         """The thread that a step has touched, until it is compared."""
 
     @initialize(
         small=st.booleans(),
-        seed=st.integers(0, 0xFFFF),
-        without=st.frozensets(st.sampled_from(sorted({*MOVES, *REMOVALS, *OTHERS})), max_size=6),
+        seed=seeds,
+        without=st.frozensets(st.sampled_from(sorted({*MOVES, *REMOVALS, *OTHERS})), max_size=5),
     )
     def begin(self, small: bool, seed: int, without: frozenset[str]) -> None:  # noqa: FBT001 - drawn
         """Open a store; `without` says what this run does not do, so that runs differ."""
         if small:
             self._stack.enter_context(small_chunks())
+        self.seed = seed
         self._random.seed(seed)
         self._stack.enter_context(mock.patch("os.urandom", random.Random(seed).randbytes))  # noqa: S311 - ids that repeat
         self.without = without
@@ -106,41 +112,41 @@ class ThreadMachine(RuleBasedStateMachine):
 
     # -- one step -----------------------------------------------------------------------------------
 
-    @rule(
-        name=st.sampled_from(("a", "a", "a", *NAMES)),
-        who=st.integers(0, 1),
-        kind=st.sampled_from((*WRITES, *WRITES, *MOVES, *REMOVALS, *OTHERS)),
-        seed=st.integers(0, 0xFFFF),
-    )
+    @rule(name=names, who=st.integers(0, 1), kind=st.sampled_from(KINDS), seed=seeds)
     def act(self, name: str, who: int, kind: str, seed: int) -> None:
-        self._do(name, who, "save" if kind in self.without else kind, random.Random(seed))  # noqa: S311
+        """Do one thing: this is what an example that fails is reduced to."""
+        self._do(name, who, kind, random.Random(f"{self.seed} {seed}"))  # noqa: S311
 
-    @rule(
-        names=st.lists(st.sampled_from(NAMES), min_size=1, max_size=5),
-        seed=st.integers(0, 0xFFFF),
-        commits=st.booleans(),
-    )
-    def transaction(self, names: list[str], seed: int, commits: bool) -> None:  # noqa: FBT001 - drawn
-        rnd = random.Random(seed)  # noqa: S311
+    @rule(name=names, count=st.integers(2, 6), seed=seeds)
+    def play(self, name: str, count: int, seed: int) -> None:
+        """Do several things: this is how examples come to differ."""
+        rnd = random.Random(f"{self.seed} {seed}")  # noqa: S311
+        for _ in range(count):
+            self._do(name, rnd.randrange(2), rnd.choice(KINDS), rnd)
+
+    def _do(self, name: str, who: int, kind: str, rnd: random.Random) -> None:
+        self.touched = name
+        hand = self.hands[name][who]
+        what = "save" if kind in self.without else kind
+        getattr(self, f"_{what}")(self.lines[name], hand, self.threads[hand], rnd)
+
+    def _transaction(self, _line: Line, hand: Hand, _thread: Thread[Any], rnd: random.Random) -> None:
+        """Do several things at once, and perhaps give them up."""
+        names = [hand.name, *rnd.choices(NAMES, k=rnd.randrange(5))]
         lines, expected = {name: self.lines[name].copy() for name in NAMES}, {h: h.expected for h in self.threads}
         try:
             with self.opened.transaction():
                 for name in names:
                     self._do(name, rnd.randrange(2), rnd.choice((*WRITES, *MOVES)), rnd)
                     self._check_line(name)
-                if not commits:
+                if rnd.random() < 0.4:
                     raise Aborted  # noqa: TRY301
         except Aborted:
             self.lines.update(lines)
-            for hand, head in expected.items():
-                hand.expected = head
+            for each, head in expected.items():
+                each.expected = head
         for name in names:
             self._check_line(name)
-
-    def _do(self, name: str, who: int, kind: str, rnd: random.Random) -> None:
-        self.touched = name
-        hand = self.hands[name][who]
-        getattr(self, f"_{kind}")(self.lines[name], hand, self.threads[hand], rnd)
 
     # -- writing ------------------------------------------------------------------------------------
 
@@ -375,6 +381,7 @@ class ThreadMachine(RuleBasedStateMachine):
         line.delete_checkpoint(point)
         if seen:
             hand.expected = line.head
+        self._sometimes_collect()
 
     def _delete(self, line: Line, hand: Hand, thread: Thread[Any], rnd: random.Random) -> None:
         if rnd.random() < 0.5:
@@ -393,8 +400,16 @@ class ThreadMachine(RuleBasedStateMachine):
         assert report == len(gone)
         for point in gone:
             point.alive = dry
+        self._sometimes_collect()
+
+    def _sometimes_collect(self) -> None:
+        if "gc" not in self.without and self._random.random() < 0.3:
+            self._collect()
 
     def _gc(self, _line: Line, _hand: Hand, _thread: Thread[Any], _: random.Random) -> None:
+        self._collect()
+
+    def _collect(self) -> None:
         self.opened.gc()
         for name in NAMES:
             self._check_line(name)

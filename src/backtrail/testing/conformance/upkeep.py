@@ -106,6 +106,21 @@ class Collecting(Suite):
         ]
         assert store.verify().ok
 
+    def test_a_collection_takes_nothing_that_a_writer_counts_on(self, opener: Opener) -> None:
+        items = [f"{n} " * 60 for n in range(35)]
+        with opener() as store:
+            writer: Thread[Any] = store.thread("t")
+            writer.save({"a": items[:-1], "b": None, "c": []})
+            writer.append("a", items[-1])
+            writer.set("b", items)
+            store.thread("t").prune(keep_last=1)
+            store.gc()
+            for n in range(70):
+                writer.append("c", n)
+        with opener() as store:
+            assert head(store.thread("t")).state == {"a": items, "b": items, "c": list(range(70))}
+            assert store.verify().ok
+
     def test_what_is_saved_again_while_collecting_is_kept(self, store: Store, opener: Opener) -> None:
         state = {"messages": messages(300)}
         store.thread("gone").save(state)

@@ -1,0 +1,124 @@
+"""What the golden stores hold, as plain Python: they are written once per format, and must be read for ever.
+
+`python tests/golden/contents.py PATH` writes a store with the code at hand. A golden store that has been checked in is
+never written again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import decimal
+import enum
+import pathlib
+import random
+import sys
+import uuid
+import zoneinfo
+from typing import Any
+
+import backtrail
+
+
+@dataclasses.dataclass
+class Plan:
+    city: str
+    days: list[int]
+
+
+class Mood(enum.Enum):
+    CALM = 1
+    BUSY = 2
+
+
+def everything() -> dict[str, Any]:
+    """A state with every type of plain data."""
+    return {
+        "none": None,
+        "bools": [True, False, 1, 0, 1.0],
+        "ints": [-1, 2**63, -(2**63), 2**200, -(2**200)],
+        "floats": [0.0, -0.0, 1.5, float("inf"), 5e-324],
+        "strs": ["", "a\0b", "é", "\ud800 lone", "🙂" * 3],
+        "bytes": [b"", b"\0\xff", bytearray(b"array")],
+        "tuple": (1, ("nested", [2])),
+        "sets": [{1, 2, 3}, frozenset({"x"})],
+        "keys": {1: "int", (1, 2): "tuple", None: "none", b"b": "bytes", 2.5: "float"},
+        "times": [
+            dt.datetime(2026, 1, 31, 12, 0, 1, 5),
+            dt.datetime(2026, 1, 31, 12, tzinfo=dt.UTC),
+            dt.datetime(2026, 7, 1, 12, tzinfo=zoneinfo.ZoneInfo("Europe/Lisbon")),
+            dt.datetime(2026, 1, 1, tzinfo=dt.timezone(dt.timedelta(hours=5, minutes=30), "named")),
+            dt.date(2026, 1, 31),
+            dt.time(23, 59, fold=1),
+            dt.timedelta(days=-1, microseconds=7),
+        ],
+        "others": [
+            uuid.UUID(int=7),
+            decimal.Decimal("1.10"),
+            decimal.Decimal("NaN"),
+            pathlib.PurePosixPath("a/b"),
+            pathlib.PureWindowsPath("c:/d"),
+        ],
+    }
+
+
+def long() -> dict[str, Any]:
+    """A state of many chunks: lists, dicts, a str and bytes, at some depth."""
+    rng = random.Random(1)
+    words = [f"word{i}" for i in range(300)]
+    return {
+        "messages": [{"role": "user", "i": i, "content": " ".join(rng.choices(words, k=12))} for i in range(900)],
+        "deep": {"index": {f"key {i}": [i, str(i)] for i in range(2500)}},
+        "text": "".join(f"line {i}\n" for i in range(14_000)),
+        "bytes": rng.randbytes(3_000) * 25,
+    }
+
+
+def histories() -> dict[str, list[tuple[int, str | None, Any]]]:
+    """What each thread's history shows: (step, label, state)."""
+    states = long()
+    grown = {**states, "messages": [*states["messages"], {"role": "user", "content": "one more"}]}
+    flipped = {**grown, "messages": [*grown["messages"][:-1], {**grown["messages"][-1], "status": "done"}]}
+    counted = [(i + 1, None, {"n": list(range(i))}) for i in range(80)]
+    return {
+        "every type": [(1, "types", everything())],
+        "long": [(1, None, states), (2, "grown", grown), (3, None, flipped)],
+        "fork \0 of long": [(2, "grown", grown), (3, None, {"short": True})],
+        "rewound": [(1, "a", {"x": 1}), (2, None, {"x": 1, "y": 4})],
+        "counted": counted,
+        "typed": [(1, None, {"plan": Plan("Lisbon", [1, 2]), "mood": Mood.BUSY})],
+    }
+
+
+def write(path: str) -> None:
+    """Write the store."""
+    with backtrail.open(path) as store:
+        for name in ("every type", "typed"):
+            for _, label, state in histories()[name]:
+                store.thread(name).save(state, label=label, tags=["first"], metadata={"by": "golden", "n": 1})
+        thread = store.thread("long", agent="planner")
+        thread.save(long())
+        thread.append("messages", {"role": "user", "content": "one more"}, label="grown")
+        thread.set("messages[-1].status", "done")
+        thread.fork("fork \0 of long", at="grown").save({"short": True})
+        thread = store.thread("rewound")
+        thread.save({"x": 1}, label="a")
+        thread.set("x", 2)
+        thread.set("x", 3)
+        thread.rewind("a")
+        thread.undo()
+        thread.undo()
+        thread.redo()
+        thread.rewind("a")
+        thread.set("y", 4, kind="recovery")
+        thread = store.thread("counted")
+        thread.save({"n": []})
+        for i in range(79):
+            thread.append("n", i)
+        thread = store.thread("deleted")
+        thread.save({"gone": True})
+        thread.delete()
+
+
+if __name__ == "__main__":
+    write(sys.argv[1])
