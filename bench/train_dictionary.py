@@ -26,7 +26,7 @@ The held-out texts at the end of the file were written by hand, in another voice
 in it; but the shares below were chosen by looking at their ratios.
 """
 
-# ruff: noqa: RUF001, S311
+# ruff: noqa: RUF001
 
 from __future__ import annotations
 

@@ -77,7 +77,9 @@ def prune_takes_one_too_many(patch):
     patch.setattr(
         retention,
         "prunable",
-        lambda heads, standing, policy: chosen(heads, standing, policy._replace(keep_last=max(policy.keep_last - 1, 0))),
+        lambda heads, standing, policy: chosen(
+            heads, standing, policy._replace(keep_last=max(policy.keep_last - 1, 0))
+        ),
     )
 
 
@@ -96,7 +98,9 @@ def collecting_does_not_follow_inner_nodes(patch):
 
 
 def chunks_stand_on_what_is_no_chunk(patch):
-    patch.setattr(payload, "reachable", lambda source, digests: {d: source.fresh[d] for d in digests if d in source.fresh})
+    patch.setattr(
+        payload, "reachable", lambda source, digests: {d: source.fresh[d] for d in digests if d in source.fresh}
+    )
 
 
 def equal_states_are_taken_for_the_same(patch):

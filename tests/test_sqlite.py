@@ -17,7 +17,9 @@ from backtrail.testing.conformance import StoreConformance
 def place():
     directory = tempfile.mkdtemp()
     try:
-        yield partial(backtrail.open, Path(directory, "store.db"), durability="relaxed")  # a disk's speed proves nothing
+        yield partial(
+            backtrail.open, Path(directory, "store.db"), durability="relaxed"
+        )  # a disk's speed proves nothing
     finally:
         shutil.rmtree(directory)
 

@@ -156,7 +156,7 @@ class Thread(Generic[S]):
         yield checkpoint.state
         self.save(checkpoint.state, label=label, tags=tags, metadata=metadata, kind=kind, expect=checkpoint)
 
-    def update(self, fn: Callable[[S | None], S | None], *, retries: int = 10) -> Checkpoint[S]:
+    def update(self, fn: Callable[[Any], S | None], *, retries: int = 10) -> Checkpoint[S]:
         """Load the state (None if there is none), call `fn` with it, and save what it returns, else what it changed.
 
         Begins again when somebody else saved meanwhile, up to `retries` times.

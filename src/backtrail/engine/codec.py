@@ -159,7 +159,9 @@ def _why(value: object) -> str:
             f"{name} is a subclass of a plain type and would come back as that; save it as plain data, "
             "or register it with types=[backtrail.Type(...)]"
         )
-    return f"{name} cannot be kept exactly; save plain data in its place, or register it with types=[backtrail.Type(...)]"
+    return (
+        f"{name} cannot be kept exactly; save plain data in its place, or register it with types=[backtrail.Type(...)]"
+    )
 
 
 def encode(value: object, nodes: Nodes, types: Types) -> Tree:

@@ -38,7 +38,7 @@ from backtrail.errors import Corrupt, Error, Invalid
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-# Extension codes. LIST, STR and BYTES are MessagePack's own types; they have codes because REFs say what they stand for.
+# Extension codes. LIST, STR and BYTES are MessagePack's own types; they have codes because REFs name what they are.
 LIST: Final = 0
 TUPLE: Final = 1
 SET: Final = 2
@@ -255,7 +255,9 @@ def atom(value: object, types: Types) -> bytes | None:
     if type(dumped) is Member:
         inner = Packer(types).fast(dumped.value)
         if inner is None:
-            raise Invalid("this Enum's value cannot be kept exactly; give its members plain values", code="invalid.value")
+            raise Invalid(
+                "this Enum's value cannot be kept exactly; give its members plain values", code="invalid.value"
+            )
         try:
             about = pack(dumped.schema) + pack(dumped.version) + pack(dumped.name)
         except TypeError as error:
@@ -371,6 +373,7 @@ class Packer:
         return not (_suspicious(data) or _Fragments.may_exist()) or _only_known(value, self._kinds)
 
     def __call__(self, value: object) -> ormsgpack.Ext:
+        """Encode what ormsgpack hands back, or raise TypeError."""
         try:
             return self._extension(value)
         except Exception:

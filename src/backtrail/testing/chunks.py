@@ -1,5 +1,7 @@
-"""Small chunks: the sizes at which states are cut, lowered, so that a state of a few hundred bytes has leaves, inner
-nodes, pieces and chains of several bases, and a listing of a few entries has pages.
+"""Small chunks: the sizes at which states are cut, lowered.
+
+So a state of a few hundred bytes has leaves, inner nodes, pieces and chains of several bases, and a listing of a few
+entries has pages.
 
 The sizes decide what a state's root is, so what was written inside `small_chunks()` is to be read inside, too.
 """

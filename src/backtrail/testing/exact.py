@@ -12,7 +12,7 @@ import math
 from typing import Any
 
 
-def same(a: Any, b: Any) -> bool:
+def same(a: Any, b: Any) -> bool:  # noqa: PLR0911 - one answer for each kind of value
     """Tell whether two values are the same, exactly."""
     if type(a) is not type(b):
         return False
@@ -28,7 +28,7 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, float):
         return (math.isnan(a) and math.isnan(b)) or (a == b and math.copysign(1, a) == math.copysign(1, b))
     if isinstance(a, decimal.Decimal):
-        return a.as_tuple() == b.as_tuple()
+        return bool(a.as_tuple() == b.as_tuple())
     if isinstance(a, dt.datetime | dt.time):
         return repr(a) == repr(b) and a.fold == b.fold
     if dataclasses.is_dataclass(a):

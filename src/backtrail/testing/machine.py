@@ -40,7 +40,19 @@ NAMES: Final = ("a", "b", "a_b")
 LABELS: Final = (None, None, None, "before", "after")
 TAGS: Final = ("good", "odd")
 
-WRITES: Final = ("save", "save", "save", "append", "append", "look", "set", "delete_at", "step", "update", "save_expecting")
+WRITES: Final = (
+    "save",
+    "save",
+    "save",
+    "append",
+    "append",
+    "look",
+    "set",
+    "delete_at",
+    "step",
+    "update",
+    "save_expecting",
+)
 MOVES: Final = ("undo", "undo", "undo", "redo", "redo", "redo", "rewind", "rewind")
 REMOVALS: Final = ("delete_checkpoint", "delete_checkpoint", "delete_head", "prune", "prune", "delete")
 OTHERS: Final = ("fork", "tag", "refs", "diff", "gc", "reopen", "transaction")
@@ -53,7 +65,8 @@ seeds = st.integers(0, 0xFFFF)
 def run(place: Place, chosen: settings | None = None) -> None:
     """Run the machine on stores that are made in `place`, as the current hypothesis profile says."""
     quiet = settings(chosen or settings.default, deadline=None, suppress_health_check=list(HealthCheck))
-    run_state_machine_as_test(lambda: ThreadMachine(place), settings=quiet)
+    made: Any = lambda: ThreadMachine(place)  # noqa: E731 - called where a class is asked for
+    run_state_machine_as_test(made, settings=quiet)
 
 
 class Aborted(Exception):  # noqa: N818 - not an error: how a transaction is given up
@@ -182,7 +195,9 @@ class ThreadMachine(RuleBasedStateMachine):
         self._agree(made, point)
         return point
 
-    def _write(self, hand: Hand, line: Line, state: Any, meta: dict[str, Any], write: Callable[[], Checkpoint[Any]]) -> None:
+    def _write(
+        self, hand: Hand, line: Line, state: Any, meta: dict[str, Any], write: Callable[[], Checkpoint[Any]]
+    ) -> None:
         """Do a write that is a `Conflict` exactly if the handle's expectation is not the head."""
         if hand.expected is not UNKNOWN and hand.expected is not line.head:
             with pytest.raises(Conflict) as caught:

@@ -44,7 +44,10 @@ def message(rnd: random.Random) -> Any:
     """Return what a list of messages may hold. There are few different ones, so that states share parts."""
     kind = rnd.random()
     if kind < 0.5:
-        return {"role": rnd.choice(("user", "assistant")), "content": " ".join(rnd.choices(_WORDS, k=rnd.randrange(1, 5)))}
+        return {
+            "role": rnd.choice(("user", "assistant")),
+            "content": " ".join(rnd.choices(_WORDS, k=rnd.randrange(1, 5))),
+        }
     return rnd.randrange(9) if kind < 0.8 else value(rnd, 2)
 
 
@@ -151,7 +154,9 @@ def _varied(rnd: random.Random, old: Any) -> Any:
         where = rnd.randrange(len(old) + 1)
         more = rnd.choice(_WORDS)
         skip = rnd.choice((0, 0, 1, 5))
-        return old[:where] + (more.encode("utf-8", "surrogatepass") if isinstance(old, bytes) else more) + old[where + skip :]
+        if isinstance(old, bytes):
+            return old[:where] + more.encode("utf-8", "surrogatepass") + old[where + skip :]
+        return old[:where] + more + old[where + skip :]
     if isinstance(old, list) and rnd.random() < 0.5:
         return rnd.choice((tuple, list, lambda items: dict(enumerate(items))))(old)
     return value(rnd, 1)

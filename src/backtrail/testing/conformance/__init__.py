@@ -1,4 +1,6 @@
-"""The conformance suite: what every store promises, as tests. A backend's own test file is a few lines:
+"""The conformance suite: what every store promises, as tests.
+
+A backend's own test file is a few lines:
 
     class TestMyBackend(StoreConformance):
         @pytest.fixture

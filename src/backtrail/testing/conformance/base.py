@@ -71,14 +71,17 @@ def chunks_read(store: Store) -> Iterator[list[bytes]]:
 
 
 def ids(checkpoints: Iterable[Checkpoint[Any]]) -> list[str]:
+    """Return their ids."""
     return [checkpoint.id for checkpoint in checkpoints]
 
 
 def steps(checkpoints: Iterable[Checkpoint[Any]]) -> list[int]:
+    """Return their steps."""
     return [checkpoint.step for checkpoint in checkpoints]
 
 
 def states(checkpoints: Iterable[Checkpoint[Any]]) -> list[Any]:
+    """Return their states."""
     return [checkpoint.state for checkpoint in checkpoints]
 
 
@@ -96,4 +99,7 @@ def fill(thread: Thread[Any], count: int) -> list[Checkpoint[Any]]:
 
 def messages(count: int, *, size: int = 200, start: int = 0) -> list[dict[str, Any]]:
     """Return messages that are all different."""
-    return [{"role": "user", "content": f"{n} " + f"{n * 7919 % 9973:05d} " * (size // 6)} for n in range(start, start + count)]
+    return [
+        {"role": "user", "content": f"{n} " + f"{n * 7919 % 9973:05d} " * (size // 6)}
+        for n in range(start, start + count)
+    ]

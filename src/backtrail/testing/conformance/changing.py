@@ -1,4 +1,4 @@
-"""Changes that are named: `append`, `set`, `delete_at`, `step` and `update`; and that the way to a state does not show."""
+"""Changes that are named: `append`, `set`, `delete_at`, `step`, `update`; and that the way to a state does not show."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from backtrail.testing.conformance.base import Suite, head, ids
 from backtrail.testing.exact import same
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from backtrail import Store, Thread
 
 
@@ -51,7 +53,7 @@ class Changing(Suite):
 
     def test_set_replaces_what_is_there_and_adds_a_key_at_the_end(self, thread: Thread[Any]) -> None:
         thread.save({"a": 1, "b": [1, 2, 3]})
-        assert same(thread.set("a", True).state, {"a": True, "b": [1, 2, 3]})
+        assert same(thread.set("a", value=True).state, {"a": True, "b": [1, 2, 3]})
         assert thread.set("b[1]", "two").state["b"] == [1, "two", 3]
         assert thread.set("b[-1]", {"x": None}).state["b"] == [1, "two", {"x": None}]
         assert same(thread.set("c", 1.0).state, {"a": True, "b": [1, "two", {"x": None}], "c": 1.0})
@@ -69,9 +71,12 @@ class Changing(Suite):
         assert thread.delete_at("c.d").state == {"b": [2], "c": {}}
 
     @pytest.mark.parametrize("path", ["x", "a.x", "b[9]", "b.x", "a[0]", ("b", "0"), ("b", True)])
-    def test_a_path_that_leads_nowhere_is_not_found_and_nothing_is_written(self, thread: Thread[Any], path: Any) -> None:
+    def test_a_path_that_leads_nowhere_is_not_found_and_nothing_is_written(
+        self, thread: Thread[Any], path: Any
+    ) -> None:
         saved = thread.save({"a": 1, "b": [1]})
-        for call in (lambda: thread.append(path, 1), lambda: thread.delete_at(path)):
+        calls: tuple[Callable[[], object], ...] = (lambda: thread.append(path, 1), lambda: thread.delete_at(path))
+        for call in calls:
             with pytest.raises(NotFound):
                 call()
         assert head(thread) == saved
@@ -148,7 +153,12 @@ class Changing(Suite):
 
     def test_update_begins_a_thread(self, thread: Thread[Any]) -> None:
         seen: list[Any] = []
-        made = thread.update(lambda state: seen.append(state) or {"n": 1})  # type: ignore[func-returns-value]
+
+        def begin(state: Any) -> dict[str, int]:
+            seen.append(state)
+            return {"n": 1}
+
+        made = thread.update(begin)
         assert seen == [None]
         assert (made.step, made.state) == (1, {"n": 1})
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from backtrail import NEW, Conflict, Invalid, NotFound
-from backtrail.testing.conformance.base import Suite, fill, head, ids, states, steps
+from backtrail import NEW, Conflict, Invalid
+from backtrail.testing.conformance.base import Suite, head, ids, states, steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -154,11 +154,12 @@ class Expecting(Suite):
     def test_changes_by_path_can_expect_too(self, store: Store) -> None:
         a = store.thread("t").save({"l": [], "n": 1})
         b = store.thread("t").append("l", 1, expect=a)
-        for write in (
+        writes: tuple[Callable[[], object], ...] = (
             lambda: store.thread("t").append("l", 2, expect=a),
             lambda: store.thread("t").set("n", 2, expect=a.id),
             lambda: store.thread("t").delete_at("n", expect=a),
-        ):
+        )
+        for write in writes:
             with pytest.raises(Conflict):
                 write()
         assert head(store.thread("t")) == b

@@ -12,7 +12,9 @@ from backtrail.testing.conformance.base import Suite, chunks_read, head, message
 from backtrail.testing.exact import same
 
 if TYPE_CHECKING:
-    from backtrail import Store, Thread
+    from collections.abc import Callable
+
+    from backtrail import Checkpoint, Store, Thread
     from backtrail.testing.conformance.base import Opener
 
 LONG: dict[str, Any] = {
@@ -44,7 +46,7 @@ class Large(Suite):
             thread: Thread[Any] = store.thread("t")
             assert same(head(thread).state, state)
             thread.append("deep[0].in[1]['a list']".replace("'", '"'), "more")
-            state["deep"][0]["in"][1]["a list"].append("more")  # type: ignore[index, union-attr, call-overload]
+            state["deep"][0]["in"][1]["a list"].append("more")
             thread.set("n", 0)
             state["n"] = 0
             assert same(head(store.thread("t")).state, state)
@@ -125,13 +127,14 @@ class Large(Suite):
             store.thread("t").save(state)
             chunks = store.stats().chunks
         assert chunks > 20
-        for read, expected, most in (
+        reads: tuple[tuple[Callable[[Checkpoint[Any]], object], object, int], ...] = (
             (lambda made: made.get("n"), 5, 2),
             (lambda made: made.tail("messages", 3), messages(3, start=3997), 5),
             (lambda made: made.get("messages[2000].role"), "user", 6),
             (lambda made: made.get(("table", "key 1500")), messages(1)[0], 6),
             (lambda made: made.get("table.nothing"), None, 6),
-        ):
+        )
+        for read, expected, most in reads:
             with opener() as store, chunks_read(store) as asked:
                 assert read(store.thread("t").load()) == expected
                 assert len(set(asked)) <= most
@@ -163,7 +166,11 @@ class Large(Suite):
         with small_chunks():
             with opener() as store:
                 thread: Thread[Any] = store.thread("t")
-                state: dict[str, Any] = {"l": messages(60, size=30), "d": {f"k{n}": n for n in range(60)}, "t": "a\n" * 300}
+                state: dict[str, Any] = {
+                    "l": messages(60, size=30),
+                    "d": {f"k{n}": n for n in range(60)},
+                    "t": "a\n" * 300,
+                }
                 expected = []
                 for n in range(40):
                     state["l"].insert(n * 7 % len(state["l"]), n)

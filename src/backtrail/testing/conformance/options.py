@@ -249,7 +249,14 @@ class Others(Suite):
 
     @pytest.mark.parametrize(
         "options",
-        [{"durability": "none"}, {"durability": None}, {"schema": "x"}, {"types": [5]}, {"types": ["Trip"]}, {"types": [dict]}],
+        [
+            {"durability": "none"},
+            {"durability": None},
+            {"schema": "x"},
+            {"types": [5]},
+            {"types": ["Trip"]},
+            {"types": [dict]},
+        ],
     )
     def test_options_that_are_nonsense_are_invalid(self, opener: Opener, options: dict[str, Any]) -> None:
         with pytest.raises(Invalid):
@@ -267,7 +274,13 @@ class Others(Suite):
         thread.save({"n": 1})
         store.close()
         store.close()
-        for call in (lambda: thread.save({"n": 2}), thread.latest, lambda: list(store.threads()), store.stats, store.gc):
+        for call in (
+            lambda: thread.save({"n": 2}),
+            thread.latest,
+            lambda: list(store.threads()),
+            store.stats,
+            store.gc,
+        ):
             with pytest.raises(Unavailable):
                 call()
         with opener() as again:

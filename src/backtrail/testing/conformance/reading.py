@@ -134,7 +134,9 @@ class Refs(Suite):
             assert thread.load(checkpoint.id) == checkpoint
             assert thread.load(checkpoint.id[:12]) == checkpoint
 
-    @pytest.mark.parametrize("ref", ["@~6", "@~999999999", 0, -1, 99, 10**30, "nothing", "ffffffffffffffffffffffff", "@x", "@~", "@@"])
+    @pytest.mark.parametrize(
+        "ref", ["@~6", "@~999999999", 0, -1, 99, 10**30, "nothing", "ffffffffffffffffffffffff", "@x", "@~", "@@"]
+    )
     def test_what_is_not_there_is_not_found(self, thread: Thread[Any], ref: Any) -> None:
         fill(thread, 3)
         with pytest.raises(NotFound) as caught:
@@ -166,7 +168,9 @@ class Refs(Suite):
         assert len({checkpoint.id[:6] for checkpoint in made}) == 60
         assert thread.load(made[30].id[:6]) == made[30]
 
-    def test_an_id_comes_before_a_label_and_a_label_before_a_tag_and_a_tag_before_a_prefix(self, thread: Thread[Any]) -> None:
+    def test_an_id_comes_before_a_label_and_a_label_before_a_tag_and_a_tag_before_a_prefix(
+        self, thread: Thread[Any]
+    ) -> None:
         first = thread.save({"n": 1})
         prefix = first.id[:8]
         assert thread.load(prefix) == first
@@ -290,7 +294,7 @@ class Parts(Suite):
                 Checkpoint.from_bytes(cut)
         for foreign in (b"", b"x", "text", None, data[1:]):
             with pytest.raises(Invalid):
-                Checkpoint.from_bytes(foreign)  # type: ignore[arg-type]
+                Checkpoint.from_bytes(foreign)
 
 
 def _shown(changes: Any) -> list[tuple[str, str, Any, Any]]:

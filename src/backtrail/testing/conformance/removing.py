@@ -11,6 +11,8 @@ from backtrail import Conflict, Invalid, NotFound
 from backtrail.testing.conformance.base import Clock, Suite, fill, head, ids, states, steps
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from backtrail import Store, Thread
     from backtrail.testing.conformance.base import Opener
 
@@ -150,7 +152,9 @@ class Deleting(Suite):
         assert store.stats().logical_bytes == size - gone.size
         assert [info.checkpoints for info in store.threads()] == [2]
 
-    def test_a_checkpoint_held_by_somebody_is_not_found_once_it_is_collected(self, store: Store, thread: Thread[Any]) -> None:
+    def test_a_checkpoint_held_by_somebody_is_not_found_once_it_is_collected(
+        self, store: Store, thread: Thread[Any]
+    ) -> None:
         thread.save({"l": list(range(50))})
         held = thread.append("l", 1)
         fresh = store.thread("t").load(held.id)
@@ -291,7 +295,8 @@ class Pruning(Suite):
         assert store.stats().checkpoints == 2
 
     @pytest.mark.parametrize(
-        "policy", [{}, {"keep_last": -1}, {"keep_last": True}, {"keep_last": 1.0}, {"older_than": 0}, {"older_than": -5}]
+        "policy",
+        [{}, {"keep_last": -1}, {"keep_last": True}, {"keep_last": 1.0}, {"older_than": 0}, {"older_than": -5}],
     )
     def test_a_policy_that_says_nothing_or_nonsense_is_invalid(
         self, store: Store, thread: Thread[Any], policy: dict[str, Any]
@@ -348,11 +353,12 @@ class Ending(Suite):
         stale: Thread[Any] = store.thread("t")
         fill(stale, 2)
         thread.delete()
-        for write in (
+        writes: tuple[Callable[[], object], ...] = (
             lambda: stale.save({"n": 3}),
             lambda: stale.set("n", 3),
             lambda: stale.delete_at("n"),
-        ):
+        )
+        for write in writes:
             with pytest.raises((Conflict, NotFound)):
                 write()
         with pytest.raises(NotFound):
@@ -374,7 +380,7 @@ class Ending(Suite):
             stale.save({"n": 2})
         assert list(thread.history()) == [new]
 
-    def test_a_new_beginning_forgets_agent_origin_and_age(self, store: Store, thread: Thread[Any]) -> None:
+    def test_a_new_beginning_forgets_agent_origin_and_age(self, store: Store) -> None:
         clock = Clock(store)
         first: Thread[Any] = store.thread("a", agent="planner")
         first.save({"n": 1})

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from backtrail import Invalid, NotFound
-from backtrail.testing.conformance.base import Suite, fill, head, ids, steps
+from backtrail import NotFound
+from backtrail.testing.conformance.base import Suite, fill, head, steps
 from backtrail.testing.exact import same
 
 if TYPE_CHECKING:

@@ -82,7 +82,9 @@ class Forks(Suite):
         assert store.verify().ok
         assert next(info for info in store.threads()).forked_from == at.id
 
-    def test_the_source_lives_on_when_the_fork_is_deleted_and_collected(self, store: Store, thread: Thread[Any]) -> None:
+    def test_the_source_lives_on_when_the_fork_is_deleted_and_collected(
+        self, store: Store, thread: Thread[Any]
+    ) -> None:
         thread.save({"messages": messages(300)})
         thread.fork("other").save({"messages": messages(5)})
         store.thread("other").delete()

@@ -132,7 +132,8 @@ class Typed(Suite):
 
     def test_what_is_of_another_type_is_refused_and_not_written(self, store: Store) -> None:
         thread: Thread[Any] = store.thread("t", Plan)
-        for state in ({"name": "x"}, None, [], Day(Place("x")), 5):
+        others: tuple[object, ...] = ({"name": "x"}, None, [], Day(Place("x")), 5)
+        for state in others:
             with pytest.raises(Invalid):
                 thread.save(state)
         assert thread.latest() is None

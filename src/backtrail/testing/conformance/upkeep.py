@@ -91,7 +91,9 @@ class Collecting(Suite):
                 assert store.gc().chunks > 50
                 assert store.stats().chunks == 0
 
-    def test_a_handle_that_wrote_before_a_collection_writes_on_after_it(self, store: Store, thread: Thread[Any]) -> None:
+    def test_a_handle_that_wrote_before_a_collection_writes_on_after_it(
+        self, store: Store, thread: Thread[Any]
+    ) -> None:
         thread.save({"messages": messages(300)})
         thread.append("messages", 1)
         store.thread("t").prune(keep_last=1)
