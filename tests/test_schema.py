@@ -1451,7 +1451,7 @@ class Node:
         (type[Leaf], set()),
         (typing.Callable[[Leaf], LeafB], set()),
     ],
-    ids=str,
+    ids=lambda value: " ".join(sorted(value)) if isinstance(value, set) else str(value),
 )
 def test_every_class_that_an_annotation_names_is_found(annotation, names):
     types = Types().for_state(annotation)

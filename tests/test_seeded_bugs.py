@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 from hypothesis import Phase, settings
 
-from backtrail.engine import changes, codec, log, nodes, payload, retention, rows, upkeep, writes
+from backtrail.engine import changes, codec, log, nodes, payload, refs, retention, rows, upkeep, writes
 from backtrail.engine.heads import Heads
 from backtrail.engine.overlay import Overlay
 from backtrail.engine.schema import Types
@@ -59,6 +59,10 @@ def undo_goes_to_what_was_deleted(patch):
     patch.setattr(log, "undo_target", lambda nearest, read, *, head, start: nearest(start) if start else None)
 
 
+def redo_goes_to_what_was_deleted(patch):
+    patch.setattr(log, "redo_target", lambda read, *, head, start: read(start) if start else None)
+
+
 def redo_survives_a_save(patch):
     made = rows.checkpoint
 
@@ -83,8 +87,23 @@ def prune_takes_one_too_many(patch):
     )
 
 
+def a_maximum_keeps_one_too_many(patch):
+    placed = retention._places
+    patch.setattr(retention, "_places", lambda heads, standing, listed, first=0: placed(heads, standing, listed))
+
+
 def collecting_takes_rows_that_others_stand_on(patch):
     patch.setattr(upkeep, "_on_its_own", lambda heads, record, row: row._replace(base=row.seq))
+
+
+def collecting_takes_chunks_that_writers_count_on(patch):
+    base, alone = payload.base, upkeep._on_its_own
+
+    def lonely(*arguments):
+        with mock.patch.object(payload, "base", lambda tree, _, compress: base(tree, frozenset(), compress=compress)):
+            return alone(*arguments)
+
+    patch.setattr(upkeep, "_on_its_own", lonely)
 
 
 def collecting_does_not_follow_inner_nodes(patch):
@@ -123,6 +142,12 @@ def equal_states_are_taken_for_the_same(patch):
     patch.setattr(changes, "replaced", replaced)
 
 
+def a_label_means_the_newest_wherever_it_is(patch):
+    patch.setattr(
+        refs, "_newest", lambda heads, standing, seqs: heads.sound_row(standing.record, max(seqs)) if seqs else None
+    )
+
+
 def nobody_checks_expectations(patch):
     patch.setattr(Writes, "_require", lambda *_: None)
 
@@ -154,13 +179,17 @@ BUGS = [
     undo_forgets_redo,
     undo_undoes_itself,
     undo_goes_to_what_was_deleted,
+    redo_goes_to_what_was_deleted,
     redo_survives_a_save,
     prune_takes_labelled_ones,
     prune_takes_one_too_many,
+    a_maximum_keeps_one_too_many,
     collecting_takes_rows_that_others_stand_on,
+    collecting_takes_chunks_that_writers_count_on,
     collecting_does_not_follow_inner_nodes,
     chunks_stand_on_what_is_no_chunk,
     equal_states_are_taken_for_the_same,
+    a_label_means_the_newest_wherever_it_is,
     nobody_checks_expectations,
     an_append_counts_as_reading,
     deleting_the_head_goes_back_too_far,
@@ -174,7 +203,7 @@ def test_without_a_bug_nothing_is_found():
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
 def test_a_bug_is_found(monkeypatch, bug):
-    monkeypatch.setattr(writes, "PATIENCE", 0.1)  # some make the engine try in vain
+    monkeypatch.setattr(writes, "PATIENCE", 1.0)  # some make the engine try in vain
     bug(monkeypatch)
     with pytest.raises((AssertionError, pytest.fail.Exception, Error)):
         machine.run(in_memory, TRY)

@@ -71,6 +71,6 @@ def check_metadata(metadata: Any) -> dict[str, Any]:
 def check_duration(value: Any, what: str) -> int:
     """Return a duration, given as a timedelta or in seconds, in microseconds."""
     seconds = value.total_seconds() if isinstance(value, dt.timedelta) else value
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < 1e12:  # noqa: PLR2004
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 1e-6 <= seconds < 1e12:  # noqa: PLR2004
         raise Invalid(f"{what} is a timedelta or a number of seconds above 0, not {value!r}", code="invalid.argument")
     return int(seconds * 1_000_000)

@@ -84,6 +84,11 @@ class Checkpoint(Generic[S]):
     # -- known at once ----------------------------------------------------------------------------
 
     @property
+    def op_id(self) -> bytes:
+        """What tells this checkpoint from one that a dropped transaction gave the same id."""
+        return self._row.op_id
+
+    @property
     def seq(self) -> int:
         """Its place in the thread's log."""
         return self._row.seq
@@ -218,7 +223,7 @@ class Checkpoint(Generic[S]):
     # -- as a value -----------------------------------------------------------------------------------
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Checkpoint) and other.id == self.id
+        return isinstance(other, Checkpoint) and other.id == self.id and other.op_id == self.op_id
 
     def __hash__(self) -> int:
         return hash(self.id)

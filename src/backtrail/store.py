@@ -220,13 +220,13 @@ class Store:
         It belongs to the calling thread or task. If somebody else writes to one of its threads meanwhile, its end is a
         `Conflict` and nothing was written.
         """
-        self._engine.begin()
+        desk = self._engine.begin()
         try:
             yield
         except BaseException:
-            self._engine.end(commit=False)
+            self._engine.end(desk, commit=False)
             raise
-        self._engine.end(commit=True)
+        self._engine.end(desk, commit=True)
 
     # -- upkeep -----------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from backtrail.engine import changes, diff, log, owner, refs, retention, wire
 from backtrail.engine.codec import Decoder, Encoder, encode
 from backtrail.engine.paths import parse
 from backtrail.engine.rows import Meta
-from backtrail.engine.writes import ANY, NOTHING, Key
+from backtrail.engine.writes import ANY, ANYTHING, NOTHING, Expect, Key
 from backtrail.errors import Conflict, Corrupt, Invalid, NotFound
 from backtrail.values import MISSING, NEW, Change, Diff, PruneReport, Reordered, Sentinel
 
@@ -64,7 +64,7 @@ class Thread(Generic[S]):
         self._type = type
         self._types = engine.types.for_state(type)
         self._known: Standing | None = None
-        self._expected: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
+        self._expected: weakref.WeakKeyDictionary[object, Expect] = weakref.WeakKeyDictionary()
 
     def __repr__(self) -> str:
         return f"<Thread {self.id!r}>"
@@ -108,7 +108,7 @@ class Thread(Generic[S]):
         if not items:
             raise Invalid("append needs at least one item", code="invalid.argument")
         change = changes.Append(parse(path), items, self._types, self.id)
-        return self._write(change, meta, expect, default=ANY)
+        return self._write(change, meta, expect, default=ANYTHING)
 
     def set(
         self,
@@ -180,7 +180,7 @@ class Thread(Generic[S]):
     def latest(self) -> Checkpoint[S] | None:
         """Return the head, or None if the thread does not exist."""
         standing = self._standing()
-        self._expect(standing.newest.head if standing else NOTHING)
+        self._expect(standing)
         return self._checkpoint(standing, standing.head) if standing and standing.head else None
 
     def load(self, ref: Ref = "@") -> Checkpoint[S]:
@@ -188,7 +188,7 @@ class Thread(Generic[S]):
         standing = self._require_standing()
         row = self._resolve(standing, ref)
         if row.seq == standing.newest.head:
-            self._expect(row.seq)
+            self._expect(standing)
         return self._checkpoint(standing, row)
 
     def history(
@@ -394,16 +394,15 @@ class Thread(Generic[S]):
             return row
 
         done, standing = self._engine.desk.writes.delete_checkpoint(self._key, find)
-        if done and standing is not None and before in (ANY, *found):  # else there is a head it has not read
+        if done and standing is not None and before.head in (ANY, *found):  # else there is a head it has not read
             self._remember(standing)
         return done
 
     def delete(self) -> bool:
         """Delete the thread and say whether there was one. It starts again at step 1."""
-        done, _ = self._engine.desk.writes.delete_thread(self._key)
-        if done:
-            self._known = None
-            self._expect(ANY)
+        done, standing = self._engine.desk.writes.delete_thread(self._key)
+        if done and standing is not None:
+            self._remember(standing)
         return done
 
     # -- inside -------------------------------------------------------------------------------------------
@@ -430,31 +429,40 @@ class Thread(Generic[S]):
         row = self._resolve(standing, ref)
         return self._engine.desk.heads.chain(standing.record, row).tree
 
-    def _expectation(self) -> int:
+    def _expectation(self) -> Expect:
         """Return what this caller's next save is to stand on."""
         overlay = self._engine.desk.overlay
         if overlay is not None and self in overlay.expected:
-            return overlay.expected[self]
-        return self._expected.get(owner.current(), ANY)
+            expected: Expect = overlay.expected[self]
+            return expected
+        return self._expected.get(owner.current(), ANYTHING)
 
-    def _expect(self, head: int) -> None:
-        """Keep what this caller read or wrote; in a transaction, until it has been written."""
+    def _expect(self, standing: Standing | None) -> None:
+        """Keep the head that this caller has read or written.
+
+        What a transaction has written counts outside of it only once it has been; what was read in it counts at once.
+        """
         me, overlay = owner.current(), self._engine.desk.overlay
+        head = standing.head if standing else None
+        expect = Expect(head.seq, head.op_id) if head else Expect(NOTHING)
+        if overlay is None or standing is None or not overlay.wrote(standing.record.no):
+            self._expected[me] = expect
+        else:
+            overlay.after_commit.append(lambda: self._expected.__setitem__(me, expect))
         if overlay is not None:
-            overlay.expected[self] = head
-        self._engine.when_done(lambda: self._expected.__setitem__(me, head))
+            overlay.expected[self] = expect
 
     def _remember(self, standing: Standing) -> None:
         """Keep what was just written: the next write by this handle begins there."""
         self._keep(standing)
-        self._expect(standing.newest.head)
+        self._expect(standing)
 
     def _keep(self, standing: Standing) -> None:
         if self._engine.desk.overlay is None:  # what stands in a transaction is not yet what stands in the store
             self._known = standing
 
     def _write(
-        self, propose: Propose, meta: Meta, expect: Checkpoint[Any] | str | Sentinel | None, *, default: int
+        self, propose: Propose, meta: Meta, expect: Checkpoint[Any] | str | Sentinel | None, *, default: Expect
     ) -> Checkpoint[S]:
         desk = self._engine.desk
         expected = default if expect is None else self._explicit(expect)
@@ -463,23 +471,23 @@ class Thread(Generic[S]):
         standing = desk.writes.save(self._key, propose, meta, expect=expected, known=known)
         if standing.head is None:
             raise Corrupt(f"thread {self.id!r} has lost its head", code="corrupt.row")
-        if before in (ANY, standing.head.parent) or expected != ANY:
+        if before.head in (ANY, standing.head.parent) or expected.head != ANY:
             self._remember(standing)
         else:  # an append that landed on what this caller has not read: its next save must still find that out
             self._keep(standing)
         return self._checkpoint(standing, standing.head, tags=meta.tags)
 
-    def _explicit(self, expect: Checkpoint[Any] | str | Sentinel) -> int:
+    def _explicit(self, expect: Checkpoint[Any] | str | Sentinel) -> Expect:
         if expect is NEW:
-            return NOTHING
+            return Expect(NOTHING)
         text = expect.id if isinstance(expect, Checkpoint) else expect
         parsed = log.parse_id(text) if isinstance(text, str) else None
         if parsed is None:
             raise Invalid(f"expect is a checkpoint, its id, or backtrail.NEW, not {expect!r}", code="invalid.argument")
         record: ThreadRecord | None = self._engine.desk.heads.backend.find_thread(self._key.space, self._key.name)
-        if record is not None and record.uid != parsed[0]:
-            raise Invalid(f"expect={text!r} is a checkpoint of another thread", code="invalid.argument")
-        return parsed[1]
+        if parsed[1] == NOTHING or (record is not None and record.uid != parsed[0]):
+            raise Invalid(f"expect={text!r} is not a checkpoint of this thread", code="invalid.argument")
+        return Expect(parsed[1], expect.op_id if isinstance(expect, Checkpoint) else None)
 
     def _meta(
         self, label: str | None, tags: tuple[str, ...] | list[str], metadata: Mapping[str, Any] | None, kind: str

@@ -96,20 +96,19 @@ class Append(_Edit):
     def _ops(self, tree: Tree) -> list[Op]:
         rep, steps = locate(tree, self._path, self._types)
         if texts.code_of(rep) in (wire.STR, wire.TEXT):
-            return self._text(tree, rep, steps)
+            return self._text(rep, steps)
         spine = spines.open_rep(rep, tree.nodes)
         if spine is None or spine.code != wire.LIST:
             raise self._invalid("is neither a list nor a str, so nothing can be appended to it; use set()")
         reps = [self._encoder(tree, self._path.child(spine.length + i)).rep(v) for i, v in enumerate(self._items)]
         return [[SPLICE, steps, spine.length, 0, reps]]
 
-    def _text(self, tree: Tree, rep: bytes, steps: list[Step]) -> list[Op]:
+    def _text(self, rep: bytes, steps: list[Step]) -> list[Op]:
         if not all(type(item) is str for item in self._items):
             raise self._invalid("is a str: only str can be appended to it")
         if len(steps) > MAX_NESTED:
             raise self._invalid(f"is more than {MAX_NESTED} levels deep; set a value further up")
-        _, text = texts.open_rep(tree.nodes, rep)
-        return [[PATCH, steps, len(text), 0, "".join(self._items).encode("utf-8", "surrogatepass")]]
+        return [[PATCH, steps, texts.length_of(rep), 0, "".join(self._items).encode("utf-8", "surrogatepass")]]
 
 
 class Put(_Edit):

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, NamedTuple
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from backtrail.engine import owner, upkeep
 from backtrail.engine.heads import Heads, Options
 from backtrail.engine.overlay import Overlay
 from backtrail.engine.writes import Writes
-from backtrail.errors import Invalid
+from backtrail.errors import Error, Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from backtrail.backends.port import Backend, ThreadRecord
     from backtrail.engine.schema import Types
+
+
+_TRIM_EVERY: Final = 64
 
 
 class Desk(NamedTuple):
@@ -35,6 +39,7 @@ class Engine:
         self.options = options
         heads = Heads(backend, types, options)
         self._direct = Desk(heads, Writes(heads, self._trim))
+        self._written: dict[int, int] = {}
         self._open: weakref.WeakKeyDictionary[object, Desk] = weakref.WeakKeyDictionary()
 
     @property
@@ -43,8 +48,16 @@ class Engine:
         return self._open.get(owner.current(), self._direct) if self._open else self._direct
 
     def _trim(self, record: ThreadRecord) -> None:
-        """Now and then remove rows that the store's own options have hidden, so that they do not pile up."""
-        if self.options.retires:
+        """Now and then remove rows that the store's own options have hidden, so that they do not pile up.
+
+        The write before it is done: whatever goes wrong here must not look as if that had failed.
+        """
+        if not self.options.retires:
+            return
+        self._written[record.no] = self._written.get(record.no, 0) + 1
+        if self._written[record.no] % _TRIM_EVERY:
+            return
+        with suppress(Error):
             upkeep.collect_rows(self._direct.heads, record)
 
     # -- transactions -----------------------------------------------------------------------------
@@ -60,11 +73,18 @@ class Engine:
         desk = self._open[me] = Desk(heads, Writes(heads), overlay)
         return desk
 
-    def end(self, *, commit: bool) -> None:
-        """Close the caller's transaction: write all of it, or none."""
-        desk = self._open.pop(owner.current(), None)
-        if desk is not None and desk.overlay is not None:
-            desk.overlay.finish(commit=commit)
+    def end(self, desk: Desk, *, commit: bool) -> None:
+        """Close a transaction: write all of it, or none."""
+        mine = self._open.get(owner.current()) is desk
+        for other in [who for who, open_desk in self._open.items() if open_desk is desk]:
+            del self._open[other]
+        if desk.overlay is not None:
+            desk.overlay.finish(commit=commit and mine)
+        if not mine and commit:
+            raise Invalid(
+                "a transaction ends in the thread or task that it began in; nothing of it was written",
+                code="invalid.transaction",
+            )
 
     def when_done(self, action: Callable[[], None]) -> None:
         """Do something at once, or when the caller's transaction has been written."""

@@ -160,6 +160,11 @@ class Heads:
         rows = _from_base(self.backend.rows(record.no, ranges, payload=True))
         if not rows or rows[-1].seq != row.seq:
             raise Corrupt("a row that it stands on is missing", code="corrupt.row")
+        if rows[-1].op_id != row.op_id:
+            name = log.checkpoint_id(record.uid, row.seq)
+            raise NotFound(
+                f"checkpoint {name} was never stored: its transaction was dropped", code="not_found.checkpoint"
+            )
         tree, settled = payload.read_base(rows[0].payload or b"", self.nodes())
         weight = 0
         for above in rows[1:]:

@@ -15,8 +15,8 @@ one a redo goes forward to. So the newest row tells everything, and undo and red
 *Views.* The checkpoints from the root to the head are a few ranges of seq. A row that moves the head stores them;
 a checkpoint names the last such row (`view`) and stands behind its ranges. So "is this in view" is a range test.
 
-*Hidden and gone.* Deleting hides a checkpoint; upkeep may later remove the row of a hidden SAVE. Whoever meets a gap
-knows what stood there: a hidden SAVE, whose undo is the row before.
+*Hidden and gone.* Deleting hides a checkpoint; upkeep may later remove its row. Whoever meets a gap knows what stood
+there: a hidden SAVE, whose undo is the row before, or a hidden FORK, before which there is no head.
 
 Everything here is a pure function of rows.
 """

@@ -8,7 +8,7 @@ the backend is required again, of the backend itself, when the transaction is wr
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from backtrail.backends.port import Batch, MissingChunks, Row, Stale, ThreadRecord, Vanished
 from backtrail.errors import Conflict, Unavailable
@@ -35,7 +35,7 @@ class Overlay:
         self._tags: dict[tuple[int, int, str], bool] = {}
         self._done = False
         self.after_commit: list[Callable[[], None]] = []
-        self.expected: dict[object, int] = {}
+        self.expected: dict[object, Any] = {}
         """The heads that handles last read or wrote in this transaction."""
 
     # -- the end ------------------------------------------------------------------------------------
@@ -118,6 +118,10 @@ class Overlay:
         missing = frozenset(batch.touch) - self.present(batch.touch)
         if missing:
             raise MissingChunks(missing)
+
+    def wrote(self, no: int) -> bool:
+        """Tell whether the transaction has written to a thread."""
+        return no in self._rows
 
     def _own(self, no: int, seq: int) -> bool:
         return any(row.seq == seq for row in self._rows.get(no, ()))

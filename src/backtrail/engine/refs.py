@@ -25,17 +25,22 @@ def resolve(heads: Heads, standing: Standing, ref: Any) -> Row:
     """Return the row of the checkpoint that a ref means; `NotFound` if there is none, `Invalid` if it is unclear."""
     if isinstance(ref, int) and not isinstance(ref, bool):
         return _by_step(heads, standing, ref)
-    text = ref if isinstance(ref, str) else getattr(ref, "id", None)
-    if not isinstance(text, str) or not text:
+    op_id = getattr(ref, "op_id", None)
+    if op_id is not None:
+        row = _by_id(heads, standing, ref.id)
+        return row if row is not None and row.op_id == op_id else _missing(standing, f"no checkpoint {ref.id}")
+    if not isinstance(ref, str) or not ref:
         raise Invalid(
             f"a ref is a checkpoint, a step, or a string such as '@', '@~3', a label, a tag or an id; not {ref!r}",
             code="invalid.ref",
         )
-    if text == "@":
+    if ref == "@":
         return require_head(standing)
-    back = _BACK.fullmatch(text)
-    if back:
-        return _back(heads, standing, int(back[1] or 1))
+    back = _BACK.fullmatch(ref)
+    return _back(heads, standing, int(back[1] or 1)) if back else _named(heads, standing, ref)
+
+
+def _named(heads: Heads, standing: Standing, text: str) -> Row:
     return (
         _by_id(heads, standing, text)
         or _newest(heads, standing, heads.backend.labelled(standing.record.no, text))

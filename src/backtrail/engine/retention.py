@@ -7,7 +7,7 @@ in view, so neither crowds the other out.
 from __future__ import annotations
 
 import datetime as dt
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from backtrail.engine import log
 
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
     from backtrail.backends.port import Row
     from backtrail.engine.heads import Heads, Standing
+
+
+_PAGE: Final = 50
 
 
 class Policy(NamedTuple):
@@ -68,16 +71,28 @@ def retired(heads: Heads, standing: Standing, new: Row) -> tuple[int, ...]:
     options = heads.options
     if not options.retires:
         return ()
-    rows = _all(heads, standing)
-    gone: set[int] = set()
+    gone: dict[int, Row] = {}
     if options.max_checkpoints is not None:
+        rows = _all(heads, standing)
         placed = _places(heads, standing, rows, first=1)  # the new one is the newest in view
-        gone.update(row.seq for place, row in placed if place >= options.max_checkpoints)
+        gone.update({row.seq: row for place, row in placed if place >= options.max_checkpoints})
     if options.ttl is not None:
-        gone.update(row.seq for row in rows if row.created_at < new.created_at - options.ttl)
+        gone.update({row.seq: row for row in _older_than(heads, standing, new.created_at - options.ttl)})
     head = standing.head
     if options.auto_interval is not None and head is not None and head.kind == new.kind == log.AUTOMATIC:
         every = options.auto_interval
         if head.created_at // every == new.created_at // every:
-            gone.add(head.seq)
-    return tuple(sorted(gone - _exempt(heads, standing, rows)))
+            gone[head.seq] = head
+    exempt = _exempt(heads, standing, list(gone.values())) if gone else set()
+    return tuple(sorted(gone.keys() - exempt))
+
+
+def _older_than(heads: Heads, standing: Standing, oldest: int) -> Iterator[Row]:
+    """Give the checkpoints older than a time, from the first on, until a whole page of them is younger."""
+    low = 1
+    while rows := heads.backend.rows(standing.record.no, [(low, standing.newest.seq)], visible=True, limit=_PAGE):
+        old = [row for row in rows if row.created_at < oldest]
+        yield from old
+        if not old or len(rows) < _PAGE:
+            return
+        low = rows[-1].seq + 1

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 LEAF_TARGET: Final = 24 * 1024
 LEAF_MIN: Final = INLINE + 512
 LEAF_MAX: Final = 64 * 1024
+LEAF_ENTRIES: Final = 1024
+"""A leaf of at least MIN bytes is closed by this many entries, too: what is open is copied by every append."""
 INNER_TARGET: Final = 3 * 1024
 INNER_MIN: Final = 512
 INNER_MAX: Final = 12 * 1024
@@ -177,7 +179,8 @@ class Builder:
         """Take one entry."""
         self._levels[0].append(entry)
         self._sizes[0] += len(entry)
-        if _closes(entry, self._sizes[0], LEAF_MIN, LEAF_TARGET, LEAF_MAX):
+        full = len(self._levels[0]) >= LEAF_ENTRIES and self._sizes[0] >= LEAF_MIN
+        if full or _closes(entry, self._sizes[0], LEAF_MIN, LEAF_TARGET, LEAF_MAX):
             self._seal_leaf()
 
     def push_chunk(self, level: int, chunk: Chunk) -> None:

@@ -12,7 +12,7 @@ import zlib
 from typing import Final
 
 from backtrail.engine import wire
-from backtrail.engine.nodes import INLINE, PIECES, TEXT, Nodes, Ref, as_ref, read_pieces
+from backtrail.engine.nodes import INLINE, PIECES, TEXT, Cache, Nodes, Ref, as_ref, read_pieces
 from backtrail.errors import Corrupt
 
 PIECE_MAX: Final = 64 * 1024
@@ -20,6 +20,7 @@ _PIECE_MIN: Final = 16 * 1024
 _PIECE_MASK: Final = 0xFF
 _CUTS: Final = re.compile(rb"[\n\x00]+")  # behind the last of several: a run of zeros is one place to cut, not many
 
+_NOWHERE: Final = Nodes(lambda _: {}, Cache(0))
 TEXTS: Final = frozenset({wire.STR, wire.TEXT, wire.BYTES, wire.BYTEARRAY})
 
 
@@ -102,8 +103,28 @@ def open_rep(nodes: Nodes, rep: bytes) -> tuple[int, bytes]:
     return code, value.encode() if isinstance(value, str) else value
 
 
+def length_of(rep: bytes) -> int:
+    """Return how many bytes a text has, without reading it if it has nodes of its own."""
+    ref = as_ref(rep)
+    return ref.length if ref is not None else len(open_rep(_NOWHERE, rep)[1])
+
+
+def _appended(nodes: Nodes, ref: Ref, data: bytes) -> bytes:
+    """Return the representation of a text of many pieces with more at its end: only its last piece is cut anew."""
+    *listing, (end, _) = read_pieces(nodes.get(ref.digest, PIECES))
+    listing += [(nodes.add(TEXT, piece), len(piece)) for piece in cut(nodes.get(end, TEXT) + data)]
+    digest = nodes.add(PIECES, wire.pack([list(pair) for pair in listing]))
+    length = ref.length + len(data)
+    return Ref(ref.code, digest, length, length + 5).encode()
+
+
 def patched(nodes: Nodes, rep: bytes, start: int, removed: int, data: bytes) -> bytes:
     """Return the representation of a text in which some bytes are replaced."""
+    ref = as_ref(rep)
+    if ref is not None and ref.length > PIECE_MAX and start == ref.length and not removed:
+        kept = ref.code in (wire.BYTES, wire.BYTEARRAY) or ref.code == str_code(data) == wire.STR
+        if kept and ref.code in TEXTS:
+            return _appended(nodes, ref, data)
     code, text = open_rep(nodes, rep)
     if not 0 <= start <= start + removed <= len(text):
         raise Corrupt("a stored change goes beyond its text", code="corrupt.row")

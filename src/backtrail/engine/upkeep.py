@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from backtrail.engine import log, payload
 from backtrail.engine.nodes import check_chunk
 from backtrail.engine.squeeze import squeeze
-from backtrail.errors import Corrupt
+from backtrail.errors import Corrupt, NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -56,8 +56,8 @@ def collect(heads: Heads, progress: Callable[[str, int], None] | None = None) ->
         marked[record.no] = _mark(heads, record, live)
         if progress:
             progress("threads", count)
-    while _mark_forks(heads, live, marked):
-        pass
+    for record in threads(heads):
+        _mark_newer(heads, record, live, marked.get(record.no, 0))
     chunks, size = _sweep(heads, live, epoch, progress)
     backend.reclaim()
     return Collected(removed, chunks, size)
@@ -65,10 +65,10 @@ def collect(heads: Heads, progress: Callable[[str, int], None] | None = None) ->
 
 def collect_rows(heads: Heads, record: ThreadRecord) -> int:
     """Remove the rows of a thread's hidden checkpoints that no visible one stands on."""
-    newest = heads.backend.newest(record.no)
-    if newest is None:
+    rows = heads.backend.rows(record.no, [(1, log.MAX_SEQ)])  # in one read: what is hidden in it has no newer child
+    if not rows:
         return 0
-    rows = heads.backend.rows(record.no, [(1, newest.seq)])
+    newest = rows[-1]
     by_seq = {row.seq: row for row in rows}
     if any(not log.is_sound(row, record.uid) for row in rows):
         return 0  # what a damaged row stands on is not known
@@ -84,7 +84,7 @@ def collect_rows(heads: Heads, record: ThreadRecord) -> int:
         for row in rows
         if row.seq not in needed
         and row.seq != newest.seq
-        and (row.seq < cleared or (row.op == log.SAVE and row.hidden))
+        and (row.seq < cleared or (row.op in log.CHECKPOINTS and row.hidden))
     ]
     return heads.backend.remove_rows(record.no, gone) if gone else 0
 
@@ -93,7 +93,7 @@ def _on_its_own(heads: Heads, record: ThreadRecord, row: Row) -> Row:
     """Make a checkpoint that was stored as a change of a hidden one a base, so that the hidden one can go."""
     try:
         tree = heads.chain(record, row).tree
-    except Corrupt:
+    except (Corrupt, NotFound):
         return row
     compress = heads.options.compression
     # All its nodes become chunks: a writer that knows this state may count on any of them to be one.
@@ -127,21 +127,15 @@ def _mark(heads: Heads, record: ThreadRecord, live: set[bytes]) -> int:
     return newest.seq if newest is not None else 0
 
 
-def _mark_forks(heads: Heads, live: set[bytes], marked: dict[int, int]) -> bool:
-    """Mark the threads that became forks since they were marked, and tell whether there are any.
+def _mark_newer(heads: Heads, record: ThreadRecord, live: set[bytes], since: int) -> None:
+    """Mark the rows that came after a thread was marked, in one read.
 
-    A fork touches no chunks: it stands on those of its source, which may have been deleted before it was marked.
+    They stand on chunks that they did not touch, of rows that may have gone before they were marked. What is written
+    after this read stands on rows that are marked now.
     """
-    found = False
-    for record in threads(heads):
-        newest, since = heads.backend.newest(record.no), marked.get(record.no, 0)
-        if newest is not None and newest.seq > since:
-            rows = heads.backend.rows(record.no, [(since + 1, newest.seq)])
-            if any(row.op == log.FORK for row in rows):
-                _mark(heads, record, live)
-                found = True
-            marked[record.no] = newest.seq
-    return found
+    for row in heads.backend.rows(record.no, [(since + 1, log.MAX_SEQ)], payload=True):
+        if row.op in log.CHECKPOINTS:
+            _mark_row(heads, record, row, live)
 
 
 def _mark_row(heads: Heads, record: ThreadRecord, row: Row, live: set[bytes]) -> None:
@@ -158,6 +152,8 @@ def _mark_row(heads: Heads, record: ThreadRecord, row: Row, live: set[bytes]) ->
             loaded = nodes.load(todo)
             todo = [c for node in loaded.values() for c in node.children() if c not in live]
     except Corrupt as error:
+        if not _still_shown(heads, record, row):
+            return  # somebody else collected it meanwhile
         raise heads.damaged(
             record, row.seq, f"{error}; nothing was collected, because what this one stands on is not known"
         ) from error
@@ -224,7 +220,15 @@ def _verify_row(heads: Heads, record: ThreadRecord, row: Row, good: set[bytes]) 
             nodes = {d: tree.nodes.fresh.get(d) or check_chunk(d, chunks.get(d)) for d in todo}
             below.update(stored)
             todo = [c for node in nodes.values() for c in node.children() if c not in good and c not in below]
+    except NotFound:
+        return None
     except Corrupt as error:
-        return str(error)
+        return str(error) if _still_shown(heads, record, row) else None
     good |= below
     return None
+
+
+def _still_shown(heads: Heads, record: ThreadRecord, row: Row) -> bool:
+    """Tell whether a row is still what it was when it was read."""
+    there = heads.row(record, row.seq)
+    return there is not None and not there.hidden and there.base == row.base

@@ -32,7 +32,6 @@ T = TypeVar("T")
 PATIENCE: Final = 60.0
 """Seconds for which a write that needs no expectation tries again while others are first."""
 _FRESH_MAX: Final = 24
-_TRIM_EVERY: Final = 64
 _AT_ONCE: Final = 2
 """How often a write is tried again without a pause."""
 
@@ -48,6 +47,19 @@ class Key(NamedTuple):
     space: str
     name: str
     agent: str | None = None
+
+
+class Expect(NamedTuple):
+    """Which checkpoint a write is to stand on: the seq of the head, and its op_id where that is known.
+
+    A seq alone may name another checkpoint than was meant: one that a dropped transaction had, and lost.
+    """
+
+    head: int
+    op_id: bytes | None = None
+
+
+ANYTHING: Final = Expect(ANY)
 
 
 class Proposal(NamedTuple):
@@ -75,7 +87,7 @@ class Writes:
     # -- checkpoints ----------------------------------------------------------------------------
 
     def save(
-        self, key: Key, propose: Propose, meta: Meta, *, expect: int = ANY, known: Standing | None = None
+        self, key: Key, propose: Propose, meta: Meta, *, expect: Expect = ANYTHING, known: Standing | None = None
     ) -> Standing:
         """Append a checkpoint and return how the thread stands then."""
 
@@ -88,7 +100,10 @@ class Writes:
                     raise Stale from None
             return self._save_on(standing, propose(standing), key, meta)
 
-        return self._retrying(key, attempt, known)
+        after = self._retrying(key, attempt, known)
+        if self._after_write:
+            self._after_write(after.record)
+        return after
 
     def _save_on(self, standing: Standing | None, proposal: Proposal, key: Key, meta: Meta) -> Standing:
         chain = standing.chain if standing else None
@@ -155,8 +170,6 @@ class Writes:
         record = standing.record if standing else ThreadRecord(numbers[0], *created)
         if renewed:
             record = record._replace(agent=created.agent, created_at=created.created_at, origin=origin)
-        if self._after_write and row.seq % _TRIM_EVERY == 0:
-            self._after_write(record)
         return Standing(record, row, row)
 
     def _commit_chunks(
@@ -229,22 +242,26 @@ class Writes:
         """Return what an undo goes back to; `gone` is a checkpoint that is about to be hidden."""
         record = standing.record
 
-        def read(seq: int) -> Row | None:
-            row = self._heads.sound_row(record, seq)
-            return row._replace(hidden=True) if row is not None and seq == gone else row
-
         def nearest(seq: int) -> Row | None:
-            row = self._heads.nearest(record, seq)
-            return row._replace(hidden=True) if row is not None and row.seq == gone else row
+            return self._as_seen(standing, self._heads.nearest(record, seq), gone)
+
+        def read(seq: int) -> Row | None:
+            return self._as_seen(standing, self._heads.sound_row(record, seq), gone)
 
         return log.undo_target(nearest, read, head=head, start=start)
+
+    def _as_seen(self, standing: Standing, row: Row | None, gone: int) -> Row | None:
+        """Return a row, hidden if it is about to be or if its time has run out."""
+        if row is None or row.op not in log.CHECKPOINTS:
+            return row
+        over = row.seq == gone or bool(self._heads.expired(standing.record, [row], standing.newest.head))
+        return row._replace(hidden=row.hidden or over)
 
     def _redo_target(self, standing: Standing, *, head: int, start: int, gone: int = 0) -> Row | None:
         """Return what a redo goes forward to; `gone` as for an undo."""
 
         def read(seq: int) -> Row | None:
-            row = self._heads.sound_row(standing.record, seq)
-            return row._replace(hidden=True) if row is not None and seq == gone else row
+            return self._as_seen(standing, self._heads.sound_row(standing.record, seq), gone)
 
         return log.redo_target(read, head=head, start=start)
 
@@ -332,7 +349,7 @@ class Writes:
 
     # -- trying -------------------------------------------------------------------------------------
 
-    def _require(self, standing: Standing | None, expect: int, key: Key) -> None:
+    def _require(self, standing: Standing | None, expect: Expect, key: Key) -> None:
         """Raise `Conflict` unless the head is the expected one, or the thread is another agent's."""
         head = standing.newest.head if standing else 0
         if standing and head and key.agent is not None and standing.record.agent != key.agent:
@@ -340,12 +357,14 @@ class Writes:
                 f"thread {key.name!r} belongs to agent {standing.record.agent!r}, not {key.agent!r}",
                 code="conflict.agent",
             )
-        if expect in (ANY, head):
+        there = standing.head if standing else None
+        same = expect.op_id is None or (there is not None and there.op_id == expect.op_id)
+        if expect.head == ANY or (expect.head == head and same):
             return
-        if expect == NOTHING and standing is not None:
+        if expect.head == NOTHING and standing is not None:
             raise exists(key, standing)
         uid = standing.record.uid if standing else None
-        expected = log.checkpoint_id(uid, expect) if uid and expect else None
+        expected = log.checkpoint_id(uid, expect.head) if uid and expect.head else None
         actual = log.checkpoint_id(uid, head) if uid and head else None
         raise Conflict(
             f"thread {key.name!r} moved on: this was derived from {expected or 'nothing'}, its head is now "

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from unittest import mock
 
 from backtrail import store, threads
-from backtrail.engine import codec, diff, nodes, payload, spine, texts, upkeep, writes
+from backtrail.engine import codec, diff, engine, nodes, payload, retention, spine, texts, upkeep, writes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,6 +25,7 @@ _SIZES: Final[tuple[tuple[ModuleType, str, int], ...]] = (
     *((module, "INLINE", _INLINE) for module in (nodes, spine, texts, codec)),
     (spine, "LEAF_MIN", _INLINE + 16),  # above INLINE: a container with a leaf is never inline
     (spine, "LEAF_TARGET", 64),
+    (spine, "LEAF_ENTRIES", 12),
     (spine, "LEAF_MAX", 240),
     (spine, "INNER_MIN", 90),
     (spine, "INNER_TARGET", 60),
@@ -41,7 +42,9 @@ _SIZES: Final[tuple[tuple[ModuleType, str, int], ...]] = (
     (payload, "INLINE_TOTAL", 300),
     (codec, "_BATCH", 2),
     (writes, "_FRESH_MAX", 3),
+    (engine, "_TRIM_EVERY", 4),
     (threads, "_PAGE", 3),
+    (retention, "_PAGE", 2),
     (store, "_PAGE", 2),
     (upkeep, "_PAGE", 3),
 )

@@ -53,9 +53,11 @@ class Line:
     """What undo goes back to, the last one first."""
     redone: list[Point] = field(default_factory=list)
     points: list[Point] = field(default_factory=list)
+    limit: int | None = None
+    """How many checkpoints are kept, in view and out of view."""
 
     def copy(self) -> Line:
-        return Line(self.head, list(self.undone), list(self.redone), list(self.points))
+        return Line(self.head, list(self.undone), list(self.redone), list(self.points), self.limit)
 
     def alive(self) -> list[Point]:
         return [point for point in self.points if point.alive]
@@ -77,6 +79,9 @@ class Line:
     def save(self, point: Point) -> None:
         self.points.append(point)
         self.rewind(point)
+        if self.limit is not None and point.origin is None:
+            for old in self.prunable(self.limit, keep_tagged=True):
+                old.alive = False
 
     def rewind(self, point: Point) -> None:
         self._leave()
@@ -165,3 +170,5 @@ class Hand:
 
     name: str
     expected: Any = UNKNOWN
+    settled: Any = UNKNOWN
+    """What it expects again if the open transaction is given up: what it read in it counts, what it wrote does not."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from backtrail import Corrupt, NotFound, Unavailable
+from backtrail import Corrupt, Invalid, NotFound, Unavailable
 from backtrail.testing.chunks import small_chunks
 from backtrail.testing.conformance.base import Suite, fill, head, ids, messages, states, steps
 
@@ -73,6 +73,19 @@ class Collecting(Suite):
         assert store.gc().rows == 1
         assert store.stats().chunks == 0
         assert states(thread.history()) == [{"n": 1}]
+
+    def test_the_first_checkpoint_of_a_fork_goes_like_any_other(self, store: Store, thread: Thread[Any]) -> None:
+        thread.save({"messages": messages(500)})
+        forked = thread.fork("other")
+        forked.save({"n": 1})
+        forked.prune(keep_last=1)
+        thread.delete()
+        store.gc()
+        assert store.stats().chunks == 0
+        assert states(forked.history()) == [{"n": 1}]
+        with pytest.raises(Invalid):
+            forked.undo()
+        assert store.verify().ok
 
     def test_inner_nodes_keep_their_children(self, opener: Opener) -> None:
         with small_chunks():
