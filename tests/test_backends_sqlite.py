@@ -911,7 +911,7 @@ class TestStatements:
 
     def test_an_exception_in_the_middle_rolls_back_and_frees_the_connection(self, backend):
         no = start(backend)
-        with pytest.raises(KeyboardInterrupt):  # noqa: PT012, SIM117 - the block is interrupted
+        with pytest.raises(KeyboardInterrupt):  # noqa: SIM117 - the block is interrupted
             with backend._transaction() as connection:
                 connection.execute("UPDATE row SET hidden = 1")
                 raise KeyboardInterrupt
