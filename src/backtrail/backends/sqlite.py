@@ -199,6 +199,8 @@ class SqliteBackend:
                 connection.execute("BEGIN")  # one view of them all
             for first, last in spans:
                 rest = -1 if limit is None else limit - len(found)
+                if rest == 0:
+                    break
                 values = (key_of(thread, first), key_of(thread, last), rest)
                 found.extend(map(as_row, connection.execute(statement, values)))
             if len(spans) > 1:
