@@ -9,11 +9,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import backtrail
-from backtrail.engine import diff, nodes, payload, wire
+from backtrail.engine import diff, nodes, payload, unpacking
 from backtrail.engine.paths import Path
 from backtrail.engine.schema import Record
 from backtrail.engine.tree import PATCH, SET, SPLICE
-from tests.strategies import TYPES, bulky, decode, encode, form, long_texts, same, sizes, small_items, values
+from tests.strategies import (
+    TYPES,
+    bulky,
+    decode,
+    encode,
+    form,
+    long_texts,
+    same,
+    sizes,
+    small_items,
+    values,
+)
 
 
 @pytest.fixture(params=["real", "small"], scope="module", autouse=True)
@@ -198,7 +209,7 @@ def quickly(limit, old, new):
     started = time.process_time()
     found = diff.ops(one, other)
     assert time.process_time() - started < limit
-    list(diff.edits(one, other, wire.Unpacker(TYPES)))
+    list(diff.edits(one, other, unpacking.Unpacker(TYPES)))
     assert time.process_time() - started < 3 * limit
     return found
 
@@ -244,7 +255,7 @@ def test_deeply_nested_states_are_compared_without_running_out_of_stack(scale):
         old, new = ([old], [new]) if n % 2 else ({"k": old}, {"k": new})
     one, other = encode({"a": old, "b": 1}), encode({"a": new, "b": 1})
     turned(one, other)
-    found = list(diff.edits(one, other, wire.Unpacker(TYPES)))
+    found = list(diff.edits(one, other, unpacking.Unpacker(TYPES)))
     assert len(found) == 1
 
 
@@ -255,7 +266,7 @@ def shown(old, new):
     """Changes as (sign, path) and their values."""
     one, other = encode(old), encode(new)
     found = []
-    for edit in diff.edits(one, other, wire.Unpacker(TYPES)):
+    for edit in diff.edits(one, other, unpacking.Unpacker(TYPES)):
         if edit.reordered:
             found.append(("order", str(edit.path)))
         else:
@@ -336,7 +347,7 @@ trees = st.recursive(
 @given(trees, trees)
 def test_there_are_changes_if_and_only_if_the_roots_differ(one, other):
     old, new = encode(one), encode(other)
-    assert (list(diff.edits(old, new, wire.Unpacker(TYPES))) == []) == (old.root == new.root)
+    assert (list(diff.edits(old, new, unpacking.Unpacker(TYPES))) == []) == (old.root == new.root)
 
 
 @given(
@@ -346,7 +357,7 @@ def test_there_are_changes_if_and_only_if_the_roots_differ(one, other):
 def test_what_no_change_speaks_of_is_the_same_in_both(one, other):
     """For dicts in dicts, whose paths are the same before and after."""
     only_dicts = [{k: v for k, v in state.items() if not isinstance(v, list)} for state in (one, other)]
-    told = {tuple(edit.path) for edit in diff.edits(*map(encode, only_dicts), wire.Unpacker(TYPES))}
+    told = {tuple(edit.path) for edit in diff.edits(*map(encode, only_dicts), unpacking.Unpacker(TYPES))}
     before, after = map(flattened, only_dicts)
     for path in before.keys() | after.keys():
         if before.get(path) != after.get(path):

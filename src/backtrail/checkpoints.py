@@ -8,7 +8,7 @@ import ormsgpack
 
 from backtrail.arguments import check_count
 from backtrail.backends.port import Row
-from backtrail.engine import log, payload, wire
+from backtrail.engine import log, payload, unpacking, wire
 from backtrail.engine import spine as spines
 from backtrail.engine.codec import Decoder
 from backtrail.engine.nodes import Cache, Node, Nodes, digest_of, measured
@@ -111,7 +111,7 @@ class Checkpoint(Generic[S]):
     @property
     def metadata(self) -> dict[str, Any]:
         """A copy of what was saved with it."""
-        found = wire.Unpacker(self._types)(self._metadata) if self._metadata else {}
+        found = unpacking.Unpacker(self._types)(self._metadata) if self._metadata else {}
         if type(found) is not dict:
             raise Corrupt(f"the metadata of checkpoint {self.id} is damaged", code="corrupt.row", checkpoint_id=self.id)
         return found

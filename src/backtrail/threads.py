@@ -22,7 +22,7 @@ from backtrail.arguments import (
     check_tags,
 )
 from backtrail.checkpoints import Checkpoint
-from backtrail.engine import changes, diff, log, owner, refs, retention, wire
+from backtrail.engine import changes, diff, log, owner, refs, retention, unpacking
 from backtrail.engine.codec import Decoder, Encoder, encode
 from backtrail.engine.paths import parse
 from backtrail.engine.rows import Meta
@@ -283,10 +283,10 @@ class Thread(Generic[S]):
     def diff(self, a: Ref = "@-", b: Ref = "@") -> Diff:
         """Return what changed from one checkpoint to another."""
         old, new = self._tree_at(a), self._tree_at(b)
-        unpack = wire.Unpacker(self._types)
+        unpack = unpacking.Unpacker(self._types)
         return Diff(tuple(self._change(edit, old, new, unpack) for edit in diff.edits(old, new, unpack)))
 
-    def _change(self, edit: Edit, old: Tree, new: Tree, unpack: wire.Unpacker) -> Change:
+    def _change(self, edit: Edit, old: Tree, new: Tree, unpack: unpacking.Unpacker) -> Change:
         if edit.reordered is not None:
             return Reordered(
                 "~", edit.path, [unpack(k) for k in edit.reordered[0]], [unpack(k) for k in edit.reordered[1]]

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from backtrail.engine import packing, texts, unpacking, wire
 from backtrail.engine import spine as spines
-from backtrail.engine import texts, wire
 from backtrail.engine.nodes import INLINE, LEAF, Chunk, Nodes, decode_ref
 from backtrail.engine.paths import Path
 from backtrail.engine.tree import Tree
@@ -37,7 +37,7 @@ class Encoder:
         self._types = types
         self._path: list[Any] = list(root or ())
         self._what = what
-        self._packer = wire.Packer(types)
+        self._packer = packing.Packer(types)
         self._open: set[int] = set()
         """The ids of the containers around the present one."""
 
@@ -78,13 +78,13 @@ class Encoder:
 
     def _atom(self, value: object) -> bytes | None:
         try:
-            return wire.atom(value, self._types)
+            return packing.atom(value, self._types)
         except Invalid as error:
             raise self._refuse(str(error)) from error
 
-    def _opened(self, value: object) -> wire.Opened:
+    def _opened(self, value: object) -> packing.Opened:
         try:
-            opened = wire.open_container(value, self._types)
+            opened = packing.open_container(value, self._types)
         except Invalid as error:
             raise self._refuse(str(error)) from error
         if opened is None:
@@ -178,7 +178,7 @@ class Decoder:
     def __init__(self, nodes: Nodes, types: Types) -> None:
         self._nodes = nodes
         self._types = types
-        self._unpacker = wire.Unpacker(types, self._resolve)
+        self._unpacker = unpacking.Unpacker(types, self._resolve)
 
     def value(self, rep: bytes) -> Any:
         """Return the value that a representation stands for."""
@@ -201,7 +201,7 @@ class Decoder:
         spine = spines.read_spine(self._nodes, ref)
         if spine.code != ref.code:
             raise Corrupt("a reference names another kind of container than it leads to", code="corrupt.encoding")
-        return wire.build_container(spine.code, spine.attrs, self._parts(spine), self._types)
+        return unpacking.build_container(spine.code, spine.attrs, self._parts(spine), self._types)
 
     def _parts(self, spine: spines.Spine) -> list[Any]:
         listed = spines.leaves(self._nodes, spine)

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from backtrail.engine import packing, texts, unpacking, wire
 from backtrail.engine import spine as spines
-from backtrail.engine import texts, wire
 from backtrail.engine.nodes import Nodes, Rep, digest_of, measured, size_of
 from backtrail.errors import Corrupt, Invalid, NotFound
 
@@ -185,11 +185,11 @@ def find_step(nodes: Nodes, spine: spines.Spine | None, step: Any, types: Types)
             return None
         return step % spine.length, step % spine.length
     if type(step) in (str, bytes):
-        key = wire.atom(step, types)
+        key = packing.atom(step, types)
         pos = None if key is None else spines.find_key(nodes, spine, key)
         return None if pos is None or key is None else (key, pos)
     # 1, 1.0 and True are one key to a dict: compare as Python does
-    unpack = wire.Unpacker(types)
+    unpack = unpacking.Unpacker(types)
     for pos, entry in enumerate(spines.entries(nodes, spine)):
         stored = spines.key_of(entry)
         if unpack(stored) == step:

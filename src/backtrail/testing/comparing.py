@@ -91,6 +91,7 @@ class Beside:
                 assert made is not None
                 self.agree(made, point)
                 assert same(made.state, point.state)
+        assert store.verify().ok
         assert store.stats().checkpoints == sum(len(line.alive()) for line in self.lines.values())
         assert {info.id: info.checkpoints for info in store.threads()} == {
             name: len(line.history()) for name, line in self.lines.items() if line.head

@@ -145,6 +145,8 @@ class Deeds(Beside):
         state = copy.deepcopy(line.head.state)
         path, place = rnd.choice([*states.containers(state), ((), None)])
         value = states.value(rnd, 1)
+        if rnd.random() < 0.3:  # what is there already
+            value = copy.deepcopy(rnd.choice(states.containers([state]))[1])
         if isinstance(place, dict):
             path = (*path, rnd.choice([*place, "new", 7]))
         elif place:

@@ -42,7 +42,7 @@ WRITES: Final = (
 )
 MOVES: Final = ("undo", "undo", "undo", "redo", "redo", "redo", "rewind", "rewind")
 REMOVALS: Final = ("delete_checkpoint", "delete_checkpoint", "delete_head", "prune", "prune", "delete")
-OTHERS: Final = ("fork", "tag", "refs", "diff", "gc", "reopen", "transaction")
+OTHERS: Final = ("fork", "tag", "refs", "refs", "diff", "gc", "reopen", "transaction")
 KINDS: Final = (*WRITES, *WRITES, *MOVES, *REMOVALS, *OTHERS)
 
 names = st.sampled_from(("a", "a", "a", *NAMES))

@@ -97,7 +97,9 @@ def _edit(rnd: random.Random, root: Any) -> Any:
     if not places:
         return state(rnd)
     path, place = rnd.choice(places)
-    if isinstance(place, dict):
+    if rnd.random() < 0.15:
+        _repeat(rnd, place, rnd.choice(places)[1])
+    elif isinstance(place, dict):
         _edit_dict(rnd, place)
     elif isinstance(place, list):
         rnd.choice(_LIST_EDITS)(rnd, place)
@@ -130,6 +132,14 @@ def replaced(root: Any, path: tuple[Any, ...], new: Any) -> Any:
         return new
     at(root, path[:-1])[path[-1]] = new
     return root
+
+
+def _repeat(rnd: random.Random, place: Any, part: Any) -> None:
+    """Put a copy of a part of the state somewhere else in it."""
+    if isinstance(place, dict):
+        place[rnd.choice(_KEYS)] = copy.deepcopy(part)
+    else:
+        place.insert(rnd.randrange(len(place) + 1), copy.deepcopy(part))
 
 
 def _edit_dict(rnd: random.Random, place: dict[Any, Any]) -> None:

@@ -1,0 +1,330 @@
+"""Values to canonical bytes, exact or refused: what cannot be kept as it is raises `Invalid`.
+
+ormsgpack does the work in one call where it can (`Packer.fast`). It hands back what it does not know,
+except for bytearray and memoryview, which it silently turns into bytes, and its own `Ext` and `Fragment`: those are
+looked for.
+
+Reading goes down on the machine's stack, half a kilobyte per level, and an extension begins to count anew. So that no
+bytes can overflow the stack, extensions in extensions hold little nesting of their own, as written and as read.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import pathlib
+import pickle
+import sys
+import uuid
+import zoneinfo
+from typing import TYPE_CHECKING, Any, Final
+
+import ormsgpack
+
+from backtrail.engine import wire
+from backtrail.engine.schema import Member, Record, Types
+from backtrail.errors import Invalid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_OPTIONS: Final = (
+    ormsgpack.OPT_PASSTHROUGH_BIG_INT
+    | ormsgpack.OPT_PASSTHROUGH_DATACLASS
+    | ormsgpack.OPT_PASSTHROUGH_DATETIME
+    | ormsgpack.OPT_PASSTHROUGH_ENUM
+    | ormsgpack.OPT_PASSTHROUGH_SUBCLASS
+    | ormsgpack.OPT_PASSTHROUGH_TUPLE
+    | ormsgpack.OPT_PASSTHROUGH_UUID
+)
+# ormsgpack packs lists and dicts 255 levels deep and unpacks 1022. Packing inside this many lists leaves room for the
+# levels of containers around it that were taken apart one by one (wire.MAX_DEPTH), of chunks and of rows.
+_MARGIN: Final = wire.MAX_DEPTH + 16
+SHALLOW: Final = 4
+"""Extensions and nodes nested up to here may hold lists and dicts as deep as ormsgpack takes them."""
+# Further down only this many levels are packed in one call.
+INNER: Final = 16
+_INNER_MARGIN: Final = 255 - INNER
+
+PATHS: Final[tuple[type[pathlib.PurePath], ...]] = (
+    pathlib.PosixPath,
+    pathlib.WindowsPath,
+    pathlib.PurePosixPath,
+    pathlib.PureWindowsPath,
+)
+_DECIMALS: Final = decimal.Context(capitals=1)
+
+
+def _zone(zone: dt.tzinfo | None) -> Any:
+    """Return a plain description of a time zone, or refuse one that could not be rebuilt."""
+    if zone is None:
+        return None
+    if zone is dt.UTC:
+        return True
+    if type(zone) is dt.timezone:
+        offset = zone.utcoffset(None)
+        name = zone.tzname(None)
+        named = name != dt.timezone(offset).tzname(None)
+        if not named or (type(name) is str and not _has_surrogates(name)):
+            return [offset.days, offset.seconds, offset.microseconds, name if named else None]
+    if type(zone) is zoneinfo.ZoneInfo and _has_key(zone):
+        return zone.key
+    raise Invalid(
+        f"the time zone {zone!r} cannot be kept; use datetime.timezone or a zoneinfo.ZoneInfo with a key",
+        code="invalid.value",
+    )
+
+
+def _has_key(zone: zoneinfo.ZoneInfo) -> bool:
+    """Tell whether a zone was made from its key alone, not from a file."""
+    try:
+        zone.__reduce__()
+    except pickle.PicklingError:
+        return False
+    return True
+
+
+def _has_surrogates(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def _pack_int(value: int) -> bytes:
+    if -(2**63) <= value < 2**64:
+        return wire.pack(value)
+    return wire.ext(wire.INT, value.to_bytes((value.bit_length() + 8) // 8, "big", signed=True))
+
+
+def _pack_str(value: str) -> bytes:
+    try:
+        return wire.pack(value)
+    except TypeError:
+        return wire.ext(wire.TEXT, value.encode("utf-8", "surrogatepass"))
+
+
+def _pack_datetime(v: dt.datetime) -> bytes:
+    fields = [v.year, v.month, v.day, v.hour, v.minute, v.second, v.microsecond, v.fold, _zone(v.tzinfo)]
+    return wire.ext(wire.DATETIME, wire.pack(fields))
+
+
+def _pack_time(v: dt.time) -> bytes:
+    return wire.ext(wire.TIME, wire.pack([v.hour, v.minute, v.second, v.microsecond, v.fold, _zone(v.tzinfo)]))
+
+
+def _pack_path(v: pathlib.PurePath) -> bytes:
+    return wire.ext(wire.PATH, bytes((PATHS.index(type(v)),)) + str(v).encode("utf-8", "surrogatepass"))
+
+
+_ATOMS: Final[dict[type, Callable[[Any], bytes]]] = {
+    type(None): wire.pack,
+    bool: wire.pack,
+    int: _pack_int,
+    float: wire.pack,
+    str: _pack_str,
+    bytes: wire.pack,
+    bytearray: lambda v: wire.ext(wire.BYTEARRAY, bytes(v)),
+    dt.datetime: _pack_datetime,
+    dt.date: lambda v: wire.ext(wire.DATE, wire.pack([v.year, v.month, v.day])),
+    dt.time: _pack_time,
+    dt.timedelta: lambda v: wire.ext(wire.TIMEDELTA, wire.pack([v.days, v.seconds, v.microseconds])),
+    uuid.UUID: lambda v: wire.ext(wire.UUID, v.bytes),
+    decimal.Decimal: lambda v: wire.ext(wire.DECIMAL, _DECIMALS.to_sci_string(v).encode()),
+    **dict.fromkeys(PATHS, _pack_path),
+}
+_CONTAINERS: Final[dict[type, int]] = {
+    list: wire.LIST,
+    tuple: wire.TUPLE,
+    set: wire.SET,
+    frozenset: wire.FROZENSET,
+    dict: wire.DICT,
+}
+_SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes, *_ATOMS} - {bytearray})
+
+
+def atom(value: object, types: Types) -> bytes | None:
+    """Return the encoding of a value that has no parts, or None for one that has (or that is unknown)."""
+    encoder = _ATOMS.get(type(value))
+    if encoder is not None:
+        return encoder(value)
+    if type(value) in _CONTAINERS or type(value) is Record:
+        return None
+    dumped = value if type(value) is Member else types.dump(value)
+    if type(dumped) is Member:
+        inner = Packer(types).fast(dumped.value)
+        if inner is None:
+            raise Invalid(
+                "this Enum's value cannot be kept exactly; give its members plain values", code="invalid.value"
+            )
+        try:
+            about = wire.pack(dumped.schema) + wire.pack(dumped.version) + wire.pack(dumped.name)
+        except TypeError as error:
+            raise Invalid(f"this Enum's name cannot be kept: {error}", code="invalid.value") from error
+        return wire.ext(wire.MEMBER, wire.array_head(4) + about + inner)
+    return None
+
+
+Opened = tuple[int, tuple[str, int, str] | None, Any]
+"""A container taken apart: its code, a record's (schema, version, form), and the list or dict of its parts."""
+
+
+def open_container(value: object, types: Types) -> Opened | None:
+    """Take a container apart by one level; None if it is not a container that can be kept."""
+    code = _CONTAINERS.get(type(value))
+    if code is not None:
+        return code, None, value
+    record = value if type(value) is Record else types.dump(value)
+    if type(record) is Record:
+        attrs = (record.schema, record.version, record.form)
+        wire.pack_attrs(*attrs)  # refuses what cannot be kept
+        return wire.RECORD, attrs, dict(record)
+    return None
+
+
+def _suspicious(data: bytes) -> bool:
+    """Tell whether the bytes could hold a bin or an ext, which may have been a bytearray or a foreign Ext."""
+    return (
+        0xC4 in data
+        or 0xC5 in data
+        or 0xC6 in data
+        or 0xC7 in data
+        or 0xD4 in data
+        or 0xD5 in data
+        or 0xD6 in data
+        or 0xD7 in data
+        or 0xD8 in data
+        or 0xC8 in data
+        or 0xC9 in data
+    )
+
+
+def _only_known(value: object, others: set[type]) -> bool:
+    """Tell whether a value consists of exact plain types that ormsgpack keeps apart or hands back, and of others."""
+    stack: list[Any] = [value]
+    pop, extend = stack.pop, stack.extend
+    while stack:
+        item = pop()
+        kind = type(item)
+        if kind in _SCALARS or kind in others:
+            continue
+        if kind is dict:
+            extend(item.values())
+        elif kind in _CONTAINERS:
+            extend(item)
+        else:
+            return False
+    return True
+
+
+class _Fragments:
+    """Notices that somebody made an `ormsgpack.Fragment`, whose bytes ormsgpack would put in as they are.
+
+    Each instance counts as a reference to its type. Other references only cost time: then values are looked at.
+    """
+
+    fewest = sys.getrefcount(ormsgpack.Fragment)
+
+    @classmethod
+    def may_exist(cls) -> bool:
+        count = sys.getrefcount(ormsgpack.Fragment)
+        cls.fewest = min(cls.fewest, count)
+        return count > cls.fewest
+
+
+def _inside(cell: list[Any], levels: int) -> list[Any]:
+    """Put a list into this many lists, itself counted."""
+    for _ in range(levels - 1):
+        cell = [cell]
+    return cell
+
+
+class Packer:
+    """Encodes values in one call of ormsgpack each; as its `default`, what it hands back. Not shared by threads."""
+
+    __slots__ = ("_cell", "_depth", "_inner", "_interrupt", "_kinds", "_nested_cell", "_types")
+
+    def __init__(self, types: Types) -> None:
+        self._types = types
+        self._depth = 0
+        self._interrupt: BaseException | None = None
+        self._kinds: set[type] = set()
+        """Classes whose instances are handed back, and looked at then."""
+        self._cell: list[Any] = [None]
+        self._nested_cell = _inside(self._cell, _MARGIN)
+        self._inner: dict[int, tuple[list[Any], list[Any]]] = {}
+
+    def fast(self, value: object) -> bytes | None:
+        """Encode a value, or return None if that is not sure to be exact (then take the value apart)."""
+        self._cell[0] = value
+        try:
+            data = wire.pack(self._nested_cell, default=self, option=_OPTIONS)[_MARGIN:]
+        except (TypeError, RecursionError):
+            interrupt, self._interrupt = self._interrupt, None
+            if interrupt is not None:
+                raise interrupt from None
+            return None
+        finally:
+            self._cell[0] = None
+        return data if self._is_exact(data, value) else None
+
+    def _is_exact(self, data: bytes, value: object) -> bool:
+        return not (_suspicious(data) or _Fragments.may_exist()) or _only_known(value, self._kinds)
+
+    def __call__(self, value: object) -> ormsgpack.Ext:
+        """Encode what ormsgpack hands back, or raise TypeError."""
+        try:
+            return self._extension(value)
+        except Exception:
+            raise
+        except BaseException as error:  # such as Ctrl-C: ormsgpack replaces what is raised here
+            self._interrupt = error
+            raise
+
+    def _extension(self, value: object) -> ormsgpack.Ext:
+        kind = type(value)
+        if kind in (tuple, set, frozenset):
+            return ormsgpack.Ext(_CONTAINERS[kind], self._array(kind, value))
+        encoded = atom(value, self._types)
+        if encoded is not None:
+            if kind not in _ATOMS:
+                self._kinds.add(kind)
+            return ormsgpack.Ext(*wire.split_ext(encoded))
+        opened = open_container(value, self._types)
+        if opened is None or opened[0] != wire.RECORD:
+            raise TypeError
+        _, attrs, fields = opened
+        parts = [*(attrs or ()), *(part for pair in fields.items() for part in pair)]
+        data = self._deeper(parts)
+        if not self._is_exact(data, parts):
+            raise TypeError
+        self._kinds.add(kind)
+        return ormsgpack.Ext(wire.RECORD, data)
+
+    def _array(self, kind: type, value: Any) -> bytes:
+        if kind is tuple:
+            return self._deeper(list(value))
+        entries = sorted(self._deeper(item) for item in value)
+        return wire.array_head(len(entries)) + b"".join(entries)
+
+    def _deeper(self, value: object) -> bytes:
+        if self._depth >= wire.MAX_DEPTH:
+            raise RecursionError
+        self._depth += 1
+        try:
+            return wire.pack(value, default=self, option=_OPTIONS) if self._depth <= SHALLOW else self._deepest(value)
+        finally:
+            self._depth -= 1
+
+    def _deepest(self, value: object) -> bytes:
+        """Pack a value inside so many lists that it can hold only a few levels of its own."""
+        if self._depth not in self._inner:
+            cell: list[Any] = [None]
+            self._inner[self._depth] = cell, _inside(cell, _INNER_MARGIN)
+        cell, nested = self._inner[self._depth]
+        cell[0] = value
+        try:
+            return wire.pack(nested, default=self, option=_OPTIONS)[_INNER_MARGIN:]
+        finally:
+            cell[0] = None

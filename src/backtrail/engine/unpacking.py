@@ -1,0 +1,209 @@
+"""Canonical bytes to values: plain data, and instances of what `Types` has registered.
+
+Decoding never imports and never runs stored code. Whatever is wrong with the bytes is `Corrupt`, also where it would
+have taken too much memory or stack to find out.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import pathlib
+import uuid
+import zoneinfo
+from typing import TYPE_CHECKING, Any, Final
+
+import ormsgpack
+
+from backtrail.engine import wire
+from backtrail.engine.packing import INNER, PATHS, SHALLOW
+from backtrail.engine.schema import Member, Record, Types
+from backtrail.errors import Corrupt, Error, Invalid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+_UNPACKED: Final = 1022
+_DEEPEST: Final = 2 * wire.MAX_DEPTH + 2
+"""Extensions and nodes are never nested deeper: so many taken apart one by one, then as many packed in one call."""
+_LEVELS: Final = 5000
+"""How many levels of lists and dicts may be open beyond what is shallow: less than three megabytes of stack."""
+_NO_HEADS: Final = bytes(set(range(256)) - {*range(0x80, 0xA0), *range(0xDC, 0xE0)})
+
+
+def _load_zone(spec: Any) -> dt.tzinfo | None:
+    if spec is None:
+        return None
+    if spec is True:
+        return dt.UTC
+    if isinstance(spec, str):
+        try:
+            return zoneinfo.ZoneInfo(spec)
+        except zoneinfo.ZoneInfoNotFoundError as error:
+            raise Invalid(
+                f"this machine does not know the time zone {spec!r}; install the tzdata package",
+                code="invalid.zone",
+            ) from error
+    days, seconds, micros, name = spec
+    offset = dt.timedelta(days, seconds, micros)
+    return dt.timezone(offset) if name is None else dt.timezone(offset, name)
+
+
+def _load_datetime(payload: bytes) -> dt.datetime:
+    year, month, day, hour, minute, second, micro, fold, zone = ormsgpack.unpackb(payload)
+    return dt.datetime(year, month, day, hour, minute, second, micro, _load_zone(zone), fold=fold)
+
+
+def _load_time(payload: bytes) -> dt.time:
+    hour, minute, second, micro, fold, zone = ormsgpack.unpackb(payload)
+    return dt.time(hour, minute, second, micro, _load_zone(zone), fold=fold)
+
+
+def _load_path(payload: bytes) -> pathlib.PurePath:
+    text = payload[1:].decode("utf-8", "surrogatepass")
+    kind = PATHS[payload[0]]
+    foreign = pathlib.WindowsPath if isinstance(pathlib.Path(), pathlib.PosixPath) else pathlib.PosixPath
+    if kind is foreign:  # a concrete path of the other system: keep it, as a pure one
+        kind = PATHS[payload[0] + 2]
+    return kind(text)
+
+
+_LOADERS: Final[dict[int, Callable[[bytes], Any]]] = {
+    wire.INT: lambda p: int.from_bytes(p, "big", signed=True),
+    wire.TEXT: lambda p: p.decode("utf-8", "surrogatepass"),
+    wire.BYTEARRAY: bytearray,
+    wire.DATETIME: _load_datetime,
+    wire.DATE: lambda p: dt.date(*ormsgpack.unpackb(p)),
+    wire.TIME: _load_time,
+    wire.TIMEDELTA: lambda p: dt.timedelta(*ormsgpack.unpackb(p)),
+    wire.UUID: lambda p: uuid.UUID(bytes=bytes(p)),
+    wire.DECIMAL: lambda p: decimal.Decimal(p.decode()),
+    wire.PATH: _load_path,
+}
+
+
+def build_container(code: int, attrs: tuple[str, int, str] | None, parts: list[Any], types: Types) -> Any:
+    """Put a container together from its decoded parts (in a mapping: key, value, key, value ...)."""
+    if code == wire.LIST:
+        return parts
+    if code == wire.TUPLE:
+        return tuple(parts)
+    try:
+        if code == wire.SET:
+            return set(parts)
+        if code == wire.FROZENSET:
+            return frozenset(parts)
+        mapping = dict(zip(parts[::2], parts[1::2], strict=True))
+    except TypeError as error:
+        name = _record_in(parts if code in (wire.SET, wire.FROZENSET) else parts[::2])
+        if name is None:
+            raise
+        raise Invalid(
+            f"an instance of {name!r} is a key or in a set, and is not hashable without its class: name or register it",
+            code="invalid.schema",
+            schema=name,
+        ) from error
+    if code == wire.DICT:
+        return mapping
+    if attrs is None:
+        raise Corrupt("a record without a schema", code="corrupt.encoding")
+    return types.load(Record(*attrs, mapping))
+
+
+def _record_in(values: Iterable[Any]) -> str | None:
+    """Return the schema of a record among these values, or in tuples among them."""
+    for value in values:
+        found = value.schema if type(value) is Record else _record_in(value) if type(value) is tuple else None
+        if found is not None:
+            return str(found)
+    return None
+
+
+def _height(data: bytes) -> int:
+    """Return a bound on how deep lists and dicts are nested in what is not inside extensions. `Corrupt` if too deep."""
+    bound = len(data.translate(None, _NO_HEADS))
+    if bound <= INNER:
+        return bound
+    for limit in (INNER, wire.MAX_DEPTH + 255):
+        try:  # whether ormsgpack can read it so many levels down
+            ormsgpack.unpackb(b"\x91" * (_UNPACKED - limit) + data, ext_hook=_nothing)
+        except ValueError:
+            continue
+        return limit
+    raise Corrupt("the stored bytes are nested deeper than any value", code="corrupt.encoding")
+
+
+def _nothing(_code: int, _payload: bytes) -> None:
+    """Stand in for an extension that is not looked at."""
+
+
+class Unpacker:
+    """Decodes values; `resolve` gives the value that a REF's payload stands for. Not shared by threads."""
+
+    __slots__ = ("_depth", "_failure", "_levels", "_resolve", "_types")
+
+    def __init__(self, types: Types, resolve: Callable[[bytes], Any] | None = None) -> None:
+        self._types = types
+        self._resolve = resolve
+        self._failure: BaseException | None = None
+        self._depth = 0
+        self._levels = 0
+
+    def __call__(self, data: bytes) -> Any:
+        """Decode one value. Whatever is wrong with the bytes is `Corrupt`."""
+        self._failure = None
+        try:
+            return wire.unpackb(data, ext_hook=self._ext)
+        except (ValueError, TypeError, RecursionError, OverflowError, IndexError, KeyError) as error:
+            if self._failure is not None:
+                raise self._failure from None
+            if isinstance(error, Error):
+                raise
+            raise Corrupt(f"the stored bytes are not a value ({error})", code="corrupt.encoding") from error
+
+    def array(self, data: bytes) -> list[Any]:
+        """Decode the parts of a container, from inside `resolve` or an extension."""
+        self._depth += 1
+        levels = self._levels
+        try:
+            if self._depth > SHALLOW:
+                self._levels += _height(data)
+                if self._levels > _LEVELS or self._depth > _DEEPEST:
+                    raise Corrupt("the stored bytes are nested deeper than any value", code="corrupt.encoding")
+            parts = ormsgpack.unpackb(data, ext_hook=self._ext)
+        finally:
+            self._depth -= 1
+            self._levels = levels
+        if type(parts) is not list:
+            raise Corrupt("the stored bytes are not a container's parts", code="corrupt.encoding")
+        return parts
+
+    def _ext(self, code: int, payload: bytes) -> Any:
+        try:
+            return self._load(code, payload)
+        except (Error, MemoryError, RecursionError) as error:  # ormsgpack replaces what its hook raises
+            self._failure = self._failure or error
+            raise
+        except Exception:
+            raise
+        except BaseException as error:  # such as Ctrl-C
+            self._failure = error
+            raise
+
+    def _load(self, code: int, payload: bytes) -> Any:
+        loader = _LOADERS.get(code)
+        if loader is not None:
+            return loader(payload)
+        if code == wire.REF:
+            if self._resolve is None:
+                raise Corrupt("a reference where none may stand", code="corrupt.encoding")
+            return self._resolve(payload)
+        if code not in wire.NESTED:
+            raise Corrupt(f"unknown extension {code}; it may come from a newer backtrail", code="corrupt.encoding")
+        parts = self.array(payload)
+        if code == wire.MEMBER:
+            return self._types.load(Member(*parts))
+        if code == wire.RECORD:
+            schema, version, form, *fields = parts
+            return build_container(wire.RECORD, (schema, version, form), fields, self._types)
+        return build_container(code, None, parts, self._types)
