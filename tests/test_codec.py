@@ -20,6 +20,7 @@ from tests.strategies import (
     bulky,
     decode,
     encode,
+    fewer,
     form,
     fresh_nodes,
     long_texts,
@@ -65,17 +66,20 @@ def test_any_plain_value_comes_back_with_its_types(value):
 
 
 @given(bulky)
+@fewer(3)
 def test_a_bulky_value_comes_back_through_a_store(value):
     made = comes_back(value)
     assert encode(value).root == made.root
 
 
 @given(st.lists(st.one_of(small_items, long_texts), max_size=30), values)
+@fewer(3)
 def test_a_big_part_does_not_change_how_its_neighbours_are_kept(items, value):
     comes_back([value, *items, {"k": value, "items": tuple(items)}, value])
 
 
 @given(bulky)
+@fewer(3)
 def test_a_value_has_the_same_root_however_it_is_encoded(value):
     """By the fast path where it can be, by taking everything apart, and with another value encoded before."""
     fast = encode(value)
@@ -136,7 +140,7 @@ def test_a_value_is_inline_up_to_the_limit_and_in_a_node_beyond():
         assert not is_inline(make(codec.INLINE + 1)), name
 
 
-@pytest.mark.parametrize("away", range(-3, 4))
+@pytest.mark.parametrize("away", [-2, -1, 0, 1])
 @pytest.mark.parametrize("unit", ["a", "line\n", "ab\0", "é\n", "\ud800\n", b"z", b"\0", b"\n\n"], ids=repr)
 def test_texts_around_the_limits_of_pieces_come_back(unit, away):
     for limit in (codec.INLINE, texts.PIECE_MAX, 2 * texts.PIECE_MAX, texts.PIECE_MAX + texts._PIECE_MIN):
@@ -184,7 +188,7 @@ def test_a_key_nested_too_deep_is_refused_and_one_less_deep_comes_back():
 
 
 def test_a_copy_of_a_part_is_kept_once():
-    part = list(range(spine.LEAF_MAX // 2))
+    part = [f"{n:059}" for n in range(spine.LEAF_MAX // 20)]
     one, many = encode({"a": part}), encode({"a": part, "b": part, "c": [part] * 9})
     assert len(many.nodes.fresh) <= len(one.nodes.fresh) + 3
     assert same(decode(many), {"a": part, "b": part, "c": [part] * 9})
@@ -236,7 +240,7 @@ def test_nesting_is_exact_or_refused_at_every_depth(wraps, bulk):
         "i": lambda v: {1: v, **{n + 2: f for n, f in enumerate(filler)}},
     }
     kept, refused = 0, []
-    for depth in [*range(1, 70, 5), 63, 64, 65, 66, 100, 128, 140, 200, 250, 260, 500, 3000]:
+    for depth in [1, 2, 7, 30, 60, 63, 64, 65, 66, 100, 128, 140, 240, 260, 3000]:
         value = 7
         for at in range(depth):
             value = make[wraps[at % len(wraps)]](value)
@@ -264,7 +268,7 @@ def test_a_deep_value_may_stand_anywhere_in_a_big_one():
 
 
 def test_a_value_that_contains_itself_is_refused_wherever_it_stands(scale):
-    loop = {"n": 1, "big": list(range(20_000))}
+    loop = {"n": 1, "big": list(range(6000))}
     loop["again"] = [1, (loop,)]
     for state in (loop, [loop], {"a": {"b": [loop, loop]}}):
         with pytest.raises(Invalid, match="contains itself") as caught:
@@ -411,6 +415,7 @@ def test_random_nodes_have_children_or_are_corrupt(kind, data):
 
 
 @given(bulky, st.data())
+@fewer(3)
 def test_a_changed_byte_in_a_node_is_corrupt_and_names_the_chunk(value, data):
     made = encode(value)
     if not made.nodes.fresh:
@@ -433,6 +438,7 @@ def test_a_changed_byte_in_a_node_is_corrupt_and_names_the_chunk(value, data):
 
 
 @given(bulky, st.data())
+@fewer(3)
 def test_a_missing_node_is_corrupt(value, data):
     made = encode(value)
     reachable = dict(made.nodes.fresh)

@@ -5,7 +5,7 @@ import random
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import backtrail
@@ -18,8 +18,10 @@ from tests.strategies import (
     bulky,
     decode,
     encode,
+    fewer,
     form,
     long_texts,
+    on_deep_stack,
     same,
     sizes,
     small_items,
@@ -68,7 +70,7 @@ def test_ops_turn_any_value_into_any_other(one, other):
 
 
 @given(bulky, bulky)
-@settings(max_examples=50)
+@fewer(4)
 def test_ops_turn_any_bulky_state_into_any_other(one, other):
     turned(encode({"k": one, "x": 1}), encode({"k": other, "x": 1}))
     turned(encode([one, other]), encode([other, one]))
@@ -104,6 +106,7 @@ def edited(value, rng, items):
     st.integers(),
     st.lists(small_items, min_size=1),
 )
+@fewer(4)
 def test_ops_follow_small_edits_of_a_state_step_by_step(state, seed, items):
     rng = random.Random(seed)
     tree = encode(state)
@@ -254,8 +257,8 @@ def test_deeply_nested_states_are_compared_without_running_out_of_stack(scale):
     for n in range(230 if scale == "real" else 60):
         old, new = ([old], [new]) if n % 2 else ({"k": old}, {"k": new})
     one, other = encode({"a": old, "b": 1}), encode({"a": new, "b": 1})
-    turned(one, other)
-    found = list(diff.edits(one, other, unpacking.Unpacker(TYPES)))
+    on_deep_stack(300, lambda: turned(one, other))
+    found = on_deep_stack(300, lambda: list(diff.edits(one, other, unpacking.Unpacker(TYPES))))
     assert len(found) == 1
 
 
@@ -354,6 +357,7 @@ def test_there_are_changes_if_and_only_if_the_roots_differ(one, other):
     st.dictionaries(st.sampled_from("abcdef"), trees, max_size=5),
     st.dictionaries(st.sampled_from("abcdef"), trees, max_size=5),
 )
+@fewer(2)
 def test_what_no_change_speaks_of_is_the_same_in_both(one, other):
     """For dicts in dicts, whose paths are the same before and after."""
     only_dicts = [{k: v for k, v in state.items() if not isinstance(v, list)} for state in (one, other)]

@@ -96,16 +96,6 @@ def collecting_takes_rows_that_others_stand_on(patch):
     patch.setattr(upkeep, "_on_its_own", lambda heads, record, row: row._replace(base=row.seq))
 
 
-def collecting_takes_chunks_that_writers_count_on(patch):
-    base, alone = payload.base, upkeep._on_its_own
-
-    def lonely(*arguments):
-        with mock.patch.object(payload, "base", lambda tree, _, compress: base(tree, frozenset(), compress=compress)):
-            return alone(*arguments)
-
-    patch.setattr(upkeep, "_on_its_own", lonely)
-
-
 def collecting_does_not_follow_inner_nodes(patch):
     children, mark = nodes.Node.children, upkeep._mark_row
 
@@ -155,7 +145,7 @@ def nobody_checks_expectations(patch):
 def an_append_counts_as_reading(patch):
     def keep(self, standing):
         self._known = standing
-        self._expect(standing.newest.head)
+        self._expect(standing)
 
     patch.setattr(Thread, "_keep", keep)
 
@@ -185,7 +175,6 @@ BUGS = [
     prune_takes_one_too_many,
     a_maximum_keeps_one_too_many,
     collecting_takes_rows_that_others_stand_on,
-    collecting_takes_chunks_that_writers_count_on,
     collecting_does_not_follow_inner_nodes,
     chunks_stand_on_what_is_no_chunk,
     equal_states_are_taken_for_the_same,

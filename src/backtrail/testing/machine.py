@@ -49,9 +49,16 @@ names = st.sampled_from(("a", "a", "a", *NAMES))
 seeds = st.integers(0, 0xFFFF)
 
 
-def run(place: Place, chosen: settings | None = None) -> None:
-    """Run the machine on stores that are made in `place`, as the current hypothesis profile says."""
-    quiet = settings(chosen or settings.default, deadline=None, suppress_health_check=list(HealthCheck))
+def run(place: Place, chosen: settings | None = None, *, parts: int = 1) -> None:
+    """Run the machine on stores that are made in `place`, as the hypothesis profile says, or a part of such a run."""
+    base = chosen or settings.default
+    assert base is not None
+    quiet = settings(
+        base,
+        max_examples=max(base.max_examples // parts, 1),
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
     made: Any = lambda: ThreadMachine(place)  # noqa: E731 - called where a class is asked for
     run_state_machine_as_test(made, settings=quiet)
 

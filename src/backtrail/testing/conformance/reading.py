@@ -142,13 +142,21 @@ class Refs(Suite):
         assert caught.value.code == "not_found.checkpoint"
         assert thread.delete_checkpoint(ref) is False
 
-    @pytest.mark.parametrize("ref", [None, "", 1.0, True, b"x", [], object(), "@x", "@~", "@@", "@~x"])
+    @pytest.mark.parametrize("ref", [None, "", 1.0, True, b"x", [], object()])
     def test_what_is_no_ref_is_invalid(self, thread: Thread[Any], ref: Any) -> None:
         fill(thread, 2)
         for call in (thread.load, thread.rewind, thread.delete_checkpoint):
             with pytest.raises(Invalid):
                 call(ref)
         assert len(thread) == 2
+
+    @pytest.mark.parametrize("ref", ["@x", "@~", "@@", "@~x", "@-1"])
+    def test_what_only_begins_like_a_ref_to_the_head_is_none(self, thread: Thread[Any], ref: str) -> None:
+        fill(thread, 2)
+        for call in (thread.load, thread.rewind):
+            with pytest.raises((Invalid, NotFound)):
+                call(ref)
+        assert thread.current_step == 2
 
     def test_a_prefix_that_several_ids_have_is_invalid(self, thread: Thread[Any]) -> None:
         made = fill(thread, 40)

@@ -380,6 +380,14 @@ class Ending(Suite):
             stale.save({"n": 2})
         assert list(thread.history()) == [new]
 
+    def test_who_deleted_it_does_not_write_over_a_new_beginning(self, store: Store, thread: Thread[Any]) -> None:
+        thread.save({"n": 1})
+        thread.delete()
+        new = store.thread("t").save({"n": "new"})
+        with pytest.raises(Conflict):
+            thread.save({"n": 2})
+        assert list(thread.history()) == [new]
+
     def test_a_new_beginning_forgets_agent_origin_and_age(self, store: Store) -> None:
         clock = Clock(store)
         first: Thread[Any] = store.thread("a", agent="planner")

@@ -95,6 +95,27 @@ class Transactions(Suite):
             thread.save({"n": 4})
         assert (caught.value.expected, caught.value.actual) == (read.id, other.id)
 
+    def test_what_was_read_in_one_that_was_given_up_was_read(self, thread: Thread[Any], store: Store) -> None:
+        thread.save({"n": 1})
+        read = store.thread("t").save({"n": 2})
+        with pytest.raises(RuntimeError), store.transaction():
+            assert head(thread) == read
+            raise RuntimeError
+        assert thread.save({"n": 3}).parent_id == read.id
+
+    def test_a_checkpoint_of_one_that_was_given_up_is_nothing_to_stand_on(self, store: Store) -> None:
+        store.thread("t").save({"n": 1})
+        with pytest.raises(RuntimeError), store.transaction():
+            lost = store.thread("t").save({"n": "lost"})
+            raise RuntimeError
+        with pytest.raises(Conflict):
+            store.thread("t").save({"n": 2}, expect=lost)
+        kept = store.thread("t").save({"n": "kept"})
+        with pytest.raises(Conflict):
+            store.thread("t").save({"n": 2}, expect=lost)
+        assert kept != lost
+        assert head(store.thread("t")).state == {"n": "kept"}
+
     def test_somebody_elses_write_to_one_of_its_threads_is_a_conflict_at_the_end(self, store: Store) -> None:
         store.thread("a").save({"n": 1})
         before = store.stats().checkpoints
