@@ -165,6 +165,7 @@ def messages(count):
 def test_a_plain_save_writes_what_changed_and_not_the_chunks_around_it():
     state = {
         "messages": messages(800),
+        "NaN": messages(100),
         "plan": {"days": [{"city": "x" * 50} for _ in range(300)]},
         "text": "line\n" * 20_000,
     }
@@ -186,6 +187,7 @@ def test_a_plain_save_writes_what_changed_and_not_the_chunks_around_it():
     assert after(lambda s: s.update(text=s["text"] + "token " * 20)) < 250
     assert after(lambda s: s.update(text=s["text"][:50_000] + "token " * 20 + s["text"][50_000:])) < 250
     assert after(lambda s: s.update(n=1)) < 50
+    assert after(lambda s: s["NaN"].append(message)) < 1100
 
 
 @pytest.mark.parametrize("length", [40, 60, 200, 5000, 70_000])
@@ -250,6 +252,21 @@ def test_a_save_after_many_scattered_changes_is_quick_and_exact():
         assert time.process_time() - started < 3
         assert same(thread.load().state, state)
         assert saved.root == store.thread("u").save(state).root
+
+
+def test_hundreds_of_changes_are_saved_as_the_state_that_comes_of_them():
+    with backtrail.open("memory://") as store:
+        thread = store.thread("t")
+        state = {"messages": messages(1000)}
+        thread.save(state)
+        for message in state["messages"][::2]:
+            message["id"] = -1
+        thread.save(state)
+        assert store._backend._logs[1][2].depth == 0  # not five hundred ops that every load would apply again
+        assert same(thread.load().state, state)
+        state["messages"][7]["id"] = -2
+        thread.save(state)
+        assert store._backend._logs[1][3].depth == 1
 
 
 def test_deeply_nested_states_are_compared_without_running_out_of_stack(scale):

@@ -214,7 +214,7 @@ class _Differ:
             new_keys = [spines.key_of(entry) for entry in block.new]
             for same, some, others in _aligned(old_keys, new_keys):
                 olds, news = block.old[at : at + len(some)], block.new[to : to + len(others)]
-                if same and not any(map(_TWIN.search, some)):
+                if same and not any(not wire.is_plain_key(key) and _TWIN.search(key) for key in some):
                     for key, old, new in zip(some, olds, news, strict=True):
                         if old != new:
                             changed += self._value(value_of(old), value_of(new), [*path, key])

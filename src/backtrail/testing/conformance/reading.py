@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from backtrail import MISSING, Checkpoint, Corrupt, Invalid, NotFound
-from backtrail.testing.conformance.base import Suite, chunks_read, fill, head, ids, messages, steps
+from backtrail.testing.conformance.base import Clock, Suite, chunks_read, fill, head, ids, messages, steps
 from backtrail.testing.exact import same
 
 if TYPE_CHECKING:
@@ -80,6 +80,20 @@ class History(Suite):
         assert steps(thread.history(newest_first=True)) == list(range(451, 0, -1))
         assert len(thread) == 451
         assert thread.load(226).state == {"l": list(range(225))}
+
+    def test_order_comes_from_the_store_and_not_from_clocks(self, store: Store, thread: Thread[Any]) -> None:
+        clock = Clock(store)
+        made = []
+        for n in range(6):
+            made.append(thread.save({"n": n}, label="x"))
+            clock.advance(-3600 if n % 2 else 0)
+        assert list(thread.history()) == made
+        assert head(thread) == made[-1]
+        assert thread.load("x") == made[-1]
+        assert thread.load("@~3") == made[2]
+        assert thread.prune(keep_last=2, keep_tagged=False) == 4
+        assert list(thread.history()) == made[4:]
+        assert thread.undo() == made[4]
 
     def test_find_gives_what_is_in_view_oldest_first(self, thread: Thread[Any]) -> None:
         a = thread.save({}, label="x")
@@ -339,6 +353,15 @@ class Differences(Suite):
         thread.save({"messages": [*items[:at], "new", *items[at:]]})
         assert _shown(thread.diff()) == [("+", f"messages[{at}]", MISSING, "new")]
         assert _shown(thread.diff("@", "@-")) == [("-", f"messages[{at}]", "new", MISSING)]
+
+    def test_insertions_in_several_places_are_insertions(self, thread: Thread[Any]) -> None:
+        items = messages(500)
+        thread.save({"messages": items})
+        thread.save({"messages": [*items[:3], "one", *items[3:400], "two", *items[400:]]})
+        assert _shown(thread.diff()) == [
+            ("+", "messages[3]", MISSING, "one"),
+            ("+", "messages[401]", MISSING, "two"),
+        ]
 
     def test_a_change_deep_inside_is_shown_where_it_is(self, thread: Thread[Any]) -> None:
         items = messages(300)

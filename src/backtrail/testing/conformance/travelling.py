@@ -200,6 +200,25 @@ class Rewinds(Suite):
                 assert [thread.load(step) for step in steps(path)] == path
                 assert thread.load(f"@~{len(path) - 1}") == a
 
+    def test_a_save_after_a_rewind_to_a_winding_path_goes_on_from_that_path(self, thread: Thread[Any]) -> None:
+        a, b, c = fill(thread, 3)
+        thread.rewind(b)
+        d, e = thread.save({"n": 4}), thread.save({"n": 5})
+        thread.rewind(c)
+        thread.save({"n": 6})
+        thread.rewind(e)
+        g = thread.save({"n": 7})
+        assert list(thread.history()) == [a, b, d, e, g]
+        assert thread.load(g.id).state == {"n": 7}
+        h = thread.save({"n": 8})
+        thread.undo()
+        thread.undo()
+        i = thread.save({"n": 9})
+        assert list(thread.history()) == [a, b, d, e, i]
+        thread.rewind(h)
+        assert list(thread.history()) == [a, b, d, e, g, h]
+        assert [thread.load(step) for step in range(1, 7)] == [a, b, d, e, g, h]
+
     def test_undo_takes_back_a_save(self, thread: Thread[Any]) -> None:
         a, b, _ = fill(thread, 3)
         assert thread.undo() == b
