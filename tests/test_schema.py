@@ -322,6 +322,7 @@ def test_the_usual_model_is_saved_as_its_fields_and_nothing_else():
     assert ALL.dump(Model(a=1)) == {"a": 1, "b": None, "c": [], "": {"set": ["a"]}}
     opened = OpenModel(a=1, b=2, c=3, x=4)
     assert ALL.dump(opened) == {"a": 1, "b": 2, "c": 3, "x": 4, "_note": None, "_log": []}
+    assert identical(there_and_back(opened)) == identical(opened)
 
 
 @pytest.mark.skipif(PYDANTIC < (2, 12), reason="this pydantic has no extra= for one call")
@@ -548,6 +549,9 @@ class Inventive:
     def __getattr__(self, name):
         return 42
 
+    def helper(self):
+        return self.x
+
 
 class Lenient(enum.Enum):
     ONE = 1
@@ -562,6 +566,7 @@ class Lenient(enum.Enum):
 REFUSED = {
     "a dataclass with an attribute that is no field": (with_attribute(Plain(1), z=2), "'z'"),
     "a frozen dataclass with an attribute that is no field": (with_attribute(Frozen(1, 2, 3), z=2), "'z'"),
+    "an attribute that hides a method": (with_attribute(Inventive(1), helper=2), "'helper'"),
     "an attribute beside slots": (with_attribute(make(HalfSlotted, 1, 2, 3), z=2), "'z'"),
     "a slot in a base": (with_attribute(OnSlots(), hidden=2), "'hidden'"),
     "a slot in a base of a Struct": (with_attribute(StructOnSlots(), hidden=2), "'hidden'"),
