@@ -35,22 +35,17 @@ class Checkpoint(Generic[S]):
     __slots__ = (
         "_damaged",
         "_load",
-        "_metadata",
         "_row",
         "_state",
         "_tree",
         "_type",
         "_types",
-        "id",
-        "parent_id",
+        "_uid",
         "tags",
         "thread_id",
     )
 
-    id: str
     thread_id: str
-    parent_id: str | None
-    """The id of the checkpoint it was made on top of; for the first one of a fork, of the one it was forked from."""
     tags: tuple[str, ...]
 
     def __init__(
@@ -72,16 +67,22 @@ class Checkpoint(Generic[S]):
         self._tree: Tree | None = None
         self._state: Any = MISSING
         self._damaged = damaged
-        self.id = log.checkpoint_id(uid, row.seq)
+        self._uid = uid
         self.thread_id = thread_id
         self.tags = tags
-        metadata, origin = b"", None
-        if damaged is None:
-            metadata, _, origin = log.unpack_extra(row)
-        self._metadata = metadata
-        self.parent_id = origin or (log.checkpoint_id(uid, row.parent) if row.parent else None)
 
     # -- known at once ----------------------------------------------------------------------------
+
+    @property
+    def id(self) -> str:
+        """What names it for good, in whatever store it is."""
+        return log.checkpoint_id(self._uid, self._row.seq)
+
+    @property
+    def parent_id(self) -> str | None:
+        """The id of the one it was made on top of; for the first one of a fork, of the one it was forked from."""
+        origin = None if self.damaged else log.unpack_extra(self._row)[2]
+        return origin or (log.checkpoint_id(self._uid, self._row.parent) if self._row.parent else None)
 
     @property
     def op_id(self) -> bytes:
@@ -111,7 +112,8 @@ class Checkpoint(Generic[S]):
     @property
     def metadata(self) -> dict[str, Any]:
         """A copy of what was saved with it."""
-        found = unpacking.Unpacker(self._types)(self._metadata) if self._metadata else {}
+        saved = b"" if self.damaged else log.unpack_extra(self._row)[0]
+        found = unpacking.Unpacker(self._types)(saved) if saved else {}
         if type(found) is not dict:
             raise Corrupt(f"the metadata of checkpoint {self.id} is damaged", code="corrupt.row", checkpoint_id=self.id)
         return found

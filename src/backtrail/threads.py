@@ -508,7 +508,7 @@ class Thread(Generic[S]):
 
     def _checkpoint(self, standing: Standing, row: Row, *, tags: tuple[str, ...] | None = None) -> Checkpoint[S]:
         if tags is not None:
-            return self._make(standing, row, tags)
+            return self._make(standing, row, tags, written=True)
         return self._checkpoints(standing, [row])[0]
 
     def _checkpoints(self, standing: Standing, rows: list[Row]) -> list[Checkpoint[S]]:
@@ -517,11 +517,13 @@ class Thread(Generic[S]):
         tags = self._engine.desk.heads.backend.tags(standing.record.no, [row.seq for row in rows])
         return [self._make(standing, row, tags.get(row.seq, ())) for row in rows]
 
-    def _make(self, standing: Standing, row: Row, tags: tuple[str, ...]) -> Checkpoint[S]:
+    def _make(
+        self, standing: Standing, row: Row, tags: tuple[str, ...], *, written: bool = False
+    ) -> Checkpoint[S]:
         engine, record = self._engine, standing.record
         chain = standing.chain if standing.head is row else None
         damaged = None
-        if not log.is_sound(row, record.uid):
+        if not written and not log.is_sound(row, record.uid):
             damaged = engine.desk.heads.damaged(record, row.seq, "its row is damaged")
 
         def load() -> Tree:

@@ -22,7 +22,6 @@ below, are answers for the engine, and are raised before anything was written.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -83,8 +82,7 @@ class NewThread(NamedTuple):
     origin: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(NamedTuple):
     """One atomic write. Threads are named by number; -1, -2 ... are those that the batch creates, in order."""
 
     threads: tuple[NewThread, ...] = ()

@@ -56,6 +56,9 @@ _LATEST: Final = 253_402_300_800_000_000
 """Microseconds from 1970 to the end of the year 9999."""
 
 
+_NO_EXTRA: Final = wire.pack([b"", None, None])
+
+
 # -- ids ----------------------------------------------------------------------------------------------
 
 
@@ -79,11 +82,15 @@ def parse_id(text: str) -> tuple[bytes, int] | None:
 
 def pack_extra(metadata: bytes, ranges: Ranges | None, origin: str | None) -> bytes:
     """Return a row's `extra`: encoded metadata, the ranges of a row that moves the head, a fork's origin."""
+    if not metadata and ranges is None and origin is None:
+        return _NO_EXTRA
     return wire.pack([metadata, [list(pair) for pair in ranges] if ranges is not None else None, origin])
 
 
 def unpack_extra(row: Row) -> tuple[bytes, Ranges | None, str | None]:
     """Read a row's `extra`."""
+    if row.extra == _NO_EXTRA:
+        return b"", None, None
     try:
         metadata, listed, origin = ormsgpack.unpackb(row.extra)
         ranges = None if listed is None else tuple((low, high) for low, high in listed)

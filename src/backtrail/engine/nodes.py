@@ -42,6 +42,7 @@ LEVELS_MAX: Final = 40
 """A spine never has more levels: each is a quarter of the one below, at most."""
 DIGEST_BYTES: Final = 32
 SPINE, LEAF, INNER, TEXT, PIECES = b"S", b"L", b"I", b"T", b"P"
+_REF_HEADS: Final = frozenset({0xC7, 0xC8})
 
 
 def digest_of(kind: bytes, data: bytes) -> bytes:
@@ -59,13 +60,24 @@ class Ref(NamedTuple):
 
     def encode(self) -> Rep:
         """Return the REF."""
-        return Rep(wire.ext(wire.REF, wire.pack([self.code, self.digest, self.length, self.size])), self.size)
+        rep = Rep(wire.ext(wire.REF, wire.pack([self.code, self.digest, self.length, self.size])), self.size)
+        rep.ref = self
+        return rep
 
 
 class Rep(bytes):
-    """A representation that holds REFs: its bytes, and the size of the value it stands for."""
+    """A representation that knows more than its bytes: the size of the value it stands for, if REFs are in it.
+
+    What it was made from is kept where it is at hand, so that it need not be read again.
+    """
 
     size: int
+    ref: Ref | None = None
+    """The reference that it is."""
+    opened: Any = None
+    """The spine that was closed into these bytes."""
+    value: bytes | None = None
+    """The value of the mapping's entry that it is."""
 
     def __new__(cls, data: bytes, size: int) -> Self:
         """Make one; bytes are immutable, so this is the place."""
@@ -100,8 +112,10 @@ def _is_count(value: object) -> bool:
 
 def as_ref(rep: bytes) -> Ref | None:
     """Return the Ref that a representation is, or None for an inline one."""
-    if rep[:1] not in (b"\xc7", b"\xc8"):
+    if not rep or rep[0] not in _REF_HEADS:
         return None
+    if type(rep) is Rep and rep.ref is not None:
+        return rep.ref
     code, payload = wire.split_ext(rep)
     return decode_ref(payload) if code == wire.REF else None
 
@@ -110,7 +124,7 @@ def measured(data: bytes) -> bytes:
     """Return a representation read from a node with its size known: a Rep if there are REFs inside."""
     if not isinstance(data, bytes):
         raise Corrupt("there are no bytes where a value should be", code="corrupt.encoding")
-    if b"\x11\x94" not in data:  # no extension of code REF that begins with an array of four
+    if wire.REF_MARK not in data:  # no extension of code REF that begins with an array of four
         return data
     extra = 0
     for payload in wire.refs_in(data):
@@ -181,13 +195,25 @@ def read_levels(data: bytes) -> tuple[int, tuple[str, int, str] | None, list[lis
     return code, attrs, [read_chunks(level) for level in levels], tail
 
 
-class Node(NamedTuple):
-    """A node's kind and bytes."""
+class Node:
+    """A node's kind and bytes, and what was read from them, where that is at hand."""
 
-    kind: bytes
-    data: bytes
-    opened: Any = None
-    """The spine that was closed into this node, where it is at hand: it need not be read again."""
+    __slots__ = ("data", "kind", "opened", "plain")
+
+    def __init__(self, kind: bytes, data: bytes, opened: Any = None) -> None:
+        self.kind = kind
+        self.data = data
+        self.opened = opened
+        """A spine's `Spine`, an inner node's chunks."""
+        self.plain = False
+        """Whether a leaf is known to hold nothing but what packs in one way only: see `scan`."""
+
+    def chunks(self) -> list[Chunk]:
+        """Return the references of an inner node; not to be changed."""
+        if self.opened is None:
+            self.opened = read_chunks(self.data)
+        chunks: list[Chunk] = self.opened
+        return chunks
 
     def children(self) -> list[bytes]:
         """Return the digests of the nodes that this one refers to."""
@@ -196,20 +222,31 @@ class Node(NamedTuple):
         if self.kind == PIECES:
             return [digest for digest, _ in read_pieces(self.data)]
         if self.kind == INNER:
-            return [chunk.digest for chunk in read_chunks(self.data)]
+            return [chunk.digest for chunk in self.chunks()]
         if self.kind == LEAF:
-            return _refs(self.data)
+            return digests_in(self.data)
         if self.kind != SPINE:
             raise Corrupt(f"a node of an unknown kind ({self.kind!r})", code="corrupt.encoding")
-        _, _, levels, tail = read_levels(self.data)
-        return [chunk.digest for level in levels for chunk in level] + _refs(tail)
+        if self.opened is not None:
+            levels, found = self.opened.levels[1:], [d for entry in self.opened.levels[0] for d in digests_in(entry)]
+        else:
+            _, _, levels, tail = read_levels(self.data)
+            found = digests_in(tail)
+        return [chunk.digest for level in levels for chunk in level] + found
 
 
-def _refs(data: bytes) -> list[bytes]:
-    """Return the digests of the REFs in an encoded value."""
-    if b"\x11\x94" not in data:
+def digests_in(rep: bytes) -> list[bytes]:
+    """Return the digests of the REFs in encoded values: in a representation, an entry, or the array of a leaf."""
+    if type(rep) is Rep:
+        if rep.ref is not None:
+            return [rep.ref.digest]
+        if rep.value is not None:
+            return digests_in(rep.value)
+        if rep.opened is not None:
+            return [digest for entry in rep.opened.levels[0] for digest in digests_in(entry)]
+    if wire.REF_MARK not in rep:
         return []
-    return [decode_ref(payload).digest for payload in wire.refs_in(data)]
+    return [decode_ref(payload).digest for part in wire.values_in(rep) for payload in wire.refs_in(part)]
 
 
 class Cache:

@@ -240,10 +240,19 @@ def _inside(cell: list[Any], levels: int) -> list[Any]:
     return cell
 
 
+def _new_cell() -> tuple[list[Any], list[Any]]:
+    cell: list[Any] = [None]
+    return cell, _inside(cell, _MARGIN)
+
+
+# Lists in lists to pack a value in, each with its innermost: whoever packs takes one out meanwhile.
+_cells: list[tuple[list[Any], list[Any]]] = []
+
+
 class Packer:
     """Encodes values in one call of ormsgpack each; as its `default`, what it hands back. Not shared by threads."""
 
-    __slots__ = ("_cell", "_depth", "_inner", "_interrupt", "_kinds", "_nested_cell", "_types")
+    __slots__ = ("_depth", "_inner", "_interrupt", "_kinds", "_types")
 
     def __init__(self, types: Types) -> None:
         self._types = types
@@ -251,22 +260,22 @@ class Packer:
         self._interrupt: BaseException | None = None
         self._kinds: set[type] = set()
         """Classes whose instances are handed back, and looked at then."""
-        self._cell: list[Any] = [None]
-        self._nested_cell = _inside(self._cell, _MARGIN)
         self._inner: dict[int, tuple[list[Any], list[Any]]] = {}
 
     def fast(self, value: object) -> bytes | None:
         """Encode a value, or return None if that is not sure to be exact (then take the value apart)."""
-        self._cell[0] = value
+        cell, nested = _cells.pop() if _cells else _new_cell()
+        cell[0] = value
         try:
-            data = wire.pack(self._nested_cell, default=self, option=_OPTIONS)[_MARGIN:]
+            data = wire.pack(nested, default=self, option=_OPTIONS)[_MARGIN:]
         except (TypeError, RecursionError):
             interrupt, self._interrupt = self._interrupt, None
             if interrupt is not None:
                 raise interrupt from None
             return None
         finally:
-            self._cell[0] = None
+            cell[0] = None
+            _cells.append((cell, nested))
         return data if self._is_exact(data, value) else None
 
     def _is_exact(self, data: bytes, value: object) -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import ormsgpack
 
 from backtrail.engine import wire
-from backtrail.engine.nodes import NODE_LIMIT, SPINE, Node, Nodes, decode_ref, digest_of, measured
+from backtrail.engine.nodes import NODE_LIMIT, SPINE, Node, Nodes, digest_of, digests_in, measured
 from backtrail.engine.squeeze import squeeze, unsqueeze
 from backtrail.engine.tree import SET, SPLICE, Op, Tree, is_op
 from backtrail.errors import Corrupt
@@ -44,7 +44,7 @@ class Stored(NamedTuple):
 
 def refs_of(rep: bytes) -> list[bytes]:
     """Return the digests of the nodes that a representation refers to."""
-    return [decode_ref(payload).digest for payload in wire.refs_in(rep)]
+    return digests_in(rep)
 
 
 def reachable(nodes: Nodes, digests: Iterable[bytes]) -> dict[bytes, Node]:
@@ -63,7 +63,7 @@ def reachable(nodes: Nodes, digests: Iterable[bytes]) -> dict[bytes, Node]:
 def delta(ops: list[Op], nodes: Nodes, *, compress: bool) -> Stored:
     """Make the payload of a delta."""
     data = wire.pack(ops, default=bytes, option=wire.SUBCLASSES)
-    chunks = reachable(nodes, refs_of_ops(ops))
+    chunks = reachable(nodes, refs_of_ops(ops)) if wire.REF_MARK in data else {}
     return Stored(squeeze(data, enabled=compress), len(data), chunks, frozenset(), is_base=False)
 
 

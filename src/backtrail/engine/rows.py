@@ -44,7 +44,7 @@ def checkpoint(standing: Standing | None, tree: Tree, stored: Stored, meta: Meta
         kind=meta.kind,
         label=meta.label,
         size=tree.size,
-        stored=0,
+        stored=len(stored.payload),
         root=tree.root,
         op_id=os.urandom(16),
         extra=log.pack_extra(meta.metadata, None, None),

@@ -28,7 +28,6 @@ from backtrail.engine.nodes import (
     as_ref,
     fingerprint,
     measured,
-    read_chunks,
     read_levels,
     size_of,
 )
@@ -52,11 +51,16 @@ INNER_WIDTH: Final = 4
 
 Attrs = tuple[str, int, str] | None
 Entry = bytes
+_Measures = tuple[int, int, list[int], bytes | None]
 
 
 def join(key: bytes, value: bytes) -> Entry:
     """Return the entry of a mapping."""
-    return Rep(key + value, len(key) + value.size) if type(value) is Rep else key + value
+    if type(value) is not Rep:
+        return key + value
+    entry = Rep(key + value, len(key) + value.size)
+    entry.value = value
+    return entry
 
 
 def _closes(entry: bytes, size: int, low: int, target: int, high: int) -> bool:
@@ -69,34 +73,47 @@ def _closes(entry: bytes, size: int, low: int, target: int, high: int) -> bool:
 class Spine:
     """A container of any length, without its chunks."""
 
-    __slots__ = ("attrs", "code", "is_mapping", "length", "levels", "size", "weights")
+    __slots__ = ("_start", "attrs", "code", "is_mapping", "length", "levels", "size", "weights")
 
-    def __init__(self, code: int, attrs: Attrs, levels: tuple[list[Any], ...]) -> None:
+    def __init__(self, code: int, attrs: Attrs, levels: tuple[list[Any], ...], measures: _Measures | None = None) -> None:
         self.code = code
         self.attrs = attrs
         self.levels = levels
         self.is_mapping = code in wire.MAPPINGS
-        closed = [chunk for level in levels[1:] for chunk in level]
-        self.length: int = len(levels[0]) + sum([chunk.length for chunk in closed])
-        self.size: int = sum(map(size_of, levels[0])) + sum([chunk.size for chunk in closed]) + 5
-        self.weights = (sum(map(len, levels[0])), *(sum([len(chunk.data) for chunk in level]) for level in levels[1:]))
-        """The bytes of each level's elements."""
+        if measures is None:
+            closed = [chunk for level in levels[1:] for chunk in level]
+            length: int = len(levels[0]) + sum([chunk.length for chunk in closed])
+            size: int = sum(map(size_of, levels[0])) + sum([chunk.size for chunk in closed]) + 5
+            weights = [sum(map(len, levels[0])), *(sum([len(chunk.data) for chunk in level]) for level in levels[1:])]
+            measures = length, size, weights, None
+        self.length, self.size, self.weights, self._start = measures
+        """How many entries there are, their size, the bytes of each level's elements, and how the node begins."""
+
+    @property
+    def start(self) -> bytes:
+        """The bytes of the spine's node but for the open entries: what an append does not change."""
+        if self._start is None:
+            levels = b"".join(
+                wire.array_head(len(level)) + b"".join([chunk.data for chunk in level]) for level in self.levels[:0:-1]
+            )
+            about = b"\x94" + wire.pack(self.code) + wire.pack(self.attrs and list(self.attrs))
+            self._start = about + wire.array_head(len(self.levels) - 1) + levels
+        return self._start
 
     def encode(self) -> bytes:
         """Return the bytes of the spine's node: code, attributes, levels from the top, open entries as an array."""
-        levels = b"".join(
-            wire.array_head(len(level)) + b"".join([chunk.data for chunk in level]) for level in self.levels[:0:-1]
-        )
-        start = b"\x94" + wire.pack(self.code) + wire.pack(self.attrs and list(self.attrs))
-        return start + wire.array_head(len(self.levels) - 1) + levels + wire.pack(tail_array(self))
+        entries = self.levels[0]
+        head = wire.array_head(len(entries) * (2 if self.is_mapping else 1))
+        return b"".join([self.start, wire.bytes_head(len(head) + self.weights[0]), head, *entries])
 
     def close(self, nodes: Nodes) -> bytes:
         """Return what represents the container: inline bytes, or a REF to this spine, then fresh in `nodes`."""
         entries = self.levels[0]
         if len(self.levels) == 1 and self.weights[0] <= INLINE:
             data = wire.inline(self.code, self.attrs, entries)
-            size = len(data) + sum(entry.size - len(entry) for entry in entries if type(entry) is Rep)
-            return Rep(data, size) if size != len(data) else data
+            rep = Rep(data, len(data) + self.size - 5 - self.weights[0])
+            rep.opened = self
+            return rep
         digest = nodes.add(SPINE, self.encode(), self)
         return Ref(self.code, digest, self.length, self.size).encode()
 
@@ -113,7 +130,7 @@ def tail_array(spine: Spine) -> bytes:
 def _entries(array: bytes, *, mapping: bool, plain: bool = False) -> list[Entry]:
     """Read the entries of a leaf or a tail; `plain` if it is known that no REF is inside."""
     parts = wire.split(array)
-    if plain or b"\x11\x94" not in array:
+    if plain or wire.REF_MARK not in array:
         return wire.pairs(parts) if mapping else parts
     if not mapping:
         return [measured(part) for part in parts]
@@ -123,6 +140,9 @@ def _entries(array: bytes, *, mapping: bool, plain: bool = False) -> list[Entry]
 
 def open_rep(rep: bytes, nodes: Nodes) -> Spine | None:
     """Open what a representation stands for, if it is a container."""
+    if type(rep) is Rep and rep.opened is not None:
+        known: Spine = rep.opened
+        return known
     ref = as_ref(rep)
     if ref is not None:
         return read_spine(nodes, ref) if ref.code in wire.SEQUENCES | wire.MAPPINGS else None
@@ -130,7 +150,7 @@ def open_rep(rep: bytes, nodes: Nodes) -> Spine | None:
     if parts is None:
         return None
     code, attrs, entries = parts
-    if type(rep) is Rep or b"\x11\x94" in rep:
+    if type(rep) is Rep or wire.REF_MARK in rep:
         mapping = code in wire.MAPPINGS
         entries = _entries(_array(entries, mapping=mapping), mapping=mapping)
     return Spine(code, attrs, (entries,))
@@ -143,7 +163,9 @@ def read_spine(nodes: Nodes, ref: Ref) -> Spine:
         opened: Spine = node.opened
         return opened
     code, attrs, levels, tail = read_levels(node.data)
-    return Spine(code, attrs, (_entries(tail, mapping=code in wire.MAPPINGS), *reversed(levels)))
+    spine = Spine(code, attrs, (_entries(tail, mapping=code in wire.MAPPINGS), *reversed(levels)))
+    node.opened = spine
+    return spine
 
 
 class Builder:
@@ -154,8 +176,11 @@ class Builder:
         self._code = code
         self._attrs = attrs
         self._mapping = code in wire.MAPPINGS
-        self._levels: list[list[Any]] = [[]]
-        self._sizes = [0]
+        self._levels: list[list[Any]] = [[]]  # the lists above the first are replaced, not changed: spines share them
+        self._weights = [0]
+        self._length = 0
+        self._size = 5
+        self._start: bytes | None = None
         self.sealed = False
         """Whether a leaf was closed."""
 
@@ -163,13 +188,16 @@ class Builder:
     def onto(cls, nodes: Nodes, spine: Spine) -> Builder:
         """Go on behind the end of a spine."""
         builder = cls(nodes, spine.code, spine.attrs)
-        builder._levels = [list(level) for level in spine.levels]
-        builder._sizes = list(spine.weights)
+        builder._levels = [list(spine.levels[0]), *spine.levels[1:]]
+        builder._weights = list(spine.weights)
+        builder._length, builder._size = spine.length, spine.size
+        builder._start = spine.start
         return builder
 
     def spine(self) -> Spine:
         """Return what was gathered."""
-        return Spine(self._code, self._attrs, tuple(self._levels))
+        measures = self._length, self._size, self._weights, self._start
+        return Spine(self._code, self._attrs, tuple(self._levels), measures)
 
     def at_boundary(self, level: int) -> bool:
         """Tell whether a chunk of this level may be taken whole: nothing below it is open."""
@@ -177,42 +205,55 @@ class Builder:
 
     def push(self, entry: Entry) -> None:
         """Take one entry."""
-        self._levels[0].append(entry)
-        self._sizes[0] += len(entry)
-        full = len(self._levels[0]) >= LEAF_ENTRIES and self._sizes[0] >= LEAF_MIN
-        if full or _closes(entry, self._sizes[0], LEAF_MIN, LEAF_TARGET, LEAF_MAX):
+        entries, length = self._levels[0], len(entry)
+        entries.append(entry)
+        self._length += 1
+        self._size += entry.size if type(entry) is Rep else length
+        self._weights[0] = weight = self._weights[0] + length
+        if weight < LEAF_MIN:
+            return
+        if len(entries) >= LEAF_ENTRIES or _closes(entry, weight, LEAF_MIN, LEAF_TARGET, LEAF_MAX):
             self._seal_leaf()
 
     def push_chunk(self, level: int, chunk: Chunk) -> None:
         """Take a whole chunk of a level; only at a boundary."""
+        self._length += chunk.length
+        self._size += chunk.size
+        self._put(level, chunk)
+
+    def _put(self, level: int, chunk: Chunk) -> None:
+        """Put a chunk at the end of its level."""
         while len(self._levels) <= level:
             self._levels.append([])
-            self._sizes.append(0)
-        encoded = chunk.data
-        self._levels[level].append(chunk)
-        self._sizes[level] += len(encoded)
-        wide = len(self._levels[level]) >= INNER_WIDTH
-        if wide and _closes(encoded, self._sizes[level], INNER_MIN, INNER_TARGET, INNER_MAX):
+            self._weights.append(0)
+        chunks = self._levels[level] = [*self._levels[level], chunk]
+        self._weights[level] += len(chunk.data)
+        self._start = None
+        if len(chunks) >= INNER_WIDTH and _closes(
+            chunk.data, self._weights[level], INNER_MIN, INNER_TARGET, INNER_MAX
+        ):
             self._seal_inner(level)
 
     def _seal_leaf(self) -> None:
         entries = self._levels[0]
         keys = b"".join(fingerprint(key_of(entry)) for entry in entries) if self._mapping else None
         digest = self._nodes.add(LEAF, _array(entries, mapping=self._mapping))
-        self._levels[0], self._sizes[0] = [], 0
+        self._levels[0], self._weights[0] = [], 0
         self.sealed = True
-        self.push_chunk(1, Chunk.make(digest, len(entries), sum(map(size_of, entries)), keys))
+        self._put(1, Chunk.make(digest, len(entries), sum(map(size_of, entries)), keys))
 
     def _seal_inner(self, level: int) -> None:
         chunks = self._levels[level]
         digest = self._nodes.add(INNER, wire.array_head(len(chunks)) + b"".join([chunk.data for chunk in chunks]))
-        self._levels[level], self._sizes[level] = [], 0
+        self._levels[level], self._weights[level] = [], 0
         count, size = sum(chunk.length for chunk in chunks), sum(chunk.size for chunk in chunks)
-        self.push_chunk(level + 1, Chunk.make(digest, count, size, None))
+        self._put(level + 1, Chunk.make(digest, count, size, None))
 
 
 def key_of(entry: Entry) -> bytes:
     """Return the key bytes of a mapping's entry."""
+    if type(entry) is Rep and entry.value is not None:
+        return bytes(entry[: -len(entry.value)])
     first = entry[0]
     if 0xA0 <= first <= 0xBF:
         return bytes(entry[: first - 0x9F])
@@ -240,7 +281,7 @@ def elements(spine: Spine) -> Iterator[tuple[int, Any]]:
 def children(nodes: Nodes, level: int, chunk: Chunk, *, mapping: bool) -> list[Any]:
     """Open a chunk: the entries of a leaf, the chunks of an inner node."""
     if level > 1:
-        return read_chunks(nodes.get(chunk.digest, INNER))
+        return nodes.node(chunk.digest, INNER).chunks()
     array = nodes.get(chunk.digest, LEAF)
     return _entries(array, mapping=mapping)
 
@@ -328,14 +369,16 @@ def _has(keys: bytes | None, mark: bytes) -> bool:
 def splice(nodes: Nodes, spine: Spine, start: int, stop: int, new: Sequence[Entry]) -> tuple[Spine, bool]:
     """Replace the entries from `start` to `stop`; return the new spine and whether an append closed a leaf."""
     open_entries = spine.levels[0]
-    closed = spine.length - len(open_entries)
+    length = spine.length
+    closed = length - len(open_entries)
     if start < closed:
         return _Splice(nodes, spine, start, stop, new).run(), False
-    kept = Spine(spine.code, spine.attrs, (open_entries[: start - closed], *spine.levels[1:]))
-    builder = Builder.onto(nodes, kept)
+    if start < length:
+        spine = Spine(spine.code, spine.attrs, (open_entries[: start - closed], *spine.levels[1:]))
+    builder = Builder.onto(nodes, spine)
     for entry in (*new, *open_entries[stop - closed :]):
         builder.push(entry)
-    return builder.spine(), builder.sealed and start == stop == spine.length
+    return builder.spine(), builder.sealed and start == stop == length
 
 
 class _Splice:

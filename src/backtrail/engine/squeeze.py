@@ -118,17 +118,17 @@ def dictionary1() -> bytes:
 
 
 def small_parameters() -> zstandard.ZstdCompressionParameters:
-    """Return how hard zstd tries with the dictionary. This is no part of the format.
+    """Return how hard zstd tries with the dictionary: as level 3 does. This is no part of the format.
 
-    Level 3 knows one earlier place for each string, which is little where most places are in the dictionary. Knowing
-    eight makes rows of 1 KB 4 % smaller, and takes 11 us instead of 6.
+    Knowing eight earlier places for each string instead of one (greedy, search_log 3) makes rows of 1 KB 2 % smaller, and
+    takes 15 us instead of 7.5.
     """
     return zstandard.ZstdCompressionParameters(
-        strategy=zstandard.STRATEGY_GREEDY,
+        strategy=zstandard.STRATEGY_DFAST,
         window_log=17,
         hash_log=16,
         chain_log=15,
-        search_log=3,
+        search_log=1,
         min_match=5,
         write_content_size=True,
         write_checksum=False,

@@ -144,6 +144,8 @@ class _Editor:
 
 def value_of(entry: bytes) -> bytes:
     """Return the value of a mapping's entry."""
+    if type(entry) is Rep and entry.value is not None:
+        return entry.value
     key = len(spines.key_of(entry))
     return Rep(entry[key:], entry.size - key) if type(entry) is Rep else entry[key:]
 

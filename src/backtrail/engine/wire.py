@@ -43,6 +43,9 @@ REF: Final = 17
 STR: Final = 18
 BYTES: Final = 19
 
+REF_MARK: Final = b"\x11\x94"
+"""In every REF: its code, and the head of the array of four that it holds."""
+
 SEQUENCES: Final = frozenset({LIST, TUPLE, SET, FROZENSET})
 MAPPINGS: Final = frozenset({DICT, RECORD})
 NESTED: Final = frozenset({TUPLE, SET, FROZENSET, DICT, RECORD, MEMBER})
@@ -74,6 +77,13 @@ def head(count: int, fix: int, fix_max: int, wide: int) -> bytes:
 def array_head(count: int) -> bytes:
     """Return the header of an array."""
     return head(count, 0x90, 15, 0xDC)
+
+
+def bytes_head(count: int) -> bytes:
+    """Return the header of bytes."""
+    if count <= 0xFF:
+        return bytes((0xC4, count))
+    return struct.pack(">BH", 0xC5, count) if count <= 0xFFFF else struct.pack(">BI", 0xC6, count)
 
 
 def ext(code: int, payload: bytes) -> bytes:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import random
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
 from backtrail.backends.port import Batch, MissingChunks, NewThread, Row, Stale, ThreadRecord, Vanished
@@ -18,6 +17,7 @@ from backtrail.engine import log, payload, retention, rows
 from backtrail.engine.heads import Chain, Heads, Standing
 from backtrail.engine.refs import require_head
 from backtrail.engine.squeeze import squeeze
+from backtrail.engine.tree import Tree
 from backtrail.errors import Conflict, Corrupt, Invalid, NotFound, Unavailable
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from backtrail.engine.nodes import Node
     from backtrail.engine.rows import Meta
-    from backtrail.engine.tree import Op, Tree
+    from backtrail.engine.tree import Op
 
 T = TypeVar("T")
 
@@ -156,6 +156,11 @@ class Writes:
         origin: str | None = None,
         visible: tuple[tuple[int, int], ...] = (),
     ) -> Standing:
+        if standing is not None and standing.newest.head and not (stored.chunks or tags or hide or visible):
+            record = standing.record  # what most saves are: one more row
+            row = log.checked(row, record.uid)
+            self._backend.commit(Batch(rows=((record.no, row),)))
+            return Standing(record, row, row)
         created = NewThread(key.space, key.name, os.urandom(log.UID_BYTES), key.agent, row.created_at, origin)
         renewed = standing is not None and not standing.newest.head
         no, uid = (standing.record.no, standing.record.uid) if standing else (-1, created.uid)
@@ -188,7 +193,7 @@ class Writes:
             row = log.checked(row._replace(stored=added), uid)
             try:
                 numbers = self._backend.commit(
-                    replace(batch, rows=((no, row),), chunks=chunks, touch=tuple(sorted(present)))
+                    batch._replace(rows=((no, row),), chunks=chunks, touch=tuple(sorted(present)))
                 )
             except MissingChunks as error:
                 present = present - error.digests
@@ -432,12 +437,11 @@ def exists(key: Key, standing: Standing) -> Conflict:
 
 def _extended(chain: Chain | None, tree: Tree, stored: payload.Stored) -> Chain:
     """Return the chain that the row just written ends: what became a chunk is no longer fresh."""
-    fresh = tree.nodes.fresh
-    kept: dict[bytes, Node] = {digest: node for digest, node in fresh.items() if digest not in stored.chunks}
-    nodes = tree.nodes.with_fresh(kept)
-    if len(kept) > _FRESH_MAX:
-        nodes = nodes.with_fresh(payload.reachable(nodes, payload.refs_of(tree.rep)))
-    slim = tree._replace(nodes=nodes, sealed=False)
+    nodes = tree.nodes
+    if stored.chunks or len(nodes.fresh) > _FRESH_MAX:
+        kept = payload.reachable(nodes, payload.refs_of(tree.rep))
+        nodes = nodes.with_fresh({digest: node for digest, node in kept.items() if digest not in stored.chunks})
+    slim = Tree(tree.rep, nodes)
     if stored.is_base or chain is None:
         return Chain(slim, 0, 0, stored.inlined)
     return Chain(slim, chain.depth + 1, chain.weight + len(stored.payload), chain.settled)
