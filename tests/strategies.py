@@ -13,7 +13,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from backtrail.engine import changes, codec, diff, nodes, payload, spine, texts, tree
+from backtrail.engine import changes, codec, diff, nodes, payload, scan, spine, texts, tree
 from backtrail.engine.schema import Member, Record, Types
 
 TYPES = Types()
@@ -76,7 +76,7 @@ def sizes(name):
         if name == "small":
             for constant, value in SMALL.items():
                 holders = [
-                    m for m in (changes, codec, diff, nodes, payload, spine, texts, tree) if hasattr(m, constant)
+                    m for m in (changes, codec, diff, nodes, payload, scan, spine, texts, tree) if hasattr(m, constant)
                 ]
                 assert holders, constant
                 for module in holders:

@@ -7,7 +7,6 @@ import itertools
 import os
 import shutil
 import threading
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -806,8 +805,7 @@ _others = st.sampled_from(["epoch", "sweep", "remove", "rewrite", "reclaim", "ag
 def _without_guesses(backend, batch):
     """Leave out what names a thread by a number that it is about to get."""
     known = {-2, -1, 0, 99, *backend.thread_numbers(0, 99)}
-    return replace(
-        batch,
+    return batch._replace(
         **{
             field: tuple(entry for entry in getattr(batch, field) if entry[0] in known)
             for field in ("renew", "rows", "visible", "newest", "hide", "tag", "untag")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import backtrail
-from backtrail.engine import diff, nodes, payload, unpacking
+from backtrail.engine import diff, nodes, payload, scan, unpacking
 from backtrail.engine.paths import Path
 from backtrail.engine.schema import Record
 from backtrail.engine.tree import PATCH, SET, SPLICE
@@ -36,7 +36,12 @@ def scale(request):
 
 
 def turned(old, new):
-    """Apply what the diff of two trees says and check that the result is the other one; return the ops."""
+    """Apply what the diff of two trees says and check that the result is the other one; return the ops.
+
+    What a scan of the new state says makes it, too.
+    """
+    found, needed = scan.changes(old, decode(new), TYPES)
+    assert old._replace(nodes=needed).apply(found).root == new.root
     ops = diff.ops(old, new)
     if ops is None:
         return None

@@ -131,3 +131,36 @@ def test_a_store_survives_fork_in_parent_and_child(tmp_path: Path) -> None:
         assert sorted(thread.load().state["n"]) == ["child", "parent"]
     with backtrail.open(path) as store:
         assert sorted(store.thread("t").load().state["n"]) == ["child", "parent"]
+
+
+COLD = """
+import sys, backtrail
+from backtrail.backends.sqlite import SqliteBackend
+bodies = []
+read = SqliteBackend.chunks
+def counted(self, digests):
+    found = read(self, digests)
+    from backtrail.engine.squeeze import unsqueeze
+    bodies.extend(unsqueeze(data, limit=1 << 30)[:1] for data in found.values())
+    return found
+SqliteBackend.chunks = counted
+with backtrail.open(sys.argv[1]) as store:
+    state = {"messages": [{"role": "user", "content": f"message {at} " + "some words " * 8} for at in range(10_001)]}
+    saved = store.thread("t").save(state)
+    print(saved.stored, bodies.count(b"L") + bodies.count(b"T"))
+    thread = store.thread("other")
+    print(thread.append("messages", state["messages"][-1]).stored)
+"""
+
+
+def test_a_new_process_that_saves_one_more_message_reads_no_chunk_bodies_and_stores_what_an_append_stores(tmp_path):
+    state = {"messages": [{"role": "user", "content": f"message {at} " + "some words " * 8} for at in range(10_000)]}
+    with backtrail.open(tmp_path / "s.db") as store:
+        for name in ("t", "other"):
+            store.thread(name).save(state)
+    done = subprocess.run(
+        [sys.executable, "-c", COLD, str(tmp_path / "s.db")], capture_output=True, text=True, check=True
+    )
+    saved, bodies, appended = map(int, done.stdout.split())
+    assert bodies == 0
+    assert saved <= appended + 64

@@ -23,7 +23,7 @@ from backtrail.arguments import (
 )
 from backtrail.checkpoints import Checkpoint
 from backtrail.engine import changes, diff, log, owner, refs, retention, unpacking
-from backtrail.engine.codec import Decoder, Encoder, encode
+from backtrail.engine.codec import Decoder, Encoder
 from backtrail.engine.paths import parse
 from backtrail.engine.rows import Meta
 from backtrail.engine.writes import ANY, ANYTHING, NOTHING, Expect, Key
@@ -90,8 +90,8 @@ class Thread(Generic[S]):
         if self._types.convert_root(state, self._type) is not state:
             name = getattr(self._type, "__name__", str(self._type))
             raise Invalid(f"this thread holds {name}, not {type(state).__name__}", code="invalid.value", path="state")
-        tree = encode(state, self._engine.desk.heads.nodes(), self._types)
-        return self._write(changes.replaced(tree), meta, expect, default=self._expectation())
+        change = changes.Replace(state, self._engine.desk.heads.nodes(), self._types)
+        return self._write(change, meta, expect, default=self._expectation())
 
     def append(
         self,
@@ -517,9 +517,7 @@ class Thread(Generic[S]):
         tags = self._engine.desk.heads.backend.tags(standing.record.no, [row.seq for row in rows])
         return [self._make(standing, row, tags.get(row.seq, ())) for row in rows]
 
-    def _make(
-        self, standing: Standing, row: Row, tags: tuple[str, ...], *, written: bool = False
-    ) -> Checkpoint[S]:
+    def _make(self, standing: Standing, row: Row, tags: tuple[str, ...], *, written: bool = False) -> Checkpoint[S]:
         engine, record = self._engine, standing.record
         chain = standing.chain if standing.head is row else None
         damaged = None

@@ -8,46 +8,39 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from backtrail.engine import diff, texts, wire
+from backtrail.engine import scan, texts, wire
 from backtrail.engine import spine as spines
-from backtrail.engine.codec import MAX_NESTED, Encoder
+from backtrail.engine.codec import MAX_NESTED, Encoder, encode
 from backtrail.engine.tree import CUT, PATCH, SET, SPLICE, Op, Step, Tree, find_step, locate, missing
 from backtrail.engine.writes import Proposal
 from backtrail.errors import Invalid, NotFound
 
 if TYPE_CHECKING:
     from backtrail.engine.heads import Standing
+    from backtrail.engine.nodes import Nodes
     from backtrail.engine.paths import Path
     from backtrail.engine.schema import Types
-    from backtrail.engine.writes import Propose
-
 
 _OPS_MAX: Final = 256
 """More ops than this take longer to apply, now and at every load, than a base takes to write."""
 
 
-def replaced(tree: Tree) -> Propose:
-    """Propose this state, whatever was there."""
+class Replace:
+    """Make this the state, whatever was there. What did not change is found by a scan, and not written again."""
 
-    def propose(standing: Standing | None) -> Proposal:
-        if standing is None or standing.chain is None:
-            return Proposal(tree, None)
-        before = standing.chain.tree
-        ops = diff.ops(before, tree)
-        if ops is None or len(ops) > _OPS_MAX:
-            return Proposal(tree, None)
-        after = _with(before, tree).apply(ops)
-        # The ops are only a shorter way to write the state down: never trust them over the state itself.
-        return Proposal(after, ops) if after.root == tree.root else Proposal(tree, None)
+    def __init__(self, state: Any, nodes: Nodes, types: Types) -> None:
+        self._state = state
+        self._nodes = nodes
+        self._types = types
 
-    return propose
-
-
-def _with(tree: Tree, other: Tree) -> Tree:
-    """Return a tree that also knows the fresh nodes of another one."""
-    nodes = tree.nodes.forked()
-    nodes.fresh.update(other.nodes.fresh)
-    return tree._replace(nodes=nodes)
+    def __call__(self, standing: Standing | None) -> Proposal:
+        """Return the state as a change of the head's, unless that would take more than writing it anew."""
+        if standing is not None and standing.chain is not None:
+            before = standing.chain.tree
+            ops, nodes = scan.changes(before, self._state, self._types)
+            if len(ops) <= _OPS_MAX:
+                return Proposal(Tree(before.rep, nodes).apply(ops), ops)
+        return Proposal(encode(self._state, self._nodes.with_fresh({}), self._types), None)
 
 
 class _Edit:

@@ -53,6 +53,17 @@ class Encoder:
             self._open.clear()
             raise self._refuse("nested too deep") from None
 
+    def part(self, step: object, value: object) -> bytes:
+        """Return the representation of a part of the value at the root path."""
+        if not _is_long(value):
+            data = self._packer.fast(value)
+            if data is not None and len(data) <= INLINE:
+                return data
+        self._path.append(step)
+        rep = self.rep(value)
+        self._path.pop()
+        return rep
+
     def key(self, key: object) -> bytes:
         """Return the bytes of a key, or raise `Invalid`."""
         try:

@@ -30,9 +30,9 @@ _PATCH_FROM: Final = 48
 _ALIGN_MAX: Final = 2_000_000
 """How many steps aligning what repeats may take; what is left is replaced whole."""
 _ALIGN_ROUNDS: Final = 4
-_DEPTH_MAX: Final = 64
+DEPTH_MAX: Final = 64
 """Further down, a value that differs is replaced whole."""
-_TWIN: Final = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]|NaN")
+TWIN: Final = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]|NaN")
 """Keys that may be in a dict twice: no NaN equals another."""
 
 
@@ -57,11 +57,20 @@ def blocks(old: Spine, new: Spine, old_nodes: Nodes, new_nodes: Nodes) -> list[B
             continue
         old_entries = _opened(old_nodes, left, mapping=old.is_mapping)
         new_entries = _opened(new_nodes, right, mapping=new.is_mapping)
-        for equal, some, others in _aligned(old_entries, new_entries):
-            if not equal:
-                found.append(Block(at, to, list(some), list(others)))
-            at += len(some)
-            to += len(others)
+        found += aligned_blocks(at, to, old_entries, new_entries)
+        at += len(old_entries)
+        to += len(new_entries)
+    return found
+
+
+def aligned_blocks(at: int, to: int, old: Sequence[Entry], new: Sequence[Entry]) -> list[Block]:
+    """Align entries that stand at `at` in the old container and at `to` in the new one; return where they differ."""
+    found: list[Block] = []
+    for equal, some, others in _aligned(old, new):
+        if not equal:
+            found.append(Block(at, to, list(some), list(others)))
+        at += len(some)
+        to += len(others)
     return found
 
 
@@ -153,17 +162,19 @@ def ops(old: Tree, new: Tree) -> list[Op] | None:
     """Return ops that turn `old` into `new`, or None if the root itself is to be replaced."""
     if old.rep == new.rep:
         return []
-    return _Differ(old.nodes, new.nodes).inside(old.rep, new.rep, [])
+    return Differ(old.nodes, new.nodes).inside(old.rep, new.rep, [])
 
 
-class _Differ:
+class Differ:
+    """Finds the ops that turn values in one tree into those in another."""
+
     def __init__(self, old: Nodes, new: Nodes) -> None:
         self._old = old
         self._new = new
 
     def inside(self, old: bytes, new: bytes, path: list[Step]) -> list[Op] | None:
         """Return ops for two different values of one kind; None if it takes a replacement."""
-        if len(path) > _DEPTH_MAX:
+        if len(path) > DEPTH_MAX:
             return None
         code = texts.code_of(new)
         if code is not None:
@@ -175,9 +186,10 @@ class _Differ:
         if after.is_mapping:
             return self._mapping(differing, path)
         # from the right, so that positions further left stay what they are
-        return [op for block in reversed(differing) for op in self._sequence(block, path, after.code)]
+        return [op for block in reversed(differing) for op in self.sequence(block, path, after.code)]
 
-    def _value(self, old: bytes, new: bytes, path: list[Step]) -> list[Op]:
+    def value(self, old: bytes, new: bytes, path: list[Step]) -> list[Op]:
+        """Return ops for two different values: a replacement, if that is shorter."""
         replace: Op = [SET, path, new]
         found = self.inside(old, new, path)
         if found is None or _weight(found) > _weight([replace]):
@@ -193,13 +205,14 @@ class _Differ:
         end = common_prefix(before[start:][::-1], after[start:][::-1])
         return [[PATCH, path, start, len(before) - start - end, after[start : len(after) - end]]]
 
-    def _sequence(self, block: Block, path: list[Step], code: int) -> list[Op]:
+    def sequence(self, block: Block, path: list[Step], code: int) -> list[Op]:
+        """Return ops for a stretch of a sequence, such that those further left stay where they are."""
         paired = min(len(block.old), len(block.new)) if code in (wire.LIST, wire.TUPLE) else 0
         found: list[Op] = []
         if len(block.old) > paired or len(block.new) > paired:
             found.append([SPLICE, path, block.at + paired, len(block.old) - paired, list(block.new[paired:])])
         for i in range(paired):
-            found += self._value(block.old[i], block.new[i], [*path, block.at + i])
+            found += self.value(block.old[i], block.new[i], [*path, block.at + i])
         whole: Op = [SPLICE, path, block.at, len(block.old), list(block.new)]
         return found if _weight(found) <= _weight([whole]) else [whole]
 
@@ -214,10 +227,10 @@ class _Differ:
             new_keys = [spines.key_of(entry) for entry in block.new]
             for same, some, others in _aligned(old_keys, new_keys):
                 olds, news = block.old[at : at + len(some)], block.new[to : to + len(others)]
-                if same and not any(not wire.is_plain_key(key) and _TWIN.search(key) for key in some):
+                if same and not any(not wire.is_plain_key(key) and TWIN.search(key) for key in some):
                     for key, old, new in zip(some, olds, news, strict=True):
                         if old != new:
-                            changed += self._value(value_of(old), value_of(new), [*path, key])
+                            changed += self.value(value_of(old), value_of(new), [*path, key])
                 elif olds != news:
                     removed += [[SPLICE, path, block.at + at, len(olds), []]] if olds else []
                     inserted += [[SPLICE, path, block.to + to, 0, news]] if news else []
@@ -285,7 +298,7 @@ class _Reader:
             return
         before = None if texts.code_of(old) is not None else spines.open_rep(old, self._old)
         after = None if texts.code_of(new) is not None else spines.open_rep(new, self._new)
-        if before is None or after is None or _kind(before) != _kind(after) or len(path) > _DEPTH_MAX:
+        if before is None or after is None or _kind(before) != _kind(after) or len(path) > DEPTH_MAX:
             yield Edit(path, old, new)
             return
         found = blocks(before, after, self._old, self._new)

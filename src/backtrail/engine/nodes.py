@@ -312,6 +312,15 @@ class Nodes:
         self.fresh[digest] = Node(kind, data, opened)
         return digest
 
+    def at_hand(self, digest: bytes) -> Node | None:
+        """Return a node if that takes no read of the backend."""
+        return self.fresh.get(digest) or self._cache.get(digest)
+
+    def keep(self, digest: bytes, node: Node) -> None:
+        """Have a node at hand from now on, as long as there is room; it is known to have this digest."""
+        if digest not in self.fresh:
+            self._cache.put(digest, node)
+
     def get(self, digest: bytes, kind: bytes) -> bytes:
         """Return the bytes of a node, verified; `Corrupt` if it is missing, damaged or of another kind."""
         return self.node(digest, kind).data
@@ -329,7 +338,7 @@ class Nodes:
         found: dict[bytes, Node] = {}
         missing: list[bytes] = []
         for digest in dict.fromkeys(digests):
-            node = self.fresh.get(digest) or self._cache.get(digest)
+            node = self.at_hand(digest)
             if node is None:
                 missing.append(digest)
             else:

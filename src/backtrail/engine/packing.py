@@ -2,7 +2,7 @@
 
 ormsgpack does the work in one call where it can (`Packer.fast`). It hands back what it does not know,
 except for bytearray and memoryview, which it silently turns into bytes, and its own `Ext` and `Fragment`: those are
-looked for.
+looked for, if there is any sign of them.
 
 Reading goes down on the machine's stack, half a kilobyte per level, and an extension begins to count anew. So that no
 bytes can overflow the stack, extensions in extensions hold little nesting of their own, as written and as read.
@@ -39,7 +39,7 @@ _OPTIONS: Final = (
 )
 # ormsgpack packs lists and dicts 255 levels deep and unpacks 1022. Packing inside this many lists leaves room for the
 # levels of containers around it that were taken apart one by one (wire.MAX_DEPTH), of chunks and of rows.
-_MARGIN: Final = wire.MAX_DEPTH + 16
+MARGIN: Final = wire.MAX_DEPTH + 16
 SHALLOW: Final = 4
 """Extensions and nodes nested up to here may hold lists and dicts as deep as ormsgpack takes them."""
 # Further down only this many levels are packed in one call.
@@ -141,6 +141,7 @@ _CONTAINERS: Final[dict[type, int]] = {
     frozenset: wire.FROZENSET,
     dict: wire.DICT,
 }
+_PLAIN: Final = frozenset({type(None), bool, int, float, str})
 _SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes, *_ATOMS} - {bytearray})
 
 
@@ -183,21 +184,9 @@ def open_container(value: object, types: Types) -> Opened | None:
     return None
 
 
-def _suspicious(data: bytes) -> bool:
-    """Tell whether the bytes could hold a bin or an ext, which may have been a bytearray or a foreign Ext."""
-    return (
-        0xC4 in data
-        or 0xC5 in data
-        or 0xC6 in data
-        or 0xC7 in data
-        or 0xD4 in data
-        or 0xD5 in data
-        or 0xD6 in data
-        or 0xD7 in data
-        or 0xD8 in data
-        or 0xC8 in data
-        or 0xC9 in data
-    )
+def _may_hold_bytes(data: bytes) -> bool:
+    """Tell whether packed data could hold bytes, which may have been a bytearray or a memoryview."""
+    return 0xC4 in data or 0xC5 in data or 0xC6 in data
 
 
 def _only_known(value: object, others: set[type]) -> bool:
@@ -218,19 +207,40 @@ def _only_known(value: object, others: set[type]) -> bool:
     return True
 
 
-class _Fragments:
-    """Notices that somebody made an `ormsgpack.Fragment`, whose bytes ormsgpack would put in as they are.
+def _only_plain(value: object) -> bool:
+    """Tell whether a value consists of what MessagePack has a form of its own for, bytes excepted."""
+    stack: list[Any] = [value]
+    pop, extend = stack.pop, stack.extend
+    while stack:
+        item = pop()
+        kind = type(item)
+        if kind in _PLAIN:
+            continue
+        if kind is dict:
+            extend(item.values())
+        elif kind is list:
+            extend(item)
+        else:
+            return False
+    return True
+
+
+class _Foreign:
+    """Notices that somebody made an `ormsgpack.Fragment` or `Ext`, whose bytes ormsgpack would put in as they are.
 
     Each instance counts as a reference to its type. Other references only cost time: then values are looked at.
     """
 
-    fewest = sys.getrefcount(ormsgpack.Fragment)
+    fewest = sys.getrefcount(ormsgpack.Fragment), sys.getrefcount(ormsgpack.Ext)
 
     @classmethod
     def may_exist(cls) -> bool:
-        count = sys.getrefcount(ormsgpack.Fragment)
-        cls.fewest = min(cls.fewest, count)
-        return count > cls.fewest
+        fragments, extensions = sys.getrefcount(ormsgpack.Fragment), sys.getrefcount(ormsgpack.Ext)
+        few, some = cls.fewest
+        if fragments <= few and extensions <= some:
+            cls.fewest = fragments, extensions
+            return False
+        return True
 
 
 def _inside(cell: list[Any], levels: int) -> list[Any]:
@@ -242,7 +252,7 @@ def _inside(cell: list[Any], levels: int) -> list[Any]:
 
 def _new_cell() -> tuple[list[Any], list[Any]]:
     cell: list[Any] = [None]
-    return cell, _inside(cell, _MARGIN)
+    return cell, _inside(cell, MARGIN)
 
 
 # Lists in lists to pack a value in, each with its innermost: whoever packs takes one out meanwhile.
@@ -252,22 +262,29 @@ _cells: list[tuple[list[Any], list[Any]]] = []
 class Packer:
     """Encodes values in one call of ormsgpack each; as its `default`, what it hands back. Not shared by threads."""
 
-    __slots__ = ("_depth", "_inner", "_interrupt", "_kinds", "_types")
+    __slots__ = ("_depth", "_inner", "_interrupt", "_kinds", "_types", "handed")
 
     def __init__(self, types: Types) -> None:
         self._types = types
         self._depth = 0
         self._interrupt: BaseException | None = None
+        self.handed = 0
+        """How many values ormsgpack has handed back."""
         self._kinds: set[type] = set()
         """Classes whose instances are handed back, and looked at then."""
         self._inner: dict[int, tuple[list[Any], list[Any]]] = {}
 
     def fast(self, value: object) -> bytes | None:
         """Encode a value, or return None if that is not sure to be exact (then take the value apart)."""
+        data = self.nested(value)
+        return data[MARGIN:] if data is not None and self.is_exact(data, value) else None
+
+    def nested(self, value: object) -> bytes | None:
+        """Encode a value inside of MARGIN lists; None if that cannot be done in one call. See `is_exact`."""
         cell, nested = _cells.pop() if _cells else _new_cell()
         cell[0] = value
         try:
-            data = wire.pack(nested, default=self, option=_OPTIONS)[_MARGIN:]
+            return wire.pack(nested, default=self, option=_OPTIONS)
         except (TypeError, RecursionError):
             interrupt, self._interrupt = self._interrupt, None
             if interrupt is not None:
@@ -276,13 +293,24 @@ class Packer:
         finally:
             cell[0] = None
             _cells.append((cell, nested))
-        return data if self._is_exact(data, value) else None
 
-    def _is_exact(self, data: bytes, value: object) -> bool:
-        return not (_suspicious(data) or _Fragments.may_exist()) or _only_known(value, self._kinds)
+    def is_exact(self, data: bytes, value: object) -> bool:
+        """Tell whether what was packed in one call stands for this value and no other."""
+        return not (_may_hold_bytes(data) or _Foreign.may_exist()) or _only_known(value, self._kinds)
+
+    @staticmethod
+    def is_plain(data: bytes, value: object) -> bool:
+        """Tell whether a value that was packed with nothing `handed` back holds no bytes either."""
+        return not _Foreign.may_exist() and (not _may_hold_bytes(data) or _only_plain(value))
+
+    @staticmethod
+    def is_surely_exact() -> bool:
+        """Tell whether bytes that are equal to those of plain data come from nothing else."""
+        return not _Foreign.may_exist()
 
     def __call__(self, value: object) -> ormsgpack.Ext:
         """Encode what ormsgpack hands back, or raise TypeError."""
+        self.handed += 1
         try:
             return self._extension(value)
         except Exception:
@@ -306,7 +334,7 @@ class Packer:
         _, attrs, fields = opened
         parts = [*(attrs or ()), *(part for pair in fields.items() for part in pair)]
         data = self._deeper(parts)
-        if not self._is_exact(data, parts):
+        if not self.is_exact(data, parts):
             raise TypeError
         self._kinds.add(kind)
         return ormsgpack.Ext(wire.RECORD, data)

@@ -75,7 +75,9 @@ class Spine:
 
     __slots__ = ("_start", "attrs", "code", "is_mapping", "length", "levels", "size", "weights")
 
-    def __init__(self, code: int, attrs: Attrs, levels: tuple[list[Any], ...], measures: _Measures | None = None) -> None:
+    def __init__(
+        self, code: int, attrs: Attrs, levels: tuple[list[Any], ...], measures: _Measures | None = None
+    ) -> None:
         self.code = code
         self.attrs = attrs
         self.levels = levels
@@ -118,19 +120,20 @@ class Spine:
         return Ref(self.code, digest, self.length, self.size).encode()
 
 
-def _array(entries: Sequence[Entry], *, mapping: bool) -> bytes:
+def array(entries: Sequence[Entry], *, mapping: bool) -> bytes:
+    """Return entries as one encoded array: what a leaf is."""
     return wire.array_head(len(entries) * (2 if mapping else 1)) + b"".join(entries)
 
 
 def tail_array(spine: Spine) -> bytes:
     """Return the open entries as one encoded array."""
-    return _array(spine.levels[0], mapping=spine.is_mapping)
+    return array(spine.levels[0], mapping=spine.is_mapping)
 
 
-def _entries(array: bytes, *, mapping: bool, plain: bool = False) -> list[Entry]:
+def _entries(data: bytes, *, mapping: bool, plain: bool = False) -> list[Entry]:
     """Read the entries of a leaf or a tail; `plain` if it is known that no REF is inside."""
-    parts = wire.split(array)
-    if plain or wire.REF_MARK not in array:
+    parts = wire.split(data)
+    if plain or wire.REF_MARK not in data:
         return wire.pairs(parts) if mapping else parts
     if not mapping:
         return [measured(part) for part in parts]
@@ -152,7 +155,7 @@ def open_rep(rep: bytes, nodes: Nodes) -> Spine | None:
     code, attrs, entries = parts
     if type(rep) is Rep or wire.REF_MARK in rep:
         mapping = code in wire.MAPPINGS
-        entries = _entries(_array(entries, mapping=mapping), mapping=mapping)
+        entries = _entries(array(entries, mapping=mapping), mapping=mapping)
     return Spine(code, attrs, (entries,))
 
 
@@ -229,15 +232,13 @@ class Builder:
         chunks = self._levels[level] = [*self._levels[level], chunk]
         self._weights[level] += len(chunk.data)
         self._start = None
-        if len(chunks) >= INNER_WIDTH and _closes(
-            chunk.data, self._weights[level], INNER_MIN, INNER_TARGET, INNER_MAX
-        ):
+        if len(chunks) >= INNER_WIDTH and _closes(chunk.data, self._weights[level], INNER_MIN, INNER_TARGET, INNER_MAX):
             self._seal_inner(level)
 
     def _seal_leaf(self) -> None:
         entries = self._levels[0]
         keys = b"".join(fingerprint(key_of(entry)) for entry in entries) if self._mapping else None
-        digest = self._nodes.add(LEAF, _array(entries, mapping=self._mapping))
+        digest = self._nodes.add(LEAF, array(entries, mapping=self._mapping))
         self._levels[0], self._weights[0] = [], 0
         self.sealed = True
         self._put(1, Chunk.make(digest, len(entries), sum(map(size_of, entries)), keys))
@@ -282,8 +283,7 @@ def children(nodes: Nodes, level: int, chunk: Chunk, *, mapping: bool) -> list[A
     """Open a chunk: the entries of a leaf, the chunks of an inner node."""
     if level > 1:
         return nodes.node(chunk.digest, INNER).chunks()
-    array = nodes.get(chunk.digest, LEAF)
-    return _entries(array, mapping=mapping)
+    return _entries(nodes.get(chunk.digest, LEAF), mapping=mapping)
 
 
 def leaves(nodes: Nodes, spine: Spine) -> list[Any]:

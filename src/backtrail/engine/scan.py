@@ -1,0 +1,206 @@
+"""Plain saves: finds what changed in a state by holding it against the head's tree, and says it as ops.
+
+The items that a leaf holds are packed in one call and compared with the leaf's bytes, if those are at hand, else by
+their digest: what did not change is never read. Whatever differs is encoded, and compared with what was there entry by
+entry. Objects are never compared by identity, which misses what was changed in place, nor by ==, to which True is 1.
+
+Equal bytes are equal values, but for what ormsgpack packs like something else: a bytearray like bytes, an `Ext` like
+one of ours. A leaf that is known to be *plain*, without bytes and extensions, is not equal to such a thing. Of any
+other leaf, the values are looked at.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+from backtrail.engine import diff, packing, wire
+from backtrail.engine import spine as spines
+from backtrail.engine.codec import Encoder
+from backtrail.engine.nodes import LEAF, Chunk, Node, Nodes, Rep, as_ref, digest_of
+from backtrail.engine.paths import Path
+from backtrail.engine.tree import CUT, SET, SPLICE, Op, Step, Tree, value_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from backtrail.engine.schema import Types
+    from backtrail.engine.spine import Entry, Spine
+
+_DIFFERING_MAX: Final = 2
+"""If more leaves of a container differ, something was put in or taken out: then all of it is encoded and aligned."""
+
+
+def changes(tree: Tree, value: object, types: Types) -> tuple[list[Op], Nodes]:
+    """Return the ops that make a state from a tree, and the tree's nodes with those that the ops need."""
+    scan = _Scan(tree, types)
+    return scan.value(tree.rep, value, [], ()), scan.nodes
+
+
+class _Scan:
+    def __init__(self, tree: Tree, types: Types) -> None:
+        self.nodes = tree.nodes.forked()
+        self._types = types
+        self._packer = packing.Packer(types)
+        self._differ = diff.Differ(tree.nodes, self.nodes)
+
+    def value(self, old: bytes, value: object, path: list[Step], where: tuple[Any, ...]) -> list[Op]:
+        """Return the ops for a value at a path; `where` is the path as users know it."""
+        if type(old) is not Rep and as_ref(old) is None:
+            data = self._packer.fast(value)
+            return [] if data == old else self._whole(old, value, path, where)
+        spine = spines.open_rep(old, self.nodes)
+        opened = None if spine is None or len(path) >= diff.DEPTH_MAX else self._open(value)
+        if spine is None or opened is None or opened[:2] != (spine.code, spine.attrs):
+            return self._whole(old, value, path, where)
+        if spine.is_mapping:
+            found = self._mapping(spine, opened[2], path, where)
+        else:
+            found = self._sequence(spine, opened[2], path, where) if spine.code in (wire.LIST, wire.TUPLE) else None
+        return self._whole(old, value, path, where) if found is None else found
+
+    def _open(self, value: object) -> packing.Opened | None:
+        try:
+            return packing.open_container(value, self._types)
+        except ValueError:  # encoding it will say what is wrong, and where
+            return None
+
+    def _whole(self, old: bytes, value: object, path: list[Step], where: tuple[Any, ...]) -> list[Op]:
+        """Encode all of a value, and align it with what was there."""
+        rep = self._encoder(where).rep(value)
+        return [] if rep == old else self._differ.value(old, rep, path)
+
+    def _encoder(self, where: Iterable[Any], nodes: Nodes | None = None) -> Encoder:
+        return Encoder(nodes or self.nodes, self._types, Path(where))
+
+    # -- leaves -----------------------------------------------------------------------------------
+
+    def _leaf(
+        self, chunk: Chunk, parts: list[Any], keyed: Iterable[tuple[Any, Any]], where: tuple[Any, ...], *, mapping: bool
+    ) -> list[Entry] | None:
+        """Return None if a leaf holds these parts, else their entries; `keyed` pairs the values with their steps."""
+        packer, node = self._packer, self.nodes.at_hand(chunk.digest)
+        handed = packer.handed
+        data = packer.nested(parts)
+        if data is not None:
+            if node is not None:
+                same = len(data) == len(node.data) + packing.MARGIN and data.endswith(node.data)
+            else:
+                node = Node(LEAF, data[packing.MARGIN :])
+                same = digest_of(LEAF, node.data) == chunk.digest
+            if same and node.plain and packer.is_surely_exact():
+                return None
+            if same:
+                node.plain = handed == packer.handed and packer.is_plain(data, parts)
+                if node.plain or packer.is_exact(data, parts):
+                    self.nodes.keep(chunk.digest, node)
+                    return None
+        return self._entries_unless_same(chunk, keyed, where, mapping=mapping)
+
+    def _entries_unless_same(
+        self, chunk: Chunk, keyed: Iterable[tuple[Any, Any]], where: tuple[Any, ...], *, mapping: bool
+    ) -> list[Entry] | None:
+        """Encode entries one by one; None if they are the leaf's: some may be too long to stand in it."""
+        scratch = self.nodes.with_fresh({})
+        encoder = self._encoder(where, scratch)
+        if mapping:
+            entries = [spines.join(encoder.key(key), encoder.part(key, part)) for key, part in keyed]
+        else:
+            entries = [encoder.part(at, part) for at, part in keyed]
+        data = spines.array(entries, mapping=mapping)
+        if digest_of(LEAF, data) == chunk.digest:
+            self.nodes.keep(chunk.digest, Node(LEAF, data))
+            return None
+        self.nodes.fresh.update(scratch.fresh)
+        return entries
+
+    def _chunks(self, spine: Spine) -> list[Chunk]:
+        return [element for element in spines.leaves(self.nodes, spine) if type(element) is Chunk]
+
+    # -- lists and tuples -------------------------------------------------------------------------
+
+    def _sequence(
+        self, spine: Spine, value: Sequence[Any], path: list[Step], where: tuple[Any, ...]
+    ) -> list[Op] | None:
+        """Return the ops, or None if too many leaves differ for a change in place."""
+        found: list[diff.Block] = []
+        differing = pos = 0
+        for chunk in self._chunks(spine):
+            end = pos + chunk.length
+            if end > len(value):
+                break
+            items = list(value[pos:end])
+            entries = self._leaf(chunk, items, enumerate(items, pos), where, mapping=False)
+            if entries is not None:
+                differing += 1
+                if differing > _DIFFERING_MAX:
+                    return None
+                found += diff.aligned_blocks(pos, pos, spines.children(self.nodes, 1, chunk, mapping=False), entries)
+            pos = end
+        found += self._rest(spine, value, pos, where)
+        ops = [op for block in reversed(found) for op in self._differ.sequence(block, path, spine.code)]
+        if pos < spine.length - len(spine.levels[0]):  # the value ends before the last leaf does
+            ops.insert(0, [SPLICE, path, len(value), spine.length - len(value), []])
+        return ops
+
+    def _rest(self, spine: Spine, value: Sequence[Any], pos: int, where: tuple[Any, ...]) -> list[diff.Block]:
+        """Compare what comes behind the last leaf that the value is long enough for."""
+        encoder = self._encoder(where)
+        old = spine.levels[0]
+        if pos < spine.length - len(old):
+            old = spines.entries(self.nodes, spine, pos, len(value)) if pos < len(value) else []
+        shared = min(len(old), len(value) - pos)
+        if shared and self._packer.fast(list(value[pos : pos + shared])) == spines.array(old[:shared], mapping=False):
+            pos, old = pos + shared, old[shared:]
+        return diff.aligned_blocks(pos, pos, old, [encoder.part(at, item) for at, item in enumerate(value[pos:], pos)])
+
+    # -- dicts and records ------------------------------------------------------------------------
+
+    def _mapping(
+        self, spine: Spine, parts: dict[Any, Any], path: list[Step], where: tuple[Any, ...]
+    ) -> list[Op] | None:
+        """Return the ops, or None if keys have changed their order (or may be there twice, as NaN may)."""
+        items = iter(parts.items())
+        found: list[Op] = []
+        differing = 0
+        for chunk in self._chunks(spine):
+            keyed = list(islice(items, chunk.length))
+            if len(keyed) < chunk.length:
+                return None
+            entries = self._leaf(chunk, [part for pair in keyed for part in pair], keyed, where, mapping=True)
+            if entries is None:
+                continue
+            differing += 1
+            old = spines.children(self.nodes, 1, chunk, mapping=True)
+            keys = [spines.key_of(entry) for entry in old]
+            if differing > _DIFFERING_MAX or keys != [spines.key_of(entry) for entry in entries] or _twins(keys):
+                return None
+            for key, before, after in zip(keys, old, entries, strict=True):
+                if before != after:
+                    found += self._differ.value(value_of(before), value_of(after), [*path, key])
+        rest = self._open_entries(spine.levels[0], list(items), path, where)
+        return None if rest is None else found + rest
+
+    def _open_entries(
+        self, old: list[Entry], items: list[tuple[Any, Any]], path: list[Step], where: tuple[Any, ...]
+    ) -> list[Op] | None:
+        encoder = self._encoder(where)
+        before = {spines.key_of(entry): value_of(entry) for entry in old}
+        after = {encoder.key(key): (key, part) for key, part in items}
+        if len(before) < len(old) or len(after) < len(items) or _twins(before) or _twins(after):
+            return None
+        kept = [key for key in before if key in after]
+        if kept != list(islice(after, len(kept))):
+            return None
+        found: list[Op] = [[CUT, [*path, key]] for key in before if key not in after]
+        for key, (step, part) in after.items():
+            if key in before:
+                found += self.value(before[key], part, [*path, key], (*where, step))
+            else:
+                found.append([SET, [*path, key], encoder.part(step, part)])
+        return found
+
+
+def _twins(keys: Iterable[bytes]) -> bool:
+    """Tell whether among the keys is one that may be in a dict twice."""
+    return any(not wire.is_plain_key(key) and diff.TWIN.search(key) for key in keys)
