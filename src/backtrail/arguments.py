@@ -48,6 +48,8 @@ def check_label(label: Any) -> str | None:
 
 def check_tags(tags: Any) -> tuple[str, ...]:
     """Return tags, each once."""
+    if tags == ():
+        return ()
     try:
         words = None if isinstance(tags, str | bytes) else tuple(tags)
     except TypeError:

@@ -54,8 +54,8 @@ class _Edit:
     def __call__(self, standing: Standing | None) -> Proposal:
         if standing is None or standing.chain is None:
             raise NotFound(f"there is no thread {self._name!r}; save a first state", code="not_found.thread")
-        tree = standing.chain.tree
-        tree = tree._replace(nodes=tree.nodes.forked())
+        rep, nodes, _ = standing.chain.tree
+        tree = Tree(rep, nodes.forked())
         ops = self._ops(tree)
         return Proposal(tree.apply(ops), ops)
 

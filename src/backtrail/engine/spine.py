@@ -307,6 +307,9 @@ def entries(nodes: Nodes, spine: Spine, start: int = 0, stop: int | None = None)
     """Return the entries from `start` to `stop`, reading only the chunks that hold them."""
     wanted: list[Entry] = []
     end = spine.length if stop is None else stop
+    closed = spine.length - len(spine.levels[0])
+    if start >= closed:
+        return spine.levels[0][start - closed : end - closed]
 
     def walk(pos: int, level: int, element: Any) -> int:
         count = 1 if level == 0 else int(element.length)
@@ -329,6 +332,8 @@ def entries(nodes: Nodes, spine: Spine, start: int = 0, stop: int | None = None)
 
 def find_key(nodes: Nodes, spine: Spine, key: bytes) -> int | None:
     """Return the position of a key in a mapping; reads the inner nodes and the one leaf that holds it."""
+    if len(spine.levels) == 1:
+        return next((pos for pos, entry in enumerate(spine.levels[0]) if entry.startswith(key)), None)
     mark = fingerprint(key)
 
     def inside(level: int, element: Any) -> int | None:
@@ -373,6 +378,10 @@ def splice(nodes: Nodes, spine: Spine, start: int, stop: int, new: Sequence[Entr
     closed = length - len(open_entries)
     if start < closed:
         return _Splice(nodes, spine, start, stop, new).run(), False
+    if len(spine.levels) == 1 and start < length:
+        short = [*open_entries[:start], *new, *open_entries[stop:]]
+        if sum(map(len, short)) < LEAF_MIN:
+            return Spine(spine.code, spine.attrs, (short,)), False
     if start < length:
         spine = Spine(spine.code, spine.attrs, (open_entries[: start - closed], *spine.levels[1:]))
     builder = Builder.onto(nodes, spine)

@@ -111,7 +111,7 @@ class Writes:
         row = rows.checkpoint(standing, proposal.tree, stored, meta, created_at=self._heads.clock())
         hide = retention.retired(self._heads, standing, row) if standing else ()
         after = self._commit_checkpoint(standing, row, stored, key, tags=meta.tags, hide=hide)
-        return after._replace(chain=_extended(chain, proposal.tree, stored))
+        return Standing(after.record, after.newest, after.head, _extended(chain, proposal.tree, stored))
 
     def fork(self, key: Key, source: Standing, at: Row, tags: tuple[str, ...]) -> Standing:
         """Begin a thread with a checkpoint of another one."""
