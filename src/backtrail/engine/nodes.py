@@ -124,7 +124,7 @@ def measured(data: bytes) -> bytes:
     """Return a representation read from a node with its size known: a Rep if there are REFs inside."""
     if not isinstance(data, bytes):
         raise Corrupt("there are no bytes where a value should be", code="corrupt.encoding")
-    if wire.REF_MARK not in data:  # no extension of code REF that begins with an array of four
+    if not wire.may_hold_refs(data):  # no extension of code REF that begins with an array of four
         return data
     extra = 0
     for payload in wire.refs_in(data):
@@ -204,7 +204,7 @@ class Node:
         self.kind = kind
         self.data = data
         self.opened = opened
-        """A spine's `Spine`, an inner node's chunks."""
+        """A spine's `Spine`, an inner node's chunks, the digests of what a leaf refers to."""
         self.plain = False
         """Whether a leaf is known to hold nothing but what packs in one way only: see `scan`."""
 
@@ -224,7 +224,10 @@ class Node:
         if self.kind == INNER:
             return [chunk.digest for chunk in self.chunks()]
         if self.kind == LEAF:
-            return digests_in(self.data)
+            if self.opened is None:
+                self.opened = digests_in(self.data)
+            below: list[bytes] = self.opened
+            return below
         if self.kind != SPINE:
             raise Corrupt(f"a node of an unknown kind ({self.kind!r})", code="corrupt.encoding")
         if self.opened is not None:
@@ -244,7 +247,7 @@ def digests_in(rep: bytes) -> list[bytes]:
             return digests_in(rep.value)
         if rep.opened is not None:
             return [digest for entry in rep.opened.levels[0] for digest in digests_in(entry)]
-    if wire.REF_MARK not in rep:
+    if not wire.may_hold_refs(rep):
         return []
     return [decode_ref(payload).digest for part in wire.values_in(rep) for payload in wire.refs_in(part)]
 

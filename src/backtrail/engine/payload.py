@@ -63,7 +63,7 @@ def reachable(nodes: Nodes, digests: Iterable[bytes]) -> dict[bytes, Node]:
 def delta(ops: list[Op], nodes: Nodes, *, compress: bool) -> Stored:
     """Make the payload of a delta."""
     data = wire.pack(ops, default=bytes, option=wire.SUBCLASSES)
-    chunks = reachable(nodes, refs_of_ops(ops)) if wire.REF_MARK in data else {}
+    chunks = reachable(nodes, refs_of_ops(ops)) if wire.may_hold_refs(data) else {}
     return Stored(squeeze(data, enabled=compress), len(data), chunks, frozenset(), is_base=False)
 
 

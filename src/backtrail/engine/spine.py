@@ -133,7 +133,7 @@ def tail_array(spine: Spine) -> bytes:
 def _entries(data: bytes, *, mapping: bool, plain: bool = False) -> list[Entry]:
     """Read the entries of a leaf or a tail; `plain` if it is known that no REF is inside."""
     parts = wire.split(data)
-    if plain or wire.REF_MARK not in data:
+    if plain or not wire.may_hold_refs(data):
         return wire.pairs(parts) if mapping else parts
     if not mapping:
         return [measured(part) for part in parts]
@@ -153,7 +153,7 @@ def open_rep(rep: bytes, nodes: Nodes) -> Spine | None:
     if parts is None:
         return None
     code, attrs, entries = parts
-    if type(rep) is Rep or wire.REF_MARK in rep:
+    if type(rep) is Rep or wire.may_hold_refs(rep):
         mapping = code in wire.MAPPINGS
         entries = _entries(array(entries, mapping=mapping), mapping=mapping)
     return Spine(code, attrs, (entries,))

@@ -43,7 +43,7 @@ REF: Final = 17
 STR: Final = 18
 BYTES: Final = 19
 
-REF_MARK: Final = b"\x11\x94"
+_REF_MARK: Final = b"\x11\x94"
 """In every REF: its code, and the head of the array of four that it holds."""
 
 SEQUENCES: Final = frozenset({LIST, TUPLE, SET, FROZENSET})
@@ -205,6 +205,11 @@ def plain(data: bytes) -> Any:
         return unpackb(data)
     except (ValueError, TypeError) as error:
         raise Corrupt(f"the stored bytes are not a value ({error})", code="corrupt.encoding") from error
+
+
+def may_hold_refs(data: bytes) -> bool:
+    """Tell, fast, whether there may be a REF in encoded values."""
+    return REF in data and _REF_MARK in data  # looking for one byte first takes a tenth of the time
 
 
 def refs_in(data: bytes) -> list[bytes]:
