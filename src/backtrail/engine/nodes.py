@@ -27,7 +27,7 @@ import ormsgpack
 from blake3 import blake3
 
 from backtrail.engine import wire
-from backtrail.engine.squeeze import unsqueeze
+from backtrail.engine.squeeze import unsqueeze, unsqueeze_all
 from backtrail.errors import Corrupt
 
 if TYPE_CHECKING:
@@ -347,11 +347,21 @@ class Nodes:
             else:
                 found[digest] = node
         if missing:
-            stored = self._read(missing)
-            for digest in missing:
-                found[digest] = node = check_chunk(digest, stored.get(digest))
+            for digest, node in zip(missing, check_chunks(missing, self._read(missing)), strict=True):
+                found[digest] = node
                 self._cache.put(digest, node)
         return found
+
+
+def check_chunks(digests: Sequence[bytes], stored: Mapping[bytes, bytes]) -> list[Node]:
+    """Unpack chunks as the backend keeps them and hold each against its digest."""
+    try:
+        unpacked = unsqueeze_all([stored[digest] for digest in digests], limit=NODE_LIMIT)
+    except (Corrupt, KeyError):
+        unpacked = []
+    if [blake3(plain).digest() for plain in unpacked] == list(digests):
+        return [Node(plain[:1], plain[1:]) for plain in unpacked]
+    return [check_chunk(digest, stored.get(digest)) for digest in digests]  # names the one that is missing or damaged
 
 
 def check_chunk(digest: bytes, stored: bytes | None) -> Node:
