@@ -1,4 +1,4 @@
-"""Saves beside LangGraph's SqliteSaver: the same messages, one more per save, in one loop.
+"""Saves beside LangGraph's SqliteSaver: the same messages, one more per save, in one loop for each length.
 
 Its default puts all messages into every checkpoint; the delta channel is described in `bench.langgraph`. Only `put`
 is counted for the default, although a graph also calls `put_writes` for each step: that favours the saver.
@@ -32,33 +32,34 @@ def installed() -> bool:
 def peers(directory: Path, scale: Scale) -> Result:
     """Put, with and without a delta channel, beside append and plain save, at every length."""
     if not installed():
-        return Result([Figure("SqliteSaver.put / append", None, note=MISSING)])
+        return Result([Figure("SqliteSaver.put / append", None, better="higher", note=MISSING)])
+    longest = Messages(1).many(max(scale.lengths))
+    found = [_at(directory, longest[:length], scale) for length in scale.lengths]
+    return Result([f for one in found for f in one.figures], [p for one in found for p in one.points])
+
+
+def _at(directory: Path, history: list[Message], scale: Scale) -> Result:
+    """Compare at one length. It has a loop of its own: what a disk has to do for 100 MB would slow down the others."""
     from bench.langgraph import synchronous  # noqa: PLC0415 - an extra
 
-    rounds = scale.peer_rounds
-    longest = Messages(1).many(max(scale.lengths))
-    kept: dict[tuple[str, int], Any] = {}
-    for length in scale.lengths:
-        history = longest[:length]
-        for way in (APPEND, PLAIN):
-            kept[way, length] = Series(directory / f"ours {way} {length}.db", way, history, rounds)
-        for name in (DEFAULT, DELTA):
-            kept[name, length] = _conversation(directory, name, history, rounds, full=False)
-    default = synchronous(kept[DEFAULT, scale.lengths[0]].saver)
+    length, rounds = len(history), scale.peer_rounds
+    kept: dict[str, Any] = {
+        way: Series(directory / f"{way} {length}.db", way, history, rounds) for way in (APPEND, PLAIN)
+    }
+    kept |= {name: _conversation(directory, name, history, rounds, full=False) for name in (DEFAULT, DELTA)}
+    default = synchronous(kept[DEFAULT].saver)
     if default != "FULL":
-        kept |= {
-            (f"{name}, FULL", length): _conversation(directory, name, longest[:length], rounds, full=True)
-            for length in scale.lengths
-            for name in (DEFAULT, DELTA)
-        }
-    named = {" at ".join(map(str, key)): key for key in kept}
-    always = frozenset(name for name, key in named.items() if key[0].startswith(DELTA))
-    times = take_turns({name: kept[key] for name, key in named.items()}, rounds, scale.budget, always=always)
-    by_key = {key: times[name] for name, key in named.items()}
-    result = Result(_figures(by_key, kept, scale, default))
-    for (series, length), one in kept.items():
-        if series in (DEFAULT, DELTA):
-            result.points.append(point(series, length, by_key[series, length], one.added()))
+        for name in (DEFAULT, DELTA):
+            kept[f"{name}, FULL"] = _conversation(directory, name, history, rounds, full=True)
+    always = frozenset(name for name in kept if name.startswith(DELTA))
+    times = take_turns(kept, rounds, scale.budget, always=always)
+    result = Result()
+    for series in kept.keys() - {APPEND, PLAIN}:
+        said = f"synchronous={'FULL' if series.endswith('FULL') else default}"
+        result.figures.extend(_figures(series, length, times, kept[series].added(), said))
+    result.figures.sort(key=lambda figure: figure.name)
+    result.points.extend(point(series, length, times[series], kept[series].added()) for series in (DEFAULT, DELTA))
+    for one in kept.values():
         one.close()
     return result
 
@@ -71,22 +72,22 @@ def _conversation(directory: Path, name: str, history: list[Message], rounds: in
     return Conversation(path, history, messages, delta=name == DELTA, full=full)
 
 
-def _figures(times: dict[tuple[str, int], Times], kept: dict[tuple[str, int], Any], scale: Scale, default: str) -> Any:
-    figures = []
-    for series in dict.fromkeys(name for name, _ in times if name not in (APPEND, PLAIN)):
-        said = f"synchronous={'FULL' if series.endswith('FULL') else default}"
-        for way in (APPEND, PLAIN):
-            for length in scale.lengths:
-                put = times[series, length]
-                marks = MARKS.get((series, way, length), {})
-                name = f"{series}: put / {way}, at {length:,}"
-                figures.append(ratio(name, put, times[way, length].mean, better="higher", note=said, **marks))
-        for length in scale.lengths:
-            put = times[series, length]
-            each = kept[series, length].added() / (len(put.taken) + 1)
-            name = f"{series}: bytes on disk per put, at {length:,}"
-            figures.append(Figure(name, each, unit="B", samples=len(put.taken), note=said))
-    return figures
+def _figures(series: str, length: int, times: dict[str, Times], added: int, said: str) -> list[Figure]:
+    put = times[series]
+    figures = [
+        ratio(
+            f"{series}: put / {way}, at {length:,}",
+            put,
+            times[way].mean,
+            better="higher",
+            note=said,
+            **MARKS.get((series, way, length), {}),
+        )
+        for way in (APPEND, PLAIN)
+    ]
+    name = f"{series}: bytes on disk per put, at {length:,}"
+    each = added / (len(put.taken) + 1)
+    return [*figures, Figure(name, each, unit="B", samples=len(put.taken), note=said)]
 
 
 MARKS: dict[tuple[str, str, int], dict[str, float]] = {

@@ -36,7 +36,7 @@ def cells(figure: Figure) -> tuple[str, ...]:
     sign = "≤" if figure.better == "lower" else "≥"
     marks = ("" if mark is None else f"{sign} {number(mark)}" for mark in (figure.gate, figure.goal))
     cpu = "" if figure.cpu is None else number(figure.cpu)
-    reached = REACHED[figure.verdict] + (f" ({figure.note})" if figure.value is None and figure.note else "")
+    reached = " ".join(filter(None, (REACHED[figure.verdict], figure.note and f"({figure.note})")))
     return (figure.name, number(figure.value, figure.unit), cpu, *marks, reached)
 
 

@@ -39,6 +39,10 @@ def _plain(thread: backtrail.Thread[Any], state: State, message: Message) -> Non
     thread.save(state)
 
 
+SLOW_DISK = 4
+SLOW = "a slow or busy disk: wall ratios are close to 1, CPU ratios tell more"
+"""Said when a raw insert waits for the disk for most of its time."""
+
 WAYS = {APPEND: _append, STEP: _step, PLAIN: _plain}
 
 
@@ -108,7 +112,8 @@ def ratio(name: str, one: Times, other: Cost, **marks: Any) -> Figure:
 def raw_time(times: Times) -> Figure:
     """Tell what a raw insert took: the slower the disk, the closer to 1 are ratios of wall times."""
     wall, cpu = times.mean
-    return Figure("raw insert", wall * 1e3, cpu * 1e3, unit="ms", samples=len(times.taken))
+    note = SLOW if wall > SLOW_DISK * cpu else ""
+    return Figure("raw insert", wall * 1e3, cpu * 1e3, unit="ms", samples=len(times.taken), note=note)
 
 
 def appends(directory: Path, scale: Scale) -> Result:

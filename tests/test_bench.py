@@ -5,6 +5,7 @@ the thirty packages that it brings.
 """
 
 import asyncio
+import itertools
 import json
 import math
 import re
@@ -126,8 +127,15 @@ def test_bytes_are_counted_while_they_are_in_the_wal(tmp_path):
     raw = Raw(tmp_path / "raw.db", 50_000)
     before = pages(tmp_path / "raw.db")
     raw.insert()
-    assert 50_000 <= pages(tmp_path / "raw.db") - before < 60_000
+    assert 45_000 <= pages(tmp_path / "raw.db") - before < 60_000  # it may begin in a page that is there already
     raw.close()
+
+
+@pytest.mark.parametrize(("wall", "slow"), [(0.3, False), (3.0, True)])
+def test_a_disk_that_hides_the_difference_is_named(wall, slow):
+    figure = saves.raw_time(clock.Times([clock.Cost(wall, 0.2)]))
+    assert figure.note == (saves.SLOW if slow else "")
+    assert (saves.SLOW in report.cells(figure)[-1]) is slow
 
 
 def test_a_fork_counts_with_what_the_fork_itself_stored(tmp_path):
@@ -320,7 +328,7 @@ def test_equal_ratios_are_equally_far_apart():
 def test_labels_of_lines_that_end_together_do_not_cover_each_other():
     places = plot._spread([(name, 360.0) for name in "abcd"])
     ordered = sorted(places.values())
-    assert all(b - a >= plot.LABEL_STEP for a, b in zip(ordered, ordered[1:], strict=False))
+    assert all(b - a >= plot.LABEL_STEP for a, b in itertools.pairwise(ordered))
     assert ordered[-1] <= plot.HEIGHT - plot.BOTTOM
 
 
@@ -345,12 +353,15 @@ def test_a_compiled_graph_reads_what_was_written_in_its_place(delta, steps, tmp_
     from langgraph.graph import START, StateGraph
 
     channel = DeltaChannel(bench.langgraph.fold) if delta else operator.add
-    state = TypedDict("State", {"messages": Annotated[list, channel]})
+
+    class State(TypedDict):
+        messages: Annotated[list, channel]
+
     messages = Messages(1).many(200 + steps)
     thread = bench.langgraph.Conversation(tmp_path / "a.db", messages[:200], messages[200:], delta=delta, full=False)
     for _ in range(steps):
         thread()
-    builder = StateGraph(state)
+    builder = StateGraph(State)
     builder.add_node("reply", lambda _: {"messages": [{"role": "assistant", "content": "yes"}]})
     builder.add_edge(START, "reply")
     graph = builder.compile(checkpointer=thread.saver)
@@ -358,7 +369,9 @@ def test_a_compiled_graph_reads_what_was_written_in_its_place(delta, steps, tmp_
     assert graph.get_state(config).values["messages"] == messages
     assert bench.langgraph.load(thread.saver) == messages
     graph.invoke({"messages": [{"role": "user", "content": "more"}]}, config)
-    assert [m["content"] for m in graph.get_state(config).values["messages"]][-2:] == ["more", "yes"]
+    # A graph makes message objects of dicts that are written to a delta channel.
+    last = [m if isinstance(m, dict) else {"content": m.content} for m in graph.get_state(config).values["messages"]]
+    assert [message["content"] for message in last[-2:]] == ["more", "yes"]
     thread.close()
 
 
