@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # `python -m bench` finds the package there, too
 
 from bench import __main__ as program  # noqa: E402
-from bench import aio, clock, cold, machine, peers, plot, report, saves, sizes  # noqa: E402
+from bench import aio, clock, cold, machine, peers, plot, report, saves  # noqa: E402
 from bench.data import Messages  # noqa: E402
 from bench.figures import Figure, Point, Result  # noqa: E402
 from bench.raw import Raw, pages  # noqa: E402
@@ -438,9 +438,3 @@ def test_without_an_async_mirror_the_figures_say_so_and_keep_their_gates(tmp_pat
     figures = aio.coroutines(tmp_path, replace(TINY, coroutines=1_000)).figures
     assert {figure.note for figure in figures} == {"not built"}
     assert [figure.gate for figure in figures] == [4, None, 10]
-
-
-def test_small_changes_are_counted_where_they_happen(tmp_path):
-    figures = {figure.name: figure for figure in sizes.sizes(tmp_path, TINY).figures}
-    flip = figures["bytes of a status flip on the last message"]
-    assert 0 < flip.value < 1_000
