@@ -26,7 +26,10 @@ MISSING = "LangGraph is not installed"
 
 def installed() -> bool:
     """Whether LangGraph and its SqliteSaver are there to be compared with."""
-    return find_spec("langgraph") is not None and find_spec("langgraph.checkpoint.sqlite") is not None
+    try:
+        return find_spec("langgraph.channels") is not None and find_spec("langgraph.checkpoint.sqlite") is not None
+    except ModuleNotFoundError:  # a package that they are in is not there either
+        return False
 
 
 def peers(directory: Path, scale: Scale) -> Result:
