@@ -8,6 +8,7 @@ PY := $(VENV)/bin/python
 CORE := $(VENV)/.installed-core
 TEST := $(VENV)/.installed-test
 LINT := $(VENV)/.installed-lint
+BENCH := $(VENV)/.installed-bench
 
 # The pins hold for the build tools too: pip before 25.3 reads the first name for them, later ones the second.
 export PIP_CONSTRAINT := constraints.txt
@@ -22,7 +23,7 @@ help:
 	@echo "make test      run the tests (ARGS='-k fork' passes options to pytest)"
 	@echo "make lint      ruff, mypy and the layers"
 	@echo "make format    let ruff put the code in form"
-	@echo "make bench     measure, and print ratios"
+	@echo "make bench     measure, beside LangGraph's SqliteSaver (ARGS=--quick takes a minute)"
 	@echo "make torture   the long reliability runs"
 	@echo "make clean     remove .venv, builds and caches"
 
@@ -42,8 +43,8 @@ format: $(LINT)
 	$(PY) -m ruff format .
 	$(PY) -m ruff check --fix .
 
-bench: $(CORE)
-	$(PY) bench $(ARGS)
+bench: $(BENCH)
+	$(PY) -m bench $(ARGS)
 
 # Every property test, with the examples of the 'torture' profile, and every test that is marked as one.
 torture: $(TEST)
@@ -59,7 +60,7 @@ clean:
 # here, or the package taken out by hand. If not, every stamp is made again.
 FOUND := $(shell $(PY) -I -c "import importlib.util as u; print(u.find_spec('backtrail').origin)" 2>/dev/null)
 ifneq ($(FOUND),$(CURDIR)/src/backtrail/__init__.py)
-.PHONY: $(CORE) $(TEST) $(LINT)
+.PHONY: $(CORE) $(TEST) $(LINT) $(BENCH)
 endif
 
 # Make .venv if it has no working Python with pip. Some systems have pip but not ensurepip: theirs fills .venv then.
@@ -88,3 +89,9 @@ $(LINT): pyproject.toml constraints.txt
 	$(venv)
 	$(install) ".[test,lint]"
 	@touch $(CORE) $(TEST) $(LINT)
+
+# What is compared with is only needed to compare.
+$(BENCH): pyproject.toml constraints.txt
+	$(venv)
+	$(install) ".[bench]"
+	@touch $(CORE) $(BENCH)

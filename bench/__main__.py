@@ -1,184 +1,101 @@
-"""What saving and loading cost on SQLite, as ratios from one interleaved run.
+"""`make bench`: run the groups, print their figures, write them down.
 
-Run it with `make bench`; `make bench ARGS=--quick` takes fewer rounds. Times are compared with a raw insert of the
-same bytes into an SQLite table with the same durability, taken in turns with it, so that a noisy machine disturbs both
-alike. Bytes are counted, not timed.
+Every run leaves `results.json` and the plots in build/bench. With --write-docs a full run also becomes the one that
+the docs show: bench/results.json, docs/figures and the tables of docs/performance.md.
 """
 
 from __future__ import annotations
 
 import argparse
-import random
-import statistics
+import shutil
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import apsw
-
-import backtrail
+from bench import aio, cold, loads, machine, peers, plot, report, saves, sizes
+from bench.scale import FULL, QUICK
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-TEXT = (
-    "the plan for this week is to compare the two offers we have and then decide which hotel fits the budget while "
-    "keeping enough time for the museum and a walk along the river before dinner so please check again whether trains "
-    "leave early enough on friday and tell me what a table for four would cost in that small place near the station"
-)
-WORDS = TEXT.split()
+    from bench.figures import Point, Result
+    from bench.scale import Scale
+
+ROOT = Path(__file__).resolve().parent.parent
+GROUPS: dict[str, Callable[[Path, Scale], Result]] = {
+    "append": saves.appends,
+    "plain": saves.plain,
+    "peers": peers.peers,
+    "sizes": sizes.sizes,
+    "loads": loads.loads,
+    "cold": cold.cold,
+    "async": aio.coroutines,
+}
+ORDER = (saves.APPEND, saves.STEP, saves.PLAIN, peers.DEFAULT, peers.DELTA)
 
 
-class Messages:
-    """Makes chat messages of about 1 KB, the same ones in every run."""
-
-    def __init__(self, seed: int) -> None:
-        self._rng = random.Random(seed)
-        self._count = 0
-
-    def one(self) -> dict[str, Any]:
-        """Make a message."""
-        self._count += 1
-        text = " ".join(self._rng.choices(WORDS, k=260))[:960]
-        return {"role": "user", "id": f"m{self._count}", "content": text}
-
-    def many(self, count: int) -> list[dict[str, Any]]:
-        """Make messages."""
-        return [self.one() for _ in range(count)]
+def run(names: list[str], scale: Scale, place: Path | None) -> dict[str, Result]:
+    """Run groups, each in a directory of its own, and print what they find."""
+    results = {}
+    for name in names:
+        with tempfile.TemporaryDirectory(prefix="backtrail-bench-", dir=place) as directory:
+            begun = time.monotonic()
+            results[name] = GROUPS[name](Path(directory), scale)
+            print(f"\n{name} ({time.monotonic() - begun:.0f} s)", flush=True)
+            for line in report.table(results[name].figures):
+                print(f"  {line}", flush=True)
+    return results
 
 
-class Raw:
-    """One row per insert, into a table of a database of its own, as durable as the store."""
-
-    def __init__(self, path: Path) -> None:
-        self._connection = apsw.Connection(str(path))
-        for setting in ("journal_mode = WAL", "synchronous = FULL", "wal_autocheckpoint = 1000"):
-            self._connection.execute(f"PRAGMA {setting}").fetchall()
-        self._connection.execute("CREATE TABLE row (key INTEGER PRIMARY KEY, payload BLOB)")
-
-    def insert(self, payload: bytes) -> None:
-        """Insert one row."""
-        self._connection.execute("INSERT INTO row (payload) VALUES (?)", (payload,))
-
-
-def timed(action: Callable[[], Any]) -> tuple[float, float]:
-    """Return the wall time and the CPU time of an action, in microseconds."""
-    wall, cpu = time.perf_counter(), time.process_time()
-    action()
-    return (time.perf_counter() - wall) * 1e6, (time.process_time() - cpu) * 1e6
-
-
-def compare(rounds: int, actions: dict[str, Callable[[], Any]]) -> dict[str, tuple[float, float]]:
-    """Run the actions in turns and return their mean wall and CPU times."""
-    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in actions}
-    for _ in range(rounds):
-        for name, action in actions.items():
-            taken[name].append(timed(action))
+def plots(results: dict[str, Result]) -> dict[str, str]:
+    """Return the plots by their file names; none if no group has points for them."""
+    points = [point for result in results.values() for point in result.points]
+    if not points:
+        return {}
     return {
-        name: (statistics.fmean(wall for wall, _ in times), statistics.fmean(cpu for _, cpu in times))
-        for name, times in taken.items()
+        "latency.svg": plot.plot("Milliseconds per save", "ms", _lines(points, lambda point: point.ms)),
+        "bytes.svg": plot.plot("Bytes added to the file per save", "B", _lines(points, lambda point: point.bytes)),
     }
 
 
-def show(name: str, value: str) -> None:
-    """Print one figure."""
-    print(f"{name:<66}{value:>20}")
+def _lines(points: list[Point], value: Callable[[Point], float]) -> dict[str, list[tuple[float, float]]]:
+    there = [series for series in ORDER if any(point.series == series for point in points)]
+    return {s: sorted((p.length, max(value(p), 1e-3)) for p in points if p.series == s) for s in there}
 
 
-def appends(directory: Path, rounds: int) -> None:
-    """Compare an append at several lengths with a raw insert."""
-    source = Messages(1)
-    store = backtrail.open(directory / "appends.db")
-    raw = Raw(directory / "raw.db")
-    actions: dict[str, Callable[[], Any]] = {}
-    for length in (10, 100, 1_000, 10_000):
-        thread: backtrail.Thread[Any] = store.thread(f"{length} messages")
-        thread.save({"messages": source.many(length)})
-        actions[f"append at {length:,}"] = lambda thread=thread: thread.append("messages", source.one())
-    payload = random.Random(2).randbytes(550)
-    actions["raw"] = lambda: raw.insert(payload)
-    plain: backtrail.Thread[Any] = store.thread("plain")
-    state = {"messages": source.many(1_000)}
-    plain.save(state)
-
-    def save() -> None:
-        state["messages"].append(source.one())
-        plain.save(state)
-
-    actions["plain save at 1,000"] = save
-    means = compare(rounds, actions)
-    wall, cpu = means.pop("raw")
-    for name, (taken, spent) in means.items():
-        show(f"{name} messages / raw FULL insert (CPU)", f"{taken / wall:.2f} ({spent / cpu:.1f})")
-    ten, many = means["append at 10"], means["append at 10,000"]
-    show("append at 10,000 messages / at 10 (CPU)", f"{many[0] / ten[0]:.2f} ({many[1] / ten[1]:.2f})")
-    store.close()
+def write(folder: Path, figures: Path, text: str, drawn: dict[str, str]) -> None:
+    """Write the JSON into one directory and the plots into another."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "results.json").write_text(text, encoding="utf-8")
+    figures.mkdir(parents=True, exist_ok=True)
+    for name, svg in drawn.items():
+        (figures / name).write_text(svg, encoding="utf-8")
 
 
-def sizes(directory: Path) -> None:
-    """Count what saves add to the file."""
-    source = Messages(3)
-    path = directory / "sizes.db"
-    with backtrail.open(path, durability="relaxed") as store:
-        thread: backtrail.Thread[Any] = store.thread("t")
-        thread.save({"messages": []})
-        for _ in range(1_000):
-            thread.append("messages", *source.many(2))
-    show("bytes on disk per step of 2 x 1 KB messages, 1,000 steps", f"{path.stat().st_size / 1_000:,.0f}")
-    with backtrail.open(path, durability="relaxed") as store:
-        thread = store.thread("t")
-        show(
-            "bytes stored by a status flip on the last message", f"{thread.set('messages[-1].status', 'done').stored:,}"
-        )
-        token = thread.append("messages[-1].content", " and").stored
-        show("bytes stored by a token appended to its text", f"{token:,}")
-        costs = []
-        for step in range(100, 1_000, 30):
-            fork = thread.fork(f"fork at {step}", at=step)
-            costs.append(fork.load().stored + fork.append("messages", source.one()).stored)
-        show("bytes stored by a fork and its first save, mean of 30", f"{statistics.fmean(costs):,.0f}")
-        big: backtrail.Thread[Any] = store.thread("big")
-        rng = random.Random(4)
-        big.save({"big": {f"key {i}": rng.randbytes(500).hex() for i in range(10_000)}, "messages": []})
-        beside = [big.append("messages", source.one()).stored for _ in range(200)]
-        show("bytes stored by a message beside a 10 MB dict, mean of 200", f"{statistics.fmean(beside):,.0f}")
-        long: backtrail.Thread[Any] = store.thread("long")
-        state = {"messages": source.many(10_000)}
-        whole = long.save(state).stored
-        state["messages"][:3_000] = [{"role": "system", "content": "a summary"}]
-        show("first 30 % of 10,000 replaced: rewritten", f"{100 * long.save(state).stored / whole:.2f} %")
-
-
-def loads(directory: Path, rounds: int) -> None:
-    """Compare reading the last messages with reading all of them."""
-    source = Messages(5)
-    path = directory / "loads.db"
-    with backtrail.open(path, durability="relaxed") as store:
-        store.thread("t").save({"messages": source.many(10_000)})
-
-    def cold(read: Callable[[backtrail.Checkpoint[Any]], Any]) -> None:
-        with backtrail.open(path) as store:
-            read(store.thread("t").load())
-
-    means = compare(
-        max(rounds // 20, 5),
-        {"all": lambda: cold(lambda c: c.state), "last": lambda: cold(lambda c: c.tail("messages", 20))},
-    )
-    show("cold load of the last 20 of 10,000 messages / of all", f"{means['last'][0] / means['all'][0]:.3f}")
-    show("cold load of 10,000 messages, ms (this machine)", f"{means['all'][0] / 1000:.1f}")
-
-
-def main() -> None:
-    """Print the figures."""
-    parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer rounds")
-    rounds = 60 if parser.parse_args().quick else 400
-    with tempfile.TemporaryDirectory(prefix="backtrail-bench-") as name:
-        directory = Path(name)
-        appends(directory, rounds)
-        sizes(directory)
-        loads(directory, rounds)
+def main(arguments: list[str] | None = None) -> None:
+    """Measure."""
+    parser = argparse.ArgumentParser(prog="make bench", description="What saving, loading and storing cost.")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, no history of 100,000")
+    parser.add_argument("--only", action="append", choices=GROUPS, metavar="NAME", help=f"one of {', '.join(GROUPS)}")
+    parser.add_argument("--directory", type=Path, help="where to put the stores; a temporary directory if not given")
+    parser.add_argument("--write-docs", action="store_true", help="make this run the one that the docs show")
+    options = parser.parse_args(arguments)
+    if options.write_docs and (options.quick or options.only):
+        parser.error("--write-docs is for a full run: without --quick and --only")
+    names = options.only or list(GROUPS)
+    described = machine.facts(options.directory or Path(tempfile.gettempdir()))
+    print(*machine.told(described), sep="\n")
+    results = run(names, QUICK if options.quick else FULL, options.directory)
+    print(f"\n{report.summary(results)}")
+    text, drawn = report.as_json(described, results, quick=options.quick), plots(results)
+    made = ROOT / "build" / "bench"
+    shutil.rmtree(made, ignore_errors=True)
+    write(made, made, text, drawn)
+    print(f"results.json and plots: {made}")
+    if options.write_docs:
+        write(ROOT / "bench", ROOT / "docs" / "figures", text, drawn)
+        report.write_section(ROOT / "docs" / "performance.md", report.section(described, results))
 
 
 if __name__ == "__main__":

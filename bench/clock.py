@@ -1,0 +1,78 @@
+"""Time: actions taken in turns, so that whatever disturbs the machine disturbs all of them alike.
+
+Only times of one loop are ever compared. Each action has run once before the loop begins.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+Action = Callable[[], Any]
+LEAST = 3
+"""An action that is over its budget at once is still taken that often."""
+
+
+class Cost(NamedTuple):
+    """Wall time and CPU time, of all threads of the process, in seconds."""
+
+    wall: float
+    cpu: float
+
+    def over(self, other: Cost) -> Cost:
+        """How many times the other this is."""
+        return Cost(self.wall / other.wall, self.cpu / max(other.cpu, 1e-9))
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """What an action took, each time."""
+
+    taken: list[Cost] = field(default_factory=list)
+
+    @property
+    def mean(self) -> Cost:
+        """The mean, where rare and costly saves count: seals, snapshots, checkpoints of the WAL."""
+        return Cost(statistics.fmean(c.wall for c in self.taken), statistics.fmean(c.cpu for c in self.taken))
+
+    @property
+    def median(self) -> Cost:
+        """The median, where every time is alike."""
+        return Cost(statistics.median(c.wall for c in self.taken), statistics.median(c.cpu for c in self.taken))
+
+
+def timed(action: Action) -> Cost:
+    """Return what an action takes."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    action()
+    return Cost(time.perf_counter() - wall, time.process_time() - cpu)
+
+
+def take_turns(
+    actions: dict[str, Action], rounds: int, budget: float, *, always: frozenset[str] = frozenset()
+) -> dict[str, Times]:
+    """Take the actions in turns and return their times.
+
+    One that would take longer than its budget is left out of some rounds, evenly, unless it is among `always`. The
+    garbage collector does not look again at what was there before the loop: how much that is is our doing.
+    """
+    shares = {}
+    for name, action in actions.items():
+        taken = timed(action).wall
+        shares[name] = rounds if name in always else min(rounds, max(LEAST, int(budget / taken)))
+    times = {name: Times() for name in actions}
+    gc.collect()
+    gc.freeze()
+    try:
+        for at in range(rounds):
+            for name, action in actions.items():
+                share = shares[name]
+                if (at + 1) * share // rounds > at * share // rounds:
+                    times[name].taken.append(timed(action))
+    finally:
+        gc.unfreeze()
+    return times

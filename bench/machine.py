@@ -1,0 +1,81 @@
+"""Where and with what a run was made: what its figures depend on."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import platform
+import sqlite3
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from bench.raw import sync_latency
+
+PACKAGES = (
+    "backtrail",
+    "apsw",
+    "blake3",
+    "ormsgpack",
+    "zstandard",
+    "langgraph",
+    "langgraph-checkpoint",
+    "langgraph-checkpoint-sqlite",
+)
+
+
+def facts(directory: Path) -> dict[str, Any]:
+    """Return what is to be known about a run that keeps its files in this directory."""
+    return {
+        "date": dt.datetime.now(dt.UTC).isoformat(timespec="minutes"),
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "load": [round(value, 2) for value in os.getloadavg()] if hasattr(os, "getloadavg") else None,
+        "system": f"{platform.system()} {platform.release()}",
+        "file_system": _file_system(directory),
+        "sync_ms": round(sync_latency(directory) * 1e3, 3),
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "sqlite": apsw.sqlite_lib_version(),
+        "sqlite_of_python": sqlite3.sqlite_version,
+        "packages": {name: _version(name) for name in PACKAGES},
+    }
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _file_system(directory: Path) -> str:
+    """The kind of file system the directory is on: that of the longest mount point above it."""
+    try:
+        mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
+    except OSError:
+        return "unknown"
+    place = directory.resolve()
+    above = [(len(point), kind) for point, kind in mounts if place.is_relative_to(point)]
+    return max(above)[1] if above else "unknown"
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def told(machine: dict[str, Any]) -> list[str]:
+    """Say it in a few lines."""
+    own = machine["sqlite_of_python"]
+    packages = ", ".join(f"{name} {found or 'not installed'}" for name, found in machine["packages"].items())
+    return [
+        f"{machine['date']}, {machine['cpu']}, {machine['cores']} cores, load {machine['load']}",
+        f"{machine['system']}, {machine['file_system']}, {machine['sync_ms']:.3f} ms to sync 4 KB",
+        f"{machine['python']}, SQLite {machine['sqlite']} (Python's own, which SqliteSaver uses: {own})",
+        packages,
+    ]

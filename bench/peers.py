@@ -1,0 +1,99 @@
+"""Saves beside LangGraph's SqliteSaver: the same messages, one more per save, in one loop for each length.
+
+Its default puts all messages into every checkpoint; the delta channel is described in `bench.langgraph`. Only `put`
+is counted for the default, although a graph also calls `put_writes` for each step: that favours the saver.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from bench.clock import take_turns
+from bench.data import Message, Messages
+from bench.figures import Figure, Result
+from bench.saves import APPEND, PLAIN, Series, point, ratio
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from bench.clock import Times
+    from bench.scale import Scale
+
+DEFAULT, DELTA = "SqliteSaver", "SqliteSaver, delta channel"
+MISSING = "LangGraph is not installed"
+
+
+def installed() -> bool:
+    """Whether LangGraph and its SqliteSaver are there to be compared with."""
+    try:
+        return find_spec("langgraph.channels") is not None and find_spec("langgraph.checkpoint.sqlite") is not None
+    except ModuleNotFoundError:  # a package that they are in is not there either
+        return False
+
+
+def peers(directory: Path, scale: Scale) -> Result:
+    """Put, with and without a delta channel, beside append and plain save, at every length."""
+    if not installed():
+        return Result([Figure("SqliteSaver.put / append", None, better="higher", note=MISSING)])
+    longest = Messages(1).many(max(scale.lengths))
+    found = [_at(directory, longest[:length], scale) for length in scale.lengths]
+    return Result([f for one in found for f in one.figures], [p for one in found for p in one.points])
+
+
+def _at(directory: Path, history: list[Message], scale: Scale) -> Result:
+    """Compare at one length. It has a loop of its own: what a disk has to do for 100 MB would slow down the others."""
+    from bench.langgraph import synchronous  # noqa: PLC0415 - an extra
+
+    length, rounds = len(history), scale.peer_rounds
+    kept: dict[str, Any] = {
+        way: Series(directory / f"{way} {length}.db", way, history, rounds) for way in (APPEND, PLAIN)
+    }
+    kept |= {name: _conversation(directory, name, history, rounds, full=False) for name in (DEFAULT, DELTA)}
+    default = synchronous(kept[DEFAULT].saver)
+    if default != "FULL":
+        for name in (DEFAULT, DELTA):
+            kept[f"{name}, FULL"] = _conversation(directory, name, history, rounds, full=True)
+    always = frozenset(name for name in kept if name.startswith(DELTA))
+    times = take_turns(kept, rounds, scale.budget, always=always)
+    result = Result()
+    for series in kept.keys() - {APPEND, PLAIN}:
+        said = f"synchronous={'FULL' if series.endswith('FULL') else default}"
+        result.figures.extend(_figures(series, length, times, kept[series].added(), said))
+    result.figures.sort(key=lambda figure: figure.name)
+    result.points.extend(point(series, length, times[series], kept[series].added()) for series in (DEFAULT, DELTA))
+    for one in kept.values():
+        one.close()
+    return result
+
+
+def _conversation(directory: Path, name: str, history: list[Message], rounds: int, *, full: bool) -> Any:
+    from bench.langgraph import Conversation  # noqa: PLC0415 - an extra
+
+    path = directory / f"{name} {len(history)} {full}.db"
+    messages = Messages(len(history) + 1).many(rounds + 1)
+    return Conversation(path, history, messages, delta=name == DELTA, full=full)
+
+
+def _figures(series: str, length: int, times: dict[str, Times], added: int, said: str) -> list[Figure]:
+    put = times[series]
+    figures = [
+        ratio(
+            f"{series}: put / {way}, at {length:,}",
+            put,
+            times[way].mean,
+            better="higher",
+            note=said,
+            **MARKS.get((series, way, length), {}),
+        )
+        for way in (APPEND, PLAIN)
+    ]
+    name = f"{series}: bytes on disk per put, at {length:,}"
+    each = added / (len(put.taken) + 1)
+    return [*figures, Figure(name, each, unit="B", samples=len(put.taken), note=said)]
+
+
+MARKS: dict[tuple[str, str, int], dict[str, float]] = {
+    (DEFAULT, APPEND, 10_000): {"gate": 100, "goal": 200},
+    (DEFAULT, PLAIN, 10_000): {"gate": 3, "goal": 10},
+}

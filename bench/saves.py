@@ -1,0 +1,190 @@
+"""Saves at several lengths of the history: append, a step, a plain save, beside a raw insert, and in memory.
+
+What is measured at n messages is measured between n and 2n: every thread is used n times, then comes the next one.
+Each series has a store of its own, so that each has a WAL of its own, as the raw insert has.
+"""
+
+from __future__ import annotations
+
+import statistics
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, Any
+
+import backtrail
+from bench.clock import Cost, Times, take_turns
+from bench.data import Message, Messages, noise
+from bench.figures import Figure, Point, Result
+from bench.raw import WAL_BYTES, Raw, pages
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from bench.scale import Scale
+
+State = dict[str, Any]
+APPEND, STEP, PLAIN = "append", "step", "plain save"
+
+
+def _append(thread: backtrail.Thread[Any], _: State, message: Message) -> None:
+    thread.append("messages", message)
+
+
+def _step(thread: backtrail.Thread[Any], _: State, message: Message) -> None:
+    with thread.step() as draft:
+        draft["messages"].append(message)
+
+
+def _plain(thread: backtrail.Thread[Any], state: State, message: Message) -> None:
+    state["messages"].append(message)
+    thread.save(state)
+
+
+SLOW_DISK = 4
+SLOW = "a slow or busy disk: wall ratios are close to 1, CPU ratios tell more"
+"""Said when a raw insert waits for the disk for most of its time."""
+
+WAYS = {APPEND: _append, STEP: _step, PLAIN: _plain}
+
+
+class Series:
+    """Saves of one kind to threads that begin with the same messages, in a store of their own. Calling it saves."""
+
+    def __init__(self, path: Path | None, way: str, history: list[Message], saves: int) -> None:
+        self._path = path
+        self._store = backtrail.open("memory://" if path is None else path)
+        self._way = WAYS[way]
+        if path is not None:
+            self._store.thread("filler").save(noise(WAL_BYTES))
+        each = max(len(history), 1)
+        count = -(-(saves + 1) // each)
+        source = Messages(len(history) + 1)
+        self._messages = source.supply(saves + 1)
+        used = [self._begin(f"t{at}", history, source.one()) for at in range(count)]
+        self._turns = chain.from_iterable(repeat(one, each) for one in used)
+        self._before = 0
+        self.mark()
+
+    def _begin(self, name: str, history: list[Message], first: Message) -> tuple[backtrail.Thread[Any], State]:
+        thread: backtrail.Thread[Any] = self._store.thread(name)
+        state = {"messages": list(history)}
+        thread.save(state)
+        self._way(thread, state, first)  # what is done once for a handle, such as wrapping a draft, is done here
+        return thread, (state if self._way is _plain else {})
+
+    def __call__(self) -> None:
+        """Save one more message."""
+        thread, state = next(self._turns)
+        self._way(thread, state, next(self._messages))
+
+    def mark(self) -> None:
+        """Count bytes from here on."""
+        self._before = pages(self._path) if self._path else 0
+
+    def added(self) -> int:
+        """How many bytes the file has grown by."""
+        return pages(self._path) - self._before if self._path else 0
+
+    def close(self) -> None:
+        """Close the store."""
+        self._store.close()
+
+
+def stored_by_an_append(count: int = 50) -> int:
+    """Return how many bytes an append stores, in the median: so many does the raw insert write."""
+    with backtrail.open("memory://") as store:
+        thread: backtrail.Thread[Any] = store.thread("t")
+        thread.save({"messages": []})
+        return int(statistics.median(thread.append("messages", m).stored for m in Messages(7).many(count)))
+
+
+def point(series: str, length: int, times: Times, added: int) -> Point:
+    """Make a point of the plots. The bytes of the save that went before the loop count as well."""
+    saves = len(times.taken)
+    return Point(series, length, times.mean.wall * 1e3, added / (saves + 1), saves)
+
+
+def ratio(name: str, one: Times, other: Cost, **marks: Any) -> Figure:
+    """Make a figure of a mean and what it is compared with."""
+    wall, cpu = one.mean.over(other)
+    return Figure(name, wall, cpu, samples=len(one.taken), **marks)
+
+
+def raw_time(times: Times) -> Figure:
+    """Tell what a raw insert took: the slower the disk, the closer to 1 are ratios of wall times."""
+    wall, cpu = times.mean
+    note = SLOW if wall > SLOW_DISK * cpu else ""
+    return Figure("raw insert", wall * 1e3, cpu * 1e3, unit="ms", samples=len(times.taken), note=note)
+
+
+def appends(directory: Path, scale: Scale) -> Result:
+    """Append and step at every length, on SQLite and in memory."""
+    histories = _histories(scale)
+    size = stored_by_an_append()
+    raw = Raw(directory / "raw.db", size)
+    kept = {
+        (place, way, length): Series(
+            directory / f"{way} {length}.db" if place == "SQLite" else None, way, history, scale.rounds
+        )
+        for place in ("SQLite", "memory")
+        for length, history in histories.items()
+        for way in (APPEND, STEP)
+    }
+    named = {" ".join(map(str, key)): key for key in kept}
+    actions = {"raw": raw.insert} | {name: kept[key] for name, key in named.items()}
+    times = take_turns(actions, scale.rounds, scale.budget)
+    by_key = {key: times[name] for name, key in named.items()}
+    result = Result([raw_time(times["raw"]), *_append_figures(by_key, times["raw"].mean, scale, size)])
+    for (place, way, length), one in kept.items():
+        if place == "SQLite":
+            result.points.append(point(way, length, by_key[place, way, length], one.added()))
+        one.close()
+    raw.close()
+    return result
+
+
+def _histories(scale: Scale) -> dict[int, list[Message]]:
+    longest = Messages(1).many(max(scale.lengths))
+    return {length: longest[:length] for length in scale.lengths}
+
+
+def _append_figures(times: dict[tuple[str, str, int], Times], raw: Cost, scale: Scale, size: int) -> list[Figure]:
+    first, *rest = scale.lengths
+    figures = []
+    for length in scale.lengths:
+        one = times["SQLite", APPEND, length]
+        name = f"append at {length:,} / raw insert of {size} bytes"
+        figures.append(ratio(name, one, raw, gate=1.8, goal=1.25))
+    for place in ("SQLite", "memory"):
+        for length in rest:
+            marks = {"gate": 1.25, "goal": 1.05} if place == "SQLite" else {}
+            one, base = times[place, APPEND, length], times[place, APPEND, first].mean
+            figures.append(ratio(f"{place}: append at {length:,} / append at {first}", one, base, **marks))
+        for length in scale.lengths:
+            one, base = times[place, STEP, length], times[place, APPEND, first].mean
+            figures.append(ratio(f"{place}: step at {length:,} / append at {first}", one, base))
+    figures += [ratio(f"step at {n:,} / raw insert", times["SQLite", STEP, n], raw) for n in scale.lengths]
+    return figures
+
+
+PLAIN_MARKS = {100: {"gate": 3.0, "goal": 2.0}, 1_000: {"gate": 6.0, "goal": 3.0}}
+
+
+def plain(directory: Path, scale: Scale) -> Result:
+    """Plain saves at every length: the whole state is handed over, one message longer than before."""
+    raw = Raw(directory / "raw.db", stored_by_an_append())
+    kept = {
+        length: Series(directory / f"plain {length}.db", PLAIN, history, scale.rounds)
+        for length, history in _histories(scale).items()
+    }
+    times = take_turns(
+        {"raw": raw.insert} | {str(length): one for length, one in kept.items()}, scale.rounds, scale.budget
+    )
+    result = Result([raw_time(times["raw"])])
+    for length, one in kept.items():
+        taken = times[str(length)]
+        name = f"plain save at {length:,} / raw insert"
+        result.figures.append(ratio(name, taken, times["raw"].mean, **PLAIN_MARKS.get(length, {})))
+        result.points.append(point(PLAIN, length, taken, one.added()))
+        one.close()
+    raw.close()
+    return result

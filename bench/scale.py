@@ -1,0 +1,44 @@
+"""How much is measured: a full run, and a quick one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Lengths are counted in messages of about 1 KB; budgets in seconds of one action in one loop."""
+
+    lengths: tuple[int, ...] = (10, 100, 1_000, 10_000, 100_000)
+    """Histories that are saved to."""
+    long: int = 10_000
+    """The history that is loaded, compacted and saved by a fresh process."""
+    steps: tuple[int, ...] = (1_000, 10_000)
+    """Threads whose bytes are counted."""
+    rounds: int = 400
+    budget: float = 6.0
+    peer_rounds: int = 200
+    """A multiple of 100: a delta channel writes all of its value once in 100 steps."""
+    load_rounds: int = 21
+    dict_keys: int = 10_000
+    """Of about 1 KB each."""
+    forks: int = 60
+    processes: int = 3
+    coroutines: int = 1_000
+    async_rounds: int = 5
+    large: int = 50_000_000
+    """Bytes of the state that is saved while the event loop is watched."""
+
+
+FULL = Scale()
+QUICK = Scale(
+    lengths=(10, 100, 1_000, 10_000),
+    steps=(1_000,),
+    rounds=200,
+    budget=1.0,
+    peer_rounds=100,
+    load_rounds=5,
+    forks=30,
+    processes=1,
+    async_rounds=3,
+)

@@ -1,0 +1,440 @@
+"""The benchmark measures what it says: every group runs, verdicts are right, plots and tables are well formed.
+
+No test looks at how long something took. What needs LangGraph is skipped without it: `make test` does not install
+the thirty packages that it brings.
+"""
+
+import asyncio
+import itertools
+import json
+import math
+import re
+import sys
+import types
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import backtrail
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # `python -m bench` finds the package there, too
+
+from bench import __main__ as program  # noqa: E402
+from bench import aio, clock, cold, machine, peers, plot, report, saves  # noqa: E402
+from bench.data import Messages  # noqa: E402
+from bench.figures import Figure, Point, Result  # noqa: E402
+from bench.raw import Raw, pages  # noqa: E402
+from bench.scale import FULL, QUICK, Scale  # noqa: E402
+
+TINY = Scale(
+    lengths=(4, 8),
+    long=120,
+    steps=(30,),
+    rounds=6,
+    budget=0.5,
+    peer_rounds=4,
+    load_rounds=2,
+    dict_keys=20,
+    forks=3,
+    processes=1,
+    coroutines=5,
+    async_rounds=1,
+    large=200_000,
+)
+needs_langgraph = pytest.mark.skipif(
+    not peers.installed(), reason="LangGraph is not installed: pip install 'backtrail[bench]'"
+)
+if peers.installed():
+    # Its own packages warn about each other when they are imported: once, here, where warnings are not errors.
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import bench.langgraph
+
+
+def values(result):
+    return {figure.name: figure.value for figure in result.figures}
+
+
+# -- groups -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["append", "plain", "sizes", "cold"])
+def test_every_group_gives_finite_figures(name, tmp_path):
+    result = program.GROUPS[name](tmp_path, TINY)
+    assert result.figures
+    for figure in result.figures:
+        assert figure.value is not None
+        assert math.isfinite(figure.value)
+        assert figure.cpu is None or math.isfinite(figure.cpu)
+    assert len({figure.name for figure in result.figures}) == len(result.figures)
+
+
+@needs_langgraph
+@pytest.mark.parametrize("name", ["peers", "loads"])
+def test_every_group_with_langgraph_gives_finite_figures(name, tmp_path):
+    result = program.GROUPS[name](tmp_path, TINY)
+    assert result.figures
+    assert all(figure.value is not None and math.isfinite(figure.value) for figure in result.figures)
+
+
+@pytest.mark.parametrize("name", ["peers", "loads"])
+def test_without_langgraph_the_figures_say_so(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(peers, "installed", lambda: False)
+    result = program.GROUPS[name](tmp_path, TINY)
+    missing = [figure for figure in result.figures if "SqliteSaver" in figure.name]
+    assert missing
+    assert {(figure.verdict, figure.note) for figure in missing} == {("not measured", peers.MISSING)}
+
+
+def test_every_series_of_the_plots_has_a_point_at_every_length(tmp_path):
+    (tmp_path / "a").mkdir()
+    points = [*saves.appends(tmp_path / "a", TINY).points, *saves.plain(tmp_path, TINY).points]
+    assert sorted((p.series, p.length) for p in points) == sorted(
+        (series, length) for series in (saves.APPEND, saves.STEP, saves.PLAIN) for length in TINY.lengths
+    )
+    assert all(point.ms > 0 for point in points)
+
+
+@pytest.mark.parametrize("way", [saves.APPEND, saves.STEP, saves.PLAIN])
+def test_what_is_measured_at_n_messages_is_between_n_and_2n(way, tmp_path):
+    history = Messages(1).many(4)
+    series = saves.Series(tmp_path / "a.db", way, history, saves=9)
+    for _ in range(10):
+        series()
+    lengths = [len(series._store.thread(info.id).load().get("messages") or ()) for info in _conversations(series)]
+    assert sorted(lengths) == [7, 9, 9]  # the one that warms a thread up counts as well
+    series.close()
+
+
+def _conversations(series):
+    return [info for info in series._store.threads() if info.id != "filler"]
+
+
+def test_the_gates_of_a_full_run_are_those_of_the_lengths_it_has():
+    assert {100, 1_000} <= set(FULL.lengths) & set(QUICK.lengths)
+    assert {length for _, _, length in peers.MARKS} <= set(FULL.lengths) & set(QUICK.lengths)
+    assert FULL.peer_rounds % 100 == QUICK.peer_rounds % 100 == 0
+    assert FULL.rounds >= 200
+    assert FULL.peer_rounds >= 200
+
+
+def test_bytes_are_counted_while_they_are_in_the_wal(tmp_path):
+    raw = Raw(tmp_path / "raw.db", 50_000)
+    before = pages(tmp_path / "raw.db")
+    raw.insert()
+    assert 45_000 <= pages(tmp_path / "raw.db") - before < 60_000  # it may begin in a page that is there already
+    raw.close()
+
+
+@pytest.mark.parametrize(("wall", "slow"), [(0.3, False), (3.0, True)])
+def test_a_disk_that_hides_the_difference_is_named(wall, slow):
+    figure = saves.raw_time(clock.Times([clock.Cost(wall, 0.2)]))
+    assert figure.note == (saves.SLOW if slow else "")
+    assert (saves.SLOW in report.cells(figure)[-1]) is slow
+
+
+def test_a_fork_counts_with_what_the_fork_itself_stored(tmp_path):
+    with backtrail.open(tmp_path / "a.db") as store:
+        thread = store.thread("t")
+        thread.save({"messages": Messages(1).many(20)})
+        fork = thread.fork("u")
+        first = fork.append("messages", Messages(2).one())
+        assert fork.load("@-").stored > 0
+        assert first.seq == 2
+
+
+def test_chunk_bodies_that_are_read_are_counted(tmp_path):
+    path = tmp_path / "a.db"
+    with backtrail.open(path) as store:
+        store.thread("t").save({"messages": Messages(cold.SEED).many(200)})
+    with cold.kinds_read() as kinds, backtrail.open(path) as store:
+        assert len(store.thread("t").load().state["messages"]) == 200
+    assert any(kind in cold.BODIES for kind in kinds)
+    assert cold.save(str(path), 201)["stored"] > 0
+
+
+# -- turns ------------------------------------------------------------------------------------------
+
+
+def test_actions_take_turns_and_slow_ones_are_spread_evenly(monkeypatch):
+    taken = []
+    cost = {"quick": 0.001, "slow": 1.0, "whole": 1.0}
+    current = []
+
+    def timed(action):
+        action()
+        return clock.Cost(cost[current[-1]], cost[current[-1]])
+
+    monkeypatch.setattr(clock, "timed", timed)
+    actions = {name: (lambda name=name: (current.append(name), taken.append(name))) for name in cost}
+    times = clock.take_turns(actions, rounds=8, budget=4, always=frozenset({"whole"}))
+    assert {name: len(one.taken) for name, one in times.items()} == {"quick": 8, "slow": 4, "whole": 8}
+    assert taken[:3] == ["quick", "slow", "whole"]  # each once before the loop
+    assert taken[3:] == ["quick", "whole", "quick", "slow", "whole"] * 4
+
+
+def test_an_action_over_its_budget_is_still_taken_a_few_times(monkeypatch):
+    monkeypatch.setattr(clock, "timed", lambda action: (action(), clock.Cost(99.0, 99.0))[1])
+    times = clock.take_turns({"a": lambda: None}, rounds=10, budget=1)
+    assert len(times["a"].taken) == clock.LEAST
+
+
+def test_mean_and_median_are_of_wall_and_cpu_apart():
+    times = clock.Times([clock.Cost(1, 10), clock.Cost(2, 20), clock.Cost(9, 60)])
+    assert times.mean == (4, 30)
+    assert times.median == (2, 20)
+    assert times.mean.over(times.median) == (2, 1.5)
+
+
+# -- verdicts and reports -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "better", "verdict"),
+    [
+        (1.0, "lower", "goal"),
+        (1.1, "lower", "gate"),
+        (2.0, "lower", "gate"),
+        (2.1, "lower", "missed"),
+        (None, "lower", "not measured"),
+    ],
+)
+def test_verdicts_where_lower_is_better(value, better, verdict):
+    assert Figure("f", value, gate=2.0, goal=1.0, better=better).verdict == verdict
+
+
+@pytest.mark.parametrize(("value", "verdict"), [(99, "missed"), (100, "gate"), (199, "gate"), (200, "goal")])
+def test_verdicts_where_higher_is_better(value, verdict):
+    assert Figure("f", value, gate=100, goal=200, better="higher").verdict == verdict
+
+
+def test_a_figure_without_marks_is_only_told_and_one_without_a_goal_has_a_gate():
+    assert Figure("f", 5).verdict == "told"
+    assert Figure("f", 5, gate=10).verdict == "gate"
+    assert Figure("f", 11, gate=10).verdict == "missed"
+    assert Figure("f", 0, gate=0, goal=0).verdict == "goal"
+
+
+RESULTS = {
+    "one": Result(
+        [Figure("a", 1.234, 2.5, gate=2, goal=1), Figure("b", None, gate=1, note="not built")],
+        [Point(saves.APPEND, 10, 0.5, 800.0, 3), Point(saves.APPEND, 100, 0.6, 900.0, 3)],
+    ),
+    "two": Result([Figure("c", 12_345.6, unit="B"), Figure("d", 7, gate=100, goal=200, better="higher")]),
+}
+
+
+def test_a_table_has_a_row_for_each_figure_with_its_marks_and_what_is_reached():
+    lines = list(report.table([figure for result in RESULTS.values() for figure in result.figures]))
+    rows = [re.split(r" {2,}", line) for line in lines]
+    assert rows[1:] == [
+        ["a", "1.23", "2.50", "≤ 2", "≤ 1", "gate"],
+        ["b", "-", "≤ 1", "not measured (not built)"],
+        ["c", "12,346 B"],
+        ["d", "7", "≥ 100", "≥ 200", "MISSED"],
+    ]
+    assert report.summary(RESULTS) == "2 figures have a gate: 1 reach it, 0 of them the goal; 1 miss it"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0"), (0.0123, "0.012"), (0.00001, "< 0.001"), (0.25, "0.25"), (54.32, "54.3"), (2.0, "2")]
+)
+def test_numbers_keep_the_digits_that_count(value, text):
+    assert report.number(value) == text
+
+
+def test_the_json_has_what_the_page_says(tmp_path):
+    run = json.loads(report.as_json(machine.facts(tmp_path), RESULTS, quick=True))
+    page = (ROOT / "docs" / "performance.md").read_text()
+    for name, entry in (("", run), ("figures", run["figures"][0]), ("points", run["points"][0])):
+        for key in entry:
+            assert f"`{name}[].{key}`" in page if name else f"`{key}`" in page, key
+    assert [(f["group"], f["name"], f["verdict"]) for f in run["figures"]][1] == ("one", "b", "not measured")
+
+
+def test_the_page_is_rewritten_between_its_marks_only(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+    for _ in range(2):
+        report.write_section(page, report.section(machine.facts(tmp_path), RESULTS))
+    text = page.read_text()
+    assert text.startswith(f"before\n{report.BEGIN}\n")
+    assert text.endswith(f"{report.END}\nafter\n")
+    assert "old" not in text
+    assert "| a | 1.23 | 2.50 | ≤ 2 | ≤ 1 | gate |" in text
+    page.write_text("no marks")
+    with pytest.raises(ValueError, match="marks"):
+        report.write_section(page, "x")
+
+
+def test_the_page_of_the_docs_has_the_marks():
+    text = (ROOT / "docs" / "performance.md").read_text()
+    assert text.count(report.BEGIN) == text.count(report.END) == 1
+
+
+@pytest.mark.parametrize("arguments", [["--quick", "--write-docs"], ["--only", "sizes", "--write-docs"]])
+def test_half_a_run_is_not_put_into_the_docs(arguments, capsys):
+    with pytest.raises(SystemExit):
+        program.main(arguments)
+    assert "--write-docs is for a full run" in capsys.readouterr().err
+
+
+def test_a_run_prints_and_writes_what_it_found(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(program, "ROOT", tmp_path)
+    monkeypatch.setattr(program, "GROUPS", {"one": lambda _, scale: RESULTS["one"], "two": lambda *_: RESULTS["two"]})
+    program.main(["--only", "one", "--quick"])
+    printed = capsys.readouterr().out
+    assert "\none (" in printed
+    assert "\ntwo (" not in printed
+    made = tmp_path / "build" / "bench"
+    assert json.loads((made / "results.json").read_text())["quick"] is True
+    assert {file.name for file in made.iterdir()} == {"results.json", "latency.svg", "bytes.svg"}
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "performance.md").write_text(f"{report.BEGIN}{report.END}")
+    program.main(["--write-docs"])
+    assert "figures/latency.svg" in (tmp_path / "docs" / "performance.md").read_text()
+    assert (tmp_path / "docs" / "figures" / "bytes.svg").exists()
+    assert json.loads((tmp_path / "bench" / "results.json").read_text())["quick"] is False
+
+
+# -- plots --------------------------------------------------------------------------------------------
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def test_a_plot_is_well_formed_and_draws_every_point_inside_its_frame():
+    lines = {'a & "b" <c>': [(10, 0.5), (1_000, 0.7)], "d": [(10, 3), (100, 40), (1_000, 4_000)]}
+    root = ET.fromstring(plot.plot('x < y & "z"', "ms", lines))
+    drawn = root.findall(f"{SVG}polyline")
+    assert [len(line.get("points").split()) for line in drawn] == [2, 3]
+    for line in drawn:
+        for pair in line.get("points").split():
+            across, down = map(float, pair.split(","))
+            assert plot.LEFT <= across <= plot.WIDTH - plot.RIGHT
+            assert plot.TOP <= down <= plot.HEIGHT - plot.BOTTOM
+    assert set(lines) <= {text.text for text in root.findall(f"{SVG}text")}
+
+
+def test_equal_ratios_are_equally_far_apart():
+    axis = plot.Axis.over([10, 90_000], 0, 100)
+    assert [round(axis.at(value), 6) for value in axis.ticks] == [0, 25, 50, 75, 100]
+
+
+def test_labels_of_lines_that_end_together_do_not_cover_each_other():
+    places = plot._spread([(name, 360.0) for name in "abcd"])
+    ordered = sorted(places.values())
+    assert all(b - a >= plot.LABEL_STEP for a, b in itertools.pairwise(ordered))
+    assert ordered[-1] <= plot.HEIGHT - plot.BOTTOM
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"), [(1e3, "B", "1 KB"), (1e8, "B", "100 MB"), (10, "B", "10 B"), (0.1, "ms", "0.1 ms")]
+)
+def test_ticks_say_what_they_are(value, unit, text):
+    assert plot.written(value, unit) == text
+
+
+# -- LangGraph ------------------------------------------------------------------------------------------
+
+
+@needs_langgraph
+@pytest.mark.parametrize("delta", [False, True])
+@pytest.mark.parametrize("steps", [1, 99, 100, 130])
+def test_a_compiled_graph_reads_what_was_written_in_its_place(delta, steps, tmp_path):
+    import operator
+    from typing import Annotated, TypedDict
+
+    from langgraph.channels.delta import DeltaChannel
+    from langgraph.graph import START, StateGraph
+
+    channel = DeltaChannel(bench.langgraph.fold) if delta else operator.add
+
+    class State(TypedDict):
+        messages: Annotated[list, channel]
+
+    messages = Messages(1).many(200 + steps)
+    thread = bench.langgraph.Conversation(tmp_path / "a.db", messages[:200], messages[200:], delta=delta, full=False)
+    for _ in range(steps):
+        thread()
+    builder = StateGraph(State)
+    builder.add_node("reply", lambda _: {"messages": [{"role": "assistant", "content": "yes"}]})
+    builder.add_edge(START, "reply")
+    graph = builder.compile(checkpointer=thread.saver)
+    config = {"configurable": {"thread_id": "1"}}
+    assert graph.get_state(config).values["messages"] == messages
+    assert bench.langgraph.load(thread.saver) == messages
+    graph.invoke({"messages": [{"role": "user", "content": "more"}]}, config)
+    # A graph makes message objects of dicts that are written to a delta channel.
+    last = [m if isinstance(m, dict) else {"content": m.content} for m in graph.get_state(config).values["messages"]]
+    assert [message["content"] for message in last[-2:]] == ["more", "yes"]
+    thread.close()
+
+
+@needs_langgraph
+def test_a_delta_channel_is_whole_in_one_checkpoint_of_a_hundred(tmp_path):
+    messages = Messages(1).many(210)
+    thread = bench.langgraph.Conversation(tmp_path / "a.db", messages[:10], messages[10:], delta=True, full=False)
+    whole = []
+    for _ in range(200):
+        thread()
+        found = thread.saver.get_tuple(thread.config)
+        whole.append("messages" in found.checkpoint["channel_values"])
+    assert [at + 1 for at, there in enumerate(whole) if there] == [100, 200]
+    thread.close()
+
+
+@needs_langgraph
+def test_a_saver_for_fairness_has_synchronous_full(tmp_path):
+    saver = bench.langgraph.connect(tmp_path / "a.db", full=True)
+    assert bench.langgraph.synchronous(saver) == "FULL"
+    saver.conn.close()
+
+
+# -- async ----------------------------------------------------------------------------------------------
+
+
+class Mirror:
+    """What `backtrail.aio` is to be, made of threads."""
+
+    def __init__(self, inner):
+        self._inner = inner
+
+    def __getattr__(self, name):
+        found = getattr(self._inner, name)
+        if name == "thread":
+            return lambda *arguments: Mirror(found(*arguments))
+
+        async def call(*arguments):
+            return await asyncio.to_thread(found, *arguments)
+
+        return call
+
+
+def test_coroutines_are_measured_when_there_is_an_async_mirror(tmp_path, monkeypatch):
+    async def opened(path):
+        return Mirror(backtrail.open(path))
+
+    module = types.ModuleType("backtrail.aio")
+    module.open = opened
+    monkeypatch.setattr(aio, "find_spec", lambda _: object())
+    monkeypatch.setattr(aio, "import_module", lambda _: module)
+    found = values(aio.coroutines(tmp_path, TINY))
+    assert len(found) == 3
+    assert all(value is not None and math.isfinite(value) for value in found.values())
+    for name in ("each.db", "grouped.db", "one by one.db"):
+        with backtrail.open(tmp_path / name) as store:
+            assert len(store.thread("t4").load().state["messages"]) >= TINY.async_rounds
+    with backtrail.open(tmp_path / "large.db") as store:
+        assert store.thread("t").load().size > TINY.large * 0.9
+
+
+def test_without_an_async_mirror_the_figures_say_so_and_keep_their_gates(tmp_path, monkeypatch):
+    monkeypatch.setattr(aio, "find_spec", lambda _: None)
+    figures = aio.coroutines(tmp_path, replace(TINY, coroutines=1_000)).figures
+    assert {figure.note for figure in figures} == {"not built"}
+    assert [figure.gate for figure in figures] == [4, None, 10]
