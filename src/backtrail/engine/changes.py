@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from backtrail.engine.writes import Propose
 
 
-_OPS_MAX: Final = 256
+OPS_MAX: Final = 256
 """More ops than this take longer to apply, now and at every load, than a base takes to write."""
 
 
@@ -34,7 +34,7 @@ def replaced(tree: Tree) -> Propose:
             return Proposal(tree, None)
         before = standing.chain.tree
         ops = diff.ops(before, tree)
-        if ops is None or len(ops) > _OPS_MAX:
+        if ops is None or len(ops) > OPS_MAX:
             return Proposal(tree, None)
         after = _with(before, tree).apply(ops)
         # The ops are only a shorter way to write the state down: never trust them over the state itself.

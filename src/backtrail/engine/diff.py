@@ -50,14 +50,14 @@ def blocks(old: Spine, new: Spine, old_nodes: Nodes, new_nodes: Nodes) -> list[B
     before, after = spines.leaves(old_nodes, old), spines.leaves(new_nodes, new)
     found: list[Block] = []
     at = to = 0
-    for same, left, right in _aligned(before, after):
+    for same, left, right in aligned(before, after):
         if same:
             at += sum(map(_count, left))
             to += sum(map(_count, right))
             continue
         old_entries = _opened(old_nodes, left, mapping=old.is_mapping)
         new_entries = _opened(new_nodes, right, mapping=new.is_mapping)
-        for equal, some, others in _aligned(old_entries, new_entries):
+        for equal, some, others in aligned(old_entries, new_entries):
             if not equal:
                 found.append(Block(at, to, list(some), list(others)))
             at += len(some)
@@ -77,7 +77,7 @@ def _opened(nodes: Nodes, elements: Sequence[Any], *, mapping: bool) -> list[Ent
     return listed
 
 
-def _aligned(old: Sequence[Any], new: Sequence[Any]) -> Iterator[tuple[bool, Sequence[Any], Sequence[Any]]]:
+def aligned(old: Sequence[Any], new: Sequence[Any]) -> Iterator[tuple[bool, Sequence[Any], Sequence[Any]]]:
     """Cut two sequences into stretches that are equal or not."""
     i = k = 0
     for at, to, length in sorted(_runs(old, new)):
@@ -156,6 +156,16 @@ def ops(old: Tree, new: Tree) -> list[Op] | None:
     return _Differ(old.nodes, new.nodes).inside(old.rep, new.rep, [])
 
 
+def between(old: bytes, new: bytes, nodes: Nodes, path: list[Step]) -> list[Op]:
+    """Return ops that put `new` in the place of `old`, which is at `path`; `nodes` has the nodes of both."""
+    return [] if old == new else _Differ(nodes, nodes).value(old, new, path)
+
+
+def is_twin(key: bytes) -> bool:
+    """Tell whether a key may be in a dict twice, so that it names no place in it."""
+    return not wire.is_plain_key(key) and _TWIN.search(key) is not None
+
+
 class _Differ:
     def __init__(self, old: Nodes, new: Nodes) -> None:
         self._old = old
@@ -177,7 +187,7 @@ class _Differ:
         # from the right, so that positions further left stay what they are
         return [op for block in reversed(differing) for op in self._sequence(block, path, after.code)]
 
-    def _value(self, old: bytes, new: bytes, path: list[Step]) -> list[Op]:
+    def value(self, old: bytes, new: bytes, path: list[Step]) -> list[Op]:
         replace: Op = [SET, path, new]
         found = self.inside(old, new, path)
         if found is None or _weight(found) > _weight([replace]):
@@ -199,7 +209,7 @@ class _Differ:
         if len(block.old) > paired or len(block.new) > paired:
             found.append([SPLICE, path, block.at + paired, len(block.old) - paired, list(block.new[paired:])])
         for i in range(paired):
-            found += self._value(block.old[i], block.new[i], [*path, block.at + i])
+            found += self.value(block.old[i], block.new[i], [*path, block.at + i])
         whole: Op = [SPLICE, path, block.at, len(block.old), list(block.new)]
         return found if _weight(found) <= _weight([whole]) else [whole]
 
@@ -212,12 +222,12 @@ class _Differ:
             at = to = 0
             old_keys = [spines.key_of(entry) for entry in block.old]
             new_keys = [spines.key_of(entry) for entry in block.new]
-            for same, some, others in _aligned(old_keys, new_keys):
+            for same, some, others in aligned(old_keys, new_keys):
                 olds, news = block.old[at : at + len(some)], block.new[to : to + len(others)]
-                if same and not any(not wire.is_plain_key(key) and _TWIN.search(key) for key in some):
+                if same and not any(map(is_twin, some)):
                     for key, old, new in zip(some, olds, news, strict=True):
                         if old != new:
-                            changed += self._value(value_of(old), value_of(new), [*path, key])
+                            changed += self.value(value_of(old), value_of(new), [*path, key])
                 elif olds != news:
                     removed += [[SPLICE, path, block.at + at, len(olds), []]] if olds else []
                     inserted += [[SPLICE, path, block.to + to, 0, news]] if news else []
