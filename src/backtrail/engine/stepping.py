@@ -9,6 +9,7 @@ are; in a mapping removals first and insertions last, so that a key that moves i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from operator import is_
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -22,8 +23,6 @@ from backtrail.engine.tree import SPLICE, Op, Step, Tree, position, value_of
 from backtrail.errors import Corrupt, Invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from backtrail.engine.nodes import Nodes
     from backtrail.engine.schema import Types
 
@@ -31,6 +30,9 @@ _PAIRS: Final = 4
 """A stretch of a list that is replaced by one this long is compared item by item."""
 _DEEP: Final = 48
 """A change this many levels down is left to the comparison of whole states."""
+
+
+_Same = Callable[[list[Any], list[Any]], bool]
 
 
 class Edit(NamedTuple):
@@ -95,7 +97,7 @@ class Walk:
     # -- lists
 
     def _list(self, node: TrackedList, steps: list[Step], path: Path) -> None:
-        old, new = node._mark_, list.copy(node)
+        old, new = node._mark_, node
         same = _are_same if node._mixed else node._scope.same
         stretches = _stretches(old, new, same)
         places = _places(node._touched, old)
@@ -115,16 +117,17 @@ class Walk:
             put = [at for s in differing for at in range(s.to, s.to + s.new)]
             self.edits.append(Edit(node, gone, put, []))
 
-    def _replaced(self, stretch: _Stretch, new: list[Any], steps: list[Step], path: Path) -> None:
+    def _replaced(self, stretch: _Stretch, node: TrackedList, steps: list[Step], path: Path) -> None:
         if self.whole:
             return
         _, at, old, to, count = stretch
+        new = _cut(node, to, to + count)
         paired = min(old, count) if min(old, count) <= _PAIRS else 0
         if old > paired or count > paired:
-            reps = [self._rep(new[i], path.child(i)) for i in range(to + paired, to + count)]
+            reps = [self._rep(new[i], path.child(to + i)) for i in range(paired, count)]
             self._add([SPLICE, steps, at + paired, old - paired, reps])
         for i in range(paired):
-            self._put([*steps, at + i], self._rep(new[to + i], path.child(to + i)))
+            self._put([*steps, at + i], self._rep(new[i], path.child(to + i)))
 
     # -- dicts and records
 
@@ -236,7 +239,12 @@ def _token(key: Any) -> Any:
 
 
 def _are_same(ours: list[Any], theirs: list[Any]) -> bool:
-    return all(map(is_, ours, theirs))
+    return all(map(is_, list.__iter__(ours), list.__iter__(theirs)))
+
+
+def _cut(parts: list[Any], start: int, stop: int) -> list[Any]:
+    """Return a part of a list, without telling it if it is a node."""
+    return list.__getitem__(parts, slice(start, stop))
 
 
 def _places(touched: dict[int, Touched], old: list[Any], keys: list[Any] | None = None) -> dict[int, Touched]:
@@ -255,20 +263,21 @@ def _places(touched: dict[int, Touched], old: list[Any], keys: list[Any] | None 
     return found
 
 
-def _stretches(old: list[Any], new: list[Any], same: Callable[[list[Any], list[Any]], bool]) -> list[_Stretch]:
+def _stretches(old: list[Any], new: list[Any], same: _Same) -> list[_Stretch]:
     """Cut two lists into stretches that are the same or not."""
     start = _prefix(old, new, same)
     if start == len(old) == len(new):
         return [_Stretch(True, 0, start, 0, start)]
-    end = _prefix(old[: start - 1 if start else None : -1], new[: start - 1 if start else None : -1], same)
-    i, k = len(old) - end, len(new) - end
+    left, right = _cut(old, start, len(old)), _cut(new, start, len(new))
+    end = _prefix(left[::-1], right[::-1], same)
+    i, k = len(left) - end, len(right) - end
     found = [_Stretch(True, 0, start, 0, start)] if start else []
-    if i == start or k == start:
-        found.append(_Stretch(False, start, i - start, start, k - start))
+    if i == 0 or k == 0:
+        found.append(_Stretch(False, start, i, start, k))
     else:
-        middle = _aligned(list(map(id, old[start:i])), list(map(id, new[start:k])))
+        middle = _aligned(list(map(id, left[:i])), list(map(id, right[:k])))
         found += [s._replace(at=s.at + start, to=s.to + start) for s in middle]
-    return [*found, _Stretch(True, i, end, k, end)] if end else found
+    return [*found, _Stretch(True, start + i, end, start + k, end)] if end else found
 
 
 def _aligned(old: list[Any], new: list[Any]) -> list[_Stretch]:
@@ -280,14 +289,15 @@ def _aligned(old: list[Any], new: list[Any]) -> list[_Stretch]:
     return found
 
 
-def _prefix(old: list[Any], new: list[Any], same: Callable[[list[Any], list[Any]], bool]) -> int:
+def _prefix(old: list[Any], new: list[Any], same: _Same) -> int:
     """Return how many parts two lists have in common at the start: by halves, each compared at once."""
     low, high = 0, min(len(old), len(new))
-    if same(old[:high], new[:high]):
+    ours = old if len(old) == high else _cut(old, 0, high)
+    if same(ours, new if len(new) == high else _cut(new, 0, high)):
         return high
     while high - low > 1:
         mid = (low + high) // 2
-        if same(old[low:mid], new[low:mid]):
+        if same(_cut(old, low, mid), _cut(new, low, mid)):
             low = mid
         else:
             high = mid

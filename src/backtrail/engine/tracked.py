@@ -96,7 +96,7 @@ class Scope:
         """Tell whether two lists of equal length, the first of them all nodes, hold the very same ones. Quickly."""
         self.comparing = threading.get_ident()
         try:
-            return ours == theirs
+            return list.__eq__(ours, theirs)  # not `==`, which would ask a node first
         finally:
             self.comparing = 0
 
