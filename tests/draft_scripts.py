@@ -62,7 +62,7 @@ DICT = (
 SET = (
     lambda c, n, v: c.add(n % 7),
     lambda c, n, v: c.discard(n % 7),
-    lambda c, n, v: c.update({n, 1, True, "x"}),
+    lambda c, n, v: c.update({n, 1, "x"}),
     lambda c, n, v: c.clear(),
 )
 KEYS = ("a", "b", "c", 1, True, 1.5, ("t", 1), None, "long" * 12)
@@ -152,7 +152,7 @@ class Pair:
     def _try(deed, side, n, v):
         try:
             deed(side, n, v)
-        except Exception as error:
+        except (TypeError, ValueError, LookupError) as error:
             return type(error)
 
     def settled(self, plain):

@@ -1,8 +1,8 @@
 """Drafts: a state to be changed in place, step after step, at a cost that goes by what changed.
 
 A draft stands on one checkpoint. Its state is made of nodes (`tracked`), once; a step hands it out, finds what changed
-(`stepping`), and when that was written, what was put in becomes part of the state (`owning`) and the draft stands on the
-new checkpoint. If anything goes wrong, the draft is dropped, and the state is loaded anew.
+(`stepping`), and when that was written, what was put in becomes part of the state (`owning`) and the draft stands on
+the new checkpoint. If anything goes wrong, the draft is dropped, and the state is loaded anew.
 
 References that the user keeps are live again in the next step. What they still hold stays marked, because they may
 change it without a hook; such a change while no step is open is refused when the next one begins.
@@ -17,10 +17,11 @@ from weakref import ref
 
 from backtrail.engine import changes
 from backtrail.engine.codec import encode
+from backtrail.engine.marks import Hidden, Instance, Node, Scope, is_still
 from backtrail.engine.owning import Owner, fields_of, parts_of, shot_of
 from backtrail.engine.schema import CUSTOM, Record
 from backtrail.engine.stepping import Walk
-from backtrail.engine.tracked import Hidden, Instance, Node, Scope, Top, TrackedDict, TrackedList, is_still
+from backtrail.engine.tracked import Top, TrackedDict, TrackedList
 from backtrail.engine.writes import Expect, Proposal
 from backtrail.errors import Invalid
 
@@ -51,7 +52,7 @@ class Draft:
         owner = Owner(self._scope, types, scratch, fresh=True)
         list.append(self._top, value)
         owner.put(self._top, 0, value, known=True)
-        # A state saved by older code, or as another type, is not what it would be saved as: its first step saves it all.
+        # A state saved by older code, or as another type, is not what it would be saved as: a step saves it all.
         self._exact = not owner.exotic or encode(self._state, scratch(), types).root == tree.root
 
     @property
@@ -107,11 +108,8 @@ class Draft:
                 owner.free(part, edit.node)
         for node in self._scope.marked:
             if id(node) not in walk.seen:  # taken out, or in something that was
-                old = node._mark_ if isinstance(node, TrackedList) else node._mark_[1]
-                there = set(map(id, _parts(node)))
-                for part in old:
-                    if id(part) not in there:
-                        owner.free(part, node)
+                for part in _gone(node):
+                    owner.free(part, node)
         for edit in walk.edits:
             for at in edit.put:
                 part = _part(edit.node, at)
@@ -170,6 +168,14 @@ def _parts(node: Any) -> list[Any]:
     if isinstance(node, TrackedList):
         return list.copy(node)
     return node._shot()[1]  # type: ignore[no-any-return]
+
+
+def _gone(node: Any) -> list[Any]:
+    """Return the parts that stood in a marked node and do not now."""
+    there = set(map(id, _parts(node)))
+    return [
+        part for part in (node._mark_ if isinstance(node, TrackedList) else node._mark_[1]) if id(part) not in there
+    ]
 
 
 def _part(node: Any, at: Any) -> Any:

@@ -19,13 +19,14 @@ from weakref import ref
 from backtrail.engine import packing
 from backtrail.engine.codec import Decoder, Encoder
 from backtrail.engine.forms import DATACLASS, PYDANTIC, STRUCT, loaded
+from backtrail.engine.marks import STILL, Hidden, Instance, Node, Scope, is_ordered, is_still
 from backtrail.engine.schema import Record, Types
 from backtrail.engine.shapes import HIDDEN
-from backtrail.engine.tracked import STILL, Hidden, Instance, Node, Scope, TrackedDict, TrackedList, is_ordered, is_still
+from backtrail.engine.tracked import TrackedDict, TrackedList
 from backtrail.errors import Invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Hashable, Iterable
 
     from backtrail.engine.nodes import Nodes
 
@@ -54,7 +55,7 @@ def fields_of(types: Types, scratch: Callable[[], Nodes], obj: Any) -> dict[str,
 
 
 @functools.lru_cache(maxsize=256)
-def _settable(cls: type, name: str) -> bool:
+def _settable(cls: Hashable, name: str) -> bool:
     """Tell whether a field can be set without running code of its class."""
     found = inspect.getattr_static(cls, name, None)
     return not inspect.isdatadescriptor(found) or isinstance(found, pytypes.MemberDescriptorType)
@@ -69,7 +70,7 @@ def put_field(obj: Any, name: str, value: Any) -> bool:
         if name not in obj.__dict__:
             return False
         obj.__dict__[name] = value
-    elif _settable(type(obj), name):
+    elif _settable(type(obj), name):  # type: ignore[arg-type]
         object.__setattr__(obj, name, value)
     else:
         return False
@@ -258,4 +259,6 @@ def parts_of(value: Any, types: Types) -> Iterable[Any]:
 
 def holds_nodes(value: Any, types: Types) -> bool:
     """Tell whether there are nodes in a value that is none."""
-    return any(type(part) in _NODES or (not is_still(part) and holds_nodes(part, types)) for part in parts_of(value, types))
+    return any(
+        type(part) in _NODES or (not is_still(part) and holds_nodes(part, types)) for part in parts_of(value, types)
+    )

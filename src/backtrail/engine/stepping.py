@@ -17,8 +17,9 @@ from backtrail.engine import diff
 from backtrail.engine import spine as spines
 from backtrail.engine.changes import OPS_MAX
 from backtrail.engine.codec import Encoder
+from backtrail.engine.marks import Hidden, Instance, Node, Touched
 from backtrail.engine.paths import Path
-from backtrail.engine.tracked import Hidden, Instance, Node, Top, Touched, TrackedDict, TrackedList
+from backtrail.engine.tracked import Top, TrackedDict, TrackedList
 from backtrail.engine.tree import SPLICE, Op, Step, Tree, position, value_of
 from backtrail.errors import Corrupt, Invalid
 
@@ -53,6 +54,13 @@ class _Stretch(NamedTuple):
     old: int
     to: int
     new: int
+
+
+class _Parts(NamedTuple):
+    old: list[Any]
+    new: list[Any]
+    keys: list[Any]
+    places: dict[int, Touched]
 
 
 class Walk:
@@ -145,7 +153,7 @@ class Walk:
     def _mapping(self, node: Node, now: tuple[list[Any], list[Any]], steps: list[Step], path: Path) -> None:
         (old_keys, old), (keys, new) = node._mark_, now
         if len(keys) == len(old_keys) and _are_same(old_keys, keys):
-            stretches = [_Stretch(True, 0, len(keys), 0, len(keys))]
+            stretches = [_same(0, len(keys), 0)]
         else:
             stretches = _aligned(list(map(_token, old_keys)), list(map(_token, keys)))
         places = _places(node._touched, old, old_keys)
@@ -161,7 +169,7 @@ class Walk:
                 inserted.insert(0, [SPLICE, steps, to, 0, entries])
         for stretch in stretches:
             if stretch.same:
-                self._kept(stretch, node, (old, new, keys), places, edit, steps, path)
+                self._kept(stretch, _Parts(old, new, keys, places), edit, steps, path)
         for op in inserted:
             self._add(op)
         if edit.gone or edit.put:
@@ -170,15 +178,13 @@ class Walk:
     def _kept(
         self,
         stretch: _Stretch,
-        node: Node,
-        parts: tuple[list[Any], list[Any], list[Any]],
-        places: dict[int, Touched],
+        parts: _Parts,
         edit: Edit,
         steps: list[Step],
         path: Path,
     ) -> None:
         """Look at the values of keys that stayed in order."""
-        old, new, keys = parts
+        old, new, keys, places = parts
         _, at, count, to, _ = stretch
         if _are_same(old[at : at + count], new[to : to + count]):
             wanted = sorted(i for i in places if at <= i < at + count)
@@ -191,7 +197,7 @@ class Walk:
                 self.whole, step = True, None
             below = [] if step is None else [*steps, step]
             if old[i] is value:
-                self._part(node, places[i], key, below, path.child(key))
+                self._part(edit.node, places[i], key, below, path.child(key))
                 continue
             edit.gone.append(old[i])
             edit.put.append(key)
@@ -233,6 +239,10 @@ class Walk:
         return rep
 
 
+def _same(at: int, count: int, to: int) -> _Stretch:
+    return _Stretch(same=True, at=at, old=count, to=to, new=count)
+
+
 def _token(key: Any) -> Any:
     """Return what two keys have in common if they are the same: equal strings are, 1 and True are not."""
     return key if type(key) is str else id(key)
@@ -267,17 +277,17 @@ def _stretches(old: list[Any], new: list[Any], same: _Same) -> list[_Stretch]:
     """Cut two lists into stretches that are the same or not."""
     start = _prefix(old, new, same)
     if start == len(old) == len(new):
-        return [_Stretch(True, 0, start, 0, start)]
+        return [_same(0, start, 0)]
     left, right = _cut(old, start, len(old)), _cut(new, start, len(new))
     end = _prefix(left[::-1], right[::-1], same)
     i, k = len(left) - end, len(right) - end
-    found = [_Stretch(True, 0, start, 0, start)] if start else []
+    found = [_same(0, start, 0)] if start else []
     if i == 0 or k == 0:
-        found.append(_Stretch(False, start, i, start, k))
+        found.append(_Stretch(same=False, at=start, old=i, to=start, new=k))
     else:
         middle = _aligned(list(map(id, left[:i])), list(map(id, right[:k])))
         found += [s._replace(at=s.at + start, to=s.to + start) for s in middle]
-    return [*found, _Stretch(True, start + i, end, start + k, end)] if end else found
+    return [*found, _same(start + i, end, start + k)] if end else found
 
 
 def _aligned(old: list[Any], new: list[Any]) -> list[_Stretch]:
