@@ -65,6 +65,7 @@ SET = (
     lambda c, n, v: c.update({n, 1, "x"}),
     lambda c, n, v: c.clear(),
 )
+CONTAINERS = (list, dict, set, bytearray)
 KEYS = ("a", "b", "c", 1, True, 1.5, ("t", 1), None, "long" * 12)
 
 
@@ -109,7 +110,7 @@ class Pair:
         for where, what, n in script:
             pair = self._find(where)
             other = self._find(what // 8) if what % 8 == 7 else (value(n), value(n))
-            if what % 8 == 6:  # ours: it may be changed after it was put in
+            if what % 8 == 6 and isinstance(other[1], CONTAINERS):  # ours: it may be changed after it was put in
                 self.kept.append(other)
             if what % 8 == 5:
                 self.kept.append(pair)
@@ -152,7 +153,7 @@ class Pair:
     def _try(deed, side, n, v):
         try:
             deed(side, n, v)
-        except (TypeError, ValueError, LookupError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, both sides must meet it
             return type(error)
 
     def settled(self, plain):

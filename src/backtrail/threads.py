@@ -191,7 +191,7 @@ class Thread(Generic[S]):
         return Draft(checkpoint.state, tree, self._types, desk.heads.nodes, head)
 
     def _keep_draft(self, draft: Draft, made: Checkpoint[S]) -> None:
-        """Keep a draft for the next step. This one is saved: whatever goes wrong here must not look as if it had not."""
+        """Keep a draft for the next step. This one is saved: nothing that goes wrong here is to hide that."""
         draft.close()
         try:
             if self._engine.desk.overlay is None and made.size <= drafts.KEPT_MAX:

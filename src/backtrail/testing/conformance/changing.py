@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from backtrail import Store, Thread
-    from backtrail.testing.conformance.base import Opener
 
 
 class Changing(Suite):
@@ -162,12 +161,11 @@ class Changing(Suite):
             assert n == 0 or not read
             assert head(thread).stored == named.append("messages", {"n": n}).stored
 
-    def test_a_step_begins_with_what_others_wrote(self, opener: Opener, thread: Thread[Any]) -> None:
+    def test_a_step_begins_with_what_others_wrote(self, store: Store, thread: Thread[Any]) -> None:
         thread.save({"l": [1]})
         with thread.step() as state:
             state["l"].append(2)
-        with opener() as other:
-            other.thread("t").append("l", 3)
+        store.thread("t").append("l", 3)
         with thread.step() as state:
             state["l"].append(4)
         assert head(thread).state == {"l": [1, 2, 3, 4]}
