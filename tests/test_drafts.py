@@ -298,6 +298,43 @@ def test_a_part_taken_out_of_what_moved_is_still_live_in_the_next_step(thread):
     assert held(thread, {"q": [1, 2], "b": {"p": {}}})
 
 
+def test_a_part_that_is_twice_in_what_moved_is_two_after(thread):
+    begin(thread, {"a": {"k": [1], "s": {1}}})
+    with thread.step() as state:
+        moved = state.pop("a")
+        moved["again"], moved["t"] = moved["k"], moved["s"]
+        state["b"] = moved
+    with thread.step() as state:
+        state["b"]["again"].append(2)
+        state["b"]["t"].add(2)
+    assert held(thread, {"b": {"k": [1], "s": {1}, "again": [1, 2], "t": {1, 2}}})
+
+
+def test_a_part_that_is_taken_out_changed_without_a_hook_and_put_back_is_seen(thread):
+    begin(thread, {"l": [[1], [2], [3]], "d": {"k": [1]}, "e": {"k": [1]}})
+    with thread.step() as state:
+        first = state["l"].pop(0)
+        list.append(first, 4)
+        state["l"].insert(0, first)
+        value = state["d"].pop("k")
+        list.append(value, 4)
+        state["d"]["k"] = value
+        key, value = state["e"].popitem()
+        list.append(value, 4)
+        state["e"][key] = value
+    assert held(thread, {"l": [[1, 4], [2], [3]], "d": {"k": [1, 4]}, "e": {"k": [1, 4]}})
+
+
+def test_what_a_key_of_sort_changes_is_seen(thread):
+    begin(thread, {"l": [[3], [1], [2]]})
+    with thread.step() as state:
+        state["l"].sort(key=lambda part: list.append(part, 0) or part[0])
+    assert held(thread, {"l": [[1, 0], [2, 0], [3, 0]]})
+    with thread.step() as state:
+        state["l"].sort(key=lambda part: list.append(part, 1) or part[0])  # none of them moves
+    assert held(thread, {"l": [[1, 0, 1], [2, 0, 1], [3, 0, 1]]})
+
+
 def test_what_was_taken_out_is_the_callers_own(thread):
     begin(thread, {"todo": [{"n": [1]}], "done": []})
     with thread.step() as state:
@@ -307,6 +344,31 @@ def test_what_was_taken_out_is_the_callers_own(thread):
         job["ok"] = True
         state["done"].append(job)
     assert held(thread, {"todo": [], "done": [{"n": [1, 2], "ok": True}]})
+
+
+def test_what_was_taken_out_in_a_transaction_is_the_callers_own(store, thread):
+    begin(thread, {"todo": [[1]]})
+    with store.transaction(), thread.step() as state:
+        job = state["todo"].pop()
+    job.append(2)
+    assert job == [1, 2]
+
+
+def test_a_part_of_one_draft_is_copied_into_another(store):
+    one, two = store.thread("one"), store.thread("two")
+    for each in (one, two):
+        begin(each, {"l": [[1], [2]]})
+    with one.step() as here, two.step() as there:
+        taken = here["l"].pop()
+        there["l"] += [here["l"][0], taken]
+    with two.step() as there:
+        there["l"][2].append(3)
+        there["l"][3].append(4)
+    assert held(one, {"l": [[1]]})
+    assert held(two, {"l": [[1], [2], [1, 3], [2, 4]]})
+    with one.step() as here:
+        here["l"].append(taken)
+    assert held(one, {"l": [[1], [2]]})
 
 
 def test_a_kept_reference_is_live_in_the_next_step(thread):
@@ -467,9 +529,11 @@ def test_threads_that_share_a_handle_have_drafts_of_their_own(thread):
 
 def test_a_step_in_a_transaction_is_written_with_it_or_not_at_all(store, thread):
     begin(thread, {"l": [1]})
+    kept = list(thread._drafts)
     with store.transaction():
         with thread.step() as state:
             state["l"].append(2)
+        assert thread._drafts == kept
         with thread.step() as state:
             state["l"].append(3)
     assert held(thread, {"l": [1, 2, 3]})
@@ -646,6 +710,7 @@ class Model(pydantic.BaseModel):
     items: list[Any]
     by: dict[str, Any]
     inner: Any = None
+    other: Any = None
     _private: list[int] = pydantic.PrivateAttr(default_factory=list)
 
 
@@ -702,6 +767,51 @@ def test_a_record_that_got_a_list_is_tracked_from_then_on(store, cls):
     saved_alike(store, thread, [cls(n=0, items=[], by={}, inner=[1, 3])])
 
 
+@dataclasses.dataclass
+class Slot:
+    inner: Any = None
+
+
+def test_a_record_without_parts_that_got_a_list_is_tracked_from_then_on(store):
+    thread = store.thread("t", list[Slot])
+    begin(thread, [Slot(), Slot(), Slot()])
+    mine = [1]
+    with thread.step() as state:
+        state[1].inner = mine
+    mine.append(2)
+    with thread.step() as state:
+        assert type(state[1].inner) is TrackedList
+        state[1].inner.append(3)
+    saved_alike(store, thread, [Slot(), Slot([1, 3]), Slot()])
+
+
+def test_a_record_that_moved_is_still_live_in_the_next_step(store):
+    thread = store.thread("t", list[Any])
+    thread.save([Job(3, "c", ["x"]), Job(1, "a", ["y"]), Slot(2), Slot(1)])
+    thread = store.thread("t", list[Job | Slot])
+    with thread.step() as state:
+        first, last = state[0], state[3]
+        state.reverse()
+    with thread.step():
+        first.note = "d"
+        first.log.append("z")
+        last.inner = 5
+    saved_alike(store, thread, [Slot(5), Slot(2), Job(1, "a", ["y"]), Job(3, "d", ["x", "z"])])
+
+
+def test_a_step_lets_go_of_the_records_that_it_handed_out(store):
+    thread = store.thread("t", Notes)
+    begin(thread, Notes([Note("a", []) for _ in range(100)]))
+    (draft,) = thread._drafts
+    with thread.step() as state:
+        for note in state.notes:
+            note.tags.append("x")
+    del state, note
+    with thread.step():
+        pass
+    assert not draft._scope.marked
+
+
 def test_what_a_model_says_about_its_fields_is_part_of_the_state(store):
     thread = store.thread("t", Model)
     begin(thread, Model(n=1, items=[], by={}))
@@ -709,6 +819,9 @@ def test_what_a_model_says_about_its_fields_is_part_of_the_state(store):
     with thread.step() as state:
         state.inner = None
     assert "inner" in thread.load().state.model_fields_set
+    with thread.step() as state:
+        state.other = None
+    assert thread.load().state.model_fields_set == {"n", "items", "by", "inner", "other"}
     with thread.step() as state:
         state._private.append(1)
     assert thread.load().state._private == [1]
@@ -845,12 +958,15 @@ def test_a_step_marks_only_what_it_hands_out_and_lets_go_of_it(thread):
 
 def test_a_change_of_everything_is_saved_whole_and_tracked_on(thread):
     begin(thread, {"messages": [{"n": n} for n in range(1_000)]})
-    with thread.step() as state:
-        for message in state["messages"]:
-            message["n"] += 1
-        first = state["messages"][0]
-    with thread.step() as state:
-        first["n"] = "x"
+    with mock.patch.object(drafts.changes, "replaced", wraps=drafts.changes.replaced) as whole:
+        with thread.step() as state:
+            for message in state["messages"]:
+                message["n"] += 1
+            first = state["messages"][0]
+        assert whole.call_count == 1
+        with thread.step() as state:
+            first["n"] = "x"
+        assert whole.call_count == 1
     assert held(thread, {"messages": [{"n": "x"}, *({"n": n + 1} for n in range(1, 1_000))]})
 
 

@@ -194,13 +194,14 @@ class Thread(Generic[S]):
         """Keep a draft for the next step. This one is saved: nothing that goes wrong here is to hide that."""
         draft.close()
         try:
-            if self._engine.desk.overlay is None and made.size <= drafts.KEPT_MAX:
-                draft.settle(Expect(made.seq, made.op_id))
-                self._drafts[:] = [draft]
-                return
-        except Exception:  # noqa: BLE001, S110 - then the next step loads the state anew
-            pass
-        draft.drop()
+            draft.settle(Expect(made.seq, made.op_id))
+        except Exception:  # noqa: BLE001 - then the next step loads the state anew
+            draft.drop()
+            return
+        if self._engine.desk.overlay is None and made.size <= drafts.KEPT_MAX:
+            self._drafts[:] = [draft]
+        else:
+            draft.drop()
 
     def update(self, fn: Callable[[Any], S | None], *, retries: int = 10) -> Checkpoint[S]:
         """Load the state (None if there is none), call `fn` with it, and save what it returns, else what it changed.

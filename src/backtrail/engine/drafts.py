@@ -88,8 +88,7 @@ class Draft:
     def drop(self) -> None:
         """Let go of the state: what others still hold of it can be read, not changed."""
         self.close()
-        self._scope.marked.clear()
-        self._top = Top._make(self._scope, None)
+        self._scope.marked.clear()  # which would keep it, and be kept by it
 
     # -- after it was written
 

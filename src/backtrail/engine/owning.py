@@ -117,7 +117,8 @@ class Owner:
             return self._built(value, holder, known=known)
         if kind in _NODES:
             here = known and value._up is not None and value._up() is holder
-            if id(value) not in self._claimed and (here or not value._attached()):
+            ours = value._scope is self._scope and id(value) not in self._claimed
+            if ours and (here or not value._attached()):
                 return self._claim(value, holder)
             return self._built(value, holder, known=False)
         self.exotic |= kind not in _PLAIN or (kind is not bytearray and not STILL.issuperset(map(type, value)))

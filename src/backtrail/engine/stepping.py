@@ -263,7 +263,9 @@ def _places(touched: dict[int, Touched], old: list[Any], keys: list[Any] | None 
     lost: list[Touched] = []
     for each in touched.values():
         at = each.hint
-        if keys is None and type(at) is int and at < len(old) and old[at] is each.value:
+        if keys is not None:  # looking a few up is quicker than listing all
+            at = keys.index(at) if type(at) is str and len(touched) <= _PAIRS and at in keys else None
+        if type(at) is int and at < len(old) and old[at] is each.value:
             found[at] = each
         else:
             lost.append(each)
