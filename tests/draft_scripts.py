@@ -5,8 +5,18 @@ draft's side and to the plain side of a pair, and must go well or fail alike.
 """
 
 import bisect
-import copy
+import dataclasses
 import heapq
+from typing import Any
+
+
+@dataclasses.dataclass
+class Box:
+    """A record, with or without nodes in it."""
+
+    n: Any
+    part: Any = None
+
 
 LIST = (
     lambda c, n, v: c.append(v),
@@ -65,7 +75,16 @@ SET = (
     lambda c, n, v: c.update({n, 1, "x"}),
     lambda c, n, v: c.clear(),
 )
-CONTAINERS = (list, dict, set, bytearray)
+BOX = (
+    lambda c, n, v: setattr(c, "n", n),
+    lambda c, n, v: setattr(c, "part", v),
+    lambda c, n, v: setattr(c, "n", c.part),
+    lambda c, n, v: c.part.append(v),
+    lambda c, n, v: list.append(c.part, n),
+    lambda c, n, v: c.part.update({key(n): v}),
+    lambda c, n, v: setattr(c.part, "n", v),
+)
+CONTAINERS = (list, dict, set, bytearray, Box)
 KEYS = ("a", "b", "c", 1, True, 1.5, ("t", 1), None, "long" * 12)
 
 
@@ -85,7 +104,7 @@ def _requeue(heap, n):
 
 def value(n):
     """A value that says which number it was made of."""
-    kind, n = n % 16, n // 16
+    kind, n = n % 19, n // 19
     if kind < 9:
         return (n, True, 0.0, -0.0, "text" * (n % 30), None, b"b", (1, 2), frozenset({n}))[kind]
     return (
@@ -96,6 +115,9 @@ def value(n):
         [[n, 1], [2], []],
         bytearray(b"x%d" % n),
         {"d": {"d": {"d": [n]}}},
+        Box(n),
+        Box(n, [n, {"k": n}]),
+        Box(Box([n]), Box(n)),
     )[kind - 9]
 
 
@@ -125,21 +147,32 @@ class Pair:
         for _ in range(4):
             where, turn = divmod(where, 6)
             draft, plain = pair
-            if turn == 5 or not isinstance(plain, list | dict | tuple) or not plain:
+            if turn == 5 or not isinstance(plain, list | dict | tuple | Box) or plain in ([], {}, ()):
                 break
-            if isinstance(plain, dict):
+            if isinstance(plain, Box):
+                name = ("n", "part")[turn % 2]
+                below = getattr(draft, name), getattr(plain, name)
+            elif isinstance(plain, dict):
                 name = list(plain)[turn % len(plain)]
                 below = draft[name], plain[name]
             else:
                 below = draft[turn % len(plain)], plain[turn % len(plain)]
-            if not isinstance(below[1], list | dict | tuple | set | bytearray):
+            if not isinstance(below[1], list | dict | tuple | set | bytearray | Box):
                 break
             pair = below
         return pair
 
     def _do(self, pair, what, n, values):
         plain = pair[1]
-        deeds = LIST if isinstance(plain, list) else DICT if isinstance(plain, dict) else SET
+        deeds = (
+            LIST
+            if isinstance(plain, list)
+            else DICT
+            if isinstance(plain, dict)
+            else BOX
+            if isinstance(plain, Box)
+            else SET
+        )
         if isinstance(plain, bytearray):
             pair[0].append(n % 256)
             plain.append(n % 256)
@@ -165,7 +198,7 @@ class Pair:
 
 
 def _places(draft, plain):
-    if isinstance(plain, list | dict | set | bytearray):
+    if isinstance(plain, CONTAINERS):
         yield id(draft), plain
     if isinstance(plain, dict):
         pairs = zip(dict.values(draft), plain.values(), strict=True)
@@ -173,9 +206,7 @@ def _places(draft, plain):
         pairs = zip(list.__iter__(draft), plain, strict=True)
     else:
         pairs = zip(draft, plain, strict=True) if isinstance(plain, tuple) else ()
+    if isinstance(plain, Box):
+        pairs = [(draft.n, plain.n), (draft.part, plain.part)]
     for ours, theirs in pairs:
         yield from _places(ours, theirs)
-
-
-def plain_copy(value):
-    return copy.deepcopy(value)

@@ -24,7 +24,7 @@ from backtrail.engine.tracked import TrackedDict, TrackedList
 from backtrail.testing import exact
 from backtrail.testing.chunks import small_chunks
 from backtrail.testing.conformance.base import chunks_read, messages
-from tests.draft_scripts import Pair, value
+from tests.draft_scripts import Box, Pair, value
 
 NUMBER = st.integers(0, 10**6)
 SCRIPT = st.lists(st.tuples(NUMBER, NUMBER, NUMBER), max_size=8)
@@ -39,7 +39,7 @@ def drop():
 
 
 def run(first, steps):
-    store = backtrail.open("memory://")
+    store = backtrail.open("memory://", types=[Box])
     thread, other = store.thread("draft"), store.thread("plain")
     thread.save(copy.deepcopy(first))
     other.save(first)
