@@ -307,6 +307,7 @@ def test_a_part_that_is_twice_in_what_moved_is_two_after(thread):
     with thread.step() as state:
         state["b"]["again"].append(2)
         state["b"]["t"].add(2)
+        assert state["b"] == {"k": [1], "s": {1}, "again": [1, 2], "t": {1, 2}}
     assert held(thread, {"b": {"k": [1], "s": {1}, "again": [1, 2], "t": {1, 2}}})
 
 
@@ -358,8 +359,9 @@ def test_a_part_of_one_draft_is_copied_into_another(store):
     one, two = store.thread("one"), store.thread("two")
     for each in (one, two):
         begin(each, {"l": [[1], [2]]})
-    with one.step() as here, two.step() as there:
+    with one.step() as here:
         taken = here["l"].pop()
+    with one.step() as here, two.step() as there:
         there["l"] += [here["l"][0], taken]
     with two.step() as there:
         there["l"][2].append(3)
@@ -582,6 +584,21 @@ def test_a_state_may_be_a_list_a_set_or_a_bytearray(store):
         assert held(thread, last)
 
 
+def test_a_change_far_down_is_saved(thread):
+    plain = []
+    for _ in range(150):
+        plain = [plain, 1]
+    begin(thread, copy.deepcopy(plain))
+    with thread.step() as draft:
+        for state in (plain, draft):
+            inner = state
+            while inner:
+                inner = inner[0]
+            inner.append("deep")
+    with backtrail.open("memory://") as other:
+        assert thread.load().root == other.thread("t").save(plain).root
+
+
 # -- plain data to everybody else -----------------------------------------------------------------------
 
 
@@ -797,6 +814,19 @@ def test_a_record_that_moved_is_still_live_in_the_next_step(store):
         first.log.append("z")
         last.inner = 5
     saved_alike(store, thread, [Slot(5), Slot(2), Job(1, "a", ["y"]), Job(3, "d", ["x", "z"])])
+
+
+def test_what_was_put_into_a_record_that_moved_is_copied_too(store):
+    thread = store.thread("t", list[Slot])
+    begin(thread, [Slot(), Slot(1)])
+    mine = {1}
+    with thread.step() as state:
+        state[0].inner = [mine]
+        state.reverse()
+    mine.add(2)
+    with thread.step() as state:
+        assert state == [Slot(1), Slot([{1}])]
+    saved_alike(store, thread, [Slot(1), Slot([{1}])])
 
 
 def test_a_step_lets_go_of_the_records_that_it_handed_out(store):
