@@ -22,8 +22,9 @@ from backtrail.arguments import (
     check_tags,
 )
 from backtrail.checkpoints import Checkpoint
-from backtrail.engine import changes, diff, log, owner, refs, retention, unpacking
+from backtrail.engine import changes, diff, drafts, log, owner, refs, retention, unpacking
 from backtrail.engine.codec import Decoder, Encoder
+from backtrail.engine.drafts import Draft
 from backtrail.engine.paths import parse
 from backtrail.engine.rows import Meta
 from backtrail.engine.writes import ANY, ANYTHING, NOTHING, Expect, Key
@@ -64,6 +65,8 @@ class Thread(Generic[S]):
         self._type = type
         self._types = engine.types.for_state(type)
         self._known: Standing | None = None
+        self._drafts: list[Draft] = []
+        """The draft that the last step left, if it is kept."""
         self._expected: weakref.WeakKeyDictionary[object, Expect] = weakref.WeakKeyDictionary()
 
     def __repr__(self) -> str:
@@ -150,11 +153,55 @@ class Thread(Generic[S]):
         metadata: Mapping[str, Any] | None = None,
         kind: str = "manual",
     ) -> Iterator[S]:
-        """Give the state to be changed in place, and save it when the block ends; an exception drops all of it."""
-        self._meta(label, tags, metadata, kind)
-        checkpoint = self._load_head()
-        yield checkpoint.state
-        self.save(checkpoint.state, label=label, tags=tags, metadata=metadata, kind=kind, expect=checkpoint)
+        """Give the state to be changed in place, and save what changed when the block ends.
+
+        An exception drops all of it. What is given is a draft, which looks and feels like the state.
+        """
+        meta = self._meta(label, tags, metadata, kind)
+        draft = self._draft()
+        try:
+            yield draft.enter()
+            made = self._write(draft.propose, meta, None, default=draft.head)
+        except BaseException:
+            draft.drop()
+            raise
+        self._keep_draft(draft, made)
+
+    def _draft(self) -> Draft:
+        """Return a draft of the head: the one that the last step left, else a new one. Nobody else has it now."""
+        standing = self._require_standing()
+        row = self._resolve(standing, "@")
+        self._expect(standing)
+        desk = self._engine.desk
+        head = Expect(row.seq, row.op_id)
+        if desk.overlay is None:
+            try:
+                draft = self._drafts.pop()
+            except IndexError:
+                pass
+            else:
+                if draft.head == head:
+                    return draft
+                draft.drop()
+        chain = self._known.chain if self._known and self._known.head and self._known.head.op_id == row.op_id else None
+        standing = standing._replace(chain=chain or desk.heads.chain(standing.record, row))
+        self._keep(standing)
+        checkpoint = self._checkpoint(standing, row, tags=())
+        tree = checkpoint._opened()  # noqa: SLF001 - a checkpoint's state is decoded for the draft alone
+        return Draft(checkpoint.state, tree, self._types, desk.heads.nodes, head)
+
+    def _keep_draft(self, draft: Draft, made: Checkpoint[S]) -> None:
+        """Keep a draft for the next step. This one is saved: nothing that goes wrong here is to hide that."""
+        draft.close()
+        try:
+            draft.settle(Expect(made.seq, made.op_id))
+        except Exception:  # noqa: BLE001 - then the next step loads the state anew
+            draft.drop()
+            return
+        if self._engine.desk.overlay is None and made.size <= drafts.KEPT_MAX:
+            self._drafts[:] = [draft]
+        else:
+            draft.drop()
 
     def update(self, fn: Callable[[Any], S | None], *, retries: int = 10) -> Checkpoint[S]:
         """Load the state (None if there is none), call `fn` with it, and save what it returns, else what it changed.
@@ -415,9 +462,6 @@ class Thread(Generic[S]):
         if standing is None:
             raise NotFound(f"there is no thread {self.id!r}", code="not_found.thread")
         return standing
-
-    def _load_head(self) -> Checkpoint[S]:
-        return self.load("@")
 
     def _resolve(self, standing: Standing, ref: Ref) -> Row:
         return refs.resolve(self._engine.desk.heads, standing, ref)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from backtrail.engine.paths import Path
     from backtrail.engine.schema import Types
 
-_OPS_MAX: Final = 256
+OPS_MAX: Final = 256
 """More ops than this take longer to apply, now and at every load, than a base takes to write."""
 
 
@@ -38,7 +38,7 @@ class Replace:
         if standing is not None and standing.chain is not None:
             before = standing.chain.tree
             ops, nodes = scan.changes(before, self._state, self._types)
-            if len(ops) <= _OPS_MAX:
+            if len(ops) <= OPS_MAX:
                 return Proposal(Tree(before.rep, nodes).apply(ops), ops)
         return Proposal(encode(self._state, self._nodes.with_fresh({}), self._types), None)
 

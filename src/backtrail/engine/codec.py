@@ -13,6 +13,7 @@ from backtrail.engine import packing, texts, unpacking, wire
 from backtrail.engine import spine as spines
 from backtrail.engine.nodes import INLINE, LEAF, Chunk, Nodes, decode_ref
 from backtrail.engine.paths import Path
+from backtrail.engine.tracked import TrackedDict, TrackedList
 from backtrail.engine.tree import Tree
 from backtrail.errors import Corrupt, Invalid
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 MAX_NESTED: Final = wire.MAX_DEPTH
 """How deep containers that need nodes of their own, or the exact path, may be nested, and how deep a change may go."""
 _TEXT_CODES: Final[dict[type, int]] = {str: wire.STR, bytes: wire.BYTES, bytearray: wire.BYTEARRAY}
-_SIZED: Final = frozenset({list, dict, tuple, set, frozenset, str, bytes, bytearray})
+_SIZED: Final = frozenset({list, dict, tuple, set, frozenset, str, bytes, bytearray, TrackedList, TrackedDict})
 _BATCH: Final = 256
 """How many leaves are read at once: bounds the memory of a load."""
 

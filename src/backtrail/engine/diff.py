@@ -32,7 +32,7 @@ _ALIGN_MAX: Final = 2_000_000
 _ALIGN_ROUNDS: Final = 4
 DEPTH_MAX: Final = 64
 """Further down, a value that differs is replaced whole."""
-TWIN: Final = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]|NaN")
+_TWIN: Final = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]|NaN")
 """Keys that may be in a dict twice: no NaN equals another."""
 
 
@@ -50,7 +50,7 @@ def blocks(old: Spine, new: Spine, old_nodes: Nodes, new_nodes: Nodes) -> list[B
     before, after = spines.leaves(old_nodes, old), spines.leaves(new_nodes, new)
     found: list[Block] = []
     at = to = 0
-    for same, left, right in _aligned(before, after):
+    for same, left, right in aligned(before, after):
         if same:
             at += sum(map(_count, left))
             to += sum(map(_count, right))
@@ -66,7 +66,7 @@ def blocks(old: Spine, new: Spine, old_nodes: Nodes, new_nodes: Nodes) -> list[B
 def aligned_blocks(at: int, to: int, old: Sequence[Entry], new: Sequence[Entry]) -> list[Block]:
     """Align entries that stand at `at` in the old container and at `to` in the new one; return where they differ."""
     found: list[Block] = []
-    for equal, some, others in _aligned(old, new):
+    for equal, some, others in aligned(old, new):
         if not equal:
             found.append(Block(at, to, list(some), list(others)))
         at += len(some)
@@ -86,7 +86,7 @@ def _opened(nodes: Nodes, elements: Sequence[Any], *, mapping: bool) -> list[Ent
     return listed
 
 
-def _aligned(old: Sequence[Any], new: Sequence[Any]) -> Iterator[tuple[bool, Sequence[Any], Sequence[Any]]]:
+def aligned(old: Sequence[Any], new: Sequence[Any]) -> Iterator[tuple[bool, Sequence[Any], Sequence[Any]]]:
     """Cut two sequences into stretches that are equal or not."""
     i = k = 0
     for at, to, length in sorted(_runs(old, new)):
@@ -165,6 +165,16 @@ def ops(old: Tree, new: Tree) -> list[Op] | None:
     return Differ(old.nodes, new.nodes).inside(old.rep, new.rep, [])
 
 
+def between(old: bytes, new: bytes, nodes: Nodes, path: list[Step]) -> list[Op]:
+    """Return ops that put `new` in the place of `old`, which is at `path`; `nodes` has the nodes of both."""
+    return [] if old == new else Differ(nodes, nodes).value(old, new, path)
+
+
+def is_twin(key: bytes) -> bool:
+    """Tell whether a key may be in a dict twice, so that it names no place in it."""
+    return not wire.is_plain_key(key) and _TWIN.search(key) is not None
+
+
 class Differ:
     """Finds the ops that turn values in one tree into those in another."""
 
@@ -225,9 +235,9 @@ class Differ:
             at = to = 0
             old_keys = [spines.key_of(entry) for entry in block.old]
             new_keys = [spines.key_of(entry) for entry in block.new]
-            for same, some, others in _aligned(old_keys, new_keys):
+            for same, some, others in aligned(old_keys, new_keys):
                 olds, news = block.old[at : at + len(some)], block.new[to : to + len(others)]
-                if same and not any(not wire.is_plain_key(key) and TWIN.search(key) for key in some):
+                if same and not any(map(is_twin, some)):
                     for key, old, new in zip(some, olds, news, strict=True):
                         if old != new:
                             changed += self.value(value_of(old), value_of(new), [*path, key])

@@ -23,6 +23,7 @@ import ormsgpack
 
 from backtrail.engine import wire
 from backtrail.engine.schema import Member, Record, Types
+from backtrail.engine.tracked import TrackedDict, TrackedList
 from backtrail.errors import Invalid
 
 if TYPE_CHECKING:
@@ -140,6 +141,8 @@ _CONTAINERS: Final[dict[type, int]] = {
     set: wire.SET,
     frozenset: wire.FROZENSET,
     dict: wire.DICT,
+    TrackedList: wire.LIST,
+    TrackedDict: wire.DICT,
 }
 _PLAIN: Final = frozenset({type(None), bool, int, float, str})
 _SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes, *_ATOMS} - {bytearray})
@@ -175,13 +178,22 @@ def open_container(value: object, types: Types) -> Opened | None:
     """Take a container apart by one level; None if it is not a container that can be kept."""
     code = _CONTAINERS.get(type(value))
     if code is not None:
-        return code, None, value
+        return code, None, _plain(value)
     record = value if type(value) is Record else types.dump(value)
     if type(record) is Record:
         attrs = (record.schema, record.version, record.form)
         wire.pack_attrs(*attrs)  # refuses what cannot be kept
         return wire.RECORD, attrs, dict(record)
     return None
+
+
+def _plain(value: Any) -> Any:
+    """Return the list or dict of a draft as a plain one, without telling it; other values as they are."""
+    if type(value) is TrackedList:
+        return list.copy(value)
+    if type(value) is TrackedDict:
+        return dict(zip(dict.keys(value), dict.values(value), strict=True))
+    return value
 
 
 def _may_hold_bytes(data: bytes) -> bool:
@@ -194,7 +206,7 @@ def _only_known(value: object, others: set[type]) -> bool:
     stack: list[Any] = [value]
     pop, extend = stack.pop, stack.extend
     while stack:
-        item = pop()
+        item = _plain(pop())
         kind = type(item)
         if kind in _SCALARS or kind in others:
             continue
@@ -308,7 +320,7 @@ class Packer:
         """Tell whether bytes that are equal to those of plain data come from nothing else."""
         return not _Foreign.may_exist()
 
-    def __call__(self, value: object) -> ormsgpack.Ext:
+    def __call__(self, value: object) -> Any:
         """Encode what ormsgpack hands back, or raise TypeError."""
         self.handed += 1
         try:
@@ -319,8 +331,10 @@ class Packer:
             self._interrupt = error
             raise
 
-    def _extension(self, value: object) -> ormsgpack.Ext:
+    def _extension(self, value: object) -> Any:
         kind = type(value)
+        if kind is TrackedList or kind is TrackedDict:
+            return _plain(value)
         if kind in (tuple, set, frozenset):
             return ormsgpack.Ext(_CONTAINERS[kind], self._array(kind, value))
         encoded = atom(value, self._types)

@@ -203,4 +203,4 @@ class _Scan:
 
 def _twins(keys: Iterable[bytes]) -> bool:
     """Tell whether among the keys is one that may be in a dict twice."""
-    return any(not wire.is_plain_key(key) and diff.TWIN.search(key) for key in keys)
+    return any(map(diff.is_twin, keys))

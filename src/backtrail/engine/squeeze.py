@@ -100,14 +100,15 @@ def unsqueeze(stored: bytes, *, limit: int) -> bytes:
 
 def unsqueeze_all(stored: Sequence[bytes], *, limit: int) -> list[bytes]:
     """Return the data of each, as `unsqueeze` does, on all cores where there is enough of it."""
-    frames = [memoryview(data)[1:] for data in stored if data[:1] == _ZSTD]
+    frames: list[bytes | bytearray | memoryview] = [memoryview(data)[1:] for data in stored if data[:1] == _ZSTD]
     if len(frames) < _MANY or len(frames) < len(stored):
         return [unsqueeze(data, limit=limit) for data in stored]
     try:
         sizes = [zstandard.frame_content_size(frame) for frame in frames]
         sound = all(0 < size <= min(len(frame) * _DENSEST, limit) for size, frame in zip(sizes, frames, strict=True))
         if sound and sum(sizes) <= _AT_ONCE:
-            return [segment.tobytes() for segment in _plain().multi_decompress_to_buffer(frames, threads=-1)]
+            unpacked = _plain().multi_decompress_to_buffer(frames, threads=-1)
+            return [unpacked[at].tobytes() for at in range(len(frames))]
     except zstandard.ZstdError:
         pass  # one by one, to see which of them it is
     return [unsqueeze(data, limit=limit) for data in stored]

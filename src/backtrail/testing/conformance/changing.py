@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import heapq
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from backtrail import Invalid, NotFound
-from backtrail.testing.conformance.base import Suite, head, ids
+from backtrail.testing.conformance.base import Suite, chunks_read, head, ids, messages
 from backtrail.testing.exact import same
 
 if TYPE_CHECKING:
@@ -131,6 +132,43 @@ class Changing(Suite):
         with thread.step():
             pass
         assert len(thread) == 2
+
+    def test_steps_one_after_the_other_save_what_plain_saves_would(self, store: Store, thread: Thread[Any]) -> None:
+        plain: dict[str, Any] = {"messages": messages(300), "heap": [(n, {"n": n}) for n in range(9)], "seen": {1}}
+        thread.save(copy.deepcopy(plain))
+        for n in range(12):
+            with thread.step() as draft:
+                for state in (plain, draft):
+                    state["messages"].append({"n": [n]})
+                    state["messages"][n * 20]["content"] += " and more"
+                    state["messages"].insert(0, state["messages"].pop(n))
+                    heapq.heappush(state["heap"], (-n, heapq.heappop(state["heap"])[1]))
+                    state["seen"].add(n)
+                    state[f"key {n}"] = state.pop(f"key {n - 1}", [])
+                    state[f"key {n}"].append(n)
+            assert head(thread).root == store.thread("plain").save(plain).root
+            assert same(head(thread).state, plain)
+
+    def test_a_step_stores_what_the_same_append_stores_and_reads_no_chunk(
+        self, store: Store, thread: Thread[Any]
+    ) -> None:
+        named = store.thread("named")
+        for each in (named, thread):
+            each.save({"messages": messages(2_000)})
+        for n in range(10):
+            with chunks_read(store) as read, thread.step() as state:
+                state["messages"].append({"n": n})
+            assert n == 0 or not read
+            assert head(thread).stored == named.append("messages", {"n": n}).stored
+
+    def test_a_step_begins_with_what_others_wrote(self, store: Store, thread: Thread[Any]) -> None:
+        thread.save({"l": [1]})
+        with thread.step() as state:
+            state["l"].append(2)
+        store.thread("t").append("l", 3)
+        with thread.step() as state:
+            state["l"].append(4)
+        assert head(thread).state == {"l": [1, 2, 3, 4]}
 
     def test_a_step_cannot_save_what_cannot_be_kept(self, thread: Thread[Any]) -> None:
         saved = thread.save({"a": 1})

@@ -1,0 +1,198 @@
+"""Drafts: a state to be changed in place, step after step, at a cost that goes by what changed.
+
+A draft stands on one checkpoint. Its state is made of nodes (`tracked`), once; a step hands it out, finds what changed
+(`stepping`), and when that was written, what was put in becomes part of the state (`owning`) and the draft stands on
+the new checkpoint. If anything goes wrong, the draft is dropped, and the state is loaded anew.
+
+References that the user keeps are live again in the next step. What they still hold stays marked, because they may
+change it without a hook; such a change while no step is open is refused when the next one begins.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import TYPE_CHECKING, Any, Final
+from weakref import ref
+
+from backtrail.engine import changes
+from backtrail.engine.codec import encode
+from backtrail.engine.marks import Hidden, Instance, Node, Scope, is_still
+from backtrail.engine.owning import Owner, fields_of, parts_of, shot_of
+from backtrail.engine.schema import CUSTOM, Record
+from backtrail.engine.stepping import Walk
+from backtrail.engine.tracked import Top, TrackedDict, TrackedList
+from backtrail.engine.writes import Expect, Proposal
+from backtrail.errors import Invalid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from backtrail.engine.heads import Standing
+    from backtrail.engine.nodes import Nodes
+    from backtrail.engine.schema import Types
+    from backtrail.engine.tree import Tree
+
+KEPT_MAX: Final = 32 * 1024 * 1024
+"""The logical size of a state above which its draft is not kept from one step to the next."""
+
+
+class Draft:
+    """A state that is changed in place."""
+
+    def __init__(self, value: Any, tree: Tree, types: Types, scratch: Callable[[], Nodes], head: Expect) -> None:
+        self.head = head
+        self._types = types
+        self._scratch = scratch
+        self._walk: Walk | None = None
+        shot = functools.partial(shot_of, types, scratch)
+        self._scope = Scope(shot, functools.partial(fields_of, types, scratch))
+        self._top = Top._make(self._scope, None)
+        self._scope.top = ref(self._top)
+        owner = Owner(self._scope, types, scratch, fresh=True)
+        list.append(self._top, value)
+        owner.put(self._top, 0, value, known=True)
+        # A state saved by older code, or as another type, is not what it would be saved as: a step saves it all.
+        self._exact = not owner.exotic or encode(self._state, scratch(), types).root == tree.root
+
+    @property
+    def _state(self) -> Any:
+        return list.__getitem__(self._top, 0)
+
+    def enter(self) -> Any:
+        """Begin a step: return the state."""
+        if Walk(self._types, self._scratch(), None).run(self._top).edits:
+            raise Invalid(
+                "the state was changed while no step was open, through a reference that was kept from an earlier step; "
+                "that change is dropped. Change it inside `with thread.step() as state:`, or change a copy",
+                code="invalid.draft",
+            )
+        self._scope.open = True
+        return self._top[0]
+
+    def propose(self, standing: Standing | None) -> Proposal:
+        """Return what the step made of the state that it began with."""
+        if standing is None or standing.chain is None:
+            raise AssertionError("a draft stands on a checkpoint")
+        tree = standing.chain.tree
+        tree = tree._replace(nodes=tree.nodes.forked())
+        self._walk = walk = Walk(self._types, tree.nodes, tree).run(self._top)
+        if walk.whole or not self._exact:
+            return changes.Replace(self._state, self._scratch(), self._types)(standing)
+        return Proposal(tree.apply(walk.ops), walk.ops)
+
+    def close(self) -> None:
+        """End the step."""
+        self._scope.open = False
+
+    def drop(self) -> None:
+        """Let go of the state: what others still hold of it can be read, not changed."""
+        self.close()
+        self._scope.marked.clear()  # which would keep it, and be kept by it
+
+    # -- after it was written
+
+    def settle(self, head: Expect) -> None:
+        """Stand on the checkpoint that was just written."""
+        if self._walk is not None:
+            self._take_in(self._walk)
+            self._walk = None
+        self.head, self._exact = head, True
+        self._rest()
+
+    def _take_in(self, walk: Walk) -> None:
+        owner = Owner(self._scope, self._types, self._scratch)
+        for edit in walk.edits:
+            for part in edit.gone:
+                owner.free(part, edit.node)
+        for node in self._scope.marked:
+            if id(node) not in walk.seen:  # taken out, or in something that was
+                for part in _gone(node):
+                    owner.free(part, node)
+        for edit in walk.edits:
+            for at in edit.put:
+                part = _part(edit.node, at)
+                if type(part) is not Hidden:
+                    owner.put(edit.node, at, part)
+            for at, part in edit.changed:
+                owner.renew(edit.node, at, part)
+
+    def _rest(self) -> None:
+        """Take off all marks, but for what somebody else still holds."""
+        marked, self._scope.marked = self._scope.marked, []
+        lent: list[Any] = []
+        holders: list[Node] = []
+        for node in marked:
+            for touched in node._touched.values():
+                if touched.node is None:
+                    lent.append(touched.value)
+                    holders.append(node)
+            node._mark_, node._touched = None, {}
+        node = touched = None  # type: ignore[assignment]
+        held = [node for node, count in zip(marked, _counts(marked), strict=True) if count > _AT_REST]
+        records = [node.obj for node in marked if isinstance(node, Instance)]
+        counts = dict(zip(map(id, records), _counts(records), strict=True))
+        del records
+        held += [n for n in marked if isinstance(n, Instance) and counts[id(n.obj)] > _AT_REST + 1]
+        kept = [
+            (holder, part)
+            for holder, part, count in zip(holders, lent, _counts(lent), strict=True)
+            if count > _AT_REST or self._is_deep(part)
+        ]
+        for node in held:
+            if node._attached():
+                node._mark()
+        self._lend_again(kept)
+
+    def _lend_again(self, kept: list[tuple[Node, Any]]) -> None:
+        contents: dict[int, set[int]] = {}
+        for holder, part in kept:
+            if id(holder) not in contents:
+                contents[id(holder)] = set(map(id, _parts(holder))) if holder._attached() else set()
+            if id(part) in contents[id(holder)]:
+                holder._lend_other(part, None)
+
+    def _is_deep(self, part: Any) -> bool:
+        """Tell whether somebody may hold a part of this part, and not the part itself."""
+        if type(part) is bytearray:
+            return False
+        if type(part) not in (set, frozenset, tuple):
+            record = self._types.dump(part)
+            if type(record) is not Record or record.form == CUSTOM:
+                return True
+        return not all(map(is_still, parts_of(part, self._types)))
+
+
+def _parts(node: Any) -> list[Any]:
+    if isinstance(node, TrackedList):
+        return list.copy(node)
+    return node._shot()[1]  # type: ignore[no-any-return]
+
+
+def _gone(node: Any) -> list[Any]:
+    """Return the parts that stood in a marked node and do not now."""
+    there = set(map(id, _parts(node)))
+    return [
+        part for part in (node._mark_ if isinstance(node, TrackedList) else node._mark_[1]) if id(part) not in there
+    ]
+
+
+def _part(node: Any, at: Any) -> Any:
+    if isinstance(node, TrackedList):
+        return list.__getitem__(node, at)
+    if isinstance(node, TrackedDict):
+        return dict.__getitem__(node, at)
+    return node._scope.fields(node.obj).get(at)
+
+
+def _counts(parts: list[Any]) -> list[int]:
+    """Return how often each part is referred to; a part that stands in one place and in this list, `_AT_REST`."""
+    return [sys.getrefcount(part) for part in parts]
+
+
+def _at_rest() -> int:
+    place = [bytearray()]
+    return _counts([place[0]])[0]
+
+
+_AT_REST: Final = _at_rest()

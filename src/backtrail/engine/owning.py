@@ -1,0 +1,265 @@
+"""How values become part of a draft.
+
+Lists and dicts become nodes. A record (a dataclass, a Struct, a pydantic model) stays an instance of its class, with
+nodes in its fields, put there past any validation. Everything else that can change stays as it is.
+
+What always holds: a value that was put into a draft by its user is copied when its step ends, as if it had been saved
+and loaded; a node that only moved stays itself. So every node stands in one place, and nobody outside holds a part of
+the state that they did not get from it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types as pytypes
+from typing import TYPE_CHECKING, Any, Final
+from weakref import ref
+
+from backtrail.engine import packing
+from backtrail.engine.codec import Decoder, Encoder
+from backtrail.engine.forms import DATACLASS, PYDANTIC, STRUCT, loaded
+from backtrail.engine.marks import STILL, Hidden, Instance, Node, Scope, is_ordered, is_still
+from backtrail.engine.schema import Record, Types
+from backtrail.engine.shapes import HIDDEN
+from backtrail.engine.tracked import TrackedDict, TrackedList
+from backtrail.errors import Invalid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable
+
+    from backtrail.engine.nodes import Nodes
+
+_NODES: Final = (TrackedList, TrackedDict)
+_TRACKED_FORMS: Final = (DATACLASS, STRUCT, PYDANTIC)
+_PLAIN: Final = frozenset({tuple, set, frozenset, bytearray})
+
+
+def shot_of(types: Types, scratch: Callable[[], Nodes], value: Any) -> bytes | None:
+    """Return the encoding of a value; None if it has none."""
+    try:
+        return Encoder(scratch(), types).rep(value)
+    except Invalid:
+        return None
+
+
+def fields_of(types: Types, scratch: Callable[[], Nodes], obj: Any) -> dict[str, Any]:
+    """Return the fields of a record."""
+    record = types.dump(obj)
+    if type(record) is not Record:
+        raise Invalid(f"{type(obj).__qualname__} has no fields", code="invalid.value")
+    fields = dict(record)
+    if HIDDEN in fields:
+        fields[HIDDEN] = Hidden(fields[HIDDEN], shot_of(types, scratch, fields[HIDDEN]))
+    return fields
+
+
+@functools.lru_cache(maxsize=256)
+def _settable(cls: Hashable, name: str) -> bool:
+    """Tell whether a field can be set without running code of its class."""
+    found = inspect.getattr_static(cls, name, None)
+    return not inspect.isdatadescriptor(found) or isinstance(found, pytypes.MemberDescriptorType)
+
+
+def put_field(obj: Any, name: str, value: Any) -> bool:
+    """Set a field past validation and frozenness; say whether it could be."""
+    struct, model = loaded("msgspec", "Struct"), loaded("pydantic.main", "BaseModel")
+    if struct is not None and isinstance(obj, struct):
+        loaded("msgspec.structs", "force_setattr")(obj, name, value)
+    elif model is not None and isinstance(obj, model):
+        if name not in obj.__dict__:
+            return False
+        obj.__dict__[name] = value
+    elif _settable(type(obj), name):  # type: ignore[arg-type]
+        object.__setattr__(obj, name, value)
+    else:
+        return False
+    return True
+
+
+class Owner:
+    """Takes values into a draft."""
+
+    def __init__(self, scope: Scope, types: Types, scratch: Callable[[], Nodes], *, fresh: bool = False) -> None:
+        self._scope = scope
+        self._fresh = fresh
+        """Whether all that is taken in was just loaded, and is nobody else's."""
+        self._types = types
+        self._scratch = scratch
+        self.exotic = False
+        """Whether a value was met that may have been saved as something else than it would be now."""
+        self._freed: dict[int, Any] = {}
+        """By id: parts that are not lists or dicts and were taken out: the record's node, or the part itself."""
+        self._claimed: set[int] = set()
+
+    # -- taking out
+
+    def free(self, part: Any, holder: Node) -> None:
+        """Let go of a part that no longer stands where it stood."""
+        if type(part) in _NODES:
+            if part._up is not None and part._up() is holder:
+                part._up = None
+        elif holder._kin and id(part) in holder._kin:
+            instance = holder._kin.pop(id(part))
+            instance._up = None
+            self._freed[id(part)] = instance
+        elif type(part) not in STILL:
+            self._freed[id(part)] = part
+
+    # -- taking in
+
+    def own(self, value: Any, holder: Node, *, known: bool) -> Any:
+        """Return a value as the part of a node that it is to be; `known` if it is the draft's already."""
+        kind = type(value)
+        if kind in STILL:
+            return value
+        if kind is list or kind is dict:
+            return self._built(value, holder, known=known)
+        if kind in _NODES:
+            here = known and value._up is not None and value._up() is holder
+            ours = value._scope is self._scope and id(value) not in self._claimed
+            if ours and (here or not value._attached()):
+                return self._claim(value, holder)
+            return self._built(value, holder, known=False)
+        self.exotic |= kind not in _PLAIN or (kind is not bytearray and not STILL.issuperset(map(type, value)))
+        return value if is_still(value) else self._other(value, holder, known=known)
+
+    def _built(self, value: Any, holder: Node, *, known: bool) -> Node:
+        """Make a node of a list or dict."""
+        if isinstance(value, list):
+            made = TrackedList._make(self._scope, ref(holder))
+            if STILL.issuperset(map(type, list.__iter__(value))):
+                list.extend(made, list.__iter__(value))
+                made._mixed = True
+            else:
+                for part in list.copy(value):
+                    owned = self.own(part, made, known=known)
+                    list.append(made, owned)
+                    note(made, owned)
+            return made
+        node = TrackedDict._make(self._scope, ref(holder))
+        self.exotic |= not STILL.issuperset(map(type, dict.keys(value)))
+        if type(value) is dict and STILL.issuperset(map(type, value.values())):
+            dict.update(node, value)
+        else:
+            for key, part in list(dict.items(value)):
+                dict.__setitem__(node, key, self.own(part, node, known=known))
+        return node
+
+    def _claim(self, node: Any, holder: Node) -> Any:
+        """Let a node stand here: it moved, or what it stands in did. What was put into it becomes its own."""
+        self._claimed.add(id(node))
+        node._up = ref(holder)
+        old = None if node._mark_ is None else node._mark_ if type(node) is TrackedList else node._mark_[1]
+        before = None if old is None else set(map(id, old))
+        if type(node) is TrackedList:
+            for at, part in enumerate(list.copy(node)):
+                self.put(node, at, part, known=before is None or id(part) in before)
+        else:
+            for key, part in list(dict.items(node)):
+                self.put(node, key, part, known=before is None or id(part) in before)
+        return node
+
+    def put(self, node: Any, at: Any, part: Any, *, known: bool = False) -> None:
+        """Make a part that stands in a node the node's own."""
+        owned = self.own(part, node, known=known)
+        if type(node) is TrackedDict:
+            if owned is not part:
+                dict.__setitem__(node, at, owned)
+        elif isinstance(node, TrackedList):
+            if owned is not part:
+                list.__setitem__(node, at, owned)
+            note(node, owned)
+        elif owned is not part:
+            put_field(node.obj, at, owned)
+
+    def _other(self, value: Any, holder: Node, *, known: bool) -> Any:
+        instance: Instance | None = None
+        ours = self._fresh
+        if id(value) in self._claimed or not (known or id(value) in self._freed):
+            value = self._copied(value)
+            ours = True
+        elif id(value) in self._freed:
+            freed = self._freed.pop(id(value))
+            instance = freed if isinstance(freed, Instance) else None
+        elif holder._kin:
+            found = holder._kin.get(id(value))
+            instance = found if isinstance(found, Instance) else None
+        self._claimed.add(id(value))
+        self.adopt(value, holder, instance, known=ours or instance is not None)
+        return value
+
+    def _copied(self, value: Any) -> Any:
+        nodes = self._scratch()
+        return Decoder(nodes, self._types).value(Encoder(nodes, self._types).rep(value))
+
+    # -- records
+
+    def adopt(self, value: Any, holder: Node, instance: Instance | None = None, *, known: bool) -> None:
+        """Put nodes into the fields of a record; it becomes a node itself if it then holds any."""
+        if packing.open_container(value, self._types) is None or type(value) in _PLAIN or type(value) is Record:
+            return
+        try:
+            record = self._types.dump(value)
+        except Invalid:
+            return
+        if type(record) is not Record or record.form not in _TRACKED_FORMS:
+            return
+        made = instance or Instance(value, self._scope, None)
+        made._up = ref(holder)
+        before = None if made._mark_ is None else set(map(id, made._mark_[1]))
+        holds = instance is not None
+        for name, part in record.items():
+            if type(part) in STILL or name == HIDDEN:
+                continue
+            ours = known and (before is None or id(part) in before)
+            owned = self.own(part, made, known=ours)
+            if owned is part or put_field(value, name, owned):
+                holds |= type(owned) in _NODES or bool(made._kin)
+        if holds:
+            holder._kin = holder._kin or {}
+            holder._kin[id(value)] = made
+
+    def renew(self, node: Any, at: Any, part: Any) -> None:
+        """Look again at a part that changed in place and is not a node: it may have got nodes, or parts of others."""
+        self._claimed.add(id(part))
+        if type(self._dumped(part)) is Record and type(part) is not Record:
+            self.adopt(part, node, known=False)
+        if holds_nodes(part, self._types) and not (node._kin and id(part) in node._kin):
+            fresh = self._copied(part)
+            self.adopt(fresh, node, known=True)
+            if type(node) is TrackedDict:
+                dict.__setitem__(node, at, fresh)
+            elif isinstance(node, TrackedList):
+                list.__setitem__(node, at, fresh)
+            else:
+                put_field(node.obj, at, fresh)
+
+    def _dumped(self, part: Any) -> Any:
+        return None if type(part) in _PLAIN else self._types.dump(part)
+
+
+def note(node: TrackedList, part: Any) -> None:
+    """Keep what a list has to know of its parts."""
+    if type(part) in _NODES:
+        node._parts = True
+        return
+    node._mixed = True
+    if not is_still(part):
+        node._parts = True
+        node._ordered |= is_ordered(part)
+
+
+def parts_of(value: Any, types: Types) -> Iterable[Any]:
+    """Return the parts of a value that is not a node, one level down."""
+    opened = packing.open_container(value, types)
+    if opened is None:
+        return ()
+    return opened[2].values() if isinstance(opened[2], dict) else opened[2]
+
+
+def holds_nodes(value: Any, types: Types) -> bool:
+    """Tell whether there are nodes in a value that is none."""
+    return any(
+        type(part) in _NODES or (not is_still(part) and holds_nodes(part, types)) for part in parts_of(value, types)
+    )
