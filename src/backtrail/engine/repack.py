@@ -1,0 +1,236 @@
+"""Repacking: what a row holds and a chunk holds, too, is kept once.
+
+An item that was appended stands in its row first, and later also in the leaf that closed over it; the references of
+a base's spine stand later in an inner node. Upkeep stores such rows anew, *beside* those chunks (see `squeeze`). The
+bytes of the payload are the same when they are read, so roots, ids and every state are.
+
+To stand beside a chunk does not keep it: a chunk lives as long as some state leads to it. Otherwise what was deleted
+would live on in a leaf that it shares with what was not. So before a chunk goes, the rows beside it are stored
+without it.
+
+Always true here:
+- a row is written only if it reads back as the bytes that it held, which was tried;
+- it is written together with the chunks that it needs, which are put or touched: nobody else's collection takes them;
+- a row that is damaged, or that needs something that is, stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from backtrail.engine import log, payload, wire
+from backtrail.engine.nodes import INNER, LEAF, NODE_LIMIT, SPINE, Node, check_chunk, read_levels
+from backtrail.engine.squeeze import BESIDE_MAX, Beside, squeeze, stands_beside, unsqueeze_beside
+from backtrail.engine.tree import SET, SPLICE
+from backtrail.errors import Corrupt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Iterable, Iterator
+
+    from backtrail.backends.port import Row, ThreadRecord
+    from backtrail.engine.heads import Heads
+    from backtrail.engine.nodes import Nodes
+
+PART_MIN: Final = 32
+"""What is looked for in chunks is at least this long: a digest, or a line of text."""
+PAYLOAD_MIN: Final = 96
+"""Shorter payloads stay as they are: to name a chunk takes a third of that."""
+GAIN_MIN: Final = 24
+"""A row is written anew if it gets smaller by this much."""
+WAITING_BYTES: Final = 4 * 1024 * 1024
+"""The rows that wait for a chunk hold no more than this together; the oldest give up."""
+_TRIES: Final = 8
+"""A row that was beside this many chunks in vain gives up."""
+_PAGE: Final = 256
+_BATCH: Final = 48
+"""Rows per transaction: a writer waits for one of them at most."""
+
+
+class _Waiting(NamedTuple):
+    """A row that a chunk may cover."""
+
+    row: Row
+    parts: frozenset[int]
+    tried: int = 0
+
+
+def repack(heads: Heads, record: ThreadRecord, live: Container[bytes], told: Callable[[int], None]) -> int:
+    """Store the rows of a thread as small as can be beside chunks that states lead to; return how many were changed.
+
+    `live` are those chunks, as a collection has marked them; `told` is called with the count as it grows.
+    """
+    walk = _Walk(heads, record, live, told)
+    newest = heads.backend.newest(record.no)
+    low = 1
+    while newest is not None and low <= newest.seq:
+        rows = heads.backend.rows(record.no, [(low, newest.seq)], payload=True, limit=_PAGE)
+        if not rows:
+            break
+        for row in rows:
+            if row.op in log.CHECKPOINTS and log.is_sound(row, record.uid):
+                walk.take(row)
+        low = rows[-1].seq + 1
+    walk.write()
+    return walk.changed
+
+
+class _Walk:
+    """Goes through a thread from its first row on: rows wait until a base shows the chunks that closed over them."""
+
+    def __init__(self, heads: Heads, record: ThreadRecord, live: Container[bytes], told: Callable[[int], None]) -> None:
+        self._heads = heads
+        self._record = record
+        self._live = live
+        self._told = told
+        self._nodes = heads.nodes()
+        self._seen: set[bytes] = set()
+        self._waiting: OrderedDict[int, _Waiting] = OrderedDict()
+        self._waiting_bytes = 0
+        self._places: dict[int, list[int]] = {}
+        """Which rows wait for a part, by its hash."""
+        self._done: list[tuple[Row, tuple[bytes, ...]]] = []
+        self.changed = 0
+
+    def take(self, row: Row) -> None:
+        """Look at the next row."""
+        stored = row.payload or b""
+        try:
+            beside = stands_beside(stored)
+            if beside and not all(digest in self._live for digest in beside):
+                row = row._replace(payload=self._alone(stored))
+                self._write_later(row, ())
+                beside = ()
+            if row.base == row.seq:
+                self._show(list(self._new_nodes(row)))
+            if not beside and len(row.payload or b"") >= PAYLOAD_MIN and self._heads.options.compression:
+                self._wait(row)
+        except Corrupt:
+            return  # reading it says so, too; collecting stopped before it came here if that matters
+
+    def _alone(self, stored: bytes) -> bytes:
+        return squeeze(payload.plain(stored, self._nodes), enabled=self._heads.options.compression)
+
+    # -- waiting ------------------------------------------------------------------------------------
+
+    def _wait(self, row: Row) -> None:
+        parts = frozenset(hash(part) for part in _parts_of_row(row, self._nodes))
+        if not parts:
+            return
+        self._waiting[row.seq] = _Waiting(row, parts)
+        self._waiting_bytes += len(row.payload or b"")
+        for part in parts:
+            self._places.setdefault(part, []).append(row.seq)
+        while self._waiting_bytes > WAITING_BYTES:
+            self._give_up(next(iter(self._waiting)))
+
+    def _give_up(self, seq: int) -> None:
+        row, parts, _ = self._waiting.pop(seq)
+        self._waiting_bytes -= len(row.payload or b"")
+        for part in parts:
+            self._places[part].remove(seq)
+            if not self._places[part]:
+                del self._places[part]
+
+    # -- chunks -------------------------------------------------------------------------------------
+
+    def _new_nodes(self, row: Row) -> Iterator[tuple[bytes, Node]]:
+        """Give the leaves and inner nodes that a base leads to and no earlier one did."""
+        nodes = self._heads.nodes()
+        tree, _ = payload.read_base(row.payload or b"", nodes)
+        todo = payload.refs_of(tree.rep)
+        while todo:
+            group = [digest for digest in dict.fromkeys(todo[-_BATCH:]) if digest not in self._seen]
+            del todo[-_BATCH:]
+            for digest, node in nodes.load(group).items():
+                todo += [child for child in node.children() if child not in self._seen]
+                if digest not in nodes.fresh:  # a spine in a base's row is another one in the next
+                    self._seen.add(digest)
+                    if node.kind in (LEAF, INNER) and digest in self._live:
+                        yield digest, node
+
+    def _show(self, shown: list[tuple[bytes, Node]]) -> None:
+        """Let the rows that wait for what these chunks hold be stored beside them."""
+        covered: dict[int, dict[bytes, int]] = {}
+        if not self._waiting:
+            return
+        for digest, node in shown:
+            for part in _parts(wire.split(node.data), inside=node.kind == LEAF):
+                for seq in self._places.get(hash(part), ()):
+                    sizes = covered.setdefault(seq, {})
+                    sizes[digest] = sizes.get(digest, 0) + len(part)
+        packers: dict[tuple[bytes, ...], tuple[Beside, list[bytes]]] = {}
+        found = dict(shown)
+        for seq, sizes in covered.items():
+            digests = tuple(sorted(sizes, key=lambda digest: -sizes[digest])[:BESIDE_MAX])
+            if digests not in packers:
+                contents = [found[digest].data for digest in digests]
+                packers[digests] = (Beside(digests, contents), contents)
+            self._put_beside(seq, digests, *packers[digests])
+
+    def _put_beside(self, seq: int, digests: tuple[bytes, ...], packer: Beside, contents: list[bytes]) -> None:
+        row, parts, tried = self._waiting[seq]
+        old = row.payload or b""
+        data = payload.plain(old, self._nodes)
+        stored = packer.squeeze(data)
+        smaller = len(stored) + GAIN_MIN <= len(old)
+        if smaller and unsqueeze_beside(stored, contents, limit=NODE_LIMIT) == data:
+            self._write_later(row._replace(payload=stored), digests)
+        if smaller or tried + 1 >= _TRIES:
+            self._give_up(seq)
+        else:
+            self._waiting[seq] = _Waiting(row, parts, tried + 1)
+
+    # -- writing ------------------------------------------------------------------------------------
+
+    def _write_later(self, row: Row, digests: tuple[bytes, ...]) -> None:
+        self._done.append((row, digests))
+        if len(self._done) >= _BATCH:
+            self.write()
+
+    def write(self) -> None:
+        """Write what was stored anew, with the chunks that it stands beside."""
+        done, self._done = self._done, []
+        if not done:
+            return
+        stored = self._heads.backend.chunks(list({digest for _, digests in done for digest in digests}))
+        for digest, data in stored.items():
+            check_chunk(digest, data)
+        rows = [row for row, digests in done if all(digest in stored for digest in digests)]
+        needed = sorted({digest for _, digests in done for digest in digests if digest in stored})
+        chunks = [(digest, stored[digest]) for digest in needed]
+        self.changed += self._heads.backend.rewrite(self._record.no, rows, chunks)
+        self._told(self.changed)
+
+
+# -- what is looked for -----------------------------------------------------------------------------
+
+
+def _parts_of_row(row: Row, nodes: Nodes) -> Iterator[bytes]:
+    """Give what a row holds that a chunk may hold, too."""
+    if row.base != row.seq:
+        for op in payload.read_delta(row.payload or b"", nodes):
+            if op[0] == SET:
+                yield from _parts([op[2]])
+            elif op[0] == SPLICE:
+                yield from _parts(value for entry in op[4] for value in wire.values_in(entry))
+        return
+    own = nodes.forked()
+    _, inlined = payload.read_base(row.payload or b"", own)
+    for digest in inlined:
+        node = own.fresh[digest]
+        if node.kind == SPINE:
+            _, _, levels, tail = read_levels(node.data)
+            yield from _parts((chunk.data for level in levels for chunk in level), inside=False)
+            yield from _parts(wire.split(tail))
+
+
+def _parts(values: Iterable[bytes], *, inside: bool = True) -> Iterator[bytes]:
+    """Give values, and what is directly inside them: of a message that was changed, its text is still the same."""
+    for value in values:
+        if len(value) < PART_MIN:
+            continue
+        yield value
+        opened = wire.take_apart(value) if inside else None
+        if opened is not None:
+            yield from (entry for entry in opened[2] if len(entry) >= PART_MIN)
