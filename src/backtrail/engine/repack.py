@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 PART_MIN: Final = 32
 """What is looked for in chunks is at least this long: a digest, or a line of text."""
-PAYLOAD_MIN: Final = 96
-"""Shorter payloads stay as they are: to name a chunk takes a third of that."""
+PAYLOAD_MIN: Final = 128
+"""Shorter payloads stay as they are: beside a chunk, they would take half of that."""
 GAIN_MIN: Final = 24
 """A row is written anew if it gets smaller by this much."""
 WAITING_BYTES: Final = 4 * 1024 * 1024
@@ -43,7 +43,7 @@ WAITING_BYTES: Final = 4 * 1024 * 1024
 _TRIES: Final = 8
 """A row that was beside this many chunks in vain gives up."""
 _PAGE: Final = 256
-_BATCH: Final = 48
+_BATCH: Final = 128
 """Rows per transaction: a writer waits for one of them at most."""
 
 
@@ -68,7 +68,7 @@ def repack(heads: Heads, record: ThreadRecord, live: Container[bytes], told: Cal
         if not rows:
             break
         for row in rows:
-            if row.op in log.CHECKPOINTS and log.is_sound(row, record.uid):
+            if row.op in log.CHECKPOINTS:
                 walk.take(row)
         low = rows[-1].seq + 1
     walk.write()
@@ -89,7 +89,7 @@ class _Walk:
         self._waiting_bytes = 0
         self._places: dict[int, list[int]] = {}
         """Which rows wait for a part, by its hash."""
-        self._done: list[tuple[Row, tuple[bytes, ...]]] = []
+        self._done: dict[int, tuple[Row, tuple[bytes, ...]]] = {}
         self.changed = 0
 
     def take(self, row: Row) -> None:
@@ -101,8 +101,9 @@ class _Walk:
                 row = row._replace(payload=self._alone(stored))
                 self._write_later(row, ())
                 beside = ()
-            if row.base == row.seq:
-                self._show(list(self._new_nodes(row)))
+            if row.base == row.seq and self._waiting:
+                for shown in self._new_nodes(row):
+                    self._show(shown)
             if not beside and len(row.payload or b"") >= PAYLOAD_MIN and self._heads.options.compression:
                 self._wait(row)
         except Corrupt:
@@ -134,37 +135,33 @@ class _Walk:
 
     # -- chunks -------------------------------------------------------------------------------------
 
-    def _new_nodes(self, row: Row) -> Iterator[tuple[bytes, Node]]:
-        """Give the leaves and inner nodes that a base leads to and no earlier one did."""
+    def _new_nodes(self, row: Row) -> Iterator[dict[bytes, Node]]:
+        """Give the leaves and inner nodes that a base leads to and none before it did, some at a time."""
         nodes = self._heads.nodes()
         tree, _ = payload.read_base(row.payload or b"", nodes)
         todo = payload.refs_of(tree.rep)
         while todo:
             group = [digest for digest in dict.fromkeys(todo[-_BATCH:]) if digest not in self._seen]
             del todo[-_BATCH:]
-            for digest, node in nodes.load(group).items():
-                todo += [child for child in node.children() if child not in self._seen]
-                if digest not in nodes.fresh:  # a spine in a base's row is another one in the next
-                    self._seen.add(digest)
-                    if node.kind in (LEAF, INNER) and digest in self._live:
-                        yield digest, node
+            found = nodes.load(group)
+            todo += [child for node in found.values() for child in node.children() if child not in self._seen]
+            chunks = found.keys() - nodes.fresh.keys()  # what stands in a base's row is no chunk, and soon another
+            self._seen |= chunks
+            yield {d: found[d] for d in group if d in chunks and d in self._live and found[d].kind in (LEAF, INNER)}
 
-    def _show(self, shown: list[tuple[bytes, Node]]) -> None:
+    def _show(self, shown: dict[bytes, Node]) -> None:
         """Let the rows that wait for what these chunks hold be stored beside them."""
         covered: dict[int, dict[bytes, int]] = {}
-        if not self._waiting:
-            return
-        for digest, node in shown:
+        for digest, node in shown.items():
             for part in _parts(wire.split(node.data), inside=node.kind == LEAF):
                 for seq in self._places.get(hash(part), ()):
                     sizes = covered.setdefault(seq, {})
                     sizes[digest] = sizes.get(digest, 0) + len(part)
         packers: dict[tuple[bytes, ...], tuple[Beside, list[bytes]]] = {}
-        found = dict(shown)
         for seq, sizes in covered.items():
             digests = tuple(sorted(sizes, key=lambda digest: -sizes[digest])[:BESIDE_MAX])
             if digests not in packers:
-                contents = [found[digest].data for digest in digests]
+                contents = [shown[digest].data for digest in digests]
                 packers[digests] = (Beside(digests, contents), contents)
             self._put_beside(seq, digests, *packers[digests])
 
@@ -184,13 +181,15 @@ class _Walk:
     # -- writing ------------------------------------------------------------------------------------
 
     def _write_later(self, row: Row, digests: tuple[bytes, ...]) -> None:
-        self._done.append((row, digests))
+        if not log.is_sound(row, self._record.uid):
+            return
+        self._done[row.seq] = (row, digests)
         if len(self._done) >= _BATCH:
             self.write()
 
     def write(self) -> None:
         """Write what was stored anew, with the chunks that it stands beside."""
-        done, self._done = self._done, []
+        done, self._done = list(self._done.values()), {}
         if not done:
             return
         stored = self._heads.backend.chunks(list({digest for _, digests in done for digest in digests}))
