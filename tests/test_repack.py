@@ -236,6 +236,22 @@ def test_a_damaged_row_is_left_alone(path: Path) -> None:
     assert 10 not in [seq for seq, _ in beside(path)]
 
 
+def test_a_damaged_row_keeps_what_it_stands_beside(path: Path) -> None:
+    fill(path, 80)
+    gc(path)
+    connection = apsw.Connection(str(path))
+    connection.execute("UPDATE row SET step = 99 WHERE key & 0xffffffff = 10")
+    connection.close()
+    before = payloads(path)[9]
+    with backtrail.open(path) as store:
+        record = store._backend.find_thread("thread", "t")
+        assert record is not None
+        live: set[bytes] = set()
+        assert repack.repack(store._engine.desk.heads, record, live, lambda _: None) > 0
+    assert live == set(squeeze.stands_beside(before)) != set()
+    assert payloads(path)[9] == before
+
+
 def test_what_does_not_read_back_is_not_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(path, 80)
     before = payloads(path)

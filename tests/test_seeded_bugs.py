@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 from hypothesis import Phase, settings
 
-from backtrail.engine import changes, codec, log, nodes, payload, refs, retention, rows, upkeep, writes
+from backtrail.engine import changes, codec, log, nodes, payload, refs, repack, retention, rows, upkeep, writes
 from backtrail.engine.heads import Heads
 from backtrail.engine.overlay import Overlay
 from backtrail.engine.schema import Types
@@ -164,6 +164,31 @@ def giving_up_a_transaction_writes_it(patch):
     patch.setattr(Overlay, "finish", lambda self, *, commit: finish(self, commit=True))
 
 
+def rows_stand_beside_chunks_that_go(patch):
+    walked = repack.repack
+
+    class Everything(set):
+        def __contains__(self, _):
+            return True
+
+        def issuperset(self, _):
+            return True
+
+    patch.setattr(upkeep, "repack", lambda heads, record, live, told: walked(heads, record, Everything(), told))
+
+
+def repacking_takes_the_wrong_bytes(patch):
+    """A byte beside the right one, unless somebody looks."""
+    squeezed = repack.Beside.squeeze
+    patch.setattr(repack.Beside, "squeeze", lambda self, data: squeezed(self, data[:-1] + bytes([data[-1] ^ 1])))
+    read = repack.unsqueeze_beside
+    patch.setattr(
+        repack,
+        "unsqueeze_beside",
+        lambda *given, **options: (lambda found: found[:-1] + bytes([found[-1] ^ 1]))(read(*given, **options)),
+    )
+
+
 BUGS = [
     rewind_shows_everything_before_the_head,
     undo_forgets_redo,
@@ -183,6 +208,8 @@ BUGS = [
     an_append_counts_as_reading,
     deleting_the_head_goes_back_too_far,
     giving_up_a_transaction_writes_it,
+    rows_stand_beside_chunks_that_go,
+    repacking_takes_the_wrong_bytes,
 ]
 
 

@@ -26,7 +26,7 @@ from backtrail.engine.tree import SET, SPLICE
 from backtrail.errors import Corrupt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from backtrail.backends.port import Row, ThreadRecord
     from backtrail.engine.heads import Heads
@@ -55,10 +55,11 @@ class _Waiting(NamedTuple):
     tried: int = 0
 
 
-def repack(heads: Heads, record: ThreadRecord, live: Container[bytes], told: Callable[[int], None]) -> int:
+def repack(heads: Heads, record: ThreadRecord, live: set[bytes], told: Callable[[int], None]) -> int:
     """Store the rows of a thread as small as can be beside chunks that states lead to; return how many were changed.
 
-    `live` are those chunks, as a collection has marked them; `told` is called with the count as it grows.
+    `live` are those chunks, as a collection has marked them; chunks that damaged rows stand beside are added. `told` is
+    called with the count as it grows.
     """
     walk = _Walk(heads, record, live, told)
     newest = heads.backend.newest(record.no)
@@ -78,7 +79,7 @@ def repack(heads: Heads, record: ThreadRecord, live: Container[bytes], told: Cal
 class _Walk:
     """Goes through a thread from its first row on: rows wait until a base shows the chunks that closed over them."""
 
-    def __init__(self, heads: Heads, record: ThreadRecord, live: Container[bytes], told: Callable[[int], None]) -> None:
+    def __init__(self, heads: Heads, record: ThreadRecord, live: set[bytes], told: Callable[[int], None]) -> None:
         self._heads = heads
         self._record = record
         self._live = live
@@ -97,7 +98,10 @@ class _Walk:
         stored = row.payload or b""
         try:
             beside = stands_beside(stored)
-            if beside and not all(digest in self._live for digest in beside):
+            if not self._live.issuperset(beside):
+                if not log.is_sound(row, self._record.uid):
+                    self._live.update(beside)  # it stays as it is, and what it stands beside stays with it
+                    return
                 row = row._replace(payload=self._alone(stored))
                 self._write_later(row, ())
                 beside = ()
