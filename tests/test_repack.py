@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import apsw
@@ -24,8 +23,13 @@ from backtrail.testing.exact import same
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
-WORDS = [f"{begin}{end}" for begin in ("comp", "off", "deci", "hot", "bud", "wal", "riv") for end in ("are", "er", "ding", "el")]
+WORDS = [
+    f"{begin}{end}"
+    for begin in ("comp", "off", "deci", "hot", "bud", "wal", "riv")
+    for end in ("are", "er", "ding", "el")
+]
 
 
 def message(n: int, length: int = 160) -> dict[str, Any]:
@@ -192,7 +196,7 @@ def test_what_was_deleted_does_not_live_on_in_a_leaf_that_rows_stand_beside(path
         before = [c.state for c in store.thread("t").history()][:20]
         chunks = store.stats().chunks
         go_back_to_20(store)
-        assert 5 < len([seq for seq, _ in beside(path) if seq <= 20])  # beside the leaf that holds the secret
+        assert len([seq for seq, _ in beside(path) if seq <= 20]) > 5  # beside the leaf that holds the secret
         report = store.gc()
         assert (report.rows > 40, report.repacked > 5, report.chunks) == (True, True, chunks)
         assert store.stats().chunks == 0
@@ -381,48 +385,46 @@ def test_who_reads_rows_beside_a_chunk_that_goes_meanwhile_reads_them_again(
             assert heads.chain(record, stored).tree.root.hex() == row.root.removeprefix("blake3:")
 
 
+class Writer:
+    """Appends to a thread of its own, goes back, prunes and forks, and knows what must be there."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.kept: list[int] = []
+        self._rng = random.Random(name)
+
+    def __call__(self, store: backtrail.Store) -> None:
+        thread, rng = store.thread(self.name), self._rng
+        if not self.kept:
+            thread.save({"messages": []})
+        self.kept.append(len(self.kept))
+        thread.append("messages", message(self.kept[-1], 8))
+        if rng.random() < 0.1 and len(self.kept) > 3 and len(thread) > 3:
+            thread.rewind("@~2")
+            del self.kept[-2:]
+        if rng.random() < 0.05:
+            thread.prune(keep_last=rng.randrange(3, 30))
+            thread.fork(f"{self.name} {rng.random()}")
+        time.sleep(0.0005)
+
+
 def test_writers_and_two_collections_at_once_lose_nothing(path: Path) -> None:
+    writers = [Writer("a"), Writer("b")]
+    failed: list[BaseException] = []
+    until = time.monotonic() + 3
+
+    def run(work: Callable[[backtrail.Store], object]) -> None:
+        try:
+            with backtrail.open(path, durability="relaxed") as store:
+                while time.monotonic() < until and not failed:
+                    work(store)
+        except BaseException as error:  # noqa: BLE001 - told by the test's thread
+            failed.append(error)
+
     with small_chunks():
         fill(path, 20)
-        until = time.monotonic() + 3
-        failed: list[BaseException] = []
-        appended: dict[str, list[int]] = {}
-
-        def guarded(work: Callable[[backtrail.Store], None]) -> Callable[[], None]:
-            def run() -> None:
-                try:
-                    with backtrail.open(path, durability="relaxed") as store:
-                        while time.monotonic() < until and not failed:
-                            work(store)
-                except BaseException as error:  # noqa: BLE001 - told by the test's thread
-                    failed.append(error)
-
-            return run
-
-        def writer(name: str) -> Callable[[backtrail.Store], None]:
-            rng, kept = random.Random(name), appended.setdefault(name, [])
-
-            def work(store: backtrail.Store) -> None:
-                thread = store.thread(name)
-                if not kept:
-                    thread.save({"messages": []})
-                kept.append(len(kept))
-                thread.append("messages", message(kept[-1], 8))
-                if rng.random() < 0.1:
-                    thread.rewind("@~2" if len(kept) > 3 else "@")
-                    del kept[-2 if len(kept) > 3 else len(kept) :]
-                if rng.random() < 0.05:
-                    thread.prune(keep_last=rng.randrange(3, 30))
-                    thread.fork(f"{name} {rng.random()}", at="@")
-                time.sleep(0.0005)
-
-            return work
-
-        def collector(store: backtrail.Store) -> None:
-            store.gc()
-
-        works = [writer("a"), writer("b"), collector, collector]
-        threads = [threading.Thread(target=guarded(work)) for work in works]
+        works = [*writers, backtrail.Store.gc, backtrail.Store.gc]
+        threads = [threading.Thread(target=run, args=(work,)) for work in works]
         for each in threads:
             each.start()
         for each in threads:
@@ -431,9 +433,9 @@ def test_writers_and_two_collections_at_once_lose_nothing(path: Path) -> None:
         assert len(beside(path)) > 10
         with backtrail.open(path) as store:
             assert store.verify().ok
-            for name, kept in appended.items():
-                assert len(kept) > 10
-                assert [m["n"] for m in store.thread(name).load().state["messages"]] == kept
+            for writer in writers:
+                assert len(writer.kept) > 10
+                assert [m["n"] for m in store.thread(writer.name).load().state["messages"]] == writer.kept
 
 
 KILLED = """

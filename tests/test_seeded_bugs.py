@@ -178,15 +178,13 @@ def rows_stand_beside_chunks_that_go(patch):
 
 
 def repacking_takes_the_wrong_bytes(patch):
-    """A byte beside the right one, unless somebody looks."""
-    squeezed = repack.Beside.squeeze
-    patch.setattr(repack.Beside, "squeeze", lambda self, data: squeezed(self, data[:-1] + bytes([data[-1] ^ 1])))
-    read = repack.unsqueeze_beside
-    patch.setattr(
-        repack,
-        "unsqueeze_beside",
-        lambda *given, **options: (lambda found: found[:-1] + bytes([found[-1] ^ 1]))(read(*given, **options)),
-    )
+    squeezed, read = repack.Beside.squeeze, repack.unsqueeze_beside
+
+    def wrong(data):
+        return data[:-1] + bytes([data[-1] ^ 1])
+
+    patch.setattr(repack.Beside, "squeeze", lambda self, data: squeezed(self, wrong(data)))
+    patch.setattr(repack, "unsqueeze_beside", lambda *given, **options: wrong(read(*given, **options)))  # nobody looks
 
 
 BUGS = [

@@ -97,7 +97,7 @@ _REMOVE_TAGS = "DELETE FROM tag WHERE thread = ? AND seq = ?"
 _TAKE_OUT = f"""
     DELETE FROM row WHERE key = ?1 AND op_id = ?2 AND (base <> key & {MAX_SEQ} OR base = ?3)
     RETURNING hidden, payload"""
-_PUT_BACK = f"INSERT INTO row (key, {COLUMNS}, payload, hidden) VALUES ({', '.join('?' * (len(Row._fields)))})"
+_PUT_BACK = f"INSERT INTO row (key, {COLUMNS}, payload, hidden) VALUES ({', '.join('?' * len(Row._fields))})"
 
 _COUNT_THREADS = f"SELECT space, count(*) {_WITH_HEAD} GROUP BY space"
 _COUNT = """
@@ -283,14 +283,12 @@ class SqliteBackend:
         with self._transaction() as connection:
             connection.executemany(PUT_CHUNK, chunks)
             # All are taken out before they are put back: an UPDATE would leave their pages as empty as they became.
-            kept = [
-                row._replace(hidden=hidden, payload=payload if row.payload is None else row.payload)
-                for row in rows
-                for hidden, payload in connection.execute(
-                    _TAKE_OUT, (key_of(thread, row.seq), row.op_id, row.base)
-                ).fetchall()
-            ]
-            connection.executemany(_PUT_BACK, [as_parameters(key_of(thread, row.seq), row) for row in kept])
+            kept: list[tuple[Any, ...]] = []
+            for row in rows:
+                values = as_parameters(key_of(thread, row.seq), row)
+                for hidden, payload in connection.execute(_TAKE_OUT, (values[0], row.op_id, row.base)).fetchall():
+                    kept.append((*values[:-2], payload if row.payload is None else row.payload, hidden))
+            connection.executemany(_PUT_BACK, kept)
         return len(kept)
 
     def reclaim(self) -> None:

@@ -6,7 +6,9 @@
     3  beside  how many chunks, their digests, and one frame (without its magic number) that needs those chunks' bytes,
                joined, as its dictionary
 
-Whatever of some data stands in a chunk already is, beside that chunk, a few bytes that say where. A frame states the size of its content. It carries no checksum and no dictionary id: a hash and the codec byte say
+What of some data stands in a chunk already is, beside that chunk, a few bytes that say where.
+
+A frame states the size of its content. It carries no checksum and no dictionary id: a hash and the codec byte say
 both already. Codecs are only ever added, and a released dictionary never changes: old rows need them.
 
 Always true here:

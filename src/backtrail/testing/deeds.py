@@ -144,8 +144,7 @@ class Deeds(Beside):
         for _ in range(rnd.randrange(3, 9)):
             state = copy.deepcopy(line.head.state) if line.head else None
             if not isinstance(state, dict) or not isinstance(state.get("grown"), list):
-                state = {"grown": []}
-                self._write(hand, line, state, {}, lambda state=state: thread.save(copy.deepcopy(state)))
+                self._write(hand, line, {"grown": []}, {}, lambda: thread.save({"grown": []}))
                 continue
             item = states.message(rnd)
             state["grown"].append(copy.deepcopy(item))
