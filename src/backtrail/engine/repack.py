@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 PART_MIN: Final = 32
 """What is looked for in chunks is at least this long: a digest, or a line of text."""
-PAYLOAD_MIN: Final = 128
-"""Shorter payloads stay as they are: beside a chunk, they would take half of that."""
+PAYLOAD_MIN: Final = 96
+"""Shorter payloads stay as they are: beside a chunk, they would take most of that."""
 GAIN_MIN: Final = 24
 """A row is written anew if it gets smaller by this much."""
 WAITING_BYTES: Final = 4 * 1024 * 1024
