@@ -217,11 +217,14 @@ def test_a_damaged_leaf_is_named_by_what_stands_beside_it_and_the_rest_loads(pat
     rows = list(connection.execute("SELECT key & 0xffffffff, payload FROM row ORDER BY key"))
     lost = squeeze.stands_beside(next(payload for seq, payload in rows if payload[0] == squeeze.BESIDE and seq > 40))[0]
     first = min(seq for seq, payload in rows if lost in squeeze.stands_beside(payload))
-    connection.execute("UPDATE chunk SET payload = substr(payload, 1, 900) WHERE digest = ?", (lost,))
-    connection.close()
+    with backtrail.open(path) as store:
+        assert all(checkpoint.state for checkpoint in store.thread("t").history())  # so that all of it was read once
+        connection.execute("UPDATE chunk SET payload = substr(payload, 1, 900) WHERE digest = ?", (lost,))
+        connection.close()
+        damaged = {damage.checkpoint_id for damage in store.verify().damaged}
     with backtrail.open(path) as store:
         uid = store._backend.find_thread("thread", "t").uid  # type: ignore[union-attr]
-        damaged = {damage.checkpoint_id for damage in store.verify().damaged}
+        assert damaged == {damage.checkpoint_id for damage in store.verify().damaged}
         assert damaged == {backtrail.engine.log.checkpoint_id(uid, seq) for seq in range(first, 82)}
         for step in range(1, first):
             assert len(store.thread("t").load(step).state["messages"]) == step - 1

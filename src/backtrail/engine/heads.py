@@ -77,6 +77,10 @@ class Heads:
         self.clock = clock
         self.cache = Cache(CACHE_BYTES)
 
+    def anew(self) -> Heads:
+        """Return the same with an empty cache: what it reads is what is stored now."""
+        return Heads(self.backend, self.types, self.options, self.clock)
+
     def nodes(self) -> Nodes:
         """Return a source of nodes with nothing fresh in it."""
         return Nodes(self.backend.chunks, self.cache)

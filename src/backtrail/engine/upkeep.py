@@ -205,6 +205,7 @@ class Unsound(NamedTuple):
 
 def verify(heads: Heads, progress: Callable[[str, int], None] | None = None) -> tuple[int, int, list[Unsound]]:
     """Read every checkpoint there is, with everything below it; return threads, checkpoints and what is damaged."""
+    heads = heads.anew()  # what was read before the damage must not speak for it
     good: set[bytes] = set()
     damaged: list[Unsound] = []
     count = seen = 0
