@@ -642,11 +642,28 @@ class TestUpkeep:
     def test_rewriting_replaces_rows_that_are_still_the_same(self, backend):
         no = start(backend, rows=3)
         first, second, third = backend.rows(no, [(1, 3)], payload=True)
-        changed = first._replace(base=2, depth=5, stored=1, label="l", payload=b"shorter", extra=b"e", check=b"c")
+        changed = first._replace(base=1, depth=5, stored=1, label="l", payload=b"shorter", extra=b"e", check=b"c")
         replaced = backend.rewrite(no, [changed, second._replace(op_id=b"other", payload=b"!"), row(9)])
         assert replaced == 1
         assert backend.rows(no, [(1, 9)], payload=True) == [changed, second, third]
         assert backend.labelled(no, "l") == [1]
+
+    def test_rewriting_makes_no_base_stand_on_another_row_again(self, backend):
+        no = start(backend, rows=2)
+        first, second = backend.rows(no, [(1, 2)], payload=True)
+        based = second._replace(base=2, payload=b"a base")
+        assert backend.rewrite(no, [based]) == 1
+        assert backend.rewrite(no, [second._replace(payload=b"read before"), first._replace(base=2)]) == 0
+        assert backend.rewrite(no, [based._replace(payload=b"another")]) == 1
+        assert backend.rows(no, [(1, 2)], payload=True) == [first, based._replace(payload=b"another")]
+
+    def test_rewriting_a_row_keeps_its_tags_and_it_the_newest(self, backend):
+        no = start(backend, rows=2)
+        backend.commit(Batch(tag=((no, 2, "x"),)))
+        (newest,) = backend.rows(no, [(2, 2)], payload=True)
+        assert backend.rewrite(no, [newest._replace(payload=b"other")]) == 1
+        assert backend.newest(no) == newest._replace(payload=None)
+        assert backend.tags(no) == {2: ("x",)}
 
     def test_rewriting_neither_shows_nor_hides_a_row(self, backend):
         no = start(backend, rows=2)

@@ -160,7 +160,7 @@ class TestOpening:
             }
         assert found == {
             "application_id": 0x42545231,
-            "user_version": 1,
+            "user_version": 2,
             "journal_mode": "wal",
             "auto_vacuum": 2,
             "page_size": 4096,
@@ -232,7 +232,7 @@ class TestOpening:
     @pytest.mark.parametrize("read_only", [False, True])
     def test_a_newer_format_is_refused_and_left_alone(self, path, read_only):
         newer = apsw.Connection(str(path))
-        newer.pragma("user_version", 2)
+        newer.pragma("user_version", 3)
         newer.close()
         before = contents(path.parent)
         with raises(Invalid, "invalid.format"):
@@ -241,7 +241,7 @@ class TestOpening:
 
     def test_a_newer_format_that_is_still_in_the_wal_is_refused(self, path):
         newer = apsw.Connection(str(path))
-        newer.pragma("user_version", 2)
+        newer.pragma("user_version", 3)
         with raises(Invalid, "invalid.format"):
             SqliteBackend(path)
         newer.close()
@@ -388,16 +388,17 @@ class TestReadOnly:
 
 
 class TestFormats:
-    """The framework of migrations, with a second format made up."""
+    """The framework of migrations, with a next format made up."""
 
     @pytest.fixture
-    def second_step(self, monkeypatch):
+    def next_step(self, monkeypatch):
         def step(connection):
             connection.execute("CREATE TABLE addition (x)")
             step.failing()
 
         step.failing = lambda: None
         monkeypatch.setattr(sqlite_schema, "STEPS", (*sqlite_schema.STEPS, step))
+        monkeypatch.setattr(sqlite_schema, "READABLE_FROM", 3)
         return step
 
     @staticmethod
@@ -409,37 +410,51 @@ class TestFormats:
         finally:
             connection.close()
 
-    def test_an_older_store_is_converted_and_keeps_what_it_had(self, path, second_step):
+    def test_an_older_store_is_converted_and_keeps_what_it_had(self, path, next_step):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sqlite_schema, "STEPS", sqlite_schema.STEPS[:1])
+            patch.setattr(sqlite_schema, "STEPS", sqlite_schema.STEPS[:-1])
             old = SqliteBackend(path)
             no = start(old)
             old.close()
         converted = SqliteBackend(path)
         assert converted.newest(no).seq == 1
         converted.close()
-        assert self.look(path) == (2, 1)
+        assert self.look(path) == (3, 1)
 
-    def test_a_new_store_takes_all_steps(self, tmp_path, second_step):
+    def test_a_new_store_takes_all_steps(self, tmp_path, next_step):
         SqliteBackend(tmp_path / "new").close()
-        assert self.look(tmp_path / "new") == (2, 1)
+        assert self.look(tmp_path / "new") == (3, 1)
 
-    def test_a_step_that_fails_leaves_the_format_it_began_with(self, path, second_step):
+    def test_a_step_that_fails_leaves_the_format_it_began_with(self, path, next_step):
         def fail():
             raise KeyboardInterrupt
 
-        second_step.failing = fail
+        next_step.failing = fail
         with pytest.raises(KeyboardInterrupt):
             SqliteBackend(path)
-        assert self.look(path) == (1, 0)
-        second_step.failing = lambda: None
+        assert self.look(path) == (2, 0)
+        next_step.failing = lambda: None
         SqliteBackend(path).close()
-        assert self.look(path) == (2, 1)
+        assert self.look(path) == (3, 1)
 
-    def test_an_older_store_is_not_converted_when_it_is_only_read(self, path, second_step):
+    def test_an_older_store_is_not_converted_when_it_is_only_read(self, path, next_step):
         with raises(Unavailable, "unavailable.read_only"):
             SqliteBackend(path, read_only=True)
-        assert self.look(path) == (1, 0)
+        assert self.look(path) == (2, 0)
+
+    def test_a_store_of_format_1_is_read_as_it_is_and_converted_when_it_is_written(self, path):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sqlite_schema, "STEPS", sqlite_schema.STEPS[:1])
+            first = path.with_name("first")
+            old = SqliteBackend(first)
+            no = start(old)
+            old.close()
+        reader = SqliteBackend(first, read_only=True)
+        assert reader.newest(no).seq == 1
+        reader.close()
+        assert self.look(first) == (1, 0)
+        SqliteBackend(first).close()
+        assert self.look(first) == (2, 0)
 
 
 class TestTurns:

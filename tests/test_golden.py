@@ -5,10 +5,14 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
+import apsw
 import pytest
 
 import backtrail
+from backtrail.backends import sqlite_schema
+from backtrail.engine.squeeze import stands_beside
 from backtrail.testing.exact import same
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -24,14 +28,46 @@ def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return Path(shutil.copy(request.param, tmp_path / "s.db"))
 
 
-def test_there_is_a_golden_store_of_format_1() -> None:
-    assert "format1" in [path.stem for path in FORMATS]
+def expected_of(path: Path) -> dict[str, list[tuple[int, str | None, Any]]]:
+    """What each thread's history shows. Format 1 knew no repacking, so its store has no thread that shows it."""
+    repacked = {} if format_of(path) == 1 else {"repacked": contents.repacked()}
+    return contents.histories() | repacked
+
+
+def format_of(path: Path) -> int:
+    connection = apsw.Connection(str(path))
+    found = connection.pragma("user_version")
+    connection.close()
+    return int(found)
+
+
+def test_there_is_a_golden_store_of_every_format() -> None:
+    assert {path.stem: format_of(path) for path in FORMATS} == {"format1": 1, "format2": 2}
+    assert len(sqlite_schema.STEPS) == len(FORMATS)
+
+
+def test_the_golden_store_of_format_2_has_bases_and_deltas_beside_chunks() -> None:
+    connection = apsw.Connection(str(GOLDEN / "format2.db"))
+    query = "SELECT base = key & 0xffffffff, payload FROM row WHERE substr(payload, 1, 1) = x'03'"
+    found = [(is_base, len(stands_beside(payload))) for is_base, payload in connection.execute(query)]
+    connection.close()
+    assert len(found) > 50
+    assert {is_base for is_base, _ in found} == {0, 1}
+
+
+def test_a_golden_store_is_read_only_as_it_is_and_converted_when_it_is_written(path: Path) -> None:
+    before = format_of(path)
+    backtrail.open(path, read_only=True).close()
+    assert format_of(path) == before
+    backtrail.open(path).close()
+    assert format_of(path) == len(sqlite_schema.STEPS)
 
 
 def test_a_golden_store_reads_exactly_as_it_was_written(path: Path) -> None:
     with backtrail.open(path, read_only=True, types=[contents.Plan, contents.Mood]) as store:
-        assert {info.id for info in store.threads()} == set(contents.histories())
-        for name, expected in contents.histories().items():
+        histories = expected_of(path)
+        assert {info.id for info in store.threads()} == set(histories)
+        for name, expected in histories.items():
             history = list(store.thread(name).history())
             assert [(c.step, c.label) for c in history] == [(step, label) for step, label, _ in expected]
             for checkpoint, (_, _, state) in zip(history, expected, strict=True):

@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 from hypothesis import Phase, settings
 
-from backtrail.engine import codec, log, nodes, payload, refs, retention, rows, scan, upkeep, writes
+from backtrail.engine import codec, log, nodes, payload, refs, repack, retention, rows, scan, upkeep, writes
 from backtrail.engine.heads import Heads
 from backtrail.engine.overlay import Overlay
 from backtrail.engine.writes import Writes
@@ -154,6 +154,29 @@ def giving_up_a_transaction_writes_it(patch):
     patch.setattr(Overlay, "finish", lambda self, *, commit: finish(self, commit=True))
 
 
+def rows_stand_beside_chunks_that_go(patch):
+    walked = repack.repack
+
+    class Everything(set):
+        def __contains__(self, _):
+            return True
+
+        def issuperset(self, _):
+            return True
+
+    patch.setattr(upkeep, "repack", lambda heads, record, live, told: walked(heads, record, Everything(), told))
+
+
+def repacking_takes_the_wrong_bytes(patch):
+    squeezed, read = repack.Beside.squeeze, repack.unsqueeze_beside
+
+    def wrong(data):
+        return data[:-1] + bytes([data[-1] ^ 1])
+
+    patch.setattr(repack.Beside, "squeeze", lambda self, data: squeezed(self, wrong(data)))
+    patch.setattr(repack, "unsqueeze_beside", lambda *given, **options: wrong(read(*given, **options)))  # nobody looks
+
+
 BUGS = [
     rewind_shows_everything_before_the_head,
     undo_forgets_redo,
@@ -173,6 +196,8 @@ BUGS = [
     an_append_counts_as_reading,
     deleting_the_head_goes_back_too_far,
     giving_up_a_transaction_writes_it,
+    rows_stand_beside_chunks_that_go,
+    repacking_takes_the_wrong_bytes,
 ]
 
 

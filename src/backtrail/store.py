@@ -248,7 +248,7 @@ class Store:
         return VerifyReport(threads, checkpoints, tuple(found))
 
     def gc(self, *, progress: Callable[[str, int], None] | None = None) -> GcReport:
-        """Remove for good what was deleted, pruned or outlived, and give its space back."""
+        """Remove for good what was deleted, pruned or outlived, keep once what was kept twice, give the space back."""
         return GcReport(*upkeep.collect(self._engine.desk.heads, progress))
 
     def prune(

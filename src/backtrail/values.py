@@ -137,6 +137,8 @@ class GcReport:
     chunks: int
     bytes: int
     """Bytes of the chunks that went, as they were stored."""
+    repacked: int = 0
+    """Rows that were stored anew, because a chunk holds, or no longer holds, what they hold."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import dataclasses
 import datetime as dt
 import decimal
 import enum
+import functools
 import pathlib
 import random
 import sys
@@ -74,6 +75,33 @@ def long() -> dict[str, Any]:
     }
 
 
+@functools.cache
+def words(i: int) -> str:
+    """Some text, always the same."""
+    rng = random.Random(i)
+    return " ".join(rng.choices([f"word{n}" for n in range(200)], k=100))
+
+
+def grown(count: int) -> dict[str, Any]:
+    """A state that grows by a message and a key with each step; each message is changed once it is there."""
+    return {
+        "messages": [{"role": "user", "content": words(i), "status": "done"} for i in range(count)],
+        "index": {f"key {i}": words(1000 + i) for i in range(count)},
+    }
+
+
+def repacked() -> list[tuple[int, str | None, Any]]:
+    """The history of the thread that was collected: only stores from format 2 on have it."""
+    history: list[tuple[int, str | None, Any]] = [(1, None, grown(0))]
+    for i in range(78):
+        state = grown(i + 1)
+        del state["index"][f"key {i}"], state["messages"][i]["status"]
+        history.append((3 * i + 2, None, state))
+        history.append((3 * i + 3, None, {**grown(i + 1), "index": grown(i)["index"]}))
+        history.append((3 * i + 4, f"step {i}", grown(i + 1)))
+    return history
+
+
 def histories() -> dict[str, list[tuple[int, str | None, Any]]]:
     """What each thread's history shows: (step, label, state)."""
     states = long()
@@ -118,6 +146,13 @@ def write(path: str) -> None:
         thread = store.thread("deleted")
         thread.save({"gone": True})
         thread.delete()
+        thread = store.thread("repacked")
+        thread.save(grown(0))
+        for i in range(78):
+            thread.append("messages", {"role": "user", "content": words(i)})
+            thread.set("messages[-1].status", "done")
+            thread.set(("index", f"key {i}"), words(1000 + i), label=f"step {i}")
+        store.gc()
 
 
 if __name__ == "__main__":

@@ -269,7 +269,8 @@ class MemoryBackend:
             log = self._logs.get(thread, {})
             for row in rows:
                 there = log.get(row.seq)
-                if there is not None and there.op_id == row.op_id:
+                stays_a_base = there is None or there.base != there.seq or row.base == row.seq
+                if there is not None and there.op_id == row.op_id and stays_a_base:
                     # Whoever hid the row meanwhile is right, and a row without a payload has none to give.
                     payload = there.payload if row.payload is None else row.payload
                     log[row.seq] = row._replace(hidden=there.hidden, payload=payload)

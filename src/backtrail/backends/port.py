@@ -233,7 +233,8 @@ class Backend(Protocol):
     def rewrite(self, thread: int, rows: Sequence[Row], chunks: Sequence[tuple[bytes, bytes]] = ()) -> int:
         """Replace rows that still have the same op_id, and put the chunks that the new ones need; return how many were.
 
-        The stored `hidden` mark stays as it is; a row whose payload is None keeps the stored payload.
+        The stored `hidden` mark stays as it is; a row whose payload is None keeps the stored payload. A row that is a
+        base (`base` is its own seq) is not replaced by one that is none: what that would stand on may be gone.
         """
 
     def reclaim(self) -> None:

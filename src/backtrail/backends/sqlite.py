@@ -93,10 +93,11 @@ _REMOVE_ROW = f"""
     DELETE FROM row WHERE key = ?1 AND hidden = 1
     AND key < (SELECT max(key) FROM row WHERE key BETWEEN ?1 & ~{MAX_SEQ} AND ?1 | {MAX_SEQ})"""
 _REMOVE_TAGS = "DELETE FROM tag WHERE thread = ? AND seq = ?"
-# A row without a payload has none to give (?20), and whoever hid the row meanwhile is right.
-_REWRITE = f"""
-    UPDATE row SET ({COLUMNS}, payload) = ({", ".join(f"?{at}" for at in range(2, 20))}, coalesce(?20, payload))
-    WHERE key = ?1 AND op_id = ?{Row._fields.index("op_id") + 1}"""
+# Whoever hid the row meanwhile is right, a row without a payload has none to give, and a base stays one.
+_TAKE_OUT = f"""
+    DELETE FROM row WHERE key = ?1 AND op_id = ?2 AND (base <> key & {MAX_SEQ} OR base = ?3)
+    RETURNING hidden, payload"""
+_PUT_BACK = f"INSERT INTO row (key, {COLUMNS}, payload, hidden) VALUES ({', '.join('?' * len(Row._fields))})"
 
 _COUNT_THREADS = f"SELECT space, count(*) {_WITH_HEAD} GROUP BY space"
 _COUNT = """
@@ -279,13 +280,16 @@ class SqliteBackend:
         return gone
 
     def rewrite(self, thread: int, rows: Sequence[Row], chunks: Sequence[tuple[bytes, bytes]] = ()) -> int:
-        replaced = 0
         with self._transaction() as connection:
             connection.executemany(PUT_CHUNK, chunks)
+            # All are taken out before they are put back: an UPDATE would leave their pages as empty as they became.
+            kept: list[tuple[Any, ...]] = []
             for row in rows:
-                connection.execute(_REWRITE, as_parameters(key_of(thread, row.seq), row)[:-1])
-                replaced += connection.changes()
-        return replaced
+                values = as_parameters(key_of(thread, row.seq), row)
+                for hidden, payload in connection.execute(_TAKE_OUT, (values[0], row.op_id, row.base)).fetchall():
+                    kept.append((*values[:-2], payload if row.payload is None else row.payload, hidden))
+            connection.executemany(_PUT_BACK, kept)
+        return len(kept)
 
     def reclaim(self) -> None:
         """Give free pages back in slices, letting others in between, and empty the WAL."""

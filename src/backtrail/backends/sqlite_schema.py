@@ -100,8 +100,14 @@ def _step_1(connection: apsw.Connection) -> None:
     run(connection, _FORMAT_1)
 
 
+def _step_2(_: apsw.Connection) -> None:
+    """Change nothing: the tables are those of format 1. What is new is a codec that older code cannot read."""
+
+
 # STEPS[n] makes format n + 1 from format n. Steps are only ever added.
-STEPS: tuple[Callable[[apsw.Connection], None], ...] = (_step_1,)
+STEPS: tuple[Callable[[apsw.Connection], None], ...] = (_step_1, _step_2)
+READABLE_FROM = 1
+"""The oldest format that can be read as it is, without its steps."""
 
 
 def open_store(path: str, *, synchronous: str, read_only: bool, busy_timeout: float) -> apsw.Connection:
@@ -292,7 +298,7 @@ def _open_read_only(path: str, busy_timeout: float) -> apsw.Connection:
 
 
 def _checked(connection: apsw.Connection, path: str) -> apsw.Connection:
-    """Return the connection if there is a store of the newest format."""
+    """Return the connection if there is a store that can be read as it is."""
     try:
         _refuse_other_formats(format_of(connection, path), path)
     except BaseException:
@@ -304,7 +310,7 @@ def _checked(connection: apsw.Connection, path: str) -> apsw.Connection:
 def _refuse_other_formats(found: int, path: str) -> None:
     if found == 0:
         raise NotFound(f"{path}: is empty: there is no store in it yet", code="not_found.store")
-    if found < len(STEPS):
+    if found < READABLE_FROM:
         raise Unavailable(
             f"{path}: has the older format {found}: open it once for writing, which converts it",
             code="unavailable.read_only",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from backtrail.engine import log, payload
 from backtrail.engine.nodes import Cache, Nodes
+from backtrail.engine.squeeze import stands_beside
 from backtrail.errors import Corrupt, NotFound
 
 if TYPE_CHECKING:
@@ -75,6 +76,10 @@ class Heads:
         self.options = options
         self.clock = clock
         self.cache = Cache(CACHE_BYTES)
+
+    def anew(self) -> Heads:
+        """Return the same with an empty cache: what it reads is what is stored now."""
+        return Heads(self.backend, self.types, self.options, self.clock)
 
     def nodes(self) -> Nodes:
         """Return a source of nodes with nothing fresh in it."""
@@ -143,16 +148,28 @@ class Heads:
     def chain(self, record: ThreadRecord, row: Row) -> Chain:
         """Read the tree of a checkpoint and hold it against its root; `NotFound` if it was deleted meanwhile."""
         self.require_sound(record, row)
-        try:
-            return self._chain(record, row)
-        except Corrupt as error:
-            there = self.row(record, row.seq)
-            if there is None or there.hidden:
-                name = log.checkpoint_id(record.uid, row.seq)
-                raise NotFound(f"checkpoint {name} was deleted meanwhile", code="not_found.checkpoint") from None
-            raise self.damaged(record, row.seq, str(error), error.code) from error
+        before: list[Row] | None = None
+        while True:
+            try:
+                rows = self._chain_rows(record, row)
+            except Corrupt as error:
+                raise self._unreadable(record, row, error) from error
+            try:
+                return self._read_chain(row, rows)
+            except Corrupt as error:
+                if rows == before:
+                    raise self._unreadable(record, row, error) from error
+                before = rows  # upkeep may have rewritten them, and taken what they stood beside: only twice counts
 
-    def _chain(self, record: ThreadRecord, row: Row) -> Chain:
+    def _unreadable(self, record: ThreadRecord, row: Row, error: Corrupt) -> Corrupt | NotFound:
+        name = log.checkpoint_id(record.uid, row.seq)
+        there = self.row(record, row.seq)
+        if there is None or there.hidden:
+            return NotFound(f"checkpoint {name} was deleted meanwhile", code="not_found.checkpoint")
+        return self.damaged(record, row.seq, str(error), error.code)
+
+    def _chain_rows(self, record: ThreadRecord, row: Row) -> list[Row]:
+        """Return the rows that a checkpoint's state is read from, the base first."""
         if row.view < row.base:
             ranges: log.Ranges = ((row.base, row.seq),)
         else:
@@ -165,10 +182,15 @@ class Heads:
             raise NotFound(
                 f"checkpoint {name} was never stored: its transaction was dropped", code="not_found.checkpoint"
             )
-        tree, settled = payload.read_base(rows[0].payload or b"", self.nodes())
+        return rows
+
+    def _read_chain(self, row: Row, rows: list[Row]) -> Chain:
+        nodes = self.nodes()
+        nodes.load([digest for part in rows for digest in stands_beside(part.payload or b"")])  # in one read
+        tree, settled = payload.read_base(rows[0].payload or b"", nodes)
         weight = 0
         for above in rows[1:]:
-            tree = tree.apply(payload.read_delta(above.payload or b""))
+            tree = tree.apply(payload.read_delta(above.payload or b"", nodes))
             weight += len(above.payload or b"")
         if tree.root != row.root:
             raise Corrupt("what is stored does not match its root hash", code="corrupt.root")

@@ -14,7 +14,7 @@ import ormsgpack
 
 from backtrail.engine import wire
 from backtrail.engine.nodes import NODE_LIMIT, SPINE, Node, Nodes, digest_of, digests_in, measured
-from backtrail.engine.squeeze import squeeze, unsqueeze
+from backtrail.engine.squeeze import squeeze, stands_beside, unsqueeze, unsqueeze_beside
 from backtrail.engine.tree import SET, SPLICE, Op, Tree, is_op
 from backtrail.errors import Corrupt
 
@@ -111,11 +111,20 @@ def base(tree: Tree, settled: frozenset[bytes], *, compress: bool) -> Stored:
     return Stored(squeeze(data, enabled=compress), len(data), chunks, frozenset(inlined), is_base=True)
 
 
+def plain(payload: bytes, nodes: Nodes | None) -> bytes:
+    """Return a payload's bytes, with the help of the chunks that it stands beside; without nodes it must do alone."""
+    digests = stands_beside(payload) if nodes else ()
+    if nodes is None or not digests:
+        return unsqueeze(payload, limit=NODE_LIMIT)
+    found = nodes.load(digests)
+    return unsqueeze_beside(payload, [found[digest].data for digest in digests], limit=NODE_LIMIT)
+
+
 def read_base(payload: bytes, nodes: Nodes) -> tuple[Tree, frozenset[bytes]]:
     """Read a base: its tree, and the digests of the nodes that stood in its row."""
-    plain = unsqueeze(payload, limit=NODE_LIMIT)
+    data = plain(payload, nodes)
     try:
-        rep, listed = ormsgpack.unpackb(plain)
+        rep, listed = ormsgpack.unpackb(data)
         kinds: list[tuple[bytes, bytes]] = [(kind, data) for kind, data in listed]
     except (ValueError, TypeError) as error:
         raise Corrupt(f"its row is damaged ({error})", code="corrupt.row") from error
@@ -126,11 +135,11 @@ def read_base(payload: bytes, nodes: Nodes) -> tuple[Tree, frozenset[bytes]]:
     return Tree(measured(rep), nodes), frozenset(inlined)
 
 
-def read_delta(payload: bytes) -> list[Op]:
+def read_delta(payload: bytes, nodes: Nodes | None = None) -> list[Op]:
     """Read a delta's ops."""
-    plain = unsqueeze(payload, limit=NODE_LIMIT)
+    data = plain(payload, nodes)
     try:
-        ops: Any = ormsgpack.unpackb(plain)
+        ops: Any = ormsgpack.unpackb(data)
     except (ValueError, TypeError) as error:
         raise Corrupt(f"its row is damaged ({error})", code="corrupt.row") from error
     if not isinstance(ops, list) or not all(map(is_op, ops)):

@@ -3,6 +3,10 @@
     0  raw     the data itself
     1  zstd    one frame
     2  zstd    one frame that needs dictionary 1 (dictionary1.bin)
+    3  beside  how many chunks, their digests, and one frame (without its magic number) that needs those chunks' bytes,
+               joined, as its dictionary
+
+What of some data stands in a chunk already is, beside that chunk, a few bytes that say where.
 
 A frame states the size of its content. It carries no checksum and no dictionary id: a hash and the codec byte say
 both already. Codecs are only ever added, and a released dictionary never changes: old rows need them.
@@ -33,6 +37,11 @@ if TYPE_CHECKING:
 RAW: Final = 0
 ZSTD: Final = 1
 ZSTD_DICTIONARY1: Final = 2
+BESIDE: Final = 3
+BESIDE_MAX: Final = 4
+"""Beside this many chunks, at most."""
+BESIDE_LEVEL: Final = 9
+"""How hard zstd tries there: 4 bytes less in 75 than with level 3, for the same time; level 19 finds no more."""
 
 _RAW: Final = bytes([RAW])
 _ZSTD: Final = bytes([ZSTD])
@@ -45,6 +54,8 @@ SMALL: Final = 16 * 1024
 LEVEL: Final = 3
 """How hard zstd tries without the dictionary."""
 
+_DIGEST_BYTES: Final = 32
+_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 _LOOK_TWICE: Final = 512
 """From this size on, zstd may do better alone with what is not at all like the dictionary."""
 _MANY: Final = 32
@@ -62,6 +73,8 @@ class _Contexts(threading.local):
     small: zstandard.ZstdCompressor
     plain: zstandard.ZstdDecompressor
     primed: zstandard.ZstdDecompressor
+    beside: tuple[tuple[bytes, ...], zstandard.ZstdDecompressor]
+    """The chunks that something was read beside last: rows that follow each other stand beside the same ones."""
 
 
 _contexts: Final = _Contexts()
@@ -81,6 +94,40 @@ def squeeze(data: bytes, *, enabled: bool = True) -> bytes:
     else:
         codec, frame = _ZSTD, _large().compress(data)
     return codec + frame if len(frame) < size else _RAW + data
+
+
+class Beside:
+    """Stores data beside chunks: `digests` name them, `contents` are their nodes' bytes."""
+
+    def __init__(self, digests: Sequence[bytes], contents: Sequence[bytes]) -> None:
+        self._start = bytes((BESIDE, len(digests))) + b"".join(digests)
+        dictionary = zstandard.ZstdCompressionDict(b"".join(contents), dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+        dictionary.precompute_compress(level=BESIDE_LEVEL)
+        self._compressor = zstandard.ZstdCompressor(
+            level=BESIDE_LEVEL, dict_data=dictionary, write_content_size=True, write_checksum=False, write_dict_id=False
+        )
+
+    def squeeze(self, data: bytes) -> bytes:
+        """Return the data as it is stored beside the chunks, whether or not that is smaller."""
+        return self._start + self._compressor.compress(data)[len(_MAGIC) :]
+
+
+def stands_beside(stored: bytes) -> tuple[bytes, ...]:
+    """Return the digests of the chunks that stored data needs to be read."""
+    if stored[:1] != bytes((BESIDE,)):
+        return ()
+    count = stored[1] if len(stored) > 1 else 0
+    end = 2 + count * _DIGEST_BYTES
+    if not 0 < count <= BESIDE_MAX or len(stored) <= end:
+        raise Corrupt("what stands beside chunks does not name them", code="corrupt.encoding")
+    return tuple(stored[at : at + _DIGEST_BYTES] for at in range(2, end, _DIGEST_BYTES))
+
+
+def unsqueeze_beside(stored: bytes, contents: Sequence[bytes], *, limit: int) -> bytes:
+    """Return the data that is stored beside chunks with these contents."""
+    digests = stands_beside(stored)
+    frame = memoryview(_MAGIC + stored[2 + len(digests) * _DIGEST_BYTES :])
+    return _read(_beside(digests, contents), frame, limit)
 
 
 def unsqueeze(stored: bytes, *, limit: int) -> bytes:
@@ -201,3 +248,11 @@ def _primed() -> zstandard.ZstdDecompressor:
         dictionary = zstandard.ZstdCompressionDict(dictionary1(), dict_type=zstandard.DICT_TYPE_FULLDICT)
         _contexts.primed = zstandard.ZstdDecompressor(dict_data=dictionary)
         return _contexts.primed
+
+
+def _beside(digests: tuple[bytes, ...], contents: Sequence[bytes]) -> zstandard.ZstdDecompressor:
+    last = getattr(_contexts, "beside", None)
+    if last is None or last[0] != digests:
+        dictionary = zstandard.ZstdCompressionDict(b"".join(contents), dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+        _contexts.beside = last = (digests, zstandard.ZstdDecompressor(dict_data=dictionary))
+    return last[1]

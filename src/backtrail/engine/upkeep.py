@@ -1,7 +1,7 @@
 """Upkeep: what keeps a store small and tells whether it is sound.
 
-Collecting has two parts. A hidden checkpoint's row goes: a visible one that was stored as its change is given a base of
-its own first. Then every chunk
+Collecting has three parts. A hidden checkpoint's row goes: a visible one that was stored as its change is given a base
+of its own first. What rows hold and chunks hold, too, is then kept once (see `repack`). Then every chunk
 that no remaining row leads to goes, except those put or touched since the collection began: a new epoch is begun
 first, and writers stamp what they rely on, so a chunk that a writer is about to use is never taken from under it.
 A collection that cannot read something it needs to follow stops before it removes any chunk.
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from backtrail.engine import log, payload
 from backtrail.engine.nodes import check_chunk
+from backtrail.engine.repack import repack
 from backtrail.engine.squeeze import squeeze
 from backtrail.errors import Corrupt, NotFound
 
@@ -31,6 +32,7 @@ class Collected(NamedTuple):
     rows: int
     chunks: int
     bytes: int
+    repacked: int
 
 
 def threads(heads: Heads) -> Iterator[ThreadRecord]:
@@ -58,9 +60,10 @@ def collect(heads: Heads, progress: Callable[[str, int], None] | None = None) ->
             progress("threads", count)
     for record in threads(heads):
         _mark_newer(heads, record, live, marked.get(record.no, 0))
+    repacked = _repack(heads, live, progress)
     chunks, size = _sweep(heads, live, epoch, progress)
     backend.reclaim()
-    return Collected(removed, chunks, size)
+    return Collected(removed, chunks, size, repacked)
 
 
 def collect_rows(heads: Heads, record: ThreadRecord) -> int:
@@ -145,7 +148,7 @@ def _mark_row(heads: Heads, record: ThreadRecord, row: Row, live: set[bytes]) ->
             tree, inlined = payload.read_base(row.payload or b"", nodes)
             found = payload.refs_of(tree.rep) + [c for d in inlined for c in nodes.fresh[d].children()]
         else:
-            found = payload.refs_of_ops(payload.read_delta(row.payload or b""))
+            found = payload.refs_of_ops(payload.read_delta(row.payload or b"", nodes))
         todo = [digest for digest in found if digest not in live and digest not in nodes.fresh]
         while todo:
             live.update(todo)
@@ -154,9 +157,27 @@ def _mark_row(heads: Heads, record: ThreadRecord, row: Row, live: set[bytes]) ->
     except Corrupt as error:
         if not _still_shown(heads, record, row):
             return  # somebody else collected it meanwhile
+        (there,) = heads.backend.rows(record.no, [(row.seq, row.seq)], payload=True) or (row,)
+        if there.payload != row.payload:  # somebody else repacked it meanwhile
+            _mark_row(heads, record, there, live)
+            return
         raise heads.damaged(
             record, row.seq, f"{error}; nothing was collected, because what this one stands on is not known"
         ) from error
+
+
+def _repack(heads: Heads, live: set[bytes], progress: Callable[[str, int], None] | None) -> int:
+    """Keep once what rows and chunks hold. It comes before the sweep: no row is left beside a chunk that goes."""
+    repacked = 0
+    for record in threads(heads):
+        before = repacked
+
+        def told(count: int, before: int = before) -> None:
+            if progress:
+                progress("repack", before + count)
+
+        repacked += repack(heads, record, live, told)
+    return repacked
 
 
 def _sweep(heads: Heads, live: set[bytes], epoch: int, progress: Callable[[str, int], None] | None) -> tuple[int, int]:
@@ -184,6 +205,7 @@ class Unsound(NamedTuple):
 
 def verify(heads: Heads, progress: Callable[[str, int], None] | None = None) -> tuple[int, int, list[Unsound]]:
     """Read every checkpoint there is, with everything below it; return threads, checkpoints and what is damaged."""
+    heads = heads.anew()  # what was read before the damage must not speak for it
     good: set[bytes] = set()
     damaged: list[Unsound] = []
     count = seen = 0

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from unittest import mock
 
 from backtrail import store, threads
-from backtrail.engine import codec, diff, engine, nodes, payload, retention, spine, texts, upkeep, writes
+from backtrail.engine import codec, diff, engine, nodes, payload, repack, retention, spine, texts, upkeep, writes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,6 +47,12 @@ _SIZES: Final[tuple[tuple[ModuleType, str, int], ...]] = (
     (retention, "_PAGE", 2),
     (store, "_PAGE", 2),
     (upkeep, "_PAGE", 3),
+    (repack, "_PAGE", 5),
+    (repack, "_BATCH", 3),
+    (repack, "PART_MIN", 6),
+    (repack, "PAYLOAD_MIN", 8),
+    (repack, "GAIN_MIN", -200),  # to name a chunk is longer than most rows then are
+    (repack, "WAITING_BYTES", 2000),
 )
 
 

@@ -139,6 +139,20 @@ class Deeds(Beside):
         if seen:  # else it went behind what this handle has not read, which its next save is to find out
             self._has_written(hand, point)
 
+    def do_grow(self, line: Line, hand: Hand, thread: Thread[Any], rnd: random.Random) -> None:
+        """Append one by one, which is how chunks come to hold what rows hold."""
+        for _ in range(rnd.randrange(3, 9)):
+            state = copy.deepcopy(line.head.state) if line.head else None
+            if not isinstance(state, dict) or not isinstance(state.get("grown"), list):
+                self._write(hand, line, {"grown": []}, {}, lambda: thread.save({"grown": []}))
+                continue
+            item = states.message(rnd)
+            state["grown"].append(copy.deepcopy(item))
+            seen = hand.expected in (UNKNOWN, line.head)
+            point = self._saved(hand, line, thread.append("grown", item), state, {})
+            if seen:
+                self._has_written(hand, point)
+
     def do_set(self, line: Line, hand: Hand, thread: Thread[Any], rnd: random.Random) -> None:
         if line.head is None:
             return
@@ -288,6 +302,21 @@ class Deeds(Beside):
         if seen:
             self._has_written(hand, line.head)
         self._sometimes_collect()
+
+    def do_regret(self, line: Line, hand: Hand, thread: Thread[Any], rnd: random.Random) -> None:
+        """Go back, and delete all that came after: what is left may stand beside chunks that go."""
+        if self.collects:
+            self._collect()
+        history = line.history()
+        if len(history) > 1:
+            keep = rnd.randrange(len(history) - 1)
+            thread.rewind(history[keep].id)
+            line.rewind(history[keep])
+            self._has_written(hand, history[keep])
+            for point in history[keep + 1 :]:
+                self._drop(line, hand, thread, point)
+        if self.collects:
+            self._collect()
 
     def do_delete(self, line: Line, hand: Hand, thread: Thread[Any], rnd: random.Random) -> None:
         if rnd.random() < 0.5:

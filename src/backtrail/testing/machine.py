@@ -33,6 +33,7 @@ WRITES: Final = (
     "save",
     "append",
     "append",
+    "grow",
     "look",
     "set",
     "delete_at",
@@ -41,7 +42,7 @@ WRITES: Final = (
     "save_expecting",
 )
 MOVES: Final = ("undo", "undo", "undo", "redo", "redo", "redo", "rewind", "rewind")
-REMOVALS: Final = ("delete_checkpoint", "delete_checkpoint", "delete_head", "prune", "prune", "delete")
+REMOVALS: Final = ("delete_checkpoint", "delete_checkpoint", "delete_head", "prune", "prune", "delete", "regret")
 OTHERS: Final = ("fork", "tag", "refs", "refs", "diff", "gc", "reopen", "transaction")
 KINDS: Final = (*WRITES, *WRITES, *MOVES, *REMOVALS, *OTHERS)
 

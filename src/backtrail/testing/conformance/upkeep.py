@@ -208,6 +208,37 @@ class Collecting(Suite):
         store.gc()
         assert store.stats().stored_bytes < before * 0.8
 
+    def test_what_rows_and_chunks_both_hold_is_kept_once(self, store: Store, opener: Opener) -> None:
+        thread: Thread[Any] = store.thread("t")
+        thread.save({"messages": [], "n": 0})
+        for item in _varied(150):
+            thread.append("messages", item)
+        before = [(made.id, made.root, made.stored, made.state) for made in thread.history()]
+        size = store._backend.usage().payload_bytes  # noqa: SLF001 - what a file takes goes by pages
+        assert store.gc().repacked > 60
+        assert store._backend.usage().payload_bytes < size  # noqa: SLF001
+        assert store.gc().repacked == 0
+        store.close()
+        with opener() as store:
+            thread = store.thread("t")
+            assert [(made.id, made.root, made.stored, made.state) for made in thread.history()] == before
+            assert thread.append("messages", "on").state["messages"][-2:] == [*_varied(150)[-1:], "on"]
+            assert store.verify().ok
+
+    def test_what_was_deleted_goes_though_rows_stood_beside_its_chunk(self, store: Store, thread: Thread[Any]) -> None:
+        thread.save({"messages": []})
+        for item in _varied(150):
+            thread.append("messages", item)
+        assert store.gc().repacked > 60
+        later = ids(thread.history())[10:]
+        thread.rewind(10)
+        for each in later:
+            thread.delete_checkpoint(each)
+        assert store.gc().repacked > 0
+        assert store.stats().chunks == 0
+        assert states(thread.history()) == [{"messages": _varied(n)} for n in range(10)]
+        assert store.verify().ok
+
 
 class Verifying(Suite):
     """`verify`, and what damage does."""
@@ -285,6 +316,11 @@ class Verifying(Suite):
         assert store.verify().ok
         with pytest.raises(NotFound):
             store.thread("t").load(made[1].id)
+
+
+def _varied(count: int) -> list[dict[str, Any]]:
+    """Return messages that compression alone cannot make short."""
+    return [{"content": " ".join(str(n * k * 7919 % 99_991) for k in range(7, 150))} for n in range(1, count + 1)]
 
 
 def _row(store: Store, checkpoint: Checkpoint[Any]) -> tuple[int, Any]:
