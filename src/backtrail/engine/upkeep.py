@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from backtrail.backends.port import Row, ThreadRecord
     from backtrail.engine.heads import Heads
+    from backtrail.engine.tree import Tree
 
 _PAGE: Final = 500
 
@@ -211,13 +212,14 @@ def verify(heads: Heads, progress: Callable[[str, int], None] | None = None) -> 
     count = seen = 0
     for count, record in enumerate(threads(heads), 1):  # noqa: B007 - counted
         newest = heads.backend.newest(record.no)
+        reading = _Reading(heads, record)
         low = 1
         while newest is not None and low <= newest.seq:
-            rows = heads.backend.rows(record.no, [(low, newest.seq)], limit=_PAGE)
+            rows = heads.backend.rows(record.no, [(low, newest.seq)], payload=True, limit=_PAGE)
             if not rows:
                 break
             for row in rows:
-                reason = _verify_row(heads, record, row, good)
+                reason = reading.reason(row, good)
                 if reason:
                     damaged.append(Unsound(record, row.seq, reason))
                 seen += row.op in log.CHECKPOINTS and not row.hidden
@@ -227,27 +229,54 @@ def verify(heads: Heads, progress: Callable[[str, int], None] | None = None) -> 
     return count, seen, damaged
 
 
-def _verify_row(heads: Heads, record: ThreadRecord, row: Row, good: set[bytes]) -> str | None:
-    if not log.is_sound(row, record.uid):
-        return "its row is damaged"
-    if row.hidden or row.op not in log.CHECKPOINTS:
+class _Reading:
+    """Reads the checkpoints of a thread one after the other: the next one is mostly a change of the last."""
+
+    def __init__(self, heads: Heads, record: ThreadRecord) -> None:
+        self._heads = heads
+        self._record = record
+        self._last: tuple[int, Tree] | None = None
+
+    def reason(self, row: Row, good: set[bytes]) -> str | None:
+        """Return why a checkpoint cannot be read, None if it can; add the chunks below it to the good ones."""
+        if not log.is_sound(row, self._record.uid):
+            return "its row is damaged"
+        if row.hidden or row.op not in log.CHECKPOINTS:
+            return None
+        try:
+            tree = self._tree(row)
+            below = _read_below(self._heads, tree, good)
+        except NotFound:
+            return None
+        except Corrupt as error:
+            return str(error) if _still_shown(self._heads, self._record, row) else None
+        self._last = row.seq, tree
+        good |= below
         return None
-    try:
-        tree = heads.chain(record, row).tree
-        todo = payload.refs_of(tree.rep)
-        below: set[bytes] = set()
-        while todo:
-            stored = [d for d in todo if d not in tree.nodes.fresh]
-            chunks = heads.backend.chunks(stored)
-            nodes = {d: tree.nodes.fresh.get(d) or check_chunk(d, chunks.get(d)) for d in todo}
-            below.update(stored)
-            todo = [c for node in nodes.values() for c in node.children() if c not in good and c not in below]
-    except NotFound:
-        return None
-    except Corrupt as error:
-        return str(error) if _still_shown(heads, record, row) else None
-    good |= below
-    return None
+
+    def _tree(self, row: Row) -> Tree:
+        if self._last is not None and row.parent == self._last[0] and row.base != row.seq:
+            try:
+                tree = self._last[1].apply(payload.read_delta(row.payload or b"", self._heads.nodes()))
+            except Corrupt:
+                pass  # perhaps it was rewritten meanwhile
+            else:
+                if tree.root == row.root:
+                    return tree
+        return self._heads.chain(self._record, row).tree
+
+
+def _read_below(heads: Heads, tree: Tree, good: set[bytes]) -> set[bytes]:
+    """Read and check all chunks that a tree leads to, but for those below good ones; return their digests."""
+    todo = payload.refs_of(tree.rep)
+    below: set[bytes] = set()
+    while todo:
+        stored = [d for d in todo if d not in tree.nodes.fresh]
+        chunks = heads.backend.chunks(stored)
+        nodes = {d: tree.nodes.fresh.get(d) or check_chunk(d, chunks.get(d)) for d in todo}
+        below.update(stored)
+        todo = [c for node in nodes.values() for c in node.children() if c not in good and c not in below]
+    return below
 
 
 def _still_shown(heads: Heads, record: ThreadRecord, row: Row) -> bool:
