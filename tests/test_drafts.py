@@ -271,6 +271,20 @@ def test_a_part_of_the_state_inside_a_tuple_is_a_copy_after_the_step(thread):
     assert held(thread, {"a": [1, 2], "t": ({"a": [1]},)})
 
 
+def test_what_becomes_one_object_inside_tuples_is_two_after_the_step(thread):
+    begin(thread, {"a": [], "t": ({"x": {}}, {}), "u": ({"x": []},)})
+    with thread.step() as state:  # nothing differs, but what is the same object
+        state["t"][0]["x"] = state["t"][1]
+        state["u"][0]["x"] = state["a"]
+    with thread.step() as state:
+        state["t"][1]["k"] = 1
+        state["a"].append(1)
+        assert state["t"] == ({"x": {}}, {"k": 1})
+        assert state["u"][0] == {"x": []}
+    assert thread.load().get("t") == ({"x": {}}, {"k": 1})
+    assert thread.load().get("u")[0] == {"x": []}
+
+
 def test_a_part_that_moved_is_still_live_in_the_next_step(thread):
     begin(thread, {"a": {"x": [1], "y": {"z": [1]}}, "b": {}, "l": [[3], [1], [2]]})
     with thread.step() as state:
@@ -840,6 +854,16 @@ def test_a_step_lets_go_of_the_records_that_it_handed_out(store):
     with thread.step():
         pass
     assert not draft._scope.marked
+
+
+def test_what_becomes_one_record_in_two_fields_is_two_after_the_step(store):
+    thread = store.thread("t", Slot)
+    begin(thread, Slot((Slot(Slot(1)), Slot(1))))
+    with thread.step() as state:
+        state.inner[0].inner = state.inner[1]  # nothing differs, but what is the same object
+    with thread.step() as state:
+        state.inner[1].inner = 2
+    saved_alike(store, thread, Slot((Slot(Slot(1)), Slot(2))))
 
 
 def test_what_a_model_says_about_its_fields_is_part_of_the_state(store):

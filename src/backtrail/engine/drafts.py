@@ -17,7 +17,7 @@ from weakref import ref
 
 from backtrail.engine import changes
 from backtrail.engine.codec import encode
-from backtrail.engine.marks import Hidden, Instance, Node, Scope, is_still
+from backtrail.engine.marks import Instance, Node, Scope, is_still
 from backtrail.engine.owning import Owner, fields_of, parts_of, shot_of
 from backtrail.engine.schema import CUSTOM, Record
 from backtrail.engine.stepping import Walk
@@ -110,12 +110,18 @@ class Draft:
                 for part in _gone(node):
                     owner.free(part, node)
         for edit in walk.edits:
-            for at in edit.put:
-                part = _part(edit.node, at)
-                if type(part) is not Hidden:
-                    owner.put(edit.node, at, part)
-            for at, part in edit.changed:
-                owner.renew(edit.node, at, part)
+            put = [(at, _part(edit.node, at)) for at in edit.put]
+            for at, part in put:
+                owner.put(edit.node, at, part)
+            for _, part in edit.changed:
+                owner.renew(edit.node, part)
+        seen: set[int] = set()
+        for node, part in self._lent():
+            owner.untangle(node, part, seen)
+
+    def _lent(self) -> list[tuple[Node, Any]]:
+        """Return what was lent, and by which nodes."""
+        return [(node, t.value) for node in self._scope.marked for t in node._touched.values() if t.node is None]
 
     def _rest(self) -> None:
         """Take off all marks, but for what somebody else still holds."""

@@ -111,7 +111,7 @@ class Owner:
     def own(self, value: Any, holder: Node, *, known: bool) -> Any:
         """Return a value as the part of a node that it is to be; `known` if it is the draft's already."""
         kind = type(value)
-        if kind in STILL:
+        if kind in STILL or kind is Hidden:
             return value
         if kind is list or kind is dict:
             return self._built(value, holder, known=known)
@@ -215,25 +215,35 @@ class Owner:
             ours = known and (before is None or id(part) in before)
             owned = self.own(part, made, known=ours)
             if owned is part or put_field(value, name, owned):
-                holds |= type(owned) in _NODES or bool(made._kin)
+                holds |= not is_still(owned)
         if holds:
             holder._kin = holder._kin or {}
             holder._kin[id(value)] = made
 
-    def renew(self, node: Any, at: Any, part: Any) -> None:
-        """Look again at a part that changed in place and is not a node: it may have got nodes, or parts of others."""
+    def renew(self, node: Any, part: Any) -> None:
+        """Look again at a part that changed in place and is not a node: if it is a record, it may have got parts."""
         self._claimed.add(id(part))
         if type(self._dumped(part)) is Record and type(part) is not Record:
             self.adopt(part, node, known=False)
-        if holds_nodes(part, self._types) and not (node._kin and id(part) in node._kin):
-            fresh = self._copied(part)
-            self.adopt(fresh, node, known=True)
-            if type(node) is TrackedDict:
-                dict.__setitem__(node, at, fresh)
-            elif isinstance(node, TrackedList):
-                list.__setitem__(node, at, fresh)
-            else:
-                put_field(node.obj, at, fresh)
+
+    def untangle(self, node: Any, part: Any, seen: set[int]) -> None:
+        """Copy a part that is not a node if it holds nodes, or what others hold, too: `seen` are the ids of that."""
+        if (node._kin and id(part) in node._kin) or not tangled(part, self._types, seen):
+            return
+        fresh = self._copied(part)
+        self.adopt(fresh, node, known=True)
+        if isinstance(node, TrackedList):
+            for at, each in enumerate(list.copy(node)):
+                if each is part:
+                    list.__setitem__(node, at, fresh)
+        elif isinstance(node, TrackedDict):
+            for key, each in list(dict.items(node)):
+                if each is part:
+                    dict.__setitem__(node, key, fresh)
+        else:
+            for name, each in self._scope.fields(node.obj).items():
+                if each is part:
+                    put_field(node.obj, name, fresh)
 
     def _dumped(self, part: Any) -> Any:
         return None if type(part) in _PLAIN else self._types.dump(part)
@@ -258,8 +268,14 @@ def parts_of(value: Any, types: Types) -> Iterable[Any]:
     return opened[2].values() if isinstance(opened[2], dict) else opened[2]
 
 
-def holds_nodes(value: Any, types: Types) -> bool:
-    """Tell whether there are nodes in a value that is none."""
-    return any(
-        type(part) in _NODES or (not is_still(part) and holds_nodes(part, types)) for part in parts_of(value, types)
-    )
+def tangled(value: Any, types: Types, seen: set[int]) -> bool:
+    """Tell whether a value that is not a node holds nodes, or something that is held elsewhere, too."""
+    for part in parts_of(value, types):
+        if is_still(part):
+            continue
+        if type(part) in _NODES or id(part) in seen:
+            return True
+        seen.add(id(part))
+        if tangled(part, types, seen):
+            return True
+    return False
