@@ -15,12 +15,12 @@ import apsw
 from backtrail.backends.port import Batch
 from backtrail.backends.sqlite_commit import end, taken
 from backtrail.backends.sqlite_connection import roll_back, translated
-from backtrail.errors import Error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from backtrail.backends.sqlite_connection import Guard
+    from backtrail.errors import Error
 
 # What is wrong with one write, and says nothing about the others.
 _ALONE = (apsw.ConstraintError, apsw.MismatchError, apsw.TooBigError)

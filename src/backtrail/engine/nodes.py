@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 import ormsgpack
 from blake3 import blake3
 
-from backtrail.engine import wire
+from backtrail.engine import pace, wire
 from backtrail.engine.squeeze import unsqueeze
 from backtrail.errors import Corrupt
 
@@ -271,6 +271,7 @@ class Nodes:
 
     def add(self, kind: bytes, data: bytes, opened: Any = None) -> bytes:
         """Put a fresh node and return its digest."""
+        pace.rest()
         digest = digest_of(kind, data)
         self.fresh[digest] = Node(kind, data, opened)
         return digest
