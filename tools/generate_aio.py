@@ -170,7 +170,7 @@ class Maker:
         head = signature(f"async def {node.name}", node, ast.unparse(node.returns))
         head = head.replace("Callable[[Any], S | None]", "Callable[[Any], S | Awaitable[S | None] | None]")
         said = doc(node).replace(
-            "    Begins again", "    `fn` runs in the event loop, and may be a coroutine function. Begins again"
+            "    Begins again", "    `fn` runs in the event loop, and may be a coroutine function.\n    Begins again"
         )
         body = "    found = await updated(self._crew, self._sync, fn, retries)\n"
         return [head, said, body, "    return Checkpoint(self._crew, found)\n"]

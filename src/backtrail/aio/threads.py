@@ -119,7 +119,8 @@ class Thread(Generic[S]):
     async def update(self, fn: Callable[[Any], S | Awaitable[S | None] | None], *, retries: int = 10) -> Checkpoint[S]:
         """Load the state (None if there is none), call `fn` with it, and save what it returns, else what it changed.
 
-        `fn` runs in the event loop, and may be a coroutine function. Begins again when somebody else saved meanwhile, up to `retries` times.
+        `fn` runs in the event loop, and may be a coroutine function.
+        Begins again when somebody else saved meanwhile, up to `retries` times.
         """
         found = await updated(self._crew, self._sync, fn, retries)
         return Checkpoint(self._crew, found)

@@ -301,6 +301,7 @@ class Nodes:
         if missing:
             stored = self._read(missing)
             for digest in missing:
+                pace.rest()
                 found[digest] = node = check_chunk(digest, stored.get(digest))
                 self._cache.put(digest, node)
         return found

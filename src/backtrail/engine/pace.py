@@ -32,6 +32,11 @@ def slow_down() -> None:
     _pace.until = time.monotonic() + _STRETCH
 
 
+def is_slow() -> bool:
+    """Tell whether the calling thread rests now and then."""
+    return _pace.until > 0
+
+
 def rest() -> None:
     """Let others go on, if this thread is a slow one and has worked for a while."""
     if _pace.until and time.monotonic() > _pace.until:
