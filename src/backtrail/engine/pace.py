@@ -50,21 +50,17 @@ def is_light(*values: Any) -> bool:
     size = parts = 0
     while todo:
         value = todo.pop()
-        parts += 1
         kind = type(value)
+        parts += 1
         if kind in _PLAIN:
             continue
         if isinstance(value, str | bytes | bytearray):
             size += len(value)
-        elif isinstance(value, dict):
-            parts += len(value)
-            if parts < _PARTS:
-                todo += value
-                todo += value.values()
-        elif isinstance(value, list | tuple | set | frozenset):
-            parts += len(value)
-            if parts < _PARTS:
-                todo += value
+        elif isinstance(value, dict | list | tuple | set | frozenset):
+            if parts + len(value) > _PARTS:
+                return False
+            todo += value
+            todo += value.values() if isinstance(value, dict) else ()
         else:
             inner = getattr(value, "__dict__", None)
             todo += inner.values() if inner else ()
