@@ -12,11 +12,12 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from backtrail import aio
 
-WORDS = "the plan for this week is to compare two offers and then decide which hotel fits the budget".split()
+TEXT = "the plan for this week is to compare two offers and then decide which hotel fits the budget"
+WORDS = TEXT.split()
 
 
 def large_state(size: int) -> dict[str, Any]:
@@ -29,7 +30,7 @@ def large_state(size: int) -> dict[str, Any]:
 class Lag:
     """`async with Lag() as lag:` measures how late the loop is, in milliseconds."""
 
-    async def __aenter__(self) -> Lag:
+    async def __aenter__(self) -> Self:
         self.late: list[float] = []
         self._task = asyncio.create_task(self._watch())
         return self
@@ -46,7 +47,9 @@ class Lag:
     def __str__(self) -> str:
         ordered = sorted(self.late)
         p99 = ordered[int(len(ordered) * 0.99)]
-        return f"median {statistics.median(ordered):.2f}, p99 {p99:.2f}, worst {ordered[-1]:.2f} ms, {len(ordered)} times"
+        return (
+            f"median {statistics.median(ordered):.2f}, p99 {p99:.2f}, worst {ordered[-1]:.2f} ms, {len(ordered)} times"
+        )
 
 
 async def loop_lag(path: Path, size: int = 50_000_000, saves: int = 3) -> dict[str, Lag]:

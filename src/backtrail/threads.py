@@ -63,7 +63,7 @@ class Thread(Generic[S]):
         self._key = Key(space, id, None if agent is None else check_id(agent, "an agent's id"))
         self._type = type
         self._types = engine.types.for_state(type)
-        self._stands: Standing | None = None
+        self._shared = engine.known(space, id)
         self._expected: weakref.WeakKeyDictionary[object, Expect] = weakref.WeakKeyDictionary()
 
     def __repr__(self) -> str:
@@ -472,18 +472,21 @@ class Thread(Generic[S]):
 
     @property
     def _known(self) -> Standing | None:
-        """How the thread stood after this handle's last write; whatever is remembered of a write is kept like this."""
-        pending = self._engine.pending
-        known: Standing | None = self._stands if pending is None else pending.get(self, self._stands)
+        """How the thread stood after the last write that is known of; whatever is remembered of one is kept like this.
+
+        In a group it is only for that group, until it has ended.
+        """
+        pending, shared = self._engine.pending, self._shared
+        known: Standing | None = shared.standing if pending is None else pending.get(shared, shared.standing)
         return known
 
     @_known.setter
     def _known(self, standing: Standing | None) -> None:
-        pending = self._engine.pending
+        pending, shared = self._engine.pending, self._shared
         if pending is None:
-            self._stands = standing
+            shared.standing = standing
         else:
-            pending.keep(self, standing, lambda last: setattr(self, "_stands", last))
+            pending.keep(shared, standing, lambda last: setattr(shared, "standing", last))
 
     def _write(
         self, propose: Propose, meta: Meta, expect: Checkpoint[Any] | str | Sentinel | None, *, default: Expect

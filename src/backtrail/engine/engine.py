@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from backtrail.engine import owner, upkeep
-from backtrail.engine.heads import Heads, Options
+from backtrail.engine.heads import Heads, Options, Standing
 from backtrail.engine.overlay import Overlay
 from backtrail.engine.writes import Writes
 from backtrail.errors import Error, Invalid
@@ -56,6 +56,15 @@ class Pending:
             publish(value)
 
 
+class Known:
+    """How a thread stood after a write, for all handles of it: a hint, which is tried before the thread is read."""
+
+    __slots__ = ("__weakref__", "standing")
+
+    def __init__(self) -> None:
+        self.standing: Standing | None = None
+
+
 class _Grouped(threading.local):
     """What the calling thread's open group has pending."""
 
@@ -73,12 +82,17 @@ class Engine:
         self._direct = Desk(heads, Writes(heads, self._trim))
         self._written: dict[int, int] = {}
         self._grouped = _Grouped()
+        self._known: weakref.WeakValueDictionary[tuple[str, str], Known] = weakref.WeakValueDictionary()
         self._open: weakref.WeakKeyDictionary[object, Desk] = weakref.WeakKeyDictionary()
 
     @property
     def desk(self) -> Desk:
         """Where the calling thread or task reads and writes."""
         return self._open.get(owner.current(), self._direct) if self._open else self._direct
+
+    def known(self, space: str, name: str) -> Known:
+        """Return what the handles of a thread share, as long as there are any."""
+        return self._known.get((space, name)) or self._known.setdefault((space, name), Known())
 
     def _trim(self, record: ThreadRecord) -> None:
         """Now and then remove rows that the store's own options have hidden, so that they do not pile up.
