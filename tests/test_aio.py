@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -778,6 +779,35 @@ def test_what_was_not_begun_is_withdrawn(opened):
     asyncio.run(main())
 
 
+def test_a_transaction_or_step_whose_end_was_withdrawn_is_over(opened):
+    async def main():
+        async with opened() as store:
+            thread = await begin(store)
+            ending = asyncio.Event()
+
+            async def work(block):
+                try:
+                    async with block():
+                        await thread.append("l", "never") if block == store.transaction else None
+                        ending.set()
+                except asyncio.CancelledError:
+                    return "cancelled", store._crew.in_transaction
+                return None
+
+            for block in (store.transaction, thread.step):
+                ending.clear()
+                with held(store):
+                    task = asyncio.create_task(work(block))
+                    await ending.wait()
+                    await asyncio.sleep(0)
+                    task.cancel()
+                    assert await task == ("cancelled", False)
+            assert (await state_of(thread))["l"] == ["before"]
+            await goes_on(store, thread)
+
+    asyncio.run(main())
+
+
 def test_what_was_begun_is_finished_before_the_cancellation_is_raised(opened):
     async def main():
         async with opened() as store:
@@ -969,6 +999,7 @@ def test_a_child_goes_on_with_a_writer_of_its_own(path):
     child = os.fork()
     if child == 0:
         status = 1
+        signal.alarm(30)  # if it waits for a thread that it has not got
         try:
             status = 0 if asyncio.run(main(store, "child")) == 40 else 2
             asyncio.run(store.close())
