@@ -240,7 +240,7 @@ def test_a_thousand_coroutines_with_a_thread_each(opened):
 
 @contextmanager
 def held(store):
-    """Let the writer do nothing in the block, so that all that is asked for in it is one group."""
+    """Let the writer do nothing in the block: what is asked for in it waits, and is then done together."""
     go_on, there = threading.Event(), threading.Event()
 
     def wait():
@@ -249,12 +249,10 @@ def held(store):
 
     store._crew.begin(wait, together=True)
     assert there.wait(30)
-    # what comes while this one is done joins its group, unless that is full or too old
-    with mock.patch.object(queue, "GROUP_SECONDS", 60):
-        try:
-            yield
-        finally:
-            go_on.set()
+    try:
+        yield
+    finally:
+        go_on.set()
 
 
 @contextmanager
@@ -274,12 +272,26 @@ def counted_groups(store):
 def test_what_is_asked_for_together_is_one_group(opened):
     async def main():
         async with opened() as store:
-            with counted_groups(store) as groups:
+            with counted_groups(store) as groups, mock.patch.object(queue, "GROUP_SECONDS", 60):
                 with held(store):
                     tasks = [asyncio.create_task(store.thread(f"t{n}").save({"n": n})) for n in range(100)]
                     await asyncio.sleep(0)
                 await asyncio.gather(*tasks)
             assert len(groups) <= 2
+
+    asyncio.run(main())
+
+
+def test_a_group_takes_no_more_than_it_may(opened):
+    async def main():
+        async with opened() as store:
+            for name, bound, least in (("GROUP_MAX", 10, 5), ("GROUP_SECONDS", 0, 50)):
+                with counted_groups(store) as groups, mock.patch.object(queue, name, bound):
+                    with held(store):
+                        tasks = [asyncio.create_task(store.thread(f"t{n}").save({"n": n})) for n in range(50)]
+                        await asyncio.sleep(0)
+                    await asyncio.gather(*tasks)
+                assert len(groups) >= least
 
     asyncio.run(main())
 
@@ -422,9 +434,10 @@ def test_what_goes_into_a_transaction_sees_no_group_that_has_not_ended(opened):
             await thread.save({"l": []})
             async with store.transaction():
                 with held(store):  # the writer has a group open: what is written here is not a part of it
-                    await asyncio.wait_for(thread.append("l", "mine"), 10)
-                    async with thread.step() as state:
-                        state["l"].append("too")
+                    async with asyncio.timeout(10):  # wait_for would be another task
+                        await thread.append("l", "mine")
+                        async with thread.step() as state:
+                            state["l"].append("too")
             assert await state_of(thread) == {"l": ["mine", "too"]}
 
     asyncio.run(main())

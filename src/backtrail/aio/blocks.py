@@ -37,13 +37,12 @@ class Step(Generic[S]):
         self._block = self._make()
         job = self._crew.begin(self._block.__enter__, together=False)
         try:
-            state = await job.outcome()
+            self._state = await job.outcome()
         except asyncio.CancelledError as error:
             if not job.withdrawn:
                 _drop(self._block, error)
             raise
-        self._light = pace.is_light(state)
-        return state
+        return self._state
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -51,7 +50,7 @@ class Step(Generic[S]):
         if error is not None:
             _drop(self._block, error)
             return
-        together = self._light and not self._crew.in_transaction
+        together = pace.is_light(self._state) and not self._crew.in_transaction
         job = self._crew.begin(lambda: self._block.__exit__(None, None, None), together=together)
         try:
             await job.outcome()
