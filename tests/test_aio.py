@@ -165,6 +165,23 @@ def test_a_checkpoint_goes_to_bytes_and_back(opened):
     asyncio.run(main())
 
 
+def test_iterators_go_over_many_pages_without_a_gap(opened):
+    async def main():
+        async with opened() as store:
+            thread = store.thread("t")
+            for n in range(250):
+                await thread.save({"n": n})
+            assert [c.step async for c in thread.history()] == list(range(1, 251))
+            async for checkpoint in thread.history(newest_first=True):
+                if checkpoint.step == 100:
+                    break
+            assert (await thread.save({"n": "next"})).step == 251
+            await asyncio.gather(*(store.thread(f"t{n}").save({}) for n in range(230)))
+            assert len({info.id async for info in store.threads()}) == 231
+
+    asyncio.run(main())
+
+
 @dataclass
 class Plan:
     city: str
