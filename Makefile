@@ -15,7 +15,7 @@ export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test lint bench torture format clean
+.PHONY: help demo test lint bench torture format aio clean
 .NOTPARALLEL:
 
 help:
@@ -23,6 +23,7 @@ help:
 	@echo "make test      run the tests (ARGS='-k fork' passes options to pytest)"
 	@echo "make lint      ruff, mypy and the layers"
 	@echo "make format    let ruff put the code in form"
+	@echo "make aio       make backtrail.aio from the synchronous code again"
 	@echo "make bench     measure, beside LangGraph's SqliteSaver (ARGS=--quick takes a minute)"
 	@echo "make torture   the long reliability runs"
 	@echo "make clean     remove .venv, builds and caches"
@@ -42,6 +43,9 @@ lint: $(LINT)
 format: $(LINT)
 	$(PY) -m ruff format .
 	$(PY) -m ruff check --fix .
+
+aio: $(CORE)
+	$(PY) tools/generate_aio.py
 
 bench: $(BENCH)
 	$(PY) -m bench $(ARGS)

@@ -24,7 +24,7 @@ from backtrail.backends.port import (
     Vanished,
 )
 from backtrail.backends.sqlite import SqliteBackend
-from backtrail.errors import Unavailable
+from backtrail.errors import Invalid, Unavailable
 
 # NUL, a lone surrogate, two of them that are not the character they would encode, wildcards, the last character.
 ODD_TEXTS = ["", "a\0b", "\ud800", "\ud83d\ude00", "😀", "%", "_", "'; --", "\U0010ffff", "é"]
@@ -878,3 +878,127 @@ def test_the_backends_give_the_same_answers(tmp_path_factory, empty_store, actio
                 assert memory.rows(no, spans, **options) == sqlite.rows(no, spans, **options)
     finally:
         sqlite.close()
+
+
+class TestGroup:
+    def test_what_was_committed_in_it_is_there_afterwards(self, backend):
+        no = start(backend)
+        with backend.group():
+            backend.commit(Batch(rows=((no, row(2)),)))
+            other = start(backend, "y", rows=2)
+            backend.commit(Batch(rows=((other, row(3)),), chunks=((digest("a"), b"a"),), tag=((no, 2, "t"),)))
+        assert (backend.newest(no).seq, backend.newest(other).seq) == (2, 3)
+        assert (backend.tags(no), backend.chunks([digest("a")])) == ({2: ("t",)}, {digest("a"): b"a"})
+
+    def test_its_own_thread_sees_it_at_once_and_others_only_when_it_has_ended(self, backend):
+        no = start(backend)
+        seen = []
+        other = threading.Thread(target=lambda: seen.append(backend.newest(no).seq))
+        with backend.group():
+            backend.commit(Batch(rows=((no, row(2)),)))
+            assert backend.newest(no).seq == 2
+            assert [found.seq for found in backend.rows(no, [(1, 1), (2, 9)])] == [1, 2]
+            assert backend.usage().rows == 2
+            other.start()
+            backend.commit(Batch(rows=((no, row(3)),)))
+        other.join(30)
+        assert seen in ([1], [3])  # whichever way the backend keeps it apart
+
+    def test_each_commit_is_refused_alone_and_leaves_nothing_behind(self, backend):
+        no = start(backend)
+        with backend.group():
+            backend.commit(Batch(rows=((no, row(2)),)))
+            with pytest.raises(Stale):
+                backend.commit(Batch(rows=((no, row(2)),)))
+            with pytest.raises(Stale):
+                backend.commit(Batch(rows=((no, row(3)), (no, row(5))), chunks=((digest("x"), b"x"),)))
+            with pytest.raises(Stale):
+                backend.commit(Batch(threads=(new("fresh"), new("x"))))
+            with pytest.raises(Vanished):
+                backend.commit(Batch(rows=((no, row(3)),), visible=((no, 9),)))
+            with pytest.raises(MissingChunks):
+                backend.commit(Batch(rows=((no, row(3)),), touch=(digest("gone"),)))
+            backend.commit(Batch(rows=((no, row(3)),), newest=((no, 2),)))
+        assert [found.seq for found in backend.rows(no, [(1, 9)])] == [1, 2, 3]
+        assert backend.present([digest("x")]) == set()
+        assert backend.find_thread("thread", "fresh") is None
+
+    def test_an_exception_takes_all_of_it_back(self, backend):
+        no = start(backend, rows=3)
+        backend.commit(Batch(hide=((no, 1),), chunks=((digest("old"), b"old"),), tag=((no, 2, "a"), (no, 2, "b"))))
+        before = everything(backend)
+        with pytest.raises(RuntimeError), backend.group():
+            backend.commit(Batch(rows=((no, row(4)),), hide=((no, 2),)))
+            start(backend, "y")
+            backend.commit(Batch(renew=((no, new("x", agent="other")),), untag=((no, 2, "a"),), tag=((no, 1, "c"),)))
+            backend.next_epoch()
+            backend.commit(Batch(touch=(digest("old"),), chunks=((digest("new"), b"new"),)))
+            assert backend.remove_rows(no, [1, 2]) == 2
+            assert backend.remove_chunks([digest("old")], 99) == 3
+            assert backend.rewrite(no, [backend.rows(no, [(3, 3)])[0]._replace(payload=b"other")]) == 1
+            raise RuntimeError
+        assert everything(backend) == before
+        backend.commit(Batch(rows=((no, row(4)),)))
+
+    def test_the_same_batch_counts_once_inside_and_across(self, backend):
+        no = start(backend)
+        one = Batch(rows=((no, row(2)),))
+        made = Batch(threads=(new("y"),), rows=((-1, row(1)),))
+        with backend.group():
+            assert backend.commit(one) == backend.commit(one) == ()
+            numbers = backend.commit(made)
+            assert backend.commit(made) == numbers
+        with backend.group():
+            assert backend.commit(made) == numbers
+        assert backend.commit(one) == ()
+        assert len(backend.rows(no, [(1, 9)])) == 2
+
+    def test_one_without_a_write_keeps_nobody_out(self, backend):
+        no = start(backend)
+        done = threading.Event()
+
+        def write():
+            backend.commit(Batch(rows=((no, row(2)),)))
+            done.set()
+
+        with backend.group():
+            assert backend.newest(no).seq == 1
+            threading.Thread(target=write).start()
+            assert done.wait(30)
+            assert backend.newest(no).seq == 2
+
+    def test_each_thread_has_its_own(self, backend):
+        numbers = [start(backend, str(at)) for at in range(4)]
+
+        def work(no):
+            for seq in range(2, 20, 3):
+                with backend.group():
+                    for at in range(3):
+                        backend.commit(Batch(rows=((no, row(seq + at)),)))
+
+        workers = [threading.Thread(target=work, args=(no,)) for no in numbers]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join(60)
+        assert [backend.newest(no).seq for no in numbers] == [19] * 4
+
+    def test_what_cannot_be_a_part_of_it_is_invalid(self, backend):
+        no = start(backend)
+        with backend.group():
+            backend.commit(Batch(rows=((no, row(2)),)))
+            for forbidden in (lambda: backend.group().__enter__(), backend.reclaim, backend.close):
+                with pytest.raises(Invalid):
+                    forbidden()
+            backend.commit(Batch(rows=((no, row(3)),)))
+        assert backend.newest(no).seq == 3
+
+    def test_upkeep_may_be_a_part_of_it(self, backend):
+        no = start(backend, rows=3)
+        with backend.group():
+            backend.commit(Batch(hide=((no, 1),)))
+            assert backend.remove_rows(no, [1]) == 1
+            epoch = backend.next_epoch()
+            backend.commit(Batch(chunks=((digest("a"), b"a"),)))
+        assert [found.seq for found in backend.rows(no, [(1, 9)])] == [2, 3]
+        assert backend.chunk_page(b"", 9) == [(digest("a"), epoch)]

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import textwrap
 import threading
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -890,6 +891,165 @@ class TestDisk:
         with raises(Corrupt, "corrupt.store"):
             damaged.rows(no, [(1, 99)], payload=True)
         damaged.close()
+
+
+class TestGroup:
+    """What `test_backends.py` cannot show: a disk that fails, and what others see."""
+
+    @staticmethod
+    def fill(backend, no, first):
+        backend.commit(Batch(rows=((no, row(first)),)))
+        backend.commit(Batch(rows=((no, row(first + 1)),), tag=((no, 1, "t"),)))
+
+    def test_many_commits_wait_for_the_disk_once(self, disk, path):
+        backend = SqliteBackend(path)
+        no = start(backend)
+        disk.calls.clear()
+        with backend.group():
+            for seq in range(2, 40):
+                backend.commit(Batch(rows=((no, row(seq)),)))
+        assert disk.calls.count("sync wal") == 1
+        disk.calls.clear()
+        with backend.group():
+            backend.newest(no)
+        assert not [call for call in disk.calls if not call.startswith("read")]
+        backend.close()
+
+    @pytest.mark.parametrize("call", ["write wal", "sync wal"])
+    def test_one_whose_end_failed_is_certainly_not_there(self, disk, path, call):
+        backend = SqliteBackend(path)
+        no = start(backend)
+        with raises(Unavailable, "unavailable.io"), backend.group():
+            self.fill(backend, no, 2)
+            disk.before = fail(apsw.SQLITE_IOERR_FSYNC, call, once=True)
+        assert (backend.newest(no).seq, backend.tags(no)) == (1, {})
+        shutil.copy(path, path.with_name("copy"))
+        shutil.copy(f"{path}-wal", path.with_name("copy-wal"))
+        copy = SqliteBackend(path.with_name("copy"))
+        assert copy.newest(no).seq == 1
+        copy.close()
+        with backend.group():
+            self.fill(backend, no, 2)
+        assert backend.newest(no).seq == 3
+        backend.close()
+
+    def test_one_of_which_nobody_knows_says_so(self, disk, path):
+        backend = SqliteBackend(path)
+        no = start(backend)
+        with raises(CommitUnknown, "commit_unknown.io"), backend.group():
+            self.fill(backend, no, 2)
+            disk.before = fail(apsw.SQLITE_IOERR_FSYNC, "sync wal")
+        disk.before = lambda call: None
+        assert backend.newest(no).seq in (1, 3)
+        append(backend, no)
+        backend.close()
+
+    @pytest.mark.parametrize("removed", [False, True])
+    def test_one_that_is_there_in_spite_of_an_error_is_a_success(self, backend, removed, monkeypatch):
+        no = start(backend)
+        ended = sqlite_commit.end
+
+        class Liar:
+            def __init__(self, connection):
+                self.connection = connection
+                self.lies = 1
+
+            def execute(self, statement, parameters=None):
+                done = self.connection.execute(statement, parameters)
+                if self.lies and statement == "COMMIT":
+                    self.lies -= 1
+                    raise apsw.exception_for(apsw.SQLITE_IOERR)
+                return done
+
+            in_transaction = False
+
+        monkeypatch.setattr(
+            "backtrail.backends.sqlite_group.end", lambda connection, *rest: ended(Liar(connection), *rest)
+        )
+        with backend.group():
+            backend.commit(Batch(rows=((no, row(2)), (no, row(3))), hide=((no, 2),)))
+            if removed:  # what a group wrote and took away again is no sign that it did not happen
+                backend.remove_rows(no, [2])
+            backend.commit(Batch(tag=((no, 1, "t"),)))
+        assert backend.newest(no).seq == 3
+
+    def test_a_batch_that_was_there_before_is_no_sign_that_the_group_is(self, disk, path):
+        backend = SqliteBackend(path)
+        no = start(backend)
+        old = Batch(rows=((no, row(2)),))
+        backend.commit(old)
+        with raises(Unavailable, "unavailable.io"), backend.group():
+            backend.commit(Batch(tag=((no, 1, "t"),)))
+            backend.commit(old)
+            disk.before = fail(apsw.SQLITE_IOERR_FSYNC, "sync wal", once=True)
+        assert backend.tags(no) == {}
+        backend.close()
+
+    def test_a_failing_disk_takes_the_whole_group(self, backend):
+        no = start(backend)
+        with raises(Unavailable, "unavailable.full"), backend.group():
+            self.fill(backend, no, 2)
+            limit = backend._guard._connection.pragma("page_count") + 2
+            backend._guard._connection.pragma("max_page_count", limit)
+            for _ in range(2):
+                with raises(Unavailable, "unavailable.full"):
+                    backend.commit(Batch(rows=((no, row(4, payload=bytes(1 << 20))),), tag=((no, 1, "t"),)))
+            backend._guard._connection.pragma("max_page_count", 1 << 30)
+            with raises(Unavailable, "unavailable.full"):
+                backend.commit(Batch(rows=((no, row(4)),)))
+        assert backend.newest(no).seq == 1
+        append(backend, no)
+
+    def test_what_sqlite_refuses_is_refused_alone(self, backend):
+        no = start(backend)
+        with backend.group():
+            append(backend, no)
+            with raises(Unavailable, "unavailable.sqlite"):
+                backend.commit(Batch(rows=((no, row(3, root="text")),)))
+            with raises(Unavailable, "unavailable.sqlite"):
+                backend.commit(Batch(rows=((no, row(3, root="text")),), tag=((no, 1, "t"),)))
+            append(backend, no)
+        assert (backend.newest(no).seq, backend.tags(no)) == (3, {})
+
+    def test_another_process_that_writes_is_waited_for_once(self, path):
+        backend = SqliteBackend(path, busy_timeout=0.2)
+        no = start(backend)
+        other = apsw.Connection(str(path))
+        other.execute("BEGIN IMMEDIATE")
+        began = time.monotonic()
+        with raises(Unavailable, "unavailable.locked"), backend.group():
+            for _ in range(20):
+                with raises(Unavailable, "unavailable.locked"):
+                    backend.commit(Batch(rows=((no, row(2)),)))
+        assert time.monotonic() - began < 2
+        other.execute("ROLLBACK")
+        append(backend, no)
+        other.close()
+        backend.close()
+
+    def test_a_fork_waits_for_its_end(self, backend):
+        no = start(backend)
+        held, go_on = threading.Event(), threading.Event()
+
+        def work():
+            with backend.group():
+                append(backend, no)
+                held.set()
+                go_on.wait(30)
+                append(backend, no)
+
+        worker = threading.Thread(target=work)
+        worker.start()
+        assert held.wait(30)
+        threading.Timer(0.2, go_on.set).start()
+
+        def child():
+            assert backend.newest(no).seq == 3
+            append(backend, no)
+
+        assert in_child(child) == 0
+        worker.join(30)
+        assert append(backend, no).seq == 5
 
 
 class TestStatements:

@@ -64,7 +64,7 @@ class Thread(Generic[S]):
         self._key = Key(space, id, None if agent is None else check_id(agent, "an agent's id"))
         self._type = type
         self._types = engine.types.for_state(type)
-        self._known: Standing | None = None
+        self._shared = engine.known(space, id)
         self._drafts: list[Draft] = []
         """The draft that the last step left, if it is kept."""
         self._expected: weakref.WeakKeyDictionary[object, Expect] = weakref.WeakKeyDictionary()
@@ -479,7 +479,16 @@ class Thread(Generic[S]):
         if overlay is not None and self in overlay.expected:
             expected: Expect = overlay.expected[self]
             return expected
-        return self._expected.get(owner.current(), ANYTHING)
+        me, pending = owner.current(), self._engine.pending
+        expected = self._expected.get(me, ANYTHING)
+        return expected if pending is None else pending.get((self, me), expected)
+
+    def _set_expected(self, me: object, expect: Expect) -> None:
+        pending = self._engine.pending
+        if pending is None:
+            self._expected[me] = expect
+        else:
+            pending.keep((self, me), expect, lambda last: self._expected.__setitem__(me, last))
 
     def _expect(self, standing: Standing | None) -> None:
         """Keep the head that this caller has read or written.
@@ -490,9 +499,9 @@ class Thread(Generic[S]):
         head = standing.head if standing else None
         expect = Expect(head.seq, head.op_id) if head else Expect(NOTHING)
         if overlay is None or standing is None or not overlay.wrote(standing.record.no):
-            self._expected[me] = expect
+            self._set_expected(me, expect)
         else:
-            overlay.after_commit.append(lambda: self._expected.__setitem__(me, expect))
+            overlay.after_commit.append(lambda: self._set_expected(me, expect))
         if overlay is not None:
             overlay.expected[self] = expect
 
@@ -504,6 +513,24 @@ class Thread(Generic[S]):
     def _keep(self, standing: Standing) -> None:
         if self._engine.desk.overlay is None:  # what stands in a transaction is not yet what stands in the store
             self._known = standing
+
+    @property
+    def _known(self) -> Standing | None:
+        """How the thread stood after the last write that is known of; whatever is remembered of one is kept like this.
+
+        In a group it is only for that group, until it has ended.
+        """
+        pending, shared = self._engine.pending, self._shared
+        known: Standing | None = shared.standing if pending is None else pending.get(shared, shared.standing)
+        return known
+
+    @_known.setter
+    def _known(self, standing: Standing | None) -> None:
+        pending, shared = self._engine.pending, self._shared
+        if pending is None:
+            shared.standing = standing
+        else:
+            pending.keep(shared, standing, lambda last: setattr(shared, "standing", last))
 
     def _write(
         self, propose: Propose, meta: Meta, expect: Checkpoint[Any] | str | Sentinel | None, *, default: Expect

@@ -1,8 +1,9 @@
 """A store in memory: the port in plain dicts, to be read as its specification.
 
 One lock is held during every call, so a call sees all of a batch or none of it. A batch is checked as a whole
-before the first change is made, and nothing after the checks can fail. Nothing outlives the process; after
-`os.fork()` the child has a copy of its own, taken between two calls.
+before the first change is made, and nothing after the checks can fail. A group keeps the lock from its first write to
+its end, and the values that it replaced, to put them back. Nothing outlives the process; after `os.fork()` the child
+has a copy of its own, taken between two calls.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from backtrail.backends.port import Batch, MissingChunks, NewThread, Row, Stale, ThreadRecord, Usage, Vanished
-from backtrail.errors import Unavailable
+from backtrail.errors import Invalid, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
 # One for all stores in memory, so that a single hook keeps a fork out of the middle of a call. It is re-entrant
@@ -28,6 +30,27 @@ _LOCK = threading.RLock()
 def _fork_between_calls() -> None:
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_LOCK.release)
+
+
+_ABSENT = object()
+
+
+class _Grouped(threading.local):
+    """What the calling thread's open group has replaced: (the dict, the key, the value before)."""
+
+    before: list[tuple[dict[Any, Any], Any, Any]] | None = None
+
+
+def _put_back(before: list[tuple[dict[Any, Any], Any, Any]]) -> None:
+    for mapping, key, old in reversed(before):
+        if old is _ABSENT:
+            mapping.pop(key, None)
+        elif key in mapping:
+            mapping[key] = old
+        else:  # it stands in its old place again
+            there = sorted([*mapping.items(), (key, old)], key=lambda entry: entry[0])
+            mapping.clear()
+            mapping.update(there)
 
 
 def _is_checkpoint(row: Row) -> bool:
@@ -44,8 +67,9 @@ class MemoryBackend:
         self._uids: dict[bytes, int] = {}
         self._logs: dict[int, dict[int, Row]] = {}  # by thread number, then by seq, ascending
         self._chunks: dict[bytes, tuple[bytes, int]] = {}  # the stored bytes, the epoch
-        self._tags: dict[tuple[int, int], list[str]] = {}
-        self._epoch = 1
+        self._tags: dict[tuple[int, int], tuple[str, ...]] = {}
+        self._meta = {"epoch": 1}
+        self._grouped = _Grouped()
         self._closed = False
 
     def _use(self) -> AbstractContextManager[object]:
@@ -119,7 +143,7 @@ class MemoryBackend:
     def tags(self, thread: int, seqs: Iterable[int] | None = None) -> dict[int, tuple[str, ...]]:
         with self._use():
             wanted = self._logs.get(thread, {}).keys() & (self._logs.get(thread, {}) if seqs is None else set(seqs))
-            return {seq: tuple(self._tags[thread, seq]) for seq in sorted(wanted) if self._tags.get((thread, seq))}
+            return {seq: self._tags[thread, seq] for seq in sorted(wanted) if self._tags.get((thread, seq))}
 
     def tagged(self, thread: int, tag: str) -> list[int]:
         with self._use():
@@ -136,6 +160,33 @@ class MemoryBackend:
             return {digest for digest in digests if digest in self._chunks}
 
     # -- the one way to write -------------------------------------------------------------------
+    @contextmanager
+    def group(self) -> Iterator[None]:
+        self._refuse_in_group()
+        before: list[tuple[dict[Any, Any], Any, Any]] = []
+        self._grouped.before = before
+        try:
+            yield
+        except BaseException:
+            _put_back(before)
+            raise
+        finally:
+            self._grouped.before = None
+            if before:
+                _LOCK.release()
+
+    def _set(self, mapping: dict[Any, Any], key: Any, value: Any) -> None:
+        """Put a value, or take it out if it is _ABSENT: every write does it here, so that a group can undo it."""
+        before = self._grouped.before
+        if before is not None:
+            if not before:
+                _LOCK.acquire()  # once more than the call does: until the group ends
+            before.append((mapping, key, mapping.get(key, _ABSENT)))
+        if value is _ABSENT:
+            mapping.pop(key, None)
+        else:
+            mapping[key] = value
+
     def commit(self, batch: Batch) -> tuple[int, ...]:
         with self._use():
             try:
@@ -191,43 +242,45 @@ class MemoryBackend:
     def _apply(self, batch: Batch) -> tuple[int, ...]:
         numbers = tuple(len(self._threads) + at for at in range(1, len(batch.threads) + 1))
         for no, new in zip(numbers, batch.threads, strict=True):
-            self._threads[no] = ThreadRecord(no, *new)
-            self._names[new.space, new.name] = self._uids[new.uid] = no
-            self._logs[no] = {}
+            self._set(self._threads, no, ThreadRecord(no, *new))
+            self._set(self._names, (new.space, new.name), no)
+            self._set(self._uids, new.uid, no)
+            self._set(self._logs, no, {})
         for thread, new in batch.renew:
             self._renew(_number(thread, numbers), new)
         for thread, row in batch.rows:
-            self._logs[_number(thread, numbers)][row.seq] = row._replace(payload=row.payload or b"")
+            self._set(self._logs[_number(thread, numbers)], row.seq, row._replace(payload=row.payload or b""))
         self._put(batch.chunks)
         for digest in batch.touch:
-            self._chunks[digest] = (self._chunks[digest][0], self._epoch)
+            self._set(self._chunks, digest, (self._chunks[digest][0], self._meta["epoch"]))
         self._mark(batch, numbers)
         return numbers
 
     def _renew(self, no: int, new: NewThread) -> None:
         if no in self._threads:
-            self._threads[no] = self._threads[no]._replace(
-                agent=new.agent, created_at=new.created_at, origin=new.origin
-            )
+            renewed = self._threads[no]._replace(agent=new.agent, created_at=new.created_at, origin=new.origin)
+            self._set(self._threads, no, renewed)
 
     def _put(self, chunks: Sequence[tuple[bytes, bytes]]) -> None:
         for digest, stored in chunks:
-            self._chunks[digest] = (self._chunks.get(digest, (stored,))[0], self._epoch)
+            self._set(self._chunks, digest, (self._chunks.get(digest, (stored,))[0], self._meta["epoch"]))
 
     def _mark(self, batch: Batch, numbers: Sequence[int]) -> None:
         """Hide, tag and untag. What is not there is passed over."""
         for thread, seq in batch.hide:
             log = self._logs.get(_number(thread, numbers), {})
             if seq in log:
-                log[seq] = log[seq]._replace(hidden=True)
+                self._set(log, seq, log[seq]._replace(hidden=True))
         for thread, seq, tag in batch.tag:
             no = _number(thread, numbers)
-            if seq in self._logs.get(no, {}) and tag not in self._tags.setdefault((no, seq), []):
-                self._tags[no, seq].append(tag)
+            tags = self._tags.get((no, seq), ())
+            if seq in self._logs.get(no, {}) and tag not in tags:
+                self._set(self._tags, (no, seq), (*tags, tag))
         for thread, seq, tag in batch.untag:
-            tags = self._tags.get((_number(thread, numbers), seq), [])
+            no = _number(thread, numbers)
+            tags = self._tags.get((no, seq), ())
             if tag in tags:
-                tags.remove(tag)
+                self._set(self._tags, (no, seq), tuple(word for word in tags if word != tag))
 
     # -- upkeep -------------------------------------------------------------------------------
     def thread_numbers(self, after: int, limit: int) -> list[int]:
@@ -240,8 +293,8 @@ class MemoryBackend:
 
     def next_epoch(self) -> int:
         with self._use():
-            self._epoch += 1
-            return self._epoch
+            self._set(self._meta, "epoch", self._meta["epoch"] + 1)
+            return self._meta["epoch"]
 
     def chunk_page(self, after: bytes, limit: int) -> list[tuple[bytes, int]]:
         with self._use():
@@ -251,15 +304,18 @@ class MemoryBackend:
     def remove_chunks(self, digests: Sequence[bytes], before_epoch: int) -> int:
         with self._use():
             old = {digest for digest in digests if digest in self._chunks and self._chunks[digest][1] < before_epoch}
-            return sum(len(self._chunks.pop(digest)[0]) for digest in old)
+            size = sum(len(self._chunks[digest][0]) for digest in old)
+            for digest in old:
+                self._set(self._chunks, digest, _ABSENT)
+            return size
 
     def remove_rows(self, thread: int, seqs: Sequence[int]) -> int:
         with self._use():
             log = self._logs.get(thread, {})
             gone = {seq for seq in seqs if seq in log and log[seq].hidden and seq != self._last(thread)}
             for seq in gone:
-                del log[seq]
-                self._tags.pop((thread, seq), None)
+                self._set(log, seq, _ABSENT)
+                self._set(self._tags, (thread, seq), _ABSENT)
             return len(gone)
 
     def rewrite(self, thread: int, rows: Sequence[Row], chunks: Sequence[tuple[bytes, bytes]] = ()) -> int:
@@ -273,13 +329,13 @@ class MemoryBackend:
                 if there is not None and there.op_id == row.op_id and stays_a_base:
                     # Whoever hid the row meanwhile is right, and a row without a payload has none to give.
                     payload = there.payload if row.payload is None else row.payload
-                    log[row.seq] = row._replace(hidden=there.hidden, payload=payload)
+                    self._set(log, row.seq, row._replace(hidden=there.hidden, payload=payload))
                     replaced += 1
         return replaced
 
     def reclaim(self) -> None:
         with self._use():
-            pass  # what was removed is free already
+            self._refuse_in_group()  # what was removed is free already
 
     def usage(self) -> Usage:
         with self._use():
@@ -303,7 +359,12 @@ class MemoryBackend:
             )
 
     def close(self) -> None:
+        self._refuse_in_group()
         self._closed = True
+
+    def _refuse_in_group(self) -> None:
+        if self._grouped.before is not None:
+            raise Invalid("a group is open in this thread: end it first", code="invalid.transaction")
 
     # -- what several of them ask ---------------------------------------------------------------
     def _newest(self, thread: int) -> Row | None:

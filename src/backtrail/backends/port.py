@@ -14,6 +14,10 @@ durable. What a batch requires is checked inside the same transaction, against t
 batch, so two writers never both extend the same row. A batch committed twice (its threads with the same uid, its rows
 with the same `op_id`) counts once, whatever else has happened since.
 
+Commits may share what it costs to make them durable: `with backend.group():`. Each commit of the calling thread inside
+the block is taken or refused by itself. Until the block ends only that thread sees what was taken; then all of it is
+durable, or none of it happened: because the end failed, or because an exception left the block.
+
 Reads are single calls, never open cursors: nothing is held between two calls. A backend is safe to
 share between threads and survives `os.fork()`. Driver exceptions never leave it: they become
 `backtrail.errors`, with the driver's own as the `__cause__`. `Stale`, `Vanished` and `MissingChunks`,
@@ -26,6 +30,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
 
 class Row(NamedTuple):
@@ -210,6 +215,14 @@ class Backend(Protocol):
     # -- the one way to write -------------------------------------------------------------------
     def commit(self, batch: Batch) -> tuple[int, ...]:
         """Write all of it or nothing; return the numbers of the threads it created."""
+
+    def group(self) -> AbstractContextManager[None]:
+        """Make what the calling thread writes in the block durable together, when it ends; see the module's text.
+
+        Nothing is taken from others before the first write. A write that fails because the store does (not one that
+        is refused) takes the whole group with it: all writes after it, and the end, raise that error, too. A group
+        inside a group is `Invalid`, and so are calls that cannot be part of one (`reclaim`, `close`).
+        """
 
     # -- upkeep -------------------------------------------------------------------------------
     def thread_numbers(self, after: int, limit: int) -> list[int]:

@@ -5,7 +5,8 @@ SQLite's own locks. With durability "full" a commit is on disk when it returns (
 lose the last commits in a power cut, and never more than that.
 
 The statements are constants: SQLite compiles each of them once for a connection. Values are bound, never spliced.
-`sqlite_schema` opens the file, `sqlite_connection` guards the connection, `sqlite_commit` writes.
+`sqlite_schema` opens the file, `sqlite_connection` guards the connection, `sqlite_commit` writes one batch and
+`sqlite_group` several at once.
 """
 
 # ruff: noqa: S608 - what the statements are made of are constants of this package
@@ -13,6 +14,7 @@ The statements are constants: SQLite compiles each of them once for a connection
 from __future__ import annotations
 
 import os
+import threading
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -20,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from backtrail.backends.port import Batch, Row, ThreadRecord, Usage
 from backtrail.backends.sqlite_commit import PUT_CHUNK, commit
-from backtrail.backends.sqlite_connection import Guard
+from backtrail.backends.sqlite_connection import Guard, savepoint
+from backtrail.backends.sqlite_group import Group
 from backtrail.backends.sqlite_schema import open_store, run
 from backtrail.backends.sqlite_values import (
     COLUMNS,
@@ -109,6 +112,12 @@ _COUNT = """
     (SELECT page_count * page_size FROM pragma_page_count, pragma_page_size)"""
 
 
+class _Grouped(threading.local):
+    """The calling thread's open group."""
+
+    group: Group | None = None
+
+
 class SqliteBackend:
     """The port on SQLite. `busy_timeout` bounds, in seconds, the wait for another thread's or process's turn."""
 
@@ -138,6 +147,7 @@ class SqliteBackend:
             busy_timeout=busy_timeout,
         )
         self._guard = Guard(self.path, busy_timeout, connect)
+        self._grouped = _Grouped()
 
     # -- threads ------------------------------------------------------------------------------
     def find_thread(self, space: str, name: str) -> ThreadRecord | None:
@@ -196,7 +206,8 @@ class SqliteBackend:
             spans.reverse()
         found: list[Row] = []
         with self._guard as connection:
-            if len(spans) > 1:
+            alone = len(spans) > 1 and not connection.in_transaction
+            if alone:
                 connection.execute("BEGIN")  # one view of them all
             for first, last in spans:
                 rest = -1 if limit is None else limit - len(found)
@@ -204,7 +215,7 @@ class SqliteBackend:
                     break
                 values = (key_of(thread, first), key_of(thread, last), rest)
                 found.extend(map(as_row, connection.execute(statement, values)))
-            if len(spans) > 1:
+            if alone:
                 connection.execute("COMMIT")
         return found
 
@@ -244,8 +255,29 @@ class SqliteBackend:
     # -- the one way to write -------------------------------------------------------------------
     def commit(self, batch: Batch) -> tuple[int, ...]:
         self._refuse_if_read_only()
+        group = self._grouped.group
+        if group is not None:
+            return group.commit(batch)
         with self._guard as connection:
             return commit(connection, batch)
+
+    @contextmanager
+    def group(self) -> Iterator[None]:
+        self._refuse_in_group()
+        group = self._grouped.group = Group(self._guard)
+        try:
+            yield
+        except BaseException:
+            group.drop()
+            raise
+        else:
+            group.end()
+        finally:
+            self._grouped.group = None
+
+    def _refuse_in_group(self) -> None:
+        if self._grouped.group is not None:
+            raise Invalid("a group is open in this thread: end it first", code="invalid.transaction")
 
     def _refuse_if_read_only(self) -> None:
         if self.read_only:
@@ -255,6 +287,11 @@ class SqliteBackend:
     @contextmanager
     def _transaction(self) -> Iterator[apsw.Connection]:
         self._refuse_if_read_only()
+        group = self._grouped.group
+        if group is not None:
+            with group.writing() as connection, savepoint(connection):
+                yield connection
+            return
         with self._guard as connection:
             connection.execute("BEGIN IMMEDIATE")
             yield connection
@@ -294,6 +331,7 @@ class SqliteBackend:
     def reclaim(self) -> None:
         """Give free pages back in slices, letting others in between, and empty the WAL."""
         self._refuse_if_read_only()
+        self._refuse_in_group()
         with self._guard as connection:
             free = int(connection.pragma("freelist_count"))
         for _ in range(0, free, _VACUUM_PAGES):
@@ -305,10 +343,13 @@ class SqliteBackend:
 
     def usage(self) -> Usage:
         with self._guard as connection:
-            connection.execute("BEGIN")  # one view of it all
+            alone = not connection.in_transaction
+            if alone:
+                connection.execute("BEGIN")  # one view of it all
             threads = dict(iter(connection.execute(_COUNT_THREADS)))
             rows, checkpoints, logical, row_bytes, chunks, chunk_bytes, pages = connection.execute(_COUNT).get
-            connection.execute("COMMIT")
+            if alone:
+                connection.execute("COMMIT")
         wal = Path(self.path + "-wal")
         return Usage(
             threads=threads,
@@ -322,4 +363,5 @@ class SqliteBackend:
 
     def close(self) -> None:
         """Release everything; closing twice is allowed."""
+        self._refuse_in_group()
         self._guard.close()

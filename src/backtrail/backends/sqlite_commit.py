@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 import apsw
 
-from backtrail.backends.port import Batch, MissingChunks, NewThread, Stale, Vanished
-from backtrail.backends.sqlite_connection import roll_back
+from backtrail.backends.port import Batch, MissingChunks, NewThread, Row, Stale, Vanished
+from backtrail.backends.sqlite_connection import roll_back, savepoint
 from backtrail.backends.sqlite_values import COLUMNS, MAX_SEQ, as_parameters, encoded, for_groups, key_of, select
 from backtrail.errors import CommitUnknown
 
@@ -60,7 +60,7 @@ def commit(connection: apsw.Connection, batch: Batch) -> tuple[int, ...]:
         connection.execute("BEGIN IMMEDIATE")
         _check(connection, batch)
         numbers = _write(connection, batch)
-        _end(connection, batch, "COMMIT")
+        end(connection, batch, "COMMIT")
     except (Stale, Vanished, MissingChunks):
         roll_back(connection)
         # A batch that is there already is refused by its own traces: that is a success.
@@ -69,6 +69,27 @@ def commit(connection: apsw.Connection, batch: Batch) -> tuple[int, ...]:
             raise
         return there
     return numbers
+
+
+def taken(connection: apsw.Connection, batch: Batch) -> tuple[tuple[int, ...], bool]:
+    """Write the batch as a part of the transaction that is open, or leave that as it is and raise.
+
+    Returns the numbers of its new threads, and whether it is new itself.
+    """
+    try:
+        if _is_one_row(batch):  # a statement is taken back alone, without a savepoint
+            ((thread, row),) = batch.rows
+            _insert(connection, key_of(thread, row.seq), row)
+            return (), True
+        with savepoint(connection):
+            _check(connection, batch)
+            numbers = _write(connection, batch)
+    except (Stale, Vanished, MissingChunks):
+        there = _committed(connection, batch)
+        if there is None:
+            raise
+        return there, False
+    return numbers, True
 
 
 def _is_one_row(batch: Batch) -> bool:
@@ -90,7 +111,7 @@ def _append(connection: apsw.Connection, batch: Batch) -> tuple[int, ...]:
     ((thread, row),) = batch.rows
     key = key_of(thread, row.seq)
     try:
-        _end(connection, batch, _INSERT_ROW, as_parameters(key, row))
+        end(connection, batch, _INSERT_ROW, as_parameters(key, row))
     except apsw.ConstraintError as error:
         _refuse(connection, key, error)
     return ()
@@ -119,11 +140,7 @@ def _write(connection: apsw.Connection, batch: Batch) -> tuple[int, ...]:
         values = (_key(thread, 0, numbers), encoded(new.agent), new.created_at, encoded(new.origin))
         connection.execute(_RENEW, values)
     for thread, row in batch.rows:
-        key = _key(thread, row.seq, numbers)
-        try:
-            connection.execute(_INSERT_ROW, as_parameters(key, row))
-        except apsw.ConstraintError as error:
-            _refuse(connection, key, error)
+        _insert(connection, _key(thread, row.seq, numbers), row)
     if batch.chunks:
         connection.executemany(PUT_CHUNK, batch.chunks)
     if batch.touch:
@@ -135,6 +152,13 @@ def _write(connection: apsw.Connection, batch: Batch) -> tuple[int, ...]:
     for thread, seq, tag in batch.untag:
         connection.execute(_UNTAG, (_key(thread, seq, numbers), seq, encoded(tag)))
     return numbers
+
+
+def _insert(connection: apsw.Connection, key: int, row: Row) -> None:
+    try:
+        connection.execute(_INSERT_ROW, as_parameters(key, row))
+    except apsw.ConstraintError as error:
+        _refuse(connection, key, error)
 
 
 def _key(thread: int, seq: int, created: Sequence[int]) -> int:
@@ -174,7 +198,7 @@ def _committed(connection: apsw.Connection, batch: Batch) -> tuple[int, ...] | N
     return tuple(numbers)
 
 
-def _end(connection: apsw.Connection, batch: Batch, statement: str, parameters: Sequence[object] | None = None) -> None:
+def end(connection: apsw.Connection, batch: Batch, statement: str, parameters: Sequence[object] | None = None) -> None:
     """Run the statement that makes the batch durable; return only if it did, raise CommitUnknown if nobody knows.
 
     When the WAL cannot be synced, SQLite reports an error and forgets the transaction, but its frames may have

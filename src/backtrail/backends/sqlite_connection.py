@@ -16,6 +16,7 @@ import functools
 import os
 import threading
 import weakref
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import apsw
@@ -23,7 +24,7 @@ import apsw
 from backtrail.errors import Corrupt, Error, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import TracebackType
 
 
@@ -31,9 +32,23 @@ class Guard:
     """`with guard as connection:` has the connection to itself; an exception rolls back what it had begun.
 
     Waits for the connection no longer than `wait` seconds. SQLite's exceptions come out as backtrail's.
+
+    A thread may `keep` the connection over several such blocks, until it lets go of it; the blocks then leave its
+    transaction as it is.
     """
 
-    __slots__ = ("__weakref__", "_closed", "_connect", "_connection", "_idle", "_lock", "_pid", "_wait", "path")
+    __slots__ = (
+        "__weakref__",
+        "_closed",
+        "_connect",
+        "_connection",
+        "_idle",
+        "_keeper",
+        "_lock",
+        "_pid",
+        "_wait",
+        "path",
+    )
 
     def __init__(self, path: str, wait: float, connect: Callable[[], apsw.Connection]) -> None:
         self.path = path
@@ -41,6 +56,7 @@ class Guard:
         self._connect = connect
         self._connection: apsw.Connection | None = None
         self._lock = threading.Lock()
+        self._keeper = 0
         self._idle = False  # while a fork is under way: no call is, and none will begin
         self._closed = False
         self._pid = os.getpid()
@@ -54,6 +70,8 @@ class Guard:
     def __enter__(self) -> apsw.Connection:
         if self._pid != os.getpid():
             _part_from_parent()
+        if self._keeper and self._keeper == threading.get_ident() and self._connection is not None:
+            return self._connection
         if not self._lock.acquire(False):  # noqa: FBT003 - by position it takes half the time
             self._wait_for_turn()
         if self._connection is None:
@@ -65,11 +83,23 @@ class Guard:
         return self._connection
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        if error is not None and self._connection is not None:
-            roll_back(self._connection)
-        self._lock.release()
+        if not self._keeper:  # else it is the caller: nobody else gets here while the connection is kept
+            if error is not None and self._connection is not None:
+                roll_back(self._connection)
+            self._lock.release()
         if isinstance(error, apsw.Error):
             raise translated(error, self.path) from error
+
+    def keep(self) -> apsw.Connection:
+        """Have the connection to oneself until `let_go`."""
+        connection = self.__enter__()
+        self._keeper = threading.get_ident()
+        return connection
+
+    def let_go(self) -> None:
+        """End what `keep` began."""
+        self._keeper = 0
+        self._lock.release()
 
     def close(self) -> None:
         """Close the connection, after which every use is refused. Closing twice is allowed."""
@@ -130,6 +160,7 @@ class Guard:
         """
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))
         self._connection = None
+        self._keeper = 0
         self._lock = threading.Lock()
         _abandoned.add(self.path)
 
@@ -190,6 +221,20 @@ def roll_back(connection: apsw.Connection) -> None:
             connection.execute("ROLLBACK")
     except apsw.Error:
         pass  # SQLite has rolled back by itself, or will when the connection is closed
+
+
+@contextmanager
+def savepoint(connection: apsw.Connection) -> Iterator[None]:
+    """Make a block one part of the open transaction: an exception takes that part back, and nothing else."""
+    connection.execute("SAVEPOINT part")
+    try:
+        yield
+    except BaseException:
+        with suppress(apsw.Error):  # what went wrong in the block is to be known; SQLite may have rolled back all
+            connection.execute("ROLLBACK TO part")
+            connection.execute("RELEASE part")
+        raise
+    connection.execute("RELEASE part")
 
 
 # What SQLite's errors mean to a caller: the first that fits.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from backtrail.engine import packing, texts, unpacking, wire
+from backtrail.engine import pace, packing, texts, unpacking, wire
 from backtrail.engine import spine as spines
 from backtrail.engine.nodes import INLINE, LEAF, Chunk, Nodes, decode_ref
 from backtrail.engine.paths import Path
@@ -26,6 +26,7 @@ MAX_NESTED: Final = wire.MAX_DEPTH
 """How deep containers that need nodes of their own, or the exact path, may be nested, and how deep a change may go."""
 _TEXT_CODES: Final[dict[type, int]] = {str: wire.STR, bytes: wire.BYTES, bytearray: wire.BYTEARRAY}
 _SIZED: Final = frozenset({list, dict, tuple, set, frozenset, str, bytes, bytearray, TrackedList, TrackedDict})
+_FEW: Final = 64
 _BATCH: Final = 256
 """How many leaves are read at once: bounds the memory of a load."""
 
@@ -39,6 +40,7 @@ class Encoder:
         self._path: list[Any] = list(root or ())
         self._what = what
         self._packer = packing.Packer(types)
+        self._slow = pace.is_slow()
         self._open: set[int] = set()
         """The ids of the containers around the present one."""
 
@@ -56,7 +58,9 @@ class Encoder:
 
     def part(self, step: object, value: object) -> bytes:
         """Return the representation of a part of the value at the root path."""
-        if not _is_long(value):
+        if self._slow:
+            pace.rest()
+        if not _is_long(value) and not _holds_long(value):
             data = self._packer.fast(value)
             if data is not None and len(data) <= INLINE:
                 return data
@@ -73,7 +77,7 @@ class Encoder:
             raise self._refuse("nested too deep") from None
 
     def _rep(self, value: object) -> bytes:
-        if not _is_long(value):
+        if not _is_long(value) and not _holds_long(value):
             data = self._packer.fast(value)
             if data is not None and len(data) <= INLINE:
                 return data
@@ -120,7 +124,9 @@ class Encoder:
         return spines.build(self.nodes, code, attrs, entries).close(self.nodes)
 
     def _part(self, step: object, value: object) -> bytes:
-        if not _is_long(value):
+        if self._slow:
+            pace.rest()
+        if not _is_long(value) and (self._path or not _holds_long(value)):
             data = self._packer.fast(value)  # first, without touching the path: the common case
             if data is not None and len(data) <= INLINE:
                 return data
@@ -161,6 +167,18 @@ class Encoder:
 def _is_long(value: Any) -> bool:
     """Tell whether a value surely takes more than INLINE bytes: there is a byte to each part, at least."""
     return type(value) in _SIZED and len(value) > INLINE
+
+
+def _holds_long(value: Any, levels: int = 3) -> bool:
+    """Tell whether a short container surely has a long value in it: then one fast call for all of it is in vain.
+
+    It would not only be slow, but also keep every other thread waiting, as long as it takes.
+    """
+    kind = type(value)
+    if kind not in (dict, list) or len(value) > _FEW:
+        return False
+    parts = value.values() if kind is dict else value
+    return any(_is_long(part) or (levels > 1 and _holds_long(part, levels - 1)) for part in parts)
 
 
 def _why(value: object) -> str:
@@ -224,6 +242,7 @@ class Decoder:
             nodes = self._nodes.load(chunk.digest for chunk in batch)
             self._nodes.load(digest for node in nodes.values() for digest in node.children())  # warms the cache
             for chunk in batch:
+                pace.rest()
                 node = nodes[chunk.digest]
                 if node.kind != LEAF:
                     raise Corrupt("a leaf is not what refers to it", code="corrupt.chunk")

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
-from contextlib import suppress
-from typing import TYPE_CHECKING, Final, NamedTuple
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from backtrail.engine import owner, upkeep
-from backtrail.engine.heads import Heads, Options
+from backtrail.engine.heads import Heads, Options, Standing
 from backtrail.engine.overlay import Overlay
 from backtrail.engine.writes import Writes
 from backtrail.errors import Error, Invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from backtrail.backends.port import Backend, ThreadRecord
     from backtrail.engine.schema import Types
@@ -30,6 +31,46 @@ class Desk(NamedTuple):
     overlay: Overlay | None = None
 
 
+class Pending:
+    """What handles remember of writes whose group has not ended.
+
+    Only the group itself sees it: somebody else who built on it would build on what may never be. It is published
+    when the group's writes are durable, and forgotten if they did not happen.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[object, tuple[Any, Callable[[Any], None]]] = {}
+
+    def get(self, key: object, default: Any) -> Any:
+        """Return what is remembered under a key."""
+        found = self._kept.get(key)
+        return default if found is None else found[0]
+
+    def keep(self, key: object, value: Any, publish: Callable[[Any], None]) -> None:
+        """Remember a value; `publish` is called with the last one of its key."""
+        self._kept[key] = (value, publish)
+
+    def publish(self) -> None:
+        """Let everybody know."""
+        for value, publish in self._kept.values():
+            publish(value)
+
+
+class Known:
+    """How a thread stood after a write, for all handles of it: a hint, which is tried before the thread is read."""
+
+    __slots__ = ("__weakref__", "standing")
+
+    def __init__(self) -> None:
+        self.standing: Standing | None = None
+
+
+class _Grouped(threading.local):
+    """What the calling thread's open group has pending."""
+
+    pending: Pending | None = None
+
+
 class Engine:
     """Reads and writes threads in a backend."""
 
@@ -40,12 +81,18 @@ class Engine:
         heads = Heads(backend, types, options)
         self._direct = Desk(heads, Writes(heads, self._trim))
         self._written: dict[int, int] = {}
+        self._grouped = _Grouped()
+        self._known: weakref.WeakValueDictionary[tuple[str, str], Known] = weakref.WeakValueDictionary()
         self._open: weakref.WeakKeyDictionary[object, Desk] = weakref.WeakKeyDictionary()
 
     @property
     def desk(self) -> Desk:
         """Where the calling thread or task reads and writes."""
         return self._open.get(owner.current(), self._direct) if self._open else self._direct
+
+    def known(self, space: str, name: str) -> Known:
+        """Return what the handles of a thread share, as long as there are any."""
+        return self._known.get((space, name)) or self._known.setdefault((space, name), Known())
 
     def _trim(self, record: ThreadRecord) -> None:
         """Now and then remove rows that the store's own options have hidden, so that they do not pile up.
@@ -86,10 +133,31 @@ class Engine:
                 code="invalid.transaction",
             )
 
+    # -- groups -----------------------------------------------------------------------------------
+
+    @contextmanager
+    def group(self) -> Iterator[None]:
+        """Make the calling thread's writes durable together when the block ends; `Backend.group` says how."""
+        pending = Pending()
+        with self.backend.group():
+            self._grouped.pending = pending
+            try:
+                yield
+            finally:
+                self._grouped.pending = None
+        pending.publish()
+
+    @property
+    def pending(self) -> Pending | None:
+        """What the calling thread's open group has pending; None if it has no group."""
+        return self._grouped.pending
+
     def when_done(self, action: Callable[[], None]) -> None:
-        """Do something at once, or when the caller's transaction has been written."""
-        overlay = self.desk.overlay
-        if overlay is None:
-            action()
+        """Do something at once, or when the caller's transaction has been written, or when its group has ended."""
+        overlay, pending = self.desk.overlay, self.pending
+        if overlay is not None:
+            overlay.after_commit.append(lambda: self.when_done(action))
+        elif pending is not None:
+            pending.keep(action, None, lambda _: action())
         else:
-            overlay.after_commit.append(action)
+            action()

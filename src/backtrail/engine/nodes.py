@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 import ormsgpack
 from blake3 import blake3
 
-from backtrail.engine import wire
+from backtrail.engine import pace, wire
 from backtrail.engine.squeeze import unsqueeze, unsqueeze_all
 from backtrail.errors import Corrupt
 
@@ -311,6 +311,7 @@ class Nodes:
 
     def add(self, kind: bytes, data: bytes, opened: Any = None) -> bytes:
         """Put a fresh node and return its digest."""
+        pace.rest()
         digest = digest_of(kind, data)
         self.fresh[digest] = Node(kind, data, opened)
         return digest
@@ -359,9 +360,14 @@ def check_chunks(digests: Sequence[bytes], stored: Mapping[bytes, bytes]) -> lis
         unpacked = unsqueeze_all([stored[digest] for digest in digests], limit=NODE_LIMIT)
     except (Corrupt, KeyError):
         unpacked = []
-    if [blake3(plain).digest() for plain in unpacked] == list(digests):
-        return [Node(plain[:1], plain[1:]) for plain in unpacked]
-    return [check_chunk(digest, stored.get(digest)) for digest in digests]  # names the one that is missing or damaged
+    found: list[Node] = []
+    for at, digest in enumerate(digests):
+        pace.rest()
+        if at < len(unpacked) and blake3(unpacked[at]).digest() == digest:
+            found.append(Node(unpacked[at][:1], unpacked[at][1:]))
+        else:  # says what is wrong with it
+            found.append(check_chunk(digest, stored.get(digest)))
+    return found
 
 
 def check_chunk(digest: bytes, stored: bytes | None) -> Node:

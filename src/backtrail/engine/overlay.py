@@ -15,6 +15,7 @@ from backtrail.errors import Conflict, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from contextlib import AbstractContextManager
 
     from backtrail.backends.port import Backend, NewThread, Usage
 
@@ -231,6 +232,9 @@ class Overlay:
         return own | (self._below.present(rest) if rest else set())
 
     # -- not in a transaction ---------------------------------------------------------------------------
+
+    def group(self) -> AbstractContextManager[None]:
+        raise _outside()
 
     def next_epoch(self) -> int:
         raise _outside()

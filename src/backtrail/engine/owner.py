@@ -1,9 +1,26 @@
-"""Who is calling: the asyncio task, or else the thread. Expectations and transactions belong to one of them."""
+"""Who is calling: the asyncio task, or else the thread. Expectations and transactions belong to one of them.
+
+A thread that does something for a task acts for it: then the task is the one who calls.
+"""
 
 from __future__ import annotations
 
 import sys
 import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class _Acting(threading.local):
+    """For whom the calling thread acts, if not for itself."""
+
+    who: object | None = None
+
+
+_acting = _Acting()
 
 
 def current() -> object:
@@ -13,4 +30,14 @@ def current() -> object:
         task = asyncio.current_task()
         if task is not None:
             return task
-    return threading.current_thread()
+    return _acting.who or threading.current_thread()
+
+
+@contextmanager
+def acting_for(who: object) -> Iterator[None]:
+    """Call as somebody else, in the calling thread, until the block ends."""
+    before, _acting.who = _acting.who, who
+    try:
+        yield
+    finally:
+        _acting.who = before

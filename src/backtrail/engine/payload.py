@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import ormsgpack
 
-from backtrail.engine import wire
+from backtrail.engine import pace, wire
 from backtrail.engine.nodes import NODE_LIMIT, SPINE, Node, Nodes, digest_of, digests_in, measured
 from backtrail.engine.squeeze import squeeze, stands_beside, unsqueeze, unsqueeze_beside
 from backtrail.engine.tree import SET, SPLICE, Op, Tree, is_op
@@ -55,6 +55,7 @@ def reachable(nodes: Nodes, digests: Iterable[bytes]) -> dict[bytes, Node]:
         digest = stack.pop()
         node = nodes.fresh.get(digest)
         if node is not None and digest not in found:
+            pace.rest()
             found[digest] = node
             stack += node.children()
     return found

@@ -14,7 +14,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from backtrail.engine import diff, packing, wire
+from backtrail.engine import diff, pace, packing, wire
 from backtrail.engine import spine as spines
 from backtrail.engine.codec import Encoder
 from backtrail.engine.nodes import LEAF, Chunk, Node, Nodes, Rep, as_ref, digest_of
@@ -79,6 +79,7 @@ class _Scan:
         self, chunk: Chunk, parts: list[Any], keyed: Iterable[tuple[Any, Any]], where: tuple[Any, ...], *, mapping: bool
     ) -> list[Entry] | None:
         """Return None if a leaf holds these parts, else their entries; `keyed` pairs the values with their steps."""
+        pace.rest()
         packer, node = self._packer, self.nodes.at_hand(chunk.digest)
         handed = packer.handed
         data = packer.nested(parts)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from backtrail.testing.conformance.changing import Changing, Roots
 from backtrail.testing.conformance.expecting import Appending, Expecting, Lending
+from backtrail.testing.conformance.grouping import Groups
 from backtrail.testing.conformance.large import Large
 from backtrail.testing.conformance.naming import BadInput, Listing, Names
 from backtrail.testing.conformance.options import AutoInterval, MaxCheckpoints, Others, TimeToLive
@@ -45,6 +46,7 @@ class StoreConformance(
     Appending,
     Lending,
     Transactions,
+    Groups,
     MaxCheckpoints,
     TimeToLive,
     AutoInterval,

@@ -1,0 +1,11 @@
+"""The async mirror of backtrail: the same names, awaited. docs/async.md says what differs.
+
+`checkpoints`, `threads` and `store` are made from the modules of those names by tools/generate_aio.py; `blocks` is
+written by hand.
+"""
+
+from backtrail.aio.checkpoints import Checkpoint
+from backtrail.aio.store import Store, open  # noqa: A004 - as backtrail.open
+from backtrail.aio.threads import Thread
+
+__all__ = ["Checkpoint", "Store", "Thread", "open"]

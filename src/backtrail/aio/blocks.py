@@ -1,0 +1,154 @@
+"""What is more than one call: blocks that are entered and left, stores that are opened, updates that begin again."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import random
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from backtrail.arguments import check_count
+from backtrail.engine import pace
+from backtrail.engine.queue import detached
+from backtrail.errors import Conflict, Invalid
+from backtrail.values import NEW
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Generator
+    from contextlib import AbstractContextManager
+    from types import TracebackType
+
+    from backtrail import checkpoints, threads
+    from backtrail.engine.queue import Crew
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+class Step(Generic[S]):
+    """`async with thread.step() as state:`. The state is read when the block is entered, and written when it ends."""
+
+    def __init__(self, crew: Crew, make: Callable[[], AbstractContextManager[S]]) -> None:
+        self._crew = crew
+        self._make = make
+
+    async def __aenter__(self) -> S:
+        self._block = self._make()
+        job = self._crew.begin(self._block.__enter__, together=False)
+        try:
+            self._state = await job.outcome()
+        except asyncio.CancelledError as error:
+            if not job.withdrawn:
+                _drop(self._block, error)
+            raise
+        return self._state
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            _drop(self._block, error)
+            return
+        together = pace.is_light(self._state) and not self._crew.in_transaction
+        job = self._crew.begin(lambda: self._block.__exit__(None, None, None), together=together)
+        try:
+            await job.outcome()
+        except asyncio.CancelledError as cancelled:
+            if job.withdrawn:
+                _drop(self._block, cancelled)
+            raise
+
+
+class Transaction:
+    """`async with store.transaction():`. It belongs to the task that enters it, and is written when the block ends."""
+
+    def __init__(self, crew: Crew, make: Callable[[], AbstractContextManager[None]]) -> None:
+        self._crew = crew
+        self._make = make
+
+    async def __aenter__(self) -> None:
+        self._block = self._make()
+        self._block.__enter__()  # reads nothing yet
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            _drop(self._block, error)
+            return
+        job = self._crew.begin(lambda: self._block.__exit__(None, None, None), together=True)
+        try:
+            await job.outcome()
+        except asyncio.CancelledError as cancelled:
+            if job.withdrawn:
+                _drop(self._block, cancelled)
+            raise
+
+
+def _drop(block: AbstractContextManager[Any], error: BaseException) -> None:
+    """Leave a block as an exception does. Nothing is read or written then."""
+    with suppress(type(error)):
+        block.__exit__(type(error), error, error.__traceback__)
+
+
+class _Store(Protocol):
+    async def close(self) -> None: ...
+
+
+O = TypeVar("O", bound=_Store)  # noqa: E741 - a store that was opened
+
+
+class Opening(Generic[T, O]):
+    """`async with open(...) as store:`, or `store = await open(...)` and, later, `await store.close()`."""
+
+    def __init__(self, make: Callable[[], T], wrap: Callable[[T], O], close: Callable[[T], None]) -> None:
+        self._make = make
+        self._wrap = wrap
+        self._close = close
+
+    def __await__(self) -> Generator[Any, None, O]:
+        return self._opened().__await__()
+
+    async def _opened(self) -> O:
+        job = detached().begin(self._make, together=False)
+        try:
+            return self._wrap(await job.outcome())
+        except asyncio.CancelledError:
+            if job.result is not None:
+                self._close(job.result)
+            raise
+
+    async def __aenter__(self) -> O:
+        self._store = await self
+        return self._store
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._store.close()
+
+
+async def updated(
+    crew: Crew, thread: threads.Thread[S], fn: Callable[[Any], S | Awaitable[S | None] | None], retries: int
+) -> checkpoints.Checkpoint[S]:
+    """Load, call `fn` in the event loop, and save; again if somebody else saved meanwhile."""
+
+    def read() -> tuple[checkpoints.Checkpoint[S] | None, Any]:
+        head = thread.latest()
+        return head, head.state if head else None
+
+    for attempt in range(check_count(retries, "retries") + 1):
+        head, state = await crew.apart(read)
+        result = fn(state)
+        if inspect.isawaitable(result):
+            result = await result
+        if result is None and state is None:
+            raise Invalid("update(fn): there was no state, and fn returned none", code="invalid.argument")
+        try:
+            return await crew.write(thread.save, state if result is None else result, expect=head or NEW)
+        except Conflict:
+            if attempt == retries:
+                raise
+            await asyncio.sleep(random.random() * min(0.002 * 2**attempt, 0.25))  # noqa: S311 - to get out of step
+    raise AssertionError

@@ -1,0 +1,143 @@
+# Made from src/backtrail/store.py by tools/generate_aio.py: change it there, then `make aio`.
+"""Stores of the async mirror: `open(url)`, and a `Store` that hands out handles and does the upkeep."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
+
+from backtrail import store as sync
+from backtrail.aio.blocks import Opening, Transaction
+from backtrail.aio.checkpoints import Checkpoint
+from backtrail.aio.threads import Thread
+from backtrail.engine.queue import Crew
+
+if TYPE_CHECKING:
+    import datetime as dt
+    import os
+    from collections.abc import AsyncIterator, Callable, Iterable
+    from types import TracebackType
+
+    from backtrail.values import GcReport, PruneReport, Stats, ThreadInfo, VerifyReport
+
+S = TypeVar("S")
+
+
+def open(  # noqa: A001 - as backtrail.open
+    url: str | os.PathLike[str] | None = None,
+    *,
+    durability: str = "full",
+    read_only: bool = False,
+    max_checkpoints: int | None = None,
+    ttl: dt.timedelta | float | None = None,
+    auto_interval: dt.timedelta | float | None = None,
+    compression: bool = True,
+    schema: str | None = None,
+    types: Iterable[Any] = (),
+) -> Opening[sync.Store, Store]:
+    """Open a store, and create it if it is not there.
+
+    Say `async with aio.open(...) as store:`, or `await aio.open(...)`.
+
+    `url` is a path, `sqlite:///path` or `memory://`. `durability="relaxed"` may lose the newest writes in a power cut,
+    never more. `max_checkpoints` keeps that many per thread, newest first; `ttl` those that are younger; labelled and
+    tagged ones are exempt, and the head always stays. Of automatic checkpoints, one per `auto_interval` is kept.
+    `types` are classes that stored states may come back as, with the classes that their annotations name.
+    """
+    make = partial(
+        sync.open,
+        url,
+        durability=durability,
+        read_only=read_only,
+        max_checkpoints=max_checkpoints,
+        ttl=ttl,
+        auto_interval=auto_interval,
+        compression=compression,
+        schema=schema,
+        types=types,
+    )
+    return Opening(make, Store, sync.Store.close)
+
+
+class Store:
+    """Keeps threads, as the store that it is made of does. Tasks, event loops and threads may share it."""
+
+    def __init__(self, store: sync.Store) -> None:
+        self._sync = store
+        self._crew = Crew(store._engine)  # noqa: SLF001 - the two are one
+
+    @overload
+    def thread(self, id: str, type: None = None, *, agent: str | None = None) -> Thread[Any]: ...
+    @overload
+    def thread(self, id: str, type: type[S], *, agent: str | None = None) -> Thread[S]: ...
+    def thread(self, id: str, type: Any = None, *, agent: str | None = None) -> Thread[Any]:  # noqa: A002 - the name users know
+        """Return a handle; nothing is read or written until it is used."""
+        made: Thread[Any] = Thread(self._crew, self._sync.thread(id, type, agent=agent))
+        return made
+
+    async def threads(
+        self,
+        *,
+        agent: str | None = None,
+        prefix: str | None = None,
+        kind: str | None = None,
+        limit: int | None = None,
+        after: ThreadInfo | str | None = None,
+    ) -> AsyncIterator[ThreadInfo]:
+        """Give what is known of the threads, newest activity first, without loading states.
+
+        `after` goes on behind a thread: an info from an earlier listing, or an id.
+        """
+        pages = self._crew.pages(self._sync.threads, agent=agent, prefix=prefix, kind=kind, limit=limit, after=after)
+        async for found in pages:
+            yield found
+
+    async def checkpoint(self, id: str) -> Checkpoint[Any] | None:  # noqa: A002 - the name users know
+        """Return the checkpoint with this id, whatever its thread, or None."""
+        found = await self._crew.apart(self._sync.checkpoint, id)
+        return None if found is None else Checkpoint(self._crew, found)
+
+    def transaction(self) -> Transaction:
+        """Make the writes of a block one write: all of them, or none; until it ends, only the block sees them.
+
+        It belongs to the calling task. If somebody else writes to one of its threads meanwhile, its end is a
+        `Conflict` and nothing was written.
+        """
+        return Transaction(self._crew, self._sync.transaction)
+
+    async def stats(self) -> Stats:
+        """Return what the store holds, measured."""
+        return await self._crew.apart(self._sync.stats)
+
+    async def verify(self, *, progress: Callable[[str, int], None] | None = None) -> VerifyReport:
+        """Read and check everything; name what is damaged."""
+        return await self._crew.watched(lambda tell: self._sync.verify(progress=tell), progress)
+
+    async def gc(self, *, progress: Callable[[str, int], None] | None = None) -> GcReport:
+        """Remove for good what was deleted, pruned or outlived, keep once what was kept twice, give the space back."""
+        return await self._crew.watched(lambda tell: self._sync.gc(progress=tell), progress)
+
+    async def prune(
+        self,
+        *,
+        keep_last: int | None = None,
+        older_than: dt.timedelta | float | None = None,
+        keep_tagged: bool = True,
+        dry_run: bool = False,
+    ) -> PruneReport:
+        """Prune every thread; see `Thread.prune`."""
+        return await self._crew.apart(
+            self._sync.prune, keep_last=keep_last, older_than=older_than, keep_tagged=keep_tagged, dry_run=dry_run
+        )
+
+    async def close(self) -> None:
+        """Wait until all that was begun is done, and release the store's resources; twice is allowed."""
+        await self._crew.close(self._sync.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

@@ -1,0 +1,239 @@
+# Made from src/backtrail/threads.py by tools/generate_aio.py: change it there, then `make aio`.
+"""Threads of the async mirror: handles by which tasks save states and travel in time.
+
+A handle may be shared by tasks: what each of them last read or wrote through it is remembered for each apart.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from backtrail.aio.blocks import Step, updated
+from backtrail.aio.checkpoints import Checkpoint, plain
+
+if TYPE_CHECKING:
+    import datetime as dt
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+
+    from backtrail import threads as sync
+    from backtrail.engine.queue import Crew
+    from backtrail.threads import Ref
+    from backtrail.values import Diff, PruneReport, Sentinel
+
+S = TypeVar("S")
+
+
+class Thread(Generic[S]):
+    """An append-only log of checkpoints; docs/threads.md is the guide, docs/async.md says what differs."""
+
+    def __init__(self, crew: Crew, thread: sync.Thread[S]) -> None:
+        self.id = thread.id
+        self._crew = crew
+        self._sync = thread
+
+    def __repr__(self) -> str:
+        return repr(self._sync)
+
+    async def save(
+        self,
+        state: S,
+        *,
+        label: str | None = None,
+        tags: tuple[str, ...] | list[str] = (),
+        metadata: Mapping[str, Any] | None = None,
+        kind: str = "manual",
+        expect: Checkpoint[Any] | str | Sentinel | None = None,
+    ) -> Checkpoint[S]:
+        """Save a state as a new checkpoint, even if nothing changed.
+
+        It goes on top of what this handle last read or wrote in the calling task, else it is a `Conflict`; a
+        first write goes on top of whatever is there. `expect` says so instead: a checkpoint, its id, or `NEW`.
+        """
+        found = await self._crew.write(
+            self._sync.save, state, label=label, tags=tags, metadata=metadata, kind=kind, expect=plain(expect)
+        )
+        return Checkpoint(self._crew, found)
+
+    async def append(
+        self,
+        path: str | tuple[Any, ...],
+        *items: Any,
+        label: str | None = None,
+        tags: tuple[str, ...] | list[str] = (),
+        metadata: Mapping[str, Any] | None = None,
+        kind: str = "manual",
+        expect: Checkpoint[Any] | str | Sentinel | None = None,
+    ) -> Checkpoint[S]:
+        """Append items to the list at a path (or strings to a str). Never conflicts, unless `expect` is given."""
+        found = await self._crew.write(
+            self._sync.append, path, *items, label=label, tags=tags, metadata=metadata, kind=kind, expect=plain(expect)
+        )
+        return Checkpoint(self._crew, found)
+
+    async def set(
+        self,
+        path: str | tuple[Any, ...],
+        value: Any,
+        *,
+        label: str | None = None,
+        tags: tuple[str, ...] | list[str] = (),
+        metadata: Mapping[str, Any] | None = None,
+        kind: str = "manual",
+        expect: Checkpoint[Any] | str | Sentinel | None = None,
+    ) -> Checkpoint[S]:
+        """Put a value at a path: a key of a dict, there or new, or an index of a list."""
+        found = await self._crew.write(
+            self._sync.set, path, value, label=label, tags=tags, metadata=metadata, kind=kind, expect=plain(expect)
+        )
+        return Checkpoint(self._crew, found)
+
+    async def delete_at(
+        self,
+        path: str | tuple[Any, ...],
+        *,
+        label: str | None = None,
+        tags: tuple[str, ...] | list[str] = (),
+        metadata: Mapping[str, Any] | None = None,
+        kind: str = "manual",
+        expect: Checkpoint[Any] | str | Sentinel | None = None,
+    ) -> Checkpoint[S]:
+        """Take a key out of a dict, or an item out of a list."""
+        found = await self._crew.write(
+            self._sync.delete_at, path, label=label, tags=tags, metadata=metadata, kind=kind, expect=plain(expect)
+        )
+        return Checkpoint(self._crew, found)
+
+    def step(
+        self,
+        label: str | None = None,
+        *,
+        tags: tuple[str, ...] | list[str] = (),
+        metadata: Mapping[str, Any] | None = None,
+        kind: str = "manual",
+    ) -> Step[S]:
+        """Give the state to be changed in place, and save what changed when the block ends.
+
+        An exception drops all of it. What is given is a draft, which looks and feels like the state.
+        """
+        make = partial(self._sync.step, label, tags=tags, metadata=metadata, kind=kind)
+        return Step(self._crew, make)
+
+    async def update(self, fn: Callable[[Any], S | Awaitable[S | None] | None], *, retries: int = 10) -> Checkpoint[S]:
+        """Load the state (None if there is none), call `fn` with it, and save what it returns, else what it changed.
+
+        `fn` runs in the event loop, and may be a coroutine function.
+        Begins again when somebody else saved meanwhile, up to `retries` times.
+        """
+        found = await updated(self._crew, self._sync, fn, retries)
+        return Checkpoint(self._crew, found)
+
+    async def latest(self) -> Checkpoint[S] | None:
+        """Return the head, or None if the thread does not exist."""
+        found = await self._crew.apart(self._sync.latest)
+        return None if found is None else Checkpoint(self._crew, found)
+
+    async def load(self, ref: Ref = "@") -> Checkpoint[S]:
+        """Return the checkpoint that a ref means, or `NotFound`."""
+        found = await self._crew.apart(self._sync.load, plain(ref))
+        return Checkpoint(self._crew, found)
+
+    async def history(
+        self,
+        *,
+        newest_first: bool = False,
+        limit: int | None = None,
+        before: Ref | None = None,
+        label: str | None = None,
+        tag: str | None = None,
+        kind: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> AsyncIterator[Checkpoint[S]]:
+        """Give the checkpoints from the root to the head, without loading their states.
+
+        `before` leaves out a checkpoint and all that follow it; the others keep those that match.
+        """
+        pages = self._crew.pages(
+            self._sync.history,
+            newest_first=newest_first,
+            limit=limit,
+            before=plain(before),
+            label=label,
+            tag=tag,
+            kind=kind,
+            metadata=metadata,
+        )
+        async for found in pages:
+            yield Checkpoint(self._crew, found)
+
+    async def find(self, *, label: str | None = None, tag: str | None = None) -> list[Checkpoint[S]]:
+        """Return the checkpoints in view with this label and this tag, oldest first."""
+        found = await self._crew.apart(self._sync.find, label=label, tag=tag)
+        return [Checkpoint(self._crew, each) for each in found]
+
+    async def current_step(self) -> int:
+        """Return the head's step; 0 if the thread does not exist."""
+        return await self._crew.apart(lambda: self._sync.current_step)
+
+    async def count(self) -> int:
+        """Return how many checkpoints `history` shows; 0 if the thread does not exist."""
+        return await self._crew.apart(self._sync.__len__)
+
+    async def diff(self, a: Ref = "@-", b: Ref = "@") -> Diff:
+        """Return what changed from one checkpoint to another."""
+        return await self._crew.apart(self._sync.diff, plain(a), plain(b))
+
+    async def fork(self, new_id: str, at: Ref = "@") -> Thread[S]:
+        """Begin a new thread at a checkpoint of this one; `Conflict` if there is a thread of that id."""
+        found = await self._crew.write(self._sync.fork, new_id, plain(at))
+        return Thread(self._crew, found)
+
+    async def rewind(self, ref: Ref) -> Checkpoint[S]:
+        """Make an older checkpoint the head again. What came after is out of view, not gone."""
+        found = await self._crew.write(self._sync.rewind, plain(ref))
+        return Checkpoint(self._crew, found)
+
+    async def undo(self) -> Checkpoint[S]:
+        """Take back the last save, rewind, restore or redo."""
+        found = await self._crew.write(self._sync.undo)
+        return Checkpoint(self._crew, found)
+
+    async def redo(self) -> Checkpoint[S]:
+        """Take back the last undo."""
+        found = await self._crew.write(self._sync.redo)
+        return Checkpoint(self._crew, found)
+
+    async def tag(self, ref: Ref, *tags: str) -> Checkpoint[S]:
+        """Put tags on a checkpoint."""
+        found = await self._crew.write(self._sync.tag, plain(ref), *tags)
+        return Checkpoint(self._crew, found)
+
+    async def untag(self, ref: Ref, *tags: str) -> Checkpoint[S]:
+        """Take tags off a checkpoint."""
+        found = await self._crew.write(self._sync.untag, plain(ref), *tags)
+        return Checkpoint(self._crew, found)
+
+    async def prune(
+        self,
+        *,
+        keep_last: int | None = None,
+        older_than: dt.timedelta | float | None = None,
+        keep_tagged: bool = True,
+        dry_run: bool = False,
+    ) -> PruneReport:
+        """Hide checkpoints: those behind the newest `keep_last` and older than `older_than` (each if given).
+
+        The head stays, and so do labelled and tagged ones unless `keep_tagged` is False. What was rewound away is
+        counted apart: the newest `keep_last` of it stay too. Nothing that stays is harmed.
+        """
+        return await self._crew.write(
+            self._sync.prune, keep_last=keep_last, older_than=older_than, keep_tagged=keep_tagged, dry_run=dry_run
+        )
+
+    async def delete_checkpoint(self, ref: Ref) -> bool:
+        """Delete a checkpoint and say whether there was one. If it was the head, its nearest ancestor left is now."""
+        return await self._crew.write(self._sync.delete_checkpoint, plain(ref))
+
+    async def delete(self) -> bool:
+        """Delete the thread and say whether there was one. It starts again at step 1."""
+        return await self._crew.write(self._sync.delete)

@@ -1,0 +1,76 @@
+"""How much work something is, and how to do much of it without keeping others from theirs.
+
+Python runs one thread at a time and takes the turn from a busy one every 5 ms, no sooner. A thread that works for an
+event loop slows down: it gives its turn away by itself, many times as often.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any, Final
+
+LIGHT: Final = 64 * 1024
+"""Bytes of text, roughly, that a value may have to be light."""
+_PARTS: Final = 400
+"""Parts that it may have."""
+_PLAIN: Final = frozenset({int, float, bool, type(None), complex})
+_STRETCH: Final = 0.001
+_REST: Final = 0.00005
+
+
+class _Pace(threading.local):
+    until: float = 0.0
+    """When to rest; 0: never."""
+
+
+_pace = _Pace()
+
+
+def slow_down() -> None:
+    """Make the calling thread rest now and then, where it calls `rest`."""
+    _pace.until = time.monotonic() + _STRETCH
+
+
+def is_slow() -> bool:
+    """Tell whether the calling thread rests now and then."""
+    return _pace.until > 0
+
+
+def rest() -> None:
+    """Let others go on, if this thread is a slow one and has worked for a while."""
+    if _pace.until and time.monotonic() > _pace.until:
+        time.sleep(_REST)
+        _pace.until = time.monotonic() + _STRETCH
+
+
+def is_light(*values: Any) -> bool:
+    """Tell whether values are surely small, without looking at more than a few hundred parts of them."""
+    todo: list[Any] = list(values)
+    size = parts = 0
+    while todo:
+        value = todo.pop()
+        kind = type(value)
+        parts += 1
+        if kind in _PLAIN:
+            continue
+        if isinstance(value, str | bytes | bytearray):
+            size += len(value)
+        elif isinstance(value, dict | list | tuple | set | frozenset):
+            if parts + len(value) > _PARTS:
+                return False
+            todo += value
+            todo += value.values() if isinstance(value, dict) else ()
+        else:
+            inner = getattr(value, "__dict__", None)
+            todo += inner.values() if inner else ()
+            todo += [getattr(value, name, None) for name in _fields(kind)]
+        if size > LIGHT or parts > _PARTS:
+            return False
+    return True
+
+
+def _fields(kind: type) -> tuple[str, ...]:
+    """Return the names of what instances hold outside of a `__dict__`."""
+    names: Any = getattr(kind, "__struct_fields__", None) or getattr(kind, "__slots__", ())
+    return (names,) if isinstance(names, str) else tuple(names)

@@ -1,0 +1,476 @@
+"""Makes src/backtrail/aio/{checkpoints,threads,store}.py from the synchronous modules of the same names.
+
+Run it with `make aio`; `--check` only says whether they are up to date. Signatures, types and docstrings are taken from
+the source. What each public name becomes is in the tables below; one that is not there is an error, so that none can be
+forgotten.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+import textwrap
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "src" / "backtrail"
+WIDTH = 120
+
+# Becomes what: see `Maker`.
+CHECKPOINT = {
+    "id": "known",
+    "parent_id": "known",
+    "op_id": "known",
+    "seq": "known",
+    "step": "known",
+    "label": "known",
+    "kind": "known",
+    "metadata": "known",
+    "created_at": "known",
+    "size": "known",
+    "stored": "known",
+    "root": "known",
+    "damaged": "known",
+    "state": "read as load_state",
+    "get": "apart",
+    "tail": "apart",
+    "to_bytes": "apart",
+    "from_bytes": "made",
+}
+THREAD = {
+    "save": "write",
+    "append": "write",
+    "set": "write",
+    "delete_at": "write",
+    "step": "block Step",
+    "update": "update",
+    "latest": "apart",
+    "load": "apart",
+    "history": "pages",
+    "find": "apart",
+    "current_step": "read as current_step",
+    "__len__": "count",
+    "diff": "apart",
+    "fork": "write",
+    "rewind": "write",
+    "undo": "write",
+    "redo": "write",
+    "tag": "write",
+    "untag": "write",
+    "prune": "write",
+    "delete_checkpoint": "write",
+    "delete": "write",
+}
+STORE = {
+    "thread": "handle",
+    "threads": "pages",
+    "checkpoint": "apart",
+    "transaction": "block Transaction",
+    "stats": "apart",
+    "verify": "watched",
+    "gc": "watched",
+    "prune": "apart",
+    "close": "close",
+}
+# What the mirror says differently.
+WORDS = {
+    "It belongs to the calling thread or task.": "It belongs to the calling task.",
+    "in the calling thread or task": "in the calling task",
+}
+
+
+class Maker:
+    """Makes the members of one class."""
+
+    def __init__(self, module: str, cls: str, table: dict[str, str]) -> None:
+        self.text = (SOURCE / f"{module}.py").read_text()
+        self.lines = self.text.splitlines()
+        tree = ast.parse(self.text)
+        self.cls = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == cls)
+        self.table = table
+        self.members: dict[str, list[ast.FunctionDef]] = {}
+        for node in self.cls.body:
+            if isinstance(node, ast.FunctionDef) and (not node.name.startswith("_") or node.name in table):
+                self.members.setdefault(node.name, []).append(node)
+        if self.members.keys() != table.keys():
+            raise SystemExit(f"{cls}: say what becomes of {sorted(self.members.keys() ^ table.keys())}")
+
+    def all(self) -> str:
+        """Return all members."""
+        made = [self.member(name, nodes) for name, nodes in self.members.items()]
+        return textwrap.indent("\n".join(made), "    ", lambda line: bool(line.strip())).rstrip() + "\n"
+
+    def member(self, name: str, nodes: list[ast.FunctionDef]) -> str:
+        """Return what a public name becomes."""
+        node = nodes[-1]
+        rule, _, what = self.table[name].partition(" ")
+        return "".join(getattr(self, f"_{rule}")(node, what, nodes[:-1]))
+
+    # -- the rules ------------------------------------------------------------------------------------
+
+    def _known(self, node: ast.FunctionDef, *_: object) -> list[str]:
+        """A property that does no I/O."""
+        returns = ast.unparse(node.returns)
+        head = f"@property\ndef {node.name}(self) -> {returns}:\n"
+        return [head, doc(node), f"    return self._sync.{node.name}\n"]
+
+    def _read(self, node: ast.FunctionDef, what: str, *_: object) -> list[str]:
+        """A property that does I/O: a method."""
+        name = what.removeprefix("as ")
+        head = f"async def {name}(self) -> {ast.unparse(node.returns)}:\n"
+        return [head, doc(node, "Return"), f"    return await self._crew.apart(lambda: self._sync.{node.name})\n"]
+
+    def _count(self, *_: object) -> list[str]:
+        """`len`: a method."""
+        head = "async def count(self) -> int:\n"
+        said = '    """Return how many checkpoints `history` shows; 0 if the thread does not exist."""\n'
+        return [head, said, "    return await self._crew.apart(self._sync.__len__)\n"]
+
+    def _apart(self, node: ast.FunctionDef, *_: object) -> list[str]:
+        """A method that reads, or that is long."""
+        return self._called(node, "apart")
+
+    def _write(self, node: ast.FunctionDef, *_: object) -> list[str]:
+        """A method that writes."""
+        return self._called(node, "write")
+
+    def _called(self, node: ast.FunctionDef, how: str) -> list[str]:
+        arguments = [f"self._sync.{node.name}", *passed(node)]
+        returns = ast.unparse(node.returns)
+        head = signature(f"async def {node.name}", node, returns)
+        if "Checkpoint" not in returns and "Thread[" not in returns:
+            return [head, doc(node), call(f"return await self._crew.{how}", arguments)]
+        wrapped = {
+            "Checkpoint[S]": "Checkpoint(self._crew, found)",
+            "Checkpoint[S] | None": "None if found is None else Checkpoint(self._crew, found)",
+            "Checkpoint[Any] | None": "None if found is None else Checkpoint(self._crew, found)",
+            "list[Checkpoint[S]]": "[Checkpoint(self._crew, each) for each in found]",
+            "Thread[S]": "Thread(self._crew, found)",
+        }[returns]
+        return [head, doc(node), call(f"found = await self._crew.{how}", arguments), f"    return {wrapped}\n"]
+
+    def _pages(self, node: ast.FunctionDef, *_: object) -> list[str]:
+        """An iterator: an async one."""
+        returns = ast.unparse(node.returns)
+        item = "Checkpoint(self._crew, found)" if "Checkpoint" in returns else "found"
+        head = signature(f"async def {node.name}", node, f"Async{returns}")
+        body = call("pages = self._crew.pages", [f"self._sync.{node.name}", *passed(node)])
+        return [head, doc(node), body, f"    async for found in pages:\n        yield {item}\n"]
+
+    def _block(self, node: ast.FunctionDef, what: str, *_: object) -> list[str]:
+        """A context manager: an async one."""
+        inner = ast.unparse(node.returns).removeprefix("Iterator[").removesuffix("]")
+        head = signature(f"def {node.name}", node, what if inner == "None" else f"{what}[{inner}]")
+        arguments = passed(node)
+        made = f"self._sync.{node.name}"
+        if not arguments:
+            return [head, doc(node), f"    return {what}(self._crew, {made})\n"]
+        return [head, doc(node), call("make = partial", [made, *arguments]), f"    return {what}(self._crew, make)\n"]
+
+    def _update(self, node: ast.FunctionDef, *_: object) -> list[str]:
+        """`update` calls back, in the event loop; what it calls may be a coroutine function."""
+        head = signature(f"async def {node.name}", node, ast.unparse(node.returns))
+        head = head.replace("Callable[[Any], S | None]", "Callable[[Any], S | Awaitable[S | None] | None]")
+        said = doc(node).replace(
+            "    Begins again", "    `fn` runs in the event loop, and may be a coroutine function.\n    Begins again"
+        )
+        body = "    found = await updated(self._crew, self._sync, fn, retries)\n"
+        return [head, said, body, "    return Checkpoint(self._crew, found)\n"]
+
+    def _watched(self, node: ast.FunctionDef, *_: object) -> list[str]:
+        """A long method that tells how far it is."""
+        head = signature(f"async def {node.name}", node, ast.unparse(node.returns))
+        work = f"lambda tell: self._sync.{node.name}(progress=tell)"
+        return [head, doc(node), f"    return await self._crew.watched({work}, progress)\n"]
+
+    def _handle(self, node: ast.FunctionDef, _: str, overloads: list[ast.FunctionDef]) -> list[str]:
+        """A method that does no I/O and gives a handle."""
+        parts = ["\n".join(line.strip() for line in self._verbatim(each)) + "\n" for each in overloads]
+        head = signature(f"def {node.name}", node, ast.unparse(node.returns))
+        body = call("made: Thread[Any] = Thread", ["self._crew", f"self._sync.{node.name}({', '.join(passed(node))})"])
+        return [*parts, head, doc(node), body, "    return made\n"]
+
+    def _made(self, node: ast.FunctionDef, *_: object) -> list[str]:
+        """A class method that makes one from bytes."""
+        head = signature(f"async def {node.name}", node, ast.unparse(node.returns))
+        arguments = ["_bytes_of", *passed(node)]
+        body = ["    crew = detached()\n", call("found = await crew.apart", arguments), "    return cls(crew, found)\n"]
+        return ["@classmethod\n", head, doc(node), *body]
+
+    def _close(self, node: ast.FunctionDef, *_: object) -> list[str]:
+        """The end."""
+        said = '"""Wait until all that was begun is done, and release the store\'s resources; twice is allowed."""'
+        return [f"async def {node.name}(self) -> None:\n    {said}\n", "    await self._crew.close(self._sync.close)\n"]
+
+    def _verbatim(self, node: ast.FunctionDef) -> list[str]:
+        first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+        return self.lines[first - 1 : node.end_lineno]
+
+
+# -- text -------------------------------------------------------------------------------------------------
+
+
+def parameters(node: ast.FunctionDef) -> list[str]:
+    """Return the parameters as they are written, `*` included."""
+    given = node.args
+    made = []
+    defaults = [None] * (len(given.args) - len(given.defaults)) + list(given.defaults)
+    for arg, default in zip(given.args, defaults, strict=True):
+        made.append(one(arg, default))
+    if given.vararg:
+        made.append(f"*{one(given.vararg, None)}")
+    elif given.kwonlyargs:
+        made.append("*")
+    made += [one(arg, default) for arg, default in zip(given.kwonlyargs, given.kw_defaults, strict=True)]
+    return made
+
+
+def one(arg: ast.arg, default: ast.expr | None) -> str:
+    """Return one parameter."""
+    written = arg.arg + (f": {ast.unparse(arg.annotation)}" if arg.annotation else "")
+    if default is None:
+        return written
+    value = ast.unparse(default).replace("'", '"')
+    return f"{written} = {value}" if arg.annotation else f"{written}={value}"
+
+
+def passed(node: ast.FunctionDef) -> list[str]:
+    """Return the arguments with which the synchronous method is called: handles become those that they stand for."""
+
+    def value(arg: ast.arg) -> str:
+        kind = ast.unparse(arg.annotation) if arg.annotation else ""
+        return f"plain({arg.arg})" if "Ref" in kind or "Checkpoint" in kind else arg.arg
+
+    made = [value(arg) for arg in node.args.args if arg.arg not in ("self", "cls")]
+    if node.args.vararg:
+        made.append(f"*{node.args.vararg.arg}")
+    return made + [f"{arg.arg}={value(arg)}" for arg in node.args.kwonlyargs]
+
+
+def signature(start: str, node: ast.FunctionDef, returns: str) -> str:
+    """Return a signature, on as few lines as the formatter would use."""
+    listed = parameters(node)
+    hiding = ("type:", "id:")
+    note = "  # noqa: A002 - the name users know"
+    whole = f"{start}({', '.join(listed)}) -> {returns}:"
+    if len(whole) + 4 <= WIDTH:
+        return f"{whole}{note if any(each.startswith(hiding) for each in listed) else ''}\n"
+    noted = [f"    {each},{note if each.startswith(hiding) else ''}\n" for each in listed]
+    return f"{start}(\n{''.join(noted)}) -> {returns}:\n"
+
+
+def call(start: str, arguments: list[str]) -> str:
+    """Return a call, on as few lines as the formatter would use."""
+    whole = f"    {start}({', '.join(arguments)})"
+    if len(whole) + 4 <= WIDTH:
+        return f"{whole}\n"
+    between = f"        {', '.join(arguments)}"
+    if len(between) + 4 <= WIDTH:
+        return f"    {start}(\n{between}\n    )\n"
+    return f"    {start}(\n{''.join(f'        {each},{chr(10)}' for each in arguments)}    )\n"
+
+
+def doc(node: ast.FunctionDef, verb: str = "") -> str:
+    """Return a docstring."""
+    said = ast.get_docstring(node) or ""
+    if verb and not said.startswith(verb):
+        said = f"{verb} {said[0].lower()}{said[1:]}"
+    for old, new in WORDS.items():
+        said = said.replace(old, new)
+    lines = said.splitlines()
+    if len(lines) == 1:
+        return f'    """{said}"""\n'
+    return "\n".join(['    """' + lines[0], *(f"    {line}".rstrip() for line in lines[1:]), '    """\n'])
+
+
+# -- modules ------------------------------------------------------------------------------------------------
+
+WARNING = "# Made from src/backtrail/{}.py by tools/generate_aio.py: change it there, then `make aio`.\n"
+
+
+def checkpoints() -> str:
+    """Return the module of checkpoints."""
+    maker = Maker("checkpoints", "Checkpoint", CHECKPOINT)
+    return (
+        WARNING.format("checkpoints")
+        + '''"""A checkpoint as users of the async mirror hold it: what is known at once, and what is awaited."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from backtrail import checkpoints as sync
+from backtrail.engine.queue import detached
+
+if TYPE_CHECKING:
+    import datetime as dt
+
+    from backtrail.engine.queue import Crew
+
+S = TypeVar("S")
+
+
+class Checkpoint(Generic[S]):
+    """An immutable point in a thread. Two are equal if they have the same id."""
+
+    __slots__ = ("_crew", "_sync", "tags", "thread_id")
+
+    def __init__(self, crew: Crew, checkpoint: sync.Checkpoint[S]) -> None:
+        self._crew = crew
+        self._sync = checkpoint
+        self.thread_id = checkpoint.thread_id
+        self.tags = checkpoint.tags
+
+'''
+        + maker.all()
+        + '''
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Checkpoint) and other._sync == self._sync
+
+    def __hash__(self) -> int:
+        return hash(self._sync)
+
+    def __repr__(self) -> str:
+        return repr(self._sync)
+
+
+def plain(value: Any) -> Any:
+    """Return what the synchronous code knows a checkpoint by."""
+    return value._sync if isinstance(value, Checkpoint) else value  # noqa: SLF001 - the two are one
+
+
+_bytes_of = sync.Checkpoint.from_bytes
+'''
+    )
+
+
+def threads() -> str:
+    """Return the module of threads."""
+    maker = Maker("threads", "Thread", THREAD)
+    return (
+        WARNING.format("threads")
+        + '''"""Threads of the async mirror: handles by which tasks save states and travel in time.
+
+A handle may be shared by tasks: what each of them last read or wrote through it is remembered for each apart.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from backtrail.aio.blocks import Step, updated
+from backtrail.aio.checkpoints import Checkpoint, plain
+
+if TYPE_CHECKING:
+    import datetime as dt
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+
+    from backtrail import threads as sync
+    from backtrail.engine.queue import Crew
+    from backtrail.threads import Ref
+    from backtrail.values import Diff, PruneReport, Sentinel
+
+S = TypeVar("S")
+
+
+class Thread(Generic[S]):
+    """An append-only log of checkpoints; docs/threads.md is the guide, docs/async.md says what differs."""
+
+    def __init__(self, crew: Crew, thread: sync.Thread[S]) -> None:
+        self.id = thread.id
+        self._crew = crew
+        self._sync = thread
+
+    def __repr__(self) -> str:
+        return repr(self._sync)
+
+'''
+        + maker.all()
+    )
+
+
+def store() -> str:
+    """Return the module of stores."""
+    maker = Maker("store", "Store", STORE)
+    tree = ast.parse(maker.text)
+    node = next(each for each in tree.body if isinstance(each, ast.FunctionDef) and each.name == "open")
+    head = signature("def open", node, "Opening[sync.Store, Store]")
+    head = head.replace("def open(", "def open(  # noqa: A001 - as backtrail.open")
+    opening = [
+        textwrap.dedent(head),
+        doc(node).replace("\n\n", "\n\n    Say `async with aio.open(...) as store:`, or `await aio.open(...)`.\n\n", 1),
+        call("make = partial", ["sync.open", *passed(node)]),
+        "    return Opening(make, Store, sync.Store.close)\n",
+    ]
+    return (
+        WARNING.format("store")
+        + '''"""Stores of the async mirror: `open(url)`, and a `Store` that hands out handles and does the upkeep."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
+
+from backtrail import store as sync
+from backtrail.aio.blocks import Opening, Transaction
+from backtrail.aio.checkpoints import Checkpoint
+from backtrail.aio.threads import Thread
+from backtrail.engine.queue import Crew
+
+if TYPE_CHECKING:
+    import datetime as dt
+    import os
+    from collections.abc import AsyncIterator, Callable, Iterable
+    from types import TracebackType
+
+    from backtrail.values import GcReport, PruneReport, Stats, ThreadInfo, VerifyReport
+
+S = TypeVar("S")
+
+
+'''
+        + "".join(opening)
+        + '''
+
+class Store:
+    """Keeps threads, as the store that it is made of does. Tasks, event loops and threads may share it."""
+
+    def __init__(self, store: sync.Store) -> None:
+        self._sync = store
+        self._crew = Crew(store._engine)  # noqa: SLF001 - the two are one
+
+'''
+        + maker.all()
+        + """
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+"""
+    )
+
+
+MODULES = {"checkpoints": checkpoints, "threads": threads, "store": store}
+
+
+def main() -> None:
+    """Write the modules, or say which are not up to date."""
+    check = sys.argv[1:] == ["--check"]
+    stale = []
+    for name, make in MODULES.items():
+        path = SOURCE / "aio" / f"{name}.py"
+        text = make()
+        if not path.exists() or path.read_text() != text:
+            stale.append(path.name)
+            if not check:
+                path.write_text(text)
+    if check and stale:
+        raise SystemExit(f"not up to date: {', '.join(stale)}; run `make aio`")
+
+
+if __name__ == "__main__":
+    main()
