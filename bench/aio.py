@@ -9,17 +9,17 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import backtrail
+from backtrail import aio
 from bench.clock import Times, timed
 from bench.data import Messages, noise
 from bench.figures import Figure, Result
 from bench.raw import WAL_BYTES
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
     from pathlib import Path
 
     from bench.data import Message
@@ -30,38 +30,44 @@ TICK = 0.001
 
 
 def coroutines(directory: Path, scale: Scale) -> Result:
-    """Measure, if there is an async mirror."""
+    """Measure the rates and the lag."""
+    count = f"{scale.coroutines:,} coroutines"
     rate: dict[str, Any] = {"better": "higher", "samples": scale.async_rounds}
-    named: dict[str, dict[str, Any]] = {
-        f"{scale.coroutines:,} coroutines: one commit each / grouped": {"gate": 4, "goal": 5, **rate},
-        f"{scale.coroutines:,} coroutines: awaited one by one / grouped": rate,
-        f"event loop lag, p99, during a save of {scale.large / 1e6:g} MB": {"gate": 10, "unit": "ms"},
-    }
-    if find_spec("backtrail.aio") is None:
-        return Result([Figure(name, None, note="not built", **marks) for name, marks in named.items()])
-    each, one_by_one, grouped = _rates(directory, scale)
-    lag = asyncio.run(_lag(directory, scale)) * 1e3
-    found = (each.median.over(grouped.median), one_by_one.median.over(grouped.median), (lag, None))
-    return Result(
-        [Figure(name, wall, cpu, **marks) for (name, marks), (wall, cpu) in zip(named.items(), found, strict=True)]
-    )
+    figures = []
+    for where, threads in (("a thread each", scale.coroutines), ("one thread", 1)):
+        each, one_by_one, grouped = _rates(directory / where, scale, threads)
+        marks = {"gate": 4, "goal": 5} if threads > 1 else {}
+        alone, awaited = each.median.over(grouped.median), one_by_one.median.over(grouped.median)
+        figures += [
+            Figure(f"{count}, {where}: one commit each / grouped", *alone, **marks, **rate),
+            Figure(f"{count}, {where}: awaited one by one / grouped", *awaited, **rate),
+        ]
+    saving, again, loading = (late * 1e3 for late in asyncio.run(_lags(directory, scale)))
+    size = f"{scale.large / 1e6:g} MB"
+    figures += [
+        Figure(f"event loop lag, p99, during a save of {size}", saving, gate=10, unit="ms"),
+        Figure("event loop lag, p99, during saves of it with one more", again, gate=10, unit="ms"),
+        Figure(f"event loop lag, p99, during a load of {size}", loading, unit="ms"),
+    ]
+    return Result(figures)
 
 
-def _rates(directory: Path, scale: Scale) -> tuple[Times, Times, Times]:
-    """Time the three ways in turns, each on a store of its own, a thread for each coroutine."""
-    aio: Any = import_module("backtrail.aio")
+def _rates(directory: Path, scale: Scale, count: int) -> tuple[Times, Times, Times]:
+    """Time the three ways in turns, each on a store of its own; the coroutines share so many threads."""
     source = Messages(10)
     each, one_by_one, grouped = Times(), Times(), Times()
+    directory.mkdir()
     with asyncio.Runner() as runner:
         plain = backtrail.open(directory / "each.db")
-        stores = [runner.run(_opened(aio, directory / name)) for name in ("one by one.db", "grouped.db")]
+        stores = [runner.run(_opened(directory / name)) for name in ("one by one.db", "grouped.db")]
         plain.thread("filler").save(noise(WAL_BYTES))
-        threads = [plain.thread(f"t{at}") for at in range(scale.coroutines)]
-        others = [[store.thread(f"t{at}") for at in range(scale.coroutines)] for store in stores]
+        names = [f"t{at % count}" for at in range(scale.coroutines)]
+        threads = [plain.thread(name) for name in names]
+        others = [[store.thread(name) for name in names] for store in stores]
         for some, way in zip(others, (_await_each, _gather), strict=True):
-            runner.run(_gather(some, None))
+            runner.run(_begin(some[:count]))
             runner.run(way(some, source.many(scale.coroutines)))
-        for thread in threads:
+        for thread in threads[:count]:
             thread.save({"messages": []})
         for _ in range(scale.async_rounds):
             messages = [source.many(scale.coroutines) for _ in range(3)]
@@ -74,10 +80,14 @@ def _rates(directory: Path, scale: Scale) -> tuple[Times, Times, Times]:
     return each, one_by_one, grouped
 
 
-async def _opened(aio: Any, path: Path) -> Any:
+async def _opened(path: Path) -> aio.Store:
     store = await aio.open(path)
     await store.thread("filler").save(noise(WAL_BYTES))
     return store
+
+
+async def _begin(threads: list[aio.Thread[Any]]) -> None:
+    await asyncio.gather(*(thread.save({"messages": []}) for thread in threads))
 
 
 def _append_each(threads: list[backtrail.Thread[Any]], messages: list[Message]) -> None:
@@ -85,24 +95,37 @@ def _append_each(threads: list[backtrail.Thread[Any]], messages: list[Message]) 
         thread.append("messages", message)
 
 
-async def _await_each(threads: list[Any], messages: list[Message]) -> None:
+async def _await_each(threads: list[aio.Thread[Any]], messages: list[Message]) -> None:
     for thread, message in zip(threads, messages, strict=True):
         await thread.append("messages", message)
 
 
-async def _gather(threads: list[Any], messages: list[Message] | None) -> None:
-    """Append to all at once, or begin all of them."""
-    if messages is None:
-        await asyncio.gather(*(thread.save({"messages": []}) for thread in threads))
-    else:
-        pairs = zip(threads, messages, strict=True)
-        await asyncio.gather(*(thread.append("messages", message) for thread, message in pairs))
+async def _gather(threads: list[aio.Thread[Any]], messages: list[Message]) -> None:
+    pairs = zip(threads, messages, strict=True)
+    await asyncio.gather(*(thread.append("messages", message) for thread, message in pairs))
 
 
-async def _lag(directory: Path, scale: Scale) -> float:
-    """Return the 99th percentile of how late the loop is, in seconds, while a large state is saved."""
-    aio: Any = import_module("backtrail.aio")
-    state = {"messages": Messages(11).many(max(scale.large // 1_000, 1))}
+async def _lags(directory: Path, scale: Scale) -> tuple[float, float, float]:
+    """Return how late the loop is while a large state is saved, saved again with a little more, and loaded."""
+    source = Messages(11)
+    state = {"messages": source.many(max(scale.large // 1_000, 1))}
+
+    async def more() -> None:
+        for _ in range(3):
+            state["messages"].append(source.one())
+            await thread.save(state)
+
+    async def load() -> None:
+        async with aio.open(directory / "large.db") as cold:
+            await (await cold.thread("t").load()).load_state()
+
+    async with aio.open(directory / "large.db") as store:
+        thread: aio.Thread[Any] = store.thread("t")
+        return await _late(thread.save(state)), await _late(more()), await _late(load())
+
+
+async def _late(work: Awaitable[Any]) -> float:
+    """Return the 99th percentile of how late the loop is, in seconds, while some work is done."""
     late: list[float] = []
     done = asyncio.Event()
 
@@ -112,13 +135,11 @@ async def _lag(directory: Path, scale: Scale) -> float:
             await asyncio.sleep(TICK)
             late.append(time.perf_counter() - begun - TICK)
 
-    store = await aio.open(directory / "large.db")
     watching = asyncio.create_task(watch())
     await asyncio.sleep(0)
     try:
-        await store.thread("t").save(state)
+        await work
     finally:
         done.set()
         await watching
-        await store.close()
     return statistics.quantiles(late, n=100)[98] if len(late) > 1 else late[0]

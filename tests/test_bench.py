@@ -4,15 +4,12 @@ No test looks at how long something took. What needs LangGraph is skipped withou
 the thirty packages that it brings.
 """
 
-import asyncio
 import itertools
 import json
 import math
 import re
 import sys
-import types
 import xml.etree.ElementTree as ET
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -398,43 +395,14 @@ def test_a_saver_for_fairness_has_synchronous_full(tmp_path):
 # -- async ----------------------------------------------------------------------------------------------
 
 
-class Mirror:
-    """What `backtrail.aio` is to be, made of threads."""
-
-    def __init__(self, inner):
-        self._inner = inner
-
-    def __getattr__(self, name):
-        found = getattr(self._inner, name)
-        if name == "thread":
-            return lambda *arguments: Mirror(found(*arguments))
-
-        async def call(*arguments):
-            return await asyncio.to_thread(found, *arguments)
-
-        return call
-
-
-def test_coroutines_are_measured_when_there_is_an_async_mirror(tmp_path, monkeypatch):
-    async def opened(path):
-        return Mirror(backtrail.open(path))
-
-    module = types.ModuleType("backtrail.aio")
-    module.open = opened
-    monkeypatch.setattr(aio, "find_spec", lambda _: object())
-    monkeypatch.setattr(aio, "import_module", lambda _: module)
-    found = values(aio.coroutines(tmp_path, TINY))
-    assert len(found) == 3
-    assert all(value is not None and math.isfinite(value) for value in found.values())
-    for name in ("each.db", "grouped.db", "one by one.db"):
-        with backtrail.open(tmp_path / name) as store:
-            assert len(store.thread("t4").load().state["messages"]) >= TINY.async_rounds
+def test_coroutines_are_measured(tmp_path):
+    result = aio.coroutines(tmp_path, TINY)
+    assert [figure.gate for figure in result.figures] == [4, None, None, None, 10, 10, None]
+    assert all(value is not None and math.isfinite(value) for value in values(result).values())
+    for where, last in (("a thread each", "t4"), ("one thread", "t0")):
+        for name in ("each.db", "grouped.db", "one by one.db"):
+            with backtrail.open(tmp_path / where / name) as store:
+                assert len(store.thread(last).load().state["messages"]) >= TINY.async_rounds
     with backtrail.open(tmp_path / "large.db") as store:
+        assert len(store.thread("t")) == 4
         assert store.thread("t").load().size > TINY.large * 0.9
-
-
-def test_without_an_async_mirror_the_figures_say_so_and_keep_their_gates(tmp_path, monkeypatch):
-    monkeypatch.setattr(aio, "find_spec", lambda _: None)
-    figures = aio.coroutines(tmp_path, replace(TINY, coroutines=1_000)).figures
-    assert {figure.note for figure in figures} == {"not built"}
-    assert [figure.gate for figure in figures] == [4, None, 10]

@@ -46,6 +46,7 @@ S = TypeVar("S")
 Ref = Any
 """A checkpoint, a step, or a string: see `backtrail.engine.refs`."""
 _PAGE: Final = 200
+_NO_META: Final = Meta()
 
 
 class Thread(Generic[S]):
@@ -563,6 +564,8 @@ class Thread(Generic[S]):
     def _meta(
         self, label: str | None, tags: tuple[str, ...] | list[str], metadata: Mapping[str, Any] | None, kind: str
     ) -> Meta:
+        if kind == "manual" and label is None and tags == () and metadata is None:
+            return _NO_META
         return Meta(check_kind(kind), check_label(label), check_tags(tags), self._metadata(metadata))
 
     def _metadata(self, metadata: Mapping[str, Any] | None) -> bytes:

@@ -6,6 +6,7 @@ tuple an index (negative ones count from the end). The empty path is the state i
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from typing import TYPE_CHECKING, Any, Final
@@ -60,6 +61,11 @@ def parse(path: Any) -> Path:
     if not isinstance(path, str):
         kind = type(path).__name__
         raise Invalid(f"a path is a string or a tuple of keys and indexes, not {kind}", code="invalid.path")
+    return _read(path)
+
+
+@functools.lru_cache(maxsize=256)
+def _read(path: str) -> Path:
     steps: list[Any] = []
     at = 0
     while at < len(path):
