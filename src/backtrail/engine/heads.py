@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from backtrail.engine import log, payload
 from backtrail.engine.nodes import Cache, Nodes
 from backtrail.engine.squeeze import stands_beside
+from backtrail.engine.tree import Tree, merged
 from backtrail.errors import Corrupt, NotFound
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
     from backtrail.backends.port import Backend, Row, ThreadRecord
     from backtrail.engine.schema import Types
-    from backtrail.engine.tree import Tree
 
 CACHE_BYTES: Final = 64 * 1024 * 1024
 
@@ -188,10 +188,9 @@ class Heads:
         nodes = self.nodes()
         nodes.load([digest for part in rows for digest in stands_beside(part.payload or b"")])  # in one read
         tree, settled = payload.read_base(rows[0].payload or b"", nodes)
-        weight = 0
-        for above in rows[1:]:
-            tree = tree.apply(payload.read_delta(above.payload or b"", nodes))
-            weight += len(above.payload or b"")
+        weight = sum(len(above.payload or b"") for above in rows[1:])
+        ops = [op for above in rows[1:] for op in payload.read_delta(above.payload or b"", nodes)]
+        tree = tree.apply(merged(ops)) if ops else tree
         if tree.root != row.root:
             raise Corrupt("what is stored does not match its root hash", code="corrupt.root")
         return Chain(tree, len(rows) - 1, weight, settled)

@@ -146,13 +146,15 @@ class _Scan:
 
     def _rest(self, spine: Spine, value: Sequence[Any], pos: int, where: tuple[Any, ...]) -> list[diff.Block]:
         """Compare what comes behind the last leaf that the value is long enough for."""
-        encoder = self._encoder(where)
         old = spine.levels[0]
         if pos < spine.length - len(old):
             old = spines.entries(self.nodes, spine, pos, len(value)) if pos < len(value) else []
         shared = min(len(old), len(value) - pos)
         if shared and self._packer.fast(list(value[pos : pos + shared])) == spines.array(old[:shared], mapping=False):
             pos, old = pos + shared, old[shared:]
+        if pos == len(value) and not old:
+            return []
+        encoder = self._encoder(where)
         return diff.aligned_blocks(pos, pos, old, [encoder.part(at, item) for at, item in enumerate(value[pos:], pos)])
 
     # -- dicts and records ------------------------------------------------------------------------
@@ -185,9 +187,8 @@ class _Scan:
     def _open_entries(
         self, old: list[Entry], items: list[tuple[Any, Any]], path: list[Step], where: tuple[Any, ...]
     ) -> list[Op] | None:
-        encoder = self._encoder(where)
         before = {spines.key_of(entry): value_of(entry) for entry in old}
-        after = {encoder.key(key): (key, part) for key, part in items}
+        after = {self._packer.fast(key) or self._encoder(where).key(key): (key, part) for key, part in items}
         if len(before) < len(old) or len(after) < len(items) or _twins(before) or _twins(after):
             return None
         kept = [key for key in before if key in after]
@@ -198,7 +199,7 @@ class _Scan:
             if key in before:
                 found += self.value(before[key], part, [*path, key], (*where, step))
             else:
-                found.append([SET, [*path, key], encoder.part(step, part)])
+                found.append([SET, [*path, key], self._encoder(where).part(step, part)])
         return found
 
 

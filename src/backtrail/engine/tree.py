@@ -55,6 +55,28 @@ def is_op(op: Any) -> bool:
     )
 
 
+def merged(ops: Iterable[Op]) -> list[Op]:
+    """Return fewer ops to the same end: what was put in right behind what was put in before it goes with it.
+
+    The changes of a chain are mostly such, and a tree is closed and hashed after each op.
+    """
+    found: list[Op] = []
+    for op in ops:
+        last = found[-1] if found else None
+        if (
+            last is not None
+            and op[0] == last[0]
+            and op[0] in (SPLICE, PATCH)
+            and op[3] == 0
+            and op[1] == last[1]
+            and op[2] == last[2] + len(last[4])
+        ):
+            found[-1] = [*last[:4], last[4] + op[4]]
+        else:
+            found.append(op)
+    return found
+
+
 class Tree(NamedTuple):
     """A state: what represents its root, and the nodes below."""
 
