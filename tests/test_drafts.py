@@ -1049,3 +1049,19 @@ def test_a_handle_that_is_gone_leaves_no_draft_behind(store):
     del state
     gc.collect()
     assert {id(each) for each in gc.get_objects() if type(each) is drafts.Draft} <= before
+
+
+@dataclasses.dataclass(eq=False)
+class Own:
+    """Equal to itself alone."""
+
+    x: int
+
+
+def test_a_change_at_one_of_two_keys_with_the_same_bytes_is_found_there():
+    with backtrail.open("memory://", types=[Own]) as store:
+        thread = store.thread("t")
+        thread.save({"d": {Own(1): ["a"], Own(1): ["b"]}})
+        with thread.step() as state:
+            list(state["d"].values())[1].append("more")
+        assert list(thread.load().state["d"].values()) == [["a"], ["b", "more"]]

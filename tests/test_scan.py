@@ -173,6 +173,23 @@ def test_a_state_that_contains_itself_is_refused():
         scan.changes(before, state, TYPES)
 
 
+@dataclass(eq=False)
+class Own:
+    """Equal to itself alone."""
+
+    x: int
+
+
+@pytest.mark.parametrize("count", [2, 300])
+def test_a_change_at_one_of_two_keys_with_the_same_bytes_is_found_there(count):
+    types = TYPES.for_state(Own)
+    state = {"d": {Own(1): [f"value {at}"] for at in range(count)}}
+    before = stored(encode(state, types=types))
+    for place in (1, count - 1):
+        state["d"][list(state["d"])[place]].append("more")
+        assert scanned(before, state, types)
+
+
 @dataclass
 class Message:
     content: str

@@ -593,14 +593,14 @@ class Thread(Generic[S]):
 
     def _make(self, standing: Standing, row: Row, tags: tuple[str, ...], *, written: bool = False) -> Checkpoint[S]:
         engine, record = self._engine, standing.record
-        chain = standing.chain if standing.head is row else None
         damaged = None
         if not written and not log.is_sound(row, record.uid):
             damaged = engine.desk.heads.damaged(record, row.seq, "its row is damaged")
 
         def load() -> Tree:
-            if chain is not None:
-                return chain.tree
+            latest = self._known  # what was just written need not be read, but a checkpoint does not hold on to it
+            if latest is not None and latest.chain and latest.head and latest.head.op_id == row.op_id:
+                return latest.chain.tree
             heads = engine.desk.heads
             known = record if record.no > 0 else heads.backend.thread_with_uid(record.uid)  # made in a transaction
             if known is None:

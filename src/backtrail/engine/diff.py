@@ -32,8 +32,8 @@ _ALIGN_MAX: Final = 2_000_000
 _ALIGN_ROUNDS: Final = 4
 DEPTH_MAX: Final = 64
 """Further down, a value that differs is replaced whole."""
-_TWIN: Final = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]|NaN")
-"""Keys that may be in a dict twice: no NaN equals another."""
+_TWIN: Final = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]|NaN|(?:[\xd4-\xd8]|\xc7.|\xc8..|\xc9....)\x05", re.DOTALL)
+"""Keys that may be in a dict twice: no NaN equals another, nor does an instance whose class compares by identity."""
 
 
 class Block(NamedTuple):

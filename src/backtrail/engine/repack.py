@@ -188,6 +188,8 @@ class _Walk:
     def _write_later(self, row: Row, digests: tuple[bytes, ...]) -> None:
         if not log.is_sound(row, self._record.uid):
             return
+        if digests and row.seq in self._done:
+            self.write()  # stored without what it stood beside, first: this one may yet be dropped
         self._done[row.seq] = (row, digests)
         if len(self._done) >= _BATCH:
             self.write()

@@ -144,6 +144,7 @@ def _mark_newer(heads: Heads, record: ThreadRecord, live: set[bytes], since: int
 
 def _mark_row(heads: Heads, record: ThreadRecord, row: Row, live: set[bytes]) -> None:
     nodes = heads.nodes()
+    below: set[bytes] = set()  # live only once all of it was followed: who finds a digest in `live` goes no further
     try:
         if row.base == row.seq:
             tree, inlined = payload.read_base(row.payload or b"", nodes)
@@ -152,19 +153,21 @@ def _mark_row(heads: Heads, record: ThreadRecord, row: Row, live: set[bytes]) ->
             found = payload.refs_of_ops(payload.read_delta(row.payload or b"", nodes))
         todo = [digest for digest in found if digest not in live and digest not in nodes.fresh]
         while todo:
-            live.update(todo)
+            below.update(todo)
             loaded = nodes.load(todo)
-            todo = [c for node in loaded.values() for c in node.children() if c not in live]
+            todo = [c for node in loaded.values() for c in node.children() if c not in live and c not in below]
     except Corrupt as error:
-        if not _still_shown(heads, record, row):
+        found_now = heads.backend.rows(record.no, [(row.seq, row.seq)], payload=True)
+        if not found_now:
             return  # somebody else collected it meanwhile
-        (there,) = heads.backend.rows(record.no, [(row.seq, row.seq)], payload=True) or (row,)
-        if there.payload != row.payload:  # somebody else repacked it meanwhile
+        (there,) = found_now
+        if there.payload != row.payload:  # somebody else repacked it meanwhile, or made it a base
             _mark_row(heads, record, there, live)
             return
         raise heads.damaged(
             record, row.seq, f"{error}; nothing was collected, because what this one stands on is not known"
         ) from error
+    live |= below
 
 
 def _repack(heads: Heads, live: set[bytes], progress: Callable[[str, int], None] | None) -> int:

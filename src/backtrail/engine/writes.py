@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 from backtrail.backends.port import Batch, MissingChunks, NewThread, Row, Stale, ThreadRecord, Vanished
 from backtrail.engine import log, payload, retention, rows
 from backtrail.engine.heads import Chain, Heads, Standing
+from backtrail.engine.nodes import SPINE
 from backtrail.engine.refs import require_head
 from backtrail.engine.squeeze import squeeze
 from backtrail.engine.tree import Tree
@@ -441,6 +442,9 @@ def _extended(chain: Chain | None, tree: Tree, stored: payload.Stored) -> Chain:
     if stored.chunks or len(nodes.fresh) > _FRESH_MAX:
         kept = payload.reachable(nodes, payload.refs_of(tree.rep))
         nodes = nodes.with_fresh({digest: node for digest, node in kept.items() if digest not in stored.chunks})
+        for digest, node in kept.items():
+            if node.kind == SPINE:  # the next write begins with it
+                nodes.keep(digest, node)
     slim = Tree(tree.rep, nodes)
     if stored.is_base or chain is None:
         return Chain(slim, 0, 0, stored.inlined)

@@ -1,0 +1,155 @@
+"""A collection takes nothing that is needed, whatever else happens and whatever is damaged."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import apsw
+import pytest
+
+import backtrail
+from backtrail.engine import log, upkeep
+from backtrail.engine import spine as spines
+from backtrail.engine.paths import parse
+from backtrail.engine.tree import locate
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store.db"
+
+
+def noise(rng: random.Random, count: int, size: int) -> list[dict[str, str]]:
+    return [{"role": "user", "content": rng.randbytes(size).hex()} for _ in range(count)]
+
+
+def test_what_a_deleted_row_shares_with_others_is_followed_through_them(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(1)
+    messages = noise(rng, 150, 4_000)
+    with backtrail.open(path) as store:
+        gone = store.thread("t").save({"m": messages, "own": rng.randbytes(30_000).hex()})
+        store.thread("t").save({"x": 1})
+        kept = store.thread("u").save({"m": messages})
+    mark = upkeep._mark_row
+    with backtrail.open(path) as first, backtrail.open(path) as second:
+        met: list[int] = []
+
+        def slow(heads: Any, record: Any, row: Any, live: set[bytes]) -> None:
+            if record.name == "t" and row.seq == gone.seq and not met:
+                met.append(row.seq)
+                second.thread("t").delete_checkpoint(gone.id)
+                second.gc()
+            mark(heads, record, row, live)
+
+        monkeypatch.setattr(upkeep, "_mark_row", slow)
+        first.gc()
+        assert met
+    with backtrail.open(path) as store:
+        assert store.thread("u").load(kept.id).state == {"m": messages}
+
+
+def test_a_hidden_row_that_a_visible_one_stands_on_is_not_passed_over(path: Path) -> None:
+    rng = random.Random(1)
+    messages = noise(rng, 600, 200)
+    with backtrail.open(path) as store:
+        thread = store.thread("t")
+        thread.save({"x": 0})
+        hidden = thread.save({"m": messages, "own": rng.randbytes(30_000).hex()})
+        kept = thread.delete_at("own")
+        thread.delete_checkpoint(hidden.id)
+    database = apsw.Connection(str(path))
+    database.execute("UPDATE row SET label = x'41' WHERE key = (1 << 32) | 1")  # so that no row of the thread may go
+    own = database.execute("SELECT digest FROM chunk ORDER BY length(payload) DESC LIMIT 1").get
+    database.execute("DELETE FROM chunk WHERE digest = ?", (own,))
+    database.close()
+    with backtrail.open(path) as store, pytest.raises(backtrail.Corrupt, match="nothing was collected"):
+        store.gc()
+    with backtrail.open(path) as store:
+        assert store.thread("t").load(kept.id).state == {"m": messages}
+
+
+def test_a_row_leaves_a_chunk_that_goes_even_if_the_next_one_is_damaged(path: Path) -> None:
+    rng = random.Random(3)
+    with backtrail.open(path) as store:
+        thread = store.thread("t")
+        thread.save({"m": []})
+        first = noise(rng, 12, 150)
+        for message in first:
+            kept = thread.append("m", message)
+        for message in noise(rng, 120, 150):
+            last = thread.append("m", message)
+        assert store.gc().repacked  # the first rows stand beside a leaf of this line now
+        thread.rewind(kept.id)
+        for message in noise(rng, 120, 150):
+            thread.append("m", message)
+        heads = store._engine.desk.heads
+        record = heads.backend.find_thread("thread", "t")
+        assert record is not None
+        for seq in range(kept.seq + 1, last.seq + 1):
+            thread.delete_checkpoint(log.checkpoint_id(record.uid, seq))
+        standing = heads.standing_of(record)
+        assert standing is not None
+        assert standing.head is not None
+        tree = heads.chain(record, standing.head).tree
+        spine = spines.open_rep(locate(tree, parse("m"), store._engine.types)[0], tree.nodes)
+        assert spine is not None
+        leaf = spines.leaves(tree.nodes, spine)[0]
+        assert thread.load().state["m"][:12] == first  # the leaf of the other line is at hand now
+        with apsw.Connection(str(path)) as database:
+            stored = database.execute("SELECT payload FROM chunk WHERE digest = ?", (leaf.digest,)).get
+            wrong = stored[:-1] + bytes([stored[-1] ^ 1])
+            database.execute("UPDATE chunk SET payload = ? WHERE digest = ?", (wrong, leaf.digest))
+        with backtrail.open(path) as other:
+            before = {damage.checkpoint_id for damage in other.verify().damaged}
+        store.gc()
+    with backtrail.open(path) as store:
+        assert {damage.checkpoint_id for damage in store.verify().damaged} <= before
+        assert store.thread("t").load(kept.id).state == {"m": first}
+
+
+HELD = """
+from ormsgpack import Ext
+import backtrail
+from backtrail.engine import packing
+state = {"a": Ext(1, b"\\x92\\x01\\x02")}
+del Ext
+try:
+    backtrail.open("memory://").thread("a").save(state)
+except backtrail.Invalid as error:
+    print(error.path)
+del state
+print(packing._Foreign.may_exist())
+"""
+
+
+def test_what_somebody_held_when_backtrail_was_imported_fools_nobody() -> None:
+    done = subprocess.run([sys.executable, "-c", HELD], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["state.a", "False"]
+
+
+def test_a_returned_checkpoint_does_not_hold_on_to_its_state() -> None:
+    """What is written last is at hand; what was written before it is read again."""
+    with backtrail.open("memory://") as store:
+        thread = store.thread("t")
+        first = thread.save({"m": ["a" * 5_000]})
+        second = thread.append("m", "b")
+        reads: list[int] = []
+        rows = store._backend.rows
+
+        def counted(*arguments: Any, **options: Any) -> Any:
+            reads.append(1)
+            return rows(*arguments, **options)
+
+        store._backend.rows = counted  # type: ignore[method-assign]
+        assert second.get("m[1]") == "b"
+        assert not reads
+        assert first.get("m[0]") == "a" * 5_000
+        assert reads
