@@ -15,10 +15,13 @@ from dataclasses import dataclass
 from functools import partial
 from unittest import mock
 
+import apsw
 import pytest
 
 import backtrail
 from backtrail import Conflict, Invalid, NotFound, Unavailable, aio
+from backtrail import store as sync
+from backtrail.backends.sqlite import SqliteBackend
 from backtrail.engine import changes, pace, queue
 from backtrail.engine.queue import Crew
 from backtrail.testing.places import in_memory
@@ -264,7 +267,7 @@ def held(store):
         there.set()
         assert go_on.wait(30)
 
-    store._crew.begin(wait, together=True)
+    store._crew._writer.put(queue.Job(wait))  # it is nobody's: not in the transaction that its task may have open
     assert there.wait(30)
     try:
         yield
@@ -409,6 +412,137 @@ def test_expectations_belong_to_the_task(opened):
     asyncio.run(main())
 
 
+async def waited(call):
+    return await asyncio.wait_for(call, 10)
+
+
+async def gathered(call):
+    return (await asyncio.gather(call))[0]
+
+
+async def grouped(call):
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            made = tasks.create_task(call)
+    except* Conflict as conflicts:
+        raise conflicts.exceptions[0] from None
+    return made.result()
+
+
+@pytest.mark.parametrize("how", [waited, gathered, grouped, asyncio.shield, asyncio.create_task])
+def test_who_calls_is_who_counts_whichever_task_awaits(opened, how):
+    async def main():
+        async with opened() as store:
+            thread = store.thread("t")
+            await thread.save({"n": 0})
+
+            async def somebody_else():
+                await thread.set("n", 100)
+
+            state = await state_of(thread)
+            await asyncio.create_task(somebody_else())
+            with pytest.raises(Conflict):
+                await how(thread.save(state | {"lost": True}))
+            await thread.load()
+            await how(thread.save({"n": 1}))
+            await thread.save({"n": 2})  # it is the one who wrote that
+            assert await state_of(thread) == {"n": 2}
+
+    asyncio.run(main())
+
+
+def test_what_a_task_gathers_in_a_transaction_is_in_it(opened):
+    async def main():
+        async with opened() as store:
+            threads = [store.thread(f"t{n}") for n in range(20)]
+            with pytest.raises(RuntimeError):
+                async with store.transaction():
+                    await asyncio.gather(*(thread.save({"l": []}) for thread in threads))
+                    raise RuntimeError
+            assert [info async for info in store.threads()] == []
+            async with store.transaction():
+                await asyncio.gather(*(thread.save({"l": []}) for thread in threads))
+                await asyncio.gather(*(thread.append("l", n) for n in range(5) for thread in threads))
+            for thread in threads:
+                assert sorted((await state_of(thread))["l"]) == [0, 1, 2, 3, 4]
+
+    asyncio.run(main())
+
+
+def test_transactions_of_many_tasks_end_while_others_begin(opened):
+    async def main():
+        async with opened() as store:
+
+            async def one(n):
+                for _ in range(3):
+                    async with store.transaction():
+                        await store.thread(f"a{n}").save({"n": n})
+                        await store.thread(f"b{n}").save({"n": n})
+
+            await asyncio.gather(*(one(n) for n in range(100)))
+            assert not store._sync._engine._open
+            for n in (0, 99):
+                assert await state_of(store.thread(f"b{n}")) == {"n": n}
+
+    asyncio.run(main())
+
+
+def test_a_block_whose_end_cannot_begin_is_over(opened):
+    async def main():
+        async with opened() as store:
+            with pytest.raises(MemoryError), mock.patch.object(store._crew, "begin", side_effect=MemoryError):
+                async with store.transaction():
+                    pass
+            await store.thread("t").save({"n": 1})
+            async with aio.Store(store._sync) as other:
+                assert await other.thread("t").latest() is not None
+
+    asyncio.run(main())
+
+
+def test_those_who_wait_for_a_locked_store_hear_of_it_together(path):
+    backend = SqliteBackend(path, durability="relaxed", busy_timeout=0.4)
+    backtrail.open(path).thread("t").save({"l": []})
+
+    async def main():
+        async with aio.Store(sync.Store(backend)) as store:
+            thread = store.thread("t")
+            await thread.append("l", "before")
+            other = apsw.Connection(str(path))
+            other.execute("BEGIN IMMEDIATE")
+            begun = time.monotonic()
+            outcomes = await asyncio.gather(*(thread.append("l", n) for n in range(50)), return_exceptions=True)
+            assert {outcome.code for outcome in outcomes} == {"unavailable.locked"}
+            assert time.monotonic() - begun < 0.4 * 25  # not one after the other
+            other.close()
+            await thread.append("l", "after")
+            assert (await state_of(thread))["l"] == ["before", "after"]
+
+    asyncio.run(main())
+
+
+def test_a_thread_that_cannot_be_started_once_is_started_the_next_time(opened):
+    async def main():
+        async with opened() as store:
+            fails = mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread"))
+            with fails, pytest.raises(RuntimeError):
+                await store.thread("t").save({"n": 1})
+            async with asyncio.timeout(10):
+                await store.thread("t").save({"n": 2})
+
+    asyncio.run(main())
+
+
+def test_weighing_a_draft_hands_nothing_out(opener):
+    with opener() as store:
+        thread = store.thread("t")
+        thread.save({"m": [{"n": n, "l": [n]} for n in range(20)]})
+        with thread.step() as state:
+            marked = len(state._scope.marked)
+            assert pace.is_light(state)
+            assert len(state._scope.marked) == marked
+
+
 def test_a_transaction_belongs_to_the_task(opened):
     async def main():
         async with opened() as store:
@@ -432,10 +566,14 @@ def test_a_transaction_belongs_to_the_task(opened):
                 async with store.transaction():
                     await store.thread("a").save({"n": "dropped"})
                     raise RuntimeError
+
+            async def first():
+                await store.thread("a").save({"n": "first"})
+
             with pytest.raises(Conflict):
                 async with store.transaction():
                     await store.thread("a").save({"n": "late"})
-                    await asyncio.create_task(store.thread("a").save({"n": "first"}))
+                    await asyncio.create_task(first())
             assert await state_of(store.thread("a")) == {"n": "first"}
             assert (await store.thread("a").save({"n": 3})).step == 4
 

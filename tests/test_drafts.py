@@ -1065,3 +1065,23 @@ def test_a_change_at_one_of_two_keys_with_the_same_bytes_is_found_there():
         with thread.step() as state:
             list(state["d"].values())[1].append("more")
         assert list(thread.load().state["d"].values()) == [["a"], ["b", "more"]]
+
+
+def test_a_change_while_the_step_is_being_saved_is_refused_and_not_lost(thread):
+    begin(thread, {"log": ["a"], "n": 0})
+    written, late = thread._write, []
+
+    def slow(*arguments, **options):
+        try:
+            kept.append("late")
+        except backtrail.Invalid as error:
+            late.append(error.code)
+        return written(*arguments, **options)
+
+    with mock.patch.object(thread, "_write", slow), thread.step() as state:
+        kept = state["log"]
+        kept.append("b")
+    assert late == ["invalid.draft"]
+    with thread.step() as state:
+        state["n"] += 1
+    assert thread.load().state == {"log": ["a", "b"], "n": 1}

@@ -117,12 +117,12 @@ class Maker:
     def _read(self, node: ast.FunctionDef, what: str, *_: object) -> list[str]:
         """A property that does I/O: a method."""
         name = what.removeprefix("as ")
-        head = f"async def {name}(self) -> {ast.unparse(node.returns)}:\n"
+        head = f"@called\nasync def {name}(self) -> {ast.unparse(node.returns)}:\n"
         return [head, doc(node, "Return"), f"    return await self._crew.apart(lambda: self._sync.{node.name})\n"]
 
     def _count(self, *_: object) -> list[str]:
         """`len`: a method."""
-        head = "async def count(self) -> int:\n"
+        head = "@called\nasync def count(self) -> int:\n"
         said = '    """Return how many checkpoints `history` shows; 0 if the thread does not exist."""\n'
         return [head, said, "    return await self._crew.apart(self._sync.__len__)\n"]
 
@@ -137,7 +137,7 @@ class Maker:
     def _called(self, node: ast.FunctionDef, how: str) -> list[str]:
         arguments = [f"self._sync.{node.name}", *passed(node)]
         returns = ast.unparse(node.returns)
-        head = signature(f"async def {node.name}", node, returns)
+        head = "@called\n" + signature(f"async def {node.name}", node, returns)
         if "Checkpoint" not in returns and "Thread[" not in returns:
             return [head, doc(node), call(f"return await self._crew.{how}", arguments)]
         wrapped = {
@@ -153,7 +153,9 @@ class Maker:
         """An iterator: an async one."""
         returns = ast.unparse(node.returns)
         item = "Checkpoint(self._crew, found)" if "Checkpoint" in returns else "found"
-        head = signature(f"async def {node.name}", node, f"Async{returns}")
+        head = signature(
+            f"async def {node.name}", node, returns.replace("Iterator[", "AsyncGenerator[")[:-1] + ", None]"
+        )
         body = call("pages = self._crew.pages", [f"self._sync.{node.name}", *passed(node)])
         return [head, doc(node), body, f"    async for found in pages:\n        yield {item}\n"]
 
@@ -169,7 +171,7 @@ class Maker:
 
     def _update(self, node: ast.FunctionDef, *_: object) -> list[str]:
         """`update` calls back, in the event loop; what it calls may be a coroutine function."""
-        head = signature(f"async def {node.name}", node, ast.unparse(node.returns))
+        head = "@called\n" + signature(f"async def {node.name}", node, ast.unparse(node.returns))
         head = head.replace("Callable[[Any], S | None]", "Callable[[Any], S | Awaitable[S | None] | None]")
         said = doc(node).replace(
             "    Begins again", "    `fn` runs in the event loop, and may be a coroutine function.\n    Begins again"
@@ -300,6 +302,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from backtrail import checkpoints as sync
+from backtrail.aio.blocks import called
 from backtrail.engine.queue import detached
 
 if TYPE_CHECKING:
@@ -359,12 +362,12 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from backtrail.aio.blocks import Step, updated
+from backtrail.aio.blocks import Step, called, updated
 from backtrail.aio.checkpoints import Checkpoint, plain
 
 if TYPE_CHECKING:
     import datetime as dt
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
     from backtrail import threads as sync
     from backtrail.engine.queue import Crew
@@ -413,7 +416,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from backtrail import store as sync
-from backtrail.aio.blocks import Opening, Transaction
+from backtrail.aio.blocks import Opening, Transaction, called
 from backtrail.aio.checkpoints import Checkpoint
 from backtrail.aio.threads import Thread
 from backtrail.engine.queue import Crew
@@ -421,7 +424,7 @@ from backtrail.engine.queue import Crew
 if TYPE_CHECKING:
     import datetime as dt
     import os
-    from collections.abc import AsyncIterator, Callable, Iterable
+    from collections.abc import AsyncGenerator, Callable, Iterable
     from types import TracebackType
 
     from backtrail.values import GcReport, PruneReport, Stats, ThreadInfo, VerifyReport

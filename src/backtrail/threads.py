@@ -162,6 +162,7 @@ class Thread(Generic[S]):
         draft = self._draft()
         try:
             yield draft.enter()
+            draft.close()  # before it is looked at: what comes later is refused, not lost
             made = self._write(draft.propose, meta, None, default=draft.head)
         except BaseException:
             draft.drop()

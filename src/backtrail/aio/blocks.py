@@ -3,27 +3,46 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import random
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar
 
 from backtrail.arguments import check_count
-from backtrail.engine import pace
+from backtrail.engine import owner, pace
 from backtrail.engine.queue import detached
 from backtrail.errors import Conflict, Invalid
 from backtrail.values import NEW
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator
+    from collections.abc import Awaitable, Callable, Coroutine, Generator
     from contextlib import AbstractContextManager
     from types import TracebackType
 
     from backtrail import checkpoints, threads
     from backtrail.engine.queue import Crew
 
+P = ParamSpec("P")
 S = TypeVar("S")
 T = TypeVar("T")
+
+
+def called(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Make a method act for the task that calls it, whichever awaits it: `wait_for(thread.save(state), 5)` is ours."""
+
+    @functools.wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
+        return _for(owner.current(), method, *args, **kwargs)
+
+    return call
+
+
+async def _for(who: object, method: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
+    if owner.current() is who:
+        return await method(*args, **kwargs)
+    with owner.asked_by(who):
+        return await method(*args, **kwargs)
 
 
 class Step(Generic[S]):
@@ -51,13 +70,7 @@ class Step(Generic[S]):
             _drop(self._block, error)
             return
         together = pace.is_light(self._state) and not self._crew.in_transaction
-        job = self._crew.begin(lambda: self._block.__exit__(None, None, None), together=together)
-        try:
-            await job.outcome()
-        except asyncio.CancelledError as cancelled:
-            if job.withdrawn:
-                _drop(self._block, cancelled)
-            raise
+        await _leave(self._crew, self._block, together=together)
 
 
 class Transaction:
@@ -77,13 +90,22 @@ class Transaction:
         if error is not None:
             _drop(self._block, error)
             return
-        job = self._crew.begin(lambda: self._block.__exit__(None, None, None), together=True)
-        try:
-            await job.outcome()
-        except asyncio.CancelledError as cancelled:
-            if job.withdrawn:
-                _drop(self._block, cancelled)
-            raise
+        await _leave(self._crew, self._block, together=True)
+
+
+async def _leave(crew: Crew, block: AbstractContextManager[Any], *, together: bool) -> None:
+    """Leave a block, and have done what its end does; if that never begins, drop it."""
+    try:
+        job = crew.begin(lambda: block.__exit__(None, None, None), together=together)
+    except BaseException as error:
+        _drop(block, error)
+        raise
+    try:
+        await job.outcome()
+    except asyncio.CancelledError as cancelled:
+        if job.withdrawn:
+            _drop(block, cancelled)
+        raise
 
 
 def _drop(block: AbstractContextManager[Any], error: BaseException) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from backtrail import checkpoints as sync
+from backtrail.aio.blocks import called
 from backtrail.engine.queue import detached
 
 if TYPE_CHECKING:
@@ -92,18 +93,22 @@ class Checkpoint(Generic[S]):
         """Whether its row does not match its checksum; then only its id is sure."""
         return self._sync.damaged
 
+    @called
     async def load_state(self) -> S:
         """Return the state, loaded and verified when it is first read."""
         return await self._crew.apart(lambda: self._sync.state)
 
+    @called
     async def get(self, path: str | tuple[Any, ...], default: Any = None) -> Any:
         """Return what is at a path, reading only what leads there; `default` if there is nothing."""
         return await self._crew.apart(self._sync.get, path, default)
 
+    @called
     async def tail(self, path: str | tuple[Any, ...], n: int) -> list[Any]:
         """Return the last n items of a list or tuple, oldest first, without loading the rest."""
         return await self._crew.apart(self._sync.tail, path, n)
 
+    @called
     async def to_bytes(self) -> bytes:
         """Return the checkpoint and its whole state as bytes that stand alone."""
         return await self._crew.apart(self._sync.to_bytes)

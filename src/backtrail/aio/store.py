@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from backtrail import store as sync
-from backtrail.aio.blocks import Opening, Transaction
+from backtrail.aio.blocks import Opening, Transaction, called
 from backtrail.aio.checkpoints import Checkpoint
 from backtrail.aio.threads import Thread
 from backtrail.engine.queue import Crew
@@ -15,7 +15,7 @@ from backtrail.engine.queue import Crew
 if TYPE_CHECKING:
     import datetime as dt
     import os
-    from collections.abc import AsyncIterator, Callable, Iterable
+    from collections.abc import AsyncGenerator, Callable, Iterable
     from types import TracebackType
 
     from backtrail.values import GcReport, PruneReport, Stats, ThreadInfo, VerifyReport
@@ -83,7 +83,7 @@ class Store:
         kind: str | None = None,
         limit: int | None = None,
         after: ThreadInfo | str | None = None,
-    ) -> AsyncIterator[ThreadInfo]:
+    ) -> AsyncGenerator[ThreadInfo, None]:
         """Give what is known of the threads, newest activity first, without loading states.
 
         `after` goes on behind a thread: an info from an earlier listing, or an id.
@@ -92,6 +92,7 @@ class Store:
         async for found in pages:
             yield found
 
+    @called
     async def checkpoint(self, id: str) -> Checkpoint[Any] | None:  # noqa: A002 - the name users know
         """Return the checkpoint with this id, whatever its thread, or None."""
         found = await self._crew.apart(self._sync.checkpoint, id)
@@ -105,6 +106,7 @@ class Store:
         """
         return Transaction(self._crew, self._sync.transaction)
 
+    @called
     async def stats(self) -> Stats:
         """Return what the store holds, measured."""
         return await self._crew.apart(self._sync.stats)
@@ -117,6 +119,7 @@ class Store:
         """Remove for good what was deleted, pruned or outlived, keep once what was kept twice, give the space back."""
         return await self._crew.watched(lambda tell: self._sync.gc(progress=tell), progress)
 
+    @called
     async def prune(
         self,
         *,

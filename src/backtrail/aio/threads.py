@@ -9,12 +9,12 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from backtrail.aio.blocks import Step, updated
+from backtrail.aio.blocks import Step, called, updated
 from backtrail.aio.checkpoints import Checkpoint, plain
 
 if TYPE_CHECKING:
     import datetime as dt
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
     from backtrail import threads as sync
     from backtrail.engine.queue import Crew
@@ -35,6 +35,7 @@ class Thread(Generic[S]):
     def __repr__(self) -> str:
         return repr(self._sync)
 
+    @called
     async def save(
         self,
         state: S,
@@ -55,6 +56,7 @@ class Thread(Generic[S]):
         )
         return Checkpoint(self._crew, found)
 
+    @called
     async def append(
         self,
         path: str | tuple[Any, ...],
@@ -71,6 +73,7 @@ class Thread(Generic[S]):
         )
         return Checkpoint(self._crew, found)
 
+    @called
     async def set(
         self,
         path: str | tuple[Any, ...],
@@ -88,6 +91,7 @@ class Thread(Generic[S]):
         )
         return Checkpoint(self._crew, found)
 
+    @called
     async def delete_at(
         self,
         path: str | tuple[Any, ...],
@@ -119,6 +123,7 @@ class Thread(Generic[S]):
         make = partial(self._sync.step, label, tags=tags, metadata=metadata, kind=kind)
         return Step(self._crew, make)
 
+    @called
     async def update(self, fn: Callable[[Any], S | Awaitable[S | None] | None], *, retries: int = 10) -> Checkpoint[S]:
         """Load the state (None if there is none), call `fn` with it, and save what it returns, else what it changed.
 
@@ -128,11 +133,13 @@ class Thread(Generic[S]):
         found = await updated(self._crew, self._sync, fn, retries)
         return Checkpoint(self._crew, found)
 
+    @called
     async def latest(self) -> Checkpoint[S] | None:
         """Return the head, or None if the thread does not exist."""
         found = await self._crew.apart(self._sync.latest)
         return None if found is None else Checkpoint(self._crew, found)
 
+    @called
     async def load(self, ref: Ref = "@") -> Checkpoint[S]:
         """Return the checkpoint that a ref means, or `NotFound`."""
         found = await self._crew.apart(self._sync.load, plain(ref))
@@ -148,7 +155,7 @@ class Thread(Generic[S]):
         tag: str | None = None,
         kind: str | None = None,
         metadata: Mapping[str, Any] | None = None,
-    ) -> AsyncIterator[Checkpoint[S]]:
+    ) -> AsyncGenerator[Checkpoint[S], None]:
         """Give the checkpoints from the root to the head, without loading their states.
 
         `before` leaves out a checkpoint and all that follow it; the others keep those that match.
@@ -166,53 +173,64 @@ class Thread(Generic[S]):
         async for found in pages:
             yield Checkpoint(self._crew, found)
 
+    @called
     async def find(self, *, label: str | None = None, tag: str | None = None) -> list[Checkpoint[S]]:
         """Return the checkpoints in view with this label and this tag, oldest first."""
         found = await self._crew.apart(self._sync.find, label=label, tag=tag)
         return [Checkpoint(self._crew, each) for each in found]
 
+    @called
     async def current_step(self) -> int:
         """Return the head's step; 0 if the thread does not exist."""
         return await self._crew.apart(lambda: self._sync.current_step)
 
+    @called
     async def count(self) -> int:
         """Return how many checkpoints `history` shows; 0 if the thread does not exist."""
         return await self._crew.apart(self._sync.__len__)
 
+    @called
     async def diff(self, a: Ref = "@-", b: Ref = "@") -> Diff:
         """Return what changed from one checkpoint to another."""
         return await self._crew.apart(self._sync.diff, plain(a), plain(b))
 
+    @called
     async def fork(self, new_id: str, at: Ref = "@") -> Thread[S]:
         """Begin a new thread at a checkpoint of this one; `Conflict` if there is a thread of that id."""
         found = await self._crew.write(self._sync.fork, new_id, plain(at))
         return Thread(self._crew, found)
 
+    @called
     async def rewind(self, ref: Ref) -> Checkpoint[S]:
         """Make an older checkpoint the head again. What came after is out of view, not gone."""
         found = await self._crew.write(self._sync.rewind, plain(ref))
         return Checkpoint(self._crew, found)
 
+    @called
     async def undo(self) -> Checkpoint[S]:
         """Take back the last save, rewind, restore or redo."""
         found = await self._crew.write(self._sync.undo)
         return Checkpoint(self._crew, found)
 
+    @called
     async def redo(self) -> Checkpoint[S]:
         """Take back the last undo."""
         found = await self._crew.write(self._sync.redo)
         return Checkpoint(self._crew, found)
 
+    @called
     async def tag(self, ref: Ref, *tags: str) -> Checkpoint[S]:
         """Put tags on a checkpoint."""
         found = await self._crew.write(self._sync.tag, plain(ref), *tags)
         return Checkpoint(self._crew, found)
 
+    @called
     async def untag(self, ref: Ref, *tags: str) -> Checkpoint[S]:
         """Take tags off a checkpoint."""
         found = await self._crew.write(self._sync.untag, plain(ref), *tags)
         return Checkpoint(self._crew, found)
 
+    @called
     async def prune(
         self,
         *,
@@ -230,10 +248,12 @@ class Thread(Generic[S]):
             self._sync.prune, keep_last=keep_last, older_than=older_than, keep_tagged=keep_tagged, dry_run=dry_run
         )
 
+    @called
     async def delete_checkpoint(self, ref: Ref) -> bool:
         """Delete a checkpoint and say whether there was one. If it was the head, its nearest ancestor left is now."""
         return await self._crew.write(self._sync.delete_checkpoint, plain(ref))
 
+    @called
     async def delete(self) -> bool:
         """Delete the thread and say whether there was one. It starts again at step 1."""
         return await self._crew.write(self._sync.delete)

@@ -29,6 +29,8 @@ class Desk(NamedTuple):
     heads: Heads
     writes: Writes
     overlay: Overlay | None = None
+    owner: weakref.ref[object] | None = None
+    """Whose transaction it is."""
 
 
 class Pending:
@@ -117,14 +119,16 @@ class Engine:
         overlay = Overlay(self.backend)
         heads = Heads(overlay, self.types, self.options)
         heads.cache = self._direct.heads.cache
-        desk = self._open[me] = Desk(heads, Writes(heads), overlay)
+        desk = self._open[me] = Desk(heads, Writes(heads), overlay, weakref.ref(me))
         return desk
 
     def end(self, desk: Desk, *, commit: bool) -> None:
         """Close a transaction: write all of it, or none."""
-        mine = self._open.get(owner.current()) is desk
-        for other in [who for who, open_desk in self._open.items() if open_desk is desk]:
-            del self._open[other]
+        me = owner.current()
+        began = desk.owner() if desk.owner else None
+        mine = began is me
+        if began is not None and self._open.get(began) is desk:
+            del self._open[began]
         if desk.overlay is not None:
             desk.overlay.finish(commit=commit and mine)
         if not mine and commit:

@@ -8,6 +8,7 @@ the backend is required again, of the backend itself, when the transaction is wr
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 from backtrail.backends.port import Batch, MissingChunks, Row, Stale, ThreadRecord, Vanished
@@ -35,6 +36,8 @@ class Overlay:
         self._hidden: set[tuple[int, int]] = set()
         self._tags: dict[tuple[int, int, str], bool] = {}
         self._done = False
+        self.turn = threading.RLock()
+        """For whoever uses it from several threads."""
         self.after_commit: list[Callable[[], None]] = []
         self.expected: dict[object, Any] = {}
         """The heads that handles last read or wrote in this transaction."""

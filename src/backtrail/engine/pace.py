@@ -59,8 +59,12 @@ def is_light(*values: Any) -> bool:
         elif isinstance(value, dict | list | tuple | set | frozenset):
             if parts + len(value) > _PARTS:
                 return False
-            todo += value
-            todo += value.values() if isinstance(value, dict) else ()
+            # not through a draft's own methods: they would lend all of it
+            if isinstance(value, dict):
+                todo += dict.keys(value)
+                todo += dict.values(value)
+            else:
+                todo += list.copy(value) if isinstance(value, list) else value
         else:
             inner = getattr(value, "__dict__", None)
             todo += inner.values() if inner else ()

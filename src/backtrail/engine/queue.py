@@ -74,6 +74,19 @@ class Job(Generic[T]):
                 self._error = error
         return True
 
+    @property
+    def locked_out(self) -> Unavailable | None:
+        """The error, if somebody else had the store to himself for too long."""
+        error = self._error
+        return error if isinstance(error, Unavailable) and error.code == "unavailable.locked" else None
+
+    def give_up(self, error: BaseException) -> bool:
+        """Fail before it has begun, unless it was withdrawn."""
+        if not self._claimed.acquire(blocking=False):
+            return False
+        self._error = _alike(error)
+        return True
+
     def fail(self, error: BaseException) -> None:
         """Take it back: the group that it was in did not happen."""
         self._claimed.acquire(blocking=False)  # if the group did not even begin
@@ -142,25 +155,35 @@ def _write(jobs: _Jobs, group: Callable[[], AbstractContextManager[None]]) -> No
     """Do operations in groups, until told to end."""
     while (job := jobs.get()) is not None:
         done: list[Job[Any]] = []
-        until = time.monotonic() + GROUP_SECONDS
+        waiting = jobs.qsize()
+        until = 0.0
         try:
             with group():
                 for more in _arriving(jobs, job):
                     if more.begin():
                         done.append(more)
-                    if len(done) == GROUP_MAX or time.monotonic() > until:
+                    until = until or time.monotonic() + GROUP_SECONDS  # the wait for the lock does not count
+                    if len(done) == GROUP_MAX or time.monotonic() > until or (done and done[-1].locked_out):
                         break
         except BaseException as error:  # noqa: BLE001 - it belongs to those who wait
             done = done or [job]
             for each in done:
                 each.fail(error)
+        locked_out = done[-1].locked_out if done else None
+        if locked_out is not None:  # those in the queue have waited as long as this one
+            done += [each for each in _queued(jobs, waiting) if each.give_up(locked_out)]
         Job.deliver(done)
         del job, done
 
 
-def _arriving(jobs: _Jobs, first: Job[Any]) -> Iterator[Job[Any]]:
+def _queued(jobs: _Jobs, count: int) -> Iterator[Job[Any]]:
+    """Give so many of the jobs that are there."""
+    return itertools.islice(_arriving(jobs, jobs.get_nowait()), count) if count and not jobs.empty() else iter(())
+
+
+def _arriving(jobs: _Jobs, first: Job[Any] | None) -> Iterator[Job[Any]]:
     """Give the jobs that are there."""
-    job: Job[Any] | None = first
+    job = first
     while job is not None:
         yield job
         try:
@@ -202,8 +225,8 @@ class _Threads:
         if len(self._running) < self._count:
             args = (self._jobs, *self._args)
             thread = threading.Thread(target=self._target, args=args, name=self._name, daemon=True)
-            self._running.append(thread)
             thread.start()
+            self._running.append(thread)
         self._jobs.put(job)
 
     def end(self) -> list[threading.Thread]:
@@ -270,8 +293,9 @@ class Crew:
         return self._engine is not None and self._engine.desk.overlay is not None
 
     def begin(self, work: Callable[[], T], *, together: bool) -> Job[T]:
-        """Queue something."""
-        job = Job(work)
+        """Queue something. What goes into one transaction is done one by one."""
+        overlay = self._engine.desk.overlay if self._engine else None
+        job = Job(work if overlay is None else functools.partial(_in_turn, overlay.turn, work))
         with self._turn():
             if self._closed:
                 raise Unavailable("this store is closed: open it again", code="unavailable.closed")
@@ -301,6 +325,11 @@ class Crew:
         last.put(None)
         threading.Thread(target=_serve, args=(last,), name="backtrail close", daemon=True).start()
         await job.outcome()
+
+
+def _in_turn(turn: AbstractContextManager[Any], work: Callable[[], T]) -> T:
+    with turn:
+        return work()
 
 
 def _page(items: Iterator[T]) -> list[T]:
