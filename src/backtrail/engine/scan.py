@@ -116,6 +116,8 @@ class _Scan:
         return entries
 
     def _chunks(self, spine: Spine) -> list[Chunk]:
+        if not spine.levels[2:]:
+            return [chunk for level in spine.levels[1:] for chunk in level]
         return [element for element in spines.leaves(self.nodes, spine) if type(element) is Chunk]
 
     # -- lists and tuples -------------------------------------------------------------------------
@@ -138,8 +140,10 @@ class _Scan:
                     return None
                 found += diff.aligned_blocks(pos, pos, spines.children(self.nodes, 1, chunk, mapping=False), entries)
             pos = end
-        found += self._rest(spine, value, pos, where)
-        ops = [op for block in reversed(found) for op in self._differ.sequence(block, path, spine.code)]
+        rest = self._rest(spine, value, pos, where)
+        if not found and len(rest) == 1 and not rest[0].old:  # what most saves are: more at the end
+            return [[SPLICE, path, rest[0].at, 0, rest[0].new]]
+        ops = [op for block in reversed(found + rest) for op in self._differ.sequence(block, path, spine.code)]
         if pos < spine.length - len(spine.levels[0]):  # the value ends before the last leaf does
             ops.insert(0, [SPLICE, path, len(value), spine.length - len(value), []])
         return ops
@@ -155,7 +159,8 @@ class _Scan:
         if pos == len(value) and not old:
             return []
         encoder = self._encoder(where)
-        return diff.aligned_blocks(pos, pos, old, [encoder.part(at, item) for at, item in enumerate(value[pos:], pos)])
+        new = [encoder.part(at, item) for at, item in enumerate(value[pos:], pos)]
+        return diff.aligned_blocks(pos, pos, old, new) if old else [diff.Block(pos, pos, old, new)]
 
     # -- dicts and records ------------------------------------------------------------------------
 
