@@ -94,13 +94,14 @@ class Draft:
 
     def settle(self, head: Expect) -> None:
         """Stand on the checkpoint that was just written."""
+        placed: list[tuple[Node, Any]] = []
         if self._walk is not None:
-            self._take_in(self._walk)
+            placed = self._take_in(self._walk)
             self._walk = None
         self.head, self._exact = head, True
-        self._rest()
+        self._rest(placed)
 
-    def _take_in(self, walk: Walk) -> None:
+    def _take_in(self, walk: Walk) -> list[tuple[Node, Any]]:
         owner = Owner(self._scope, self._types, self._scratch)
         for edit in walk.edits:
             for part in edit.gone:
@@ -115,15 +116,16 @@ class Draft:
                 owner.put(edit.node, at, part)
             for _, part in edit.changed:
                 owner.renew(edit.node, part)
-        seen: set[int] = set()
+        seen = {id(part) for _, part in self._lent()}
         for node, part in self._lent():
             owner.untangle(node, part, seen)
+        return owner.placed
 
     def _lent(self) -> list[tuple[Node, Any]]:
         """Return what was lent, and by which nodes."""
         return [(node, t.value) for node in self._scope.marked for t in node._touched.values() if t.node is None]
 
-    def _rest(self) -> None:
+    def _rest(self, placed: list[tuple[Node, Any]]) -> None:
         """Take off all marks, but for what somebody else still holds."""
         marked, self._scope.marked = self._scope.marked, []
         lent: list[Any] = []
@@ -134,6 +136,12 @@ class Draft:
                     lent.append(touched.value)
                     holders.append(node)
             node._mark_, node._touched = None, {}
+        while placed:
+            holder, part = placed.pop()
+            if not (holder._kin and id(part) in holder._kin):
+                holders.append(holder)
+                lent.append(part)
+        holder = part = None  # type: ignore[assignment]
         node = touched = None  # type: ignore[assignment]
         held = [node for node, count in zip(marked, _counts(marked), strict=True) if count > _AT_REST]
         records = [node.obj for node in marked if isinstance(node, Instance)]

@@ -67,9 +67,12 @@ def put_field(obj: Any, name: str, value: Any) -> bool:
     if struct is not None and isinstance(obj, struct):
         loaded("msgspec.structs", "force_setattr")(obj, name, value)
     elif model is not None and isinstance(obj, model):
-        if name not in obj.__dict__:
-            return False
-        obj.__dict__[name] = value
+        private = getattr(obj, "__pydantic_private__", None)
+        for held in (obj.__dict__, obj.__pydantic_extra__, private):
+            if held and name in held:
+                held[name] = value
+                return True
+        return False
     elif _settable(type(obj), name):  # type: ignore[arg-type]
         object.__setattr__(obj, name, value)
     else:
@@ -91,6 +94,8 @@ class Owner:
         self._freed: dict[int, Any] = {}
         """By id: parts that are not lists or dicts and were taken out: the record's node, or the part itself."""
         self._claimed: set[int] = set()
+        self.placed: list[tuple[Node, Any]] = []
+        """What is not a node and stands somewhere else now, and what it stands in."""
 
     # -- taking out
 
@@ -186,6 +191,8 @@ class Owner:
             found = holder._kin.get(id(value))
             instance = found if isinstance(found, Instance) else None
         self._claimed.add(id(value))
+        if not self._fresh:
+            self.placed.append((holder, value))
         self.adopt(value, holder, instance, known=ours or instance is not None)
         return value
 

@@ -9,6 +9,7 @@ are; in a mapping removals first and insertions last, so that a key that moves i
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from operator import is_
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -61,6 +62,8 @@ class _Parts(NamedTuple):
     new: list[Any]
     keys: list[Any]
     places: dict[int, Touched]
+    order: list[int]
+    """The places, in order."""
 
 
 class Walk:
@@ -157,6 +160,7 @@ class Walk:
         else:
             stretches = _aligned(list(map(_token, old_keys)), list(map(_token, keys)))
         places = _places(node._touched, old, old_keys)
+        order = sorted(places)
         edit = Edit(node, [], [], [])
         inserted: list[Op] = []
         for _, at, count, to, added in reversed([s for s in stretches if not s.same]):
@@ -169,7 +173,7 @@ class Walk:
                 inserted.insert(0, [SPLICE, steps, to, 0, entries])
         for stretch in stretches:
             if stretch.same:
-                self._kept(stretch, _Parts(old, new, keys, places), edit, steps, path)
+                self._kept(stretch, _Parts(old, new, keys, places, order), edit, steps, path)
         for op in inserted:
             self._add(op)
         if edit.gone or edit.put:
@@ -184,10 +188,10 @@ class Walk:
         path: Path,
     ) -> None:
         """Look at the values of keys that stayed in order."""
-        old, new, keys, places = parts
+        old, new, keys, places, order = parts
         _, at, count, to, _ = stretch
         if _are_same(old[at : at + count], new[to : to + count]):
-            wanted = sorted(i for i in places if at <= i < at + count)
+            wanted = order[bisect_left(order, at) : bisect_left(order, at + count)]
         else:
             wanted = [i for i in range(at, at + count) if i in places or old[i] is not new[to + i - at]]
         for i in wanted:
