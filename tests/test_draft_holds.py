@@ -1,5 +1,6 @@
 """Drafts: what was kept, moved, shared or handed out behind a draft's back is saved, or refused; never lost."""
 
+import copy
 import dataclasses
 import time
 from typing import Any
@@ -97,6 +98,45 @@ def test_a_part_put_into_a_tuple_that_is_there_is_two_after_the_step(thread, kin
     with thread.step() as state:
         change(state["x"])
     assert is_saved(thread, {"x": changed, "t": (["a", make()],)})
+
+
+INTO = {
+    "list": (lambda: ([],), lambda t, x: t[0].append(x), lambda x: ([x],)),
+    "dict": (lambda: (1, {}), lambda t, x: t[1].update(x=x), lambda x: (1, {"x": x})),
+    "record": (lambda: (Leaf(1),), lambda t, x: setattr(t[0], "more", x), lambda x: (Leaf(1, x),)),
+    "new tuple": (lambda: ([],), lambda t, x: t[0].append((1, x)), lambda x: ([(1, x)],)),
+}
+
+
+@pytest.mark.parametrize("kind", INTO)
+@pytest.mark.parametrize("mine", [[1], {1}, {"a": [1]}])
+def test_what_is_put_into_a_tuple_is_copied_and_the_tuple_stays_live(thread, kind, mine):
+    make, put, made = INTO[kind]
+    begin(thread, {"t": make(), "n": 0})
+    with thread.step() as state:
+        kept = state["t"]
+        put(kept, mine)
+    expected = copy.deepcopy(mine)
+    mine.clear()
+    with thread.step() as state:
+        assert state["t"] is kept
+        state["n"] = 1
+    assert is_saved(thread, {"t": made(expected), "n": 1})
+    with thread.step() as state:
+        put(kept, 5)
+    assert thread.load().state["t"] == copy.deepcopy(kept) != made(expected)
+
+
+def test_what_was_in_a_tuple_stays_live_when_it_is_put_there_twice(thread):
+    begin(thread, {"t": ([1], [2]), "l": [0]})
+    with thread.step() as state:
+        one, two = state["t"]
+        two.append(one)
+        state["l"].append(one)
+    with thread.step() as state:
+        assert state["t"][0] is one
+        one.append("first")
+    assert is_saved(thread, {"t": ([1, "first"], [2, [1]]), "l": [0, [1]]})
 
 
 # -- pydantic -----------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from weakref import ref
 from backtrail.engine import changes
 from backtrail.engine.codec import encode
 from backtrail.engine.marks import Instance, Node, Scope, is_still
-from backtrail.engine.owning import Owner, fields_of, parts_of, shot_of
+from backtrail.engine.owning import Owner, fields_of, lent_of, parts_of
 from backtrail.engine.schema import CUSTOM, Record
 from backtrail.engine.stepping import Walk
 from backtrail.engine.tracked import Top, TrackedDict, TrackedList
@@ -45,8 +45,7 @@ class Draft:
         self._types = types
         self._scratch = scratch
         self._walk: Walk | None = None
-        shot = functools.partial(shot_of, types, scratch)
-        self._scope = Scope(shot, functools.partial(fields_of, types, scratch))
+        self._scope = Scope(functools.partial(lent_of, types, scratch), functools.partial(fields_of, types, scratch))
         self._top = Top._make(self._scope, None)
         self._scope.top = ref(self._top)
         owner = Owner(self._scope, types, scratch, fresh=True)
@@ -116,14 +115,19 @@ class Draft:
                 owner.put(edit.node, at, part)
             for _, part in edit.changed:
                 owner.renew(edit.node, part)
-        seen = {id(part) for _, part in self._lent()}
-        for node, part in self._lent():
-            owner.untangle(node, part, seen)
+        self._untangle(owner)
         return owner.placed
 
-    def _lent(self) -> list[tuple[Node, Any]]:
-        """Return what was lent, and by which nodes."""
-        return [(node, t.value) for node in self._scope.marked for t in node._touched.values() if t.node is None]
+    def _untangle(self, owner: Owner) -> None:
+        """Copy what was put into parts that are not nodes."""
+        lent = [(node, t) for node in self._scope.marked for t in node._touched.values() if t.node is None]
+        known = {id(part) for _, t in lent for part in t.inmates}
+        standing = _Standing()
+        parts = {id(part): (node, part) for node, part in owner.placed}
+        parts.update((id(t.value), (node, t.value)) for node, t in lent if standing.here(node, t.value))
+        seen = set(parts)
+        for node, part in parts.values():
+            owner.untangle(node, part, known, seen)
 
     def _rest(self, placed: list[tuple[Node, Any]]) -> None:
         """Take off all marks, but for what somebody else still holds."""
@@ -159,11 +163,9 @@ class Draft:
         self._lend_again(kept)
 
     def _lend_again(self, kept: list[tuple[Node, Any]]) -> None:
-        contents: dict[int, set[int]] = {}
+        standing = _Standing()
         for holder, part in kept:
-            if id(holder) not in contents:
-                contents[id(holder)] = set(map(id, _parts(holder))) if holder._attached() else set()
-            if id(part) in contents[id(holder)]:
+            if standing.here(holder, part):
                 holder._lend_other(part, None)
 
     def _is_deep(self, part: Any) -> bool:
@@ -175,6 +177,19 @@ class Draft:
             if type(record) is not Record or record.form == CUSTOM:
                 return True
         return not all(map(is_still, parts_of(part, self._types)))
+
+
+class _Standing:
+    """Tells what stands where."""
+
+    def __init__(self) -> None:
+        self._contents: dict[int, set[int]] = {}
+
+    def here(self, holder: Node, part: Any) -> bool:
+        """Tell whether a part stands in a node of the state."""
+        if id(holder) not in self._contents:
+            self._contents[id(holder)] = set(map(id, _parts(holder))) if holder._attached() else set()
+        return id(part) in self._contents[id(holder)]
 
 
 def _parts(node: Any) -> list[Any]:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 from backtrail.errors import Invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from weakref import ref
 
 STILL: Final = frozenset(
@@ -63,6 +63,8 @@ class Touched(NamedTuple):
     node: Node | None
     shot: bytes | None
     """What is not a node: its encoding when it was lent; None if it had none."""
+    inmates: Sequence[Any] = ()
+    """What is not a node: all that could change inside it when it was lent."""
 
 
 class Hidden(NamedTuple):
@@ -75,8 +77,11 @@ class Hidden(NamedTuple):
 class Scope:
     """What the nodes of one draft share."""
 
-    def __init__(self, shot: Callable[[Any], bytes | None], fields: Callable[[Any], dict[str, Any]]) -> None:
+    def __init__(
+        self, shot: Callable[[Any], tuple[bytes | None, Sequence[Any]]], fields: Callable[[Any], dict[str, Any]]
+    ) -> None:
         self.shot = shot
+        """The encoding of what is lent, and what can change inside it."""
         self.fields = fields
         """The fields of a record."""
         self.open = False
@@ -147,7 +152,7 @@ class Node:
         elif not is_still(part):
             self._mark()
             if id(part) not in self._touched:
-                self._touched[id(part)] = Touched(part, hint, None, self._scope.shot(part))
+                self._touched[id(part)] = Touched(part, hint, None, *self._scope.shot(part))
 
     def _attached(self) -> bool:
         """Tell whether it is part of the state; what was taken out is the caller's own."""

@@ -20,7 +20,7 @@ from backtrail.engine import packing
 from backtrail.engine.codec import Decoder, Encoder
 from backtrail.engine.forms import DATACLASS, PYDANTIC, STRUCT, loaded
 from backtrail.engine.marks import STILL, Hidden, Instance, Node, Scope, is_ordered, is_still
-from backtrail.engine.schema import Record, Types
+from backtrail.engine.schema import CUSTOM, Record, Types
 from backtrail.engine.shapes import HIDDEN
 from backtrail.engine.tracked import TrackedDict, TrackedList
 from backtrail.errors import Invalid
@@ -41,6 +41,12 @@ def shot_of(types: Types, scratch: Callable[[], Nodes], value: Any) -> bytes | N
         return Encoder(scratch(), types).rep(value)
     except Invalid:
         return None
+
+
+def lent_of(types: Types, scratch: Callable[[], Nodes], value: Any) -> tuple[bytes | None, list[Any]]:
+    """Return the encoding of a value that is lent, and all that can change inside it."""
+    shot = shot_of(types, scratch, value)
+    return shot, [] if shot is None else inmates(value, types)
 
 
 def fields_of(types: Types, scratch: Callable[[], Nodes], obj: Any) -> dict[str, Any]:
@@ -233,11 +239,17 @@ class Owner:
         if type(self._dumped(part)) is Record and type(part) is not Record:
             self.adopt(part, node, known=False)
 
-    def untangle(self, node: Any, part: Any, seen: set[int]) -> None:
-        """Copy a part that is not a node if it holds nodes, or what others hold, too: `seen` are the ids of that."""
-        if (node._kin and id(part) in node._kin) or not tangled(part, self._types, seen):
+    def untangle(self, node: Any, part: Any, known: set[int], seen: set[int]) -> None:
+        """Copy what was put into a part that is not a node: `known` are the ids of what was in such parts before.
+
+        `seen` are the ids of what stands somewhere already. What was there stays itself, for others may hold it.
+        """
+        if node._kin and id(part) in node._kin:
             return
-        fresh = self._copied(part)
+        fresh = self._inside(part, known, seen)
+        if fresh is part:
+            return
+        self.placed.append((node, fresh))
         self.adopt(fresh, node, known=True)
         if isinstance(node, TrackedList):
             for at, each in enumerate(list.copy(node)):
@@ -251,6 +263,33 @@ class Owner:
             for name, each in self._scope.fields(node.obj).items():
                 if each is part:
                     put_field(node.obj, name, fresh)
+
+    def _straight(self, value: Any, known: set[int], seen: set[int]) -> Any:
+        if is_still(value):
+            return value
+        if type(value) in _NODES or id(value) not in known or id(value) in seen:
+            return self._copied(value)
+        seen.add(id(value))
+        return self._inside(value, known, seen)
+
+    def _inside(self, value: Any, known: set[int], seen: set[int]) -> Any:
+        """Return a value in which nothing stands that stands elsewhere: itself, if it can be changed."""
+        kind = type(value)
+        names, parts = inner_of(value, self._types)
+        if names is None:
+            return self._copied(value) if tangled(value, self._types, seen) else value
+        straight = [self._straight(part, known, seen) for part in parts]
+        changed = [(name, new) for name, old, new in zip(names, parts, straight, strict=True) if new is not old]
+        if not changed:
+            return value
+        if isinstance(value, tuple):
+            return tuple(straight) if kind is tuple else kind(*straight)
+        for name, new in changed:
+            if kind is list or kind is dict:
+                value[name] = new
+            elif not put_field(value, name, new):
+                return self._copied(value)
+        return value
 
     def _dumped(self, part: Any) -> Any:
         return None if type(part) in _PLAIN else self._types.dump(part)
@@ -273,6 +312,32 @@ def parts_of(value: Any, types: Types) -> Iterable[Any]:
     if opened is None:
         return ()
     return opened[2].values() if isinstance(opened[2], dict) else opened[2]
+
+
+def inner_of(value: Any, types: Types) -> tuple[list[Any] | None, list[Any]]:
+    """Return the names and the parts of a value that is not a node, if each is in its place; no names if none is."""
+    if isinstance(value, list | dict) and type(value) is not Record:
+        return (list(range(len(value))) if isinstance(value, list) else list(value)), list(
+            value if isinstance(value, list) else value.values()
+        )
+    if type(value) is tuple:
+        return list(range(len(value))), list(value)
+    record = None if type(value) in _PLAIN else types.dump(value)
+    if type(record) is Record and record.form != CUSTOM and type(value) is not Record:
+        names = [name for name in record if name != HIDDEN]
+        return names, [record[name] for name in names]
+    return None, []
+
+
+def inmates(value: Any, types: Types) -> list[Any]:
+    """Return all that can change inside a value that is not a node."""
+    found: list[Any] = []
+    todo = [value]
+    while todo:
+        parts = [part for part in inner_of(todo.pop(), types)[1] if not is_still(part)]
+        found += parts
+        todo += [part for part in parts if not isinstance(part, Node)]
+    return found
 
 
 def tangled(value: Any, types: Types, seen: set[int]) -> bool:
