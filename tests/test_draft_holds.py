@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import heapq
 import time
 from typing import Any
 
@@ -156,6 +157,134 @@ def test_extra_and_private_values_of_a_model_are_taken_over(thread):
     model = Extra(n=1, more=[1, "seen"])
     model._log, model._seen = [2, "seen"], {3}
     assert is_saved(thread, {"m": model})
+
+
+# -- what is read without a hook ----------------------------------------------------------------------
+
+
+class Msg(pydantic.BaseModel):
+    text: str
+    n: int = 0
+
+
+class Rich(pydantic.BaseModel):
+    text: str
+    parts: list[Any] = []
+
+
+class Talk(pydantic.BaseModel):
+    messages: list[Msg | Rich]
+
+
+@dataclasses.dataclass
+class After:
+    """Can be compared with `>` alone."""
+
+    n: int
+
+    def __gt__(self, other):
+        return self.n > other.n
+
+
+TYPES += [Msg, Rich, Talk, After]
+
+
+@pytest.mark.parametrize("make", [lambda text: Msg(text=text), lambda text: Rich(text=text, parts=[{"a": 1}])])
+@pytest.mark.parametrize("count", [1, 3, 9])
+def test_records_that_pydantic_read_from_a_list_are_watched_while_somebody_holds_them(thread, make, count):
+    begin(thread, {"msgs": [make("a") for _ in range(count)], "n": 0})
+    expected = {"msgs": [make("a") for _ in range(count)], "n": 0}
+    with thread.step() as state:
+        talk = Talk(messages=state["msgs"])
+        talk.messages[-1].text = expected["msgs"][-1].text = "in the same step"
+    assert is_saved(thread, expected)
+    with thread.step() as state:
+        state["n"] = expected["n"] = 1
+    with thread.step() as state:
+        talk.messages[0].text = expected["msgs"][0].text = "two steps later"
+    assert is_saved(thread, expected)
+    talk.messages[0].text = "between"
+    with pytest.raises(backtrail.Invalid, match="while no step was open"), thread.step():
+        pass
+    assert is_saved(thread, expected)
+
+
+def test_what_was_put_into_a_record_that_was_read_without_a_hook_is_copied(thread):
+    mine = {1}
+    begin(thread, {"msgs": [Rich(text="a", parts=[[1]]) for _ in range(3)]})
+    with thread.step() as state:
+        kept = state["msgs"][1].parts
+    with thread.step() as state:
+        message = Talk(messages=state["msgs"]).messages[1]
+        message.parts, message.text = [mine, message.parts], "b"
+    mine.add("mine")
+    with thread.step():
+        pass
+    with thread.step():
+        kept[0].append("live")
+    done = [Rich(text="a", parts=[[1]]), Rich(text="b", parts=[{1}, [[1, "live"]]]), Rich(text="a", parts=[[1]])]
+    assert is_saved(thread, {"msgs": done})
+
+
+def test_a_field_that_was_set_to_its_default_counts_as_set(thread):
+    begin(thread, {"msgs": [Msg(text="a") for _ in range(3)]})
+    with thread.step() as state:
+        Talk(messages=state["msgs"]).messages[1].n = 0
+    assert [message.model_fields_set for message in thread.load().state["msgs"]] == [{"text"}, {"text", "n"}, {"text"}]
+
+
+def test_an_iterator_from_before_there_were_records_hands_out_what_is_saved(thread):
+    begin(thread, {"todo": []})
+    with thread.step() as state:
+        later = iter(state["todo"])
+        state["todo"].extend([Leaf(1), Leaf(2), Leaf(3)])
+    with thread.step():
+        next(later).n = 99
+    assert is_saved(thread, {"todo": [Leaf(99), Leaf(2), Leaf(3)]})
+
+
+def test_heapq_may_order_records_by_greater_than(thread):
+    begin(thread, {"heap": [After(1), After(5), After(9)]})
+    with thread.step() as state:
+        item = heapq.heappop(state["heap"])
+        item.n = 0
+        heapq.heappush(state["heap"], item)
+    assert is_saved(thread, {"heap": [After(0), After(9), After(5)]})
+
+
+@pytest.mark.parametrize("pop", [heapq.heappop, list.pop, lambda items: items.__add__([])[0]])
+def test_a_record_taken_from_a_list_that_was_cut_short_is_watched(thread, pop):
+    begin(thread, {"l": [Leaf(1), Leaf(2), Leaf(3)]})
+    with thread.step() as state:
+        del state["l"][1:]
+        item = pop(state["l"])
+        item.n = 99
+        state["l"][:] = [item]
+    assert is_saved(thread, {"l": [Leaf(99)]})
+
+
+def test_records_of_many_classes_among_other_values_are_watched(thread):
+    def make():
+        return [1, Leaf(1), Msg(text="a"), {"a": 1}, Leaf(2, {1}), "x", Leaf(3, (1, "t")), After(1)]
+
+    begin(thread, {"l": make()})
+    expected = make()
+    for at, name in ((1, "n"), (2, "text"), (4, "n"), (6, "n"), (7, "n")):
+        with thread.step() as state:
+            setattr(list.__getitem__(state["l"], at), name, "new")
+        setattr(expected[at], name, "new")
+        assert is_saved(thread, {"l": expected})
+    with thread.step() as state:
+        list.__getitem__(state["l"], 4).more.add(2)
+        list.insert(state["l"], 0, Leaf(0))
+        list.__getitem__(state["l"], 2).n = "newer"
+    expected[4].more.add(2)
+    expected[1].n = "newer"
+    assert is_saved(thread, {"l": [Leaf(0), *expected]})
+    with thread.step() as state:
+        list.__getitem__(state["l"], 0).n = list.__getitem__(state["l"], 2).n = 7
+    expected[1].n = 7
+    assert is_saved(thread, {"l": [Leaf(7), *expected]})
 
 
 # -- what it costs ------------------------------------------------------------------------------------

@@ -17,7 +17,8 @@ from weakref import ref
 
 from backtrail.engine import changes
 from backtrail.engine.codec import encode
-from backtrail.engine.marks import Instance, Node, Scope, is_still
+from backtrail.engine.glances import Looker
+from backtrail.engine.marks import STILL, Instance, Node, Scope, is_still
 from backtrail.engine.owning import Owner, fields_of, lent_of, parts_of
 from backtrail.engine.schema import CUSTOM, Record
 from backtrail.engine.stepping import Walk
@@ -45,7 +46,7 @@ class Draft:
         self._types = types
         self._scratch = scratch
         self._walk: Walk | None = None
-        self._scope = Scope(functools.partial(lent_of, types, scratch), functools.partial(fields_of, types, scratch))
+        self._scope = Scope(functools.partial(lent_of, types, scratch), functools.partial(fields_of, types, scratch), Looker(types).look)
         self._top = Top._make(self._scope, None)
         self._scope.top = ref(self._top)
         owner = Owner(self._scope, types, scratch, fresh=True)
@@ -66,6 +67,9 @@ class Draft:
                 "that change is dropped. Change it inside `with thread.step() as state:`, or change a copy",
                 code="invalid.draft",
             )
+        for node in self._scope.marked:
+            if isinstance(node, TrackedList) and node._glance is not None:
+                node._glance.wake(node._mark_)
         self._scope.open = True
         return self._top[0]
 
@@ -139,6 +143,8 @@ class Draft:
                 if touched.node is None:
                     lent.append(touched.value)
                     holders.append(node)
+            if isinstance(node, TrackedList) and node._glance is not None:
+                self._look_again(node)
             node._mark_, node._touched = None, {}
         while placed:
             holder, part = placed.pop()
@@ -157,10 +163,22 @@ class Draft:
             for holder, part, count in zip(holders, lent, _counts(lent), strict=True)
             if count > _AT_REST or self._is_deep(part)
         ]
+        del lent
+        held += [node for node in marked if isinstance(node, TrackedList) and node._others and _is_seen(node)]
         for node in held:
             if node._attached():
                 node._mark()
         self._lend_again(kept)
+
+    def _look_again(self, node: TrackedList) -> None:
+        """Have a list know what the records in it hold now, and let go of them."""
+        if list(map(id, node._mark_)) != list(map(id, list.__iter__(node))) or not all(
+            group.same for group in node._glance.groups
+        ):
+            before = node._glance
+            node._glance = self._scope.look(list.copy(node), before)
+            before.rest()
+        node._glance = node._glance.rest()
 
     def _lend_again(self, kept: list[tuple[Node, Any]]) -> None:
         standing = _Standing()
@@ -214,6 +232,19 @@ def _part(node: Any, at: Any) -> Any:
     return node._scope.fields(node.obj).get(at)
 
 
+def _is_seen(node: TrackedList) -> bool:
+    """Tell whether somebody else holds a record that stands in a list."""
+    groups = [] if node._glance is None else node._glance.groups
+    if len(groups) == 1 and groups[0].places is None and not node._kin:
+        return max(map(sys.getrefcount, list.__iter__(node))) > _IN_PLACE
+    kin, counts = node._kin or {}, list(map(sys.getrefcount, list.__iter__(node)))
+    return any(
+        count > _IN_PLACE + (id(part) in kin)
+        for part, count in zip(list.__iter__(node), counts, strict=True)
+        if type(part) not in STILL and not isinstance(part, Node)
+    )
+
+
 def _counts(parts: list[Any]) -> list[int]:
     """Return how often each part is referred to; a part that stands in one place and in this list, `_AT_REST`."""
     return [sys.getrefcount(part) for part in parts]
@@ -225,3 +256,12 @@ def _at_rest() -> int:
 
 
 _AT_REST: Final = _at_rest()
+
+
+def _in_place() -> int:
+    place = [bytearray()]
+    return max(map(sys.getrefcount, place))
+
+
+_IN_PLACE: Final = _in_place()
+"""How often something that stands in one place is referred to, when `map` looks at it there."""

@@ -49,11 +49,6 @@ def is_still(value: object) -> bool:
     return isinstance(value, enum.Enum)
 
 
-def is_ordered(value: object) -> bool:
-    """Tell whether a value can be compared with `<`, so that `heapq` may hand it out behind a list's back."""
-    return getattr(type(value), "__lt__", None) is not getattr(object, "__lt__", None)
-
-
 class Touched(NamedTuple):
     """A part of a node that somebody may have changed."""
 
@@ -78,12 +73,17 @@ class Scope:
     """What the nodes of one draft share."""
 
     def __init__(
-        self, shot: Callable[[Any], tuple[bytes | None, Sequence[Any]]], fields: Callable[[Any], dict[str, Any]]
+        self,
+        shot: Callable[[Any], tuple[bytes | None, Sequence[Any]]],
+        fields: Callable[[Any], dict[str, Any]],
+        look: Callable[..., Any],
     ) -> None:
         self.shot = shot
         """The encoding of what is lent, and what can change inside it."""
         self.fields = fields
         """The fields of a record."""
+        self.look = look
+        """What the records in a list hold (`glances`)."""
         self.open = False
         self.comparing = 0
         """The thread for which nodes equal nothing but themselves."""

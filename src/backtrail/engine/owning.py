@@ -19,7 +19,7 @@ from weakref import ref
 from backtrail.engine import packing
 from backtrail.engine.codec import Decoder, Encoder
 from backtrail.engine.forms import DATACLASS, PYDANTIC, STRUCT, loaded
-from backtrail.engine.marks import STILL, Hidden, Instance, Node, Scope, is_ordered, is_still
+from backtrail.engine.marks import STILL, Hidden, Instance, Node, Scope, is_still
 from backtrail.engine.schema import CUSTOM, Record, Types
 from backtrail.engine.shapes import HIDDEN
 from backtrail.engine.tracked import TrackedDict, TrackedList
@@ -180,6 +180,7 @@ class Owner:
         elif isinstance(node, TrackedList):
             if owned is not part:
                 list.__setitem__(node, at, owned)
+                node._glance = None
             note(node, owned)
         elif owned is not part:
             put_field(node.obj, at, owned)
@@ -237,7 +238,8 @@ class Owner:
         """Look again at a part that changed in place and is not a node: if it is a record, it may have got parts."""
         self._claimed.add(id(part))
         if type(self._dumped(part)) is Record and type(part) is not Record:
-            self.adopt(part, node, known=False)
+            instance = node._kin.get(id(part)) if node._kin else None
+            self.adopt(part, node, instance, known=instance is not None)
 
     def untangle(self, node: Any, part: Any, known: set[int], seen: set[int]) -> None:
         """Copy what was put into a part that is not a node: `known` are the ids of what was in such parts before.
@@ -255,6 +257,7 @@ class Owner:
             for at, each in enumerate(list.copy(node)):
                 if each is part:
                     list.__setitem__(node, at, fresh)
+                    node._glance = None
         elif isinstance(node, TrackedDict):
             for key, each in list(dict.items(node)):
                 if each is part:
@@ -303,7 +306,7 @@ def note(node: TrackedList, part: Any) -> None:
     node._mixed = True
     if not is_still(part):
         node._parts = True
-        node._ordered |= is_ordered(part)
+        node._others = True
 
 
 def parts_of(value: Any, types: Types) -> Iterable[Any]:

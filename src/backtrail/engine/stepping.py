@@ -111,7 +111,7 @@ class Walk:
         old, new = node._mark_, node
         same = _are_same if node._mixed else node._scope.same
         stretches = _stretches(old, new, same)
-        places = _places(node._touched, old)
+        places = _places({**node._touched, **_glanced(node)}, old)
         below = sorted(places)
         for stretch in reversed(stretches):
             if not stretch.same:
@@ -259,6 +259,24 @@ def _are_same(ours: list[Any], theirs: list[Any]) -> bool:
 def _cut(parts: list[Any], start: int, stop: int) -> list[Any]:
     """Return a part of a list, without telling it if it is a node."""
     return list.__getitem__(parts, slice(start, stop))
+
+
+def _glanced(node: TrackedList) -> dict[int, Touched]:
+    """Return the records in a list that changed and were not handed out by it."""
+    if node._glance is None:
+        return {}
+    found: dict[int, Touched] = {}
+    for group in node._glance.groups:
+        for at in group.differing():
+            record = group.records[at]
+            if id(record) in node._touched:
+                continue
+            found[id(record)] = Touched(record, None, None, None)
+            instance = node._kin.get(id(record)) if node._kin else None
+            if instance is not None and instance._mark_ is None:  # so that what was put into it is told apart
+                instance._mark_, instance._touched = (group.sight.names, group.held(at)), {}
+                node._scope.marked.append(instance)
+    return found
 
 
 def _places(touched: dict[int, Touched], old: list[Any], keys: list[Any] | None = None) -> dict[int, Touched]:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import ItemsView, Iterable, Iterator, ValuesView
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
-from backtrail.engine.marks import STILL, Node, Scope, is_ordered
+from backtrail.engine.marks import STILL, Node, Scope
 
 if TYPE_CHECKING:
     from weakref import ref
@@ -23,13 +23,15 @@ _FEW: Final = 2
 class TrackedList(Node, list[Any]):
     """A list of a draft."""
 
-    __slots__ = ("__weakref__", "_bared", "_kin", "_mark_", "_mixed", "_ordered", "_parts", "_scope", "_touched", "_up")
+    __slots__ = ("__weakref__", "_bared", "_glance", "_kin", "_mark_", "_mixed", "_others", "_parts", "_scope", "_touched", "_up")
     _bared: bool
     """Whether the lists in it were marked since it was."""
     _parts: bool
     """Whether it may hold something that can change."""
-    _ordered: bool
-    """Whether it may hold something other than nodes that can change and can be compared with `<`."""
+    _others: bool
+    """Whether it may hold something other than nodes that can change."""
+    _glance: Any
+    """What the records in it held (`glances`); None if it has to be looked at."""
     _mixed: bool
     """Whether it may hold something other than lists and dicts."""
 
@@ -41,7 +43,8 @@ class TrackedList(Node, list[Any]):
     def _make(cls, scope: Scope, up: ref[Any] | None) -> Self:
         made = list.__new__(cls)
         made._scope, made._up, made._mark_, made._kin = scope, up, None, None
-        made._parts = made._ordered = made._mixed = False
+        made._parts = made._others = made._mixed = False
+        made._glance = None
         return made
 
     def _shot(self) -> list[Any]:
@@ -51,10 +54,13 @@ class TrackedList(Node, list[Any]):
     def _expose(self) -> None:
         if self._parts and len(self) <= _FEW:
             self._lend_all()
-        elif self._ordered:
-            for at, part in enumerate(list.__iter__(self)):
-                if type(part) not in STILL and not isinstance(part, Node) and is_ordered(part):
-                    self._lend(part, at)
+        if self._others:
+            if self._glance is None:
+                self._glance = self._scope.look(self._mark_)
+            else:
+                self._glance.wake(self._mark_)
+            for at in self._glance.odd:
+                self._lend(self._mark_[at], at)
 
     def _lend_all(self) -> None:
         if self._parts:
