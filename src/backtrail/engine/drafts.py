@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from operator import is_
 from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
@@ -19,7 +20,7 @@ from backtrail.engine import changes
 from backtrail.engine.codec import encode
 from backtrail.engine.glances import Looker
 from backtrail.engine.marks import STILL, Instance, Node, Scope, is_still
-from backtrail.engine.owning import Owner, fields_of, lent_of, parts_of
+from backtrail.engine.owning import Owner, fields_of, inner_of, lent_of, parts_of
 from backtrail.engine.schema import CUSTOM, Record
 from backtrail.engine.stepping import Walk
 from backtrail.engine.tracked import Top, TrackedDict, TrackedList
@@ -137,19 +138,19 @@ class Draft:
         """Take off all marks, but for what somebody else still holds."""
         marked, self._scope.marked = self._scope.marked, []
         lent: list[Any] = []
-        holders: list[Node] = []
+        holders: list[ref[Any]] = []  # weakly, for nodes are counted, too
         for node in marked:
             for touched in node._touched.values():
                 if touched.node is None:
                     lent.append(touched.value)
-                    holders.append(node)
+                    holders.append(ref(node))
             if isinstance(node, TrackedList) and node._glance is not None:
                 self._look_again(node)
             node._mark_, node._touched = None, {}
         while placed:
             holder, part = placed.pop()
             if not (holder._kin and id(part) in holder._kin):
-                holders.append(holder)
+                holders.append(ref(holder))
                 lent.append(part)
         holder = part = None  # type: ignore[assignment]
         node = touched = None  # type: ignore[assignment]
@@ -159,7 +160,7 @@ class Draft:
         del records
         held += [n for n in marked if isinstance(n, Instance) and counts[id(n.obj)] > _AT_REST + 1]
         kept = [
-            (holder, part)
+            (holder(), part)
             for holder, part, count in zip(holders, lent, _counts(lent), strict=True)
             if count > _AT_REST or self._is_deep(part)
         ]
@@ -172,18 +173,17 @@ class Draft:
 
     def _look_again(self, node: TrackedList) -> None:
         """Have a list know what the records in it hold now, and let go of them."""
-        if list(map(id, node._mark_)) != list(map(id, list.__iter__(node))) or not all(
-            group.same for group in node._glance.groups
-        ):
-            before = node._glance
+        before = node._glance
+        unmoved = len(node._mark_) == len(node) and all(map(is_, node._mark_, list.__iter__(node)))
+        if not unmoved or not all(group.same for group in before.groups):
             node._glance = self._scope.look(list.copy(node), before)
             before.rest()
         node._glance = node._glance.rest()
 
-    def _lend_again(self, kept: list[tuple[Node, Any]]) -> None:
+    def _lend_again(self, kept: list[tuple[Node | None, Any]]) -> None:
         standing = _Standing()
         for holder, part in kept:
-            if standing.here(holder, part):
+            if holder is not None and standing.here(holder, part):
                 holder._lend_other(part, None)
 
     def _is_deep(self, part: Any) -> bool:
@@ -194,7 +194,8 @@ class Draft:
             record = self._types.dump(part)
             if type(record) is not Record or record.form == CUSTOM:
                 return True
-        return not all(map(is_still, parts_of(part, self._types)))
+        names, parts = inner_of(part, self._types)
+        return not all(map(is_still, parts_of(part, self._types) if names is None else parts))
 
 
 class _Standing:
@@ -234,10 +235,10 @@ def _part(node: Any, at: Any) -> Any:
 
 def _is_seen(node: TrackedList) -> bool:
     """Tell whether somebody else holds a record that stands in a list."""
+    counts, kin = list(map(sys.getrefcount, list.__iter__(node))), node._kin or {}
     groups = [] if node._glance is None else node._glance.groups
-    if len(groups) == 1 and groups[0].places is None and not node._kin:
-        return max(map(sys.getrefcount, list.__iter__(node))) > _IN_PLACE
-    kin, counts = node._kin or {}, list(map(sys.getrefcount, list.__iter__(node)))
+    if len(kin) == len(counts) or (not kin and len(groups) == 1 and groups[0].places is None):
+        return max(counts, default=0) > _IN_PLACE + bool(kin)  # all are of one kind, which is quicker
     return any(
         count > _IN_PLACE + (id(part) in kin)
         for part, count in zip(list.__iter__(node), counts, strict=True)

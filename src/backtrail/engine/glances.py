@@ -38,7 +38,7 @@ class Sight(NamedTuple):
     width: int
     take: Callable[[list[Any]], list[Any]]
     """Returns the fields of records, one record after the other."""
-    differing: Callable[[list[Any], Iterator[Any]], list[int]]
+    differing: Callable[[list[Any], Iterator[Any]], list[Any]]
     """Returns which records no longer hold those fields."""
 
 
@@ -64,7 +64,7 @@ def sight_of(cls: type, sample: Any, types: Types) -> Sight | None:
     its = ", ".join(["it"] * len(terms))
     # Made of names that are identifiers, checked above: a loop over getattr would take four times as long.
     take = eval(f"lambda rs: [v for r in rs for v in ({', '.join(terms)},)]")  # noqa: S307
-    source = f"lambda rs, it: [at for at, (r, {', '.join(olds)}) in enumerate(zip(rs, {its})) if {tests}]"
+    source = f"lambda rs, it: [r for r, {', '.join(olds)} in zip(rs, {its}) if {tests}]"
     return Sight(names, len(terms), take, eval(source))  # noqa: S307
 
 
@@ -79,26 +79,30 @@ def _is_plain(cls: Any, name: str) -> bool:
 class Group:
     """The records of one class in a list, and what they held."""
 
-    __slots__ = ("places", "records", "same", "sight", "values")
+    __slots__ = ("kinds", "places", "records", "same", "sight", "values")
 
-    def __init__(self, sight: Sight, places: list[int] | None, records: list[Any], values: list[Any]) -> None:
+    def __init__(
+        self, sight: Sight, places: list[int] | None, records: list[Any], values: list[Any], kinds: set[type]
+    ) -> None:
         self.sight = sight
         self.places = places
         """Where in the list they stand; None if there is nothing else in it."""
         self.records = records
         """None of them while the list is not marked: what is kept here would count as held by somebody."""
         self.values = values
+        self.kinds = kinds
+        """The types of what they held, but for those that never change."""
         self.same = False
         """Whether they were all found to hold what they held."""
 
     def differing(self) -> list[int]:
         """Return which records do not hold what they held."""
         try:
-            found = self.sight.differing(self.records, iter(self.values))
+            found = set(map(id, self.sight.differing(self.records, iter(self.values))))
         except AttributeError:  # one of them has lost a field
-            found = list(range(len(self.records)))
+            found = set(map(id, self.records))
         self.same = not found
-        return found
+        return [at for at, record in enumerate(self.records) if id(record) in found] if found else []
 
     def held(self, at: int) -> list[Any]:
         """Return what a record held."""
@@ -123,9 +127,7 @@ class Glance(NamedTuple):
         """Let go of the records; return None if nodes are among their fields, which would count as held."""
         for group in self.groups:
             group.records = []
-            if any(issubclass(kind, Node) for kind in set(map(type, group.values))):
-                return None
-        return self
+        return None if any(issubclass(kind, Node) for group in self.groups for kind in group.kinds) else self
 
 
 class Looker:
@@ -148,31 +150,34 @@ class Looker:
             if kind not in self._sights:
                 self._sights[kind] = sight_of(kind, records[0], self._types)
             sight = self._sights[kind]
-            values = None if sight is None else _taken(sight, records, known.get(kind))
-            if sight is None or values is None:
+            group = None if sight is None else _group(sight, places, records, known.get(kind))
+            if group is None:
                 where = range(len(parts)) if places is None else places
                 glance.odd.extend(at for at in where if not is_still(parts[at]))
             else:
-                _sort_out(Group(sight, places, records, values), glance)
+                _sort_out(group, glance)
         return glance
 
 
-def _taken(sight: Sight, records: list[Any], before: Group | None) -> list[Any] | None:
+def _group(sight: Sight, places: list[int] | None, records: list[Any], before: Group | None) -> Group | None:
     count = 0 if before is None else len(before.records)
     try:
         if before is not None and count <= len(records) and all(map(is_, before.records, records)):
-            return before.values + sight.take(records[count:])
-        return sight.take(records)
-    except AttributeError:
+            new = sight.take(records[count:])
+            kinds = before.kinds | set(map(type, new)).difference(STILL)
+            return Group(sight, places, records, before.values + new, kinds)
+        values = sight.take(records)
+    except AttributeError:  # one of them has lost a field
         return None
+    return Group(sight, places, records, values, set(map(type, values)).difference(STILL))
 
 
 def _sort_out(group: Group, glance: Glance) -> None:
     """Add a group to a glance, without the records in it that hold something else than nodes and what never changes."""
-    strange = {kind for kind in set(map(type, group.values)) if kind not in STILL and not issubclass(kind, Node)}
+    strange = {kind for kind in group.kinds if not issubclass(kind, Node)}
     if strange:
         places = list(range(len(group.records))) if group.places is None else group.places
-        kept = Group(group.sight, [], [], [])
+        kept = Group(group.sight, [], [], [], group.kinds)
         for at, (place, record) in enumerate(zip(places, group.records, strict=True)):
             held = group.held(at)
             if all(type(value) not in strange or is_still(value) for value in held):

@@ -180,7 +180,8 @@ class Owner:
         elif isinstance(node, TrackedList):
             if owned is not part:
                 list.__setitem__(node, at, owned)
-                node._glance = None
+                if node._mark_ is None:  # else it is looked at again anyway
+                    node._glance = None
             note(node, owned)
         elif owned is not part:
             put_field(node.obj, at, owned)
@@ -257,7 +258,6 @@ class Owner:
             for at, each in enumerate(list.copy(node)):
                 if each is part:
                     list.__setitem__(node, at, fresh)
-                    node._glance = None
         elif isinstance(node, TrackedDict):
             for key, each in list(dict.items(node)):
                 if each is part:
