@@ -1,15 +1,24 @@
 """Drafts: what was kept, moved, shared or handed out behind a draft's back is saved, or refused; never lost."""
 
+import contextlib
 import copy
 import dataclasses
+import functools
+import gc
 import heapq
+import itertools
 import time
+import weakref
+from collections import UserList
 from typing import Any
 
+import msgspec
 import pydantic
 import pytest
 
 import backtrail
+from backtrail.engine.marks import Node
+from backtrail.engine.tracked import TrackedList
 from backtrail.testing import exact
 
 
@@ -287,6 +296,111 @@ def test_records_of_many_classes_among_other_values_are_watched(thread):
     assert is_saved(thread, {"l": [Leaf(7), *expected]})
 
 
+# -- what was taken out, and drafts that are gone -----------------------------------------------------
+
+
+def fail(thread):
+    with pytest.raises(ZeroDivisionError), thread.step():
+        raise ZeroDivisionError
+
+
+def test_what_was_taken_out_stays_yours_when_the_draft_is_dropped(thread):
+    begin(thread, {"queue": [{"args": [1]}, {"args": [2], "more": [{"deep": [3]}]}]})
+    with thread.step() as state:
+        args = state["queue"].pop(0)["args"]
+        job = state["queue"].pop(0)
+    del state
+    args.append("mine")
+    fail(thread)
+    gc.collect()
+    args.append("still mine")
+    deep = job["more"][0]["deep"]
+    del job
+    gc.collect()
+    deep.append("mine, too")
+    assert (args, deep) == ([1, "mine", "still mine"], [3, "mine, too"])
+    assert is_saved(thread, {"queue": []})
+
+
+def test_what_was_taken_out_and_put_back_is_live_again(thread):
+    begin(thread, {"queue": [{"args": [1]}]})
+    with thread.step() as state:
+        job = state["queue"].pop(0)
+        args = job["args"]
+    args.append(2)
+    with thread.step() as state:
+        state["queue"].append(job)
+    with thread.step():
+        args.append(3)
+    assert is_saved(thread, {"queue": [{"args": [1, 2, 3]}]})
+    with pytest.raises(backtrail.Invalid):
+        args.append(4)
+
+
+def test_a_part_of_a_dropped_draft_says_so_inside_a_later_step(thread):
+    begin(thread, {"l": [1]})
+    with thread.step() as state:
+        kept = state["l"]
+    fail(thread)
+    with thread.step(), pytest.raises(backtrail.Invalid, match="dropped.*take it from this step's state"):
+        kept.append(2)
+
+
+@pytest.mark.parametrize("nth", range(12))
+def test_an_interruption_while_marking_loses_nothing(thread, monkeypatch, nth):
+    begin(thread, {"a": {"b": {"c": [1], "t": ({},)}, "l": [[1], [2]]}})
+    calls = itertools.count()
+
+    def interrupted(*args, method):
+        if next(calls) == nth:
+            raise KeyboardInterrupt
+        return method(*args)
+
+    with thread.step() as state:
+        with monkeypatch.context() as patch:
+            for cls, name in ((Node, "_mark"), (Node, "_attached"), (Node, "_value"), (TrackedList, "_lend_all")):
+                patch.setattr(cls, name, functools.partialmethod(interrupted, method=getattr(cls, name)))
+            for _ in range(3):
+                with contextlib.suppress(KeyboardInterrupt):
+                    list(state["a"]["l"]), state["a"]["b"]["c"], state["a"]["b"]["t"]
+        state["a"]["b"]["c"].append(2)
+        state["a"]["b"]["t"][0]["x"] = 3
+        for each in state["a"]["l"]:
+            list.append(each, 9)
+    with thread.step() as state:
+        state["a"]["n"] = 1
+    assert is_saved(thread, {"a": {"b": {"c": [1, 2], "t": ({"x": 3},)}, "l": [[1, 9], [2, 9]], "n": 1}})
+
+
+class Uncollected(msgspec.Struct, gc=False):
+    items: list[Any]
+
+
+TYPES.append(Uncollected)
+
+
+def test_a_struct_that_is_not_collected_keeps_no_draft():
+    def use():
+        with backtrail.open("memory://", types=TYPES) as store:
+            thread = store.thread("t")
+            begin(thread, {"s": Uncollected([1, [2]])})
+            with thread.step() as state:
+                kept = state["s"].items  # noqa: F841 - held when the step ends
+            return weakref.ref(thread._drafts[0]._scope)
+
+    scope = use()
+    gc.collect()
+    assert scope() is None
+
+
+def test_a_list_plus_what_is_no_list_is_for_the_other_to_say(thread):
+    begin(thread, {"l": [1]})
+    with thread.step() as state:
+        assert state["l"] + UserList([2]) == UserList([1, 2])
+        with pytest.raises(TypeError):
+            state["l"] + (2,)
+
+
 # -- what it costs ------------------------------------------------------------------------------------
 
 
@@ -302,3 +416,14 @@ def test_taking_many_keys_out_takes_time_for_their_number(thread):
 
     few, many = min(cpu(1_000) for _ in range(3)), cpu(10_000)
     assert many < few * 10 * 3
+
+
+def test_a_record_that_was_put_in_is_not_marked_in_the_next_step(thread):
+    begin(thread, {"l": [Msg(text="a"), Msg(text="b"), Msg(text="c")]})
+    for _ in range(3):
+        with thread.step() as state:
+            state["l"].append(Msg(text="d"))
+        del state
+        with thread.step():
+            pass
+        assert not thread._drafts[0]._scope.marked

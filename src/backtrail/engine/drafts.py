@@ -14,7 +14,7 @@ import functools
 import sys
 from operator import is_
 from typing import TYPE_CHECKING, Any, Final
-from weakref import ref
+from weakref import finalize, ref
 
 from backtrail.engine import changes
 from backtrail.engine.codec import encode
@@ -48,6 +48,7 @@ class Draft:
         self._scratch = scratch
         self._walk: Walk | None = None
         self._scope = Scope(functools.partial(lent_of, types, scratch), functools.partial(fields_of, types, scratch), Looker(types).look)
+        finalize(self, self._scope.let_go).atexit = False
         self._top = Top._make(self._scope, None)
         self._scope.top = ref(self._top)
         owner = Owner(self._scope, types, scratch, fresh=True)
@@ -80,6 +81,9 @@ class Draft:
             raise AssertionError("a draft stands on a checkpoint")
         tree = standing.chain.tree
         tree = tree._replace(nodes=tree.nodes.forked())
+        self._walk = None
+        if self._scope.broken:
+            return changes.Replace(self._state, self._scratch(), self._types)(standing)
         self._walk = walk = Walk(self._types, tree.nodes, tree).run(self._top)
         if walk.whole or not self._exact:
             return changes.Replace(self._state, self._scratch(), self._types)(standing)
@@ -92,12 +96,15 @@ class Draft:
     def drop(self) -> None:
         """Let go of the state: what others still hold of it can be read, not changed."""
         self.close()
-        self._scope.marked.clear()  # which would keep it, and be kept by it
+        self._scope.dropped = True
+        self._scope.let_go()
 
     # -- after it was written
 
     def settle(self, head: Expect) -> None:
         """Stand on the checkpoint that was just written."""
+        if self._scope.broken:
+            raise AssertionError("marking was interrupted: this draft is not to be kept")
         placed: list[tuple[Node, Any]] = []
         if self._walk is not None:
             placed = self._take_in(self._walk)
@@ -121,6 +128,9 @@ class Draft:
             for _, part in edit.changed:
                 owner.renew(edit.node, part)
         self._untangle(owner)
+        for node in self._scope.marked:
+            if not node._attached():
+                node._up = None  # it is the caller's own, whatever becomes of what it stood in
         return owner.placed
 
     def _untangle(self, owner: Owner) -> None:

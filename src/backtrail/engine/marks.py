@@ -39,6 +39,16 @@ STILL: Final = frozenset(
 """Types whose values never change."""
 
 
+_ENDED: Final = (
+    "this is part of a draft whose step has ended: change it inside `with thread.step() as state:`, "
+    "or change a copy (copy.deepcopy)"
+)
+_DROPPED: Final = (
+    "this is part of an earlier draft whose step has ended, and that was dropped (a step failed, somebody else saved, or "
+    "it was not to be kept): take it from this step's state, or change a copy (copy.deepcopy)"
+)
+
+
 def is_still(value: object) -> bool:
     """Tell whether a value can never change."""
     kind = type(value)
@@ -85,10 +95,17 @@ class Scope:
         self.look = look
         """What the records in a list hold (`glances`)."""
         self.open = False
+        self.dropped = False
+        self.broken = False
+        """Whether marking was interrupted, so that marks do not tell all that changed."""
         self.comparing = 0
         """The thread for which nodes equal nothing but themselves."""
         self.marked: list[Node] = []
         self.top: ref[Any] | None = None
+
+    def let_go(self) -> None:
+        """Forget what is marked, which would keep the nodes, and be kept by them."""
+        self.marked.clear()
 
     def same(self, ours: list[Any], theirs: list[Any]) -> bool:
         """Tell whether two lists of equal length, the first of them all nodes, hold the very same ones. Quickly."""
@@ -128,15 +145,22 @@ class Node:
     def _mark(self, hint: Any = None) -> None:
         if self._mark_ is not None:
             return
-        self._mark_ = self._shot()
-        self._touched = {}
-        self._scope.marked.append(self)
-        up: Node | None = None if self._up is None else self._up()
-        if up is not None:
-            up._mark()
-            value = self._value()
-            up._touched[id(value)] = Touched(value, hint, self, None)
-        self._expose()
+        shot = self._shot()
+        try:
+            self._touched = {}
+            self._mark_ = shot
+            self._scope.marked.append(self)
+            up: Node | None = None if self._up is None else self._up()
+            if up is not None:
+                up._mark()
+                value = self._value()
+                up._touched[id(value)] = Touched(value, hint, self, None)
+                if up._up is None and not up._is_top:
+                    self._up = None  # what it stands in was taken out: it is the caller's own, whatever becomes of that
+            self._expose()
+        except BaseException:  # it is marked, and not all that this takes may be done
+            self._scope.broken = True
+            raise
 
     def _lend(self, part: Any, hint: Any = None) -> None:
         """Take note that a part is handed out."""
@@ -169,11 +193,7 @@ class Node:
     def _change(self) -> None:
         """Get ready for a change."""
         if not self._scope.open and self._attached():
-            raise Invalid(
-                "this is part of a draft whose step has ended: change it inside `with thread.step() as state:`, "
-                "or change a copy (copy.deepcopy)",
-                code="invalid.draft",
-            )
+            raise Invalid(_DROPPED if self._scope.dropped else _ENDED, code="invalid.draft")
         if self._mark_ is None:
             self._mark()
 

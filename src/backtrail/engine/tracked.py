@@ -77,10 +77,10 @@ class TrackedList(Node, list[Any]):
         """Mark the lists beside this one: somebody orders them, and may be handed one of them without a hook."""
         up = None if self._up is None else self._up()
         if type(up) is TrackedList and up._mark_ is not None and not up._bared:
-            up._bared = True
             for part in up._mark_:
                 if type(part) is TrackedList:
                     part._mark()
+            up._bared = True
 
     # -- comparing
 
@@ -123,6 +123,8 @@ class TrackedList(Node, list[Any]):
     __copy__ = copy
 
     def __add__(self, other: Any) -> Any:
+        if not isinstance(other, list):
+            return NotImplemented
         if isinstance(other, TrackedList):
             other._lend_all()
         self._lend_all()
