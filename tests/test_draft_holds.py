@@ -7,6 +7,8 @@ import functools
 import gc
 import heapq
 import itertools
+import sys
+import threading
 import time
 import weakref
 from collections import UserList
@@ -17,6 +19,7 @@ import pydantic
 import pytest
 
 import backtrail
+from backtrail.engine import stepping
 from backtrail.engine.marks import Node
 from backtrail.engine.tracked import TrackedList
 from backtrail.testing import exact
@@ -401,6 +404,29 @@ def test_a_list_plus_what_is_no_list_is_for_the_other_to_say(thread):
             state["l"] + (2,)
 
 
+def test_two_threads_may_mark_the_same_nodes(thread):
+    begin(thread, {"d": {"e": {"f": 0, "g": 0}}})
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for n in range(1, 200):
+            with thread.step() as state:
+                together = threading.Barrier(2)
+
+                def change(key, n=n, state=state, together=together):
+                    together.wait()
+                    state["d"]["e"][key] = n
+
+                workers = [threading.Thread(target=change, args=(key,)) for key in "fg"]
+                for worker in workers:
+                    worker.start()
+                for worker in workers:
+                    worker.join()
+            assert thread.load().state == {"d": {"e": {"f": n, "g": n}}}
+    finally:
+        sys.setswitchinterval(interval)
+
+
 # -- what it costs ------------------------------------------------------------------------------------
 
 
@@ -427,3 +453,36 @@ def test_a_record_that_was_put_in_is_not_marked_in_the_next_step(thread):
         with thread.step():
             pass
         assert not thread._drafts[0]._scope.marked
+
+
+EDITS = {
+    "window": lambda items: (items.pop(0), items.append([-1])),
+    "rotated": lambda items: items.append(items.pop(0)),
+    "last first": lambda items: items.insert(0, items.pop()),
+    "both ends and between": lambda items: (items.pop(0), items.insert(40, [-2]), items.pop(60), items.append([-1])),
+    "two swapped": lambda items: items.__setitem__(slice(None), [items[-1], *items[1:-1], items[0]]),
+    "reversed": lambda items: items.reverse(),
+    "cut": lambda items: items.__delitem__(slice(10, 90)),
+    "twice": lambda items: items.__setitem__(slice(3, 5), [items[50], items[50], items[3]]),
+    "every other": lambda items: items.__delitem__(slice(None, None, 2)),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_an_edit_of_a_list_is_saved(thread, edit):
+    plain = {"l": [[n] for n in range(100)]}
+    begin(thread, plain)
+    with thread.step() as state:
+        EDITS[edit](state["l"])
+    EDITS[edit](plain["l"])
+    assert is_saved(thread, plain)
+
+
+def test_a_window_that_slides_is_aligned_by_looking_up_what_moved(thread, monkeypatch):
+    monkeypatch.setattr(stepping.diff, "aligned", None)
+    begin(thread, {"l": [{"n": n} for n in range(1_000)]})
+    for n in range(1_000, 1_003):
+        with thread.step() as state:
+            state["l"].pop(0)
+            state["l"].append({"n": n})
+    assert is_saved(thread, {"l": [{"n": n} for n in range(3, 1_003)]})

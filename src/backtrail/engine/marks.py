@@ -100,6 +100,8 @@ class Scope:
         """Whether marking was interrupted, so that marks do not tell all that changed."""
         self.comparing = 0
         """The thread for which nodes equal nothing but themselves."""
+        self.marking = threading.RLock()
+        """Threads may change the state of one step together, and each node is marked once."""
         self.marked: list[Node] = []
         self.top: ref[Any] | None = None
 
@@ -145,6 +147,11 @@ class Node:
     def _mark(self, hint: Any = None) -> None:
         if self._mark_ is not None:
             return
+        with self._scope.marking:
+            if self._mark_ is None:
+                self._mark_now(hint)
+
+    def _mark_now(self, hint: Any) -> None:
         shot = self._shot()
         try:
             self._touched = {}

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 _PAIRS: Final = 4
 """A stretch of a list that is replaced by one this long is compared item by item."""
+_FEW: Final = 64
+"""Up to so many parts that differ are looked up one by one; more are aligned as a whole."""
 _DEEP: Final = 48
 """A change this many levels down is left to the comparison of whole states."""
 
@@ -309,9 +311,45 @@ def _stretches(old: list[Any], new: list[Any], same: _Same) -> list[_Stretch]:
     if i == 0 or k == 0:
         found.append(_Stretch(same=False, at=start, old=i, to=start, new=k))
     else:
-        middle = _aligned(list(map(id, left[:i])), list(map(id, right[:k])))
+        left, right = left[:i], right[:k]
+        middle = _few(left, right, same) or _aligned(list(map(id, left)), list(map(id, right)))
         found += [s._replace(at=s.at + start, to=s.to + start) for s in middle]
     return [*found, _same(start + i, end, start + k)] if end else found
+
+
+def _few(old: list[Any], new: list[Any], same: _Same) -> list[_Stretch]:
+    """Cut two lists into stretches if few parts differ, as when one is taken out and another appended; else into none.
+
+    Where they differ, go on at the nearest part that both have: its place in the other list is looked up.
+    """
+    there = {id(part): at for at, part in enumerate(old)}
+    here = {id(part): to for to, part in enumerate(new)}
+    at = to = differing = 0
+    found: list[_Stretch] = []
+    while at < len(old) or to < len(new):
+        start, begin = at, to
+        while at < len(old) and to < len(new) and old[at] is not new[to]:
+            skipped, added = there.get(id(new[to]), -1) - at, here.get(id(old[at]), -1) - to
+            if skipped < 0 and added < 0:
+                at, to = at + 1, to + 1
+            elif added < 0 or 0 <= skipped <= added:
+                at += skipped
+            else:
+                to += added
+            if differing + at - start + to - begin > _FEW:
+                return []
+        if at == len(old) or to == len(new):
+            at, to = len(old), len(new)
+        differing += at - start + to - begin
+        if differing > _FEW:
+            return []
+        if at > start or to > begin:
+            found.append(_Stretch(same=False, at=start, old=at - start, to=begin, new=to - begin))
+        count = _prefix(_cut(old, at, len(old)), _cut(new, to, len(new)), same)
+        if count:
+            found.append(_same(at, count, to))
+            at, to = at + count, to + count
+    return found
 
 
 def _aligned(old: list[Any], new: list[Any]) -> list[_Stretch]:
