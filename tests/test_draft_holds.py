@@ -404,6 +404,68 @@ def test_a_list_plus_what_is_no_list_is_for_the_other_to_say(thread):
             state["l"] + (2,)
 
 
+HELD_INSIDE = {
+    "vars": (lambda s: vars(s["leaf"]), lambda x: x.update(n=9), lambda s: setattr(s["leaf"], "n", 9)),
+    "weakref": (lambda s: weakref.ref(s["leaf"]), lambda x: setattr(x(), "n", 9), lambda s: setattr(s["leaf"], "n", 9)),
+    "in a list": (lambda s: vars(s["l"][1]), lambda x: x.update(n=9), lambda s: setattr(s["l"][1], "n", 9)),
+    "a record with nodes": (lambda s: vars(s["box"]), lambda x: x.update(n=9), lambda s: setattr(s["box"], "n", 9)),
+    "a model": (lambda s: vars(s["msg"]), lambda x: x.update(n=9), lambda s: vars(s["msg"]).update(n=9)),
+    "extra": (lambda s: s["m"].model_extra, lambda x: x.update(e=9), lambda s: s["m"].model_extra.update(e=9)),
+    "set": (
+        lambda s: s["msg"].model_fields_set,
+        lambda x: x.add("n"),
+        lambda s: s["msg"].model_fields_set.add("n"),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", HELD_INSIDE)
+def test_what_the_attributes_of_a_record_are_in_may_be_kept(thread, kind):
+    def make():
+        msg, boxes = Msg(text="a"), [Leaf(1), Leaf(2), Leaf(3)]
+        return {"leaf": Leaf(1), "l": boxes, "box": Leaf(1, [1]), "msg": msg, "m": Extra(n=1, e=1)}
+
+    take, change, expect = HELD_INSIDE[kind]
+    begin(thread, make())
+    with thread.step() as state:
+        kept = take(state)
+    del state
+    with thread.step():
+        pass
+    with thread.step():
+        change(kept)
+    expected = make()
+    expect(expected)
+    assert is_saved(thread, expected)
+    del kept
+    with thread.step():
+        pass
+    assert not thread._drafts[0]._scope.marked
+
+
+class Color:
+    def __init__(self, shade):
+        self.shade = shade
+
+
+def test_a_type_that_loads_the_same_object_each_time_is_saved_at_all_its_places():
+    cache = {}
+    kind = backtrail.Type(
+        Color,
+        "color",
+        dump=lambda color: {"shade": color.shade},
+        load=lambda fields: cache.setdefault(fields["shade"], Color(fields["shade"])),
+    )
+    with backtrail.open("memory://", types=[kind]) as store:
+        thread = store.thread("t")
+        begin(thread, {"a": Color(1), "b": [Color(1)]})
+        with thread.step() as state:
+            state["a"].shade = 5
+        cache.clear()
+        saved = thread.load().state
+    assert (saved["a"].shade, saved["b"][0].shade) == (5, 5)
+
+
 def test_two_threads_may_mark_the_same_nodes(thread):
     begin(thread, {"d": {"e": {"f": 0, "g": 0}}})
     interval = sys.getswitchinterval()

@@ -14,7 +14,7 @@ import functools
 import sys
 from operator import is_
 from typing import TYPE_CHECKING, Any, Final
-from weakref import finalize, ref
+from weakref import finalize, getweakrefcount, ref
 
 from backtrail.engine import changes
 from backtrail.engine.codec import encode
@@ -54,6 +54,8 @@ class Draft:
         owner = Owner(self._scope, types, scratch, fresh=True)
         list.append(self._top, value)
         owner.put(self._top, 0, value, known=True)
+        self._shared = owner.shared
+        """Whether a change of one part may be one of another, too: then a step saves it all."""
         # A state saved by older code, or as another type, is not what it would be saved as: a step saves it all.
         self._exact = not owner.exotic or encode(self._state, scratch(), types).root == tree.root
 
@@ -85,7 +87,7 @@ class Draft:
         if self._scope.broken:
             return changes.Replace(self._state, self._scratch(), self._types)(standing)
         self._walk = walk = Walk(self._types, tree.nodes, tree).run(self._top)
-        if walk.whole or not self._exact:
+        if walk.whole or self._shared or not self._exact:
             return changes.Replace(self._state, self._scratch(), self._types)(standing)
         return Proposal(tree.apply(walk.ops), walk.ops)
 
@@ -128,6 +130,7 @@ class Draft:
             for _, part in edit.changed:
                 owner.renew(edit.node, part)
         self._untangle(owner)
+        self._shared |= owner.shared
         for node in self._scope.marked:
             if not node._attached():
                 node._up = None  # it is the caller's own, whatever becomes of what it stood in
@@ -168,11 +171,15 @@ class Draft:
         records = [node.obj for node in marked if isinstance(node, Instance)]
         counts = dict(zip(map(id, records), _counts(records), strict=True))
         del records
-        held += [n for n in marked if isinstance(n, Instance) and counts[id(n.obj)] > _AT_REST + 1]
+        held += [
+            node
+            for node in marked
+            if isinstance(node, Instance) and (counts[id(node.obj)] > _AT_REST + 1 or _is_held_inside(node.obj))
+        ]
         kept = [
             (holder(), part)
             for holder, part, count in zip(holders, lent, _counts(lent), strict=True)
-            if count > _AT_REST or self._is_deep(part)
+            if count > _AT_REST or self._is_deep(part) or _is_held_inside(part)
         ]
         del lent
         held += [node for node in marked if isinstance(node, TrackedList) and node._others and _is_seen(node)]
@@ -243,6 +250,22 @@ def _part(node: Any, at: Any) -> Any:
     return node._scope.fields(node.obj).get(at)
 
 
+_INSIDES: Final = ("__dict__", "__pydantic_extra__", "__pydantic_private__", "__pydantic_fields_set__")
+
+
+def _is_held_inside(part: Any) -> bool:
+    """Tell whether somebody holds a part weakly, or what its attributes are in."""
+    return getweakrefcount(part) > 0 or max((_inside(part, name) for name in _INSIDES), default=0) > _INSIDE
+
+
+def _inside(part: Any, name: str) -> int:
+    try:
+        inside = object.__getattribute__(part, name)
+    except AttributeError:
+        return 0
+    return 0 if inside is None else sys.getrefcount(inside)
+
+
 def _is_seen(node: TrackedList) -> bool:
     """Tell whether somebody else holds a record that stands in a list."""
     counts, kin = list(map(sys.getrefcount, list.__iter__(node))), node._kin or {}
@@ -276,3 +299,11 @@ def _in_place() -> int:
 
 _IN_PLACE: Final = _in_place()
 """How often something that stands in one place is referred to, when `map` looks at it there."""
+
+
+class _Sample:
+    """Has attributes."""
+
+
+_INSIDE: Final = _inside(_Sample(), "__dict__")
+"""How often what the attributes of an object are in is referred to."""

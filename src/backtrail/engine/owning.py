@@ -97,6 +97,8 @@ class Owner:
         self._scratch = scratch
         self.exotic = False
         """Whether a value was met that may have been saved as something else than it would be now."""
+        self.shared = False
+        """Whether a part stands in two places because loading it gives the same object each time."""
         self._freed: dict[int, Any] = {}
         """By id: parts that are not lists or dicts and were taken out: the record's node, or the part itself."""
         self._claimed: set[int] = set()
@@ -192,6 +194,7 @@ class Owner:
         if id(value) in self._claimed or not (known or id(value) in self._freed):
             value = self._copied(value)
             ours = True
+            self.shared |= id(value) in self._claimed
         elif id(value) in self._freed:
             freed = self._freed.pop(id(value))
             instance = freed if isinstance(freed, Instance) else None
