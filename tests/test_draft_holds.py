@@ -7,7 +7,6 @@ import functools
 import gc
 import heapq
 import itertools
-import sys
 import threading
 import time
 import weakref
@@ -21,7 +20,7 @@ import pytest
 import backtrail
 from backtrail.engine import stepping
 from backtrail.engine.marks import Node
-from backtrail.engine.tracked import TrackedList
+from backtrail.engine.tracked import TrackedDict, TrackedList
 from backtrail.testing import exact
 
 
@@ -345,7 +344,7 @@ def test_a_part_of_a_dropped_draft_says_so_inside_a_later_step(thread):
     with thread.step() as state:
         kept = state["l"]
     fail(thread)
-    with thread.step(), pytest.raises(backtrail.Invalid, match="dropped.*take it from this step's state"):
+    with thread.step(), pytest.raises(backtrail.Invalid, match=r"dropped.*take it from this step's state"):
         kept.append(2)
 
 
@@ -466,27 +465,66 @@ def test_a_type_that_loads_the_same_object_each_time_is_saved_at_all_its_places(
     assert (saved["a"].shade, saved["b"][0].shade) == (5, 5)
 
 
-def test_two_threads_may_mark_the_same_nodes(thread):
+def test_two_threads_may_mark_the_same_nodes(thread, monkeypatch):
     begin(thread, {"d": {"e": {"f": 0, "g": 0}}})
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        for n in range(1, 200):
-            with thread.step() as state:
-                together = threading.Barrier(2)
+    shot = TrackedDict._shot
 
-                def change(key, n=n, state=state, together=together):
-                    together.wait()
-                    state["d"]["e"][key] = n
+    def slow(self):
+        taken = shot(self)
+        if threading.current_thread() is first:
+            begun.set()
+            time.sleep(0.05)  # as if it were not its turn
+        return taken
 
-                workers = [threading.Thread(target=change, args=(key,)) for key in "fg"]
-                for worker in workers:
-                    worker.start()
-                for worker in workers:
-                    worker.join()
-            assert thread.load().state == {"d": {"e": {"f": n, "g": n}}}
-    finally:
-        sys.setswitchinterval(interval)
+    with thread.step() as state, monkeypatch.context() as patch:
+        patch.setattr(TrackedDict, "_shot", slow)
+        begun = threading.Event()
+        first = threading.Thread(target=lambda: state["d"]["e"].update(f=1))
+        first.start()
+        begun.wait(5)
+        state["d"]["e"]["g"] = 1
+        first.join()
+    assert is_saved(thread, {"d": {"e": {"f": 1, "g": 1}}})
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class Key:
+    n: int
+    notes: Any = dataclasses.field(default=None, compare=False)
+
+
+@dataclasses.dataclass
+class Single:
+    n: int
+
+    def __deepcopy__(self, memo):
+        return self
+
+
+TYPES += [Key, Single]
+
+
+def test_a_key_that_can_change_is_saved(thread):
+    begin(thread, {"k": {Key(1): 1, Key(2, []): 2}, "n": 0})
+    with thread.step() as state:
+        one, two = state["k"]
+        one.notes = "x"
+        two.notes.append("y")
+    assert is_saved(thread, {"k": {Key(1, "x"): 1, Key(2, ["y"]): 2}, "n": 0})
+    del state
+    with thread.step():
+        pass
+    with thread.step():
+        one.notes = "z"
+    assert is_saved(thread, {"k": {Key(1, "z"): 1, Key(2, ["y"]): 2}, "n": 0})
+
+
+def test_a_record_that_copies_to_itself_is_handed_out_by_deepcopy(thread):
+    begin(thread, {"l": [Single(1), Single(2), Single(3)], "d": {"x": Single(4)}})
+    with thread.step() as state:
+        copied = copy.deepcopy(state)
+        copied["l"][1].n = copied["d"]["x"].n = 9
+    assert is_saved(thread, {"l": [Single(1), Single(9), Single(3)], "d": {"x": Single(9)}})
 
 
 # -- what it costs ------------------------------------------------------------------------------------

@@ -47,7 +47,9 @@ class Draft:
         self._types = types
         self._scratch = scratch
         self._walk: Walk | None = None
-        self._scope = Scope(functools.partial(lent_of, types, scratch), functools.partial(fields_of, types, scratch), Looker(types).look)
+        self._scope = Scope(
+            functools.partial(lent_of, types, scratch), functools.partial(fields_of, types, scratch), Looker(types).look
+        )
         finalize(self, self._scope.let_go).atexit = False
         self._top = Top._make(self._scope, None)
         self._scope.top = ref(self._top)
@@ -116,13 +118,7 @@ class Draft:
 
     def _take_in(self, walk: Walk) -> list[tuple[Node, Any]]:
         owner = Owner(self._scope, self._types, self._scratch)
-        for edit in walk.edits:
-            for part in edit.gone:
-                owner.free(part, edit.node)
-        for node in self._scope.marked:
-            if id(node) not in walk.seen:  # taken out, or in something that was
-                for part in _gone(node):
-                    owner.free(part, node)
+        self._free(owner, walk)
         for edit in walk.edits:
             put = [(at, _part(edit.node, at)) for at in edit.put]
             for at, part in put:
@@ -135,6 +131,15 @@ class Draft:
             if not node._attached():
                 node._up = None  # it is the caller's own, whatever becomes of what it stood in
         return owner.placed
+
+    def _free(self, owner: Owner, walk: Walk) -> None:
+        for edit in walk.edits:
+            for part in edit.gone:
+                owner.free(part, edit.node)
+        for node in self._scope.marked:
+            if id(node) not in walk.seen:  # taken out, or in something that was
+                for part in _gone(node):
+                    owner.free(part, node)
 
     def _untangle(self, owner: Owner) -> None:
         """Copy what was put into parts that are not nodes."""
@@ -182,6 +187,7 @@ class Draft:
             if count > _AT_REST or self._is_deep(part) or _is_held_inside(part)
         ]
         del lent
+        held += [node for node in marked if type(node) is TrackedDict and node._has_odd_keys()]
         held += [node for node in marked if isinstance(node, TrackedList) and node._others and _is_seen(node)]
         for node in held:
             if node._attached():

@@ -44,8 +44,8 @@ _ENDED: Final = (
     "or change a copy (copy.deepcopy)"
 )
 _DROPPED: Final = (
-    "this is part of an earlier draft whose step has ended, and that was dropped (a step failed, somebody else saved, or "
-    "it was not to be kept): take it from this step's state, or change a copy (copy.deepcopy)"
+    "this is part of an earlier draft whose step has ended, and that was dropped (a step failed, somebody else saved, "
+    "or it was not to be kept): take it from this step's state, or change a copy (copy.deepcopy)"
 )
 
 

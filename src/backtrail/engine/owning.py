@@ -257,6 +257,9 @@ class Owner:
             return
         self.placed.append((node, fresh))
         self.adopt(fresh, node, known=True)
+        self._swap(node, part, fresh)
+
+    def _swap(self, node: Any, part: Any, fresh: Any) -> None:
         if isinstance(node, TrackedList):
             for at, each in enumerate(list.copy(node)):
                 if each is part:

@@ -103,6 +103,7 @@ class Walk:
         if type(node) is TrackedList:
             self._list(node, steps, path)
         elif type(node) is TrackedDict:
+            self.whole |= node._has_odd_keys()
             self._mapping(node, node._shot(), steps, path)
         elif isinstance(node, Instance):
             self._mapping(node, self._fields(node, path), steps, path)

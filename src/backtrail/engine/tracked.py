@@ -11,7 +11,7 @@ import threading
 from collections.abc import ItemsView, Iterable, Iterator, ValuesView
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
-from backtrail.engine.marks import STILL, Node, Scope
+from backtrail.engine.marks import STILL, Node, Scope, is_still
 
 if TYPE_CHECKING:
     from weakref import ref
@@ -23,7 +23,19 @@ _FEW: Final = 2
 class TrackedList(Node, list[Any]):
     """A list of a draft."""
 
-    __slots__ = ("__weakref__", "_bared", "_glance", "_kin", "_mark_", "_mixed", "_others", "_parts", "_scope", "_touched", "_up")
+    __slots__ = (
+        "__weakref__",
+        "_bared",
+        "_glance",
+        "_kin",
+        "_mark_",
+        "_mixed",
+        "_others",
+        "_parts",
+        "_scope",
+        "_touched",
+        "_up",
+    )
     _bared: bool
     """Whether the lists in it were marked since it was."""
     _parts: bool
@@ -143,7 +155,10 @@ class TrackedList(Node, list[Any]):
     def __deepcopy__(self, memo: dict[int, Any]) -> list[Any]:
         made: list[Any] = []
         memo[id(self)] = made
-        made.extend(copy.deepcopy(part, memo) for part in list.__iter__(self))
+        for part in list.copy(self):
+            made.append(copy.deepcopy(part, memo))
+            if made[-1] is part:  # it says itself how it is copied
+                self._given(part)
         return made
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -231,6 +246,10 @@ class TrackedDict(Node, dict[Any, Any]):
     def _shot(self) -> tuple[list[Any], list[Any]]:
         return list(dict.keys(self)), list(dict.values(self))
 
+    def _has_odd_keys(self) -> bool:
+        """Tell whether a key can change: whoever has got hold of the dict has got hold of it."""
+        return not STILL.issuperset(map(type, dict.keys(self))) and not all(map(is_still, dict.keys(self)))
+
     def __eq__(self, other: object) -> bool:
         if self._scope.comparing and self._scope.comparing == threading.get_ident():
             return self is other
@@ -280,8 +299,10 @@ class TrackedDict(Node, dict[Any, Any]):
     def __deepcopy__(self, memo: dict[int, Any]) -> dict[Any, Any]:
         made: dict[Any, Any] = {}
         memo[id(self)] = made
-        for key, value in dict.items(self):
-            made[copy.deepcopy(key, memo)] = copy.deepcopy(value, memo)
+        for key, value in list(dict.items(self)):
+            copied = made[copy.deepcopy(key, memo)] = copy.deepcopy(value, memo)
+            if copied is value and type(value) not in STILL:
+                self._lend(value, key)
         return made
 
     def __reduce_ex__(self, protocol: Any) -> Any:
