@@ -220,6 +220,30 @@ def test_records_that_pydantic_read_from_a_list_are_watched_while_somebody_holds
     assert is_saved(thread, expected)
 
 
+def test_records_that_pydantic_read_from_nested_lists_and_dicts_are_watched(thread):
+    def make():
+        return [[[Msg(text="a") for _ in range(3)]] for _ in range(3)], {
+            "d": {"x": Msg(text="a")},
+            "l": [Msg(text="a")],
+        }
+
+    nested, dicts = make()
+    begin(thread, {"nested": nested, "dicts": dicts})
+    with thread.step() as state:
+        read = pydantic.TypeAdapter(list[list[list[Msg]]]).validate_python(state["nested"])
+        read[1][0][2].text = "new"
+        pydantic.TypeAdapter(dict[str, Msg]).validate_python(state["dicts"]["d"])["x"].text = "new"
+        pydantic.TypeAdapter(dict[str, Any]).validate_python(state["dicts"])["l"][0].text = "new"
+    nested, dicts = make()
+    nested[1][0][2].text = dicts["d"]["x"].text = dicts["l"][0].text = "new"
+    assert is_saved(thread, {"nested": nested, "dicts": dicts})
+    with thread.step() as state:
+        pass
+    with thread.step():
+        read[0][0][0].text = nested[0][0][0].text = "later"
+    assert is_saved(thread, {"nested": nested, "dicts": dicts})
+
+
 def test_what_was_put_into_a_record_that_was_read_without_a_hook_is_copied(thread):
     mine = {1}
     begin(thread, {"msgs": [Rich(text="a", parts=[[1]]) for _ in range(3)]})

@@ -10,7 +10,8 @@ What always holds:
 
 - Each node stands in one place and knows what it stands in (its `_up`, weakly). Marking a node marks all above it.
 - What is put into a node stays the very object that it was until the step ends, and needs no mark.
-- What cannot have hooks (a set, a tuple that holds a dict, a record) is *lent*: remembered with its encoding.
+- What cannot have hooks (a set, a tuple that holds a dict, a record) is *lent*: remembered with its encoding. Of the
+  records in a list that is marked, the fields are remembered (`glances`).
 """
 
 from __future__ import annotations

@@ -308,6 +308,7 @@ def note(node: TrackedList, part: Any) -> None:
     """Keep what a list has to know of its parts."""
     if type(part) in _NODES:
         node._parts = True
+        node._nests |= type(part) is TrackedList
         return
     node._mixed = True
     if not is_still(part):

@@ -30,6 +30,7 @@ class TrackedList(Node, list[Any]):
         "_kin",
         "_mark_",
         "_mixed",
+        "_nests",
         "_others",
         "_parts",
         "_scope",
@@ -42,6 +43,8 @@ class TrackedList(Node, list[Any]):
     """Whether it may hold something that can change."""
     _others: bool
     """Whether it may hold something other than nodes that can change."""
+    _nests: bool
+    """Whether it may hold lists."""
     _glance: Any
     """What the records in it held (`glances`); None if it has to be looked at."""
     _mixed: bool
@@ -55,7 +58,7 @@ class TrackedList(Node, list[Any]):
     def _make(cls, scope: Scope, up: ref[Any] | None) -> Self:
         made = list.__new__(cls)
         made._scope, made._up, made._mark_, made._kin = scope, up, None, None
-        made._parts = made._others = made._mixed = False
+        made._parts = made._others = made._mixed = made._nests = False
         made._glance = None
         return made
 
@@ -73,6 +76,10 @@ class TrackedList(Node, list[Any]):
                 self._glance.wake(self._mark_)
             for at in self._glance.odd:
                 self._lend(self._mark_[at], at)
+        if self._nests:  # what reads a list without a hook reads the lists in it likewise
+            for at, part in enumerate(self._mark_):
+                if type(part) is TrackedList and (part._others or part._nests):
+                    part._mark(at)
 
     def _lend_all(self) -> None:
         if self._parts:
