@@ -10,7 +10,8 @@ What always holds:
 
 - Each node stands in one place and knows what it stands in (its `_up`, weakly). Marking a node marks all above it.
 - What is put into a node stays the very object that it was until the step ends, and needs no mark.
-- What cannot have hooks (a set, a tuple that holds a dict, a record) is *lent*: remembered with its encoding.
+- What cannot have hooks (a set, a tuple that holds a dict, a record) is *lent*: remembered with its encoding. Of the
+  records in a list that is marked, the fields are remembered (`glances`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 from backtrail.errors import Invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from weakref import ref
 
 STILL: Final = frozenset(
@@ -39,6 +40,16 @@ STILL: Final = frozenset(
 """Types whose values never change."""
 
 
+_ENDED: Final = (
+    "this is part of a draft whose step has ended: change it inside `with thread.step() as state:`, "
+    "or change a copy (copy.deepcopy)"
+)
+_DROPPED: Final = (
+    "this is part of an earlier draft whose step has ended, and that was dropped (a step failed, somebody else saved, "
+    "or it was not to be kept): take it from this step's state, or change a copy (copy.deepcopy)"
+)
+
+
 def is_still(value: object) -> bool:
     """Tell whether a value can never change."""
     kind = type(value)
@@ -47,11 +58,6 @@ def is_still(value: object) -> bool:
     if kind is tuple or kind is frozenset:
         return all(map(is_still, value))  # type: ignore[call-overload]
     return isinstance(value, enum.Enum)
-
-
-def is_ordered(value: object) -> bool:
-    """Tell whether a value can be compared with `<`, so that `heapq` may hand it out behind a list's back."""
-    return getattr(type(value), "__lt__", None) is not getattr(object, "__lt__", None)
 
 
 class Touched(NamedTuple):
@@ -63,6 +69,8 @@ class Touched(NamedTuple):
     node: Node | None
     shot: bytes | None
     """What is not a node: its encoding when it was lent; None if it had none."""
+    inmates: Sequence[Any] = ()
+    """What is not a node: all that could change inside it when it was lent."""
 
 
 class Hidden(NamedTuple):
@@ -75,15 +83,32 @@ class Hidden(NamedTuple):
 class Scope:
     """What the nodes of one draft share."""
 
-    def __init__(self, shot: Callable[[Any], bytes | None], fields: Callable[[Any], dict[str, Any]]) -> None:
+    def __init__(
+        self,
+        shot: Callable[[Any], tuple[bytes | None, Sequence[Any]]],
+        fields: Callable[[Any], dict[str, Any]],
+        look: Callable[..., Any],
+    ) -> None:
         self.shot = shot
+        """The encoding of what is lent, and what can change inside it."""
         self.fields = fields
         """The fields of a record."""
+        self.look = look
+        """What the records in a list hold (`glances`)."""
         self.open = False
+        self.dropped = False
+        self.broken = False
+        """Whether marking was interrupted, so that marks do not tell all that changed."""
         self.comparing = 0
         """The thread for which nodes equal nothing but themselves."""
+        self.marking = threading.RLock()
+        """Threads may change the state of one step together, and each node is marked once."""
         self.marked: list[Node] = []
         self.top: ref[Any] | None = None
+
+    def let_go(self) -> None:
+        """Forget what is marked, which would keep the nodes, and be kept by them."""
+        self.marked.clear()
 
     def same(self, ours: list[Any], theirs: list[Any]) -> bool:
         """Tell whether two lists of equal length, the first of them all nodes, hold the very same ones. Quickly."""
@@ -123,15 +148,27 @@ class Node:
     def _mark(self, hint: Any = None) -> None:
         if self._mark_ is not None:
             return
-        self._mark_ = self._shot()
-        self._touched = {}
-        self._scope.marked.append(self)
-        up: Node | None = None if self._up is None else self._up()
-        if up is not None:
-            up._mark()
-            value = self._value()
-            up._touched[id(value)] = Touched(value, hint, self, None)
-        self._expose()
+        with self._scope.marking:
+            if self._mark_ is None:
+                self._mark_now(hint)
+
+    def _mark_now(self, hint: Any) -> None:
+        shot = self._shot()
+        try:
+            self._touched = {}
+            self._mark_ = shot
+            self._scope.marked.append(self)
+            up: Node | None = None if self._up is None else self._up()
+            if up is not None:
+                up._mark()
+                value = self._value()
+                up._touched[id(value)] = Touched(value, hint, self, None)
+                if up._up is None and not up._is_top:
+                    self._up = None  # what it stands in was taken out: it is the caller's own, whatever becomes of that
+            self._expose()
+        except BaseException:  # it is marked, and not all that this takes may be done
+            self._scope.broken = True
+            raise
 
     def _lend(self, part: Any, hint: Any = None) -> None:
         """Take note that a part is handed out."""
@@ -147,7 +184,7 @@ class Node:
         elif not is_still(part):
             self._mark()
             if id(part) not in self._touched:
-                self._touched[id(part)] = Touched(part, hint, None, self._scope.shot(part))
+                self._touched[id(part)] = Touched(part, hint, None, *self._scope.shot(part))
 
     def _attached(self) -> bool:
         """Tell whether it is part of the state; what was taken out is the caller's own."""
@@ -164,11 +201,7 @@ class Node:
     def _change(self) -> None:
         """Get ready for a change."""
         if not self._scope.open and self._attached():
-            raise Invalid(
-                "this is part of a draft whose step has ended: change it inside `with thread.step() as state:`, "
-                "or change a copy (copy.deepcopy)",
-                code="invalid.draft",
-            )
+            raise Invalid(_DROPPED if self._scope.dropped else _ENDED, code="invalid.draft")
         if self._mark_ is None:
             self._mark()
 

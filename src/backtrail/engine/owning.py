@@ -19,8 +19,8 @@ from weakref import ref
 from backtrail.engine import packing
 from backtrail.engine.codec import Decoder, Encoder
 from backtrail.engine.forms import DATACLASS, PYDANTIC, STRUCT, loaded
-from backtrail.engine.marks import STILL, Hidden, Instance, Node, Scope, is_ordered, is_still
-from backtrail.engine.schema import Record, Types
+from backtrail.engine.marks import STILL, Hidden, Instance, Node, Scope, is_still
+from backtrail.engine.schema import CUSTOM, Record, Types
 from backtrail.engine.shapes import HIDDEN
 from backtrail.engine.tracked import TrackedDict, TrackedList
 from backtrail.errors import Invalid
@@ -41,6 +41,12 @@ def shot_of(types: Types, scratch: Callable[[], Nodes], value: Any) -> bytes | N
         return Encoder(scratch(), types).rep(value)
     except Invalid:
         return None
+
+
+def lent_of(types: Types, scratch: Callable[[], Nodes], value: Any) -> tuple[bytes | None, list[Any]]:
+    """Return the encoding of a value that is lent, and all that can change inside it."""
+    shot = shot_of(types, scratch, value)
+    return shot, [] if shot is None else inmates(value, types)
 
 
 def fields_of(types: Types, scratch: Callable[[], Nodes], obj: Any) -> dict[str, Any]:
@@ -67,9 +73,12 @@ def put_field(obj: Any, name: str, value: Any) -> bool:
     if struct is not None and isinstance(obj, struct):
         loaded("msgspec.structs", "force_setattr")(obj, name, value)
     elif model is not None and isinstance(obj, model):
-        if name not in obj.__dict__:
-            return False
-        obj.__dict__[name] = value
+        private = getattr(obj, "__pydantic_private__", None)
+        for held in (obj.__dict__, obj.__pydantic_extra__, private):
+            if held and name in held:
+                held[name] = value
+                return True
+        return False
     elif _settable(type(obj), name):  # type: ignore[arg-type]
         object.__setattr__(obj, name, value)
     else:
@@ -88,9 +97,13 @@ class Owner:
         self._scratch = scratch
         self.exotic = False
         """Whether a value was met that may have been saved as something else than it would be now."""
+        self.shared = False
+        """Whether a part stands in two places because loading it gives the same object each time."""
         self._freed: dict[int, Any] = {}
         """By id: parts that are not lists or dicts and were taken out: the record's node, or the part itself."""
         self._claimed: set[int] = set()
+        self.placed: list[tuple[Node, Any]] = []
+        """What is not a node and stands somewhere else now, and what it stands in."""
 
     # -- taking out
 
@@ -169,6 +182,8 @@ class Owner:
         elif isinstance(node, TrackedList):
             if owned is not part:
                 list.__setitem__(node, at, owned)
+                if node._mark_ is None:  # else it is looked at again anyway
+                    node._glance = None
             note(node, owned)
         elif owned is not part:
             put_field(node.obj, at, owned)
@@ -179,6 +194,7 @@ class Owner:
         if id(value) in self._claimed or not (known or id(value) in self._freed):
             value = self._copied(value)
             ours = True
+            self.shared |= id(value) in self._claimed
         elif id(value) in self._freed:
             freed = self._freed.pop(id(value))
             instance = freed if isinstance(freed, Instance) else None
@@ -186,6 +202,8 @@ class Owner:
             found = holder._kin.get(id(value))
             instance = found if isinstance(found, Instance) else None
         self._claimed.add(id(value))
+        if not self._fresh:
+            self.placed.append((holder, value))
         self.adopt(value, holder, instance, known=ours or instance is not None)
         return value
 
@@ -224,14 +242,24 @@ class Owner:
         """Look again at a part that changed in place and is not a node: if it is a record, it may have got parts."""
         self._claimed.add(id(part))
         if type(self._dumped(part)) is Record and type(part) is not Record:
-            self.adopt(part, node, known=False)
+            instance = node._kin.get(id(part)) if node._kin else None
+            self.adopt(part, node, instance, known=instance is not None)
 
-    def untangle(self, node: Any, part: Any, seen: set[int]) -> None:
-        """Copy a part that is not a node if it holds nodes, or what others hold, too: `seen` are the ids of that."""
-        if (node._kin and id(part) in node._kin) or not tangled(part, self._types, seen):
+    def untangle(self, node: Any, part: Any, known: set[int], seen: set[int]) -> None:
+        """Copy what was put into a part that is not a node: `known` are the ids of what was in such parts before.
+
+        `seen` are the ids of what stands somewhere already. What was there stays itself, for others may hold it.
+        """
+        if node._kin and id(part) in node._kin:
             return
-        fresh = self._copied(part)
+        fresh = self._inside(part, known, seen)
+        if fresh is part:
+            return
+        self.placed.append((node, fresh))
         self.adopt(fresh, node, known=True)
+        self._swap(node, part, fresh)
+
+    def _swap(self, node: Any, part: Any, fresh: Any) -> None:
         if isinstance(node, TrackedList):
             for at, each in enumerate(list.copy(node)):
                 if each is part:
@@ -245,6 +273,33 @@ class Owner:
                 if each is part:
                     put_field(node.obj, name, fresh)
 
+    def _straight(self, value: Any, known: set[int], seen: set[int]) -> Any:
+        if is_still(value):
+            return value
+        if type(value) in _NODES or id(value) not in known or id(value) in seen:
+            return self._copied(value)
+        seen.add(id(value))
+        return self._inside(value, known, seen)
+
+    def _inside(self, value: Any, known: set[int], seen: set[int]) -> Any:
+        """Return a value in which nothing stands that stands elsewhere: itself, if it can be changed."""
+        kind = type(value)
+        names, parts = inner_of(value, self._types)
+        if names is None:
+            return self._copied(value) if tangled(value, self._types, seen) else value
+        straight = [self._straight(part, known, seen) for part in parts]
+        changed = [(name, new) for name, old, new in zip(names, parts, straight, strict=True) if new is not old]
+        if not changed:
+            return value
+        if isinstance(value, tuple):
+            return tuple(straight) if kind is tuple else kind(*straight)
+        for name, new in changed:
+            if kind is list or kind is dict:
+                value[name] = new
+            elif not put_field(value, name, new):
+                return self._copied(value)
+        return value
+
     def _dumped(self, part: Any) -> Any:
         return None if type(part) in _PLAIN else self._types.dump(part)
 
@@ -253,11 +308,12 @@ def note(node: TrackedList, part: Any) -> None:
     """Keep what a list has to know of its parts."""
     if type(part) in _NODES:
         node._parts = True
+        node._nests |= type(part) is TrackedList
         return
     node._mixed = True
     if not is_still(part):
         node._parts = True
-        node._ordered |= is_ordered(part)
+        node._others = True
 
 
 def parts_of(value: Any, types: Types) -> Iterable[Any]:
@@ -266,6 +322,32 @@ def parts_of(value: Any, types: Types) -> Iterable[Any]:
     if opened is None:
         return ()
     return opened[2].values() if isinstance(opened[2], dict) else opened[2]
+
+
+def inner_of(value: Any, types: Types) -> tuple[list[Any] | None, list[Any]]:
+    """Return the names and the parts of a value that is not a node, if each is in its place; no names if none is."""
+    if isinstance(value, list | dict) and type(value) is not Record:
+        return (list(range(len(value))) if isinstance(value, list) else list(value)), list(
+            value if isinstance(value, list) else value.values()
+        )
+    if type(value) is tuple:
+        return list(range(len(value))), list(value)
+    record = None if type(value) in _PLAIN else types.dump(value)
+    if type(record) is Record and record.form != CUSTOM and type(value) is not Record:
+        names = [name for name in record if name != HIDDEN]
+        return names, [record[name] for name in names]
+    return None, []
+
+
+def inmates(value: Any, types: Types) -> list[Any]:
+    """Return all that can change inside a value that is not a node."""
+    found: list[Any] = []
+    todo = [value]
+    while todo:
+        parts = [part for part in inner_of(todo.pop(), types)[1] if not is_still(part)]
+        found += parts
+        todo += [part for part in parts if not isinstance(part, Node)]
+    return found
 
 
 def tangled(value: Any, types: Types, seen: set[int]) -> bool:

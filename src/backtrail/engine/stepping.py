@@ -9,6 +9,7 @@ are; in a mapping removals first and insertions last, so that a key that moves i
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from operator import is_
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 _PAIRS: Final = 4
 """A stretch of a list that is replaced by one this long is compared item by item."""
+_FEW: Final = 64
+"""Up to so many parts that differ are looked up one by one; more are aligned as a whole."""
 _DEEP: Final = 48
 """A change this many levels down is left to the comparison of whole states."""
 
@@ -61,6 +64,8 @@ class _Parts(NamedTuple):
     new: list[Any]
     keys: list[Any]
     places: dict[int, Touched]
+    order: list[int]
+    """The places, in order."""
 
 
 class Walk:
@@ -98,6 +103,7 @@ class Walk:
         if type(node) is TrackedList:
             self._list(node, steps, path)
         elif type(node) is TrackedDict:
+            self.whole |= node._has_odd_keys()
             self._mapping(node, node._shot(), steps, path)
         elif isinstance(node, Instance):
             self._mapping(node, self._fields(node, path), steps, path)
@@ -108,7 +114,7 @@ class Walk:
         old, new = node._mark_, node
         same = _are_same if node._mixed else node._scope.same
         stretches = _stretches(old, new, same)
-        places = _places(node._touched, old)
+        places = _places({**node._touched, **_glanced(node)}, old)
         below = sorted(places)
         for stretch in reversed(stretches):
             if not stretch.same:
@@ -157,6 +163,7 @@ class Walk:
         else:
             stretches = _aligned(list(map(_token, old_keys)), list(map(_token, keys)))
         places = _places(node._touched, old, old_keys)
+        order = sorted(places)
         edit = Edit(node, [], [], [])
         inserted: list[Op] = []
         for _, at, count, to, added in reversed([s for s in stretches if not s.same]):
@@ -169,7 +176,7 @@ class Walk:
                 inserted.insert(0, [SPLICE, steps, to, 0, entries])
         for stretch in stretches:
             if stretch.same:
-                self._kept(stretch, _Parts(old, new, keys, places), edit, steps, path)
+                self._kept(stretch, _Parts(old, new, keys, places, order), edit, steps, path)
         for op in inserted:
             self._add(op)
         if edit.gone or edit.put:
@@ -184,10 +191,10 @@ class Walk:
         path: Path,
     ) -> None:
         """Look at the values of keys that stayed in order."""
-        old, new, keys, places = parts
+        old, new, keys, places, order = parts
         _, at, count, to, _ = stretch
         if _are_same(old[at : at + count], new[to : to + count]):
-            wanted = sorted(i for i in places if at <= i < at + count)
+            wanted = order[bisect_left(order, at) : bisect_left(order, at + count)]
         else:
             wanted = [i for i in range(at, at + count) if i in places or old[i] is not new[to + i - at]]
         for i in wanted:
@@ -257,6 +264,24 @@ def _cut(parts: list[Any], start: int, stop: int) -> list[Any]:
     return list.__getitem__(parts, slice(start, stop))
 
 
+def _glanced(node: TrackedList) -> dict[int, Touched]:
+    """Return the records in a list that changed and were not handed out by it."""
+    if node._glance is None:
+        return {}
+    found: dict[int, Touched] = {}
+    for group in node._glance.groups:
+        for at in group.differing():
+            record = group.records[at]
+            if id(record) in node._touched:
+                continue
+            found[id(record)] = Touched(record, None, None, None)
+            instance = node._kin.get(id(record)) if node._kin else None
+            if instance is not None and instance._mark_ is None:  # so that what was put into it is told apart
+                instance._mark_, instance._touched = (group.sight.names, group.held(at)), {}
+                node._scope.marked.append(instance)
+    return found
+
+
 def _places(touched: dict[int, Touched], old: list[Any], keys: list[Any] | None = None) -> dict[int, Touched]:
     """Return where touched parts stood. Those that did not stand here are not the node's own."""
     found: dict[int, Touched] = {}
@@ -287,9 +312,45 @@ def _stretches(old: list[Any], new: list[Any], same: _Same) -> list[_Stretch]:
     if i == 0 or k == 0:
         found.append(_Stretch(same=False, at=start, old=i, to=start, new=k))
     else:
-        middle = _aligned(list(map(id, left[:i])), list(map(id, right[:k])))
+        left, right = left[:i], right[:k]
+        middle = _few(left, right, same) or _aligned(list(map(id, left)), list(map(id, right)))
         found += [s._replace(at=s.at + start, to=s.to + start) for s in middle]
     return [*found, _same(start + i, end, start + k)] if end else found
+
+
+def _few(old: list[Any], new: list[Any], same: _Same) -> list[_Stretch]:
+    """Cut two lists into stretches if few parts differ, as when one is taken out and another appended; else into none.
+
+    Where they differ, go on at the nearest part that both have: its place in the other list is looked up.
+    """
+    there = {id(part): at for at, part in enumerate(old)}
+    here = {id(part): to for to, part in enumerate(new)}
+    at = to = differing = 0
+    found: list[_Stretch] = []
+    while at < len(old) or to < len(new):
+        start, begin = at, to
+        while at < len(old) and to < len(new) and old[at] is not new[to]:
+            skipped, added = there.get(id(new[to]), -1) - at, here.get(id(old[at]), -1) - to
+            if skipped < 0 and added < 0:
+                at, to = at + 1, to + 1
+            elif added < 0 or 0 <= skipped <= added:
+                at += skipped
+            else:
+                to += added
+            if differing + at - start + to - begin > _FEW:
+                return []
+        if at == len(old) or to == len(new):
+            at, to = len(old), len(new)
+        differing += at - start + to - begin
+        if differing > _FEW:
+            return []
+        if at > start or to > begin:
+            found.append(_Stretch(same=False, at=start, old=at - start, to=begin, new=to - begin))
+        count = _prefix(_cut(old, at, len(old)), _cut(new, to, len(new)), same)
+        if count:
+            found.append(_same(at, count, to))
+            at, to = at + count, to + count
+    return found
 
 
 def _aligned(old: list[Any], new: list[Any]) -> list[_Stretch]:

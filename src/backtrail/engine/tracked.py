@@ -11,7 +11,7 @@ import threading
 from collections.abc import ItemsView, Iterable, Iterator, ValuesView
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
-from backtrail.engine.marks import STILL, Node, Scope, is_ordered
+from backtrail.engine.marks import STILL, Node, Scope, is_still
 
 if TYPE_CHECKING:
     from weakref import ref
@@ -23,13 +23,30 @@ _FEW: Final = 2
 class TrackedList(Node, list[Any]):
     """A list of a draft."""
 
-    __slots__ = ("__weakref__", "_bared", "_kin", "_mark_", "_mixed", "_ordered", "_parts", "_scope", "_touched", "_up")
+    __slots__ = (
+        "__weakref__",
+        "_bared",
+        "_glance",
+        "_kin",
+        "_mark_",
+        "_mixed",
+        "_nests",
+        "_others",
+        "_parts",
+        "_scope",
+        "_touched",
+        "_up",
+    )
     _bared: bool
     """Whether the lists in it were marked since it was."""
     _parts: bool
     """Whether it may hold something that can change."""
-    _ordered: bool
-    """Whether it may hold something other than nodes that can change and can be compared with `<`."""
+    _others: bool
+    """Whether it may hold something other than nodes that can change."""
+    _nests: bool
+    """Whether it may hold lists."""
+    _glance: Any
+    """What the records in it held (`glances`); None if it has to be looked at."""
     _mixed: bool
     """Whether it may hold something other than lists and dicts."""
 
@@ -41,7 +58,8 @@ class TrackedList(Node, list[Any]):
     def _make(cls, scope: Scope, up: ref[Any] | None) -> Self:
         made = list.__new__(cls)
         made._scope, made._up, made._mark_, made._kin = scope, up, None, None
-        made._parts = made._ordered = made._mixed = False
+        made._parts = made._others = made._mixed = made._nests = False
+        made._glance = None
         return made
 
     def _shot(self) -> list[Any]:
@@ -51,10 +69,17 @@ class TrackedList(Node, list[Any]):
     def _expose(self) -> None:
         if self._parts and len(self) <= _FEW:
             self._lend_all()
-        elif self._ordered:
-            for at, part in enumerate(list.__iter__(self)):
-                if type(part) not in STILL and not isinstance(part, Node) and is_ordered(part):
-                    self._lend(part, at)
+        if self._others:
+            if self._glance is None:
+                self._glance = self._scope.look(self._mark_)
+            else:
+                self._glance.wake(self._mark_)
+            for at in self._glance.odd:
+                self._lend(self._mark_[at], at)
+        if self._nests:  # what reads a list without a hook reads the lists in it likewise
+            for at, part in enumerate(self._mark_):
+                if type(part) is TrackedList and (part._others or part._nests):
+                    part._mark(at)
 
     def _lend_all(self) -> None:
         if self._parts:
@@ -71,10 +96,10 @@ class TrackedList(Node, list[Any]):
         """Mark the lists beside this one: somebody orders them, and may be handed one of them without a hook."""
         up = None if self._up is None else self._up()
         if type(up) is TrackedList and up._mark_ is not None and not up._bared:
-            up._bared = True
             for part in up._mark_:
                 if type(part) is TrackedList:
                     part._mark()
+            up._bared = True
 
     # -- comparing
 
@@ -117,6 +142,8 @@ class TrackedList(Node, list[Any]):
     __copy__ = copy
 
     def __add__(self, other: Any) -> Any:
+        if not isinstance(other, list):
+            return NotImplemented
         if isinstance(other, TrackedList):
             other._lend_all()
         self._lend_all()
@@ -135,7 +162,10 @@ class TrackedList(Node, list[Any]):
     def __deepcopy__(self, memo: dict[int, Any]) -> list[Any]:
         made: list[Any] = []
         memo[id(self)] = made
-        made.extend(copy.deepcopy(part, memo) for part in list.__iter__(self))
+        for part in list.copy(self):
+            made.append(copy.deepcopy(part, memo))
+            if made[-1] is part:  # it says itself how it is copied
+                self._given(part)
         return made
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -223,6 +253,10 @@ class TrackedDict(Node, dict[Any, Any]):
     def _shot(self) -> tuple[list[Any], list[Any]]:
         return list(dict.keys(self)), list(dict.values(self))
 
+    def _has_odd_keys(self) -> bool:
+        """Tell whether a key can change: whoever has got hold of the dict has got hold of it."""
+        return not STILL.issuperset(map(type, dict.keys(self))) and not all(map(is_still, dict.keys(self)))
+
     def __eq__(self, other: object) -> bool:
         if self._scope.comparing and self._scope.comparing == threading.get_ident():
             return self is other
@@ -272,8 +306,10 @@ class TrackedDict(Node, dict[Any, Any]):
     def __deepcopy__(self, memo: dict[int, Any]) -> dict[Any, Any]:
         made: dict[Any, Any] = {}
         memo[id(self)] = made
-        for key, value in dict.items(self):
-            made[copy.deepcopy(key, memo)] = copy.deepcopy(value, memo)
+        for key, value in list(dict.items(self)):
+            copied = made[copy.deepcopy(key, memo)] = copy.deepcopy(value, memo)
+            if copied is value and type(value) not in STILL:
+                self._lend(value, key)
         return made
 
     def __reduce_ex__(self, protocol: Any) -> Any:
