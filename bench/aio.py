@@ -10,9 +10,11 @@ import asyncio
 import statistics
 import time
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import backtrail
 from backtrail import aio
+from backtrail.backends.sqlite import SqliteBackend
 from bench.clock import Times, timed
 from bench.data import Messages, noise
 from bench.figures import Figure, Result
@@ -42,6 +44,9 @@ def coroutines(directory: Path, scale: Scale) -> Result:
             Figure(f"{count}, {where}: one commit each / grouped", *alone, **marks, **rate),
             Figure(f"{count}, {where}: awaited one by one / grouped", *awaited, **rate),
         ]
+    figures.append(
+        Figure(f"{count}: commits that their appends share", asyncio.run(_commits(directory, scale)), unit="commits")
+    )
     saving, again, loading = (late * 1e3 for late in asyncio.run(_lags(directory, scale)))
     size = f"{scale.large / 1e6:g} MB"
     figures += [
@@ -103,6 +108,17 @@ async def _await_each(threads: list[aio.Thread[Any]], messages: list[Message]) -
 async def _gather(threads: list[aio.Thread[Any]], messages: list[Message]) -> None:
     pairs = zip(threads, messages, strict=True)
     await asyncio.gather(*(thread.append("messages", message) for thread, message in pairs))
+
+
+async def _commits(directory: Path, scale: Scale) -> int:
+    """Return how many commits it takes when all coroutines append at once, to a thread each."""
+    with mock.patch.object(SqliteBackend, "group", autospec=True, side_effect=SqliteBackend.group) as group:
+        async with aio.open(directory / "commits.db") as store:
+            threads: list[aio.Thread[Any]] = [store.thread(f"t{at}") for at in range(scale.coroutines)]
+            await _begin(threads)
+            before = group.call_count
+            await _gather(threads, Messages(12).many(scale.coroutines))
+            return group.call_count - before
 
 
 async def _lags(directory: Path, scale: Scale) -> tuple[float, float, float]:

@@ -86,11 +86,13 @@ class Engine:
         self._grouped = _Grouped()
         self._known: weakref.WeakValueDictionary[tuple[str, str], Known] = weakref.WeakValueDictionary()
         self._open: weakref.WeakKeyDictionary[object, Desk] = weakref.WeakKeyDictionary()
+        self._began = False
+        """Whether there ever was a transaction: those who use none need not look for one."""
 
     @property
     def desk(self) -> Desk:
         """Where the calling thread or task reads and writes."""
-        return self._open.get(owner.current(), self._direct) if self._open else self._direct
+        return self._open.get(owner.current(), self._direct) if self._began else self._direct
 
     def known(self, space: str, name: str) -> Known:
         """Return what the handles of a thread share, as long as there are any."""
@@ -119,6 +121,7 @@ class Engine:
         overlay = Overlay(self.backend)
         heads = Heads(overlay, self.types, self.options)
         heads.cache = self._direct.heads.cache
+        self._began = True
         desk = self._open[me] = Desk(heads, Writes(heads), overlay, weakref.ref(me))
         return desk
 
