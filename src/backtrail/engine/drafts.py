@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from backtrail.engine.schema import Types
     from backtrail.engine.tree import Tree
 
-KEPT_MAX: Final = 32 * 1024 * 1024
+KEPT_MAX: Final = 256 * 1024 * 1024
 """The logical size of a state above which its draft is not kept from one step to the next."""
 
 

@@ -27,7 +27,7 @@ import ormsgpack
 from blake3 import blake3
 
 from backtrail.engine import pace, wire
-from backtrail.engine.squeeze import unsqueeze, unsqueeze_all
+from backtrail.engine.squeeze import unsqueeze
 from backtrail.errors import Corrupt
 
 if TYPE_CHECKING:
@@ -353,26 +353,12 @@ class Nodes:
             else:
                 found[digest] = node
         if missing:
-            for digest, node in zip(missing, check_chunks(missing, self._read(missing)), strict=True):
-                found[digest] = node
+            stored = self._read(missing)
+            for digest in missing:
+                pace.rest()
+                found[digest] = node = check_chunk(digest, stored.get(digest))
                 self._cache.put(digest, node)
         return found
-
-
-def check_chunks(digests: Sequence[bytes], stored: Mapping[bytes, bytes]) -> list[Node]:
-    """Unpack chunks as the backend keeps them and hold each against its digest."""
-    try:
-        unpacked = unsqueeze_all([stored[digest] for digest in digests], limit=NODE_LIMIT)
-    except (Corrupt, KeyError):
-        unpacked = []
-    found: list[Node] = []
-    for at, digest in enumerate(digests):
-        pace.rest()
-        if at < len(unpacked) and blake3(unpacked[at]).digest() == digest:
-            found.append(Node(unpacked[at][:1], unpacked[at][1:]))
-        else:  # says what is wrong with it
-            found.append(check_chunk(digest, stored.get(digest)))
-    return found
 
 
 def check_chunk(digest: bytes, stored: bytes | None) -> Node:

@@ -58,10 +58,6 @@ _DIGEST_BYTES: Final = 32
 _MAGIC: Final = b"\x28\xb5\x2f\xfd"
 _LOOK_TWICE: Final = 512
 """From this size on, zstd may do better alone with what is not at all like the dictionary."""
-_MANY: Final = 32
-"""From this many frames on, it is worth the while to unpack them on several cores ..."""
-_AT_ONCE: Final = 1 << 26
-"""... up to this many bytes at once."""
 _DENSEST: Final = 1 << 15
 """No frame holds more than this for a byte of its own: the densest block says 128 KB in four bytes."""
 
@@ -143,22 +139,6 @@ def unsqueeze(stored: bytes, *, limit: int) -> bytes:
     if codec == ZSTD:
         return _read(_plain(), memoryview(stored)[1:], limit)
     raise Corrupt(f"unknown codec {codec}; it may come from a newer backtrail", code="corrupt.encoding")
-
-
-def unsqueeze_all(stored: Sequence[bytes], *, limit: int) -> list[bytes]:
-    """Return the data of each, as `unsqueeze` does, on all cores where there is enough of it."""
-    frames: list[bytes | bytearray | memoryview] = [memoryview(data)[1:] for data in stored if data[:1] == _ZSTD]
-    if len(frames) < _MANY or len(frames) < len(stored):
-        return [unsqueeze(data, limit=limit) for data in stored]
-    try:
-        sizes = [zstandard.frame_content_size(frame) for frame in frames]
-        sound = all(0 < size <= min(len(frame) * _DENSEST, limit) for size, frame in zip(sizes, frames, strict=True))
-        if sound and sum(sizes) <= _AT_ONCE:
-            unpacked = _plain().multi_decompress_to_buffer(frames, threads=-1)
-            return [unpacked[at].tobytes() for at in range(len(frames))]
-    except zstandard.ZstdError:
-        pass  # one by one, to see which of them it is
-    return [unsqueeze(data, limit=limit) for data in stored]
 
 
 def _read(decompressor: zstandard.ZstdDecompressor, frame: memoryview, limit: int) -> bytes:
