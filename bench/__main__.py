@@ -1,7 +1,7 @@
 """`make bench`: run the groups, print their figures, write them down.
 
 Every run leaves `results.json` and the plots in build/bench. With --write-docs a full run also becomes the one that
-the docs show: bench/results.json, docs/figures and the tables of docs/performance.md.
+the docs show: bench/results.json, docs/figures, and the tables of docs/performance.md and README.md.
 """
 
 from __future__ import annotations
@@ -114,6 +114,7 @@ def main(arguments: list[str] | None = None) -> None:
     if options.write_docs:
         write(ROOT / "bench", ROOT / "docs" / "figures", text, drawn)
         report.write_section(ROOT / "docs" / "performance.md", report.section(described, results))
+        report.write_section(ROOT / "README.md", report.highlights(described, results))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,32 @@ if TYPE_CHECKING:
     from bench.figures import Figure, Result
 
 SCHEMA = 1
+SHOWN = (
+    "append at 10 / raw",
+    "append at 10,000 / raw",
+    "SQLite: append at 10,000 /",
+    "SQLite: step at 1,000 /",
+    "plain save at 100 / raw",
+    "plain save at 1,000 / raw",
+    "SqliteSaver: put / append, at 1,000",
+    "SqliteSaver: put / append, at 10,000",
+    "SqliteSaver: put / plain save, at 10,000",
+    "SqliteSaver, delta channel: put / append, at 10,000",
+    "file, bytes per 1 KB step: 10,000",
+    "bytes of a status flip",
+    "bytes of a token",
+    "bytes of a message beside",
+    "bytes of a fork",
+    "first 30 %",
+    "cold full load of 10,000 / SqliteSaver's",
+    "warm full load of 10,000 / SqliteSaver's",
+    "cold last 20 of 10,000 / SqliteSaver's",
+    "fresh process, plain save at 10,000: chunk bodies read",
+    "1,000 coroutines, a thread each: one commit each",
+    "1,000 coroutines: commits",
+    "event loop lag, p99, during a save",
+)
+"""How the figures begin that README shows."""
 BEGIN, END = "<!-- figures: written by `make bench ARGS=--write-docs` -->", "<!-- end of figures -->"
 HEADERS = ("what", "value", "CPU", "gate", "goal", "reached")
 REACHED = {"goal": "goal", "gate": "gate", "missed": "MISSED", "told": "", "not measured": "not measured"}
@@ -85,6 +111,24 @@ def section(machine: dict[str, Any], results: dict[str, Result]) -> str:
         lines += [f"### {group}", "", f"| {' | '.join(HEADERS)} |", "|---|--:|--:|--:|--:|---|"]
         lines += [f"| {' | '.join(cells(figure))} |" for figure in result.figures]
         lines.append("")
+    return "\n".join([*lines, END])
+
+
+def highlights(machine: dict[str, Any], results: dict[str, Result]) -> str:
+    """Return the part of README between its marks: the figures that people ask for first, reached or not."""
+    figures = [figure for result in results.values() for figure in result.figures]
+    chosen = [figure for start in SHOWN for figure in figures if figure.name.startswith(start)]
+    lines = [BEGIN, "", f"From `make bench`: {'; '.join(told(machine)[:2])}.", ""]
+    lines += [
+        "![Milliseconds per save against the length of the history](docs/figures/latency.svg)",
+        "",
+        "![Bytes added per save against the length of the history](docs/figures/bytes.svg)",
+        "",
+        f"| {' | '.join(HEADERS)} |",
+        "|---|--:|--:|--:|--:|---|",
+        *(f"| {' | '.join(cells(figure))} |" for figure in chosen),
+        "",
+    ]
     return "\n".join([*lines, END])
 
 

@@ -293,7 +293,9 @@ def test_a_run_prints_and_writes_what_it_found(tmp_path, monkeypatch, capsys):
     assert {file.name for file in made.iterdir()} == {"results.json", "latency.svg", "bytes.svg"}
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "performance.md").write_text(f"{report.BEGIN}{report.END}")
+    (tmp_path / "README.md").write_text(f"before {report.BEGIN}{report.END} after")
     program.main(["--write-docs"])
+    assert "docs/figures/latency.svg" in (tmp_path / "README.md").read_text()
     assert "figures/latency.svg" in (tmp_path / "docs" / "performance.md").read_text()
     assert (tmp_path / "docs" / "figures" / "bytes.svg").exists()
     assert json.loads((tmp_path / "bench" / "results.json").read_text())["quick"] is False
@@ -406,3 +408,12 @@ def test_coroutines_are_measured(tmp_path):
     with backtrail.open(tmp_path / "large.db") as store:
         assert len(store.thread("t")) == 4
         assert store.thread("t").load().size > TINY.large * 0.9
+
+
+def test_readme_shows_the_figures_of_the_run_that_is_checked_in():
+    run = json.loads((ROOT / "bench" / "results.json").read_text())
+    text = (ROOT / "README.md").read_text()
+    for start in report.SHOWN:
+        names = [figure["name"] for figure in run["figures"] if figure["name"].startswith(start)]
+        assert names, start
+        assert all(f"| {name} |" in text for name in names)
