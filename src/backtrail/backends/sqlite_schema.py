@@ -246,7 +246,7 @@ def _open_writable(path: str, synchronous: str, busy_timeout: float) -> apsw.Con
     connection = _connect(path, "mode=rwc", flags, busy_timeout)
     try:
         _refuse_unwritable(connection, path)
-        format_of(connection, path)
+        found = format_of(connection, path)
         if connection.pragma("page_count") == 0:
             run(connection, "PRAGMA page_size = 4096; PRAGMA auto_vacuum = INCREMENTAL")
         _enter_wal(connection, path, busy_timeout)
@@ -254,7 +254,8 @@ def _open_writable(path: str, synchronous: str, busy_timeout: float) -> apsw.Con
         # when it was split is not: only VACUUM gets rid of that.)
         run(connection, f"PRAGMA synchronous = {synchronous}; PRAGMA secure_delete = ON; PRAGMA trusted_schema = OFF")
         run(connection, "PRAGMA wal_autocheckpoint = 1000; PRAGMA temp_store = MEMORY")
-        migrate(connection, path)
+        if found < len(STEPS):
+            migrate(connection, path)
     except BaseException:
         connection.close()
         raise
