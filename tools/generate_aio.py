@@ -371,7 +371,7 @@ if TYPE_CHECKING:
 
     from backtrail import threads as sync
     from backtrail.engine.queue import Crew
-    from backtrail.threads import Ref
+    from backtrail.handles import Ref
     from backtrail.values import Diff, PruneReport, Sentinel
 
 S = TypeVar("S")

@@ -8,67 +8,34 @@ from __future__ import annotations
 
 import random
 import time
-import weakref
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from backtrail.arguments import (
-    check_count,
-    check_duration,
-    check_id,
-    check_kind,
-    check_label,
-    check_metadata,
-    check_tags,
-)
-from backtrail.checkpoints import Checkpoint
-from backtrail.engine import changes, diff, drafts, log, owner, refs, retention, unpacking
-from backtrail.engine.codec import Decoder, Encoder
-from backtrail.engine.drafts import Draft
+from backtrail.arguments import check_count, check_duration, check_kind, check_metadata, check_tags
+from backtrail.engine import changes, diff, log, retention, unpacking
+from backtrail.engine.codec import Decoder
 from backtrail.engine.paths import parse
-from backtrail.engine.rows import Meta
-from backtrail.engine.writes import ANY, ANYTHING, NOTHING, Expect, Key
+from backtrail.engine.writes import ANY, ANYTHING
 from backtrail.errors import Conflict, Corrupt, Invalid, NotFound
+from backtrail.handles import Handle, Ref
 from backtrail.values import MISSING, NEW, Change, Diff, PruneReport, Reordered, Sentinel
 
 if TYPE_CHECKING:
     import datetime as dt
     from collections.abc import Callable, Iterator, Mapping
 
-    from backtrail.backends.port import Row, ThreadRecord
+    from backtrail.backends.port import Row
+    from backtrail.checkpoints import Checkpoint
     from backtrail.engine.diff import Edit
-    from backtrail.engine.engine import Engine
     from backtrail.engine.heads import Standing
     from backtrail.engine.tree import Tree
-    from backtrail.engine.writes import Propose
 
 S = TypeVar("S")
-Ref = Any
-"""A checkpoint, a step, or a string: see `backtrail.engine.refs`."""
 _PAGE: Final = 200
-_NO_META: Final = Meta()
 
 
-class Thread(Generic[S]):
+class Thread(Handle[S]):
     """An append-only log of checkpoints; docs/threads.md is the guide."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        space: str,
-        id: str,  # noqa: A002 - the name users know
-        type: type[S] | None = None,  # noqa: A002
-        agent: str | None = None,
-    ) -> None:
-        self.id = check_id(id, "a thread's id")
-        self._engine = engine
-        self._key = Key(space, id, None if agent is None else check_id(agent, "an agent's id"))
-        self._type = type
-        self._types = engine.types.for_state(type)
-        self._shared = engine.known(space, id)
-        self._drafts: list[Draft] = []
-        """The draft that the last step left, if it is kept."""
-        self._expected: weakref.WeakKeyDictionary[object, Expect] = weakref.WeakKeyDictionary()
 
     def __repr__(self) -> str:
         return f"<Thread {self.id!r}>"
@@ -168,42 +135,6 @@ class Thread(Generic[S]):
             draft.drop()
             raise
         self._keep_draft(draft, made)
-
-    def _draft(self) -> Draft:
-        """Return a draft of the head: the one that the last step left, else a new one. Nobody else has it now."""
-        standing = self._require_standing()
-        row = self._resolve(standing, "@")
-        self._expect(standing)
-        desk = self._engine.desk
-        head = Expect(row.seq, row.op_id)
-        if desk.overlay is None:
-            try:
-                draft = self._drafts.pop()
-            except IndexError:
-                pass
-            else:
-                if draft.head == head:
-                    return draft
-                draft.drop()
-        chain = self._known.chain if self._known and self._known.head and self._known.head.op_id == row.op_id else None
-        standing = standing._replace(chain=chain or desk.heads.chain(standing.record, row))
-        self._keep(standing)
-        checkpoint = self._checkpoint(standing, row, tags=())
-        tree = checkpoint._opened()  # noqa: SLF001 - a checkpoint's state is decoded for the draft alone
-        return Draft(checkpoint.state, tree, self._types, desk.heads.nodes, head)
-
-    def _keep_draft(self, draft: Draft, made: Checkpoint[S]) -> None:
-        """Keep a draft for the next step. This one is saved: nothing that goes wrong here is to hide that."""
-        draft.close()
-        try:
-            draft.settle(Expect(made.seq, made.op_id))
-        except Exception:  # noqa: BLE001 - then the next step loads the state anew
-            draft.drop()
-            return
-        if self._engine.desk.overlay is None and made.size <= drafts.KEPT_MAX:
-            self._drafts[:] = [draft]
-        else:
-            draft.drop()
 
     def update(self, fn: Callable[[Any], S | None], *, retries: int = 10) -> Checkpoint[S]:
         """Load the state (None if there is none), call `fn` with it, and save what it returns, else what it changed.
@@ -453,173 +384,6 @@ class Thread(Generic[S]):
         if done and standing is not None:
             self._remember(standing)
         return done
-
-    # -- inside -------------------------------------------------------------------------------------------
-
-    def _standing(self) -> Standing | None:
-        return self._engine.desk.heads.standing(self._key.space, self._key.name)
-
-    def _require_standing(self) -> Standing:
-        standing = self._standing()
-        if standing is None:
-            raise NotFound(f"there is no thread {self.id!r}", code="not_found.thread")
-        return standing
-
-    def _resolve(self, standing: Standing, ref: Ref) -> Row:
-        return refs.resolve(self._engine.desk.heads, standing, ref)
-
-    def _tree_at(self, ref: Ref) -> Tree:
-        if isinstance(ref, Checkpoint):
-            return ref._opened()  # noqa: SLF001 - a checkpoint of any thread may be compared
-        standing = self._require_standing()
-        row = self._resolve(standing, ref)
-        return self._engine.desk.heads.chain(standing.record, row).tree
-
-    def _expectation(self) -> Expect:
-        """Return what this caller's next save is to stand on."""
-        overlay = self._engine.desk.overlay
-        if overlay is not None and self in overlay.expected:
-            expected: Expect = overlay.expected[self]
-            return expected
-        me, pending = owner.current(), self._engine.pending
-        expected = self._expected.get(me, ANYTHING)
-        return expected if pending is None else pending.get((self, me), expected)
-
-    def _set_expected(self, me: object, expect: Expect) -> None:
-        pending = self._engine.pending
-        if pending is None:
-            self._expected[me] = expect
-        else:
-            pending.keep((self, me), expect, lambda last: self._expected.__setitem__(me, last))
-
-    def _expect(self, standing: Standing | None) -> None:
-        """Keep the head that this caller has read or written.
-
-        What a transaction has written counts outside of it only once it has been; what was read in it counts at once.
-        """
-        me, overlay = owner.current(), self._engine.desk.overlay
-        head = standing.head if standing else None
-        expect = Expect(head.seq, head.op_id) if head else Expect(NOTHING)
-        if overlay is None or standing is None or not overlay.wrote(standing.record.no):
-            self._set_expected(me, expect)
-        else:
-            overlay.after_commit.append(lambda: self._set_expected(me, expect))
-        if overlay is not None:
-            overlay.expected[self] = expect
-
-    def _remember(self, standing: Standing) -> None:
-        """Keep what was just written: the next write by this handle begins there."""
-        self._keep(standing)
-        self._expect(standing)
-
-    def _keep(self, standing: Standing) -> None:
-        if self._engine.desk.overlay is None:  # what stands in a transaction is not yet what stands in the store
-            self._known = standing
-
-    @property
-    def _known(self) -> Standing | None:
-        """How the thread stood after the last write that is known of; whatever is remembered of one is kept like this.
-
-        In a group it is only for that group, until it has ended.
-        """
-        pending, shared = self._engine.pending, self._shared
-        known: Standing | None = shared.standing if pending is None else pending.get(shared, shared.standing)
-        return known
-
-    @_known.setter
-    def _known(self, standing: Standing | None) -> None:
-        pending, shared = self._engine.pending, self._shared
-        if pending is None:
-            shared.standing = standing
-        else:
-            pending.keep(shared, standing, lambda last: setattr(shared, "standing", last))
-
-    def _write(
-        self, propose: Propose, meta: Meta, expect: Checkpoint[Any] | str | Sentinel | None, *, default: Expect
-    ) -> Checkpoint[S]:
-        desk = self._engine.desk
-        expected = default if expect is None else self._explicit(expect)
-        known = self._known if desk.overlay is None else None
-        before = self._expectation()
-        standing = desk.writes.save(self._key, propose, meta, expect=expected, known=known)
-        if standing.head is None:
-            raise Corrupt(f"thread {self.id!r} has lost its head", code="corrupt.row")
-        if before.head in (ANY, standing.head.parent) or expected.head != ANY:
-            self._remember(standing)
-        else:  # an append that landed on what this caller has not read: its next save must still find that out
-            self._keep(standing)
-        return self._checkpoint(standing, standing.head, tags=meta.tags)
-
-    def _explicit(self, expect: Checkpoint[Any] | str | Sentinel) -> Expect:
-        if expect is NEW:
-            return Expect(NOTHING)
-        text = expect.id if isinstance(expect, Checkpoint) else expect
-        parsed = log.parse_id(text) if isinstance(text, str) else None
-        if parsed is None:
-            raise Invalid(f"expect is a checkpoint, its id, or backtrail.NEW, not {expect!r}", code="invalid.argument")
-        record: ThreadRecord | None = self._engine.desk.heads.backend.find_thread(self._key.space, self._key.name)
-        if parsed[1] == NOTHING or (record is not None and record.uid != parsed[0]):
-            raise Invalid(f"expect={text!r} is not a checkpoint of this thread", code="invalid.argument")
-        return Expect(parsed[1], expect.op_id if isinstance(expect, Checkpoint) else None)
-
-    def _meta(
-        self, label: str | None, tags: tuple[str, ...] | list[str], metadata: Mapping[str, Any] | None, kind: str
-    ) -> Meta:
-        if kind == "manual" and label is None and tags == () and metadata is None:
-            return _NO_META
-        return Meta(check_kind(kind), check_label(label), check_tags(tags), self._metadata(metadata))
-
-    def _metadata(self, metadata: Mapping[str, Any] | None) -> bytes:
-        wanted = check_metadata(metadata)
-        if not wanted:
-            return b""
-        nodes = self._engine.desk.heads.nodes()
-        rep = Encoder(nodes, self._types, what="metadata").rep(wanted)
-        if nodes.fresh:
-            raise Invalid(
-                "metadata is for small things: at most 4 KB; keep the rest in the state", code="invalid.argument"
-            )
-        return bytes(rep)
-
-    def _checkpoint(self, standing: Standing, row: Row, *, tags: tuple[str, ...] | None = None) -> Checkpoint[S]:
-        if tags is not None:
-            return self._make(standing, row, tags, written=True)
-        return self._checkpoints(standing, [row])[0]
-
-    def _checkpoints(self, standing: Standing, rows: list[Row]) -> list[Checkpoint[S]]:
-        if not rows:
-            return []
-        tags = self._engine.desk.heads.backend.tags(standing.record.no, [row.seq for row in rows])
-        return [self._make(standing, row, tags.get(row.seq, ())) for row in rows]
-
-    def _make(self, standing: Standing, row: Row, tags: tuple[str, ...], *, written: bool = False) -> Checkpoint[S]:
-        engine, record = self._engine, standing.record
-        damaged = None
-        if not written and not log.is_sound(row, record.uid):
-            damaged = engine.desk.heads.damaged(record, row.seq, "its row is damaged")
-
-        def load() -> Tree:
-            latest = self._known  # what was just written need not be read, but a checkpoint does not hold on to it
-            if latest is not None and latest.chain and latest.head and latest.head.op_id == row.op_id:
-                return latest.chain.tree
-            heads = engine.desk.heads
-            known = record if record.no > 0 else heads.backend.thread_with_uid(record.uid)  # made in a transaction
-            if known is None:
-                raise NotFound(
-                    f"there is no thread {record.name!r}: its transaction was dropped", code="not_found.thread"
-                )
-            return heads.chain(known, row).tree
-
-        return Checkpoint(
-            row,
-            thread_id=record.name,
-            uid=record.uid,
-            tags=tags,
-            types=self._types,
-            type=self._type,
-            load=load,
-            damaged=damaged,
-        )
 
 
 def _holds(metadata: dict[str, Any], wanted: dict[str, Any]) -> bool:
