@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import backtrail
 from backtrail import aio
+from backtrail.backends import sqlite_commit, sqlite_group
 from backtrail.backends.sqlite import SqliteBackend
 from bench.clock import Times, timed
 from bench.data import Messages, noise
@@ -21,12 +24,14 @@ from bench.figures import Figure, Result
 from bench.raw import WAL_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Iterator
     from pathlib import Path
 
     from bench.data import Message
     from bench.scale import Scale
 
+SLOWER = 0.001
+"""How much longer a commit takes on a slower disk, in seconds."""
 TICK = 0.001
 """How often the loop is asked whether it still turns, in seconds."""
 
@@ -44,6 +49,10 @@ def coroutines(directory: Path, scale: Scale) -> Result:
             Figure(f"{count}, {where}: one commit each / grouped", *alone, **marks, **rate),
             Figure(f"{count}, {where}: awaited one by one / grouped", *awaited, **rate),
         ]
+    with _slower(SLOWER):
+        each, _, grouped = _rates(directory / "slow", replace(scale, async_rounds=1), scale.coroutines)
+    name = f"{count}, a thread each, if a commit takes {SLOWER * 1e3:g} ms longer: one commit each / grouped"
+    figures.append(Figure(name, *each.median.over(grouped.median), better="higher", samples=1))
     figures.append(
         Figure(f"{count}: commits that their appends share", asyncio.run(_commits(directory, scale)), unit="commits")
     )
@@ -55,6 +64,19 @@ def coroutines(directory: Path, scale: Scale) -> Result:
         Figure(f"event loop lag, p99, during a load of {size}", loading, unit="ms"),
     ]
     return Result(figures)
+
+
+@contextmanager
+def _slower(seconds: float) -> Iterator[None]:
+    """Make every commit take longer, as it does on most disks."""
+    end = sqlite_commit.end
+
+    def slow(*arguments: Any) -> None:
+        end(*arguments)
+        time.sleep(seconds)
+
+    with mock.patch.object(sqlite_commit, "end", slow), mock.patch.object(sqlite_group, "end", slow):
+        yield
 
 
 def _rates(directory: Path, scale: Scale, count: int) -> tuple[Times, Times, Times]:

@@ -37,6 +37,7 @@ SHOWN = (
     "cold last 20 of 10,000 / SqliteSaver's",
     "fresh process, plain save at 10,000: chunk bodies read",
     "1,000 coroutines, a thread each: one commit each",
+    "1,000 coroutines, a thread each, if a commit",
     "1,000 coroutines: commits",
     "event loop lag, p99, during a save",
 )

@@ -399,7 +399,7 @@ def test_a_saver_for_fairness_has_synchronous_full(tmp_path):
 
 def test_coroutines_are_measured(tmp_path):
     result = aio.coroutines(tmp_path, TINY)
-    assert [figure.gate for figure in result.figures] == [4, None, None, None, None, 10, 10, None]
+    assert [figure.gate for figure in result.figures] == [4, None, None, None, None, None, 10, 10, None]
     assert all(value is not None and math.isfinite(value) for value in values(result).values())
     for where, last in (("a thread each", "t4"), ("one thread", "t0")):
         for name in ("each.db", "grouped.db", "one by one.db"):
