@@ -164,3 +164,19 @@ def test_a_new_process_that_saves_one_more_message_reads_no_chunk_bodies_and_sto
     saved, bodies, appended = map(int, done.stdout.split())
     assert bodies == 0
     assert saved <= appended + 64
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork()")
+def test_a_child_that_was_forked_while_a_thread_looked_something_up_does_not_wait_for_that_thread(
+    tmp_path: Path,
+) -> None:
+    with backtrail.open(tmp_path / "s.db") as store:
+        store.thread("t").save({"m": ["a" * 10_000]})
+        cache = store._engine.desk.heads.cache
+        with cache._lock:  # as if another thread had it
+            child = os.fork()
+            if child == 0:
+                signal.alarm(10)
+                cache.get(b"anything")
+                os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

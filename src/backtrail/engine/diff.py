@@ -158,13 +158,6 @@ def _anchors(old: Sequence[Any], new: Sequence[Any]) -> list[tuple[int, int]]:
 # -- ops ----------------------------------------------------------------------------------------------
 
 
-def ops(old: Tree, new: Tree) -> list[Op] | None:
-    """Return ops that turn `old` into `new`, or None if the root itself is to be replaced."""
-    if old.rep == new.rep:
-        return []
-    return Differ(old.nodes, new.nodes).inside(old.rep, new.rep, [])
-
-
 def between(old: bytes, new: bytes, nodes: Nodes, path: list[Step]) -> list[Op]:
     """Return ops that put `new` in the place of `old`, which is at `path`; `nodes` has the nodes of both."""
     return [] if old == new else Differ(nodes, nodes).value(old, new, path)

@@ -158,13 +158,3 @@ class Engine:
     def pending(self) -> Pending | None:
         """What the calling thread's open group has pending; None if it has no group."""
         return self._grouped.pending
-
-    def when_done(self, action: Callable[[], None]) -> None:
-        """Do something at once, or when the caller's transaction has been written, or when its group has ended."""
-        overlay, pending = self.desk.overlay, self.pending
-        if overlay is not None:
-            overlay.after_commit.append(lambda: self.when_done(action))
-        elif pending is not None:
-            pending.keep(action, None, lambda _: action())
-        else:
-            action()

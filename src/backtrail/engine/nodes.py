@@ -18,7 +18,10 @@ node that comes from the backend is checked against its digest.
 
 from __future__ import annotations
 
+import functools
+import os
 import threading
+import weakref
 import zlib
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
@@ -265,6 +268,9 @@ class Cache:
         self._size = 0
         self._nodes: OrderedDict[bytes, Node] = OrderedDict()
         self._lock = threading.Lock()
+        if limit:
+            _watch_forks()
+            _caches.add(self)
 
     def get(self, digest: bytes) -> Node | None:
         """Return a node that was read lately, or None."""
@@ -287,8 +293,23 @@ class Cache:
                 self._size -= self._nodes.popitem(last=False)[1].weight
 
     def renew_lock(self) -> None:
-        """Forget who held the lock: called in a forked child."""
+        """Forget who held the lock."""
         self._lock = threading.Lock()
+
+
+_caches: weakref.WeakSet[Cache] = weakref.WeakSet()
+
+
+@functools.cache
+def _watch_forks() -> None:
+    """Have a forked child forget locks that threads hold which it has not got."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_renew_locks)
+
+
+def _renew_locks() -> None:
+    for cache in _caches:
+        cache.renew_lock()
 
 
 class Nodes:

@@ -130,10 +130,10 @@ def tail_array(spine: Spine) -> bytes:
     return array(spine.levels[0], mapping=spine.is_mapping)
 
 
-def _entries(data: bytes, *, mapping: bool, plain: bool = False) -> list[Entry]:
-    """Read the entries of a leaf or a tail; `plain` if it is known that no REF is inside."""
+def _entries(data: bytes, *, mapping: bool) -> list[Entry]:
+    """Read the entries of a leaf or a tail."""
     parts = wire.split(data)
-    if plain or not wire.may_hold_refs(data):
+    if not wire.may_hold_refs(data):
         return wire.pairs(parts) if mapping else parts
     if not mapping:
         return [measured(part) for part in parts]
