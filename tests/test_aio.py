@@ -1031,9 +1031,10 @@ def test_a_timeout_a_failing_task_group_and_gather_leave_the_store_working(opene
                         for n in range(5):
                             group.create_task(thread.append("l", n))
                         group.create_task(fail())
+                still = asyncio.create_task(thread.append("l", "still"))
                 with pytest.raises(RuntimeError):
-                    await asyncio.gather(thread.append("l", "still"), fail())  # gather leaves the others to themselves
-            await asyncio.sleep(0)
+                    await asyncio.gather(still, fail())  # gather leaves the others to themselves
+            await still
             await goes_on(store, thread)
             found = await listed(thread.history())
             assert await found[-4].get("l") == ["before", "still"]
