@@ -158,6 +158,9 @@ class Usage(NamedTuple):
 class Backend(Protocol):
     """Where rows and chunks live. See the module's text for what always holds."""
 
+    undoes_groups: bool
+    """Whether a group may be `Undone`. What cannot be done twice is then not to be a part of one."""
+
     # -- threads ------------------------------------------------------------------------------
     def find_thread(self, space: str, name: str) -> ThreadRecord | None:
         """Return the thread of that name, or None."""

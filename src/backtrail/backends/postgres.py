@@ -51,6 +51,8 @@ class _Grouped(threading.local):
 class PostgresBackend:
     """The port on PostgreSQL. `patience` bounds, in seconds, the wait for a server that is away."""
 
+    undoes_groups = True
+
     def __init__(
         self,
         url: str,

@@ -110,6 +110,8 @@ class _Grouped(threading.local):
 class SqliteBackend:
     """The port on SQLite. `busy_timeout` bounds, in seconds, the wait for another thread's or process's turn."""
 
+    undoes_groups = False
+
     def __init__(
         self,
         path: str | os.PathLike[str],
