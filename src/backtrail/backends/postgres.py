@@ -38,7 +38,7 @@ _EPOCH_WAIT: Final = "50ms"
 _EPOCH_SECONDS: Final = 60.0
 
 _THREAD: Final = "t.no, t.space, t.name, t.uid, t.agent, t.created_at, t.origin"
-_BARE: Final = ", ".join("NULL::bytea" if column == '"payload"' else f"r.{column}" for column in COLUMNS)
+_BARE: Final = ", ".join('NULL::bytea AS "payload"' if column == '"payload"' else f"r.{column}" for column in COLUMNS)
 _WHOLE: Final = ", ".join(f"r.{column}" for column in COLUMNS)
 
 
@@ -328,7 +328,8 @@ class _Statements:
     ) -> tuple[Statement, list[Any]]:
         """Return the statement that lists threads under these conditions, and its values.
 
-        It names only the conditions that there are: one for all would use no index.
+        It names only the conditions that there are: one for all would use no index. LATERAL and LIMIT 1 keep the newest
+        rows from being looked for all at once: how few threads there will be is not known to whoever plans this.
         """
         types: list[str] = []
         values: list[Any] = []
@@ -354,10 +355,11 @@ class _Statements:
             conditions.append(f"t.second <= {given('i', after[0] // SECOND + 1)}")
         order = "t.second DESC, t.updated_at DESC, t.no DESC"
         text = f"""
-            SELECT {_THREAD}, {_BARE} FROM (
+            SELECT {_THREAD}, r.* FROM (
                 SELECT * FROM {self._schema}.thread t WHERE {" AND ".join(conditions)}
-                ORDER BY {order} LIMIT {given("i", limit)}) t
-            JOIN {self._schema}.row r ON r.thread = t.no AND r.seq = t.newest ORDER BY {order}"""
+                ORDER BY {order} LIMIT {given("i", limit)}) t,
+            LATERAL (SELECT {_BARE} FROM {self._schema}.row r WHERE r.thread = t.no AND r.seq = t.newest LIMIT 1) r
+            ORDER BY {order}"""
         statement = self._listings.get(text) or self._listings.setdefault(text, Statement(text, "".join(types)))
         return statement, values
 
@@ -373,7 +375,7 @@ def _ranges(schema: str, payload: bool, visible: bool, newest_first: bool) -> st
     """Return what reads several ranges, each from its index, and no more of any than is asked for in all."""
     return f"""
         SELECT r.* FROM unnest($2, $3) WITH ORDINALITY AS span(low, high, at), LATERAL (
-            SELECT {_WHOLE if payload else _BARE.replace("NULL::bytea", 'NULL::bytea AS "payload"')}
+            SELECT {_WHOLE if payload else _BARE}
             FROM {schema}.row r WHERE r.thread = $1 AND r.seq BETWEEN span.low AND span.high
             {"AND NOT r.hidden AND r.root <> ''" if visible else ""}
             ORDER BY r.seq {"DESC" if newest_first else ""} LIMIT $4) r

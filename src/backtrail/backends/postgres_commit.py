@@ -52,9 +52,9 @@ class Commit:
             WITH turn AS (
                 UPDATE {schema}.thread SET newest = {seq}, updated_at = {at}, second = {at} / {SECOND},
                     alive = {_PLACE["head"]} > 0, dirty = true
-                WHERE no = $1 AND newest = {seq} - 1 RETURNING no)
-            INSERT INTO {schema}.row (thread, {", ".join(COLUMNS)}) SELECT no, {", ".join(_PLACE.values())} FROM turn
-            RETURNING {schema}.durable_1({str(durable).lower()})""",
+                WHERE no = $1 AND newest = {seq} - 1 RETURNING no, {schema}.durable_1({str(durable).lower()}))
+            INSERT INTO {schema}.row (thread, {", ".join(COLUMNS)})
+            SELECT no, {", ".join(_PLACE.values())} FROM turn""",
             letters,
         )
         self._op_id = Statement(f"SELECT op_id FROM {schema}.row WHERE thread = $1 AND seq = $2", "ii")
@@ -87,7 +87,7 @@ class Commit:
 
     def _append_row(self, session: Session, thread: int, row: Row) -> None:
         _check_sizes((row.payload,))
-        if not session.run(self._append, (thread, *_values(row))) and not self.is_there(session, thread, row):
+        if not session.count(self._append, (thread, *_values(row))) and not self.is_there(session, thread, row):
             raise Stale
 
     def is_there(self, session: Session, thread: int, row: Row) -> bool:

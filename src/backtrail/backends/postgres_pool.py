@@ -60,9 +60,11 @@ class Pool:
 
     def _begin(self) -> None:
         self._pid = os.getpid()
-        self._turns = threading.BoundedSemaphore(self._size)
-        self._idle: deque[Session] = deque()
-        weakref.finalize(self, _close, self._idle, self._pid)
+        # Who takes something from it has a connection: an open one, or, for None, one to be opened. The newest first.
+        self._free: deque[Session | None] = deque([None] * self._size)
+        self._waiting = 0
+        self._given = threading.Condition()
+        weakref.finalize(self, _close, self._free, self._pid)
 
     # -- work ---------------------------------------------------------------------------------------
 
@@ -117,58 +119,85 @@ class Pool:
     def take(self) -> Session:
         """Return a session for the caller alone, until it is given back."""
         if self._pid != os.getpid():
-            _inherited.extend(self._idle)
+            _inherited.extend(session for session in self._free if session is not None)
             self._begin()
         if self._closed:
             raise Unavailable(f"{self.where}: this store is closed: open it again", code="unavailable.closed")
-        if not self._turns.acquire(blocking=False) and not self._turns.acquire(timeout=TURN_SECONDS):
-            raise Unavailable(
-                f"{self.where}: all {self._size} connections have been in use for {TURN_SECONDS:g} s: "
-                "use a larger pool_size, or fewer threads",
-                code="unavailable.locked",
-            )
         try:
-            return self._idle.pop()
+            session = self._free.pop()
         except IndexError:
-            pass
+            session = self._wait_for_one()
+        if session is not None:
+            return session
         try:
             return Session(self.connect(), self._naming)
         except BaseException:
-            self._turns.release()
+            self._put_back(None)
             raise
+
+    def _wait_for_one(self) -> Session | None:
+        until = time.monotonic() + TURN_SECONDS
+        with self._given:
+            self._waiting += 1
+            try:
+                while True:
+                    try:
+                        return self._free.pop()
+                    except IndexError:
+                        pass
+                    if not self._given.wait(until - time.monotonic()):
+                        raise Unavailable(
+                            f"{self.where}: all {self._size} connections have been in use for {TURN_SECONDS:g} s: "
+                            "use a larger pool_size, or fewer threads",
+                            code="unavailable.locked",
+                        )
+            finally:
+                self._waiting -= 1
 
     def give(self, session: Session) -> None:
         """Take a session back; one that is in the middle of something is closed."""
         if session.is_idle and not self._closed:
-            self._idle.append(session)
+            self._put_back(session)
+            return
+        session.close()
+        if not self._closed:
+            self._close_free()
+        self._put_back(None)
+
+    def _put_back(self, session: Session | None) -> None:
+        if session is None:
+            self._free.appendleft(None)
         else:
-            session.close()
-            if not self._closed:
-                self._drop_the_dead()
-        self._turns.release()
+            self._free.append(session)
+        if self._waiting:
+            with self._given:
+                self._given.notify()
 
     def connect(self) -> psycopg.Connection[Any]:
         """Open a connection."""
         return psycopg.connect(autocommit=True, prepare_threshold=None, **self._options)
 
-    def _drop_the_dead(self) -> None:
-        """Close idle sessions, which have mostly lost their connection with the one that did."""
-        while True:
+    def _close_free(self) -> None:
+        """Close the sessions that nobody uses: where one has lost its connection, others mostly have, too."""
+        for _ in range(self._size):
             try:
-                self._idle.pop().close()
+                session = self._free.pop()
             except IndexError:
                 return
+            if session is not None:
+                session.close()
+            self._put_back(None)
 
     def close(self) -> None:
         """Close what is idle, and what is in use when it is given back."""
         self._closed = True
         if self._pid == os.getpid():
-            self._drop_the_dead()
+            self._close_free()
 
 
-def _close(idle: deque[Session], pid: int) -> None:
-    if pid == os.getpid():
-        for session in idle:
+def _close(free: deque[Session | None], pid: int) -> None:
+    for session in free:
+        if session is not None and pid == os.getpid():
             session.close()
-    else:
-        _inherited.extend(idle)
+        elif session is not None:
+            _inherited.append(session)

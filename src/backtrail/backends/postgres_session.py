@@ -134,6 +134,17 @@ class Session:
         self, statement: Statement, values: Sequence[Any] = (), *, seconds: float | None = REPLY_SECONDS
     ) -> list[tuple[Any, ...]]:
         """Run a statement and return the rows that it gives; wait so long for each sign of life."""
+        result = self._result(statement, values, seconds)
+        if not result.ntuples:
+            return []
+        self._reading.set_pgresult(result)
+        return self._reading.load_rows(0, result.ntuples, tuple)
+
+    def count(self, statement: Statement, values: Sequence[Any] = ()) -> int:
+        """Run a statement and return how many rows it wrote."""
+        return self._result(statement, values, REPLY_SECONDS).command_tuples or 0
+
+    def _result(self, statement: Statement, values: Sequence[Any], seconds: float | None) -> PGresult:
         parameters = statement.parameters(values)
         if self._naming.allowed:
             try:
@@ -141,7 +152,7 @@ class Session:
                     self._prepare(statement)
                 self.whole = False
                 self._pg.send_query_prepared(statement.name, parameters, statement.formats, _BINARY)
-                return self._rows(seconds)
+                return self._reply(seconds)
             except (psycopg.errors.InvalidSqlStatementName, psycopg.errors.DuplicatePreparedStatement):
                 # There is a pooler in between, and it does not keep a session for us.
                 self._naming.allowed = False
@@ -149,13 +160,13 @@ class Session:
                     raise  # the transaction is spoilt
         self.whole = False
         self._pg.send_query_params(statement.text, parameters, statement.oids, statement.formats, _BINARY)
-        return self._rows(seconds)
+        return self._reply(seconds)
 
     def script(self, text: str, *, seconds: float | None = REPLY_SECONDS) -> None:
         """Run statements without parameters, which are one transaction unless they say otherwise."""
         self.whole = False
         self._pg.send_query(text.encode())
-        self._rows(seconds)
+        self._reply(seconds)
 
     def close(self) -> None:
         """Close the connection."""
@@ -164,20 +175,17 @@ class Session:
     def _prepare(self, statement: Statement) -> None:
         self.whole = False
         self._pg.send_prepare(statement.name, statement.text, statement.oids)
-        self._rows(REPLY_SECONDS)
+        self._reply(REPLY_SECONDS)
         self._prepared.add(statement.name)
 
-    def _rows(self, seconds: float | None) -> list[tuple[Any, ...]]:
+    def _reply(self, seconds: float | None) -> PGresult:
+        """Return the last result of what was sent; raise if one of them is an error."""
         results = self._results(seconds)
         self.whole = True
-        result = results[-1]
-        for each in results:
-            if each.status not in _FINE:
-                raise psycopg.errors.error_from_result(each)
-        if not result.ntuples:
-            return []
-        self._reading.set_pgresult(result)
-        return self._reading.load_rows(0, result.ntuples, tuple)
+        for result in results:
+            if result.status not in _FINE:
+                raise psycopg.errors.error_from_result(result)
+        return results[-1]
 
     def _results(self, seconds: float | None) -> list[PGresult]:
         """Send what is to be sent and wait for the whole reply."""

@@ -26,6 +26,10 @@ COLUMNS: Final = tuple(f'"{field}"' for field in Row._fields)
 """The columns of a row, in the order of its fields."""
 SECOND: Final = 1_000_000
 
+# As in the engine's log, which these views are to agree with.
+_KINDS: Final = ("manual", "automatic", "pre_operation", "recovery")
+_MIX: Final = 0x9E3779B1
+
 # The type of each column, and the letter by which `postgres_session` knows it.
 _TYPES: Final = {
     "label": "bytea",
@@ -104,6 +108,53 @@ CREATE TABLE {schema}.tag (
 );
 CREATE INDEX tag_tag ON {schema}.tag (thread, tag, seq);
 {_functions_1(schema, lock)}
+{_views_1(schema)}
+"""
+
+
+def _views_1(schema: str) -> str:
+    """Return what people see: names and times as text, ids as the library gives them, nothing that was deleted."""
+    kinds = " ".join(f"WHEN {at} THEN '{kind}'" for at, kind in enumerate(_KINDS))
+    return f"""
+-- Text that users chose, which may hold what text in PostgreSQL cannot.
+CREATE FUNCTION {schema}.readable_1(stored bytea) RETURNS text LANGUAGE plpgsql IMMUTABLE STRICT AS $$
+BEGIN
+    RETURN convert_from(stored, 'UTF8');
+EXCEPTION WHEN OTHERS THEN
+    RETURN encode(stored, 'escape');
+END $$;
+
+CREATE FUNCTION {schema}.moment_1(microseconds bigint) RETURNS timestamptz LANGUAGE sql IMMUTABLE STRICT AS $$
+    SELECT timestamptz 'epoch' + microseconds * interval '1 microsecond'
+$$;
+
+-- The id of a checkpoint, as the library makes it: the seq times {_MIX}, modulo 2^32, and the beginning of the uid.
+CREATE FUNCTION {schema}.checkpoint_id_1(uid bytea, seq bigint) RETURNS text LANGUAGE sql IMMUTABLE STRICT AS $$
+    SELECT lpad(to_hex(
+        (((seq & 65535) * {_MIX} + ((((seq >> 16) * {_MIX}) & 65535) << 16)) & 4294967295)
+        # ('x' || encode(substring(uid FROM 1 FOR 4), 'hex'))::bit(32)::bigint & 4294967295
+    ), 8, '0') || encode(uid, 'hex')
+$$;
+
+CREATE VIEW {schema}.threads AS
+    SELECT {schema}.readable_1(t.name) AS id, t.space AS kind, {schema}.readable_1(t.agent) AS agent,
+        {schema}.moment_1(t.created_at) AS created_at, {schema}.moment_1(t.updated_at) AS updated_at,
+        r.step, {schema}.checkpoint_id_1(t.uid, r.head) AS head_id, {schema}.readable_1(t.origin) AS forked_from
+    FROM {schema}.thread t JOIN {schema}.row r ON r.thread = t.no AND r.seq = t.newest WHERE t.alive;
+
+CREATE VIEW {schema}.checkpoints AS
+    SELECT {schema}.checkpoint_id_1(t.uid, r.seq) AS id, {schema}.readable_1(t.name) AS thread_id,
+        t.space AS thread_kind, r.seq, r.step,
+        CASE WHEN r.parent > 0 THEN {schema}.checkpoint_id_1(t.uid, r.parent)
+            WHEN r.op = 1 THEN {schema}.readable_1(t.origin) END AS parent_id,
+        {schema}.readable_1(r.label) AS label,
+        array(SELECT {schema}.readable_1(g.tag) FROM {schema}.tag g
+              WHERE g.thread = r.thread AND g.seq = r.seq ORDER BY g.id) AS tags,
+        CASE r.kind {kinds} END AS kind,
+        {schema}.moment_1(r.created_at) AS created_at, r.size, r.stored, 'blake3:' || encode(r.root, 'hex') AS root,
+        r.seq = (SELECT n.head FROM {schema}.row n WHERE n.thread = t.no AND n.seq = t.newest) AS is_head
+    FROM {schema}.thread t JOIN {schema}.row r ON r.thread = t.no
+    WHERE t.alive AND NOT r.hidden AND r.root <> '';
 """
 
 
