@@ -1,7 +1,8 @@
 """What the README, the docs, the examples and the demo say is run, or held against the code.
 
 In a page, every block marked `python` is run, all of a page in one namespace and in an empty directory. What a block
-prints must be the block marked `text` right below it, to the letter; a block that has none must print nothing.
+prints must be the block marked `text` right below it, to the letter; a block that has none must print nothing. Blocks
+marked `sql` are run by the server that $BACKTRAIL_URL leads to in the page about it.
 """
 
 import ast
@@ -21,12 +22,13 @@ from blake3 import blake3
 
 import backtrail
 from backtrail import demo, errors
+from tests.servers import server
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = Path(backtrail.__file__).resolve().parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-LANGUAGES = {"python", "text", "console", "mermaid"}
+LANGUAGES = {"python", "text", "console", "mermaid", "sql"}
 FENCED = re.compile(r"(?ms)^```.*?^```$")
 
 
@@ -63,10 +65,14 @@ def run(page, tmp_path, monkeypatch):
     """Run the Python blocks of a page; give each with what it printed and what the page says that it prints."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("BACKTRAIL_URL", raising=False)
+    if page.name == "postgresql.md":
+        monkeypatch.setenv("BACKTRAIL_URL", server().url)
     module = types.ModuleType(f"page_{page.stem}")  # a real one, since annotations are looked up in it
     monkeypatch.setitem(sys.modules, module.__name__, module)
     listed = blocks(page.read_text())
     for block, after in zip(listed, [*listed[1:], None], strict=True):
+        if block.language == "sql":
+            server().execute(block.text)
         if block.language != "python":
             continue
         shown = after.text if after is not None and after.follows and after.language == "text" else ""
@@ -75,6 +81,13 @@ def run(page, tmp_path, monkeypatch):
         with contextlib.redirect_stdout(printed):
             exec(code, vars(module))
         yield block, printed.getvalue(), shown
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_in_the_server(request):
+    yield
+    if "postgresql.md" in request.node.name:
+        server().execute("DROP SCHEMA IF EXISTS trips CASCADE; DROP ROLE IF EXISTS trips_agent, trips_reader")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

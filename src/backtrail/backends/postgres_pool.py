@@ -36,6 +36,7 @@ TURN_SECONDS: Final = 10.0
 # What libpq does not do by itself: notice a server that is gone without a word.
 _CONNECTING: Final = {
     "application_name": "backtrail",
+    "client_encoding": "UTF8",
     "connect_timeout": 10,
     "keepalives_idle": 30,
     "keepalives_interval": 10,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 DEFAULT_SCHEMA: Final = "backtrail"
 OLDEST_SERVER: Final = 140000
-_MARK: Final = 0x42545231
+MARK: Final = 0x42545231
 _MAX_NAME: Final = 63
 
 # STEPS[n] makes format n + 1 from format n. Steps are only ever added.
@@ -86,6 +86,12 @@ def prepare(session: Session, place: Place, where: str, *, read_only: bool) -> N
             f"{where}: this is PostgreSQL {version // 10000}: backtrail needs {OLDEST_SERVER // 10000} or later",
             code="unavailable.server",
         )
+    encoding = session.connection.info.parameter_status("server_encoding")
+    if encoding != "UTF8":
+        raise Unavailable(
+            f"{where}: the encoding of this database is {encoding}: backtrail needs one whose encoding is UTF8",
+            code="unavailable.server",
+        )
     found = format_of(session, place, where)
     if found == len(STEPS):
         return
@@ -107,7 +113,7 @@ def format_of(session: Session, place: Place, where: str) -> int:
         found = dict(session.run(Statement(f"SELECT name, value FROM {place.quoted}.meta")))
     except psycopg.errors.UndefinedColumn as error:
         raise _not_ours(place, where) from error
-    if found.get("backtrail") != _MARK:
+    if found.get("backtrail") != MARK:
         raise _not_ours(place, where)
     version = int(found.get("format", 0))
     if version > len(STEPS):
@@ -150,7 +156,7 @@ def _create(session: Session, place: Place, where: str) -> None:
             session.script(f"CREATE SCHEMA {place.quoted}")
         session.script(
             f"CREATE TABLE {place.quoted}.meta (name text PRIMARY KEY, value bigint NOT NULL);"
-            f"INSERT INTO {place.quoted}.meta VALUES ('backtrail', {_MARK}), ('format', 0), ('epoch', 1)"
+            f"INSERT INTO {place.quoted}.meta VALUES ('backtrail', {MARK}), ('format', 0), ('epoch', 1)"
         )
     except psycopg.errors.InsufficientPrivilege as error:
         user = session.connection.info.user
