@@ -1011,3 +1011,98 @@ class TestGroup:
             backend.commit(Batch(chunks=((digest("a"), b"a"),)))
         assert [found.seq for found in backend.rows(no, [(1, 9)])] == [2, 3]
         assert backend.chunk_page(b"", 9) == [(digest("a"), epoch)]
+
+
+class TestMoves:
+    def test_a_mark_begins_with_nothing_and_then_tells_what_moved_and_from_where(self, backend):
+        first, second = start(backend, rows=2), start(backend, "y")
+        mark, news = backend.moved(None, (), None)
+        assert news == {}
+        third = start(backend, "z", rows=3)
+        backend.commit(Batch(rows=((first, row(3)), (first, row(4)))))
+        mark, news = backend.moved(mark, {first, third}, None)
+        assert news == {first: 2, third: 0}
+        mark, news = backend.moved(mark, (), None)
+        assert news == {}
+        backend.commit(Batch(rows=((second, row(2)),), hide=((first, 4),)))
+        assert backend.moved(mark, {first, second}, ())[1] == {second: 1}
+
+    def test_tags_hiding_and_upkeep_move_nothing(self, backend):
+        no = start(backend, rows=3)
+        mark, _ = backend.moved(None, (), None)
+        backend.commit(Batch(hide=((no, 1),), tag=((no, 2, "t"),), chunks=((digest("a"), b"a"),)))
+        backend.remove_rows(no, [1])
+        backend.rewrite(no, [backend.rows(no, [(2, 2)])[0]._replace(payload=b"other")])
+        assert backend.moved(mark, {no}, None)[1] == {}
+
+    def test_marks_do_not_know_of_each_other(self, backend):
+        no = start(backend)
+        one, _ = backend.moved(None, (), None)
+        backend.commit(Batch(rows=((no, row(2)),)))
+        other, _ = backend.moved(None, (), None)
+        backend.commit(Batch(rows=((no, row(3)),)))
+        assert backend.moved(one, {no}, None)[1] == {no: 1}
+        assert backend.moved(other, {no}, None)[1] == {no: 2}
+
+    def test_a_mark_may_begin_without_a_look_at_all_threads(self, backend):
+        no = start(backend, rows=2)
+        mark, _ = backend.moved(None, (), ())
+        made = start(backend, "y")
+        mark, news = backend.moved(mark, {no, made}, ())
+        assert news[made] == 0
+        backend.commit(Batch(rows=((no, row(3)),)))
+        assert backend.moved(mark, {no}, ())[1] == {no: 2}
+
+    def test_whoever_listens_is_told_of_each_commit_and_its_threads(self, backend):
+        no = start(backend)
+        told, other = [], []
+        with backend.listen(told.append) as interval, backend.listen(other.append):
+            assert interval > 0
+            backend.commit(Batch(rows=((no, row(2)),)))
+            (made, more) = backend.commit(
+                Batch(threads=(new("y"), new("z")), rows=((-1, row(1)), (-2, row(1)), (no, row(3))))
+            )
+            with pytest.raises(Stale):
+                backend.commit(Batch(rows=((no, row(9)),)))
+            written = set().union(*told)
+        backend.commit(Batch(rows=((no, row(4)),)))
+        assert written == {no, made, more}
+        assert set().union(*told) == set().union(*other) == written
+
+    def test_a_group_is_told_when_it_can_be_seen(self, backend):
+        no = start(backend)
+        mark, _ = backend.moved(None, (), None)
+        found, looked = [], threading.Event()
+
+        def look(numbers):
+            def work():
+                found.append(backend.moved(mark, numbers, ())[1])
+                looked.set()
+
+            threading.Thread(target=work).start()
+
+        with backend.listen(look):
+            with backend.group():
+                backend.commit(Batch(rows=((no, row(2)),)))
+            assert looked.wait(30)
+        assert found == [{no: 1}]
+
+    def test_a_group_that_fails_moves_nothing(self, backend):
+        no = start(backend)
+        mark, _ = backend.moved(None, (), None)
+        with pytest.raises(RuntimeError), backend.group():
+            backend.commit(Batch(rows=((no, row(2)),)))
+            start(backend, "y")
+            raise RuntimeError
+        mark, news = backend.moved(mark, {no}, None)
+        assert news == {}
+        backend.commit(Batch(rows=((no, row(2)),)))
+        assert backend.moved(mark, {no}, None)[1] == {no: 1}
+
+    def test_listening_may_end_after_the_backend_was_closed(self, backend):
+        listening = backend.listen(lambda _: None)
+        listening.__enter__()
+        backend.close()
+        listening.__exit__(None, None, None)
+        with pytest.raises(Unavailable):
+            backend.moved(None, (), None)

@@ -51,6 +51,7 @@ THREAD = {
     "current_step": "read as current_step",
     "__len__": "count",
     "diff": "apart",
+    "watch": "watch",
     "fork": "write",
     "rewind": "write",
     "undo": "write",
@@ -65,6 +66,7 @@ STORE = {
     "thread": "handle",
     "threads": "pages",
     "checkpoint": "apart",
+    "watch": "watch",
     "transaction": "block Transaction",
     "stats": "apart",
     "verify": "watched",
@@ -168,6 +170,13 @@ class Maker:
         if not arguments:
             return [head, doc(node), f"    return {what}(self._crew, {made})\n"]
         return [head, doc(node), call("make = partial", [made, *arguments]), f"    return {what}(self._crew, make)\n"]
+
+    def _watch(self, node: ast.FunctionDef, *_: object) -> list[str]:
+        """An iterator that waits: an async one, which begins at once."""
+        head = signature(f"def {node.name}", node, ast.unparse(node.returns))
+        listed = ", ".join(each.rpartition("=")[2] for each in passed(node))
+        body = f"    watcher = self._sync._watcher({listed})  # noqa: SLF001 - the two are one\n"
+        return [head, doc(node), body, "    return Watch(self._crew, watcher, Checkpoint)\n"]
 
     def _update(self, node: ast.FunctionDef, *_: object) -> list[str]:
         """`update` calls back, in the event loop; what it calls may be a coroutine function."""
@@ -362,7 +371,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from backtrail.aio.blocks import Step, called, updated
+from backtrail.aio.blocks import Step, Watch, called, updated
 from backtrail.aio.checkpoints import Checkpoint, plain
 
 if TYPE_CHECKING:
@@ -416,7 +425,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from backtrail import store as sync
-from backtrail.aio.blocks import Opening, Transaction, called
+from backtrail.aio.blocks import Opening, Transaction, Watch, called
 from backtrail.aio.checkpoints import Checkpoint
 from backtrail.aio.threads import Thread
 from backtrail.engine.queue import Crew

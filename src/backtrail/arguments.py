@@ -76,3 +76,15 @@ def check_duration(value: Any, what: str) -> int:
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 1e-6 <= seconds < 1e12:  # noqa: PLR2004
         raise Invalid(f"{what} is a timedelta or a number of seconds above 0, not {value!r}", code="invalid.argument")
     return int(seconds * 1_000_000)
+
+
+def check_timeout(value: Any) -> float | None:
+    """Return how long to wait, given as a timedelta or in seconds, in seconds; None: for ever."""
+    seconds = value.total_seconds() if isinstance(value, dt.timedelta) else value
+    if seconds is None:
+        return None
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 1e12:  # noqa: PLR2004
+        raise Invalid(
+            f"timeout is a timedelta, a number of seconds from 0 on, or None, not {value!r}", code="invalid.argument"
+        )
+    return float(seconds)

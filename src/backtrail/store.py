@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, overload
 from urllib.parse import unquote
 
-from backtrail.arguments import check_count, check_duration, check_id
+from backtrail.arguments import check_count, check_duration, check_id, check_timeout
 from backtrail.engine import log, upkeep
 from backtrail.engine.engine import Engine
 from backtrail.engine.heads import Options, Standing
 from backtrail.engine.schema import Types
+from backtrail.engine.watching import AllThreads, Watch
 from backtrail.errors import Invalid, NotFound, Unavailable
 from backtrail.threads import Thread
 from backtrail.values import Damage, GcReport, PruneReport, Stats, ThreadInfo, VerifyReport, when
@@ -160,15 +161,9 @@ class Store:
 
         `after` goes on behind a thread: an info from an earlier listing, or an id.
         """
-        space = kind or THREAD
-        if space not in SPACES:
-            raise Invalid(f"kind is one of {', '.join(SPACES)}, not {kind!r}", code="invalid.argument")
+        space = _space(kind, agent, prefix)
         if limit is not None:
             check_count(limit, "limit")
-        if agent is not None:
-            check_id(agent, "an agent's id")
-        if prefix is not None and not isinstance(prefix, str):
-            raise Invalid(f"prefix is the beginning of an id, not {prefix!r}", code="invalid.argument")
         return self._list(space, agent, prefix, limit, None if after is None else self._place(space, after))
 
     def _list(
@@ -223,6 +218,31 @@ class Store:
         except NotFound:
             return None
         return thread.load(id)
+
+    def watch(
+        self,
+        *,
+        agent: str | None = None,
+        prefix: str | None = None,
+        kind: str | None = None,
+        timeout: dt.timedelta | float | None = None,
+    ) -> Watch[Checkpoint[Any]]:
+        """Give the checkpoints that become the head of a thread from now on, as they come, whoever makes them.
+
+        Those of one thread come in their order. See `Thread.watch`.
+        """
+        return Watch(self._watcher(agent, prefix, kind, timeout))
+
+    def _watcher(
+        self, agent: str | None, prefix: str | None, kind: str | None, timeout: dt.timedelta | float | None
+    ) -> AllThreads[Checkpoint[Any]]:
+        def made(standing: Standing, rows: list[Row]) -> list[Checkpoint[Any]]:
+            thread: Thread[Any] = Thread(self._engine, standing.record.space, standing.record.name)
+            return thread._checkpoints(standing, rows)  # noqa: SLF001 - a handle makes them, this one for itself
+
+        space = _space(kind, agent, prefix)
+        seconds = check_timeout(timeout)
+        return AllThreads(self._engine, space=space, agent=agent, prefix=prefix, timeout=seconds, make=made)
 
     # -- several at once --------------------------------------------------------------------------------
 
@@ -285,6 +305,7 @@ class Store:
     def close(self) -> None:
         """Release the store's resources; closing twice is allowed."""
         self._backend.close()
+        self._engine.hub.close()
 
     def __enter__(self) -> Self:
         return self
@@ -293,3 +314,15 @@ class Store:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _space(kind: str | None, agent: str | None, prefix: str | None) -> str:
+    """Return the name space of a kind; check what else says which threads are meant."""
+    space = kind or THREAD
+    if space not in SPACES:
+        raise Invalid(f"kind is one of {', '.join(SPACES)}, not {kind!r}", code="invalid.argument")
+    if agent is not None:
+        check_id(agent, "an agent's id")
+    if prefix is not None and not isinstance(prefix, str):
+        raise Invalid(f"prefix is the beginning of an id, not {prefix!r}", code="invalid.argument")
+    return space

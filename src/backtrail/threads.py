@@ -11,10 +11,11 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from backtrail.arguments import check_count, check_duration, check_kind, check_metadata, check_tags
+from backtrail.arguments import check_count, check_duration, check_kind, check_metadata, check_tags, check_timeout
 from backtrail.engine import changes, diff, log, retention, unpacking
 from backtrail.engine.codec import Decoder
 from backtrail.engine.paths import parse
+from backtrail.engine.watching import OneThread, Watch
 from backtrail.engine.writes import ANY, ANYTHING
 from backtrail.errors import Conflict, Corrupt, Invalid, NotFound
 from backtrail.handles import Handle, Ref
@@ -274,6 +275,20 @@ class Thread(Handle[S]):
         before = MISSING if edit.old is None else Decoder(old.nodes, self._types).value(edit.old)
         after = MISSING if edit.new is None else Decoder(new.nodes, self._types).value(edit.new)
         return Change("+" if edit.old is None else "-" if edit.new is None else "~", edit.path, before, after)
+
+    # -- watching -------------------------------------------------------------------------------------
+
+    def watch(self, *, after: Ref | None = None, timeout: dt.timedelta | float | None = None) -> Watch[Checkpoint[S]]:
+        """Give the checkpoints that become the head from now on, as they come, whoever makes them.
+
+        `after` begins behind a checkpoint instead. Ends when `timeout` passes without news; None: never. Reading them
+        says nothing about what the next save is to stand on.
+        """
+        return Watch(self._watcher(after, timeout))
+
+    def _watcher(self, after: Ref | None, timeout: dt.timedelta | float | None) -> OneThread[Checkpoint[S]]:
+        name = (self._key.space, self._key.name)
+        return OneThread(self._engine, name, after, check_timeout(timeout), self._checkpoints)
 
     # -- time travel ----------------------------------------------------------------------------------
 

@@ -7,12 +7,12 @@ import functools
 import inspect
 import random
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, Self, TypeVar
 
 from backtrail.arguments import check_count
 from backtrail.engine import owner, pace
 from backtrail.engine.queue import detached
-from backtrail.errors import Conflict, Invalid
+from backtrail.errors import Conflict, Invalid, Unavailable
 from backtrail.values import NEW
 
 if TYPE_CHECKING:
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from backtrail import checkpoints, threads
-    from backtrail.engine.queue import Crew
+    from backtrail.engine.queue import Crew, Job
+    from backtrail.engine.watching import Watcher
 
 P = ParamSpec("P")
 S = TypeVar("S")
@@ -112,6 +113,80 @@ def _drop(block: AbstractContextManager[Any], error: BaseException) -> None:
     """Leave a block as an exception does. Nothing is read or written then."""
     with suppress(type(error)):
         block.__exit__(type(error), error, error.__traceback__)
+
+
+class Watch(Generic[T]):
+    """`async for checkpoint in thread.watch():`. It begins when it is made; what is asked for after that comes later.
+
+    An async iterator that occupies no thread while it waits. A task that is cancelled while it waits has missed
+    nothing: the next one who asks goes on. `aclose()`, or the end of an `async with` block, ends it.
+    """
+
+    def __init__(self, crew: Crew, watcher: Watcher[Any], wrap: Callable[[Crew, Any], T]) -> None:
+        self._crew = crew
+        self._watcher = watcher
+        self._wrap = wrap
+        self._event = event = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def ring() -> None:
+            with suppress(RuntimeError):  # the loop was closed: nobody waits any more
+                loop.call_soon_threadsafe(event.set)
+
+        watcher.bell = ring
+        self._beginning: Job[None] | None = crew.lead(watcher.begin)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T:
+        watcher = self._watcher
+        watcher.check()
+        if self._beginning is not None:
+            await self._beginning.outcome()
+            self._beginning = None
+        loop = asyncio.get_running_loop()
+        until = None if watcher.timeout is None else loop.time() + watcher.timeout
+        last = False
+        while not watcher.ended:
+            self._event.clear()
+            if not watcher.ready:
+                await self._fetch(last=last)
+            if watcher.ready:
+                return self._wrap(self._crew, watcher.ready.popleft())
+            if last:
+                watcher.end()
+                break
+            if not watcher.ended:
+                last = not await self._rung(until)
+        raise StopAsyncIteration
+
+    async def _fetch(self, *, last: bool) -> None:
+        try:
+            await self._crew.apart(self._watcher.fetch, last=last)
+        except Unavailable as error:
+            if error.code != "unavailable.closed":
+                raise
+            self._watcher.end()
+
+    async def _rung(self, until: float | None) -> bool:
+        """Wait for news; tell whether there may be any."""
+        try:
+            async with asyncio.timeout_at(until):
+                await self._event.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def aclose(self) -> None:
+        """End it. Closing twice is allowed."""
+        self._watcher.end()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
 
 
 class _Store(Protocol):

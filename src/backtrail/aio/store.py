@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from backtrail import store as sync
-from backtrail.aio.blocks import Opening, Transaction, called
+from backtrail.aio.blocks import Opening, Transaction, Watch, called
 from backtrail.aio.checkpoints import Checkpoint
 from backtrail.aio.threads import Thread
 from backtrail.engine.queue import Crew
@@ -97,6 +97,21 @@ class Store:
         """Return the checkpoint with this id, whatever its thread, or None."""
         found = await self._crew.apart(self._sync.checkpoint, id)
         return None if found is None else Checkpoint(self._crew, found)
+
+    def watch(
+        self,
+        *,
+        agent: str | None = None,
+        prefix: str | None = None,
+        kind: str | None = None,
+        timeout: dt.timedelta | float | None = None,
+    ) -> Watch[Checkpoint[Any]]:
+        """Give the checkpoints that become the head of a thread from now on, as they come, whoever makes them.
+
+        Those of one thread come in their order. See `Thread.watch`.
+        """
+        watcher = self._sync._watcher(agent, prefix, kind, timeout)  # noqa: SLF001 - the two are one
+        return Watch(self._crew, watcher, Checkpoint)
 
     def transaction(self) -> Transaction:
         """Make the writes of a block one write: all of them, or none; until it ends, only the block sees them.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from backtrail.aio.blocks import Step, called, updated
+from backtrail.aio.blocks import Step, Watch, called, updated
 from backtrail.aio.checkpoints import Checkpoint, plain
 
 if TYPE_CHECKING:
@@ -193,6 +193,15 @@ class Thread(Generic[S]):
     async def diff(self, a: Ref = "@-", b: Ref = "@") -> Diff:
         """Return what changed from one checkpoint to another."""
         return await self._crew.apart(self._sync.diff, plain(a), plain(b))
+
+    def watch(self, *, after: Ref | None = None, timeout: dt.timedelta | float | None = None) -> Watch[Checkpoint[S]]:
+        """Give the checkpoints that become the head from now on, as they come, whoever makes them.
+
+        `after` begins behind a checkpoint instead. Ends when `timeout` passes without news; None: never. Reading them
+        says nothing about what the next save is to stand on.
+        """
+        watcher = self._sync._watcher(plain(after), timeout)  # noqa: SLF001 - the two are one
+        return Watch(self._crew, watcher, Checkpoint)
 
     @called
     async def fork(self, new_id: str, at: Ref = "@") -> Thread[S]:

@@ -14,11 +14,11 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from backtrail.backends.port import Batch, MissingChunks, NewThread, Row, Stale, ThreadRecord, Usage, Vanished
+from backtrail.backends.port import Batch, MissingChunks, NewThread, Row, Stale, ThreadRecord, Usage, Vanished, written
 from backtrail.errors import Invalid, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
 # One for all stores in memory, so that a single hook keeps a fork out of the middle of a call. It is re-entrant
@@ -33,6 +33,8 @@ def _fork_between_calls() -> None:
 
 
 _ABSENT = object()
+_INTERVAL = 60.0
+"""Seconds. Nothing is found by looking that was not told."""
 
 
 class _Grouped(threading.local):
@@ -72,6 +74,7 @@ class MemoryBackend:
         self._tags: dict[tuple[int, int], tuple[str, ...]] = {}
         self._meta = {"epoch": 1}
         self._grouped = _Grouped()
+        self._listening: tuple[Callable[[Collection[int]], None], ...] = ()
         self._closed = False
 
     def _use(self) -> AbstractContextManager[object]:
@@ -199,7 +202,10 @@ class MemoryBackend:
                 if numbers is None:
                     raise
                 return numbers
-            return self._apply(batch)
+            numbers = self._apply(batch)
+            for wake in self._listening:  # whoever looks waits for the lock, and so for the end of a group
+                wake(written(batch, numbers))
+            return numbers
 
     def _check(self, batch: Batch) -> None:
         """Refuse the batch unless all it requires holds. Whatever it adds itself does not count, but for rows."""
@@ -283,6 +289,29 @@ class MemoryBackend:
             tags = self._tags.get((no, seq), ())
             if tag in tags:
                 self._set(self._tags, (no, seq), tuple(word for word in tags if word != tag))
+
+    # -- hearing of commits ---------------------------------------------------------------------
+    @contextmanager
+    def listen(self, wake: Callable[[Collection[int]], None]) -> Iterator[float]:
+        with self._use():
+            self._listening = (*self._listening, wake)
+        try:
+            yield _INTERVAL
+        finally:
+            with _LOCK:
+                self._listening = tuple(each for each in self._listening if each != wake)
+
+    def moved(
+        self, mark: object | None, told: Collection[int], others: Collection[int] | None
+    ) -> tuple[object, dict[int, int]]:
+        del others  # nobody else writes: all that happens is told
+        with self._use():
+            known: dict[int, int] = mark if isinstance(mark, dict) else {}
+            looked_at = self._threads if mark is None else told
+            newest = {no: self._last(no) or 0 for no in looked_at}
+        news = {} if mark is None else {no: known.get(no, 0) for no, seq in newest.items() if seq != known.get(no, 0)}
+        known.update(newest)
+        return known, news
 
     # -- upkeep -------------------------------------------------------------------------------
     def thread_numbers(self, after: int, limit: int) -> list[int]:

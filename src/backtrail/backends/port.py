@@ -18,6 +18,10 @@ Commits may share what it costs to make them durable: `with backend.group():`. E
 the block is taken or refused by itself. Until the block ends only that thread sees what was taken; then all of it is
 durable, or none of it happened: because the end failed, or because an exception left the block.
 
+Who wants to hear of commits listens: `with backend.listen(wake) as interval:`. `wake` says that something may have
+happened, `moved` what it was. What is committed through this very backend is always told by `wake`, with its threads,
+before the commit (or its group) returns; what others commit is noticed by looking every `interval` seconds, or sooner.
+
 Reads are single calls, never open cursors: nothing is held between two calls. A backend is safe to
 share between threads and survives `os.fork()`. Driver exceptions never leave it: they become
 `backtrail.errors`, with the driver's own as the `__cause__`. `Stale`, `Vanished`, `MissingChunks` and
@@ -29,7 +33,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
 
@@ -232,6 +236,28 @@ class Backend(Protocol):
         part of one (`reclaim`, `close`).
         """
 
+    # -- hearing of commits ---------------------------------------------------------------------
+    def listen(self, wake: Callable[[Collection[int]], None]) -> AbstractContextManager[float]:
+        """Call `wake` when something may have been committed, from any thread, as long as the block lasts.
+
+        It is given the numbers of the threads that were written to, as far as they are known, and returns at once.
+        Gives the seconds after which to look for what others did even without a call. The block may end in another
+        thread, and after `close`.
+        """
+
+    def moved(
+        self, mark: object | None, told: Collection[int], others: Collection[int] | None
+    ) -> tuple[object, dict[int, int]]:
+        """Return the threads that have a newer row than when `mark` was given, and a new mark.
+
+        Each comes with the seq of the newest row that it had then, 0 if it had none. A mark is the backend's own: it is
+        handed back once, unless the call fails. None begins: nothing has moved yet.
+
+        `told` are threads that `wake` named since; they are always looked at. If somebody else may have written, so are
+        new threads and `others`: those that matter now, or None for all there are. More threads may be given than were
+        asked for, and one that the mark did not know also if it has not moved.
+        """
+
     # -- upkeep -------------------------------------------------------------------------------
     def thread_numbers(self, after: int, limit: int) -> list[int]:
         """Return the numbers of threads above `after`, ascending, deleted ones included."""
@@ -266,3 +292,8 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Release everything; closing twice is allowed."""
+
+
+def written(batch: Batch, created: Sequence[int]) -> set[int]:
+    """Return the numbers of the threads that a batch wrote rows to; `created` are those of the threads it made."""
+    return {created[-no - 1] if no < 0 else no for no, _ in batch.rows if no > 0 or created}

@@ -14,9 +14,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from backtrail.backends.columns import above, as_record, as_row, encoded, merged
-from backtrail.backends.port import Batch, Row, ThreadRecord, Usage
+from backtrail.backends.port import Batch, Row, ThreadRecord, Usage, written
 from backtrail.backends.postgres_commit import Commit
 from backtrail.backends.postgres_group import Group
+from backtrail.backends.postgres_moves import Crier, Listening, Moves
 from backtrail.backends.postgres_pool import Pool
 from backtrail.backends.postgres_schema import place_of, prepare
 from backtrail.backends.postgres_session import Statement
@@ -25,7 +26,7 @@ from backtrail.backends.postgres_url import read_url
 from backtrail.errors import Invalid, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from backtrail.backends.postgres_session import Session
 
@@ -46,6 +47,8 @@ class _Grouped(threading.local):
     """The calling thread's open group."""
 
     group: Group | None = None
+    told: set[int] | None = None
+    """The threads that it wrote to."""
 
 
 class PostgresBackend:
@@ -71,6 +74,10 @@ class PostgresBackend:
         self._commit = Commit(self._place.quoted, durable=durability == "full")
         self._sql = _Statements(self._place.quoted)
         self._grouped = _Grouped()
+        self._moves = Moves(self._place.quoted)
+        self._crier = Crier(self._pool, self._place.channel)
+        self._listening: tuple[Callable[[Collection[int]], None], ...] = ()
+        self._listeners = threading.Lock()
         try:
             self._pool.do(lambda session: prepare(session, self._place, target.shown, read_only=read_only), patience=0)
         except BaseException:
@@ -178,9 +185,16 @@ class PostgresBackend:
     def commit(self, batch: Batch) -> tuple[int, ...]:
         self._refuse_if_read_only()
         group = self._grouped.group
-        if group is not None:
-            return group.commit(batch)
-        return self._pool.do(lambda session: self._commit.write(session, batch, alone=True), writes=True)
+        numbers: tuple[int, ...] = ()
+        try:
+            if group is not None:
+                numbers = group.commit(batch)
+            else:
+                numbers = self._pool.do(lambda session: self._commit.write(session, batch, alone=True), writes=True)
+        finally:  # also if it failed: it may be there all the same
+            if batch.rows:
+                self._tell(written(batch, numbers))
+        return numbers
 
     @contextmanager
     def group(self) -> Iterator[None]:
@@ -195,6 +209,37 @@ class PostgresBackend:
             group.end()
         finally:
             self._grouped.group = None
+            told, self._grouped.told = self._grouped.told, None
+            if told:
+                self._tell(told)
+
+    def _tell(self, numbers: set[int]) -> None:
+        """Let those who listen know of a commit; in a group, when it has ended."""
+        if self._grouped.group is not None:
+            self._grouped.told = numbers | (self._grouped.told or set())
+            return
+        self._crier.tell(numbers)
+        for wake in self._listening:
+            wake(numbers)
+
+    # -- hearing of commits ---------------------------------------------------------------------
+    @contextmanager
+    def listen(self, wake: Callable[[Collection[int]], None]) -> Iterator[float]:
+        listening = Listening(self._pool, self._crier, wake)
+        with self._listeners:
+            self._listening = (*self._listening, wake)
+        try:
+            yield listening.begin()
+        finally:
+            listening.end()
+            with self._listeners:
+                self._listening = tuple(each for each in self._listening if each != wake)
+
+    def moved(
+        self, mark: object | None, told: Collection[int], others: Collection[int] | None
+    ) -> tuple[object, dict[int, int]]:
+        self._refuse_in_group()
+        return self._moves.moved(self._read, mark, told, others)
 
     def _refuse_in_group(self) -> None:
         if self._grouped.group is not None:
@@ -260,6 +305,7 @@ class PostgresBackend:
     def close(self) -> None:
         """Release everything; closing twice is allowed."""
         self._refuse_in_group()
+        self._crier.end()
         self._pool.close()
 
 

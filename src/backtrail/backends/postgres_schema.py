@@ -55,6 +55,8 @@ class Place:
         """The advisory lock of the epochs."""
         self.steps_lock = _number("steps", name)
         """The advisory lock of those who create or migrate."""
+        self.channel = f"backtrail_{self.lock & (1 << 64) - 1:016x}"
+        """Where processes tell each other of commits."""
 
 
 def _number(what: str, name: str) -> int:

@@ -21,16 +21,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backtrail.backends.columns import MAX_SEQ, above, as_record, as_row, encoded, merged
-from backtrail.backends.port import Batch, Row, ThreadRecord, Usage
+from backtrail.backends.port import Batch, Row, ThreadRecord, Usage, written
 from backtrail.backends.sqlite_commit import PUT_CHUNK, commit
 from backtrail.backends.sqlite_connection import Guard, savepoint
 from backtrail.backends.sqlite_group import Group
+from backtrail.backends.sqlite_moves import INTERVAL, Mark, moved
 from backtrail.backends.sqlite_schema import open_store, run
 from backtrail.backends.sqlite_values import COLUMNS, as_parameters, for_groups, key_of, select
 from backtrail.errors import Invalid, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     import apsw
 
@@ -105,6 +106,8 @@ class _Grouped(threading.local):
     """The calling thread's open group."""
 
     group: Group | None = None
+    told: set[int] | None = None
+    """The threads that it wrote to, if somebody listens."""
 
 
 class SqliteBackend:
@@ -139,6 +142,8 @@ class SqliteBackend:
         )
         self._guard = Guard(self.path, busy_timeout, connect)
         self._grouped = _Grouped()
+        self._listening: tuple[Callable[[Collection[int]], None], ...] = ()
+        self._listeners = threading.Lock()
 
     # -- threads ------------------------------------------------------------------------------
     def find_thread(self, space: str, name: str) -> ThreadRecord | None:
@@ -247,10 +252,17 @@ class SqliteBackend:
     def commit(self, batch: Batch) -> tuple[int, ...]:
         self._refuse_if_read_only()
         group = self._grouped.group
-        if group is not None:
-            return group.commit(batch)
-        with self._guard as connection:
-            return commit(connection, batch)
+        numbers: tuple[int, ...] = ()
+        try:
+            if group is not None:
+                numbers = group.commit(batch)
+            else:
+                with self._guard as connection:
+                    numbers = commit(connection, batch)
+        finally:  # also if it failed: it may be there all the same
+            if self._listening:
+                self._tell(written(batch, numbers))
+        return numbers
 
     @contextmanager
     def group(self) -> Iterator[None]:
@@ -265,6 +277,34 @@ class SqliteBackend:
             group.end()
         finally:
             self._grouped.group = None
+            told, self._grouped.told = self._grouped.told, None
+            if told:
+                self._tell(told)
+
+    def _tell(self, numbers: set[int]) -> None:
+        """Let those who listen know of a commit; in a group, when it has ended."""
+        if self._grouped.group is not None:
+            self._grouped.told = numbers | (self._grouped.told or set())
+            return
+        for wake in self._listening:
+            wake(numbers)
+
+    # -- hearing of commits ---------------------------------------------------------------------
+    @contextmanager
+    def listen(self, wake: Callable[[Collection[int]], None]) -> Iterator[float]:
+        with self._listeners:
+            self._listening = (*self._listening, wake)
+        try:
+            yield INTERVAL
+        finally:
+            with self._listeners:
+                self._listening = tuple(each for each in self._listening if each != wake)
+
+    def moved(
+        self, mark: object | None, told: Collection[int], others: Collection[int] | None
+    ) -> tuple[object, dict[int, int]]:
+        self._refuse_in_group()
+        return moved(self._guard, mark if isinstance(mark, Mark) else None, told, others)
 
     def _refuse_in_group(self) -> None:
         if self._grouped.group is not None:

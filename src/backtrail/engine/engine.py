@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from contextlib import contextmanager, suppress
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from backtrail.engine import owner, upkeep
 from backtrail.engine.heads import Heads, Options, Standing
+from backtrail.engine.hub import Hub
 from backtrail.engine.overlay import Overlay
 from backtrail.engine.writes import Writes
 from backtrail.errors import Error, Invalid
@@ -82,6 +84,7 @@ class Engine:
         self.options = options
         heads = Heads(backend, types, options)
         self._direct = Desk(heads, Writes(heads, self._trim))
+        self._hub = Hub(heads)
         self._written: dict[int, int] = {}
         self._grouped = _Grouped()
         self._known: weakref.WeakValueDictionary[tuple[str, str], Known] = weakref.WeakValueDictionary()
@@ -93,6 +96,13 @@ class Engine:
     def desk(self) -> Desk:
         """Where the calling thread or task reads and writes."""
         return self._open.get(owner.current(), self._direct) if self._began else self._direct
+
+    @property
+    def hub(self) -> Hub:
+        """Who wakes those that watch: this process's own."""
+        if self._hub.pid != os.getpid():
+            self._hub = Hub(self._direct.heads)
+        return self._hub
 
     def known(self, space: str, name: str) -> Known:
         """Return what the handles of a thread share, as long as there are any."""

@@ -15,7 +15,7 @@ from backtrail.backends.port import Batch, MissingChunks, Row, Stale, ThreadReco
 from backtrail.errors import Conflict, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
     from contextlib import AbstractContextManager
 
     from backtrail.backends.port import Backend, NewThread, Usage
@@ -239,6 +239,14 @@ class Overlay:
     # -- not in a transaction ---------------------------------------------------------------------------
 
     def group(self) -> AbstractContextManager[None]:
+        raise _outside()
+
+    def listen(self, wake: Callable[[Collection[int]], None]) -> AbstractContextManager[float]:
+        raise _outside()
+
+    def moved(
+        self, mark: object | None, told: Collection[int], others: Collection[int] | None
+    ) -> tuple[object, dict[int, int]]:
         raise _outside()
 
     def next_epoch(self) -> int:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeVar
 
 from backtrail.backends.port import Undone
 from backtrail.engine import owner, pace
-from backtrail.errors import Error, Unavailable
+from backtrail.errors import Unavailable, alike
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -91,13 +91,13 @@ class Job(Generic[T]):
         """Fail before it has begun, unless it was withdrawn."""
         if not self._claimed.acquire(blocking=False):
             return False
-        self._error = _alike(error)
+        self._error = alike(error)
         return True
 
     def fail(self, error: BaseException) -> None:
         """Take it back: the group that it was in did not happen."""
         self._claimed.acquire(blocking=False)  # if the group did not even begin
-        self._error = _alike(error)
+        self._error = alike(error)
 
     @staticmethod
     def deliver(jobs: Iterable[Job[Any]]) -> None:
@@ -143,13 +143,17 @@ class Job(Generic[T]):
         return self.result  # type: ignore[return-value]
 
 
-def _alike(error: BaseException) -> BaseException:
-    """Return an error like this one, for one more to raise: a shared one would collect everybody's traceback."""
-    if not isinstance(error, Error):
-        return error
-    made = type(error)(error.message, **{"code": error.code, **error.details})
-    made.__cause__ = error.__cause__
-    return made
+class _Lead(Job[T]):
+    """One that counts as begun from the start, so that it is done in any case."""
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        super().__init__(work)
+        self._claimed.acquire()
+
+    def begin(self) -> bool:
+        """Do it."""
+        self.repeat()
+        return True
 
 
 # -- threads ------------------------------------------------------------------------------------------
@@ -265,6 +269,11 @@ class Crew:
         self._closed = False
         self._writer = _Threads("backtrail writer", 1, _write, engine.group) if engine else None
         self._others = _Threads("backtrail", _OTHERS, _serve)
+        self._first = _Threads("backtrail first", 1, _serve)
+        self._leading = 0
+        """How many jobs are under way that others wait for."""
+        self._held: list[tuple[_Threads, Job[Any]]] = []
+        """Those others, and who is to do them."""
 
     async def write(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Do a write together with others; if it is large, or goes into the caller's transaction, apart."""
@@ -312,22 +321,56 @@ class Crew:
         overlay = self._engine.desk.overlay if self._engine else None
         job = Job(work if overlay is None else functools.partial(_in_turn, overlay.turn, work))
         with self._turn():
-            if self._closed:
-                raise Unavailable("this store is closed: open it again", code="unavailable.closed")
-            (self._writer if together and self._writer else self._others).put(job)
+            self._refuse_if_closed()
+            threads = self._writer if together and self._writer else self._others
+            if self._leading:
+                self._held.append((threads, job))
+            else:
+                threads.put(job)
         return job
+
+    def lead(self, work: Callable[[], None]) -> Job[None]:
+        """Do something at once, and whatever is asked for from now on after it."""
+
+        def first() -> None:
+            try:
+                work()
+            finally:
+                with self._turn():
+                    self._leading -= 1
+                    if not self._leading:
+                        self._release()
+
+        job = _Lead(first)
+        with self._turn():
+            self._refuse_if_closed()
+            self._leading += 1
+            self._first.put(job)
+        return job
+
+    def _release(self) -> None:
+        held, self._held = self._held, []
+        for threads, job in held:
+            threads.put(job)
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise Unavailable("this store is closed: open it again", code="unavailable.closed")
 
     def _turn(self) -> threading.Lock:
         if self._pid != os.getpid():  # a thread that this process has not got may hold it
             self._lock = threading.Lock()
             self._pid = os.getpid()
+            self._leading, self._held = 0, []
         return self._lock
 
     async def close(self, after: Callable[[], None]) -> None:
         """Wait until all that was asked for is done, then call `after`; closing twice is allowed."""
         with self._turn():
             self._closed = True
-            threads = [thread for part in (self._writer, self._others) if part for thread in part.end()]
+            self._release()
+            parts = (self._first, self._writer, self._others)
+            threads = [thread for part in parts if part for thread in part.end()]
 
         def wait() -> None:
             for thread in threads:

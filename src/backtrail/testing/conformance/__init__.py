@@ -26,6 +26,7 @@ from backtrail.testing.conformance.transacting import Transactions
 from backtrail.testing.conformance.travelling import Forks, Rewinds
 from backtrail.testing.conformance.typed import Typed, Upcasting
 from backtrail.testing.conformance.upkeep import Collecting, Verifying
+from backtrail.testing.conformance.watching import Watching, WatchingAll
 
 
 class StoreConformance(
@@ -59,6 +60,8 @@ class StoreConformance(
     BadInput,
     Collecting,
     Verifying,
+    Watching,
+    WatchingAll,
 ):
     """All of the suite."""
 
