@@ -229,7 +229,7 @@ def test_of_what_another_connection_wrote_only_what_matters_now_is_looked_at(two
 
 
 def test_if_nobody_else_wrote_no_thread_is_looked_at(two):
-    one, other = two
+    one, _ = two
     mark, _ = one.moved(None, (), None)
     (t,) = save(one, "t")
     with mock.patch.object(sqlite_moves, "_seqs") as seqs, mock.patch.object(sqlite_moves, "select") as select:
@@ -378,6 +378,32 @@ def test_what_is_asked_for_after_the_call_waits_until_the_watch_has_begun(opened
             assert [c async for c in watch] == [made]
 
     asyncio.run(main())
+
+
+def test_what_was_held_back_for_a_watch_is_done_before_the_store_is_closed(opened, opener):
+    async def main():
+        store = opened()
+        join, entered, go_on = hubs.Hub.join, threading.Event(), threading.Event()
+
+        def slow(*args, **options):
+            entered.set()
+            assert go_on.wait(LONG)
+            join(*args, **options)
+
+        with mock.patch.object(hubs.Hub, "join", slow):
+            watch = store.watch()
+            saving = asyncio.create_task(store.thread("t").save(1))
+            await asyncio.to_thread(entered.wait, LONG)
+            closing = asyncio.create_task(store.close())
+            await asyncio.sleep(0.02)
+            go_on.set()
+            assert (await asyncio.wait_for(saving, LONG)).step == 1
+            await asyncio.wait_for(closing, LONG)
+        assert [c async for c in watch] == []
+
+    asyncio.run(main())
+    with opener() as store:
+        assert store.thread("t").load().state == 1
 
 
 def test_a_thousand_coroutines_wait_and_no_thread_with_them(opened):
