@@ -46,6 +46,16 @@ def opener(request, path):
         yield partial(backtrail.open, path, durability="relaxed")
 
 
+@pytest.fixture(params=["sqlite", "postgres"])
+def shared(request, path):
+    """A store that processes share: a function that opens it, and what a script needs to do the same."""
+    if request.param == "postgres":
+        with place(durability="relaxed") as opener:
+            yield opener, (opener.args[0], opener.keywords["schema"])
+    else:
+        yield partial(backtrail.open, path, durability="relaxed"), (path, "")
+
+
 def python(code, *args):
     return subprocess.Popen([sys.executable, "-c", code, *map(str, args)], stdout=subprocess.PIPE, text=True)
 
@@ -54,14 +64,14 @@ def python(code, *args):
 
 WRITER = """
 import sys, backtrail
-with backtrail.open(sys.argv[1], durability="relaxed") as store:
-    for n in range(int(sys.argv[2])):
-        store.thread(f"t{n % int(sys.argv[3])}").save(n)
+with backtrail.open(sys.argv[1], schema=sys.argv[2] or None, durability="relaxed") as store:
+    for n in range(int(sys.argv[3])):
+        store.thread(f"t{n % int(sys.argv[4])}").save(n)
 """
 
 FOLLOWER = """
 import sys, backtrail
-with backtrail.open(sys.argv[1], read_only=True) as store:
+with backtrail.open(sys.argv[1], schema=sys.argv[2] or None, read_only=True) as store:
     watch = store.thread("t0").watch(timeout=60)
     print("watching", flush=True)
     for checkpoint in watch:
@@ -71,21 +81,23 @@ with backtrail.open(sys.argv[1], read_only=True) as store:
 """
 
 
-def test_of_500_saves_by_another_process_none_is_missed_and_all_are_in_order(path):
-    with backtrail.open(path) as store:
+def test_of_500_saves_by_another_process_none_is_missed_and_all_are_in_order(shared):
+    opener, args = shared
+    with opener() as store:
         watch = store.thread("t0").watch(timeout=LONG)
         every = store.watch(timeout=LONG)
-        with python(WRITER, path, 500, 1) as writer:
+        with python(WRITER, *args, 500, 1) as writer:
             assert [next(watch).state for _ in range(500)] == list(range(500))
             assert [next(every).state for _ in range(500)] == list(range(500))
         assert writer.returncode == 0
         assert list(store.thread("t0").watch(after="@", timeout=0)) == []
 
 
-def test_a_process_that_only_reads_follows_another(path):
-    with backtrail.open(path, durability="relaxed") as store:
+def test_a_process_that_only_reads_follows_another(shared):
+    opener, args = shared
+    with opener() as store:
         thread = store.thread("t0")
-        with python(FOLLOWER, path) as follower:
+        with python(FOLLOWER, *args) as follower:
             assert follower.stdout.readline() == "watching\n"
             for n in range(500):
                 thread.save(n)
@@ -93,10 +105,11 @@ def test_a_process_that_only_reads_follows_another(path):
         assert follower.returncode == 0
 
 
-def test_two_processes_and_this_one_write_to_many_threads(path):
-    with backtrail.open(path, durability="relaxed") as store:
+def test_two_processes_and_this_one_write_to_many_threads(shared):
+    opener, args = shared
+    with opener() as store:
         watch = store.watch(timeout=LONG)
-        with python(WRITER, path, 200, 40), python(WRITER, path, 200, 40):
+        with python(WRITER, *args, 200, 40), python(WRITER, *args, 200, 40):
             for n in range(100):
                 store.thread(f"own {n % 7}").save(n)
             found = [next(watch) for _ in range(500)]
@@ -106,10 +119,11 @@ def test_two_processes_and_this_one_write_to_many_threads(path):
         assert sum(c.thread_id.startswith("own") for c in found) == 100
 
 
-def test_an_old_thread_that_has_not_moved_for_long_is_seen_too(path, monkeypatch):
+def test_an_old_thread_that_has_not_moved_for_long_is_seen_too(shared, monkeypatch):
     """Only those that moved lately are looked at each time; the others when all are."""
+    opener, _ = shared
     monkeypatch.setattr(hubs, "_LATELY", 2)
-    with backtrail.open(path, durability="relaxed") as store, backtrail.open(path, durability="relaxed") as other:
+    with opener() as store, opener() as other:
         for n in range(30):
             store.thread(f"t{n}").save(0)
         watch = store.watch(timeout=LONG)
@@ -118,8 +132,9 @@ def test_an_old_thread_that_has_not_moved_for_long_is_seen_too(path, monkeypatch
             assert next(watch) == made
 
 
-def test_what_others_wrote_before_the_call_is_no_news(path):
-    with backtrail.open(path, durability="relaxed") as store, backtrail.open(path, durability="relaxed") as other:
+def test_what_others_wrote_before_the_call_is_no_news(shared):
+    opener, _ = shared
+    with opener() as store, opener() as other:
         first = store.watch(timeout=0)
         for n in range(20):
             made = other.thread(f"t{n % 5}").save(n)
@@ -384,6 +399,32 @@ def test_what_is_asked_for_after_the_call_waits_until_the_watch_has_begun(opened
     asyncio.run(main())
 
 
+def test_what_was_held_back_for_a_watch_is_done_before_the_store_is_closed(opened, opener):
+    async def main():
+        store = opened()
+        join, entered, go_on = hubs.Hub.join, threading.Event(), threading.Event()
+
+        def slow(*args, **options):
+            entered.set()
+            assert go_on.wait(LONG)
+            join(*args, **options)
+
+        with mock.patch.object(hubs.Hub, "join", slow):
+            watch = store.watch()
+            saving = asyncio.create_task(store.thread("t").save(1))
+            await asyncio.to_thread(entered.wait, LONG)
+            closing = asyncio.create_task(store.close())
+            await asyncio.sleep(0.02)
+            go_on.set()
+            assert (await asyncio.wait_for(saving, LONG)).step == 1
+            await asyncio.wait_for(closing, LONG)
+        assert [c async for c in watch] == []
+
+    asyncio.run(main())
+    with opener() as store:
+        assert store.thread("t").load().state == 1
+
+
 def test_a_thousand_coroutines_wait_and_no_thread_with_them(opened):
     async def main():
         async with opened() as store:
@@ -484,10 +525,12 @@ def test_async_bad_input_is_known_before_anything_waits(opened):
     asyncio.run(main())
 
 
-def test_an_async_watch_follows_another_process(path):
+def test_an_async_watch_follows_another_process(shared):
+    opener, args = shared
+
     async def main():
-        async with aio.open(path) as store, store.watch(prefix="t", timeout=LONG) as watch:
-            writer = await asyncio.create_subprocess_exec(sys.executable, "-c", WRITER, str(path), "300", "3")
+        async with aio.Store(opener()) as store, store.watch(prefix="t", timeout=LONG) as watch:
+            writer = await asyncio.create_subprocess_exec(sys.executable, "-c", WRITER, *map(str, args), "300", "3")
             found = [await anext(watch) for _ in range(300)]
             assert await writer.wait() == 0
             for name in ("t0", "t1", "t2"):

@@ -74,7 +74,7 @@ class MemoryBackend:
         self._tags: dict[tuple[int, int], tuple[str, ...]] = {}
         self._meta = {"epoch": 1}
         self._grouped = _Grouped()
-        self._listening: tuple[Callable[[Collection[int]], None], ...] = ()
+        self._listening: dict[object, Callable[[Collection[int]], None]] = {}
         self._closed = False
 
     def _use(self) -> AbstractContextManager[object]:
@@ -203,7 +203,7 @@ class MemoryBackend:
                     raise
                 return numbers
             numbers = self._apply(batch)
-            for wake in self._listening:  # whoever looks waits for the lock, and so for the end of a group
+            for wake in self._listening.values():  # whoever looks waits for the lock, and so for the end of a group
                 wake(written(batch, numbers))
             return numbers
 
@@ -293,13 +293,14 @@ class MemoryBackend:
     # -- hearing of commits ---------------------------------------------------------------------
     @contextmanager
     def listen(self, wake: Callable[[Collection[int]], None]) -> Iterator[float]:
+        token = object()
         with self._use():
-            self._listening = (*self._listening, wake)
+            self._listening[token] = wake
         try:
             yield _INTERVAL
         finally:
             with _LOCK:
-                self._listening = tuple(each for each in self._listening if each != wake)
+                del self._listening[token]
 
     def moved(
         self, mark: object | None, told: Collection[int], others: Collection[int] | None

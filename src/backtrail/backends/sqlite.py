@@ -142,8 +142,7 @@ class SqliteBackend:
         )
         self._guard = Guard(self.path, busy_timeout, connect)
         self._grouped = _Grouped()
-        self._listening: tuple[Callable[[Collection[int]], None], ...] = ()
-        self._listeners = threading.Lock()
+        self._listening: dict[object, Callable[[Collection[int]], None]] = {}
 
     # -- threads ------------------------------------------------------------------------------
     def find_thread(self, space: str, name: str) -> ThreadRecord | None:
@@ -286,19 +285,18 @@ class SqliteBackend:
         if self._grouped.group is not None:
             self._grouped.told = numbers | (self._grouped.told or set())
             return
-        for wake in self._listening:
+        for wake in tuple(self._listening.values()):
             wake(numbers)
 
     # -- hearing of commits ---------------------------------------------------------------------
     @contextmanager
     def listen(self, wake: Callable[[Collection[int]], None]) -> Iterator[float]:
-        with self._listeners:
-            self._listening = (*self._listening, wake)
+        token = object()
+        self._listening[token] = wake  # without a lock, which a forked child might inherit
         try:
             yield INTERVAL
         finally:
-            with self._listeners:
-                self._listening = tuple(each for each in self._listening if each != wake)
+            del self._listening[token]
 
     def moved(
         self, mark: object | None, told: Collection[int], others: Collection[int] | None

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _SHARE: Final = 10
 """A look at all threads is followed by a pause of so many times what it took."""
+_REST: Final = 0.002
+"""Seconds between two looks: so a busy writer is not interrupted at each commit."""
 _LATELY: Final = 64
 """How many of the threads that moved last are looked at each time."""
 
@@ -40,6 +42,8 @@ class Hub:
         self.heads = heads
         self.pid = os.getpid()
         self.closed = False
+        self.error: Exception | None = None
+        """What went wrong in the last look."""
         self._backend = heads.backend
         self._watchers: weakref.WeakSet[Watcher[Any]] = weakref.WeakSet()
         self._lock = threading.Lock()
@@ -51,6 +55,8 @@ class Hub:
         """Whether the mark says how all threads stood."""
         self._due = 0.0
         """When to look at all threads again."""
+        self._watched: set[int] | None = None
+        """The threads that matter; None: any of them may."""
         self._lately: deque[int] = deque(maxlen=_LATELY)
         self._told: deque[int] = deque()
         self._bell: SimpleQueue[None] = SimpleQueue()
@@ -60,6 +66,9 @@ class Hub:
 
     def wake(self, numbers: Collection[int] = ()) -> None:
         """Take note that threads were written to. Waits for nothing, not even where a finalizer calls it."""
+        watched = self._watched
+        if numbers and watched is not None and watched.isdisjoint(numbers):
+            return
         if self.pid == os.getpid():  # what a forked child writes is no news to its parent
             self._told.extend(numbers)
             self._bell.put(None)
@@ -86,6 +95,7 @@ class Hub:
                 self.leave(watcher)
                 raise
             watcher.joined = True
+            self._watched = None
 
     def leave(self, watcher: Watcher[Any]) -> None:
         """Wake a watcher no more."""
@@ -119,6 +129,8 @@ class Hub:
             told.append(self._told.popleft())
         watchers = self._all()
         watched = {watcher.no for watcher in watchers if watcher.no is not None}
+        unborn = any(watcher.no is None and watcher.name is not None for watcher in watchers)
+        self._watched = None if self._whole or unborn else watched
         try:
             self._mark, news = self._backend.moved(
                 self._mark, set(told), None if whole else watched.union(self._lately) if self._whole else watched
@@ -130,7 +142,6 @@ class Hub:
             return
         if self._whole:
             self._lately.extend(news)
-        unborn = any(watcher.no is None and watcher.name is not None for watcher in watchers)
         records = [self._backend.thread(no) for no, before in news.items() if not before] if unborn else []
         born = {(record.space, record.name): record.no for record in records if record is not None}
         for watcher in watchers:
@@ -143,9 +154,9 @@ class Hub:
             self._mark, _ = self._backend.moved(None, (), ())
             self._whole = False
             thread = threading.Thread(target=self._run, args=(listening, interval), name="backtrail watch", daemon=True)
+            thread.start()  # there is a watcher, so it does not end at once
             with self._lock:
                 self._thread = thread
-            thread.start()
         except BaseException:
             listening.__exit__(None, None, None)
             raise
@@ -156,11 +167,13 @@ class Hub:
             while self._wait(interval):
                 try:
                     self._turn(interval)
+                    self.error = None
                 except Exception as error:  # noqa: BLE001 - it belongs to those who wait
                     if isinstance(error, Unavailable) and error.code == "unavailable.locked":
                         continue  # somebody has the store to himself: another time
+                    self.error = error
                     for watcher in self._all():
-                        watcher.fail(error)
+                        watcher.ring()
         finally:
             listening.__exit__(None, None, None)
 
@@ -186,3 +199,4 @@ class Hub:
         took = time.monotonic() - began
         if whole:
             self._due = began + max(interval, _SHARE * took)
+        time.sleep(_REST)

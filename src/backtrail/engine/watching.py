@@ -51,7 +51,6 @@ class Watcher(Generic[T]):
         self._engine = engine
         self._hub = engine.hub
         self._make = make
-        self._error: Exception | None = None
         self._rung = False
         self._cursors: dict[int, int] = {}
         """The seq up to which a thread was read."""
@@ -66,11 +65,6 @@ class Watcher(Generic[T]):
         if not self._rung:
             self._rung = True
             self.bell()
-
-    def fail(self, error: Exception) -> None:
-        """Have it raise."""
-        self._error = error
-        self.ring()
 
     def tell(self, news: Mapping[int, int], born: Mapping[tuple[str, str], int]) -> None:
         """Take note of threads that moved, each with the seq it had before, and of the names of new ones."""
@@ -101,10 +95,9 @@ class Watcher(Generic[T]):
     def fetch(self, *, last: bool = False) -> None:
         """Make the next one ready, if there is any; `last`: also if nobody has told of it yet."""
         self._rung = False
-        error, self._error = self._error, None
         try:
-            if error is not None:
-                raise alike(error)
+            if self._hub.error is not None:
+                raise alike(self._hub.error)
             if last and self.name is None:
                 self._hub.look()
             while not self.ready and (self._ahead or self._load()):
