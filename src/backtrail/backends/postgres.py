@@ -76,8 +76,7 @@ class PostgresBackend:
         self._grouped = _Grouped()
         self._moves = Moves(self._place.quoted)
         self._crier = Crier(self._pool, self._place.channel)
-        self._listening: tuple[Callable[[Collection[int]], None], ...] = ()
-        self._listeners = threading.Lock()
+        self._listening: dict[object, Callable[[Collection[int]], None]] = {}
         try:
             self._pool.do(lambda session: prepare(session, self._place, target.shown, read_only=read_only), patience=0)
         except BaseException:
@@ -219,21 +218,20 @@ class PostgresBackend:
             self._grouped.told = numbers | (self._grouped.told or set())
             return
         self._crier.tell(numbers)
-        for wake in self._listening:
+        for wake in tuple(self._listening.values()):
             wake(numbers)
 
     # -- hearing of commits ---------------------------------------------------------------------
     @contextmanager
     def listen(self, wake: Callable[[Collection[int]], None]) -> Iterator[float]:
         listening = Listening(self._pool, self._crier, wake)
-        with self._listeners:
-            self._listening = (*self._listening, wake)
+        token = object()
+        self._listening[token] = wake  # without a lock, which a forked child might inherit
         try:
             yield listening.begin()
         finally:
             listening.end()
-            with self._listeners:
-                self._listening = tuple(each for each in self._listening if each != wake)
+            del self._listening[token]
 
     def moved(
         self, mark: object | None, told: Collection[int], others: Collection[int] | None
