@@ -97,12 +97,3 @@ class CommitUnknown(Error):
     """The storage went away while committing; whether the write is there is not known."""
 
     default_code = "commit_unknown"
-
-
-def alike(error: BaseException) -> BaseException:
-    """Return an error like this one, for one more to raise: a shared one would collect everybody's traceback."""
-    if not isinstance(error, Error):
-        return error
-    made = type(error)(error.message, **{"code": error.code, **error.details})
-    made.__cause__ = error.__cause__
-    return made

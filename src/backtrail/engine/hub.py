@@ -42,8 +42,8 @@ class Hub:
         self.heads = heads
         self.pid = os.getpid()
         self.closed = False
-        self.error: Exception | None = None
-        """What went wrong in the last look."""
+        self.failed = False
+        """Whether the last look did: whoever waits takes one himself then, and sees why."""
         self._backend = heads.backend
         self._watchers: weakref.WeakSet[Watcher[Any]] = weakref.WeakSet()
         self._lock = threading.Lock()
@@ -105,10 +105,9 @@ class Hub:
             self.wake()
 
     def look(self) -> None:
-        """Look at all threads now, if anybody watches all of them."""
+        """Look now, at all threads if anybody watches all of them."""
         with self._looking:
-            if self._whole:
-                self._look(whole=True)
+            self._look(whole=self._whole)
 
     def close(self) -> None:
         """End all watchers."""
@@ -138,6 +137,7 @@ class Hub:
         except BaseException:
             self._told.extendleft(told)
             raise
+        self.failed = False
         if not news:
             return
         if self._whole:
@@ -167,11 +167,10 @@ class Hub:
             while self._wait(interval):
                 try:
                     self._turn(interval)
-                    self.error = None
                 except Exception as error:  # noqa: BLE001 - it belongs to those who wait
                     if isinstance(error, Unavailable) and error.code == "unavailable.locked":
                         continue  # somebody has the store to himself: another time
-                    self.error = error
+                    self.failed = True
                     for watcher in self._all():
                         watcher.ring()
         finally:

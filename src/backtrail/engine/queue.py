@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeVar
 
 from backtrail.backends.port import Undone
 from backtrail.engine import owner, pace
-from backtrail.errors import Unavailable, alike
+from backtrail.errors import Error, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -91,13 +91,13 @@ class Job(Generic[T]):
         """Fail before it has begun, unless it was withdrawn."""
         if not self._claimed.acquire(blocking=False):
             return False
-        self._error = alike(error)
+        self._error = _alike(error)
         return True
 
     def fail(self, error: BaseException) -> None:
         """Take it back: the group that it was in did not happen."""
         self._claimed.acquire(blocking=False)  # if the group did not even begin
-        self._error = alike(error)
+        self._error = _alike(error)
 
     @staticmethod
     def deliver(jobs: Iterable[Job[Any]]) -> None:
@@ -141,6 +141,15 @@ class Job(Generic[T]):
         if self._error is not None:
             raise self._error
         return self.result  # type: ignore[return-value]
+
+
+def _alike(error: BaseException) -> BaseException:
+    """Return an error like this one, for one more to raise: a shared one would collect everybody's traceback."""
+    if not isinstance(error, Error):
+        return error
+    made = type(error)(error.message, **{"code": error.code, **error.details})
+    made.__cause__ = error.__cause__
+    return made
 
 
 class _Lead(Job[T]):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
 from backtrail.engine import log, refs
 from backtrail.engine.heads import Standing
-from backtrail.errors import Invalid, NotFound, Unavailable, alike
+from backtrail.errors import Invalid, NotFound, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -96,9 +96,7 @@ class Watcher(Generic[T]):
         """Make the next one ready, if there is any; `last`: also if nobody has told of it yet."""
         self._rung = False
         try:
-            if self._hub.error is not None:
-                raise alike(self._hub.error)
-            if last and self.name is None:
+            if self._hub.failed or (last and self.name is None):
                 self._hub.look()
             while not self.ready and (self._ahead or self._load()):
                 while self._ahead and not self.ready:

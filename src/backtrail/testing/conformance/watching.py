@@ -271,9 +271,6 @@ class Watching(Suite):
         assert list(every) == []
 
     def test_whoever_stops_watching_leaves_no_thread_behind(self, store: Store, thread: Thread[Any]) -> None:
-        def watching() -> list[threading.Thread]:
-            return [each for each in threading.enumerate() if each.name == "backtrail watch"]
-
         before = set(watching())
         fill(thread, 1)
         for found in thread.watch(after=1, timeout=0):
@@ -288,6 +285,20 @@ class Watching(Suite):
         for each in threads:
             each.join(LONG)
         assert not set(watching()) - before
+
+    def test_when_all_have_left_another_may_come(self, store: Store, thread: Thread[Any]) -> None:
+        for n in range(3):
+            before = set(watching())
+            for watch in (thread.watch(timeout=LONG), store.watch(timeout=LONG)):
+                with watch, meanwhile(lambda n=n: store.thread("t").save(n)):  # type: ignore[misc]
+                    assert states(news(watch, 1)) == [n]
+            for each in set(watching()) - before:
+                each.join(LONG)
+
+
+def watching() -> list[threading.Thread]:
+    """Return the threads that look for those who watch."""
+    return [each for each in threading.enumerate() if each.name == "backtrail watch"]
 
 
 class WatchingAll(Suite):
