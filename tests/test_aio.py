@@ -21,17 +21,22 @@ import pytest
 import backtrail
 from backtrail import Conflict, Invalid, NotFound, Unavailable, aio
 from backtrail import store as sync
+from backtrail.backends.port import Undone
 from backtrail.backends.sqlite import SqliteBackend
 from backtrail.engine import changes, pace, queue
 from backtrail.engine.queue import Crew
 from backtrail.testing.places import in_memory
+from tests.servers import place
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
 def opener(request, tmp_path):
     """Opens the same store each time it is called, for the synchronous code."""
     if request.param == "memory":
         with in_memory() as opener:
+            yield opener
+    elif request.param == "postgres":
+        with place(durability="relaxed") as opener:
             yield opener
     else:
         yield partial(backtrail.open, tmp_path / "store.db", durability="relaxed")
@@ -270,7 +275,8 @@ def held(store):
     store._crew._writer.put(queue.Job(wait))  # it is nobody's: not in the transaction that its task may have open
     assert there.wait(30)
     try:
-        yield
+        with mock.patch.object(store._sync._backend, "undoes_groups", new=False):  # so that all writes wait
+            yield
     finally:
         go_on.set()
 
@@ -649,21 +655,47 @@ def test_steps_of_tasks_that_race_conflict_instead_of_losing_one(opened):
 
 
 @contextmanager
-def failing(store, error):
-    """Make the ends of groups fail, once what they wrote was taken back."""
-    group = store._sync._backend.group
+def failing(store, error, *, alone=True):
+    """Make the ends of groups fail, once what they wrote was taken back, and, unless not, commits `alone`."""
+    backend = store._sync._backend
+    group, commit = backend.group, backend.commit
 
     @contextmanager
     def fails():
-        with group():
+        with group(), mock.patch.object(backend, "commit", commit):
             yield
             raise error
 
-    with mock.patch.object(store._sync._backend, "group", fails):
+    def fails_alone(batch):
+        if alone:
+            raise error
+        return commit(batch)
+
+    with mock.patch.object(backend, "group", fails), mock.patch.object(backend, "commit", fails_alone):
         yield
 
 
 LOST = Unavailable("the disk fails", code="unavailable.io")
+
+
+def test_what_was_in_a_group_that_was_undone_is_done_again(opened):
+    async def main():
+        async with opened() as store:
+            thread = store.thread("t")
+            first = await thread.save({"l": []})
+            with failing(store, Undone(), alone=False):
+                with held(store):
+                    tasks = [asyncio.create_task(thread.append("l", n)) for n in range(5)]
+                    tasks.append(asyncio.create_task(thread.save({}, expect=first)))
+                    tasks.append(asyncio.create_task(store.thread("new").save({"n": 1})))
+                    await asyncio.sleep(0)
+                done = await asyncio.gather(*tasks, return_exceptions=True)
+            assert list(map(type, done)) == [*[aio.Checkpoint] * 5, Conflict, aio.Checkpoint]
+            assert (await state_of(thread))["l"] == [0, 1, 2, 3, 4]
+            assert (await thread.count(), await store.thread("new").count()) == (6, 1)
+            assert (await store.verify()).ok
+
+    asyncio.run(main())
 
 
 def test_if_the_end_of_a_group_fails_so_do_all_of_its_operations(opened):

@@ -7,6 +7,7 @@ import itertools
 import os
 import shutil
 import threading
+from contextlib import closing
 
 import pytest
 from hypothesis import given, settings
@@ -25,6 +26,7 @@ from backtrail.backends.port import (
 )
 from backtrail.backends.sqlite import SqliteBackend
 from backtrail.errors import Invalid, Unavailable
+from tests.servers import place
 
 # NUL, a lone surrogate, two of them that are not the character they would encode, wildcards, the last character.
 ODD_TEXTS = ["", "a\0b", "\ud800", "\ud83d\ude00", "😀", "%", "_", "'; --", "\U0010ffff", "é"]
@@ -110,8 +112,12 @@ def empty_store(tmp_path_factory):
     return path
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
 def backend(request, tmp_path, empty_store):
+    if request.param == "postgres":
+        with place() as opener, opener(durability="relaxed") as store:
+            yield store._backend
+        return
     made: Backend
     if request.param == "memory":
         made = MemoryBackend()
@@ -859,25 +865,28 @@ def _do(backend, action, earlier):  # noqa: PLR0911 - one for each action
 @settings(max_examples=60, deadline=None)
 @given(actions=st.lists(_batches | _appends | _others, max_size=25))
 def test_the_backends_give_the_same_answers(tmp_path_factory, empty_store, actions):
-    memory = MemoryBackend()
     sqlite = SqliteBackend(shutil.copy(empty_store, tmp_path_factory.mktemp("store")), durability="relaxed")
+    with closing(sqlite), place() as opener, opener(durability="relaxed") as store:
+        for other in (sqlite, store._backend):
+            _hold_against_memory(other, actions)
+
+
+def _hold_against_memory(other, actions):
+    memory = MemoryBackend()
     batches = [action for action in actions if isinstance(action, Batch)]
-    try:
-        for at, chosen in enumerate(actions):
-            action = (*chosen, b"%d" % (at % 3)) if isinstance(chosen, tuple) else chosen
-            earlier = batches[at % len(batches)] if batches else Batch()
-            assert _do(memory, action, earlier) == _do(sqlite, action, earlier)
-            assert everything(memory) == everything(sqlite)
-        for no in range(4):
-            for text in ("a", "ab", "b", "\0", "\ud800"):
-                assert memory.labelled(no, text) == sqlite.labelled(no, text)
-                assert memory.tagged(no, text) == sqlite.tagged(no, text)
-                assert names(memory, prefix=text) == names(sqlite, prefix=text)
-            spans = [(3, 4), (1, 2), (2, 2)]
-            for options in ({"visible": True}, {"newest_first": True, "limit": 2}):
-                assert memory.rows(no, spans, **options) == sqlite.rows(no, spans, **options)
-    finally:
-        sqlite.close()
+    for at, chosen in enumerate(actions):
+        action = (*chosen, b"%d" % (at % 3)) if isinstance(chosen, tuple) else chosen
+        earlier = batches[at % len(batches)] if batches else Batch()
+        assert _do(memory, action, earlier) == _do(other, action, earlier)
+        assert everything(memory) == everything(other)
+    for no in range(4):
+        for text in ("a", "ab", "b", "\0", "\ud800"):
+            assert memory.labelled(no, text) == other.labelled(no, text)
+            assert memory.tagged(no, text) == other.tagged(no, text)
+            assert names(memory, prefix=text) == names(other, prefix=text)
+        spans = [(3, 4), (1, 2), (2, 2)]
+        for options in ({"visible": True}, {"newest_first": True, "limit": 2}):
+            assert memory.rows(no, spans, **options) == other.rows(no, spans, **options)
 
 
 class TestGroup:

@@ -14,7 +14,7 @@ from backtrail.engine import log, upkeep
 from backtrail.engine.engine import Engine
 from backtrail.engine.heads import Options, Standing
 from backtrail.engine.schema import Types
-from backtrail.errors import Invalid, NotFound
+from backtrail.errors import Invalid, NotFound, Unavailable
 from backtrail.threads import Thread
 from backtrail.values import Damage, GcReport, PruneReport, Stats, ThreadInfo, VerifyReport, when
 
@@ -83,6 +83,8 @@ def open(  # noqa: A001 - backtrail.open reads as it should
 
 
 def _backend(url: str, *, durability: str, read_only: bool, schema: str | None) -> Backend:
+    if url.startswith(("postgresql:", "postgres:")):
+        return _postgres(url, durability=durability, read_only=read_only, schema=schema)
     if schema is not None:
         raise Invalid("schema= is for PostgreSQL; this kind of store has none", code="invalid.argument")
     if url.startswith("memory:"):
@@ -96,6 +98,16 @@ def _backend(url: str, *, durability: str, read_only: bool, schema: str | None) 
     from backtrail.backends.sqlite import SqliteBackend  # noqa: PLC0415
 
     return SqliteBackend(_path(url), durability=durability, read_only=read_only)
+
+
+def _postgres(url: str, *, durability: str, read_only: bool, schema: str | None) -> Backend:
+    try:
+        from backtrail.backends.postgres import PostgresBackend  # noqa: PLC0415 - only what is used is loaded
+    except ImportError as error:
+        raise Unavailable(
+            "a store in PostgreSQL needs psycopg: pip install 'backtrail[postgres]'", code="unavailable.extra"
+        ) from error
+    return PostgresBackend(url, schema=schema, durability=durability, read_only=read_only)
 
 
 def _path(url: str) -> str:
@@ -112,7 +124,8 @@ def _path(url: str) -> str:
     scheme, separator, _ = url.partition("://")
     if separator and scheme.replace("+", "").isalnum():
         raise Invalid(
-            f"there is no kind of store {scheme!r}; use a path, sqlite:///path or memory://", code="invalid.url"
+            f"there is no kind of store {scheme!r}; use a path, sqlite:///path, postgresql://... or memory://",
+            code="invalid.url",
         )
     return str(Path(url).expanduser())
 

@@ -96,7 +96,7 @@ class Transaction:
 async def _leave(crew: Crew, block: AbstractContextManager[Any], *, together: bool) -> None:
     """Leave a block, and have done what its end does; if that never begins, drop it."""
     try:
-        job = crew.begin(lambda: block.__exit__(None, None, None), together=together)
+        job = crew.begin_once(lambda: block.__exit__(None, None, None), together=together)
     except BaseException as error:
         _drop(block, error)
         raise

@@ -60,6 +60,8 @@ def _is_checkpoint(row: Row) -> bool:
 class MemoryBackend:
     """Threads, rows, chunks and tags in dicts. Thread numbers and seqs count up from 1."""
 
+    undoes_groups = False
+
     def __init__(self) -> None:
         _fork_between_calls()
         self._threads: dict[int, ThreadRecord] = {}

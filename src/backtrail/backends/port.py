@@ -20,8 +20,8 @@ durable, or none of it happened: because the end failed, or because an exception
 
 Reads are single calls, never open cursors: nothing is held between two calls. A backend is safe to
 share between threads and survives `os.fork()`. Driver exceptions never leave it: they become
-`backtrail.errors`, with the driver's own as the `__cause__`. `Stale`, `Vanished` and `MissingChunks`,
-below, are answers for the engine, and are raised before anything was written.
+`backtrail.errors`, with the driver's own as the `__cause__`. `Stale`, `Vanished`, `MissingChunks` and
+`Undone`, below, are answers for the engine: nothing was written.
 """
 
 from __future__ import annotations
@@ -134,6 +134,10 @@ class MissingChunks(Exception):  # noqa: N818 - an answer, not a failure
         self.digests = digests
 
 
+class Undone(Exception):  # noqa: N818 - an answer, not a failure
+    """A group was given up because of others, and nothing of it happened: do its writes again, one by one."""
+
+
 class Usage(NamedTuple):
     """What a store holds, counted."""
 
@@ -153,6 +157,9 @@ class Usage(NamedTuple):
 
 class Backend(Protocol):
     """Where rows and chunks live. See the module's text for what always holds."""
+
+    undoes_groups: bool
+    """Whether a group may be `Undone`. What cannot be done twice is then not to be a part of one."""
 
     # -- threads ------------------------------------------------------------------------------
     def find_thread(self, space: str, name: str) -> ThreadRecord | None:
@@ -220,8 +227,9 @@ class Backend(Protocol):
         """Make what the calling thread writes in the block durable together, when it ends; see the module's text.
 
         Nothing is taken from others before the first write. A write that fails because the store does (not one that
-        is refused) takes the whole group with it: all writes after it, and the end, raise that error, too. A group
-        inside a group is `Invalid`, and so are calls that cannot be part of one (`reclaim`, `close`).
+        is refused) takes the whole group with it: all writes after it, and the end, raise that error, too, or `Undone`
+        if the writes may simply be done again. A group inside a group is `Invalid`, and so are calls that cannot be
+        part of one (`reclaim`, `close`).
         """
 
     # -- upkeep -------------------------------------------------------------------------------

@@ -20,24 +20,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from backtrail.backends.columns import MAX_SEQ, above, as_record, as_row, encoded, merged
 from backtrail.backends.port import Batch, Row, ThreadRecord, Usage
 from backtrail.backends.sqlite_commit import PUT_CHUNK, commit
 from backtrail.backends.sqlite_connection import Guard, savepoint
 from backtrail.backends.sqlite_group import Group
 from backtrail.backends.sqlite_schema import open_store, run
-from backtrail.backends.sqlite_values import (
-    COLUMNS,
-    MAX_SEQ,
-    above,
-    as_parameters,
-    as_record,
-    as_row,
-    encoded,
-    for_groups,
-    key_of,
-    merged,
-    select,
-)
+from backtrail.backends.sqlite_values import COLUMNS, as_parameters, for_groups, key_of, select
 from backtrail.errors import Invalid, Unavailable
 
 if TYPE_CHECKING:
@@ -120,6 +109,8 @@ class _Grouped(threading.local):
 
 class SqliteBackend:
     """The port on SQLite. `busy_timeout` bounds, in seconds, the wait for another thread's or process's turn."""
+
+    undoes_groups = False
 
     def __init__(
         self,

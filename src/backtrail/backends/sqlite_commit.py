@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, NoReturn
 
 import apsw
 
+from backtrail.backends.columns import MAX_SEQ, encoded
 from backtrail.backends.port import Batch, MissingChunks, NewThread, Row, Stale, Vanished
 from backtrail.backends.sqlite_connection import roll_back, savepoint
-from backtrail.backends.sqlite_values import COLUMNS, MAX_SEQ, as_parameters, encoded, for_groups, key_of, select
+from backtrail.backends.sqlite_values import COLUMNS, as_parameters, for_groups, key_of, select
 from backtrail.errors import CommitUnknown
 
 if TYPE_CHECKING:

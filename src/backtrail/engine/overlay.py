@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 class Overlay:
     """The writes of one transaction, as a backend: `port.Backend` says what each method does."""
 
+    undoes_groups = False
+
     def __init__(self, below: Backend) -> None:
         self._below = below
         self._created: list[NewThread] = []

@@ -2,8 +2,9 @@
 
 The writer does one operation after the other, whole, in groups: whatever came while the last group was made durable is
 in the next one. So many coroutines share one wait for the disk, and none of them is told anything before it is over.
-An operation that fails fails alone; if the end of a group fails, all of it did. What is long or only reads is done
-apart from that, by the others, each operation by itself.
+An operation that fails fails alone; if the end of a group fails, all of it did; if the group was undone because of
+others, its operations are done again, one by one. What is long or only reads is done apart from that, by the others,
+each operation by itself.
 
 Every operation acts for the task that asked. One that was not begun when its task is cancelled never happens; one that
 was begun is finished first. The threads are daemons and hold nothing but their queue: a crew that was dropped, or an
@@ -22,6 +23,7 @@ import weakref
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeVar
 
+from backtrail.backends.port import Undone
 from backtrail.engine import owner, pace
 from backtrail.errors import Error, Unavailable
 
@@ -67,12 +69,17 @@ class Job(Generic[T]):
         """Do it, unless it was withdrawn."""
         if not self._claimed.acquire(blocking=False):
             return False
+        self.repeat()
+        return True
+
+    def repeat(self) -> None:
+        """Do it, whatever came of it before."""
+        self.result = self._error = None
         with owner.acting_for(self._owner):
             try:
                 self.result = self._work()
             except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits
                 self._error = error
-        return True
 
     @property
     def locked_out(self) -> Unavailable | None:
@@ -165,6 +172,9 @@ def _write(jobs: _Jobs, group: Callable[[], AbstractContextManager[None]]) -> No
                     until = until or time.monotonic() + GROUP_SECONDS  # the wait for the lock does not count
                     if len(done) == GROUP_MAX or time.monotonic() > until or (done and done[-1].locked_out):
                         break
+        except Undone:
+            for each in done:
+                each.repeat()
         except BaseException as error:  # noqa: BLE001 - it belongs to those who wait
             done = done or [job]
             for each in done:
@@ -291,6 +301,11 @@ class Crew:
     def in_transaction(self) -> bool:
         """Whether the calling task has a transaction open."""
         return self._engine is not None and self._engine.desk.overlay is not None
+
+    def begin_once(self, work: Callable[[], T], *, together: bool) -> Job[T]:
+        """Queue something that cannot be done twice."""
+        undone = self._engine is not None and self._engine.backend.undoes_groups
+        return self.begin(work, together=together and not undone)
 
     def begin(self, work: Callable[[], T], *, together: bool) -> Job[T]:
         """Queue something. What goes into one transaction is done one by one."""

@@ -252,7 +252,7 @@ class Others(Suite):
         [
             {"durability": "none"},
             {"durability": None},
-            {"schema": "x"},
+            {"schema": "pg_catalog"},
             {"types": [5]},
             {"types": ["Trip"]},
             {"types": [dict]},

@@ -1,0 +1,394 @@
+"""A store in PostgreSQL: the port on one schema of a database, for as many processes and machines as like to share it.
+
+Reads are one statement each, so each sees one moment. `postgres_commit` has the writing, `postgres_tables` the tables,
+`postgres_pool` the connections and what happens when they break.
+"""
+
+# ruff: noqa: S608 - what the statements are made of are constants of this package, and a quoted name
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from backtrail.backends.columns import above, as_record, as_row, encoded, merged
+from backtrail.backends.port import Batch, Row, ThreadRecord, Usage
+from backtrail.backends.postgres_commit import Commit
+from backtrail.backends.postgres_group import Group
+from backtrail.backends.postgres_pool import Pool
+from backtrail.backends.postgres_schema import place_of, prepare
+from backtrail.backends.postgres_session import Statement
+from backtrail.backends.postgres_tables import COLUMNS, SECOND
+from backtrail.backends.postgres_url import read_url
+from backtrail.errors import Invalid, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from backtrail.backends.postgres_session import Session
+
+T = TypeVar("T")
+
+_MANY: Final = 512
+"""Chunks that are read at once."""
+_EPOCH_WAIT: Final = "50ms"
+"""For how long others may have to wait for a new epoch that cannot begin."""
+_EPOCH_SECONDS: Final = 60.0
+
+_THREAD: Final = "t.no, t.space, t.name, t.uid, t.agent, t.created_at, t.origin"
+_BARE: Final = ", ".join("NULL::bytea" if column == '"payload"' else f"r.{column}" for column in COLUMNS)
+_WHOLE: Final = ", ".join(f"r.{column}" for column in COLUMNS)
+
+
+class _Grouped(threading.local):
+    """The calling thread's open group."""
+
+    group: Group | None = None
+
+
+class PostgresBackend:
+    """The port on PostgreSQL. `patience` bounds, in seconds, the wait for a server that is away."""
+
+    undoes_groups = True
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        schema: str | None = None,
+        durability: str = "full",
+        read_only: bool = False,
+        patience: float = 30.0,
+    ) -> None:
+        if durability not in ("full", "relaxed"):
+            raise Invalid(f"durability is {durability!r}: say 'full' or 'relaxed'", code="invalid.option")
+        self._place = place_of(schema)
+        target = read_url(url)
+        self.read_only = read_only
+        self._pool = Pool(target.options, target.shown, size=target.pool_size, patience=patience)
+        self._commit = Commit(self._place.quoted, durable=durability == "full")
+        self._sql = _Statements(self._place.quoted)
+        self._grouped = _Grouped()
+        try:
+            self._pool.do(lambda session: prepare(session, self._place, target.shown, read_only=read_only), patience=0)
+        except BaseException:
+            self._pool.close()
+            raise
+
+    def _read(self, statement: Statement, *values: Any) -> list[tuple[Any, ...]]:
+        group = self._grouped.group
+        if group is not None:
+            return group.read(lambda session: session.run(statement, values))
+        return self._pool.do(lambda session: session.run(statement, values))
+
+    def _write(self, work: Callable[[Session], T]) -> T:
+        self._refuse_if_read_only()
+        group = self._grouped.group
+        return self._pool.do(work, writes=True) if group is None else group.write(work)
+
+    # -- threads ------------------------------------------------------------------------------
+    def find_thread(self, space: str, name: str) -> ThreadRecord | None:
+        return self._one_thread(self._sql.by_name, space, encoded(name))
+
+    def thread_with_uid(self, uid: bytes) -> ThreadRecord | None:
+        return self._one_thread(self._sql.by_uid, uid)
+
+    def thread(self, no: int) -> ThreadRecord | None:
+        return self._one_thread(self._sql.by_number, no)
+
+    def _one_thread(self, statement: Statement, *values: Any) -> ThreadRecord | None:
+        found = self._read(statement, *values)
+        return as_record(found[0]) if found else None
+
+    def threads(
+        self,
+        *,
+        space: str | None,
+        agent: str | None,
+        prefix: str | None,
+        after: tuple[int, int] | None,
+        limit: int,
+    ) -> list[tuple[ThreadRecord, Row]]:
+        statement, values = self._sql.listing(space, agent, prefix, after, limit)
+        return [(as_record(found[:7]), as_row(found[7:])) for found in self._read(statement, *values)]
+
+    def thread_numbers(self, after: int, limit: int) -> list[int]:
+        return [no for (no,) in self._read(self._sql.numbers, after, limit)]
+
+    # -- rows ---------------------------------------------------------------------------------
+    def newest(self, thread: int) -> Row | None:
+        found = self._read(self._sql.newest, thread)
+        return as_row(found[0]) if found else None
+
+    def rows(
+        self,
+        thread: int,
+        ranges: Sequence[tuple[int, int]],
+        *,
+        payload: bool = False,
+        visible: bool = False,
+        newest_first: bool = False,
+        limit: int | None = None,
+    ) -> list[Row]:
+        spans = merged(ranges)
+        if not spans:
+            return []
+        if newest_first:
+            spans.reverse()
+        if len(spans) == 1:
+            one = self._sql.range[payload, visible, newest_first]
+            found = self._read(one, thread, *spans[0], limit)
+        else:
+            many = self._sql.ranges[payload, visible, newest_first]
+            found = self._read(many, thread, [low for low, _ in spans], [high for _, high in spans], limit)
+        return [as_row(values) for values in found]
+
+    def labelled(self, thread: int, label: str) -> list[int]:
+        return [seq for (seq,) in self._read(self._sql.labelled, thread, encoded(label))]
+
+    # -- tags ---------------------------------------------------------------------------------
+    def tags(self, thread: int, seqs: Iterable[int] | None = None) -> dict[int, tuple[str, ...]]:
+        wanted = None if seqs is None else list(seqs)
+        if wanted == []:
+            return {}
+        tags: dict[int, list[str]] = {}
+        for seq, tag in self._read(self._sql.tags, thread, wanted):
+            tags.setdefault(seq, []).append(tag.decode("utf-8", "surrogatepass"))
+        return {seq: tuple(given) for seq, given in tags.items()}
+
+    def tagged(self, thread: int, tag: str) -> list[int]:
+        return [seq for (seq,) in self._read(self._sql.tagged, thread, encoded(tag))]
+
+    # -- chunks -------------------------------------------------------------------------------
+    def chunks(self, digests: Sequence[bytes]) -> dict[bytes, bytes]:
+        found: dict[bytes, bytes] = {}
+        for start in range(0, len(digests), _MANY):
+            found.update(self._read(self._sql.chunks, digests[start : start + _MANY]))
+        return found
+
+    def present(self, digests: Sequence[bytes]) -> set[bytes]:
+        return {digest for (digest,) in self._read(self._sql.present, digests)} if digests else set()
+
+    def chunk_page(self, after: bytes, limit: int) -> list[tuple[bytes, int]]:
+        return [(digest, epoch) for digest, epoch in self._read(self._sql.chunk_page, after, limit)]
+
+    # -- the one way to write -------------------------------------------------------------------
+    def commit(self, batch: Batch) -> tuple[int, ...]:
+        self._refuse_if_read_only()
+        group = self._grouped.group
+        if group is not None:
+            return group.commit(batch)
+        return self._pool.do(lambda session: self._commit.write(session, batch, alone=True), writes=True)
+
+    @contextmanager
+    def group(self) -> Iterator[None]:
+        self._refuse_in_group()
+        group = self._grouped.group = Group(self._pool, self._commit)
+        try:
+            yield
+        except BaseException:
+            group.drop()
+            raise
+        else:
+            group.end()
+        finally:
+            self._grouped.group = None
+
+    def _refuse_in_group(self) -> None:
+        if self._grouped.group is not None:
+            raise Invalid("a group is open in this thread: end it first", code="invalid.transaction")
+
+    def _refuse_if_read_only(self) -> None:
+        if self.read_only:
+            raise Unavailable(
+                f"{self._pool.where}: was opened read-only: open it for writing", code="unavailable.read_only"
+            )
+
+    # -- upkeep -------------------------------------------------------------------------------
+    def next_epoch(self) -> int:
+        """Begin an epoch when no transaction that writes chunks is under way, without making others wait for long."""
+
+        def begin(session: Session) -> int:
+            wait = _EPOCH_WAIT if self._grouped.group is None else "0"
+            ((epoch,),) = session.run(self._sql.next_epoch, (wait,), seconds=None)
+            return int(epoch)
+
+        until = time.monotonic() + _EPOCH_SECONDS
+        while True:
+            try:
+                return self._write(begin)
+            except Unavailable as error:
+                if error.code != "unavailable.locked" or time.monotonic() > until or self._grouped.group is not None:
+                    raise
+                time.sleep(0.1)
+
+    def remove_chunks(self, digests: Sequence[bytes], before_epoch: int) -> int:
+        ((size,),) = self._write(lambda session: session.run(self._sql.remove_chunks, (digests, before_epoch)))
+        return int(size)
+
+    def remove_rows(self, thread: int, seqs: Sequence[int]) -> int:
+        ((count,),) = self._write(lambda session: session.run(self._sql.remove_rows, (thread, list(seqs))))
+        return int(count)
+
+    def rewrite(self, thread: int, rows: Sequence[Row], chunks: Sequence[tuple[bytes, bytes]] = ()) -> int:
+        alone = self._grouped.group is None
+        return self._write(lambda session: self._commit.rewrite(session, thread, rows, chunks, alone=alone))
+
+    def reclaim(self) -> None:
+        """Let PostgreSQL use the space again, and give back what is free at the ends of its files."""
+        self._refuse_if_read_only()
+        self._refuse_in_group()
+        tables = ", ".join(f"{self._place.quoted}.{name}" for name in ("row", "chunk", "tag", "thread"))
+        self._pool.do(lambda session: session.script(f"VACUUM (SKIP_LOCKED) {tables}", seconds=None))
+
+    def usage(self) -> Usage:
+        ((spaces, counts, rows, checkpoints, logical, row_bytes, chunks, chunk_bytes, stored),) = self._read(
+            self._sql.usage
+        )
+        return Usage(
+            threads=dict(zip(spaces, counts, strict=True)),
+            rows=rows,
+            checkpoints=checkpoints,
+            logical_bytes=logical,
+            chunks=chunks,
+            payload_bytes=row_bytes + chunk_bytes,
+            stored_bytes=stored,
+        )
+
+    def close(self) -> None:
+        """Release everything; closing twice is allowed."""
+        self._refuse_in_group()
+        self._pool.close()
+
+
+class _Statements:
+    """What is read, and how upkeep writes, in a schema (its quoted name)."""
+
+    def __init__(self, schema: str) -> None:
+        self._schema = schema
+        self._listings: dict[str, Statement] = {}
+        threads = f"SELECT {_THREAD} FROM {schema}.thread t"
+        self.by_name = Statement(f"{threads} WHERE space = $1 AND name = $2", "tb")
+        self.by_uid = Statement(f"{threads} WHERE uid = $1", "b")
+        self.by_number = Statement(f"{threads} WHERE no = $1", "i")
+        self.numbers = Statement(f"SELECT no FROM {schema}.thread WHERE no > $1 ORDER BY no LIMIT $2", "ii")
+        self.newest = Statement(
+            f"SELECT {_BARE} FROM {schema}.row r WHERE r.thread = $1 ORDER BY r.seq DESC LIMIT 1", "i"
+        )
+        shapes = [(p, v, n) for p in (False, True) for v in (False, True) for n in (False, True)]
+        self.range = {shape: Statement(_range(schema, *shape), "iiii") for shape in shapes}
+        self.ranges = {shape: Statement(_ranges(schema, *shape), "iIIi") for shape in shapes}
+        self.labelled = Statement(
+            f"SELECT seq FROM {schema}.row WHERE thread = $1 AND label = $2 AND NOT hidden ORDER BY seq", "ib"
+        )
+        self.tags = Statement(
+            f"SELECT seq, tag FROM {schema}.tag WHERE thread = $1 AND ($2 IS NULL OR seq = ANY ($2)) ORDER BY seq, id",
+            "iI",
+        )
+        self.tagged = Statement(
+            f"""
+            SELECT t.seq FROM {schema}.tag t JOIN {schema}.row r ON r.thread = t.thread AND r.seq = t.seq
+            WHERE t.thread = $1 AND t.tag = $2 AND NOT r.hidden ORDER BY t.seq""",
+            "ib",
+        )
+        self.chunks = Statement(f"SELECT digest, payload FROM {schema}.chunk WHERE digest = ANY ($1)", "B")
+        self.present = Statement(f"SELECT digest FROM {schema}.chunk WHERE digest = ANY ($1)", "B")
+        self.chunk_page = Statement(
+            f"SELECT digest, epoch FROM {schema}.chunk WHERE digest > $1 ORDER BY digest LIMIT $2", "bi"
+        )
+        self.next_epoch = Statement(f"SELECT {schema}.next_epoch_1($1)", "t")
+        self.remove_chunks = Statement(
+            f"""
+            WITH gone AS (DELETE FROM {schema}.chunk WHERE digest IN (
+                SELECT digest FROM {schema}.chunk WHERE digest = ANY ($1) AND epoch < $2 ORDER BY digest FOR UPDATE)
+                AND epoch < $2 RETURNING octet_length(payload) AS size)
+            SELECT coalesce(sum(size), 0)::bigint FROM gone""",
+            "Bi",
+        )
+        self.remove_rows = Statement(
+            f"""
+            WITH gone AS (DELETE FROM {schema}.row r USING {schema}.thread t
+                WHERE r.thread = $1 AND t.no = $1 AND r.seq = ANY ($2) AND r.hidden AND r.seq < t.newest
+                RETURNING r.seq),
+            untagged AS (DELETE FROM {schema}.tag USING gone WHERE tag.thread = $1 AND tag.seq = gone.seq)
+            SELECT count(*) FROM gone""",
+            "iI",
+        )
+        self.usage = Statement(_usage(schema))
+
+    def listing(
+        self,
+        space: str | None,
+        agent: str | None,
+        prefix: str | None,
+        after: tuple[int, int] | None,
+        limit: int,
+    ) -> tuple[Statement, list[Any]]:
+        """Return the statement that lists threads under these conditions, and its values.
+
+        It names only the conditions that there are: one for all would use no index.
+        """
+        types: list[str] = []
+        values: list[Any] = []
+
+        def given(letter: str, value: Any) -> str:
+            types.append(letter)
+            values.append(value)
+            return f"${len(values)}"
+
+        low = encoded(prefix or None)
+        high = None if low is None else above(low)
+        conditions = ["t.alive"]
+        if space is not None:
+            conditions.append(f"t.space = {given('t', space)}")
+        if agent is not None:
+            conditions.append(f"t.agent = {given('b', encoded(agent))}")
+        if low is not None:
+            conditions.append(f"t.name >= {given('b', low)}")
+        if high is not None:
+            conditions.append(f"t.name < {given('b', high)}")
+        if after is not None:
+            conditions.append(f"(t.updated_at, t.no) < ({given('i', after[0])}, {given('i', after[1])})")
+            conditions.append(f"t.second <= {given('i', after[0] // SECOND + 1)}")
+        order = "t.second DESC, t.updated_at DESC, t.no DESC"
+        text = f"""
+            SELECT {_THREAD}, {_BARE} FROM (
+                SELECT * FROM {self._schema}.thread t WHERE {" AND ".join(conditions)}
+                ORDER BY {order} LIMIT {given("i", limit)}) t
+            JOIN {self._schema}.row r ON r.thread = t.no AND r.seq = t.newest ORDER BY {order}"""
+        statement = self._listings.get(text) or self._listings.setdefault(text, Statement(text, "".join(types)))
+        return statement, values
+
+
+def _range(schema: str, payload: bool, visible: bool, newest_first: bool) -> str:  # noqa: FBT001 - as the port has them
+    return f"""
+        SELECT {_WHOLE if payload else _BARE} FROM {schema}.row r WHERE r.thread = $1 AND r.seq BETWEEN $2 AND $3
+        {"AND NOT r.hidden AND r.root <> ''" if visible else ""}
+        ORDER BY r.seq {"DESC" if newest_first else ""} LIMIT $4"""
+
+
+def _ranges(schema: str, payload: bool, visible: bool, newest_first: bool) -> str:  # noqa: FBT001
+    """Return what reads several ranges, each from its index, and no more of any than is asked for in all."""
+    return f"""
+        SELECT r.* FROM unnest($2, $3) WITH ORDINALITY AS span(low, high, at), LATERAL (
+            SELECT {_WHOLE if payload else _BARE.replace("NULL::bytea", 'NULL::bytea AS "payload"')}
+            FROM {schema}.row r WHERE r.thread = $1 AND r.seq BETWEEN span.low AND span.high
+            {"AND NOT r.hidden AND r.root <> ''" if visible else ""}
+            ORDER BY r.seq {"DESC" if newest_first else ""} LIMIT $4) r
+        ORDER BY span.at, r.seq {"DESC" if newest_first else ""} LIMIT $4"""
+
+
+def _usage(schema: str) -> str:
+    return f"""
+        SELECT spaces.names, spaces.counts, rows.*, chunks.*, (
+            SELECT coalesce(sum(pg_catalog.pg_total_relation_size(c.oid)), 0)::bigint FROM pg_catalog.pg_class c
+            WHERE c.relnamespace = '{schema.replace("'", "''")}'::regnamespace AND c.relkind = 'r')
+        FROM
+        (SELECT coalesce(array_agg(space), '{{}}') AS names, coalesce(array_agg(n), '{{}}') AS counts FROM (
+            SELECT space, count(*) AS n FROM {schema}.thread WHERE alive GROUP BY space) s) spaces,
+        (SELECT count(*), count(*) FILTER (WHERE NOT hidden AND root <> ''),
+            coalesce(sum(size) FILTER (WHERE NOT hidden AND root <> ''), 0)::bigint,
+            coalesce(sum(octet_length(payload)), 0)::bigint FROM {schema}.row) rows,
+        (SELECT count(*), coalesce(sum(octet_length(payload)), 0)::bigint FROM {schema}.chunk) chunks"""

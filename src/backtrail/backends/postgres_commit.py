@@ -1,0 +1,230 @@
+"""One batch, one statement: the only way into a store in PostgreSQL.
+
+A single row, which most batches are, is an UPDATE of its thread and an INSERT in one statement: who moves `newest`
+from seq - 1 to seq has the turn, and whoever comes second waits for the first, finds it moved, and writes nothing.
+Everything else is one call of the store's function `commit_1`, which looks at all that the batch requires before it
+writes.
+
+A batch that is too large for one message is sent in pieces, in one transaction.
+
+A batch is recognised by the uids of its threads and the op_ids of its rows, so one that comes again after a lost reply
+is a success. The second attempt waits for the first, if that is still under way: both need the turn of the same thread.
+"""
+
+# ruff: noqa: S608 - what the statements are made of are constants of this package, and a quoted name
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any, Final
+
+from backtrail.backends.columns import encoded
+from backtrail.backends.port import Batch, MissingChunks, Row, Stale, Vanished
+from backtrail.backends.postgres_session import Statement
+from backtrail.backends.postgres_tables import COLUMNS, LETTERS, SECOND
+from backtrail.errors import Invalid
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from backtrail.backends.postgres_session import Session
+
+PIECE: Final = 16 * 1024 * 1024
+"""About how many bytes are sent at once."""
+_MAX_VALUE: Final = (1 << 30) - 1024
+"""PostgreSQL takes no larger one."""
+
+_ROWS: Final = Batch._fields.index("rows")
+_LABEL: Final = Row._fields.index("label")
+_PAYLOAD: Final = Row._fields.index("payload")
+_PLACE: Final = {field: f"${at}" for at, field in enumerate(Row._fields, 2)}
+
+
+class Commit:
+    """The statements that write to the store in a schema (its quoted name)."""
+
+    def __init__(self, schema: str, *, durable: bool) -> None:
+        self._durable = durable
+        letters = "i" + LETTERS
+        seq, at = _PLACE["seq"], _PLACE["created_at"]
+        self._append = Statement(
+            f"""
+            WITH turn AS (
+                UPDATE {schema}.thread SET newest = {seq}, updated_at = {at}, second = {at} / {SECOND},
+                    alive = {_PLACE["head"]} > 0, dirty = true
+                WHERE no = $1 AND newest = {seq} - 1 RETURNING no)
+            INSERT INTO {schema}.row (thread, {", ".join(COLUMNS)}) SELECT no, {", ".join(_PLACE.values())} FROM turn
+            RETURNING {schema}.durable_1({str(durable).lower()})""",
+            letters,
+        )
+        self._op_id = Statement(f"SELECT op_id FROM {schema}.row WHERE thread = $1 AND seq = $2", "ii")
+        general = "oTBBBIB" + "IBIB" + "I" + LETTERS.upper() + "BBB" + "IIII" + "II" + "IIB" + "IIB"
+        self._commit = Statement(_call(schema, "commit_1", len(general)), general)
+        self._put = Statement(_call(schema, "put_1", 3), "BBB")
+        rewriting = "oi" + LETTERS.upper() + "BB"
+        self._rewrite = Statement(_call(schema, "rewrite_1", len(rewriting)), rewriting)
+
+    def write(self, session: Session, batch: Batch, *, alone: bool) -> tuple[int, ...]:
+        """Write the batch and return the numbers of its new threads, or write nothing and raise.
+
+        `alone`: no transaction is open, so this is one by itself.
+        """
+        if is_one_row(batch):
+            self._append_row(session, *batch.rows[0])
+            return ()
+        if _weight(batch) <= PIECE:
+            return self._write_piece(session, batch)
+        if not alone:
+            return self._write_pieces(session, batch)
+        session.script("BEGIN ISOLATION LEVEL READ COMMITTED")
+        try:
+            numbers = self._write_pieces(session, batch)
+        except (Stale, Vanished, MissingChunks):
+            session.script("ROLLBACK")
+            raise
+        session.script("COMMIT")
+        return numbers
+
+    def _append_row(self, session: Session, thread: int, row: Row) -> None:
+        _check_sizes((row.payload,))
+        if not session.run(self._append, (thread, *_values(row))) and not self.is_there(session, thread, row):
+            raise Stale
+
+    def is_there(self, session: Session, thread: int, row: Row) -> bool:
+        """Tell whether this very row was written."""
+        found = session.run(self._op_id, (thread, row.seq))
+        return bool(found) and found[0][0] == row.op_id
+
+    def _write_piece(self, session: Session, batch: Batch) -> tuple[int, ...]:
+        _check_sizes(itertools.chain((row.payload for _, row in batch.rows), (data for _, data in batch.chunks)))
+        (found,) = session.run(self._commit, tuple(self._arguments(batch)))
+        refused, numbers, missing, thread, seq = found
+        if refused == "stale":
+            raise Stale
+        if refused == "vanished":
+            raise Vanished(thread, seq)
+        if refused == "missing":
+            raise MissingChunks(frozenset(missing))
+        return tuple(numbers)
+
+    def _write_pieces(self, session: Session, batch: Batch) -> tuple[int, ...]:
+        """Write it as several batches, the first of which requires all that the whole one does."""
+        for chunks in _pieces(batch.chunks, lambda chunk: len(chunk[1])):
+            self.put(session, chunks)
+        pieces = list(_pieces(batch.rows, lambda row: len(row[1].payload or b""))) or [[]]
+        first = batch._replace(chunks=(), rows=tuple(pieces[0]), hide=(), tag=(), untag=())
+        numbers = self._write_piece(session, first)
+        for rows in pieces[1:]:
+            self._write_piece(session, Batch(rows=tuple((_number(no, numbers), row) for no, row in rows)))
+        if batch.hide or batch.tag or batch.untag:
+            marks = Batch(
+                hide=tuple((_number(no, numbers), seq) for no, seq in batch.hide),
+                tag=tuple((_number(no, numbers), seq, tag) for no, seq, tag in batch.tag),
+                untag=tuple((_number(no, numbers), seq, tag) for no, seq, tag in batch.untag),
+            )
+            self._write_piece(session, marks)
+        return numbers
+
+    def put(self, session: Session, chunks: Sequence[tuple[bytes, bytes]]) -> None:
+        """Put chunks as a part of the transaction that is open."""
+        _check_sizes(data for _, data in chunks)
+        session.run(self._put, (*_columns(chunks, 2), ()))
+
+    def rewrite(
+        self, session: Session, thread: int, rows: Sequence[Row], chunks: Sequence[tuple[bytes, bytes]], *, alone: bool
+    ) -> int:
+        """Replace rows, as the port says."""
+        large = sum(len(data) for _, data in chunks) > PIECE
+        if large:
+            if alone:
+                session.script("BEGIN ISOLATION LEVEL READ COMMITTED")
+            for piece in _pieces(chunks, lambda chunk: len(chunk[1])):
+                self.put(session, piece)
+        replaced = 0
+        for piece in _pieces(rows, lambda row: len(row.payload or b"")):
+            _check_sizes(row.payload for row in piece)
+            values = _columns([_values(row, keep=True) for row in piece], len(LETTERS))
+            now = () if large else chunks
+            ((count,),) = session.run(self._rewrite, (self._durable, thread, *values, *_columns(now, 2)))
+            replaced += count
+        if not rows and chunks and not large:
+            self.put(session, chunks)
+        if large and alone:
+            session.script("COMMIT")
+        return replaced
+
+    def _arguments(self, batch: Batch) -> Iterator[Any]:
+        yield self._durable
+        threads = [
+            (new.space, encoded(new.name), new.uid, encoded(new.agent), new.created_at, encoded(new.origin))
+            for new in batch.threads
+        ]
+        yield from _columns(threads, 6)
+        renew = [(no, encoded(new.agent), new.created_at, encoded(new.origin)) for no, new in batch.renew]
+        yield from _columns(renew, 4)
+        yield from _columns([(no, *_values(row)) for no, row in batch.rows], 1 + len(LETTERS))
+        yield from _columns(batch.chunks, 2)
+        yield batch.touch
+        yield from _columns(batch.visible, 2)
+        yield from _columns(batch.newest, 2)
+        yield from _columns(batch.hide, 2)
+        for marks in (batch.tag, batch.untag):
+            yield from _columns([(no, seq, encoded(tag)) for no, seq, tag in marks], 3)
+
+
+def is_one_row(batch: Batch) -> bool:
+    """Tell whether the batch is a row and nothing else."""
+    return len(batch.rows) == 1 and not (any(batch[:_ROWS]) or any(batch[_ROWS + 1 :]))
+
+
+def _call(schema: str, function: str, count: int) -> str:
+    return f"SELECT * FROM {schema}.{function}({', '.join(f'${at}' for at in range(1, count + 1))})"
+
+
+def _values(row: Row, *, keep: bool = False) -> Sequence[Any]:
+    """Return a row's fields as parameters; `keep` a payload that is None, else it becomes an empty one."""
+    if row.label is None and row.payload is not None:
+        return row
+    values = list(row)
+    values[_LABEL] = encoded(row.label)
+    if row.payload is None and not keep:
+        values[_PAYLOAD] = b""
+    return values
+
+
+def _columns(records: Sequence[Sequence[Any]], width: int) -> list[Sequence[Any]]:
+    """Return records of that width as columns."""
+    return list(zip(*records, strict=True)) if records else [()] * width
+
+
+def _number(thread: int, created: Sequence[int]) -> int:
+    """Return the number of a thread that a batch names: -1, -2 ... are those that it creates."""
+    return created[-thread - 1] if -len(created) <= thread < 0 else thread
+
+
+def _weight(batch: Batch) -> int:
+    chunks = sum(len(data) for _, data in batch.chunks)
+    return chunks + sum(len(row.payload or b"") + 300 for _, row in batch.rows)
+
+
+def _pieces(items: Sequence[Any], size: Any) -> Iterator[list[Any]]:
+    """Cut a list into parts that can be sent."""
+    piece: list[Any] = []
+    weight = 0
+    for item in items:
+        if piece and weight + size(item) > PIECE:
+            yield piece
+            piece, weight = [], 0
+        piece.append(item)
+        weight += size(item) + 300
+    if piece:
+        yield piece
+
+
+def _check_sizes(payloads: Iterable[bytes | None]) -> None:
+    for payload in payloads:
+        if payload is not None and len(payload) > _MAX_VALUE:
+            raise Invalid(
+                f"a single value of {len(payload)} bytes is more than PostgreSQL takes: cut it into parts",
+                code="invalid.size",
+            )

@@ -1,0 +1,59 @@
+"""Where a store in PostgreSQL is: what users write, what libpq is told, and what errors may show of it.
+
+Everything that libpq knows goes: a URL with any of its parameters, several hosts, a service, a password file.
+`pool_size` is our own. A password is never shown; libpq's own complaints about a URL quote it, so they are not passed
+on.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+from urllib.parse import parse_qsl, urlencode
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from backtrail.errors import Invalid
+
+POOL_SIZE: Final = 16
+_MAX_POOL: Final = 1000
+
+
+class Target(NamedTuple):
+    """Where to connect."""
+
+    options: dict[str, Any]
+    """For libpq."""
+    shown: str
+    """For people: no password in it."""
+    pool_size: int
+
+
+def read_url(url: str) -> Target:
+    """Read a URL of a store in PostgreSQL."""
+    bare, _, query = url.partition("?")
+    parameters = parse_qsl(query, keep_blank_values=True)
+    own = [value for name, value in parameters if name == "pool_size"]
+    rest = [(name, value) for name, value in parameters if name != "pool_size"]
+    try:
+        options = conninfo_to_dict(f"{bare}?{urlencode(rest)}" if rest else bare)
+    except psycopg.Error:
+        raise Invalid(
+            "this is not the URL of a PostgreSQL database: write postgresql://user:password@host:5432/database, "
+            "with %-escapes for characters that mean something in a URL, and only parameters that libpq knows",
+            code="invalid.url",
+        ) from None
+    return Target(options, _shown(options), _pool_size(own[-1]) if own else POOL_SIZE)
+
+
+def _pool_size(value: str) -> int:
+    if not (value.isascii() and value.isdigit() and 1 <= int(value) <= _MAX_POOL):
+        raise Invalid(f"pool_size is a number from 1 to {_MAX_POOL}, not {value!r}", code="invalid.url")
+    return int(value)
+
+
+def _shown(options: dict[str, Any]) -> str:
+    user = f"{options['user']}@" if options.get("user") else ""
+    host = options.get("host") or options.get("hostaddr") or ""
+    port = f":{options['port']}" if options.get("port") else ""
+    return f"postgresql://{user}{host}{port}/{options.get('dbname', '')}"

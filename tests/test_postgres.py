@@ -1,0 +1,20 @@
+"""The whole suite on stores in PostgreSQL."""
+
+import pytest
+
+from backtrail.testing import machine
+from backtrail.testing.conformance import StoreConformance
+from tests.servers import place
+
+
+class TestPostgres(StoreConformance):
+    @pytest.fixture
+    def opener(self):
+        with place() as opener:
+            yield opener
+
+
+@pytest.mark.hypothesis
+@pytest.mark.parametrize("quarter", range(4))  # so that the long run takes turns with others
+def test_random_histories_are_as_the_model_says(quarter):
+    machine.run(place, parts=4)
