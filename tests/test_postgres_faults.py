@@ -175,6 +175,7 @@ def test_a_write_that_is_still_under_way_when_it_is_tried_again_happens_once(sto
     deeds = Deeds(store)
     busy = "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND pid <> pg_backend_pid()"
     for n, deed in enumerate(deeds.all()):
+        deeds.append(n)  # so that the statement is prepared: that would have to wait, too
         servers.wait_for(lambda: own.execute(busy) == [(0,)])  # nothing is left of the deed before
         with own.connect() as holder, holder.transaction():
             for table in ("thread", "row", "chunk", "tag"):  # whoever writes has to wait; whoever reads has not
