@@ -1,7 +1,6 @@
-"""What PostgreSQL's network and servers do to writers: nothing is lost, nothing is there twice, no conflict is false."""
+"""Replies that are lost and servers that stay away: every write happens once or is reported, no conflict is false."""
 
 import asyncio
-import contextlib
 import itertools
 import multiprocessing
 import random
@@ -13,6 +12,7 @@ import pytest
 
 import backtrail
 import backtrail.aio
+from backtrail.backends import postgres_commit
 from backtrail.backends.postgres import PostgresBackend
 from tests import servers
 from tests.proxy import BEFORE, DURING, SWALLOW, Proxy
@@ -59,7 +59,7 @@ def store(proxy, schema):
         yield store
 
 
-# ---- writes of every kind, and what has to be there after them --------------------------------------------------------
+# ---- writes of every kind, and what has to be there after them ------------------------------------------------------
 
 
 class Deeds:
@@ -68,7 +68,12 @@ class Deeds:
     def __init__(self, store):
         self.store = store
         self.rng = random.Random(1)
-        self.histories = {"doc": [], "left": [], "right": [], "again": []}  # the states of each thread's checkpoints, in order
+        self.histories = {
+            "doc": [],
+            "left": [],
+            "right": [],
+            "again": [],
+        }  # the states of each thread's checkpoints, in order
         self.tags = []
         self.store.thread("log").save({"items": []})
         self.histories["log"] = [{"items": []}]
@@ -142,7 +147,7 @@ class Deeds:
 def test_writes_whose_replies_are_lost_happen_once(store, proxy, direct, kind, count):
     deeds = Deeds(store)
     fired = []
-    for n, deed in zip(range(count), itertools.cycle(deeds.all())):  # noqa: B905 - one of them never ends
+    for n, deed in zip(range(count), itertools.cycle(deeds.all())):
         fault = proxy.fault(kind, sql=WRITES, skip=deeds.rng.randrange(3) if deed == deeds.undo else 0)
         deed(n)
         proxy.disarm()
@@ -173,6 +178,7 @@ def test_any_exchange_of_any_write_may_be_lost(proxy, schema, direct, kind):
 
 def test_a_write_that_is_still_under_way_when_it_is_tried_again_happens_once(store, proxy, own, direct, schema):
     deeds = Deeds(store)
+    waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
     busy = "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND pid <> pg_backend_pid()"
     for n, deed in enumerate(deeds.all()):
         deeds.append(n)  # so that the statement is prepared: that would have to wait, too
@@ -183,7 +189,6 @@ def test_a_write_that_is_still_under_way_when_it_is_tried_again_happens_once(sto
             fault = proxy.fault(DURING, sql=WRITES)
             writer = threading.Thread(target=deed, args=(n,))
             writer.start()
-            waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
             servers.wait_for(lambda: own.execute(waiting)[0][0] >= 2)
         writer.join(30)
         assert not writer.is_alive()
@@ -228,8 +233,14 @@ def test_awaited_writes_whose_replies_are_lost_happen_once(proxy, schema, direct
 
 
 @pytest.fixture
-def impatient(proxy, schema):
-    with backtrail.Store(PostgresBackend(proxy.url, schema=schema, patience=0.3)) as store:
+def patience(monkeypatch):
+    """Stores that are opened from now on wait for a third of a second."""
+    monkeypatch.setitem(PostgresBackend.__init__.__kwdefaults__, "patience", 0.3)
+
+
+@pytest.fixture
+def impatient(proxy, schema, patience):
+    with backtrail.open(proxy.url, schema=schema) as store:
         yield store
 
 
@@ -283,3 +294,71 @@ def test_a_server_that_comes_back_in_time_is_waited_for(store, proxy):
     proxy.leave(0.5)
     assert thread.load().state == {"n": 4}
     assert [c.state["n"] for c in thread.history()] == [1, 2, 3, 4]
+
+
+@pytest.mark.usefixtures("patience")
+@pytest.mark.parametrize(("kind", "there"), [(SWALLOW, [0, 1, 2]), (BEFORE, [0])])
+def test_an_awaited_write_whose_end_is_unknown_is_reported_so(proxy, schema, direct, kind, there):
+    async def run():
+        async with await backtrail.aio.open(proxy.url, schema=schema) as store:
+            thread = store.thread("t")
+            await thread.save({"items": [0]})
+            proxy.fault(kind, sql="^commit$", leave=True)
+            outcomes = await asyncio.gather(*(thread.append("items", n) for n in (1, 2)), return_exceptions=True)
+            proxy.disarm()
+            proxy.come_back()
+            await thread.append("items", 3)
+            return outcomes
+
+    assert [type(outcome) for outcome in asyncio.run(run())] == [backtrail.CommitUnknown] * 2
+    with direct() as store:
+        assert store.thread("t").load().state == {"items": [*there, 3]}
+
+
+def test_a_write_whose_reply_was_lost_is_unknown_if_nobody_can_look(store, own, proxy, direct, schema):
+    """The server is back, and does not let us see what became of it: to say that it failed would be a guess."""
+    thread = store.thread("t")
+    thread.save({"n": 1})
+    fault = proxy.fault(SWALLOW, sql=WRITES, leave=True)
+    outcome = []
+
+    def write():
+        try:
+            outcome.append(thread.set("n", 2))
+        except backtrail.Error as error:
+            outcome.append(error)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    servers.wait_for(lambda: fault.fired)
+    own.execute("ALTER ROLE postgres SET statement_timeout = '100ms'")
+    try:
+        with own.connect() as holder, holder.transaction():
+            holder.execute(f"LOCK TABLE {schema}.thread IN ACCESS EXCLUSIVE MODE")
+            proxy.come_back()
+            writer.join(20)
+    finally:
+        own.execute("ALTER ROLE postgres RESET statement_timeout")
+    assert [type(each) for each in outcome] == [backtrail.CommitUnknown]
+    assert thread.load().state == {"n": 2}
+
+
+@ALL_KINDS
+def test_a_write_that_is_sent_in_pieces_may_lose_any_of_its_exchanges(proxy, schema, direct, kind, monkeypatch):
+    monkeypatch.setattr(postgres_commit, "PIECE", 50_000)
+    rng = random.Random(1)
+    states = []
+    for skip in itertools.count():
+        with backtrail.open(proxy.url, schema=schema) as store:
+            if states:
+                store.thread("t").load()
+            fault = proxy.fault(kind, skip=skip)
+            states.append({"n": skip, "parts": [rng.randbytes(40_000) for _ in range(4)]})
+            store.thread("t").save(states[-1])
+            proxy.disarm()
+        if not fault.fired:
+            break
+    assert skip > 6
+    with direct() as store:
+        assert [checkpoint.state for checkpoint in store.thread("t").history()] == states
+        assert store.verify().ok
