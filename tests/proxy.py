@@ -50,6 +50,7 @@ class Fault:
     sql: re.Pattern
     skip: int
     times: int
+    leave: bool
     fired: list[Fired] = field(default_factory=list)
 
     def takes(self, text):
@@ -82,9 +83,9 @@ class Proxy:
 
     # -- from the test's side ---------------------------------------------------------------------
 
-    def fault(self, kind, *, sql="", skip=0, times=1):
-        """Ask for a fault; `sql` is a pattern, whatever its case."""
-        fault = Fault(kind, re.compile(sql, re.IGNORECASE), skip, times)
+    def fault(self, kind, *, sql="", skip=0, times=1, leave=False):
+        """Ask for a fault; `sql` is a pattern, whatever its case; `leave`: from then on nobody gets in."""
+        fault = Fault(kind, re.compile(sql, re.IGNORECASE), skip, times, leave)
         with self._lock:
             self._faults.append(fault)
         return fault
@@ -129,14 +130,17 @@ class Proxy:
         if self._listener is None:
             self._listener = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
 
+    def _refuse(self):
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
     async def _cut(self):
         for link in self._links:
             link.cut()
 
     async def _leave(self, seconds):
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
+        self._refuse()
         await self._cut()
         if seconds is not None:
             self._loop.call_later(seconds, lambda: self._loop.create_task(self._listen()))
@@ -168,6 +172,8 @@ class Proxy:
             for fault in self._faults:
                 fired = fault.takes(text)
                 if fired is not None:
+                    if fault.leave:
+                        self._refuse()
                     return fault.kind, fired
         return None, None
 

@@ -1,7 +1,12 @@
-"""What PostgreSQL's errors mean to a caller. They are told apart by their SQLSTATE."""
+"""What PostgreSQL's errors mean to a caller. They are told apart by their SQLSTATE.
+
+Only libpq knows the SQLSTATE of an error that a server gives instead of a connection, and does not tell. What is to be
+told apart of those is by the server's words; from a server that speaks another language they are all the same.
+"""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
 from backtrail.errors import Corrupt, Error, Invalid, NotFound, Unavailable
@@ -19,11 +24,25 @@ _IN_THE_WAY: Final = frozenset({"40001", "40P01", AGAIN, "26000", "42P05"})
 # Something is wrong with a value, and says nothing about what else is written.
 _ALONE: Final = ("22", "23", "54")
 
+_BUSY: Final = "53300"
+_REFUSALS: Final = (
+    (re.compile(r"authentication failed|no password supplied|pg_hba\.conf|role .* does not exist|to log in"), "28000"),
+    (re.compile(r"database .* does not exist"), "3D000"),
+    (re.compile(r"too many clients|too many connections|connection slots"), _BUSY),
+)
+
+
+def state_of(error: psycopg.Error) -> str | None:
+    """Return the SQLSTATE of an error, None if the connection was lost or there is no server."""
+    if error.sqlstate is not None:
+        return error.sqlstate
+    return next((state for words, state in _REFUSALS if words.search(str(error))), None)
+
 
 def is_lost(error: psycopg.Error) -> bool:
-    """Tell whether the connection is gone, and another one may go on."""
-    state = error.sqlstate
-    return state is None or state.startswith("08") or state in _AWAY
+    """Tell whether the connection is gone or could not be had, and another one may go on."""
+    state = state_of(error)
+    return state is None or state.startswith("08") or state in _AWAY or state == _BUSY
 
 
 def is_in_the_way(error: psycopg.Error) -> bool:
@@ -61,7 +80,7 @@ _MEANINGS: Final[dict[str, tuple[type[Error], str, str]]] = {
 
 def translated(error: psycopg.Error, where: str) -> Error:
     """Return backtrail's error for one of PostgreSQL's; `where` names the store, without its password."""
-    state = error.sqlstate or "08"
+    state = state_of(error) or "08"
     kind, code, advice = _MEANINGS.get(state) or _MEANINGS.get(state[:2]) or _OTHER
     return kind(f"{where}: {said(error)}: {advice}", code=code)
 

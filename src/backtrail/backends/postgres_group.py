@@ -132,19 +132,19 @@ class Group:
         except psycopg.Error as error:
             doubtful = error.sqlstate is None
             lost = self._lose(error)
-            if not doubtful or not self._is_there():
+            if not doubtful or not self._is_there(error):
                 raise lost from error
         finally:
             self.drop()
 
-    def _is_there(self) -> bool:
+    def _is_there(self, doubt: psycopg.Error) -> bool:
         """Wait until the group's transaction is over, and tell whether it was committed."""
 
         def look(session: Session) -> bool:
             session.run(_LOCK, (self._lock,))
             return self._sign is not None and self._commit.is_there(session, *self._sign)
 
-        return self._pool.do(look, writes=True)
+        return self._pool.do(look, doubt=doubt)
 
     def drop(self) -> None:
         """Give up what is not durable yet, and give the session back."""

@@ -69,20 +69,35 @@ class Pool:
 
     # -- work ---------------------------------------------------------------------------------------
 
-    def do(self, work: Callable[[Session], T], *, writes: bool = False, patience: float | None = None) -> T:
-        """Do work that counts once, however often it is done; `writes` if it changes something."""
-        return self._patiently(work, writes=writes, patience=patience, keep=False)[0]
+    def do(
+        self,
+        work: Callable[[Session], T],
+        *,
+        writes: bool = False,
+        patience: float | None = None,
+        doubt: psycopg.Error | None = None,
+    ) -> T:
+        """Do work that counts once, however often it is done; `writes` if it changes something.
+
+        `doubt` is what came instead of the reply to a write that this work is to find out about.
+        """
+        return self._patiently(work, writes=writes, patience=patience, doubt=doubt)[0]
 
     def keep(self, work: Callable[[Session], None]) -> Session:
         """Do work, and return the session, which is the caller's until it is given back."""
-        return self._patiently(work, writes=False, patience=None, keep=True)[1]
+        return self._patiently(work, keep=True)[1]
 
     def _patiently(
-        self, work: Callable[[Session], T], *, writes: bool, patience: float | None, keep: bool
+        self,
+        work: Callable[[Session], T],
+        *,
+        writes: bool = False,
+        patience: float | None = None,
+        doubt: psycopg.Error | None = None,
+        keep: bool = False,
     ) -> tuple[T, Session]:
         until = 0.0
         tries = 0
-        doubt: psycopg.Error | None = None
         while True:
             try:
                 session = self.take()
@@ -96,22 +111,25 @@ class Pool:
                 if not keep:
                     self.give(session)
             except psycopg.Error as error:
-                if not (is_lost(error) or is_in_the_way(error)):
-                    raise translated(error, self.where) from error
                 until = until or time.monotonic() + (self._patience if patience is None else patience)
-                if time.monotonic() >= until:
-                    raise self._given_up(error, doubt) from error
+                if not (is_lost(error) or is_in_the_way(error)) or time.monotonic() >= until:
+                    raise self._given_up(translated(error, self.where), doubt) from error
                 tries += 1
                 time.sleep(random.random() * min(0.005 * 2**tries, 0.25))  # noqa: S311 - only to get out of step
+            except Unavailable as error:  # no session was to be had
+                if doubt is None:
+                    raise
+                raise self._given_up(error, doubt) from error
             else:
                 return result, session
 
-    def _given_up(self, error: psycopg.Error, doubt: psycopg.Error | None) -> Error:
+    def _given_up(self, error: Error, doubt: psycopg.Error | None) -> Error:
+        """Return the error to raise; after a write without a reply no other says what became of it."""
         if doubt is None:
-            return translated(error, self.where)
+            return error
         return CommitUnknown(
-            f"{self.where}: the connection was lost during a write ({said(doubt)}), and the server has stayed away "
-            f"for {self._patience:g} s ({said(error)}): read again before you repeat it",
+            f"{self.where}: the connection was lost during a write ({said(doubt)}), and what became of it cannot be "
+            f"found out ({error}): read again before you repeat it",
             code="commit_unknown.connection",
         )
 

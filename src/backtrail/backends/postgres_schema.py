@@ -64,10 +64,10 @@ def _number(what: str, name: str) -> int:
     return int.from_bytes(digest, "big", signed=True)
 
 
-def place_of(schema: str | None) -> Place:
+def place_of(schema: object) -> Place:
     """Return the place of a schema that a user named, or of the default one."""
     name = DEFAULT_SCHEMA if schema is None else schema
-    if not name or "\0" in name:
+    if not isinstance(name, str) or not name or "\0" in name:
         raise Invalid(f"schema is the name of a schema, not {schema!r}", code="invalid.argument")
     try:
         size = len(name.encode())

@@ -7,6 +7,7 @@ on.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl, urlencode
 
@@ -17,6 +18,7 @@ from backtrail.errors import Invalid
 
 POOL_SIZE: Final = 16
 _MAX_POOL: Final = 1000
+_MAX_PORT: Final = 65535
 
 
 class Target(NamedTuple):
@@ -35,15 +37,29 @@ def read_url(url: str) -> Target:
     parameters = parse_qsl(query, keep_blank_values=True)
     own = [value for name, value in parameters if name == "pool_size"]
     rest = [(name, value) for name, value in parameters if name != "pool_size"]
-    try:
+    options = None
+    with suppress(psycopg.Error):
         options = conninfo_to_dict(f"{bare}?{urlencode(rest)}" if rest else bare)
-    except psycopg.Error:
+    if options is None or not (_is_unambiguous(bare) and _has_ports(options)):  # not in an `except`: no context, either
         raise Invalid(
             "this is not the URL of a PostgreSQL database: write postgresql://user:password@host:5432/database, "
             "with %-escapes for characters that mean something in a URL, and only parameters that libpq knows",
             code="invalid.url",
-        ) from None
+        )
     return Target(options, _shown(options), _pool_size(own[-1]) if own else POOL_SIZE)
+
+
+def _is_unambiguous(bare: str) -> bool:
+    """Tell whether it is clear where a password ends: what follows an @ or / in it is taken for a host or database."""
+    _, separator, rest = bare.partition("://")
+    authority, _, path = rest.partition("/")
+    return bool(separator) and authority.count("@") <= 1 and "@" not in path
+
+
+def _has_ports(options: dict[str, Any]) -> bool:
+    """Tell whether the ports are ports: where the host was forgotten, libpq takes the password for one."""
+    ports = str(options.get("port") or "").split(",")
+    return all(not port or (port.isascii() and port.isdigit() and 0 < int(port) <= _MAX_PORT) for port in ports)
 
 
 def _pool_size(value: str) -> int:
