@@ -20,7 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from backtrail.backends.port import Batch, Row, ThreadRecord, Usage
+from backtrail.backends import sqlite_search
+from backtrail.backends.port import Batch, Found, Indexed, Phrase, Row, Splice, ThreadRecord, Usage
 from backtrail.backends.sqlite_commit import PUT_CHUNK, commit
 from backtrail.backends.sqlite_connection import Guard, savepoint
 from backtrail.backends.sqlite_group import Group
@@ -110,6 +111,17 @@ _COUNT = """
             coalesce(sum(length(payload)), 0) FROM row),
     (SELECT count(*), coalesce(sum(length(payload)), 0) FROM chunk),
     (SELECT page_count * page_size FROM pragma_page_count, pragma_page_size)"""
+
+
+@contextmanager
+def _one_view(connection: apsw.Connection) -> Iterator[None]:
+    """Make the reads of a block see one moment of the store."""
+    alone = not connection.in_transaction
+    if alone:
+        connection.execute("BEGIN")
+    yield
+    if alone:
+        connection.execute("COMMIT")
 
 
 class _Grouped(threading.local):
@@ -283,6 +295,39 @@ class SqliteBackend:
         if self.read_only:
             raise Unavailable(f"{self.path}: was opened read-only: open it for writing", code="unavailable.read_only")
 
+    # -- the index ------------------------------------------------------------------------------
+    def marked(self, after: int, limit: int) -> list[int]:
+        with self._guard as connection:
+            return sqlite_search.marked(connection, after, limit)
+
+    def indexed(self, thread: int) -> Indexed:
+        with self._guard as connection:
+            return sqlite_search.indexed(connection, thread)
+
+    def index(
+        self, thread: int, was: Indexed, now: Indexed, splices: Sequence[Splice], unmark: int | None = None
+    ) -> bool:
+        with self._transaction() as connection:
+            return sqlite_search.index(connection, thread, was, now, splices, unmark=unmark)
+
+    def find(
+        self,
+        phrases: Sequence[Phrase],
+        *,
+        space: str | None,
+        agent: str | None,
+        thread: int | None,
+        after: tuple[int, int] | None,
+        limit: int,
+    ) -> list[Found]:
+        fitting = (space, encoded(agent), thread, *(after or (None, None)))
+        with self._guard as connection, _one_view(connection):
+            return sqlite_search.find(connection, phrases, fitting, limit)
+
+    def forget_index(self) -> None:
+        with self._transaction() as connection:
+            sqlite_search.forget(connection)
+
     # -- upkeep -------------------------------------------------------------------------------
     @contextmanager
     def _transaction(self) -> Iterator[apsw.Connection]:
@@ -332,6 +377,7 @@ class SqliteBackend:
         """Give free pages back in slices, letting others in between, and empty the WAL."""
         self._refuse_if_read_only()
         self._refuse_in_group()
+        sqlite_search.clean(self._guard)
         with self._guard as connection:
             free = int(connection.pragma("freelist_count"))
         for _ in range(0, free, _VACUUM_PAGES):
@@ -342,14 +388,10 @@ class SqliteBackend:
                 run(connection, f"PRAGMA wal_checkpoint({mode})")
 
     def usage(self) -> Usage:
-        with self._guard as connection:
-            alone = not connection.in_transaction
-            if alone:
-                connection.execute("BEGIN")  # one view of it all
+        with self._guard as connection, _one_view(connection):
             threads = dict(iter(connection.execute(_COUNT_THREADS)))
             rows, checkpoints, logical, row_bytes, chunks, chunk_bytes, pages = connection.execute(_COUNT).get
-            if alone:
-                connection.execute("COMMIT")
+            messages, index_bytes = sqlite_search.usage(connection)
         wal = Path(self.path + "-wal")
         return Usage(
             threads=threads,
@@ -359,6 +401,8 @@ class SqliteBackend:
             chunks=chunks,
             payload_bytes=row_bytes + chunk_bytes,
             stored_bytes=pages + (wal.stat().st_size if wal.exists() else 0),
+            messages=messages,
+            index_bytes=index_bytes,
         )
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from contextlib import AbstractContextManager
 
-    from backtrail.backends.port import Backend, NewThread, Usage
+    from backtrail.backends.port import Backend, Found, Indexed, NewThread, Phrase, Splice, Usage
 
 
 class Overlay:
@@ -237,6 +237,32 @@ class Overlay:
     # -- not in a transaction ---------------------------------------------------------------------------
 
     def group(self) -> AbstractContextManager[None]:
+        raise _outside()
+
+    def marked(self, after: int, limit: int) -> list[int]:
+        raise _outside()
+
+    def indexed(self, thread: int) -> Indexed:
+        raise _outside()
+
+    def index(
+        self, thread: int, was: Indexed, now: Indexed, splices: Sequence[Splice], unmark: int | None = None
+    ) -> bool:
+        raise _outside()
+
+    def find(
+        self,
+        phrases: Sequence[Phrase],
+        *,
+        space: str | None,
+        agent: str | None,
+        thread: int | None,
+        after: tuple[int, int] | None,
+        limit: int,
+    ) -> list[Found]:
+        raise _outside()
+
+    def forget_index(self) -> None:
         raise _outside()
 
     def next_epoch(self) -> int:
