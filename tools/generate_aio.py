@@ -65,6 +65,8 @@ STORE = {
     "thread": "handle",
     "threads": "pages",
     "checkpoint": "apart",
+    "search": "apart",
+    "reindex": "watched",
     "transaction": "block Transaction",
     "stats": "apart",
     "verify": "watched",
@@ -427,7 +429,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable
     from types import TracebackType
 
-    from backtrail.values import GcReport, PruneReport, Stats, ThreadInfo, VerifyReport
+    from backtrail.values import GcReport, Hit, PruneReport, Stats, ThreadInfo, VerifyReport
 
 S = TypeVar("S")
 

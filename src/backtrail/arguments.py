@@ -6,10 +6,12 @@ import datetime as dt
 from collections.abc import Mapping
 from typing import Any, Final
 
-from backtrail.engine import log
+from backtrail.engine import log, query
 from backtrail.errors import Invalid
+from backtrail.values import Hit
 
 MAX_ID: Final = 512
+MAX_QUERY: Final = 10_000
 
 
 def check_id(text: Any, what: str) -> str:
@@ -76,3 +78,24 @@ def check_duration(value: Any, what: str) -> int:
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 1e-6 <= seconds < 1e12:  # noqa: PLR2004
         raise Invalid(f"{what} is a timedelta or a number of seconds above 0, not {value!r}", code="invalid.argument")
     return int(seconds * 1_000_000)
+
+
+def check_query(text: Any, *, contains: bool) -> query.Query:
+    """Return what to look for: a piece of text, or words."""
+    if not isinstance(text, str):
+        raise Invalid(f"a query is a string, not {type(text).__name__}", code="invalid.query")
+    if len(text) > MAX_QUERY:
+        raise Invalid(f"a query has at most {MAX_QUERY} characters; this one has {len(text)}", code="invalid.query")
+    found = query.piece(text) if contains else query.words(text)
+    if found.piece == "" or not (contains or found.phrases):
+        hint = "" if contains else "; contains=True looks for any text as it is"
+        raise Invalid(f"there is no word to look for in {text!r}{hint}", code="invalid.query")
+    return found
+
+
+def check_cursor(after: Any) -> str:
+    """Return the cursor of a hit."""
+    cursor = after.cursor if isinstance(after, Hit) else after
+    if not isinstance(cursor, str):
+        raise Invalid(f"after= is a hit of this search, or its cursor, not {after!r}", code="invalid.argument")
+    return cursor

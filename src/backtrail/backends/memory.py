@@ -336,7 +336,7 @@ class MemoryBackend:
         *,
         space: str | None,
         agent: str | None,
-        thread: int | None,
+        threads: Sequence[int] | None,
         after: tuple[int, int] | None,
         limit: int,
     ) -> list[Found]:
@@ -346,9 +346,10 @@ class MemoryBackend:
                 for record, indexed, listed in [(self._threads[no], *held) for no, held in self._lists.items()]
                 if (space is None or record.space == space)
                 and (agent is None or record.agent == agent)
-                and (thread is None or record.no == thread)
+                and (threads is None or record.no in threads)
                 for position, (no, entry) in [(at, held) for at, held in enumerate(listed) if held is not None]
-                if all(phrase.is_in(entry.words) for phrase in phrases) and (after is None or (entry.time, no) < after)
+                if all(phrase.sought in f" {entry.words} " for phrase in phrases)
+                and (after is None or (entry.time, no) < after)
             ]
         return sorted(found, key=lambda each: (each.entry.time, each.no), reverse=True)[:limit]
 
@@ -434,7 +435,7 @@ class MemoryBackend:
                 chunks=len(self._chunks),
                 payload_bytes=bytes_held,
                 stored_bytes=bytes_held + indexed,
-                messages=len(entries),
+                entries=len(entries),
                 index_bytes=indexed,
             )
 

@@ -179,10 +179,10 @@ class Phrase(NamedTuple):
     open_left: bool = False
     open_right: bool = False
 
-    def is_in(self, words: str) -> bool:
-        """Tell whether it is in an entry with these words."""
-        sought = f"{'' if self.open_left else ' '}{' '.join(self.words)}{'' if self.open_right else ' '}"
-        return sought in f" {words} "
+    @property
+    def sought(self) -> str:
+        """What is in the words of an entry, with a space before and behind them, if the phrase is."""
+        return f"{'' if self.open_left else ' '}{' '.join(self.words)}{'' if self.open_right else ' '}"
 
 
 class Found(NamedTuple):
@@ -214,7 +214,7 @@ class Usage(NamedTuple):
     """Bytes of rows' payloads and of chunks as they are stored."""
     stored_bytes: int
     """Bytes on disk (for memory: payload_bytes and index_bytes)."""
-    messages: int = 0
+    entries: int = 0
     """Entries of the index."""
     index_bytes: int = 0
     """Bytes of the index, its own overhead not counted."""
@@ -315,7 +315,7 @@ class Backend(Protocol):
         *,
         space: str | None,
         agent: str | None,
-        thread: int | None,
+        threads: Sequence[int] | None,
         after: tuple[int, int] | None,
         limit: int,
     ) -> list[Found]:

@@ -13,6 +13,7 @@ The statements are constants: SQLite compiles each of them once for a connection
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from contextlib import contextmanager
@@ -302,6 +303,8 @@ class SqliteBackend:
 
     def indexed(self, thread: int) -> Indexed:
         with self._guard as connection:
+            if self.read_only and not sqlite_search.is_there(connection):
+                return Indexed(0, 0)
             return sqlite_search.indexed(connection, thread)
 
     def index(
@@ -316,11 +319,12 @@ class SqliteBackend:
         *,
         space: str | None,
         agent: str | None,
-        thread: int | None,
+        threads: Sequence[int] | None,
         after: tuple[int, int] | None,
         limit: int,
     ) -> list[Found]:
-        fitting = (space, encoded(agent), thread, *(after or (None, None)))
+        within = None if threads is None else json.dumps(list(threads))
+        fitting = (space, encoded(agent), within, *(after or (None, None)))
         with self._guard as connection, _one_view(connection):
             return sqlite_search.find(connection, phrases, fitting, limit)
 
@@ -391,7 +395,7 @@ class SqliteBackend:
         with self._guard as connection, _one_view(connection):
             threads = dict(iter(connection.execute(_COUNT_THREADS)))
             rows, checkpoints, logical, row_bytes, chunks, chunk_bytes, pages = connection.execute(_COUNT).get
-            messages, index_bytes = sqlite_search.usage(connection)
+            entries, index_bytes = sqlite_search.usage(connection)
         wal = Path(self.path + "-wal")
         return Usage(
             threads=threads,
@@ -401,7 +405,7 @@ class SqliteBackend:
             chunks=chunks,
             payload_bytes=row_bytes + chunk_bytes,
             stored_bytes=pages + (wal.stat().st_size if wal.exists() else 0),
-            messages=messages,
+            entries=entries,
             index_bytes=index_bytes,
         )
 

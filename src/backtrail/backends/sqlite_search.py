@@ -57,10 +57,13 @@ _FOUND = """
            seq, position, message.no, time, id, role, text
     FROM message JOIN thread ON thread.no = message.thread JOIN indexed ON indexed.thread = message.thread"""
 _FITTING = """
-    (?1 IS NULL OR space = ?1) AND (?2 IS NULL OR agent = ?2) AND (?3 IS NULL OR message.thread = ?3)
+    (?1 IS NULL OR space = ?1) AND (?2 IS NULL OR agent = ?2)
+    AND (?3 IS NULL OR message.thread IN (SELECT value FROM json_each(?3)))
     AND (?4 IS NULL OR (time, message.no) < (?4, ?5))"""
 _BY_TIME = f"{_FOUND} WHERE {_FITTING} ORDER BY time DESC, message.no DESC LIMIT ?6"
-_OF_THREAD = f"{_FOUND} WHERE message.thread = ?3 AND {_FITTING} ORDER BY +time DESC, message.no DESC LIMIT ?6"
+_OF_THREADS = f"""
+    {_FOUND} WHERE message.thread IN (SELECT value FROM json_each(?3)) AND {_FITTING}
+    ORDER BY +time DESC, message.no DESC LIMIT ?6"""
 _BY_WORDS = f"""
     {_FOUND} WHERE message.no IN (
         SELECT message.no FROM word JOIN message ON message.no = word.rowid JOIN thread ON thread.no = message.thread
@@ -86,9 +89,14 @@ _FORGET = """
     UPDATE meta SET value = 0 WHERE name = 'unindexed'; INSERT OR IGNORE INTO mark SELECT no FROM thread"""
 
 
+def is_there(connection: apsw.Connection) -> bool:
+    """Tell whether there is an index: not in a store of an older format, which is only read."""
+    return bool(connection.execute(_IS_THERE).get)
+
+
 def marked(connection: apsw.Connection, after: int, limit: int) -> list[int]:
     """Return marked threads."""
-    if not connection.execute(_IS_THERE).get:
+    if not is_there(connection):
         raise Unavailable(
             "this store has an older format, which knows no search: open it once for writing, which converts it",
             code="unavailable.read_only",
@@ -152,7 +160,7 @@ def forget(connection: apsw.Connection) -> None:
 
 # -- finding ------------------------------------------------------------------------------------
 def find(connection: apsw.Connection, phrases: Sequence[Phrase], fitting: Sequence[Any], limit: int) -> list[Found]:
-    """Return what matches, newest first; `fitting` are space, agent, thread, and the time and number to go behind."""
+    """Return what matches, newest first; `fitting` are space, agent, threads (as JSON), and what to go on behind."""
     conditions = [condition for phrase in phrases[:_PHRASES] for condition in _conditions(connection, phrase)]
     if None in conditions:
         return []
@@ -161,7 +169,7 @@ def find(connection: apsw.Connection, phrases: Sequence[Phrase], fitting: Sequen
     if query and len(connection.execute(_MATCHING, (query,)).fetchall()) <= FEW:
         found = connection.execute(_BY_WORDS, (*values, query))
     else:
-        found = connection.execute(_BY_TIME if fitting[2] is None else _OF_THREAD, values)
+        found = connection.execute(_BY_TIME if fitting[2] is None else _OF_THREADS, values)
     return [_found(*each) for each in found]
 
 
@@ -190,7 +198,7 @@ def _quoted(words: str) -> str:
 # -- upkeep -------------------------------------------------------------------------------------
 def usage(connection: apsw.Connection) -> tuple[int, int]:
     """Return how many entries there are, and their bytes."""
-    if not connection.execute(_IS_THERE).get:
+    if not is_there(connection):
         return 0, 0
     messages, *sizes = connection.execute(_COUNT).get
     return messages, sum(sizes)

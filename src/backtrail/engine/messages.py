@@ -173,6 +173,6 @@ def _time(value: Any) -> int | None:
         if not isinstance(value, dt.datetime):
             return None
         aware = value if value.tzinfo is not None else value.replace(tzinfo=dt.UTC)
-        return (aware - _EPOCH) // _MICROSECOND
+        return (aware.astimezone(dt.UTC) - _EPOCH) // _MICROSECOND
     except (ValueError, OverflowError):
         return None

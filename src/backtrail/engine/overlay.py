@@ -256,7 +256,7 @@ class Overlay:
         *,
         space: str | None,
         agent: str | None,
-        thread: int | None,
+        threads: Sequence[int] | None,
         after: tuple[int, int] | None,
         limit: int,
     ) -> list[Found]:
