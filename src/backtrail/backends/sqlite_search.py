@@ -15,14 +15,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import apsw
+
 from backtrail.backends.port import Entry, Found, Indexed
 from backtrail.backends.sqlite_values import MAX_SEQ, as_record, decoded, encoded, key_of
-from backtrail.errors import Unavailable
+from backtrail.errors import Corrupt, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    import apsw
 
     from backtrail.backends.port import Phrase, Splice
     from backtrail.backends.sqlite_connection import Guard
@@ -131,7 +131,7 @@ def index(
             if entry is not None:
                 _insert(connection, thread, position, entry)
     words = {word for splice in splices for entry in splice.entries if entry for word in entry.words.split(" ")}
-    connection.executemany(_KNOW, [(encoded(word),) for word in sorted(words - {""})])
+    connection.executemany(_KNOW, [(word.encode(),) for word in sorted(words - {""})])
     connection.execute(_IS_INDEXED, (thread, *now))
     if unmark is not None:
         connection.execute(_UNMARK, (thread, key_of(thread, unmark)))
@@ -161,6 +161,17 @@ def forget(connection: apsw.Connection) -> None:
 # -- finding ------------------------------------------------------------------------------------
 def find(connection: apsw.Connection, phrases: Sequence[Phrase], fitting: Sequence[Any], limit: int) -> list[Found]:
     """Return what matches, newest first; `fitting` are space, agent, threads (as JSON), and what to go on behind."""
+    try:
+        return _found_by(connection, phrases, fitting, limit)
+    except apsw.CorruptError as error:
+        raise Corrupt(
+            f"the index of search is damaged ({error}): `reindex` makes it anew", code="corrupt.index"
+        ) from error
+
+
+def _found_by(
+    connection: apsw.Connection, phrases: Sequence[Phrase], fitting: Sequence[Any], limit: int
+) -> list[Found]:
     conditions = [condition for phrase in phrases[:_PHRASES] for condition in _conditions(connection, phrase)]
     if None in conditions:
         return []
