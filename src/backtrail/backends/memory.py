@@ -307,20 +307,18 @@ class MemoryBackend:
 
     def indexed(self, thread: int) -> Indexed:
         with self._use():
-            return self._lists[thread][0] if thread in self._lists else Indexed(0, 0)
+            return self._lists[thread][0] if thread in self._lists else Indexed(0, 0, 0)
 
-    def index(
-        self, thread: int, was: Indexed, now: Indexed, splices: Sequence[Splice], unmark: int | None = None
-    ) -> bool:
+    def index(self, thread: int, was: Indexed, now: Indexed, splices: Sequence[Splice]) -> bool:
         with self._use():
-            there, listed = self._lists.get(thread, (Indexed(0, 0), []))
+            there, listed = self._lists.get(thread, (Indexed(0, 0, 0), []))
             if there != was:
                 return False
             listed = list(listed)
             for splice in splices:
                 listed[splice.at : splice.at + splice.removed] = map(self._numbered, splice.entries)
             self._set(self._lists, thread, (now, listed))
-            if unmark is not None and self._last(thread) == unmark:
+            if self._last(thread) == now.as_of:
                 self._set(self._marks, thread, _ABSENT)
             return True
 

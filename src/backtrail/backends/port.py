@@ -163,10 +163,12 @@ class Splice(NamedTuple):
 
 
 class Indexed(NamedTuple):
-    """What a thread's list is: the first `items` of those of the row `seq`; (0, 0) if there is no list yet."""
+    """What a thread's list is: the first `items` of those of the row `seq`; both are 0 if there is no list."""
 
     seq: int
     items: int
+    as_of: int
+    """The newest row of the thread when `seq` was its head. It only rises, so nobody takes a list back to what was."""
 
 
 class Phrase(NamedTuple):
@@ -298,14 +300,12 @@ class Backend(Protocol):
         """Return the numbers of marked threads above `after`, ascending."""
 
     def indexed(self, thread: int) -> Indexed:
-        """Return what a thread's list is now."""
+        """Return what a thread's list is now; all zeros if nothing is known of it."""
 
-    def index(
-        self, thread: int, was: Indexed, now: Indexed, splices: Sequence[Splice], unmark: int | None = None
-    ) -> bool:
+    def index(self, thread: int, was: Indexed, now: Indexed, splices: Sequence[Splice]) -> bool:
         """Change a thread's list by these splices, one after the other, all or none; False if it is not what it `was`.
 
-        Afterwards it is what `now` says. If `unmark` is still the newest row of the thread, its mark is taken off.
+        Afterwards it is what `now` says. If `as_of` is then still the newest row of the thread, its mark is taken off.
         Entries that stay keep their numbers; new ones get higher numbers than all before, in their order.
         """
 

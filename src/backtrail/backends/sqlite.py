@@ -304,14 +304,12 @@ class SqliteBackend:
     def indexed(self, thread: int) -> Indexed:
         with self._guard as connection:
             if self.read_only and not sqlite_search.is_there(connection):
-                return Indexed(0, 0)
+                return Indexed(0, 0, 0)
             return sqlite_search.indexed(connection, thread)
 
-    def index(
-        self, thread: int, was: Indexed, now: Indexed, splices: Sequence[Splice], unmark: int | None = None
-    ) -> bool:
+    def index(self, thread: int, was: Indexed, now: Indexed, splices: Sequence[Splice]) -> bool:
         with self._transaction() as connection:
-            return sqlite_search.index(connection, thread, was, now, splices, unmark=unmark)
+            return sqlite_search.index(connection, thread, was, now, splices)
 
     def find(
         self,
@@ -374,7 +372,10 @@ class SqliteBackend:
                 values = as_parameters(key_of(thread, row.seq), row)
                 for hidden, payload in connection.execute(_TAKE_OUT, (values[0], row.op_id, row.base)).fetchall():
                     kept.append((*values[:-2], payload if row.payload is None else row.payload, hidden))
+            marked = sqlite_search.is_marked(connection, thread)
             connection.executemany(_PUT_BACK, kept)
+            if not marked:  # these rows are not new
+                sqlite_search.unmark(connection, thread)
         return len(kept)
 
     def reclaim(self) -> None:

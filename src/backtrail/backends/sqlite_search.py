@@ -36,11 +36,13 @@ _PHRASES = 32
 _MERGE_PAGES = 500
 
 _MARKED = "SELECT thread FROM mark WHERE thread > ? ORDER BY thread LIMIT ?"
-_INDEXED = "SELECT seq, items FROM indexed WHERE thread = ?"
+_INDEXED = "SELECT seq, items, as_of FROM indexed WHERE thread = ?"
 _IS_INDEXED = """
-    INSERT INTO indexed (thread, seq, items) VALUES (?, ?, ?)
-    ON CONFLICT (thread) DO UPDATE SET seq = excluded.seq, items = excluded.items"""
-_UNMARK = f"""
+    INSERT INTO indexed (thread, seq, items, as_of) VALUES (?, ?, ?, ?)
+    ON CONFLICT (thread) DO UPDATE SET seq = excluded.seq, items = excluded.items, as_of = excluded.as_of"""
+_IS_MARKED = "SELECT count(*) FROM mark WHERE thread = ?"
+_UNMARK = "DELETE FROM mark WHERE thread = ?"
+_UNMARK_IF_NEWEST = f"""
     DELETE FROM mark WHERE thread = ?1
     AND ?2 = (SELECT max(key) FROM row WHERE key BETWEEN ?1 << 32 AND ?1 << 32 | {MAX_SEQ})"""
 _STAND_AT = "SELECT no FROM message WHERE thread = ? AND position BETWEEN ? AND ?"
@@ -104,10 +106,20 @@ def marked(connection: apsw.Connection, after: int, limit: int) -> list[int]:
     return [no for (no,) in connection.execute(_MARKED, (after, limit))]
 
 
+def is_marked(connection: apsw.Connection, thread: int) -> bool:
+    """Tell whether a thread is marked."""
+    return bool(connection.execute(_IS_MARKED, (thread,)).get)
+
+
+def unmark(connection: apsw.Connection, thread: int) -> None:
+    """Take the mark off a thread, as a part of the transaction that is open."""
+    connection.execute(_UNMARK, (thread,))
+
+
 def indexed(connection: apsw.Connection, thread: int) -> Indexed:
     """Return what a thread's list is."""
     found: list[Any] = connection.execute(_INDEXED, (thread,)).fetchall()
-    return Indexed(*found[0]) if found else Indexed(0, 0)
+    return Indexed(*found[0]) if found else Indexed(0, 0, 0)
 
 
 def index(
@@ -116,8 +128,6 @@ def index(
     was: Indexed,
     now: Indexed,
     splices: Sequence[Splice],
-    *,
-    unmark: int | None,
 ) -> bool:
     """Change a thread's list, as a part of the transaction that is open."""
     if indexed(connection, thread) != was:
@@ -133,8 +143,7 @@ def index(
     words = {word for splice in splices for entry in splice.entries if entry for word in entry.words.split(" ")}
     connection.executemany(_KNOW, [(word.encode(),) for word in sorted(words - {""})])
     connection.execute(_IS_INDEXED, (thread, *now))
-    if unmark is not None:
-        connection.execute(_UNMARK, (thread, key_of(thread, unmark)))
+    connection.execute(_UNMARK_IF_NEWEST, (thread, key_of(thread, now.as_of)))
     return True
 
 

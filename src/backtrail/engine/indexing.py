@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from backtrail.engine.spine import Spine
 
 _PAGE: Final = 500
-_NOTHING: Final = Indexed(0, 0)
 _LOOKS: Final = 3
 """What was deleted while it was looked at is looked at again, so many times."""
 _GROUP: Final = 64
@@ -49,7 +48,7 @@ def catch_up(heads: Heads, *, known: bool = False, progress: Callable[[str, int]
         queue: deque[_Catching] = deque()
         for number in numbers:
             record = backend.thread(number)
-            if record is not None and not (known and backend.indexed(number) == _NOTHING):
+            if record is not None and not (known and backend.indexed(number).seq == 0):
                 queue.append(_Catching(heads, record))
         _work_off(backend, queue)
         count += len(numbers)
@@ -90,7 +89,6 @@ class _Change(NamedTuple):
     was: Indexed
     now: Indexed
     splices: list[Splice]
-    unmark: int | None
 
 
 class _Catching:
@@ -114,20 +112,19 @@ class _Catching:
         """Return what to do next, None if nothing is left. It counts when `settle` has been told that it is done."""
         if self._done:
             return None
+        was = self._was or self._heads.backend.indexed(self.record.no)  # first: what is looked at is newer then
         with suppress(Corrupt, NotFound):
             if self._was is not None and self._target is not None:
-                return self._slice(self._target, self._was, [], self._was.items)
+                return self._slice(self._target, was, [], was.items)
             self._look()
             if self._target is not None:
-                was = self._heads.backend.indexed(self.record.no)
                 return self._slice(self._target, was, *self._plan(was, self._target))
         if self._target is not None:  # a part of the list cannot be read, or not any more
             self._seq, self._target, self._newest = 0, None, None
-        was = self._heads.backend.indexed(self.record.no)
-        if was == _NOTHING and self._newest is None:
+        now = Indexed(0, 0, 0) if self._newest is None else Indexed(self._seq, 0, self._newest)
+        if now == was and self._newest is None:
             return None
-        splices = [Splice(0, was.items, ())] if was.items else []
-        return _Change(was, Indexed(self._seq, 0), splices, self._newest)
+        return _Change(was, now, [Splice(0, was.items, ())] if was.items else [])
 
     def _slice(self, target: _Listed, was: Indexed, splices: list[Splice], start: int) -> _Change:
         """Return the splices, and what adds the next slice of the target behind them."""
@@ -135,7 +132,8 @@ class _Catching:
         if entries:
             splices = [*splices, Splice(start, 0, tuple(entries))]
         end = start + len(entries)
-        return _Change(was, Indexed(self._seq, end), splices, self._newest if end == target.spine.length else None)
+        newest = self._newest if end == target.spine.length else None
+        return _Change(was, Indexed(self._seq, end, was.as_of if newest is None else newest), splices)
 
     def settle(self, change: _Change, *, taken: bool) -> None:
         """Go on from what a change has made of the list; if somebody else was faster, from what is there."""
@@ -243,7 +241,7 @@ def _divided(blocks: list[diff.Block], items: int, end: int) -> tuple[list[diff.
 def is_true(heads: Heads, record: ThreadRecord) -> bool:
     """Tell whether a thread's list is what it says that it is, as far as that can be read."""
     indexed = heads.backend.indexed(record.no)
-    if indexed == _NOTHING:
+    if indexed.seq == 0:
         return True
     try:
         row = heads.sound_row(record, indexed.seq)

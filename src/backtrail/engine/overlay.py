@@ -245,9 +245,7 @@ class Overlay:
     def indexed(self, thread: int) -> Indexed:
         raise _outside()
 
-    def index(
-        self, thread: int, was: Indexed, now: Indexed, splices: Sequence[Splice], unmark: int | None = None
-    ) -> bool:
+    def index(self, thread: int, was: Indexed, now: Indexed, splices: Sequence[Splice]) -> bool:
         raise _outside()
 
     def find(

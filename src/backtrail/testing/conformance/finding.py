@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pytest
 
 from backtrail import Invalid, Unavailable
+from backtrail.backends.port import Splice
 from backtrail.testing.conformance.base import SECOND, Clock, Suite, chunks_read, head, messages
 from backtrail.testing.conformance.searching import found, places, say
 
@@ -358,6 +359,38 @@ class Indexing(Suite):
         assert [hit.position for hit in store.search("hen")] == [590, 90]
         assert store.verify().ok
 
+    @pytest.mark.parametrize("again", ["save", "undo", "rewind", "delete"])
+    def test_one_who_is_overtaken_does_not_take_the_index_back(self, store: Store, again: str) -> None:
+        thread = say(store, "fox one")
+        store.search("fox")
+        thread.append("messages", {"content": "fox two", "id": "1"})
+        backend = store._backend  # noqa: SLF001 - between looking at a thread and changing its list
+        index = backend.index
+        answers: list[bool] = []
+
+        def overtaken(*arguments: Any) -> bool:
+            with mock.patch.object(backend, "index", index):
+                if not answers:
+                    overtake()
+            answers.append(index(*arguments))
+            return answers[-1]
+
+        def overtake() -> None:
+            if again == "save":
+                thread.save({"messages": [{"content": "fox three", "id": "2"}]})
+            elif again == "rewind":
+                thread.rewind("@-")
+            else:
+                getattr(thread, again)()
+            assert found(store, "fox") == expected
+
+        expected = {"save": ["2"], "undo": ["0"], "rewind": ["0"], "delete": []}[again]
+        with mock.patch.object(backend, "group", nullcontext), mock.patch.object(backend, "index", overtaken):
+            assert found(store, "fox") == expected
+        assert answers[0] is False
+        assert found(store, "fox") == expected
+        assert store.verify().ok
+
     def test_stats_tell_how_much_is_indexed(self, store: Store) -> None:
         thread = say(store, "fox one", "fox two")
         before = store.stats()
@@ -380,8 +413,10 @@ class Indexing(Suite):
         say(store, "fox three", thread="u")
         assert len(store.search("fox")) == 3
         backend = store._backend  # noqa: SLF001 - to make it wrong
-        was = backend.indexed(1)
-        assert backend.index(1, was, was, [mock.Mock(at=0, removed=1, entries=(None,))])
+        record = backend.find_thread("thread", "t")
+        assert record is not None
+        was = backend.indexed(record.no)
+        assert backend.index(record.no, was, was, [Splice(0, 1, (None,))])
         report = store.verify()
         assert (report.ok, report.damaged, report.misindexed) == (False, (), ("t",))
         assert len(store.search("fox")) == 2
