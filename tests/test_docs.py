@@ -265,7 +265,8 @@ def test_the_tables_of_the_format_are_those_of_the_file(tmp_path):
     backtrail.open(tmp_path / "a.db").close()
     connection = apsw.Connection(str(tmp_path / "a.db"))
     # what FTS5 makes for itself is SQLite's to describe
-    names = [name for (name,) in connection.execute("SELECT name FROM pragma_table_list('main') WHERE type = 'table'")]
+    listed = "SELECT name FROM pragma_table_list WHERE schema = 'main' AND type = 'table'"
+    names = [name for (name,) in connection.execute(listed)]
     there = {
         name: [(column, kind) for _, column, kind, *_ in connection.execute(f"PRAGMA table_info({name})")]
         for name in names
