@@ -100,7 +100,8 @@ def everything(backend):
         "tags": {no: backend.tags(no) for no in numbers},
         "chunks": (page, backend.chunks([name for name, _ in page])),
         "listed": listed(backend),
-        "usage": backend.usage()._replace(stored_bytes=0),
+        "usage": backend.usage()._replace(stored_bytes=0, index_bytes=0),
+        "marked": backend.marked(0, 1000),
     }
 
 

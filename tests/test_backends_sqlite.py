@@ -161,7 +161,7 @@ class TestOpening:
             }
         assert found == {
             "application_id": 0x42545231,
-            "user_version": 2,
+            "user_version": 3,
             "journal_mode": "wal",
             "auto_vacuum": 2,
             "page_size": 4096,
@@ -233,7 +233,7 @@ class TestOpening:
     @pytest.mark.parametrize("read_only", [False, True])
     def test_a_newer_format_is_refused_and_left_alone(self, path, read_only):
         newer = apsw.Connection(str(path))
-        newer.pragma("user_version", 3)
+        newer.pragma("user_version", 4)
         newer.close()
         before = contents(path.parent)
         with raises(Invalid, "invalid.format"):
@@ -242,7 +242,7 @@ class TestOpening:
 
     def test_a_newer_format_that_is_still_in_the_wal_is_refused(self, path):
         newer = apsw.Connection(str(path))
-        newer.pragma("user_version", 3)
+        newer.pragma("user_version", 4)
         with raises(Invalid, "invalid.format"):
             SqliteBackend(path)
         newer.close()
@@ -399,7 +399,7 @@ class TestFormats:
 
         step.failing = lambda: None
         monkeypatch.setattr(sqlite_schema, "STEPS", (*sqlite_schema.STEPS, step))
-        monkeypatch.setattr(sqlite_schema, "READABLE_FROM", 3)
+        monkeypatch.setattr(sqlite_schema, "READABLE_FROM", 4)
         return step
 
     @staticmethod
@@ -420,11 +420,11 @@ class TestFormats:
         converted = SqliteBackend(path)
         assert converted.newest(no).seq == 1
         converted.close()
-        assert self.look(path) == (3, 1)
+        assert self.look(path) == (4, 1)
 
     def test_a_new_store_takes_all_steps(self, tmp_path, next_step):
         SqliteBackend(tmp_path / "new").close()
-        assert self.look(tmp_path / "new") == (3, 1)
+        assert self.look(tmp_path / "new") == (4, 1)
 
     def test_a_step_that_fails_leaves_the_format_it_began_with(self, path, next_step):
         def fail():
@@ -433,15 +433,15 @@ class TestFormats:
         next_step.failing = fail
         with pytest.raises(KeyboardInterrupt):
             SqliteBackend(path)
-        assert self.look(path) == (2, 0)
+        assert self.look(path) == (3, 0)
         next_step.failing = lambda: None
         SqliteBackend(path).close()
-        assert self.look(path) == (3, 1)
+        assert self.look(path) == (4, 1)
 
     def test_an_older_store_is_not_converted_when_it_is_only_read(self, path, next_step):
         with raises(Unavailable, "unavailable.read_only"):
             SqliteBackend(path, read_only=True)
-        assert self.look(path) == (2, 0)
+        assert self.look(path) == (3, 0)
 
     def test_a_store_of_format_1_is_read_as_it_is_and_converted_when_it_is_written(self, path):
         with pytest.MonkeyPatch.context() as patch:
@@ -455,7 +455,7 @@ class TestFormats:
         reader.close()
         assert self.look(first) == (1, 0)
         SqliteBackend(first).close()
-        assert self.look(first) == (2, 0)
+        assert self.look(first) == (3, 0)
 
 
 class TestTurns:

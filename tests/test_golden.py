@@ -42,7 +42,7 @@ def format_of(path: Path) -> int:
 
 
 def test_there_is_a_golden_store_of_every_format() -> None:
-    assert {path.stem: format_of(path) for path in FORMATS} == {"format1": 1, "format2": 2}
+    assert {path.stem: format_of(path) for path in FORMATS} == {"format1": 1, "format2": 2, "format3": 3}
     assert len(sqlite_schema.STEPS) == len(FORMATS)
 
 
@@ -53,6 +53,27 @@ def test_the_golden_store_of_format_2_has_bases_and_deltas_beside_chunks() -> No
     connection.close()
     assert len(found) > 50
     assert {is_base for is_base, _ in found} == {0, 1}
+
+
+def test_the_golden_store_of_format_3_has_an_index_that_some_threads_are_not_in() -> None:
+    connection = apsw.Connection(str(GOLDEN / "format3.db"))
+    counts = [connection.execute(f"SELECT count(*) FROM {table}").get for table in ("message", "vocabulary", "mark")]
+    connection.close()
+    assert counts == [901, 302, 3]
+
+
+def test_what_is_in_a_golden_store_is_found(path: Path) -> None:
+    expected = {
+        (name, position)
+        for name, history in expected_of(path).items()
+        for position, message in enumerate(history[-1][2].get("messages", ()))
+        if "word7" in message["content"].split()
+    }
+    with backtrail.open(path) as store:
+        hits = store.search("word7", limit=1000)
+        assert {(hit.conversation_id, hit.position) for hit in hits} == expected
+        assert len(hits) == len(expected) > 20
+        assert store.verify().ok
 
 
 def test_a_golden_store_is_read_only_as_it_is_and_converted_when_it_is_written(path: Path) -> None:

@@ -67,6 +67,8 @@ STORE = {
     "threads": "pages",
     "checkpoint": "apart",
     "watch": "watch",
+    "search": "apart",
+    "reindex": "watched",
     "transaction": "block Transaction",
     "stats": "apart",
     "verify": "watched",
@@ -436,7 +438,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable
     from types import TracebackType
 
-    from backtrail.values import GcReport, PruneReport, Stats, ThreadInfo, VerifyReport
+    from backtrail.values import GcReport, Hit, PruneReport, Stats, ThreadInfo, VerifyReport
 
 S = TypeVar("S")
 

@@ -6,10 +6,12 @@ import datetime as dt
 from collections.abc import Mapping
 from typing import Any, Final
 
-from backtrail.engine import log
+from backtrail.engine import log, query
 from backtrail.errors import Invalid
+from backtrail.values import Hit
 
 MAX_ID: Final = 512
+MAX_QUERY: Final = 10_000
 
 
 def check_id(text: Any, what: str) -> str:
@@ -88,3 +90,24 @@ def check_timeout(value: Any) -> float | None:
             f"timeout is a timedelta, a number of seconds from 0 on, or None, not {value!r}", code="invalid.argument"
         )
     return float(seconds)
+
+
+def check_query(text: Any, *, contains: bool) -> query.Query:
+    """Return what to look for: a piece of text, or words."""
+    if not isinstance(text, str):
+        raise Invalid(f"a query is a string, not {type(text).__name__}", code="invalid.query")
+    if len(text) > MAX_QUERY:
+        raise Invalid(f"a query has at most {MAX_QUERY} characters; this one has {len(text)}", code="invalid.query")
+    found = query.piece(text) if contains else query.words(text)
+    if found.piece == "" or not (contains or found.phrases):
+        hint = "" if contains else "; contains=True looks for any text as it is"
+        raise Invalid(f"there is no word to look for in {text!r}{hint}", code="invalid.query")
+    return found
+
+
+def check_cursor(after: Any) -> str:
+    """Return the cursor of a hit."""
+    cursor = after.cursor if isinstance(after, Hit) else after
+    if not isinstance(cursor, str):
+        raise Invalid(f"after= is a hit of this search, or its cursor, not {after!r}", code="invalid.argument")
+    return cursor

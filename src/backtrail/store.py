@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, overload
 from urllib.parse import unquote
 
-from backtrail.arguments import check_count, check_duration, check_id, check_timeout
-from backtrail.engine import log, upkeep
+from backtrail.arguments import check_count, check_cursor, check_duration, check_id, check_query, check_timeout
+from backtrail.engine import indexing, log, search, upkeep
 from backtrail.engine.engine import Engine
 from backtrail.engine.heads import Options, Standing
 from backtrail.engine.schema import Types
 from backtrail.engine.watching import AllThreads, Watch
 from backtrail.errors import Invalid, NotFound, Unavailable
 from backtrail.threads import Thread
-from backtrail.values import Damage, GcReport, PruneReport, Stats, ThreadInfo, VerifyReport, when
+from backtrail.values import Damage, GcReport, Hit, PruneReport, Stats, ThreadInfo, VerifyReport, when
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -244,6 +244,54 @@ class Store:
         seconds = check_timeout(timeout)
         return AllThreads(self._engine, space=space, agent=agent, prefix=prefix, timeout=seconds, make=made)
 
+    # -- search -----------------------------------------------------------------------------------------
+
+    def search(
+        self,
+        query: str,
+        *,
+        contains: bool = False,
+        agent: str | None = None,
+        thread: str | None = None,
+        kind: str | None = None,
+        order: str = "newest",
+        limit: int = 20,
+        after: Hit | str | None = None,
+    ) -> list[Hit]:
+        """Return the messages that match, newest first: those in the list `messages` of the heads of all threads.
+
+        Words must all be there, "quoted" ones in a row, and star* is the beginning of a word; case and accents do not
+        count. `contains` looks for the query as it is, inside of words, too. `agent`, `thread` and `kind` narrow it
+        down; `order="score"` puts the newest 1,000 that match in order of their score; `after` goes on behind a hit,
+        or its cursor. What was saved before is found. Not inside a transaction.
+        """
+        sought = check_query(query, contains=contains)
+        if order not in ("newest", "score"):
+            raise Invalid(f'order is "newest" or "score", not {order!r}', code="invalid.argument")
+        if agent is not None:
+            check_id(agent, "an agent's id")
+        if kind is not None and kind not in SPACES:
+            raise Invalid(f"kind is one of {', '.join(SPACES)}, not {kind!r}", code="invalid.argument")
+        heads = self._engine.desk.heads
+        threads = None
+        if thread is not None:
+            name = check_id(thread, "a thread's id")
+            named = (heads.backend.find_thread(space, name) for space in SPACES)
+            threads = tuple(record.no for record in named if record is not None)
+        return (search.best if order == "score" else search.newest)(
+            heads,
+            sought,
+            search.Where(kind, agent, threads),
+            after=None if after is None else search.place_of(check_cursor(after)),
+            limit=check_count(limit, "limit"),
+        )
+
+    def reindex(self, *, progress: Callable[[str, int], None] | None = None) -> None:
+        """Make the index of `search` anew, from what is stored."""
+        heads = self._engine.desk.heads
+        heads.backend.forget_index()
+        indexing.catch_up(heads, progress=progress)
+
     # -- several at once --------------------------------------------------------------------------------
 
     @contextmanager
@@ -272,13 +320,16 @@ class Store:
             chunks=usage.chunks,
             logical_bytes=usage.logical_bytes,
             stored_bytes=usage.stored_bytes,
+            indexed=usage.entries,
+            index_bytes=usage.index_bytes,
         )
 
     def verify(self, *, progress: Callable[[str, int], None] | None = None) -> VerifyReport:
         """Read and check everything; name what is damaged."""
         threads, checkpoints, damaged = upkeep.verify(self._engine.desk.heads, progress)
         found = (Damage(log.checkpoint_id(r.uid, seq), r.name, reason) for r, seq, reason in damaged)
-        return VerifyReport(threads, checkpoints, tuple(found))
+        misindexed = upkeep.misindexed(self._engine.desk.heads)
+        return VerifyReport(threads, checkpoints, tuple(found), tuple(record.name for record in misindexed))
 
     def gc(self, *, progress: Callable[[str, int], None] | None = None) -> GcReport:
         """Remove for good what was deleted, pruned or outlived, keep once what was kept twice, give the space back."""

@@ -109,6 +109,37 @@ class Stats:
     """The sizes of all visible checkpoints' states, added up: what whole copies would take."""
     stored_bytes: int
     """Bytes on disk."""
+    indexed: int = 0
+    """Messages in the index of `search`, as of its last use."""
+    index_bytes: int = 0
+    """Bytes of that index: a part of the stored ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A message that was found."""
+
+    conversation_id: str
+    """The id of its thread."""
+    message_id: str | None
+    """The message's own `id`, if it has one."""
+    snippet: str
+    """The text around what was found."""
+    role: str | None
+    created_at: dt.datetime
+    """When it was made, if it says so itself; else when the checkpoint was saved that brought it."""
+    score: float
+    """From 0 to 1: how much it is about what was looked for."""
+    kind: str
+    """The name space of its thread."""
+    agent: str | None
+    """The agent that its thread belongs to."""
+    position: int
+    """Its place in `messages` ..."""
+    checkpoint_id: str
+    """... of this checkpoint, which is the head of its thread."""
+    cursor: str
+    """Where to go on: `search(..., after=hit.cursor)`, or `after=hit`."""
 
 
 class PruneReport(int):
@@ -157,11 +188,13 @@ class VerifyReport:
     threads: int
     checkpoints: int
     damaged: tuple[Damage, ...]
+    misindexed: tuple[str, ...] = ()
+    """The ids of threads whose messages `search` may miss; `reindex` mends that. No data is lost."""
 
     @property
     def ok(self) -> bool:
         """Whether nothing is damaged."""
-        return not self.damaged
+        return not self.damaged and not self.misindexed
 
 
 def when(micros: int) -> dt.datetime:

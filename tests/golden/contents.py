@@ -139,6 +139,7 @@ def write(path: str) -> None:
         thread.redo()
         thread.rewind("a")
         thread.set("y", 4, kind="recovery")
+        store.search("word1")
         thread = store.thread("counted")
         thread.save({"n": []})
         for i in range(79):

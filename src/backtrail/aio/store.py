@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable
     from types import TracebackType
 
-    from backtrail.values import GcReport, PruneReport, Stats, ThreadInfo, VerifyReport
+    from backtrail.values import GcReport, Hit, PruneReport, Stats, ThreadInfo, VerifyReport
 
 S = TypeVar("S")
 
@@ -112,6 +112,42 @@ class Store:
         """
         watcher = self._sync._watcher(agent, prefix, kind, timeout)  # noqa: SLF001 - the two are one
         return Watch(self._crew, watcher, Checkpoint)
+
+    @called
+    async def search(
+        self,
+        query: str,
+        *,
+        contains: bool = False,
+        agent: str | None = None,
+        thread: str | None = None,
+        kind: str | None = None,
+        order: str = "newest",
+        limit: int = 20,
+        after: Hit | str | None = None,
+    ) -> list[Hit]:
+        """Return the messages that match, newest first: those in the list `messages` of the heads of all threads.
+
+        Words must all be there, "quoted" ones in a row, and star* is the beginning of a word; case and accents do not
+        count. `contains` looks for the query as it is, inside of words, too. `agent`, `thread` and `kind` narrow it
+        down; `order="score"` puts the newest 1,000 that match in order of their score; `after` goes on behind a hit,
+        or its cursor. What was saved before is found. Not inside a transaction.
+        """
+        return await self._crew.apart(
+            self._sync.search,
+            query,
+            contains=contains,
+            agent=agent,
+            thread=thread,
+            kind=kind,
+            order=order,
+            limit=limit,
+            after=after,
+        )
+
+    async def reindex(self, *, progress: Callable[[str, int], None] | None = None) -> None:
+        """Make the index of `search` anew, from what is stored."""
+        return await self._crew.watched(lambda tell: self._sync.reindex(progress=tell), progress)
 
     def transaction(self) -> Transaction:
         """Make the writes of a block one write: all of them, or none; until it ends, only the block sees them.

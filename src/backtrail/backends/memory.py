@@ -14,7 +14,22 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from backtrail.backends.port import Batch, MissingChunks, NewThread, Row, Stale, ThreadRecord, Usage, Vanished, written
+from backtrail.backends.port import (
+    Batch,
+    Entry,
+    Found,
+    Indexed,
+    MissingChunks,
+    NewThread,
+    Phrase,
+    Row,
+    Splice,
+    Stale,
+    ThreadRecord,
+    Usage,
+    Vanished,
+    written,
+)
 from backtrail.errors import Invalid, Unavailable
 
 if TYPE_CHECKING:
@@ -72,7 +87,9 @@ class MemoryBackend:
         self._logs: dict[int, dict[int, Row]] = {}  # by thread number, then by seq, ascending
         self._chunks: dict[bytes, tuple[bytes, int]] = {}  # the stored bytes, the epoch
         self._tags: dict[tuple[int, int], tuple[str, ...]] = {}
-        self._meta = {"epoch": 1}
+        self._meta = {"epoch": 1, "entry": 0}
+        self._marks: dict[int, None] = {}
+        self._lists: dict[int, tuple[Indexed, list[tuple[int, Entry] | None]]] = {}  # by thread, numbered, in order
         self._grouped = _Grouped()
         self._listening: dict[object, Callable[[Collection[int]], None]] = {}
         self._closed = False
@@ -257,7 +274,9 @@ class MemoryBackend:
         for thread, new in batch.renew:
             self._renew(_number(thread, numbers), new)
         for thread, row in batch.rows:
-            self._set(self._logs[_number(thread, numbers)], row.seq, row._replace(payload=row.payload or b""))
+            no = _number(thread, numbers)
+            self._set(self._logs[no], row.seq, row._replace(payload=row.payload or b""))
+            self._set(self._marks, no, None)
         self._put(batch.chunks)
         for digest in batch.touch:
             self._set(self._chunks, digest, (self._chunks[digest][0], self._meta["epoch"]))
@@ -313,6 +332,63 @@ class MemoryBackend:
         news = {} if mark is None else {no: known.get(no, 0) for no, seq in newest.items() if seq != known.get(no, 0)}
         known.update(newest)
         return known, news
+
+    # -- the index ------------------------------------------------------------------------------
+    def marked(self, after: int, limit: int) -> list[int]:
+        with self._use():
+            return sorted(no for no in self._marks if no > after)[:limit]
+
+    def indexed(self, thread: int) -> Indexed:
+        with self._use():
+            return self._lists[thread][0] if thread in self._lists else Indexed(0, 0, 0)
+
+    def index(self, thread: int, was: Indexed, now: Indexed, splices: Sequence[Splice]) -> bool:
+        with self._use():
+            there, listed = self._lists.get(thread, (Indexed(0, 0, 0), []))
+            if there != was:
+                return False
+            listed = list(listed)
+            for splice in splices:
+                listed[splice.at : splice.at + splice.removed] = map(self._numbered, splice.entries)
+            self._set(self._lists, thread, (now, listed))
+            if self._last(thread) == now.as_of:
+                self._set(self._marks, thread, _ABSENT)
+            return True
+
+    def _numbered(self, entry: Entry | None) -> tuple[int, Entry] | None:
+        if entry is None:
+            return None
+        self._set(self._meta, "entry", self._meta["entry"] + 1)
+        return self._meta["entry"], entry
+
+    def find(
+        self,
+        phrases: Sequence[Phrase],
+        *,
+        space: str | None,
+        agent: str | None,
+        threads: Sequence[int] | None,
+        after: tuple[int, int] | None,
+        limit: int,
+    ) -> list[Found]:
+        with self._use():
+            found = [
+                Found(record, indexed.seq, position, no, entry._replace(words=""))
+                for record, indexed, listed in [(self._threads[no], *held) for no, held in self._lists.items()]
+                if (space is None or record.space == space)
+                and (agent is None or record.agent == agent)
+                and (threads is None or record.no in threads)
+                for position, (no, entry) in [(at, held) for at, held in enumerate(listed) if held is not None]
+                if all(phrase.sought in f" {entry.words} " for phrase in phrases)
+                and (after is None or (entry.time, no) < after)
+            ]
+        return sorted(found, key=lambda each: (each.entry.time, each.no), reverse=True)[:limit]
+
+    def forget_index(self) -> None:
+        with self._use():
+            for no in self._threads:
+                self._set(self._lists, no, _ABSENT)
+                self._set(self._marks, no, None)
 
     # -- upkeep -------------------------------------------------------------------------------
     def thread_numbers(self, after: int, limit: int) -> list[int]:
@@ -380,6 +456,8 @@ class MemoryBackend:
             payloads = [row.payload or b"" for row in rows] + [stored for stored, _ in self._chunks.values()]
             checkpoints = [row for row in rows if _is_checkpoint(row)]
             bytes_held = sum(map(len, payloads))
+            entries = [held[1] for _, listed in self._lists.values() for held in listed if held is not None]
+            indexed = sum(len(entry.words) + len(entry.text) for entry in entries)
             return Usage(
                 threads=threads,
                 rows=len(rows),
@@ -387,7 +465,9 @@ class MemoryBackend:
                 logical_bytes=sum(row.size for row in checkpoints),
                 chunks=len(self._chunks),
                 payload_bytes=bytes_held,
-                stored_bytes=bytes_held,
+                stored_bytes=bytes_held + indexed,
+                entries=len(entries),
+                index_bytes=indexed,
             )
 
     def close(self) -> None:

@@ -26,6 +26,10 @@ Reads are single calls, never open cursors: nothing is held between two calls. A
 share between threads and survives `os.fork()`. Driver exceptions never leave it: they become
 `backtrail.errors`, with the driver's own as the `__cause__`. `Stale`, `Vanished`, `MissingChunks` and
 `Undone`, below, are answers for the engine: nothing was written.
+
+Beside all this there is an **index** of texts, for search. It is made from the rows and can be made again. It has a
+list of entries for each thread: what the engine wants to be found of the state of one of the thread's rows. A commit
+does not touch the lists: it *marks* the threads that it adds rows to, in the same transaction.
 """
 
 from __future__ import annotations
@@ -142,6 +146,69 @@ class Undone(Exception):  # noqa: N818 - an answer, not a failure
     """A group was given up because of others, and nothing of it happened: do its writes again, one by one."""
 
 
+class Entry(NamedTuple):
+    """One text in the index."""
+
+    time: int
+    """Microseconds since 1970: what comes first in a search is what is newest."""
+    message_id: str | None
+    role: str | None
+    words: str
+    """The words to find it by, with single spaces between them; no other character of it is a space."""
+    text: bytes
+    """What the engine wants to have back, and nobody else can read."""
+
+
+class Splice(NamedTuple):
+    """A change of a thread's list: `entries` stand in the place of the `removed` ones that stood at `at` and behind.
+
+    None stands for what nobody looks for: it has a place in the list, and that is all.
+    """
+
+    at: int
+    removed: int
+    entries: tuple[Entry | None, ...]
+
+
+class Indexed(NamedTuple):
+    """What a thread's list is: the first `items` of those of the row `seq`; both are 0 if there is no list."""
+
+    seq: int
+    items: int
+    as_of: int
+    """The newest row of the thread when `seq` was its head. It only rises, so nobody takes a list back to what was."""
+
+
+class Phrase(NamedTuple):
+    """Words that stand one after the other; to the left or to the right, their ends may be inside of a longer word.
+
+    A backend may cut long words short, those of entries and those that are looked for: it then finds more, not less.
+    """
+
+    words: tuple[str, ...]
+    open_left: bool = False
+    open_right: bool = False
+
+    @property
+    def sought(self) -> str:
+        """What is in the words of an entry, with a space before and behind them, if the phrase is."""
+        return f"{'' if self.open_left else ' '}{' '.join(self.words)}{'' if self.open_right else ' '}"
+
+
+class Found(NamedTuple):
+    """An entry that was found, and where."""
+
+    record: ThreadRecord
+    seq: int
+    """The row whose list the index had of the thread."""
+    position: int
+    """The place of the entry in that list."""
+    no: int
+    """The entry's number. Later entries have higher ones, and none is used again."""
+    entry: Entry
+    """Without its words: they are empty."""
+
+
 class Usage(NamedTuple):
     """What a store holds, counted."""
 
@@ -156,7 +223,11 @@ class Usage(NamedTuple):
     payload_bytes: int
     """Bytes of rows' payloads and of chunks as they are stored."""
     stored_bytes: int
-    """Bytes on disk (for memory: payload_bytes)."""
+    """Bytes on disk (for memory: payload_bytes and index_bytes)."""
+    entries: int = 0
+    """Entries of the index."""
+    index_bytes: int = 0
+    """Bytes of the index, its own overhead not counted."""
 
 
 class Backend(Protocol):
@@ -258,6 +329,40 @@ class Backend(Protocol):
         asked for, and one that the mark did not know also if it has not moved.
         """
 
+    # -- the index ------------------------------------------------------------------------------
+    def marked(self, after: int, limit: int) -> list[int]:
+        """Return the numbers of marked threads above `after`, ascending."""
+
+    def indexed(self, thread: int) -> Indexed:
+        """Return what a thread's list is now; all zeros if nothing is known of it."""
+
+    def index(self, thread: int, was: Indexed, now: Indexed, splices: Sequence[Splice]) -> bool:
+        """Change a thread's list by these splices, one after the other, all or none; False if it is not what it `was`.
+
+        Afterwards it is what `now` says. If `as_of` is then still the newest row of the thread, its mark is taken off.
+        Entries that stay keep their numbers; new ones get higher numbers than all before, in their order.
+        """
+
+    def find(
+        self,
+        phrases: Sequence[Phrase],
+        *,
+        space: str | None,
+        agent: str | None,
+        threads: Sequence[int] | None,
+        after: tuple[int, int] | None,
+        limit: int,
+    ) -> list[Found]:
+        """Return entries in which all of the phrases are, newest first, in one view of the index.
+
+        Ordered by time, then by the entry's number, both descending; `after` is the (time, number) to go on behind.
+        `None` means any. There may be others between them that do not match: the engine looks at each. None that
+        does may be left out, and fewer than `limit` mean that there are no more.
+        """
+
+    def forget_index(self) -> None:
+        """Empty the index, and mark every thread."""
+
     # -- upkeep -------------------------------------------------------------------------------
     def thread_numbers(self, after: int, limit: int) -> list[int]:
         """Return the numbers of threads above `after`, ascending, deleted ones included."""
@@ -285,7 +390,10 @@ class Backend(Protocol):
         """
 
     def reclaim(self) -> None:
-        """Give freed space back to the operating system, as far as the backend can."""
+        """Give freed space back to the operating system, as far as the backend can.
+
+        What was taken out of the index is then gone from its pages, too.
+        """
 
     def usage(self) -> Usage:
         """Count what is there."""

@@ -13,6 +13,7 @@ The statements are constants: SQLite compiles each of them once for a connection
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from contextlib import contextmanager
@@ -20,8 +21,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from backtrail.backends import sqlite_search
 from backtrail.backends.columns import MAX_SEQ, above, as_record, as_row, encoded, merged
-from backtrail.backends.port import Batch, Row, ThreadRecord, Usage, written
+from backtrail.backends.port import (
+    Batch,
+    Found,
+    Indexed,
+    Phrase,
+    Row,
+    Splice,
+    ThreadRecord,
+    Usage,
+    written,
+)
 from backtrail.backends.sqlite_commit import PUT_CHUNK, commit
 from backtrail.backends.sqlite_connection import Guard, savepoint
 from backtrail.backends.sqlite_group import Group
@@ -100,6 +112,17 @@ _COUNT = """
             coalesce(sum(length(payload)), 0) FROM row),
     (SELECT count(*), coalesce(sum(length(payload)), 0) FROM chunk),
     (SELECT page_count * page_size FROM pragma_page_count, pragma_page_size)"""
+
+
+@contextmanager
+def _one_view(connection: apsw.Connection) -> Iterator[None]:
+    """Make the reads of a block see one moment of the store."""
+    alone = not connection.in_transaction
+    if alone:
+        connection.execute("BEGIN")
+    yield
+    if alone:
+        connection.execute("COMMIT")
 
 
 class _Grouped(threading.local):
@@ -312,6 +335,40 @@ class SqliteBackend:
         if self.read_only:
             raise Unavailable(f"{self.path}: was opened read-only: open it for writing", code="unavailable.read_only")
 
+    # -- the index ------------------------------------------------------------------------------
+    def marked(self, after: int, limit: int) -> list[int]:
+        with self._guard as connection:
+            return sqlite_search.marked(connection, after, limit)
+
+    def indexed(self, thread: int) -> Indexed:
+        with self._guard as connection:
+            if self.read_only and not sqlite_search.is_there(connection):
+                return Indexed(0, 0, 0)
+            return sqlite_search.indexed(connection, thread)
+
+    def index(self, thread: int, was: Indexed, now: Indexed, splices: Sequence[Splice]) -> bool:
+        with self._transaction() as connection:
+            return sqlite_search.index(connection, thread, was, now, splices)
+
+    def find(
+        self,
+        phrases: Sequence[Phrase],
+        *,
+        space: str | None,
+        agent: str | None,
+        threads: Sequence[int] | None,
+        after: tuple[int, int] | None,
+        limit: int,
+    ) -> list[Found]:
+        within = None if threads is None else json.dumps(list(threads))
+        fitting = (space, encoded(agent), within, *(after or (None, None)))
+        with self._guard as connection, _one_view(connection):
+            return sqlite_search.find(connection, phrases, fitting, limit)
+
+    def forget_index(self) -> None:
+        with self._transaction() as connection:
+            sqlite_search.forget(connection)
+
     # -- upkeep -------------------------------------------------------------------------------
     @contextmanager
     def _transaction(self) -> Iterator[apsw.Connection]:
@@ -354,13 +411,17 @@ class SqliteBackend:
                 values = as_parameters(key_of(thread, row.seq), row)
                 for hidden, payload in connection.execute(_TAKE_OUT, (values[0], row.op_id, row.base)).fetchall():
                     kept.append((*values[:-2], payload if row.payload is None else row.payload, hidden))
+            marked = sqlite_search.is_marked(connection, thread)
             connection.executemany(_PUT_BACK, kept)
+            if not marked:  # these rows are not new
+                sqlite_search.unmark(connection, thread)
         return len(kept)
 
     def reclaim(self) -> None:
         """Give free pages back in slices, letting others in between, and empty the WAL."""
         self._refuse_if_read_only()
         self._refuse_in_group()
+        sqlite_search.clean(self._guard)
         with self._guard as connection:
             free = int(connection.pragma("freelist_count"))
         for _ in range(0, free, _VACUUM_PAGES):
@@ -371,14 +432,10 @@ class SqliteBackend:
                 run(connection, f"PRAGMA wal_checkpoint({mode})")
 
     def usage(self) -> Usage:
-        with self._guard as connection:
-            alone = not connection.in_transaction
-            if alone:
-                connection.execute("BEGIN")  # one view of it all
+        with self._guard as connection, _one_view(connection):
             threads = dict(iter(connection.execute(_COUNT_THREADS)))
             rows, checkpoints, logical, row_bytes, chunks, chunk_bytes, pages = connection.execute(_COUNT).get
-            if alone:
-                connection.execute("COMMIT")
+            entries, index_bytes = sqlite_search.usage(connection)
         wal = Path(self.path + "-wal")
         return Usage(
             threads=threads,
@@ -388,6 +445,8 @@ class SqliteBackend:
             chunks=chunks,
             payload_bytes=row_bytes + chunk_bytes,
             stored_bytes=pages + (wal.stat().st_size if wal.exists() else 0),
+            entries=entries,
+            index_bytes=index_bytes,
         )
 
     def close(self) -> None:

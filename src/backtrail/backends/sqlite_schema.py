@@ -95,6 +95,39 @@ INSERT INTO meta VALUES ('epoch', 1), ('settled', 0);
 PRAGMA application_id = {APPLICATION_ID};
 """
 
+# What search needs, all of it made from the rows. Every row that is added marks its thread, whichever version adds it.
+_FORMAT_3 = """
+CREATE TABLE mark (thread INTEGER PRIMARY KEY) STRICT;
+INSERT INTO mark SELECT no FROM thread;
+CREATE TRIGGER row_marks AFTER INSERT ON row BEGIN INSERT OR IGNORE INTO mark VALUES (new.key >> 32); END;
+
+CREATE TABLE indexed (
+    thread INTEGER PRIMARY KEY,
+    seq    INTEGER NOT NULL,
+    items  INTEGER NOT NULL,
+    as_of  INTEGER NOT NULL
+) STRICT;
+
+CREATE TABLE message (
+    no       INTEGER PRIMARY KEY AUTOINCREMENT,
+    thread   INTEGER NOT NULL,
+    position INTEGER NOT NULL,
+    time     INTEGER NOT NULL,
+    id       BLOB,
+    role     BLOB,
+    text     BLOB NOT NULL
+) STRICT;
+CREATE INDEX message_place ON message (thread, position);
+CREATE INDEX message_time ON message (time);
+
+CREATE VIRTUAL TABLE word USING fts5 (words, content = '', contentless_delete = 1, tokenize = 'ascii');
+CREATE VIRTUAL TABLE term USING fts5vocab (word, 'row');
+CREATE TABLE vocabulary (word BLOB PRIMARY KEY) STRICT, WITHOUT ROWID;
+
+-- unindexed: entries that were taken out of `word`, and are still in its pages.
+INSERT INTO meta VALUES ('unindexed', 0);
+"""
+
 
 def _step_1(connection: apsw.Connection) -> None:
     run(connection, _FORMAT_1)
@@ -104,8 +137,12 @@ def _step_2(_: apsw.Connection) -> None:
     """Change nothing: the tables are those of format 1. What is new is a codec that older code cannot read."""
 
 
+def _step_3(connection: apsw.Connection) -> None:
+    run(connection, _FORMAT_3)
+
+
 # STEPS[n] makes format n + 1 from format n. Steps are only ever added.
-STEPS: tuple[Callable[[apsw.Connection], None], ...] = (_step_1, _step_2)
+STEPS: tuple[Callable[[apsw.Connection], None], ...] = (_step_1, _step_2, _step_3)
 READABLE_FROM = 1
 """The oldest format that can be read as it is, without its steps."""
 

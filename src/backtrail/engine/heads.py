@@ -151,7 +151,7 @@ class Heads:
         before: list[Row] | None = None
         while True:
             try:
-                rows = self._chain_rows(record, row)
+                rows = self.chain_rows(record, row)
             except Corrupt as error:
                 raise self._unreadable(record, row, error) from error
             try:
@@ -168,7 +168,7 @@ class Heads:
             return NotFound(f"checkpoint {name} was deleted meanwhile", code="not_found.checkpoint")
         return self.damaged(record, row.seq, str(error), error.code)
 
-    def _chain_rows(self, record: ThreadRecord, row: Row) -> list[Row]:
+    def chain_rows(self, record: ThreadRecord, row: Row) -> list[Row]:
         """Return the rows that a checkpoint's state is read from, the base first."""
         if row.view < row.base:
             ranges: log.Ranges = ((row.base, row.seq),)

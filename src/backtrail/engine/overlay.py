@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
     from contextlib import AbstractContextManager
 
-    from backtrail.backends.port import Backend, NewThread, Usage
+    from backtrail.backends.port import Backend, Found, Indexed, NewThread, Phrase, Splice, Usage
 
 
 class Overlay:
@@ -247,6 +247,30 @@ class Overlay:
     def moved(
         self, mark: object | None, told: Collection[int], others: Collection[int] | None
     ) -> tuple[object, dict[int, int]]:
+        raise _outside()
+
+    def marked(self, after: int, limit: int) -> list[int]:
+        raise _outside()
+
+    def indexed(self, thread: int) -> Indexed:
+        raise _outside()
+
+    def index(self, thread: int, was: Indexed, now: Indexed, splices: Sequence[Splice]) -> bool:
+        raise _outside()
+
+    def find(
+        self,
+        phrases: Sequence[Phrase],
+        *,
+        space: str | None,
+        agent: str | None,
+        threads: Sequence[int] | None,
+        after: tuple[int, int] | None,
+        limit: int,
+    ) -> list[Found]:
+        raise _outside()
+
+    def forget_index(self) -> None:
         raise _outside()
 
     def next_epoch(self) -> int:

@@ -103,6 +103,19 @@ def open_rep(nodes: Nodes, rep: bytes) -> tuple[int, bytes]:
     return code, value.encode() if isinstance(value, str) else value
 
 
+def beginning(nodes: Nodes, rep: bytes, limit: int) -> bytes:
+    """Return the first bytes of a text, at least `limit` if it has as many, reading no more pieces than that takes."""
+    ref = as_ref(rep)
+    if ref is None or ref.length <= PIECE_MAX:
+        return open_rep(nodes, rep)[1]
+    found = b""
+    for digest, _ in read_pieces(nodes.get(ref.digest, PIECES)):
+        found += nodes.get(digest, TEXT)
+        if len(found) >= limit:
+            break
+    return found
+
+
 def length_of(rep: bytes) -> int:
     """Return how many bytes a text has, without reading it if it has nodes of its own."""
     ref = as_ref(rep)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from backtrail.engine import log, payload
+from backtrail.engine import indexing, log, payload
 from backtrail.engine.nodes import check_chunk
 from backtrail.engine.repack import repack
 from backtrail.engine.squeeze import squeeze
@@ -36,6 +36,13 @@ class Collected(NamedTuple):
     repacked: int
 
 
+def misindexed(heads: Heads) -> Iterator[ThreadRecord]:
+    """Give the threads of whose messages the index does not hold what it says that it holds."""
+    for record in threads(heads):
+        if not indexing.is_true(heads, record):
+            yield record
+
+
 def threads(heads: Heads) -> Iterator[ThreadRecord]:
     """Give every thread there is, deleted ones included."""
     after = 0
@@ -50,6 +57,7 @@ def threads(heads: Heads) -> Iterator[ThreadRecord]:
 def collect(heads: Heads, progress: Callable[[str, int], None] | None = None) -> Collected:
     """Remove what nothing needs any more."""
     backend = heads.backend
+    indexing.catch_up(heads, known=True)  # what goes now is not found any more, and leaves the index's pages with it
     epoch = backend.next_epoch()
     removed = 0
     live: set[bytes] = set()

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from backtrail.testing.conformance.changing import Changing, Roots
 from backtrail.testing.conformance.expecting import Appending, Expecting, Lending
+from backtrail.testing.conformance.finding import Finding, Hits, Indexing
 from backtrail.testing.conformance.grouping import Groups
 from backtrail.testing.conformance.large import Large
 from backtrail.testing.conformance.naming import BadInput, Listing, Names
@@ -22,6 +23,7 @@ from backtrail.testing.conformance.options import AutoInterval, MaxCheckpoints, 
 from backtrail.testing.conformance.reading import Differences, History, Parts, Refs
 from backtrail.testing.conformance.removing import Deleting, Ending, Pruning
 from backtrail.testing.conformance.saving import Missing, Saving
+from backtrail.testing.conformance.searching import Messages, Queries
 from backtrail.testing.conformance.transacting import Transactions
 from backtrail.testing.conformance.travelling import Forks, Rewinds
 from backtrail.testing.conformance.typed import Typed, Upcasting
@@ -62,6 +64,11 @@ class StoreConformance(
     Verifying,
     Watching,
     WatchingAll,
+    Queries,
+    Messages,
+    Finding,
+    Hits,
+    Indexing,
 ):
     """All of the suite."""
 

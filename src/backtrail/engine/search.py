@@ -1,0 +1,123 @@
+"""Search: the messages of all heads that match a query, newest first.
+
+The index is brought up to date first, so what was saved before is found. The backend then names entries that may match,
+and each of them is held against the query here, so that a query means the same on every backend.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from backtrail.engine import log, pace
+from backtrail.engine.indexing import catch_up
+from backtrail.engine.messages import TEXT_MAX
+from backtrail.engine.squeeze import unsqueeze
+from backtrail.errors import Invalid
+from backtrail.values import Hit, when
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from backtrail.backends.port import Found
+    from backtrail.engine.heads import Heads
+    from backtrail.engine.query import Match, Query
+
+RANKED: Final = 1000
+"""By score, so many of the newest messages that match are put in order."""
+_PAGE: Final = 64
+_PAGE_MAX: Final = 1024
+
+
+class Place(NamedTuple):
+    """Where a message stands among others that match: what to go on behind."""
+
+    time: int
+    no: int
+    score: float
+
+    @property
+    def cursor(self) -> str:
+        """The same as text."""
+        return f"{self.time}:{self.no}:{self.score!r}"
+
+
+def place_of(cursor: str) -> Place:
+    """Return the place that a cursor names."""
+    try:
+        time, no, score = cursor.split(":")
+        return Place(int(time), int(no), float(score))
+    except ValueError:
+        raise Invalid(
+            f"after= is a hit of this search, or its cursor, not {cursor!r}", code="invalid.argument"
+        ) from None
+
+
+class Where(NamedTuple):
+    """What the messages must belong to; `None` means any."""
+
+    space: str | None = None
+    agent: str | None = None
+    threads: tuple[int, ...] | None = None
+
+
+class _Matching(NamedTuple):
+    found: Found
+    match: Match
+
+    @property
+    def place(self) -> Place:
+        return Place(self.found.entry.time, self.found.no, self.match.score)
+
+    @property
+    def rank(self) -> tuple[float, int, int]:
+        return self.match.score, self.found.entry.time, self.found.no
+
+
+def newest(heads: Heads, query: Query, where: Where, *, after: Place | None, limit: int) -> list[Hit]:
+    """Return messages that match, the newest first."""
+    catch_up(heads)
+    return list(map(_hit, islice(_matching(heads, query, where, after), limit)))
+
+
+def best(heads: Heads, query: Query, where: Where, *, after: Place | None, limit: int) -> list[Hit]:
+    """Return messages that match, those with the highest score first: of the newest `RANKED`."""
+    catch_up(heads)
+    ranked = sorted(islice(_matching(heads, query, where, None), RANKED), key=lambda each: each.rank, reverse=True)
+    if after is not None:
+        ranked = [each for each in ranked if each.rank < (after.score, after.time, after.no)]
+    return list(map(_hit, ranked[:limit]))
+
+
+def _matching(heads: Heads, query: Query, where: Where, after: Place | None) -> Iterator[_Matching]:
+    place = None if after is None else (after.time, after.no)
+    size = _PAGE
+    while True:
+        page = heads.backend.find(query.phrases, **where._asdict(), after=place, limit=size)
+        for found in page:
+            pace.rest()
+            text = unsqueeze(found.entry.text, limit=TEXT_MAX).decode("utf-8", "surrogatepass")
+            match = query.match(text)
+            if match is not None:
+                yield _Matching(found, match)
+        if len(page) < size:
+            return
+        place = (page[-1].entry.time, page[-1].no)
+        size = min(2 * size, _PAGE_MAX)  # few matched
+
+
+def _hit(matching: _Matching) -> Hit:
+    record, seq, position, _, entry = matching.found
+    return Hit(
+        conversation_id=record.name,
+        message_id=entry.message_id,
+        snippet=matching.match.snippet,
+        role=entry.role,
+        created_at=when(entry.time),
+        score=matching.match.score,
+        kind=record.space,
+        agent=record.agent,
+        position=position,
+        checkpoint_id=log.checkpoint_id(record.uid, seq),
+        cursor=matching.place.cursor,
+    )
