@@ -77,6 +77,7 @@ def _is_checkpoint(row: Row) -> bool:
 class MemoryBackend:
     """Threads, rows, chunks and tags in dicts. Thread numbers and seqs count up from 1."""
 
+    shows_texts = False
     undoes_groups = False
 
     def __init__(self) -> None:

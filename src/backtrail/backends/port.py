@@ -156,7 +156,7 @@ class Entry(NamedTuple):
     words: str
     """The words to find it by, with single spaces between them; no other character of it is a space."""
     text: bytes
-    """What the engine wants to have back, and nobody else can read."""
+    """What the engine wants to have back: a byte that says how it is compressed, 0 for not at all, then the text."""
 
 
 class Splice(NamedTuple):
@@ -233,6 +233,8 @@ class Usage(NamedTuple):
 class Backend(Protocol):
     """Where rows and chunks live. See the module's text for what always holds."""
 
+    shows_texts: bool
+    """Whether people read the index, too: its texts are then not to be compressed."""
     undoes_groups: bool
     """Whether a group may be `Undone`. What cannot be done twice is then not to be a part of one."""
 

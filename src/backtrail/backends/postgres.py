@@ -14,12 +14,23 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from backtrail.backends.columns import above, as_record, as_row, encoded, merged
-from backtrail.backends.port import Batch, Row, ThreadRecord, Usage, written
+from backtrail.backends.port import (
+    Batch,
+    Found,
+    Indexed,
+    Phrase,
+    Row,
+    Splice,
+    ThreadRecord,
+    Usage,
+    written,
+)
 from backtrail.backends.postgres_commit import Commit
 from backtrail.backends.postgres_group import Group
 from backtrail.backends.postgres_moves import Crier, Listening, Moves
 from backtrail.backends.postgres_pool import Pool
 from backtrail.backends.postgres_schema import place_of, prepare
+from backtrail.backends.postgres_search import Search
 from backtrail.backends.postgres_session import Statement
 from backtrail.backends.postgres_tables import COLUMNS, SECOND
 from backtrail.backends.postgres_url import read_url
@@ -37,6 +48,7 @@ _MANY: Final = 512
 _EPOCH_WAIT: Final = "50ms"
 """For how long others may have to wait for a new epoch that cannot begin."""
 _EPOCH_SECONDS: Final = 60.0
+_TABLES: Final = ("row", "chunk", "tag", "thread", "message", "indexed", "vocabulary")
 
 _THREAD: Final = "t.no, t.space, t.name, t.uid, t.agent, t.created_at, t.origin"
 _BARE: Final = ", ".join('NULL::bytea AS "payload"' if column == '"payload"' else f"r.{column}" for column in COLUMNS)
@@ -54,6 +66,7 @@ class _Grouped(threading.local):
 class PostgresBackend:
     """The port on PostgreSQL. `patience` bounds, in seconds, the wait for a server that is away."""
 
+    shows_texts = True
     undoes_groups = True
 
     def __init__(
@@ -75,6 +88,7 @@ class PostgresBackend:
         self._sql = _Statements(self._place.quoted)
         self._grouped = _Grouped()
         self._moves = Moves(self._place.quoted)
+        self._search = Search(self._place.quoted)
         self._crier = Crier(self._pool, self._place.channel)
         self._listening: dict[object, Callable[[Collection[int]], None]] = {}
         try:
@@ -239,6 +253,34 @@ class PostgresBackend:
         self._refuse_in_group()
         return self._moves.moved(self._read, mark, told, others)
 
+    # -- the index ------------------------------------------------------------------------------
+    def marked(self, after: int, limit: int) -> list[int]:
+        return [no for (no,) in self._read(self._search.marked, after, limit)]
+
+    def indexed(self, thread: int) -> Indexed:
+        found = self._read(self._search.indexed, thread)
+        return Indexed(*found[0]) if found else Indexed(0, 0, 0)
+
+    def index(self, thread: int, was: Indexed, now: Indexed, splices: Sequence[Splice]) -> bool:
+        return self._write(lambda session: self._search.index(session, thread, was, now, splices))
+
+    def find(
+        self,
+        phrases: Sequence[Phrase],
+        *,
+        space: str | None,
+        agent: str | None,
+        threads: Sequence[int] | None,
+        after: tuple[int, int] | None,
+        limit: int,
+    ) -> list[Found]:
+        return self._search.find(
+            self._read, phrases, space=space, agent=agent, threads=threads, after=after, limit=limit
+        )
+
+    def forget_index(self) -> None:
+        self._write(lambda session: session.script(self._search.forget, seconds=None))
+
     def _refuse_in_group(self) -> None:
         if self._grouped.group is not None:
             raise Invalid("a group is open in this thread: end it first", code="invalid.transaction")
@@ -283,13 +325,14 @@ class PostgresBackend:
         """Let PostgreSQL use the space again, and give back what is free at the ends of its files."""
         self._refuse_if_read_only()
         self._refuse_in_group()
-        tables = ", ".join(f"{self._place.quoted}.{name}" for name in ("row", "chunk", "tag", "thread"))
+        self._pool.do(lambda session: session.script(self._search.clean, seconds=None), writes=True)
+        tables = ", ".join(f"{self._place.quoted}.{name}" for name in _TABLES)
         self._pool.do(lambda session: session.script(f"VACUUM (SKIP_LOCKED) {tables}", seconds=None))
 
     def usage(self) -> Usage:
-        ((spaces, counts, rows, checkpoints, logical, row_bytes, chunks, chunk_bytes, stored),) = self._read(
-            self._sql.usage
-        )
+        (
+            (spaces, counts, rows, checkpoints, logical, row_bytes, chunks, chunk_bytes, entries, index_bytes, stored),
+        ) = self._read(self._sql.usage)
         return Usage(
             threads=dict(zip(spaces, counts, strict=True)),
             rows=rows,
@@ -298,6 +341,8 @@ class PostgresBackend:
             chunks=chunks,
             payload_bytes=row_bytes + chunk_bytes,
             stored_bytes=stored,
+            entries=entries,
+            index_bytes=index_bytes,
         )
 
     def close(self) -> None:
@@ -428,7 +473,7 @@ def _ranges(schema: str, payload: bool, visible: bool, newest_first: bool) -> st
 
 def _usage(schema: str) -> str:
     return f"""
-        SELECT spaces.names, spaces.counts, rows.*, chunks.*, (
+        SELECT spaces.names, spaces.counts, rows.*, chunks.*, entries.*, (
             SELECT coalesce(sum(pg_catalog.pg_total_relation_size(c.oid)), 0)::bigint FROM pg_catalog.pg_class c
             WHERE c.relnamespace = '{schema.replace("'", "''")}'::regnamespace AND c.relkind = 'r')
         FROM
@@ -437,4 +482,6 @@ def _usage(schema: str) -> str:
         (SELECT count(*), count(*) FILTER (WHERE NOT hidden AND root <> ''),
             coalesce(sum(size) FILTER (WHERE NOT hidden AND root <> ''), 0)::bigint,
             coalesce(sum(octet_length(payload)), 0)::bigint FROM {schema}.row) rows,
-        (SELECT count(*), coalesce(sum(octet_length(payload)), 0)::bigint FROM {schema}.chunk) chunks"""
+        (SELECT count(*), coalesce(sum(octet_length(payload)), 0)::bigint FROM {schema}.chunk) chunks,
+        (SELECT count(*), coalesce(sum(octet_length(text) + pg_column_size(words)), 0)::bigint
+            FROM {schema}.message) entries"""

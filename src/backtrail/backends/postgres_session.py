@@ -81,13 +81,15 @@ _ALL_TYPES: Final = {**_TYPES, **{code.upper(): _array(code) for code in _TYPES}
 class Statement:
     """A statement and the types of its parameters, one letter each.
 
-    i: bigint, b: bytea, t: text, o: boolean; in capitals, an array of them.
+    i: bigint, b: bytea, t: text, o: boolean; in capitals, an array of them. One that is not `named` is not prepared,
+    but planned for its values each time.
     """
 
-    __slots__ = ("_encoders", "formats", "name", "oids", "text")
+    __slots__ = ("_encoders", "formats", "name", "named", "oids", "text")
 
-    def __init__(self, text: str, types: str = "") -> None:
+    def __init__(self, text: str, types: str = "", *, named: bool = True) -> None:
         self.text = text.encode()
+        self.named = named
         self.name = b"backtrail_" + blake2b(self.text + b"\0" + types.encode(), digest_size=12).hexdigest().encode()
         self.oids = [_ALL_TYPES[code][0] for code in types]
         self.formats = [_BINARY] * len(types)
@@ -146,7 +148,7 @@ class Session:
 
     def _result(self, statement: Statement, values: Sequence[Any], seconds: float | None) -> PGresult:
         parameters = statement.parameters(values)
-        if self._naming.allowed:
+        if self._naming.allowed and statement.named:
             try:
                 if statement.name not in self._prepared:
                     self._prepare(statement)

@@ -19,6 +19,7 @@ from __future__ import annotations
 from typing import Final
 
 from backtrail.backends.port import Row
+from backtrail.backends.postgres_search import tables_1
 
 PARTITIONS: Final = 8
 
@@ -79,7 +80,7 @@ CREATE TABLE {schema}.thread (
     updated_at bigint NOT NULL,
     second     bigint NOT NULL,
     alive      boolean NOT NULL DEFAULT false,
-    dirty      boolean NOT NULL DEFAULT true,
+    dirty      boolean NOT NULL DEFAULT false,
     space      text NOT NULL,
     name       bytea NOT NULL,
     uid        bytea NOT NULL,
@@ -108,6 +109,7 @@ CREATE TABLE {schema}.tag (
 );
 CREATE INDEX tag_tag ON {schema}.tag (thread, tag, seq);
 {_functions_1(schema, lock)}
+{tables_1(schema)}
 {_views_1(schema)}
 """
 
@@ -155,6 +157,21 @@ CREATE VIEW {schema}.checkpoints AS
         r.seq = (SELECT n.head FROM {schema}.row n WHERE n.thread = t.no AND n.seq = t.newest) AS is_head
     FROM {schema}.thread t JOIN {schema}.row r ON r.thread = t.no
     WHERE t.alive AND NOT r.hidden AND r.root <> '';
+
+CREATE VIEW {schema}.messages AS
+    SELECT {schema}.readable_1(t.name) AS thread_id, t.space AS thread_kind, {schema}.readable_1(t.agent) AS agent,
+        m.position, {schema}.readable_1(m.id) AS id, {schema}.readable_1(m.role) AS role,
+        {schema}.moment_1(m.time) AS created_at, {schema}.readable_1(substring(m.text FROM 2)) AS content,
+        NOT t.dirty AS is_current
+    FROM {schema}.message m JOIN {schema}.thread t ON t.no = m.thread;
+
+CREATE VIEW {schema}.conversations AS
+    SELECT {schema}.readable_1(t.name) AS id, {schema}.readable_1(t.agent) AS agent,
+        {schema}.moment_1(t.created_at) AS created_at, {schema}.moment_1(t.updated_at) AS updated_at,
+        coalesce(i.items, 0) AS messages, NOT t.dirty AS is_current,
+        {schema}.checkpoint_id_1(t.uid, r.head) AS head_id, {schema}.readable_1(t.origin) AS forked_from
+    FROM {schema}.thread t JOIN {schema}.row r ON r.thread = t.no AND r.seq = t.newest
+    LEFT JOIN {schema}.indexed i ON i.thread = t.no WHERE t.alive AND t.space = 'conversation';
 """
 
 

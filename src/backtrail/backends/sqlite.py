@@ -136,6 +136,7 @@ class _Grouped(threading.local):
 class SqliteBackend:
     """The port on SQLite. `busy_timeout` bounds, in seconds, the wait for another thread's or process's turn."""
 
+    shows_texts = False
     undoes_groups = False
 
     def __init__(

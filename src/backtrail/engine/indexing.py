@@ -216,7 +216,8 @@ class _Catching:
         words = " ".join(folding.words(folding.composed(message.text)))
         time = self._arrivals(position) if message.time is None else message.time
         text = message.text.encode("utf-8", "surrogatepass")
-        return Entry(time, message.id, message.role, words, squeeze(text, enabled=self._heads.options.compression))
+        compress = self._heads.options.compression and not self._heads.backend.shows_texts
+        return Entry(time, message.id, message.role, words, squeeze(text, enabled=compress))
 
 
 def _divided(blocks: list[diff.Block], items: int, end: int) -> tuple[list[diff.Block], int, int]:

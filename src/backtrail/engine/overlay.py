@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 class Overlay:
     """The writes of one transaction, as a backend: `port.Backend` says what each method does."""
 
+    shows_texts = False
     undoes_groups = False
 
     def __init__(self, below: Backend) -> None:
