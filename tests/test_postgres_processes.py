@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -100,6 +101,62 @@ def check_appends(opener, names, *, writers, count):
                 mine = [i for w, i in items if w == writer]
                 assert mine == [i for i in range(count) if i % len(names) == at]
             assert len(store.thread(name)) == len(items) + 1
+        assert store.verify().ok
+
+
+@pytest.mark.parametrize("level", ["read committed", "serializable"])
+def test_several_may_create_the_same_store_at_once(own, level):
+    role = servers.Running(f"{own.url}&options=-c%20default_transaction_isolation={level.replace(' ', '%5C%20')}")
+    assert role.execute("SHOW transaction_isolation") == [(level,)]
+    for _ in range(5):
+        with servers.place(role) as opener, ThreadPoolExecutor(8) as pool:
+            together = threading.Barrier(8)
+
+            def begin(n, opener=opener, together=together):
+                together.wait()
+                with opener() as store:
+                    store.thread(f"t{n}").save({"n": n})
+
+            list(pool.map(begin, range(8)))
+            with opener() as store:
+                assert {info.id for info in store.threads()} == {f"t{n}" for n in range(8)}
+
+
+def _append_forever(opener, told):
+    with opener() as store:
+        for i in range(1_000_000):
+            if i % 3:
+                store.thread("t").append("items", (os.getpid(), i))
+            else:
+                with store.transaction():
+                    store.thread("t").append("items", (os.getpid(), i))
+                    store.thread(f"other {os.getpid()}").save({"i": i, "text": os.urandom(20_000)})
+            told.send((os.getpid(), i))
+
+
+def test_writers_that_are_killed_leave_all_that_they_had_acknowledged(opener):
+    with opener() as store:
+        store.thread("t").save({"items": []})
+    acknowledged = []
+    for _ in range(4):
+        receiver, sender = spawn.Pipe(duplex=False)
+        writer = spawn.Process(target=_append_forever, args=(opener, sender))
+        writer.start()
+        sender.close()
+        acknowledged += [receiver.recv() for _ in range(random.randrange(20, 40))]
+        writer.kill()
+        with contextlib.suppress(EOFError):
+            while True:
+                acknowledged.append(receiver.recv())
+        writer.join()
+        receiver.close()
+    with opener() as store:
+        items = store.thread("t").load().state["items"]
+        assert len(items) == len(set(items))
+        assert set(acknowledged) <= set(items)
+        for pid in {pid for pid, _ in items}:
+            last = max(i for who, i in items if who == pid)
+            assert store.thread(f"other {pid}").load().get("i") == last // 3 * 3
         assert store.verify().ok
 
 
