@@ -106,7 +106,7 @@ def check_appends(opener, names, *, writers, count):
 
 @pytest.mark.parametrize("level", ["read committed", "serializable"])
 def test_several_may_create_the_same_store_at_once(own, level):
-    role = servers.Running(f"{own.url}&options=-c%20default_transaction_isolation={level.replace(' ', '%5C%20')}")
+    role = servers.Running(f"{own.url}&options=-c%20default_transaction_isolation%3D{level.replace(' ', '%5C%20')}")
     assert role.execute("SHOW transaction_isolation") == [(level,)]
     for _ in range(5):
         with servers.place(role) as opener, ThreadPoolExecutor(8) as pool:
