@@ -84,7 +84,7 @@ class Proxy:
     # -- from the test's side ---------------------------------------------------------------------
 
     def fault(self, kind, *, sql="", skip=0, times=1, leave=False):
-        """Ask for a fault; `sql` is a pattern, whatever its case; `leave`: from then on nobody gets in."""
+        """Ask for a fault; `sql` is a pattern, whatever its case; `leave`: with it, `leave()`."""
         fault = Fault(kind, re.compile(sql, re.IGNORECASE), skip, times, leave)
         with self._lock:
             self._faults.append(fault)
@@ -164,8 +164,8 @@ class Proxy:
             self._links.discard(link)
             link.cut()
 
-    def judge(self, text):
-        """An exchange has come: return the fault that it meets, if any, as (kind, what fired)."""
+    def judge(self, text, link):
+        """An exchange has come by this link: return the fault that it meets, if any, as (kind, what fired)."""
         with self._lock:
             self.exchanges += 1
             self.seen.append(text)
@@ -174,6 +174,8 @@ class Proxy:
                 if fired is not None:
                     if fault.leave:
                         self._refuse()
+                        for other in self._links - {link}:
+                            other.cut()
                     return fault.kind, fired
         return None, None
 
@@ -225,7 +227,7 @@ class Link:
                 held.append(message)
                 texts += self._texts(message)
                 if message[:1] in (b"S", b"Q"):
-                    kind, fired = self._proxy.judge("; ".join(texts))
+                    kind, fired = self._proxy.judge("; ".join(texts), self)
                     if kind == BEFORE:
                         return
                     self._pending.append((kind, fired))

@@ -114,7 +114,6 @@ def test_a_right_password_is_not_shown_either(own, role, caplog):
         f"postgresql://me:x/{SECRET}@127.0.0.1/db",  # not escaped, as all from here on
         f"postgresql://me:1/{SECRET}@127.0.0.1/db",
         f"postgresql://me:x@{SECRET}@127.0.0.1/db",
-        f"postgresql://me:x?{SECRET}@127.0.0.1/db",
         f"postgresql://me:{SECRET}#@127.0.0.1:x/db",
         f"postgresql:/me:{SECRET}@127.0.0.1/db",
         f"postgresql:me:{SECRET}@127.0.0.1/db",
@@ -127,6 +126,18 @@ def test_an_address_that_cannot_be_read_is_refused_without_being_shown(url, tmp_
         backtrail.open(url)
     assert SECRET not in everything_said(caught.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_libpq_knows_of_addresses_goes(own):
+    """Parameters with spaces in them, several hosts, and our own parameter among libpq's."""
+    options = "options=-c%20jit%3Doff%20-c%20work_mem%3D4321kB"
+    url = f"postgresql://postgres@127.0.0.1:{servers.free_port()},127.0.0.1:{own.port}/postgres"
+    with servers.place(own) as opener:
+        schema = opener.keywords["schema"]
+        with backtrail.open(f"{url}?{options}&pool_size=1&connect_timeout=5", schema=schema) as store:
+            store.thread("t").save({"n": 1})
+            with store._backend._pool.connect() as connection:
+                assert connection.execute("SHOW work_mem").fetchone() == ("4321kB",)
 
 
 def test_what_cannot_be_reached_is_said_at_once(own):

@@ -1,6 +1,7 @@
 """Replies that are lost and servers that stay away: every write happens once or is reported, no conflict is false."""
 
 import asyncio
+import contextlib
 import itertools
 import multiprocessing
 import random
@@ -174,6 +175,40 @@ def test_any_exchange_of_any_write_may_be_lost(proxy, schema, direct, kind):
                 break
         assert skip > 1
     deeds.check(direct)
+
+
+@pytest.mark.parametrize("kind", [SWALLOW, DURING])
+def test_replies_that_are_lost_in_front_of_pgbouncer_change_nothing(own, schema, direct, kind):
+    with (
+        servers.pgbouncer(own, pool=2) as bouncer,
+        Proxy(bouncer.url) as proxy,
+        backtrail.open(proxy.url, schema=schema) as store,
+    ):
+        deeds = Deeds(store)
+        for n, deed in enumerate(deeds.all() * 3):
+            fault = proxy.fault(kind, sql=WRITES)
+            deed(n)
+            proxy.disarm()
+            assert len(fault.fired) == 1
+    deeds.check(direct)
+
+
+@ALL_KINDS
+def test_a_store_whose_creation_was_interrupted_anywhere_is_created_the_next_time(own, proxy, schema, kind):
+    for skip in itertools.count():
+        try:
+            fault = proxy.fault(kind, skip=skip)
+            with contextlib.suppress(backtrail.Unavailable):
+                backtrail.open(proxy.url, schema=schema).close()
+            proxy.disarm()
+            with backtrail.open(own.url, schema=schema) as store:
+                store.thread("t").save({"n": skip, "text": "x" * 10_000})
+                assert store.thread("t").load().state["n"] == skip
+        finally:
+            own.drop_schema(schema)
+        if not fault.fired:
+            break
+    assert skip > 6
 
 
 def test_a_write_that_is_still_under_way_when_it_is_tried_again_happens_once(store, proxy, own, direct, schema):

@@ -223,6 +223,19 @@ def test_while_it_is_away_nobody_gets_in(proxy, table):
     assert table() == [2]
 
 
+def test_a_fault_may_take_all_other_connections_with_it(proxy, table):
+    with connect(proxy) as connection, connect(proxy) as other:
+        fault = proxy.fault(SWALLOW, sql="insert", leave=True)
+        with pytest.raises(psycopg.OperationalError):
+            connection.execute(INSERT, (1,))
+        with pytest.raises(psycopg.OperationalError):
+            other.execute("SELECT 1")
+        with pytest.raises(psycopg.OperationalError, match="refused"):
+            connect(proxy)
+    assert [f.status for f in fault.fired] == ["I"]
+    assert table() == [1]
+
+
 def test_a_cut_ends_connections_and_lets_new_ones_in(proxy):
     connection = connect(proxy)
     proxy.cut()

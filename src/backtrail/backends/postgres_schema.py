@@ -130,7 +130,7 @@ def format_of(session: Session, place: Place, where: str) -> int:
 
 def _step(session: Session, place: Place, where: str) -> int:
     """Make one step, unless somebody else has made it; return the format then."""
-    session.script("BEGIN")
+    session.script("BEGIN ISOLATION LEVEL READ COMMITTED")  # who has waited for the lock sees what was done under it
     try:
         session.run(Statement("SELECT pg_catalog.pg_advisory_xact_lock($1)", "i"), (place.steps_lock,), seconds=None)
         found = format_of(session, place, where)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
-from urllib.parse import parse_qsl, urlencode
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
@@ -34,12 +33,12 @@ class Target(NamedTuple):
 def read_url(url: str) -> Target:
     """Read a URL of a store in PostgreSQL."""
     bare, _, query = url.partition("?")
-    parameters = parse_qsl(query, keep_blank_values=True)
-    own = [value for name, value in parameters if name == "pool_size"]
-    rest = [(name, value) for name, value in parameters if name != "pool_size"]
+    parameters = query.split("&") if query else []
+    own = [parameter.partition("=")[2] for parameter in parameters if parameter.partition("=")[0] == "pool_size"]
+    rest = [parameter for parameter in parameters if parameter.partition("=")[0] != "pool_size"]
     options = None
     with suppress(psycopg.Error):
-        options = conninfo_to_dict(f"{bare}?{urlencode(rest)}" if rest else bare)
+        options = conninfo_to_dict(f"{bare}?{'&'.join(rest)}" if rest else bare)
     if options is None or not (_is_unambiguous(bare) and _has_ports(options)):  # not in an `except`: no context, either
         raise Invalid(
             "this is not the URL of a PostgreSQL database: write postgresql://user:password@host:5432/database, "
