@@ -100,7 +100,7 @@ def test_every_series_of_the_plots_has_a_point_at_every_length(tmp_path):
 @pytest.mark.parametrize("way", [saves.APPEND, saves.STEP, saves.PLAIN])
 def test_what_is_measured_at_n_messages_is_between_n_and_2n(way, tmp_path):
     history = Messages(1).many(4)
-    series = saves.Series(tmp_path / "a.db", way, history, saves=9)
+    series = saves.on_sqlite(tmp_path / "a.db", way, history, saves=9)
     for _ in range(10):
         series()
     lengths = [len(series._store.thread(info.id).load().get("messages") or ()) for info in _conversations(series)]
