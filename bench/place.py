@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+LOG_FILES = 6
+"""More than a checkpoint keeps for reuse (min_wal_size, 80 MB, of 16 MB each)."""
+
+
 class Place:
     """A PostgreSQL database, by its URL."""
 
@@ -55,7 +59,13 @@ class Place:
         return partial(self.size, name)
 
     def settle(self) -> None:
-        """Have the server write out what it has in memory, and make room in its log: none of it happens later then."""
+        """Bring the server where it is after a while: what it has in memory is written, and its log has files to reuse.
+
+        To make a new one takes as long as many commits. A checkpoint keeps those that were used, up to a number.
+        """
+        for _ in range(LOG_FILES):
+            self._connection.execute("SELECT pg_logical_emit_message(false, 'bench', 'used')")
+            self._connection.execute("SELECT pg_switch_wal()")
         self._connection.execute("CHECKPOINT")
 
     def settings(self) -> str:

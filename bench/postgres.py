@@ -7,14 +7,14 @@ everywhere: the server's own are not in them, so that the wall times say more he
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bench import aio, loads, peers, server, writers
 from bench.clock import take_turns
-from bench.data import Message, Messages, noise
+from bench.data import Message, Messages
 from bench.figures import Figure, Result
-from bench.raw import WAL_BYTES
 from bench.saves import APPEND, PLAIN, STEP, Series, ratio, stored_by_an_append
 
 if TYPE_CHECKING:
@@ -49,12 +49,10 @@ def postgres(directory: Path, scale: Scale) -> Result:
     return Result(figures)
 
 
-def _series(place: Place, way: str, history: list[Message], saves: int, stack: ExitStack) -> Series:
-    """Make a series in a store of its own."""
-    name = f"{way} {len(history)} {saves}"
+def _series(place: Place, name: str, way: str, history: list[Message], *, saves: int, stack: ExitStack) -> Series:
+    """Make a series in a store of this name."""
     store = place.open(name)
     stack.callback(store.close)
-    store.thread("filler").save(noise(WAL_BYTES))
     return Series(store, way, history, saves, size=place.sized(name))
 
 
@@ -71,7 +69,8 @@ def _saves(place: Place, scale: Scale) -> Iterator[Figure]:
         raw.make()
         names = {f"{way} at {length:,}": (way, length) for way, some in lengths.items() for length in some}
         actions: dict[str, Any] = {"raw": raw.insert} | {
-            name: _series(place, way, longest[:length], scale.rounds, stack) for name, (way, length) in names.items()
+            name: _series(place, name, way, longest[:length], saves=scale.rounds, stack=stack)
+            for name, (way, length) in names.items()
         }
         place.settle()
         always = frozenset(name for name in actions if not name.startswith(PLAIN))
@@ -98,7 +97,10 @@ def _peers(place: Place, scale: Scale) -> list[Figure]:
 
 def _peers_at(place: Place, history: list[Message], scale: Scale, stack: ExitStack) -> list[Figure]:
     length, rounds = len(history), scale.peer_rounds
-    kept: dict[str, Any] = {way: _series(place, way, history, rounds, stack) for way in (APPEND, PLAIN)}
+    kept: dict[str, Any] = {
+        way: _series(place, f"{way} beside peers {length}", way, history, saves=rounds, stack=stack)
+        for way in (APPEND, PLAIN)
+    }
     for name in (DEFAULT, DELTA):
         kept[name] = _conversation(place, name, history, rounds, stack)
     place.settle()
@@ -152,8 +154,9 @@ def _sizes(place: Place, scale: Scale) -> Iterator[Figure]:
 
 def _coroutines(place: Place, scale: Scale) -> Iterator[Figure]:
     """Coroutines that append at once, compared with the same appends one after the other."""
-    each, one_by_one, grouped = aio.rates(lambda name: place.options(f"async {name}"), scale, scale.coroutines)
+    fewer = replace(scale, async_rounds=scale.server.async_rounds)
+    each, one_by_one, grouped = aio.rates(lambda name: place.options(f"async {name}"), fewer, scale.coroutines)
     what = f"PostgreSQL: {scale.coroutines:,} coroutines, a thread each"
     for words, times in (("one commit each", each), ("awaited one by one", one_by_one)):
         wall, cpu = times.median.over(grouped.median)
-        yield Figure(f"{what}: {words} / grouped", wall, cpu, better="higher", samples=scale.async_rounds)
+        yield Figure(f"{what}: {words} / grouped", wall, cpu, better="higher", samples=fewer.async_rounds)

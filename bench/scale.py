@@ -20,6 +20,7 @@ class Server:
     """For how long rates are counted."""
     windows: int = 5
     """How often."""
+    async_rounds: int = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,5 +60,5 @@ QUICK = Scale(
     forks=30,
     processes=1,
     async_rounds=3,
-    server=Server(seconds=1.0, windows=3),
+    server=Server(seconds=0.5, windows=3, async_rounds=1),
 )

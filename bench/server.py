@@ -24,13 +24,15 @@ if TYPE_CHECKING:
 SETTINGS = {"fsync": "on", "full_page_writes": "on", "synchronous_commit": "on", "shared_buffers": "128MB"}
 SECONDS = 60
 """How long it may take to start."""
-# Runs the program behind its first argument, which is where its output goes, until a line or the end of stdin comes.
+# Runs the program behind its first argument, which is where its output goes, until that ends, or stdin does.
 KEEPER = """
+exec 3<&0
 log=$1; shift
-"$@" >"$log" 2>&1 &
-read -r _
-kill -INT $!
-wait $!
+"$@" >"$log" 2>&1 3<&- &
+program=$!
+{ read -r _ <&3; kill -INT $program; } &
+wait $program
+kill $! 2>/dev/null
 """
 
 
@@ -71,16 +73,16 @@ def server(directory: Path) -> Iterator[str]:
             **_account(),
         )
         try:
-            _wait(data)
+            _wait(data, keeper)
             yield f"postgresql://postgres@/postgres?host={sockets}"
         finally:
-            keeper.communicate(b"\n")
+            keeper.communicate()
 
 
-def _wait(data: Path) -> None:
+def _wait(data: Path, keeper: subprocess.Popen[bytes]) -> None:
     """Wait until it takes connections: the eighth line of the file that it keeps of itself says so."""
     until = time.monotonic() + SECONDS
-    while time.monotonic() < until:
+    while keeper.poll() is None and time.monotonic() < until:
         with suppress(FileNotFoundError):
             lines = (data / "postmaster.pid").read_text().splitlines()
             if len(lines) > 7 and lines[7].strip() == "ready":
