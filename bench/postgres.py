@@ -138,7 +138,9 @@ def _loads(place: Place, scale: Scale) -> Iterator[Figure]:
 
 
 def _sizes(place: Place, scale: Scale) -> Iterator[Figure]:
-    """What the tables of a store take after so many appends of one message, and after a collection."""
+    """What the tables of a store take at first, after so many appends of one message, and after a collection."""
+    place.open("new").close()
+    yield Figure("PostgreSQL: tables of a new store", place.size("new"), unit="B")
     for count in scale.steps:
         name, source = f"steps {count}", Messages(3)
         with place.open(name, durability="relaxed") as store:
