@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from bench.data import Message
     from bench.scale import Scale
 
+Place = Callable[[str], dict[str, Any]]
+"""What to open a store of a name with."""
 SLOWER = 0.001
 """How much longer a commit takes on a slower disk, in seconds."""
 TICK = 0.001
@@ -42,7 +45,7 @@ def coroutines(directory: Path, scale: Scale) -> Result:
     rate: dict[str, Any] = {"better": "higher", "samples": scale.async_rounds}
     figures = []
     for where, threads in (("a thread each", scale.coroutines), ("one thread", 1)):
-        each, one_by_one, grouped = _rates(directory / where, scale, threads)
+        each, one_by_one, grouped = rates(_files(directory / where), scale, threads)
         marks = {"gate": 4, "goal": 5} if threads > 1 else {}
         alone, awaited = each.median.over(grouped.median), one_by_one.median.over(grouped.median)
         figures += [
@@ -50,7 +53,7 @@ def coroutines(directory: Path, scale: Scale) -> Result:
             Figure(f"{count}, {where}: awaited one by one / grouped", *awaited, **rate),
         ]
     with _slower(SLOWER):
-        each, _, grouped = _rates(directory / "slow", replace(scale, async_rounds=1), scale.coroutines)
+        each, _, grouped = rates(_files(directory / "slow"), replace(scale, async_rounds=1), scale.coroutines)
     name = f"{count}, a thread each, if a commit takes {SLOWER * 1e3:g} ms longer: one commit each / grouped"
     figures.append(Figure(name, *each.median.over(grouped.median), better="higher", samples=1))
     figures.append(
@@ -79,14 +82,18 @@ def _slower(seconds: float) -> Iterator[None]:
         yield
 
 
-def _rates(directory: Path, scale: Scale, count: int) -> tuple[Times, Times, Times]:
+def _files(directory: Path) -> Place:
+    directory.mkdir()
+    return lambda name: {"url": directory / f"{name}.db"}
+
+
+def rates(place: Place, scale: Scale, count: int) -> tuple[Times, Times, Times]:
     """Time the three ways in turns, each on a store of its own; the coroutines share so many threads."""
     source = Messages(10)
     each, one_by_one, grouped = Times(), Times(), Times()
-    directory.mkdir()
     with asyncio.Runner() as runner:
-        plain = backtrail.open(directory / "each.db")
-        stores = [runner.run(_opened(directory / name)) for name in ("one by one.db", "grouped.db")]
+        plain = backtrail.open(**place("each"))
+        stores = [runner.run(_opened(place(name))) for name in ("one by one", "grouped")]
         plain.thread("filler").save(noise(WAL_BYTES))
         names = [f"t{at % count}" for at in range(scale.coroutines)]
         threads = [plain.thread(name) for name in names]
@@ -107,8 +114,8 @@ def _rates(directory: Path, scale: Scale, count: int) -> tuple[Times, Times, Tim
     return each, one_by_one, grouped
 
 
-async def _opened(path: Path) -> aio.Store:
-    store = await aio.open(path)
+async def _opened(options: dict[str, Any]) -> aio.Store:
+    store = await aio.open(**options)
     await store.thread("filler").save(noise(WAL_BYTES))
     return store
 

