@@ -258,7 +258,7 @@ class Hits(Suite):
         rest = store.search("fox", limit=10, after=page[-1])
         assert [hit.message_id for hit in [*page, *rest]] == [str(n) for n in range(9, 0, -1)]
 
-    def test_filters(self, store: Store) -> None:
+    def test_filters_narrow_a_search_down(self, store: Store) -> None:
         store.thread("a", agent="x").save({"messages": ["fox a"]})
         store.thread("b", agent="y").save({"messages": ["fox b"]})
         store.thread("c").save({"messages": ["fox c"]})
