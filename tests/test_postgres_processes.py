@@ -214,7 +214,7 @@ def _write_until_told_to_stop(opener, process, stop):
         return [(writer.acknowledged, writer.unknown, writer.refused) for writer in writers]
 
 
-@pytest.mark.parametrize("kills", lengths(3, 50))
+@pytest.mark.parametrize("kills", lengths(2, 50))
 def test_a_server_that_crashes_under_load_loses_nothing_that_it_acknowledged(kills):
     rng = random.Random(kills)
     stop = spawn.Event()
@@ -307,10 +307,9 @@ def test_writers_of_the_same_chunks_in_different_orders_do_not_fail(opener, coun
         assert store.verify().ok
 
 
-@pytest.mark.parametrize("level", ["serializable", "repeatable read"])
-def test_a_database_that_isolates_more_than_it_has_to_changes_nothing(level):
-    with servers.Server(default_transaction_isolation=level) as server:
-        assert server.execute("SHOW transaction_isolation") == [(level,)]
+def test_a_database_that_isolates_more_than_it_has_to_changes_nothing():
+    with servers.Server(default_transaction_isolation="serializable") as server:
+        assert server.execute("SHOW transaction_isolation") == [("serializable",)]
         opener = partial(backtrail.open, server.url)
         names = ["a", "b"]
         with opener() as store:
