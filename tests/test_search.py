@@ -26,7 +26,7 @@ from backtrail.backends import sqlite_schema, sqlite_search
 from backtrail.backends.memory import MemoryBackend
 from backtrail.backends.port import Batch, Entry, Indexed, Phrase, Splice
 from backtrail.engine import folding, indexing, query
-from backtrail.testing.conformance.finding import interrupted as killed_at
+from backtrail.testing.conformance.indexing import interrupted as killed_at
 from backtrail.testing.places import in_memory
 
 SPAWN = multiprocessing.get_context("spawn")

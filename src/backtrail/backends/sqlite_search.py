@@ -58,10 +58,11 @@ _INSERT = "INSERT INTO message (thread, position, time, id, role, text) VALUES (
 _INSERT_WORDS = "INSERT INTO word (rowid, words) VALUES (?, ?)"
 _KNOW = "INSERT INTO vocabulary (word) VALUES (?) ON CONFLICT DO NOTHING"
 
+# A CROSS JOIN is done in its order: first the messages.
 _FOUND = """
     SELECT thread.no, space, name, uid, agent, thread.created_at, origin,
            seq, position, message.no, time, id, role, text
-    FROM message JOIN thread ON thread.no = message.thread JOIN indexed ON indexed.thread = message.thread"""
+    FROM message CROSS JOIN thread ON thread.no = message.thread CROSS JOIN indexed USING (thread)"""
 _FITTING = """
     (?1 IS NULL OR space = ?1) AND (?2 IS NULL OR agent = ?2)
     AND (?3 IS NULL OR message.thread IN (SELECT value FROM json_each(?3)))
@@ -75,6 +76,7 @@ _BY_WORDS = f"""
         SELECT message.no FROM word JOIN message ON message.no = word.rowid JOIN thread ON thread.no = message.thread
         WHERE word MATCH ?7 AND {_FITTING} ORDER BY time DESC, message.no DESC LIMIT ?6)
     ORDER BY time DESC, message.no DESC"""
+_ITEMS = "SELECT coalesce(sum(items), 0) FROM indexed WHERE thread IN (SELECT value FROM json_each(?))"
 _MATCHING = "SELECT count(*) FROM (SELECT rowid FROM word WHERE word MATCH ? LIMIT ?)"
 _HAVING = {
     "inside": f"SELECT word FROM vocabulary WHERE instr(word, ?1) LIMIT {PARTS + 1}",
@@ -193,8 +195,10 @@ def _found_by(
     few = FEW_LOOSE if any(phrase.open_left for phrase in phrases) else FEW
     if query and connection.execute(_MATCHING, (query, few + 1)).get <= few:
         found = connection.execute(_BY_WORDS, (*values, query))
+    elif fitting[2] is not None and connection.execute(_ITEMS, fitting[2:3]).get <= FEW:
+        found = connection.execute(_OF_THREADS, values)
     else:
-        found = connection.execute(_BY_TIME if fitting[2] is None else _OF_THREADS, values)
+        found = connection.execute(_BY_TIME, values)
     return [_found(*each) for each in found]
 
 
