@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import os
+import random
 import re
 import shutil
 import signal
@@ -19,11 +21,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import backtrail
+from backtrail import aio
 from backtrail.backends import sqlite_schema, sqlite_search
 from backtrail.backends.memory import MemoryBackend
 from backtrail.backends.port import Batch, Entry, Indexed, Phrase, Splice
 from backtrail.engine import folding, indexing, query
-from backtrail.testing.conformance.finding import interrupted as killed_at
+from backtrail.testing.conformance.indexing import interrupted as killed_at
 from backtrail.testing.places import in_memory
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -378,6 +381,39 @@ def test_a_damaged_index_says_how_it_is_mended_and_harms_nothing_else(tmp_path):
         assert len(store.search("no77")) == 1
 
 
+def test_rows_that_gc_stores_anew_are_not_new_to_search(tmp_path):
+    with backtrail.open(tmp_path / "s.db") as store:
+        thread = store.thread("t")
+        thread.save({"messages": []})
+        for n in range(150):
+            thread.append("messages", f"fox {n} {random.Random(n).randbytes(300).hex()}")
+        store.search("fox")
+        assert store.gc().repacked > 0
+        assert store._backend.marked(0, 10) == []
+        thread.append("messages", "fox")
+        store.thread("u").save(1)
+        assert store.gc().repacked == 0
+        assert store._backend.marked(0, 10) == [2]
+
+
+def test_a_thread_with_a_damaged_chunk_is_not_found_and_the_others_are(tmp_path):
+    with backtrail.open(tmp_path / "s.db") as store:
+        store.thread("t").save({"messages": [f"fox {n} " + "x" * 100 for n in range(2000)]})
+        store.thread("u").save({"messages": ["fox"]})
+        store.search("hen")
+        store.thread("t").append("messages", "fox")
+    connection = apsw.Connection(str(tmp_path / "s.db"))
+    connection.execute("DELETE FROM message; DELETE FROM indexed; INSERT OR IGNORE INTO mark VALUES (1), (2)")
+    (leaf,) = next(connection.execute("SELECT max(id) FROM chunk WHERE length(payload) > 500"))
+    connection.execute("DELETE FROM chunk WHERE id = ?", (leaf,))
+    connection.close()
+    with backtrail.open(tmp_path / "s.db") as store:
+        for _ in range(2):
+            assert [hit.conversation_id for hit in store.search("fox")] == ["u"]
+        assert store._backend.marked(0, 10) == [1]
+        assert {damage.thread_id for damage in store.verify().damaged} == {"t"}
+
+
 # -- words ------------------------------------------------------------------------------------------
 
 SOME_TEXT = st.text(st.characters(), max_size=40) | st.text("aÉß字が ท🙂'\u0301\u200d\ud800\0\"*", max_size=40)
@@ -418,3 +454,30 @@ def test_places_in_folded_text_lead_back_to_where_they_come_from(text):
     folded = folding.folded(composed)
     for place, char in enumerate(folded):
         assert char in folding.folded(composed[folding.char_at(composed, place)])
+
+
+# -- async ------------------------------------------------------------------------------------------
+
+
+def test_the_mirror_searches_beside_writes(tmp_path):
+    async def work():
+        async with aio.open(tmp_path / "s.db") as store:
+            threads = [store.thread(f"t{n}", agent="a") for n in range(20)]
+            await asyncio.gather(*[thread.save({"messages": ["fox"]}) for thread in threads])
+
+            async def append_and_look(thread):
+                await thread.append("messages", f"a hen of {thread.id}")
+                return [hit.conversation_id for hit in await store.search(f'"hen of {thread.id}"', agent="a")]
+
+            assert await asyncio.gather(*map(append_and_look, threads)) == [[thread.id] for thread in threads]
+            page = await store.search("fox", limit=15)
+            assert len(await store.search("fox", limit=15, after=page[-1])) == 5
+            told = []
+            await store.reindex(progress=lambda what, count: told.append((what, count)))
+            assert told == [("index", 20)]
+            assert len(await store.search("HEN OF", contains=True, order="score", limit=100)) == 20
+            async with store.transaction():
+                with pytest.raises(backtrail.Unavailable):
+                    await store.search("fox")
+
+    asyncio.run(work())

@@ -362,7 +362,7 @@ class SqliteBackend:
         limit: int,
     ) -> list[Found]:
         within = None if threads is None else json.dumps(list(threads))
-        fitting = (space, encoded(agent), within, *(after or (None, None)))
+        fitting = (space, encoded(agent), within, *(after or sqlite_search.TOP))
         with self._guard as connection, _one_view(connection):
             return sqlite_search.find(connection, phrases, fitting, limit)
 

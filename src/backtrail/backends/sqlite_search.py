@@ -30,11 +30,15 @@ if TYPE_CHECKING:
 
 FEW = 5000
 """Up to so many entries are found by their words, and put in order then."""
+FEW_LOOSE = 50_000
+"""The same, where the words do not say all, so that many that have them do not match."""
 PARTS = 500
 """A part of a word is looked for if no more words than these have it."""
 _PHRASES = 32
 """So many phrases of a query, and words of a phrase, are looked for; the engine looks for all of them."""
 _MERGE_PAGES = 500
+TOP = (1 << 63) - 1, 0
+"""A time and a number that are above all others."""
 
 _MARKED = "SELECT thread FROM mark WHERE thread > ? ORDER BY thread LIMIT ?"
 _INDEXED = "SELECT seq, items, as_of FROM indexed WHERE thread = ?"
@@ -55,14 +59,15 @@ _INSERT = "INSERT INTO message (thread, position, time, id, role, text) VALUES (
 _INSERT_WORDS = "INSERT INTO word (rowid, words) VALUES (?, ?)"
 _KNOW = "INSERT INTO vocabulary (word) VALUES (?) ON CONFLICT DO NOTHING"
 
+# A CROSS JOIN is done in its order: first the messages.
 _FOUND = """
     SELECT thread.no, space, name, uid, agent, thread.created_at, origin,
            seq, position, message.no, time, id, role, text
-    FROM message JOIN thread ON thread.no = message.thread JOIN indexed ON indexed.thread = message.thread"""
+    FROM message CROSS JOIN thread ON thread.no = message.thread CROSS JOIN indexed USING (thread)"""
 _FITTING = """
     (?1 IS NULL OR space = ?1) AND (?2 IS NULL OR agent = ?2)
     AND (?3 IS NULL OR message.thread IN (SELECT value FROM json_each(?3)))
-    AND (?4 IS NULL OR (time, message.no) < (?4, ?5))"""
+    AND (time, message.no) < (?4, ?5)"""
 _BY_TIME = f"{_FOUND} WHERE {_FITTING} ORDER BY time DESC, message.no DESC LIMIT ?6"
 _OF_THREADS = f"""
     {_FOUND} WHERE message.thread IN (SELECT value FROM json_each(?3)) AND {_FITTING}
@@ -72,7 +77,8 @@ _BY_WORDS = f"""
         SELECT message.no FROM word JOIN message ON message.no = word.rowid JOIN thread ON thread.no = message.thread
         WHERE word MATCH ?7 AND {_FITTING} ORDER BY time DESC, message.no DESC LIMIT ?6)
     ORDER BY time DESC, message.no DESC"""
-_MATCHING = f"SELECT rowid FROM word WHERE word MATCH ? LIMIT {FEW + 1}"
+_ITEMS = "SELECT coalesce(sum(items), 0) FROM indexed WHERE thread IN (SELECT value FROM json_each(?))"
+_MATCHING = "SELECT count(*) FROM (SELECT rowid FROM word WHERE word MATCH ? LIMIT ?)"
 _HAVING = {
     "inside": f"SELECT word FROM vocabulary WHERE instr(word, ?1) LIMIT {PARTS + 1}",
     "end": f"SELECT word FROM vocabulary WHERE substr(word, -length(?1)) = ?1 LIMIT {PARTS + 1}",
@@ -170,7 +176,7 @@ def forget(connection: apsw.Connection) -> None:
 
 # -- finding ------------------------------------------------------------------------------------
 def find(connection: apsw.Connection, phrases: Sequence[Phrase], fitting: Sequence[Any], limit: int) -> list[Found]:
-    """Return what matches, newest first; `fitting` are space, agent, threads (as JSON), and what to go on behind."""
+    """Return what matches, newest first; `fitting` are space, agent, threads (as JSON), and what is above all of it."""
     try:
         return _found_by(connection, phrases, fitting, limit)
     except apsw.CorruptError as error:
@@ -187,10 +193,13 @@ def _found_by(
         return []
     query = " AND ".join(condition for condition in conditions if condition)
     values = (*fitting, limit)
-    if query and len(connection.execute(_MATCHING, (query,)).fetchall()) <= FEW:
+    few = FEW_LOOSE if any(phrase.open_left for phrase in phrases) else FEW
+    if query and connection.execute(_MATCHING, (query, few + 1)).get <= few:
         found = connection.execute(_BY_WORDS, (*values, query))
+    elif fitting[2] is not None and connection.execute(_ITEMS, fitting[2:3]).get <= FEW:
+        found = connection.execute(_OF_THREADS, values)
     else:
-        found = connection.execute(_BY_TIME if fitting[2] is None else _OF_THREADS, values)
+        found = connection.execute(_BY_TIME, values)
     return [_found(*each) for each in found]
 
 

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from backtrail.testing.conformance.changing import Changing, Roots
 from backtrail.testing.conformance.expecting import Appending, Expecting, Lending
-from backtrail.testing.conformance.finding import Finding, Hits, Indexing
+from backtrail.testing.conformance.finding import Finding, Hits
 from backtrail.testing.conformance.grouping import Groups
+from backtrail.testing.conformance.indexing import Indexing
 from backtrail.testing.conformance.large import Large
 from backtrail.testing.conformance.naming import BadInput, Listing, Names
 from backtrail.testing.conformance.options import AutoInterval, MaxCheckpoints, Others, TimeToLive
