@@ -22,12 +22,13 @@ from hypothesis import strategies as st
 
 import backtrail
 from backtrail import aio
-from backtrail.backends import sqlite_schema, sqlite_search
+from backtrail.backends import postgres_search, sqlite_schema, sqlite_search
 from backtrail.backends.memory import MemoryBackend
 from backtrail.backends.port import Batch, Entry, Indexed, Phrase, Splice
 from backtrail.engine import folding, indexing, query
 from backtrail.testing.conformance.indexing import interrupted as killed_at
 from backtrail.testing.places import in_memory
+from tests.servers import place as postgres
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -39,6 +40,10 @@ def in_a_file():
         yield partial(backtrail.open, Path(directory, "store.db"), durability="relaxed")
     finally:
         shutil.rmtree(directory)
+
+
+def in_postgres():
+    return postgres(durability="relaxed")
 
 
 # -- random histories -------------------------------------------------------------------------------
@@ -140,7 +145,7 @@ def matches(said, text, contains):
 
 
 @pytest.mark.hypothesis
-@pytest.mark.parametrize("place", [in_memory, in_a_file])
+@pytest.mark.parametrize("place", [in_memory, in_a_file, in_postgres])
 @settings(max_examples=100, deadline=None)
 @given(history=HISTORIES)
 def test_after_any_history_a_scan_of_all_heads_finds_the_same(place, history):
@@ -178,14 +183,19 @@ PHRASES = st.lists(
 
 
 @pytest.mark.hypothesis
-@pytest.mark.parametrize("few", [0, 5000])
 @pytest.mark.parametrize("parts", [1, 500])
+@pytest.mark.parametrize(("place", "few"), [(in_a_file, 0), (in_a_file, 5000), (in_postgres, None)])
 @settings(max_examples=40, deadline=None)
 @given(splices=SPLICES, sought=st.lists(PHRASES, min_size=1, max_size=6))
-def test_sqlite_leaves_out_nothing_that_memory_finds_and_keeps_the_order(few, parts, splices, sought):
-    with in_a_file() as opener, opener() as store, mock.patch.multiple(sqlite_search, FEW=few, PARTS=parts):
-        memory, sqlite = MemoryBackend(), store._backend
-        backends = (memory, sqlite)
+def test_a_database_leaves_out_nothing_that_memory_finds_and_keeps_the_order(place, few, parts, splices, sought):
+    with (
+        mock.patch.multiple(sqlite_search, FEW=few, PARTS=parts),
+        mock.patch.object(postgres_search, "PARTS", parts),
+        place() as opener,
+        opener() as store,
+    ):
+        memory, database = MemoryBackend(), store._backend
+        backends = (memory, database)
         for backend in backends:
             for name in ("a", "b"):
                 made = backtrail.backends.port.NewThread("thread", name, name.encode() * 8, name, 1, None)
@@ -198,17 +208,17 @@ def test_sqlite_leaves_out_nothing_that_memory_finds_and_keeps_the_order(few, pa
             splice = Splice(start, cut, tuple(entries))
             assert [backend.index(thread, was, now, [splice]) for backend in backends] == [True, True]
             assert [backend.index(thread, Indexed(9, 9, 9), now, [splice]) for backend in backends] == [False, False]
-            assert memory.indexed(thread) == sqlite.indexed(thread)
+            assert memory.indexed(thread) == database.indexed(thread)
         for where in ({}, {"agent": "a"}, {"threads": [2]}, {"space": "run"}, {"after": (1, 4)}, {"limit": 2}):
             options = {"space": None, "agent": None, "threads": None, "after": None, "limit": 100} | where
-            assert memory.find((), **options) == sqlite.find((), **options)
+            assert memory.find((), **options) == database.find((), **options)
         options = {"space": None, "agent": None, "threads": None, "after": None, "limit": 100}
         for phrases in sought:
-            needed, there = memory.find(phrases, **options), sqlite.find(phrases, **options)
+            needed, there = memory.find(phrases, **options), database.find(phrases, **options)
             assert [found for found in there if found in needed] == needed
         memory.forget_index()
-        sqlite.forget_index()
-        assert memory.find((), **options) == sqlite.find((), **options) == []
+        database.forget_index()
+        assert memory.find((), **options) == database.find((), **options) == []
 
 
 def test_few_entries_are_found_by_their_words_alone(tmp_path):
@@ -231,8 +241,8 @@ def test_few_entries_are_found_by_their_words_alone(tmp_path):
 # -- processes --------------------------------------------------------------------------------------
 
 
-def append_and_search(path, name, count):
-    with backtrail.open(path, durability="relaxed") as store:
+def append_and_search(path, schema, name, count):
+    with backtrail.open(path, schema=schema, durability="relaxed") as store:
         thread = store.thread("shared" if name % 2 else f"own{name}")
         for n in range(count):
             thread.update(lambda state: state or {"messages": []}) if thread.latest() is None else None
@@ -255,20 +265,22 @@ def search_and_be_killed(path, at):
         store.search("fox")
 
 
-def test_processes_that_append_and_search_each_find_what_is_there_once(tmp_path):
-    path = tmp_path / "s.db"
-    with backtrail.open(path) as store:
-        store.thread("shared").save({"messages": []})
-    workers = [SPAWN.Process(target=append_and_search, args=(path, name, 25)) for name in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(120)
-    assert [worker.exitcode for worker in workers] == [0] * 4
-    with backtrail.open(path) as store:
-        hits = store.search("fox", limit=1000)
-        assert len({hit.message_id for hit in hits}) == len(hits) == 100
-        assert store.verify().ok
+@pytest.mark.parametrize("place", [in_a_file, in_postgres])
+def test_processes_that_append_and_search_each_find_what_is_there_once(place):
+    with place() as opener:
+        where = (opener.args[0], opener.keywords.get("schema"))
+        with opener() as store:
+            store.thread("shared").save({"messages": []})
+        workers = [SPAWN.Process(target=append_and_search, args=(*where, name, 25)) for name in range(4)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join(120)
+        assert [worker.exitcode for worker in workers] == [0] * 4
+        with opener() as store:
+            hits = store.search("fox", limit=1000)
+            assert len({hit.message_id for hit in hits}) == len(hits) == 100
+            assert store.verify().ok
 
 
 def test_a_catch_up_that_is_killed_anywhere_is_simply_done_again(tmp_path):
