@@ -14,26 +14,14 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from backtrail.backends.port import (
-    Batch,
-    Entry,
-    Found,
-    Indexed,
-    MissingChunks,
-    NewThread,
-    Phrase,
-    Row,
-    Splice,
-    Stale,
-    ThreadRecord,
-    Usage,
-    Vanished,
-)
+from backtrail.backends.port import Batch, Found, Indexed, MissingChunks, Row, Stale, ThreadRecord, Usage, Vanished
 from backtrail.errors import Invalid, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
+
+    from backtrail.backends.port import Entry, NewThread, Phrase, Splice
 
 # One for all stores in memory, so that a single hook keeps a fork out of the middle of a call. It is re-entrant
 # because a signal handler may fork, too.

@@ -33,7 +33,7 @@ _LOOKS: Final = 3
 """What was deleted while it was looked at is looked at again, so many times."""
 _GROUP: Final = 64
 """So many threads are brought up to date at a time, at most."""
-_SLICE: Final = 256
+_SLICE: Final = 128
 """So many messages are added at a time ..."""
 _SLICE_BYTES: Final = 1024 * 1024
 """... or so many bytes of them, and one more."""
