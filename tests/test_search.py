@@ -379,6 +379,14 @@ def test_a_damaged_index_says_how_it_is_mended_and_harms_nothing_else(tmp_path):
         assert not store.verify().damaged
         store.reindex()
         assert len(store.search("no77")) == 1
+        with store._backend._guard as connection:
+            connection.execute("UPDATE message SET text = x'01' WHERE position = 77")
+        with pytest.raises(backtrail.Corrupt) as caught:
+            store.search("no77")
+        assert caught.value.code == "corrupt.index"
+        assert store.verify().misindexed == ("t",)
+        store.reindex()
+        assert len(store.search("no77")) == 1
 
 
 def test_rows_that_gc_stores_anew_are_not_new_to_search(tmp_path):
