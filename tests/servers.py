@@ -18,8 +18,8 @@ import importlib.util
 import itertools
 import os
 import pwd
-import random
 import re
+import secrets
 import shutil
 import socket
 import subprocess
@@ -362,7 +362,7 @@ def wait_for(condition, *, seconds=60):
 def free_port():
     """A port that stays free while nobody listens there: not one of those that outgoing connections are given."""
     while True:
-        port = random.randrange(20_000, 32_000)
+        port = secrets.choice(range(20_000, 32_000))  # not by `random`: hypothesis gives each process the same seed
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", port))

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
+    from backtrail.backends.port import Entry, NewThread, Phrase, Splice
+
 # One for all stores in memory, so that a single hook keeps a fork out of the middle of a call. It is re-entrant
 # because a signal handler may fork, too.
 _LOCK = threading.RLock()

@@ -33,7 +33,7 @@ _LOOKS: Final = 3
 """What was deleted while it was looked at is looked at again, so many times."""
 _GROUP: Final = 64
 """So many threads are brought up to date at a time, at most."""
-_SLICE: Final = 256
+_SLICE: Final = 128
 """So many messages are added at a time ..."""
 _SLICE_BYTES: Final = 1024 * 1024
 """... or so many bytes of them, and one more."""
@@ -253,11 +253,14 @@ def is_true(heads: Heads, record: ThreadRecord) -> bool:
     except (Corrupt, NotFound):
         return True
     held: list[Any] = [None] * indexed.items
-    for found in _held(heads, record):
-        if found.position < indexed.items:
-            held[found.position] = _held_content(found.entry)
-        else:
-            held.append(found)
+    try:
+        for found in _held(heads, record):
+            if found.position < indexed.items:
+                held[found.position] = _held_content(found.entry)
+            else:
+                held.append(found)
+    except Corrupt:
+        return False
     return row is None or held == expected or heads.backend.indexed(record.no) != indexed
 
 
@@ -276,4 +279,13 @@ def _content(message: messages.Message | None) -> Any:
 
 
 def _held_content(entry: Entry) -> Any:
-    return entry.message_id, entry.role, unsqueeze(entry.text, limit=messages.TEXT_MAX)
+    return entry.message_id, entry.role, text_of(entry).encode("utf-8", "surrogatepass")
+
+
+def text_of(entry: Entry) -> str:
+    """Return the text of an entry."""
+    try:
+        return unsqueeze(entry.text, limit=messages.TEXT_MAX).decode("utf-8", "surrogatepass")
+    except (Corrupt, UnicodeDecodeError) as error:
+        text = f"the index of search is damaged ({error}): `reindex` makes it anew"
+        raise Corrupt(text, code="corrupt.index") from error

@@ -10,9 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from backtrail.engine import log, pace
-from backtrail.engine.indexing import catch_up
-from backtrail.engine.messages import TEXT_MAX
-from backtrail.engine.squeeze import unsqueeze
+from backtrail.engine.indexing import catch_up, text_of
 from backtrail.errors import Invalid
 from backtrail.values import Hit, when
 
@@ -96,8 +94,7 @@ def _matching(heads: Heads, query: Query, where: Where, after: Place | None) -> 
         page = heads.backend.find(query.phrases, **where._asdict(), after=place, limit=size)
         for found in page:
             pace.rest()
-            text = unsqueeze(found.entry.text, limit=TEXT_MAX).decode("utf-8", "surrogatepass")
-            match = query.match(text)
+            match = query.match(text_of(found.entry))
             if match is not None:
                 yield _Matching(found, match)
         if len(page) < size:
