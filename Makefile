@@ -24,7 +24,7 @@ help:
 	@echo "make lint      ruff, mypy and the layers"
 	@echo "make format    let ruff put the code in form"
 	@echo "make aio       make backtrail.aio from the synchronous code again"
-	@echo "make bench     measure, beside LangGraph's SqliteSaver (ARGS=--quick takes a minute)"
+	@echo "make bench     measure, beside LangGraph's savers (ARGS=--quick takes a minute or two)"
 	@echo "make torture   the long reliability runs"
 	@echo "make clean     remove .venv, builds and caches"
 
