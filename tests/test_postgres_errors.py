@@ -12,9 +12,11 @@ from functools import partial
 
 import psycopg
 import pytest
+from click.testing import CliRunner
 
 import backtrail
 from backtrail.backends import postgres_schema
+from backtrail.cli import cli
 from tests import servers
 
 SECRET = "s3cret-Zq7"
@@ -443,3 +445,22 @@ def test_a_role_that_is_ended_by_an_administrator_comes_back(own, opener):
             own.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'backtrail'")
             thread.append("items", n)
         assert thread.load().state == {"items": [0, 1, 2, 3, 4]}
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("postgresql://me:s3cret@db.example:5432/agents?sslmode=require", "postgresql://me@db.example:5432/agents"),
+        ("postgresql://me@db.example/agents", "postgresql://me@db.example/agents"),
+        ("postgresql:///agents?password=s3cret", "postgresql:///agents"),
+        ("postgresql://me:s3cret", "postgresql://..."),
+        ("postgresql://me:s3c@ret@db.example/agents", "postgresql://..."),
+        ("postgresql://me:s3c/ret@db.example/agents", "postgresql://me@db.example/agents"),
+        ("postgresql:me:s3cret", "postgresql://..."),
+        ("sqlite:///agents.db", "sqlite:///agents.db"),
+    ],
+)
+def test_the_command_where_shows_no_password(url, said, monkeypatch):
+    monkeypatch.setenv("BACKTRAIL_URL", url)
+    done = CliRunner().invoke(cli, ["where"])
+    assert (done.exit_code, done.output) == (0, said + "\n")

@@ -28,10 +28,10 @@ def cli() -> None:
 
 @cli.command()
 def where() -> None:
-    """Print the URL of the store that is used when none is named."""
-    from backtrail.store import default_url
+    """Print the URL of the store that is used when none is named, without its password."""
+    from backtrail.store import default_url, shown
 
-    click.echo(default_url())
+    click.echo(shown(default_url()))
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +33,9 @@ Progress = "Callable[[str, int], None]"
 THREAD: Final = "thread"
 SPACES: Final = ("thread", "agent", "conversation", "run")
 _PAGE: Final = 200
+_ADDRESS: Final = re.compile(
+    r"//(?:(?P<user>[^:@/]*)(?::[^@]*)?(?=@))?(?P<host>@?[\w.,\[\]-]*(?::\d{1,5})?)(?P<path>/[\w-]*)?"
+)
 
 
 def default_url() -> str:
@@ -46,6 +50,15 @@ def default_url() -> str:
     else:
         base = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
     return str(base / "backtrail" / "backtrail.db")
+
+
+def shown(url: str) -> str:
+    """Return a URL as it may be shown: without the password, and whatever else may hold a secret."""
+    scheme, colon, rest = url.partition(":")
+    if not colon or not scheme.startswith("postgres"):
+        return url
+    found = _ADDRESS.fullmatch(rest.partition("?")[0])
+    return f"{scheme}://{found['user'] or ''}{found['host']}{found['path'] or ''}" if found else f"{scheme}://..."
 
 
 def open(  # noqa: A001 - backtrail.open reads as it should
