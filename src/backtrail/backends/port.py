@@ -341,7 +341,9 @@ class Backend(Protocol):
     def index(self, thread: int, was: Indexed, now: Indexed, splices: Sequence[Splice]) -> bool:
         """Change a thread's list by these splices, one after the other, all or none; False if it is not what it `was`.
 
-        Afterwards it is what `now` says. If `as_of` is then still the newest row of the thread, its mark is taken off.
+        Afterwards it is what `now` says. If `as_of` is then still the newest row of the thread, its mark is taken off:
+        a row that is being committed at the same moment leaves its mark behind, whichever of the two comes first.
+
         Entries that stay keep their numbers; new ones get higher numbers than all before, in their order.
         """
 
