@@ -57,7 +57,7 @@ class _Edit:
         rep, nodes, _ = standing.chain.tree
         tree = Tree(rep, nodes.forked())
         ops = self._ops(tree)
-        return Proposal(tree.apply(ops), ops)
+        return Proposal(tree.apply(ops, own=True), ops)
 
     def _ops(self, tree: Tree) -> list[Op]:
         raise NotImplementedError
@@ -93,7 +93,8 @@ class Append(_Edit):
         spine = spines.open_rep(rep, tree.nodes)
         if spine is None or spine.code != wire.LIST:
             raise self._invalid("is neither a list nor a str, so nothing can be appended to it; use set()")
-        reps = [self._encoder(tree, self._path.child(spine.length + i)).rep(v) for i, v in enumerate(self._items)]
+        encoder = self._encoder(tree, self._path)
+        reps = [encoder.part(at, item) for at, item in enumerate(self._items, spine.length)]
         return [[SPLICE, steps, spine.length, 0, reps]]
 
     def _text(self, rep: bytes, steps: list[Step]) -> list[Op]:

@@ -60,7 +60,7 @@ class Encoder:
         """Return the representation of a part of the value at the root path."""
         if self._slow:
             pace.rest()
-        if not _is_long(value) and (self._path or not _holds_long(value)):
+        if not _is_long(value) and (0 < len(self._path) < MAX_NESTED or not (self._path or _holds_long(value))):
             data = self._packer.fast(value)
             if data is not None and len(data) <= INLINE:
                 return data

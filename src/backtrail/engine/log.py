@@ -52,6 +52,7 @@ UID_BYTES: Final = 8
 ID_LENGTH: Final = 8 + 2 * UID_BYTES
 MAX_SEQ: Final = (1 << 32) - 1
 _COLUMNS: Final = frozenset((*[int] * 12, label, int, int, bytes, bytes, bytes) for label in (str, type(None)))
+_CHECK: Final = Row._fields.index("check")
 _LATEST: Final = 253_402_300_800_000_000
 """Microseconds from 1970 to the end of the year 9999."""
 
@@ -111,7 +112,7 @@ def check_of(row: Row, uid: bytes) -> bytes:
 
 def checked(row: Row, uid: bytes) -> Row:
     """Return the row with its checksum."""
-    return row._replace(check=check_of(row, uid))
+    return Row._make((*row[:_CHECK], check_of(row, uid), *row[_CHECK + 1 :]))  # _replace takes three times as long
 
 
 def is_sound(row: Row, uid: bytes) -> bool:

@@ -380,7 +380,13 @@ def splice(nodes: Nodes, spine: Spine, start: int, stop: int, new: Sequence[Entr
         return _Splice(nodes, spine, start, stop, new).run(), False
     if len(spine.levels) == 1 and start < length:
         short = [*open_entries[:start], *new, *open_entries[stop:]]
-        if sum(map(len, short)) < LEAF_MIN:
+        if stop == start + 1 and len(new) == 1:  # one for one, which is what happens above every change
+            gone, entry = open_entries[start], new[0]
+            weight = spine.weights[0] - len(gone) + len(entry)
+            if weight < LEAF_MIN:
+                measures = length, spine.size - size_of(gone) + size_of(entry), [weight], None
+                return Spine(spine.code, spine.attrs, (short,), measures), False
+        elif sum(map(len, short)) < LEAF_MIN:
             return Spine(spine.code, spine.attrs, (short,)), False
     if start < length:
         spine = Spine(spine.code, spine.attrs, (open_entries[: start - closed], *spine.levels[1:]))

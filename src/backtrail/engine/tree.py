@@ -95,9 +95,9 @@ class Tree(NamedTuple):
         """The logical size of the whole state."""
         return size_of(self.rep)
 
-    def apply(self, ops: Iterable[Op]) -> Tree:
-        """Return the tree after these ops; `Corrupt` if one does not fit."""
-        editor = _Editor(self.nodes.forked())
+    def apply(self, ops: Iterable[Op], *, own: bool = False) -> Tree:
+        """Return the tree after these ops; `Corrupt` if one does not fit. `own`: nobody else has this tree's nodes."""
+        editor = _Editor(self.nodes if own else self.nodes.forked())
         rep = self.rep
         for op in ops:
             try:
