@@ -1,19 +1,29 @@
-"""Stores of every released format are read for ever, and go on being written to."""
+"""Stores of every released format are read for ever, and go on being written to.
+
+A store in PostgreSQL is kept as what `pg_dump --schema=golden --inserts --no-owner` says of one that
+`contents.py URL golden` has written, without psql's own commands, compressed.
+"""
 
 from __future__ import annotations
 
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import apsw
 import pytest
+import zstandard
 
 import backtrail
-from backtrail.backends import sqlite_schema
+from backtrail.backends import postgres_schema, sqlite_schema
 from backtrail.engine.squeeze import stands_beside
 from backtrail.testing.exact import same
+from tests.servers import server
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 GOLDEN = Path(__file__).parent / "golden"
 sys.path.insert(0, str(GOLDEN))
@@ -21,16 +31,39 @@ sys.path.insert(0, str(GOLDEN))
 import contents  # noqa: E402 - it lies beside the stores
 
 FORMATS = sorted(GOLDEN.glob("format*.db"))
+DUMPS = sorted(GOLDEN.glob("postgres*.sql.zst"))
 
 
-@pytest.fixture(params=FORMATS, ids=lambda path: path.stem)
-def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    return Path(shutil.copy(request.param, tmp_path / "s.db"))
+class Golden(NamedTuple):
+    """A copy of a golden store: how it is opened, and how its format is found out."""
+
+    open: Callable[..., backtrail.Store]
+    format: Callable[[], int]
+    knows_repacking: bool
+    newest: int
 
 
-def expected_of(path: Path) -> dict[str, list[tuple[int, str | None, Any]]]:
+@pytest.fixture(params=[*FORMATS, *DUMPS], ids=lambda path: path.name.partition(".")[0])
+def golden(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Golden]:
+    if request.param in FORMATS:
+        path = Path(shutil.copy(request.param, tmp_path / "s.db"))
+        made = partial(backtrail.open, path)
+        yield Golden(made, lambda: format_of(path), format_of(path) > 1, len(sqlite_schema.STEPS))
+        return
+    server().execute("DROP SCHEMA IF EXISTS golden CASCADE")
+    server().execute(zstandard.ZstdDecompressor().decompress(request.param.read_bytes()).decode())
+    yield Golden(
+        partial(backtrail.open, server().url, schema="golden"),
+        lambda: server().execute("SELECT value FROM golden.meta WHERE name = 'format'")[0][0],
+        knows_repacking=True,
+        newest=len(postgres_schema.STEPS),
+    )
+    server().execute("DROP SCHEMA golden CASCADE")
+
+
+def expected_of(golden: Golden) -> dict[str, list[tuple[int, str | None, Any]]]:
     """What each thread's history shows. Format 1 knew no repacking, so its store has no thread that shows it."""
-    repacked = {} if format_of(path) == 1 else {"repacked": contents.repacked()}
+    repacked = {"repacked": contents.repacked()} if golden.knows_repacking else {}
     return contents.histories() | repacked
 
 
@@ -44,6 +77,7 @@ def format_of(path: Path) -> int:
 def test_there_is_a_golden_store_of_every_format() -> None:
     assert {path.stem: format_of(path) for path in FORMATS} == {"format1": 1, "format2": 2, "format3": 3}
     assert len(sqlite_schema.STEPS) == len(FORMATS)
+    assert [path.name for path in DUMPS] == [f"postgres{n}.sql.zst" for n in range(1, len(postgres_schema.STEPS) + 1)]
 
 
 def test_the_golden_store_of_format_2_has_bases_and_deltas_beside_chunks() -> None:
@@ -62,31 +96,31 @@ def test_the_golden_store_of_format_3_has_an_index_that_some_threads_are_not_in(
     assert counts == [901, 302, 3]
 
 
-def test_what_is_in_a_golden_store_is_found(path: Path) -> None:
+def test_what_is_in_a_golden_store_is_found(golden: Golden) -> None:
     expected = {
         (name, position)
-        for name, history in expected_of(path).items()
+        for name, history in expected_of(golden).items()
         for position, message in enumerate(history[-1][2].get("messages", ()))
         if "word7" in message["content"].split()
     }
-    with backtrail.open(path) as store:
+    with golden.open() as store:
         hits = store.search("word7", limit=1000)
         assert {(hit.conversation_id, hit.position) for hit in hits} == expected
         assert len(hits) == len(expected) > 20
         assert store.verify().ok
 
 
-def test_a_golden_store_is_read_only_as_it_is_and_converted_when_it_is_written(path: Path) -> None:
-    before = format_of(path)
-    backtrail.open(path, read_only=True).close()
-    assert format_of(path) == before
-    backtrail.open(path).close()
-    assert format_of(path) == len(sqlite_schema.STEPS)
+def test_a_golden_store_is_read_only_as_it_is_and_converted_when_it_is_written(golden: Golden) -> None:
+    before = golden.format()
+    golden.open(read_only=True).close()
+    assert golden.format() == before
+    golden.open().close()
+    assert golden.format() == golden.newest
 
 
-def test_a_golden_store_reads_exactly_as_it_was_written(path: Path) -> None:
-    with backtrail.open(path, read_only=True, types=[contents.Plan, contents.Mood]) as store:
-        histories = expected_of(path)
+def test_a_golden_store_reads_exactly_as_it_was_written(golden: Golden) -> None:
+    with golden.open(read_only=True, types=[contents.Plan, contents.Mood]) as store:
+        histories = expected_of(golden)
         assert {info.id for info in store.threads()} == set(histories)
         for name, expected in histories.items():
             history = list(store.thread(name).history())
@@ -97,8 +131,8 @@ def test_a_golden_store_reads_exactly_as_it_was_written(path: Path) -> None:
         assert not store.thread("deleted").latest()
 
 
-def test_a_golden_store_keeps_what_goes_with_its_checkpoints(path: Path) -> None:
-    with backtrail.open(path) as store:
+def test_a_golden_store_keeps_what_goes_with_its_checkpoints(golden: Golden) -> None:
+    with golden.open() as store:
         (checkpoint,) = store.thread("every type").find(tag="first")
         assert checkpoint.metadata == {"by": "golden", "n": 1}
         assert {info.id for info in store.threads(agent="planner")} == {"long", "fork \0 of long"}
@@ -110,8 +144,8 @@ def test_a_golden_store_keeps_what_goes_with_its_checkpoints(path: Path) -> None
         assert thread.undo().state == {"x": 3}
 
 
-def test_a_golden_store_goes_on(path: Path) -> None:
-    with backtrail.open(path) as store:
+def test_a_golden_store_goes_on(golden: Golden) -> None:
+    with golden.open() as store:
         thread = store.thread("long")
         root = thread.append("messages", "new").root
         expected = contents.histories()["long"][-1][2]

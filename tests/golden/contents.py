@@ -118,9 +118,9 @@ def histories() -> dict[str, list[tuple[int, str | None, Any]]]:
     }
 
 
-def write(path: str) -> None:
+def write(path: str, schema: str | None = None) -> None:
     """Write the store."""
-    with backtrail.open(path) as store:
+    with backtrail.open(path, schema=schema) as store:
         for name in ("every type", "typed"):
             for _, label, state in histories()[name]:
                 store.thread(name).save(state, label=label, tags=["first"], metadata={"by": "golden", "n": 1})
@@ -157,4 +157,4 @@ def write(path: str) -> None:
 
 
 if __name__ == "__main__":
-    write(sys.argv[1])
+    write(*sys.argv[1:])
