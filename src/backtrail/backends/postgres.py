@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -90,6 +91,7 @@ class PostgresBackend:
         self._moves = Moves(self._place.quoted)
         self._search = Search(self._place.quoted)
         self._crier = Crier(self._pool, self._place.channel)
+        weakref.finalize(self, self._crier.stop).atexit = False
         self._listening: dict[object, Callable[[Collection[int]], None]] = {}
         try:
             self._pool.do(lambda session: prepare(session, self._place, target.shown, read_only=read_only), patience=0)

@@ -16,6 +16,7 @@ import secrets
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -60,6 +61,7 @@ class Crier:
         self.word = secrets.token_hex(8)
         self._news: deque[int] = deque()
         self._bell = threading.Event()
+        self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
         self._ended = False
 
@@ -69,10 +71,18 @@ class Crier:
             self._begin()
         self._news.extend(numbers)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="backtrail crier", daemon=True)
-            self._thread.start()
+            self._start()
         if not self._bell.is_set():
             self._bell.set()
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._thread is not None:
+                return
+            thread = threading.Thread(target=self._run, name="backtrail crier", daemon=True)
+            with suppress(RuntimeError):  # an interpreter that ends starts no thread: what was written is written
+                thread.start()
+                self._thread = thread
 
     def _run(self) -> None:
         while not self._ended:
@@ -83,7 +93,10 @@ class Crier:
                 time.sleep(_PAUSE)
 
     def _send(self) -> None:
-        numbers = {self._news.popleft() for _ in range(len(self._news))}
+        numbers: set[int] = set()
+        with suppress(IndexError):
+            while True:
+                numbers.add(self._news.popleft())
         while numbers:
             told = ",".join(str(numbers.pop()) for _ in range(min(len(numbers), _AT_ONCE)))
             try:
@@ -95,13 +108,17 @@ class Crier:
         """Tell all who listen now."""
         self._pool.do(lambda session: session.run(_TELL, (self.channel, message)), patience=0)
 
+    def stop(self) -> None:
+        """Let the thread end, without waiting for it."""
+        self._ended = True
+        self._bell.set()
+
     def end(self) -> None:
         """Tell what was not told yet, and nothing more."""
         thread, self._thread = self._thread, None
         if thread is None or self._pid != os.getpid():
             return
-        self._ended = True
-        self._bell.set()
+        self.stop()
         if thread is not threading.current_thread():
             thread.join(2)
         self._send()

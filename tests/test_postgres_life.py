@@ -1,0 +1,55 @@
+"""The life of a store in PostgreSQL: what is left of it when it is dropped, or when the interpreter ends."""
+
+import gc
+import subprocess
+import sys
+import threading
+import time
+
+from tests.servers import place, server
+
+LONG = 20
+
+
+def connections():
+    ((count,),) = server().execute("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'backtrail'")
+    return count
+
+
+def test_a_store_that_is_dropped_without_being_closed_leaves_no_thread_and_no_connection():
+    with place() as opener:
+        before = connections(), threading.active_count()
+        for n in range(5):
+            store = opener()
+            store.thread("t").save({"n": n})
+            list(store.thread("t").watch(timeout=0))
+            del store
+            gc.collect()
+        until = time.monotonic() + LONG
+        while (connections(), threading.active_count()) != before and time.monotonic() < until:
+            time.sleep(0.05)
+            gc.collect()
+        assert (connections(), threading.active_count()) == before
+
+
+AT_EXIT = """
+import atexit, sys, backtrail
+store = backtrail.open(sys.argv[1], schema=sys.argv[2])
+atexit.register(lambda: print(store.thread("t").save({"last": True}).step))
+store.thread("u").save({})
+"""
+
+
+def test_what_is_saved_while_the_interpreter_ends_is_saved():
+    with place() as opener:
+        where = opener.args[0], opener.keywords["schema"]
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", AT_EXIT, *where],
+            capture_output=True,
+            text=True,
+            timeout=LONG,
+            check=True,
+        )
+        assert (done.stdout, done.stderr) == ("1\n", "")
+        with opener() as store:
+            assert store.thread("t").load().state == {"last": True}
