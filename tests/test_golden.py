@@ -1,7 +1,7 @@
 """Stores of every released format are read for ever, and go on being written to.
 
 A store in PostgreSQL is kept as what `pg_dump --schema=golden --inserts --no-owner` says of one that
-`contents.py URL golden` has written, without psql's own commands, compressed.
+`contents.py URL golden` has written, without what only psql and newer servers know, compressed.
 """
 
 from __future__ import annotations
