@@ -296,7 +296,7 @@ class Store:
             sought,
             search.Where(kind, agent, threads),
             after=None if after is None else search.place_of(check_cursor(after)),
-            limit=check_count(limit, "limit"),
+            limit=min(check_count(limit, "limit"), sys.maxsize),
         )
 
     def reindex(self, *, progress: Callable[[str, int], None] | None = None) -> None:

@@ -143,7 +143,10 @@ class MissingChunks(Exception):  # noqa: N818 - an answer, not a failure
 
 
 class Undone(Exception):  # noqa: N818 - an answer, not a failure
-    """A group was given up because of others, and nothing of it happened: do its writes again, one by one."""
+    """A group was given up because of others, and nothing of it happened: do its writes again, one by one.
+
+    Of a group without a row in it, it may not be known whether it happened; what else may be in one counts once.
+    """
 
 
 class Entry(NamedTuple):

@@ -327,7 +327,7 @@ class PostgresBackend:
         """Let PostgreSQL use the space again, and give back what is free at the ends of its files."""
         self._refuse_if_read_only()
         self._refuse_in_group()
-        self._pool.do(lambda session: session.script(self._search.clean, seconds=None), writes=True)
+        self._pool.do(self._search.clean)
         tables = ", ".join(f"{self._place.quoted}.{name}" for name in _TABLES)
         self._pool.do(lambda session: session.script(f"VACUUM (SKIP_LOCKED) {tables}", seconds=None))
 

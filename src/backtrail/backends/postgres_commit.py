@@ -73,7 +73,7 @@ class Commit:
             self._append_row(session, *batch.rows[0])
             return ()
         if _weight(batch) <= PIECE:
-            return self._write_piece(session, batch)
+            return self._write_piece(session, batch)[0]
         if not alone:
             return self._write_pieces(session, batch)
         session.script("BEGIN ISOLATION LEVEL READ COMMITTED")
@@ -95,17 +95,18 @@ class Commit:
         found = session.run(self._op_id, (thread, row.seq))
         return bool(found) and found[0][0] == row.op_id
 
-    def _write_piece(self, session: Session, batch: Batch) -> tuple[int, ...]:
+    def _write_piece(self, session: Session, batch: Batch) -> tuple[tuple[int, ...], bool]:
+        """Write a batch that is small enough; return the numbers of its threads, and whether it was there already."""
         _check_sizes(itertools.chain((row.payload for _, row in batch.rows), (data for _, data in batch.chunks)))
         (found,) = session.run(self._commit, tuple(self._arguments(batch)))
-        refused, numbers, missing, thread, seq = found
+        refused, already, numbers, missing, thread, seq = found
         if refused == "stale":
             raise Stale
         if refused == "vanished":
             raise Vanished(thread, seq)
         if refused == "missing":
             raise MissingChunks(frozenset(missing))
-        return tuple(numbers)
+        return tuple(numbers), bool(already)
 
     def _write_pieces(self, session: Session, batch: Batch) -> tuple[int, ...]:
         """Write it as several batches, the first of which requires all that the whole one does."""
@@ -113,7 +114,9 @@ class Commit:
             self.put(session, chunks)
         pieces = list(_pieces(batch.rows, lambda row: len(row[1].payload or b""))) or [[]]
         first = batch._replace(chunks=(), rows=tuple(pieces[0]), hide=(), tag=(), untag=())
-        numbers = self._write_piece(session, first)
+        numbers, already = self._write_piece(session, first)
+        if already:  # all of it was one transaction
+            return numbers
         for rows in pieces[1:]:
             self._write_piece(session, Batch(rows=tuple((_number(no, numbers), row) for no, row in rows)))
         if batch.hide or batch.tag or batch.untag:

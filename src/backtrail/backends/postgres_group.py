@@ -1,7 +1,8 @@
 """Commits that are made durable together: one transaction, begun by the first of them, ended by the block.
 
 Each commit is taken or refused by itself: what is refused has written nothing, and what fails is taken back to a
-savepoint. If others are in the way (a deadlock), or the server goes away, all of it is given up: `Undone`.
+savepoint. If others are in the way, or the server goes away, all of it is given up: `Undone`. A group does not wait
+for others: it has the turns of several threads, in no order, and two of them would soon wait for each other.
 
 A transaction whose COMMIT got no reply may still be under way when the next connection asks for it. So every group
 holds an advisory lock with a number of its own: who gets that lock knows that the transaction is over.
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_LOCKED: Final = "55P03"
+"""Somebody else has a lock."""
 _LOCK: Final = Statement("SELECT pg_catalog.pg_advisory_xact_lock($1)", "i")
 
 
@@ -104,6 +107,8 @@ class Group:
             # If this process dies in silence, the server is not to wait for it.
             session.script(
                 "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = '20s';"
+                # It holds what others wait for, so it does not wait for them until a deadlock is noticed.
+                "SET LOCAL lock_timeout = '20ms';"
                 f"SELECT pg_advisory_xact_lock({self._lock})"
             )
 
@@ -112,7 +117,7 @@ class Group:
 
     def _lose(self, error: psycopg.Error) -> Exception:
         """Give up all of it."""
-        again = is_lost(error) or is_in_the_way(error)
+        again = is_lost(error) or is_in_the_way(error) or error.sqlstate == _LOCKED
         self._lost = Undone(str(error)) if again else translated(error, self._pool.where)
         self._lost.__cause__ = error
         self.drop()

@@ -96,7 +96,7 @@ class Pool:
         doubt: psycopg.Error | None = None,
         keep: bool = False,
     ) -> tuple[T, Session]:
-        until = 0.0
+        began = 0.0
         tries = 0
         while True:
             try:
@@ -111,8 +111,11 @@ class Pool:
                 if not keep:
                     self.give(session)
             except psycopg.Error as error:
-                until = until or time.monotonic() + (self._patience if patience is None else patience)
-                if not (is_lost(error) or is_in_the_way(error)) or time.monotonic() >= until:
+                began = began or time.monotonic()
+                in_the_way = is_in_the_way(error)
+                # The caller's patience is for a server that is away.
+                limit = self._patience if patience is None or in_the_way else patience
+                if not (in_the_way or is_lost(error)) or time.monotonic() >= began + limit:
                     raise self._given_up(translated(error, self.where), doubt) from error
                 tries += 1
                 time.sleep(random.random() * min(0.005 * 2**tries, 0.25))  # noqa: S311 - only to get out of step

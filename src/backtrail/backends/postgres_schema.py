@@ -75,6 +75,8 @@ def place_of(schema: object) -> Place:
         raise Invalid(f"{schema!r} cannot be the name of a schema", code="invalid.argument") from error
     if size > _MAX_NAME:
         raise Invalid(f"schema {schema!r} is longer than {_MAX_NAME} bytes", code="invalid.argument")
+    if "$$" in name:  # which is how the bodies of our functions are quoted
+        raise Invalid(f"schema {schema!r} has $$ in its name: name another", code="invalid.argument")
     if name.startswith("pg_") or name == "information_schema":
         raise Invalid(f"schema {schema!r} belongs to PostgreSQL: name another", code="invalid.argument")
     return Place(name)

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+import psycopg
+
 from backtrail.backends.columns import as_record, decoded, encoded
 from backtrail.backends.port import Entry, Found, Indexed
 from backtrail.backends.postgres_session import Statement
@@ -27,10 +29,14 @@ PARTS: Final = 500
 """A part of a word is looked for if no more words than these have it."""
 WORD_MAX: Final = 400
 """Characters of a word that are indexed. PostgreSQL takes no more than 2,046 bytes."""
+_CUT: Final = "cut short"
+"""Stands among the words of an entry of which one is longer. With a space in it, it is no word itself."""
 _PHRASES: Final = 32
 """So many phrases of a query, and words of a phrase, are looked for; the engine looks for all of them."""
 
-_ENTRY: Final = "m.position, m.no, m.time, m.id, m.role, m.text"
+_CLEANED: Final = 500
+"""Words that are taken out of the vocabulary at once."""
+_ENTRY: Final = "m.place - i.first, m.no, m.time, m.id, m.role, m.text"
 
 
 def tables_1(schema: str) -> str:
@@ -40,46 +46,60 @@ CREATE TABLE {schema}.indexed (
     thread bigint PRIMARY KEY,
     seq    bigint NOT NULL,
     items  bigint NOT NULL,
-    as_of  bigint NOT NULL
+    as_of  bigint NOT NULL,
+    first  bigint NOT NULL
 );
 CREATE TABLE {schema}.message (
-    no       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    thread   bigint NOT NULL,
-    position bigint NOT NULL,
-    time     bigint NOT NULL,
-    id       bytea,
-    role     bytea,
-    words    tsvector NOT NULL,
-    text     bytea NOT NULL
+    no     bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    thread bigint NOT NULL,
+    place  bigint NOT NULL,
+    time   bigint NOT NULL,
+    id     bytea,
+    role   bytea,
+    words  tsvector NOT NULL,
+    text   bytea NOT NULL
 );
-CREATE INDEX message_place ON {schema}.message (thread, position);
+CREATE INDEX message_place ON {schema}.message (thread, place);
 CREATE INDEX message_time ON {schema}.message (time, no);
 CREATE INDEX message_words ON {schema}.message USING gin (words);
 CREATE TABLE {schema}.vocabulary (word text COLLATE "C" PRIMARY KEY);
+-- unindexed: whether words were taken out of the index since the vocabulary was cleaned.
+INSERT INTO {schema}.meta VALUES ('unindexed', 0);
 
--- Change the list of a thread, if it is what it was; see the port. was and will are seq, items and as_of.
+-- Change the list of a thread, if it is what it was; see the port. was and will are seq, items and as_of. An entry's
+-- position in the list is its place less that of the first one: what is cut off or put in at the front moves no other.
 CREATE FUNCTION {schema}.index_1(
     of_thread bigint, was bigint[], will bigint[], at bigint[], removed bigint[], added bigint[],
     entry_splice bigint[], entry_position bigint[], entry_time bigint[], entry_id bytea[], entry_role bytea[],
     entry_words text[], entry_text bytea[]
 ) RETURNS boolean LANGUAGE plpgsql AS $$
 #variable_conflict use_column
+DECLARE
+    start bigint;
 BEGIN
     PERFORM FROM {schema}.thread WHERE no = of_thread FOR NO KEY UPDATE;
     IF was <> coalesce((SELECT array[seq, items, as_of] FROM {schema}.indexed WHERE thread = of_thread),
                        array[0, 0, 0]::bigint[]) THEN
         RETURN false;
     END IF;
+    start := coalesce((SELECT first FROM {schema}.indexed WHERE thread = of_thread), 0);
     FOR n IN 1 .. cardinality(at) LOOP
         DELETE FROM {schema}.message
-            WHERE thread = of_thread AND position >= at[n] AND position < at[n] + removed[n];
-        IF added[n] <> removed[n] THEN
-            UPDATE {schema}.message SET position = position + added[n] - removed[n]
-                WHERE thread = of_thread AND position >= at[n] + removed[n];
+            WHERE thread = of_thread AND place >= start + at[n] AND place < start + at[n] + removed[n];
+        IF FOUND THEN
+            UPDATE {schema}.meta SET value = 1 WHERE name = 'unindexed' AND value = 0;
         END IF;
-        INSERT INTO {schema}.message (thread, position, time, id, role, words, text)
-            SELECT of_thread, w.position, w.time, w.id, w.role, array_to_tsvector(
-                array(SELECT left(word, {WORD_MAX}) FROM unnest(string_to_array(w.words, ' ')) AS word WHERE word <> '')
+        IF at[n] = 0 THEN
+            start := start + removed[n] - added[n];
+        ELSIF added[n] <> removed[n] THEN
+            UPDATE {schema}.message SET place = place + added[n] - removed[n]
+                WHERE thread = of_thread AND place >= start + at[n] + removed[n];
+        END IF;
+        INSERT INTO {schema}.message (thread, place, time, id, role, words, text)
+            SELECT of_thread, start + w.position, w.time, w.id, w.role, array_to_tsvector(
+                array(SELECT left(word, {WORD_MAX}) FROM unnest(string_to_array(w.words, ' ')) AS word WHERE word <> ''
+                      UNION SELECT '{_CUT}' FROM unnest(string_to_array(w.words, ' ')) AS word
+                      WHERE length(word) > {WORD_MAX})
             ), w.text
             FROM unnest(entry_splice, entry_position, entry_time, entry_id, entry_role, entry_words, entry_text)
                 AS w(splice, position, time, id, role, words, text)
@@ -89,8 +109,8 @@ BEGIN
         SELECT DISTINCT left(word, {WORD_MAX}) FROM unnest(entry_words) AS w(words),
             unnest(string_to_array(w.words, ' ')) AS word
         WHERE word <> '' ORDER BY 1 ON CONFLICT DO NOTHING;
-    INSERT INTO {schema}.indexed VALUES (of_thread, will[1], will[2], will[3])
-        ON CONFLICT (thread) DO UPDATE SET seq = will[1], items = will[2], as_of = will[3];
+    INSERT INTO {schema}.indexed VALUES (of_thread, will[1], will[2], will[3], start)
+        ON CONFLICT (thread) DO UPDATE SET seq = will[1], items = will[2], as_of = will[3], first = start;
     UPDATE {schema}.thread SET dirty = false WHERE no = of_thread AND newest = will[3] AND dirty;
     RETURN true;
 END $$;
@@ -116,14 +136,25 @@ class Search:
             f"DELETE FROM {schema}.message; DELETE FROM {schema}.indexed; DELETE FROM {schema}.vocabulary;"
             f"UPDATE {schema}.thread SET dirty = true WHERE NOT dirty"
         )
+        self._begin_cleaning = Statement(
+            f"UPDATE {schema}.meta SET value = 0 WHERE name = 'unindexed' AND value <> 0 RETURNING value"
+        )
+        self._unused = Statement(
+            f"""
+            SELECT v.word FROM {schema}.vocabulary v EXCEPT
+            SELECT s.word FROM ts_stat('SELECT words FROM {schema.replace("'", "''")}.message') s"""
+        )
         # Nobody may count on a word that is about to go: so nobody indexes meanwhile.
-        self.clean = f"""
+        self._lock = f"""
             BEGIN ISOLATION LEVEL READ COMMITTED;
-            SET LOCAL lock_timeout = '5s';
-            LOCK TABLE {schema}.vocabulary IN SHARE ROW EXCLUSIVE MODE;
-            DELETE FROM {schema}.vocabulary v WHERE NOT EXISTS (
-                SELECT FROM ts_stat('SELECT words FROM {schema.replace("'", "''")}.message') s WHERE s.word = v.word);
-            COMMIT"""
+            SET LOCAL lock_timeout = '100ms';
+            LOCK TABLE {schema}.vocabulary IN SHARE ROW EXCLUSIVE MODE"""
+        self._forget_words = Statement(
+            f"""
+            DELETE FROM {schema}.vocabulary v WHERE v.word = ANY ($1) AND NOT EXISTS (
+                SELECT FROM {schema}.message m WHERE m.words @@ quote_literal(v.word)::tsquery)""",
+            "T",
+        )
 
     def index(self, session: Session, thread: int, was: Indexed, now: Indexed, splices: Sequence[Splice]) -> bool:
         """Change a thread's list."""
@@ -142,6 +173,20 @@ class Search:
         ((done,),) = session.run(self._index, (thread, list(was), list(now), *places, *columns))
         return bool(done)
 
+    def clean(self, session: Session) -> None:
+        """Get rid of words that no entry has any more, a few at a time; stop if others are in the way."""
+        if not session.run(self._begin_cleaning):
+            return
+        unused = [word for (word,) in session.run(self._unused, seconds=None)]
+        for start in range(0, len(unused), _CLEANED):
+            try:
+                session.script(self._lock)
+            except psycopg.errors.LockNotAvailable:
+                session.script("ROLLBACK")
+                return
+            session.run(self._forget_words, (unused[start : start + _CLEANED],))
+            session.script("COMMIT")
+
     def find(
         self,
         read: Callable[..., list[tuple[Any, ...]]],
@@ -155,8 +200,6 @@ class Search:
     ) -> list[Found]:
         """Return what matches, newest first."""
         sought = [condition for phrase in phrases[:_PHRASES] for condition in self._conditions(read, phrase)]
-        if None in sought:
-            return []
         types: list[str] = []
         values: list[Any] = []
 
@@ -166,7 +209,7 @@ class Search:
             return f"${len(values)}"
 
         conditions = ["true"]
-        query = " & ".join(condition for condition in sought if condition)
+        query = " & ".join(sought)
         if query:
             conditions.append(f"m.words @@ {given('t', query)}::tsquery")
         if space is not None:
@@ -184,14 +227,14 @@ class Search:
             WHERE {" AND ".join(conditions)} ORDER BY m.time DESC, m.no DESC LIMIT {given("i", limit)}"""
         return [_found(*row) for row in read(Statement(text, "".join(types), named=False), *values)]
 
-    def _conditions(self, read: Callable[..., list[tuple[Any, ...]]], phrase: Phrase) -> Iterator[str | None]:
-        """Give what is to be looked for because of a phrase, as parts of a tsquery, None for what nothing has."""
+    def _conditions(self, read: Callable[..., list[tuple[Any, ...]]], phrase: Phrase) -> Iterator[str]:
+        """Give what is to be looked for because of a phrase, as parts of a tsquery."""
         words = phrase.words[:_PHRASES]
         if phrase.open_left:
             inside = len(words) == 1 and phrase.open_right
             having = read(self._having, f"%{_escaped(words[0][:WORD_MAX])}{'%' if inside else ''}")
             if len(having) <= PARTS:
-                yield f"({' | '.join(_quoted(word) for (word,) in having)})" if having else None
+                yield f"({' | '.join(map(_quoted, [*(word for (word,) in having), _CUT]))})"
             words = words[1:]
         whole = len(phrase.words) <= _PHRASES
         for at, word in enumerate(words, 1):

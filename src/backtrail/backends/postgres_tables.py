@@ -160,10 +160,11 @@ CREATE VIEW {schema}.checkpoints AS
 
 CREATE VIEW {schema}.messages AS
     SELECT {schema}.readable_1(t.name) AS thread_id, t.space AS thread_kind, {schema}.readable_1(t.agent) AS agent,
-        m.position, {schema}.readable_1(m.id) AS id, {schema}.readable_1(m.role) AS role,
+        m.place - i.first AS position, {schema}.readable_1(m.id) AS id, {schema}.readable_1(m.role) AS role,
         {schema}.moment_1(m.time) AS created_at, {schema}.readable_1(substring(m.text FROM 2)) AS content,
         NOT t.dirty AS is_current
-    FROM {schema}.message m JOIN {schema}.thread t ON t.no = m.thread;
+    FROM {schema}.message m JOIN {schema}.thread t ON t.no = m.thread
+    JOIN {schema}.indexed i ON i.thread = m.thread WHERE t.alive;
 
 CREATE VIEW {schema}.conversations AS
     SELECT {schema}.readable_1(t.name) AS id, {schema}.readable_1(t.agent) AS agent,
@@ -204,6 +205,10 @@ DECLARE
     missing bytea[];
 BEGIN
     PERFORM pg_advisory_xact_lock_shared({lock});
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        -- The snapshot may be older than the lock, and the epoch in it over: then this is a serialization failure.
+        PERFORM FROM {schema}.meta WHERE name = 'epoch' FOR SHARE;
+    END IF;
     SELECT value INTO now FROM {schema}.meta WHERE name = 'epoch';
     missing := array(SELECT digest FROM unnest(touched) AS w(digest) WHERE digest <> ALL (digests)
                      AND NOT EXISTS (SELECT FROM {schema}.chunk WHERE chunk.digest = w.digest));
@@ -236,7 +241,8 @@ BEGIN
     RETURN now;
 END $$;
 
--- Write a batch, or say why not: 'stale', 'vanished' (and which row), 'missing' (and which chunks); see the port.
+-- Write a batch, or say why not: 'stale', 'vanished' (and which row), 'missing' (and which chunks); or that it is there
+-- already. See the port.
 CREATE FUNCTION {schema}.commit_1(
     durable boolean,
     thread_space text[], thread_name bytea[], thread_uid bytea[], thread_agent bytea[], thread_created_at bigint[],
@@ -249,7 +255,8 @@ CREATE FUNCTION {schema}.commit_1(
     hide_thread bigint[], hide_seq bigint[],
     tag_thread bigint[], tag_seq bigint[], tag_tag bytea[],
     untag_thread bigint[], untag_seq bigint[], untag_tag bytea[],
-    OUT refused text, OUT numbers bigint[], OUT missing bytea[], OUT gone_thread bigint, OUT gone_seq bigint
+    OUT refused text, OUT already boolean, OUT numbers bigint[], OUT missing bytea[], OUT gone_thread bigint,
+    OUT gone_seq bigint
 ) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -309,6 +316,7 @@ BEGIN
                 AND r.thread = CASE WHEN w.thread < 0 THEN numbers[-w.thread] ELSE w.thread END
             WHERE r.op_id IS DISTINCT FROM w.op_id) THEN
             refused := NULL;
+            already := true;
         END IF;
         RETURN;
     END IF;

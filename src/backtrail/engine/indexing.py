@@ -13,7 +13,7 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from backtrail.backends.port import Entry, Indexed, Splice
+from backtrail.backends.port import Entry, Indexed, Splice, Undone
 from backtrail.engine import diff, folding, messages, pace
 from backtrail.engine import spine as spines
 from backtrail.engine.arrivals import Arrivals
@@ -68,7 +68,10 @@ def _work_off(backend: Backend, queue: deque[_Catching]) -> None:
                 begun.append((catching, change))
                 size += sum(len(splice.entries) for splice in change.splices)
         if begun:
-            with backend.group():
+            try:
+                with backend.group():
+                    taken = [backend.index(each.record.no, *change) for each, change in begun]
+            except Undone:  # one by one: a change that was made all the same is not taken again, and looked at anew
                 taken = [backend.index(each.record.no, *change) for each, change in begun]
             for (each, change), good in zip(reversed(begun), reversed(taken), strict=True):
                 each.settle(change, taken=good)

@@ -71,7 +71,7 @@ def read(nodes: Nodes, rep: bytes) -> Message | None:
     return Message(
         text,
         _word(role.value if isinstance(role, Member) else role),
-        _word(str(name) if isinstance(name, int | uuid.UUID) and not isinstance(name, bool) else name),
+        _word(_named(name)),
         _time(value.get("timestamp")) if time is None else time,
     )
 
@@ -157,6 +157,15 @@ def _decoded(data: bytes, end: int) -> str:
     while end < len(data) and data[end] & 0xC0 == 0x80:  # noqa: PLR2004 - inside of a character
         end -= 1
     return data[:end].decode("utf-8", "surrogatepass")
+
+
+def _named(value: Any) -> Any:
+    """Return an id as text, if it is one that people would read."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return str(value) if value.bit_length() <= 8 * _SHORT else None
+    return str(value) if isinstance(value, uuid.UUID) else value
 
 
 def _word(value: Any) -> str | None:

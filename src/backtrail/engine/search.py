@@ -25,6 +25,8 @@ RANKED: Final = 1000
 """By score, so many of the newest messages that match are put in order."""
 _PAGE: Final = 64
 _PAGE_MAX: Final = 1024
+_TOP: Final = 1 << 63
+"""Numbers are below this."""
 
 
 class Place(NamedTuple):
@@ -42,13 +44,15 @@ class Place(NamedTuple):
 
 def place_of(cursor: str) -> Place:
     """Return the place that a cursor names."""
+    found: Place | None
     try:
         time, no, score = cursor.split(":")
-        return Place(int(time), int(no), float(score))
+        found = Place(int(time), int(no), float(score))
     except ValueError:
-        raise Invalid(
-            f"after= is a hit of this search, or its cursor, not {cursor!r}", code="invalid.argument"
-        ) from None
+        found = None
+    if found is None or not (abs(found.time) < _TOP and 0 <= found.no < _TOP and 0 <= found.score <= 1):
+        raise Invalid(f"after= is a hit of this search, or its cursor, not {cursor!r}", code="invalid.argument")
+    return found
 
 
 class Where(NamedTuple):

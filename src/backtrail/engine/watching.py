@@ -115,6 +115,7 @@ class Watcher(Generic[T]):
         self.ended = True
         self.ready.clear()
         self._hub.leave(self)
+        self.bell()  # for whoever waits for it, in another thread or task
 
     def __del__(self) -> None:
         self._hub.wake()  # which may be the last thing it has to do

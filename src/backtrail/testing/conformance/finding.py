@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from backtrail import Unavailable
+from backtrail import Invalid, Unavailable
 from backtrail.testing.conformance.base import SECOND, Clock, Suite, head
 from backtrail.testing.conformance.indexing import indexed
 from backtrail.testing.conformance.searching import found, places, say
@@ -140,6 +140,23 @@ class Finding(Suite):
             (f"hen {n}", n) for n in range(700, 1400)
         }
         assert store.verify().ok
+
+    def test_a_piece_of_a_very_long_word_is_found(self, store: Store, thread: Thread[Any]) -> None:
+        thread.save({"messages": ["a" * 500 + "xyz", "b" * 450 + "qq end", "other"]})
+        for piece in ("xyz", "aaxyz", "qq end", "bqq"):
+            assert len(store.search(piece, contains=True)) == 1, piece
+        assert len(store.search("a" * 500 + "xyz")) == 1
+        assert store.search("a" * 500) == []
+
+    def test_an_id_that_nobody_would_read_is_none(self, store: Store, thread: Thread[Any]) -> None:
+        thread.save({"messages": [{"content": "hello", "id": 10**5000}, {"content": "hello", "id": 7}]})
+        assert {hit.message_id for hit in store.search("hello")} == {None, "7"}
+
+    @pytest.mark.parametrize("cursor", ["1" + "0" * 30 + ":1:0.5", "1:-1:0.5", "1:1:nan", "1:1:7", "1:1", "x", ""])
+    def test_what_is_no_cursor_is_invalid(self, store: Store, cursor: str) -> None:
+        with pytest.raises(Invalid):
+            store.search("x", after=cursor)
+        assert store.search("x", limit=1 << 70) == []
 
 
 class Hits(Suite):

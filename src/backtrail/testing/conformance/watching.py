@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import threading
+import time
 from contextlib import contextmanager
 from itertools import islice
 from queue import SimpleQueue
@@ -257,6 +258,21 @@ class Watching(Suite):
             store.watch()
         with pytest.raises(StopIteration):
             next(waiting[0])
+
+    @pytest.mark.parametrize("all_threads", [False, True])
+    def test_closing_the_watch_ends_the_wait_of_another_thread(
+        self,
+        store: Store,
+        thread: Thread[Any],
+        all_threads: bool,  # noqa: FBT001 - a parameter of the test
+    ) -> None:
+        watch = store.watch() if all_threads else thread.watch()
+        waiter = threading.Thread(target=lambda: list(watch))
+        waiter.start()
+        time.sleep(0.05)  # most likely it waits by now; if not, it need not
+        watch.close()
+        waiter.join(LONG)
+        assert not waiter.is_alive()
 
     def test_closing_the_watch_ends_it(self, store: Store, thread: Thread[Any]) -> None:
         watch = thread.watch()
