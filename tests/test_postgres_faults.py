@@ -215,7 +215,10 @@ def test_a_store_whose_creation_was_interrupted_anywhere_is_created_the_next_tim
 def test_a_write_that_is_still_under_way_when_it_is_tried_again_happens_once(store, proxy, own, direct, schema):
     deeds = Deeds(store)
     waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
-    busy = "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND pid <> pg_backend_pid()"
+    busy = (
+        "SELECT count(*) FROM pg_stat_activity "
+        "WHERE state = 'active' AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+    )
     for n, deed in enumerate(deeds.all()):
         deeds.append(n)  # so that the statement is prepared: that would have to wait, too
         servers.wait_for(lambda: own.execute(busy) == [(0,)])  # nothing is left of the deed before

@@ -138,19 +138,13 @@ class Handle(Generic[S]):
     ) -> Checkpoint[S]:
         desk = self._engine.desk
         expected = default if expect is None else self._explicit(expect)
-        alone = desk.overlay is None and self._engine.pending is None  # which is what most writes are
-        me = owner.current()
-        known = self._shared.standing if alone else self._known if desk.overlay is None else None
-        before = self._expected.get(me, ANYTHING) if alone else self._expectation()
+        known = self._known if desk.overlay is None else None
+        before = self._expectation()
         standing = desk.writes.save(self._key, propose, meta, expect=expected, known=known)
         head = standing.head
         if head is None:
             raise Corrupt(f"thread {self.id!r} has lost its head", code="corrupt.row")
-        if alone:
-            self._shared.standing = standing
-            if before.head in (ANY, head.parent) or expected.head != ANY:
-                self._expected[me] = Expect(head.seq, head.op_id)
-        elif before.head in (ANY, head.parent) or expected.head != ANY:
+        if before.head in (ANY, head.parent) or expected.head != ANY:
             self._remember(standing)
         else:  # an append that landed on what this caller has not read: its next save must still find that out
             self._keep(standing)
