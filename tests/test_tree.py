@@ -4,10 +4,11 @@ import contextlib
 import copy
 import random
 import time
+from unittest import mock
 
 import ormsgpack
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import backtrail
@@ -643,3 +644,27 @@ def test_bytes_of_a_checkpoint_are_a_checkpoint_or_an_error_of_ours(value):
             assert same(found.state, {"v": value})
     with contextlib.suppress(Error):
         backtrail.Checkpoint.from_bytes(data[: rng.randrange(len(data))])
+
+
+@pytest.mark.hypothesis
+@settings(max_examples=60, deadline=None)
+@given(
+    items=st.lists(
+        st.one_of(st.text(max_size=400), st.binary(max_size=3000), st.dictionaries(st.text(max_size=3), st.integers())),
+        max_size=40,
+    )
+)
+def test_appends_give_the_tree_that_ops_give_and_that_a_save_gives(items):
+    with backtrail.open("memory://") as store, backtrail.open("memory://") as another:
+        quick, slow = store.thread("t"), another.thread("t")
+        for thread in (quick, slow):
+            thread.save({"a": 1, "list": ["x" * 5000], "z": {}})
+        for item in items:
+            made = quick.append("list", item)
+            with mock.patch.object(changes.Append, "_quickly", return_value=None):
+                other = slow.append("list", item)
+            assert (made.root, made.size, made.stored) == (other.root, other.size, other.stored)
+        whole = {"a": 1, "list": ["x" * 5000, *items], "z": {}}
+        assert quick.load().state == whole
+        assert store.thread("whole").save(whole).root == quick.load().root
+        assert store.verify().ok

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from backtrail.engine import scan, texts, wire
+from backtrail.engine import packing, scan, texts, wire
 from backtrail.engine import spine as spines
 from backtrail.engine.codec import MAX_NESTED, Encoder, encode
-from backtrail.engine.tree import CUT, PATCH, SET, SPLICE, Op, Step, Tree, find_step, locate, missing
+from backtrail.engine.tree import CUT, PATCH, SET, SPLICE, Op, Step, Tree, find_step, grown, locate, missing
 from backtrail.engine.writes import Proposal
 from backtrail.errors import Invalid, NotFound
 
@@ -85,6 +85,26 @@ class Append(_Edit):
     def __init__(self, path: Path, items: tuple[Any, ...], types: Types, name: str) -> None:
         super().__init__(path, types, name)
         self._items = items
+
+    def __call__(self, standing: Standing | None) -> Proposal:
+        """Return what is to be written."""
+        chain = standing.chain if standing is not None else None
+        quick = self._quickly(chain.tree) if chain is not None and len(self._items) == len(self._path) == 1 else None
+        return super().__call__(standing) if quick is None else quick
+
+    def _quickly(self, tree: Tree) -> Proposal | None:
+        """Do the common case with fewer steps; None if this is another."""
+        step = self._path[0]
+        key = packing.atom(step, self._types) if type(step) is str else None
+        if key is None:
+            return None
+        nodes = tree.nodes.forked()
+        encoder = Encoder(nodes, self._types, self._path)
+        found = grown(nodes, tree.rep, key, lambda at: encoder.part(at, self._items[0]))
+        if found is None:
+            return None
+        rep, at, item = found
+        return Proposal(Tree(rep, nodes), [[SPLICE, [key], at, 0, [item]]])
 
     def _ops(self, tree: Tree) -> list[Op]:
         rep, steps = locate(tree, self._path, self._types)

@@ -29,28 +29,28 @@ def checkpoint(standing: Standing | None, tree: Tree, stored: Stored, meta: Meta
     newest = standing.newest if standing else None
     seq = newest.seq + 1 if newest else 1
     alone = stored.is_base or head is None
-    return Row(
-        seq=seq,
-        op=log.SAVE,
-        parent=head.seq if head else 0,
-        step=head.step + 1 if head else 1,
-        head=seq,
-        undo=newest.seq if newest and head else 0,
-        redo=0,
-        view=log.view_for(newest) if newest else 0,
-        base=seq if alone or head is None else head.base,
-        depth=0 if alone or head is None else head.depth + 1,
-        created_at=created_at,
-        kind=meta.kind,
-        label=meta.label,
-        size=tree.size,
-        stored=len(stored.payload),
-        root=tree.root,
-        op_id=os.urandom(16),
-        extra=log.pack_extra(meta.metadata, None, None),
-        check=b"",
-        payload=stored.payload,
-        hidden=False,
+    return Row(  # by position, which takes half the time
+        seq,
+        log.SAVE,
+        head.seq if head else 0,  # parent
+        head.step + 1 if head else 1,
+        seq,  # head
+        newest.seq if newest and head else 0,  # undo
+        0,  # redo
+        log.view_for(newest) if newest else 0,
+        seq if alone or head is None else head.base,
+        0 if alone or head is None else head.depth + 1,
+        created_at,
+        meta.kind,
+        meta.label,
+        tree.size,
+        len(stored.payload),
+        tree.root,
+        os.urandom(16),  # op_id
+        log.pack_extra(meta.metadata, None, None),
+        b"",  # check
+        stored.payload,
+        False,  # noqa: FBT003 - hidden
     )
 
 

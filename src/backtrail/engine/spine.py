@@ -379,14 +379,11 @@ def splice(nodes: Nodes, spine: Spine, start: int, stop: int, new: Sequence[Entr
     if start < closed:
         return _Splice(nodes, spine, start, stop, new).run(), False
     if len(spine.levels) == 1 and start < length:
+        same = with_one_replaced(spine, start, new[0]) if stop == start + 1 and len(new) == 1 else None
+        if same is not None:
+            return same, False
         short = [*open_entries[:start], *new, *open_entries[stop:]]
-        if stop == start + 1 and len(new) == 1:  # one for one, which is what happens above every change
-            gone, entry = open_entries[start], new[0]
-            weight = spine.weights[0] - len(gone) + len(entry)
-            if weight < LEAF_MIN:
-                measures = length, spine.size - size_of(gone) + size_of(entry), [weight], None
-                return Spine(spine.code, spine.attrs, (short,), measures), False
-        elif sum(map(len, short)) < LEAF_MIN:
+        if sum(map(len, short)) < LEAF_MIN:
             return Spine(spine.code, spine.attrs, (short,)), False
     if start < length:
         spine = Spine(spine.code, spine.attrs, (open_entries[: start - closed], *spine.levels[1:]))
@@ -394,6 +391,28 @@ def splice(nodes: Nodes, spine: Spine, start: int, stop: int, new: Sequence[Entr
     for entry in (*new, *open_entries[stop - closed :]):
         builder.push(entry)
     return builder.spine(), builder.sealed and start == stop == length
+
+
+def with_one_replaced(spine: Spine, at: int, entry: Entry) -> Spine | None:
+    """Return a spine without chunks with another entry in one place; None if it is too long for that."""
+    entries = spine.levels[0]
+    gone = entries[at]
+    weight = spine.weights[0] - len(gone) + len(entry)
+    if weight >= LEAF_MIN:
+        return None
+    measures = spine.length, spine.size - size_of(gone) + size_of(entry), [weight], None
+    return Spine(spine.code, spine.attrs, ([*entries[:at], entry, *entries[at + 1 :]],), measures)
+
+
+def with_one_more(spine: Spine, entry: Entry) -> Spine | None:
+    """Return the spine with an entry at its end; None if that closes a chunk."""
+    entries, weight = spine.levels[0], spine.weights[0] + len(entry)
+    if weight >= LEAF_MIN and (
+        len(entries) + 1 >= LEAF_ENTRIES or _closes(entry, weight, LEAF_MIN, LEAF_TARGET, LEAF_MAX)
+    ):
+        return None
+    measures = spine.length + 1, spine.size + size_of(entry), [weight, *spine.weights[1:]], spine.start
+    return Spine(spine.code, spine.attrs, ([*entries, entry], *spine.levels[1:]), measures)
 
 
 class _Splice:

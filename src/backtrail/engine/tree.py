@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from backtrail.engine import packing, texts, unpacking, wire
 from backtrail.engine import spine as spines
-from backtrail.engine.nodes import Nodes, Rep, digest_of, measured, size_of
+from backtrail.engine.nodes import SPINE, Nodes, Rep, as_ref, digest_of, measured, size_of
 from backtrail.errors import Corrupt, Invalid, NotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from backtrail.engine.paths import Path
     from backtrail.engine.schema import Types
@@ -162,6 +162,27 @@ class _Editor:
         changed, sealed = spines.splice(self.nodes, spine, start, stop, new)
         self.sealed |= sealed
         return changed.close(self.nodes)
+
+
+def grown(nodes: Nodes, rep: bytes, key: bytes, make: Callable[[int], bytes]) -> tuple[bytes, int, bytes] | None:
+    """Put one more item at the end of a list that a key of a short mapping leads to: what most appends are.
+
+    `make` gives the item's representation, given its place. Returns what then represents the mapping, the place and the
+    item. None if it is another case, which `apply` does, too, and with the same result.
+    """
+    top = rep.opened if type(rep) is Rep else None
+    if top is None or not top.is_mapping or len(top.levels) > 1:
+        return None
+    at = next((at for at, entry in enumerate(top.levels[0]) if entry.startswith(key)), None)
+    value = getattr(top.levels[0][at], "value", None) if at is not None else None
+    ref = None if value is None else as_ref(value)
+    node = nodes.at_hand(ref.digest) if ref is not None and ref.code == wire.LIST else None
+    if at is None or node is None or node.kind != SPINE or node.opened is None:
+        return None
+    item = make(node.opened.length)
+    longer = spines.with_one_more(node.opened, measured(item))
+    changed = None if longer is None else spines.with_one_replaced(top, at, spines.join(key, longer.close(nodes)))
+    return None if changed is None else (changed.close(nodes), node.opened.length, item)
 
 
 def value_of(entry: bytes) -> bytes:
