@@ -32,7 +32,7 @@ from backtrail.backends.postgres_moves import Crier, Listening, Moves
 from backtrail.backends.postgres_pool import Pool
 from backtrail.backends.postgres_schema import place_of, prepare
 from backtrail.backends.postgres_search import Search
-from backtrail.backends.postgres_session import Statement
+from backtrail.backends.postgres_session import Given, Statement
 from backtrail.backends.postgres_tables import COLUMNS, SECOND
 from backtrail.backends.postgres_url import read_url
 from backtrail.errors import Invalid, Unavailable
@@ -422,14 +422,7 @@ class _Statements:
         It names only the conditions that there are: one for all would use no index. LATERAL and LIMIT 1 keep the newest
         rows from being looked for all at once: how few threads there will be is not known to whoever plans this.
         """
-        types: list[str] = []
-        values: list[Any] = []
-
-        def given(letter: str, value: Any) -> str:
-            types.append(letter)
-            values.append(value)
-            return f"${len(values)}"
-
+        given = Given()
         low = encoded(prefix or None)
         high = None if low is None else above(low)
         conditions = ["t.alive"]
@@ -451,8 +444,8 @@ class _Statements:
                 ORDER BY {order} LIMIT {given("i", limit)}) t,
             LATERAL (SELECT {_BARE} FROM {self._schema}.row r WHERE r.thread = t.no AND r.seq = t.newest LIMIT 1) r
             ORDER BY {order}"""
-        statement = self._listings.get(text) or self._listings.setdefault(text, Statement(text, "".join(types)))
-        return statement, values
+        statement = self._listings.get(text) or self._listings.setdefault(text, Statement(text, given.types))
+        return statement, given.values
 
 
 def _range(schema: str, payload: bool, visible: bool, newest_first: bool) -> str:  # noqa: FBT001 - as the port has them

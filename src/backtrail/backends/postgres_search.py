@@ -17,7 +17,7 @@ import psycopg
 
 from backtrail.backends.columns import as_record, decoded, encoded
 from backtrail.backends.port import Entry, Found, Indexed
-from backtrail.backends.postgres_session import Statement
+from backtrail.backends.postgres_session import Given, Statement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -200,14 +200,7 @@ class Search:
     ) -> list[Found]:
         """Return what matches, newest first."""
         sought = [condition for phrase in phrases[:_PHRASES] for condition in self._conditions(read, phrase)]
-        types: list[str] = []
-        values: list[Any] = []
-
-        def given(letter: str, value: Any) -> str:
-            types.append(letter)
-            values.append(value)
-            return f"${len(values)}"
-
+        given = Given()
         conditions = ["true"]
         query = " & ".join(sought)
         if query:
@@ -225,7 +218,7 @@ class Search:
             FROM {self._schema}.message m JOIN {self._schema}.thread t ON t.no = m.thread
             JOIN {self._schema}.indexed i ON i.thread = m.thread
             WHERE {" AND ".join(conditions)} ORDER BY m.time DESC, m.no DESC LIMIT {given("i", limit)}"""
-        return [_found(*row) for row in read(Statement(text, "".join(types), named=False), *values)]
+        return [_found(*row) for row in read(Statement(text, given.types, named=False), *given.values)]
 
     def _conditions(self, read: Callable[..., list[tuple[Any, ...]]], phrase: Phrase) -> Iterator[str]:
         """Give what is to be looked for because of a phrase, as parts of a tsquery."""

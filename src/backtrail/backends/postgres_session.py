@@ -100,6 +100,22 @@ class Statement:
         return [None if value is None else encode(value) for encode, value in zip(self._encoders, values, strict=True)]
 
 
+class Given:
+    """Values for a statement that is put together: each is given with its type, and named by its number."""
+
+    __slots__ = ("types", "values")
+
+    def __init__(self) -> None:
+        self.types = ""
+        self.values: list[Any] = []
+
+    def __call__(self, letter: str, value: Any) -> str:
+        """Take a value, and return how the statement names it."""
+        self.types += letter
+        self.values.append(value)
+        return f"${len(self.values)}"
+
+
 # -- sessions -------------------------------------------------------------------------------------------
 
 
