@@ -173,7 +173,8 @@ def test_a_forked_child_refuses_its_parents_watch_and_begins_its_own(opener):
 
 
 WAITER = """
-import sys, backtrail
+import signal, sys, backtrail
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored in the background
 with backtrail.open(sys.argv[1]) as store:
     watch = store.watch() if sys.argv[2] == "store" else store.thread("t").watch()
     print("waiting", flush=True)
