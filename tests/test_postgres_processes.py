@@ -356,6 +356,8 @@ def test_behind_pgbouncer_in_transaction_mode_more_clients_than_connections_do_e
             store.thread("shared").save({"items": []})
         with running(_all_kinds_of_calls, *((through, writer, 24) for writer in range(4))) as results:
             rows = f"SELECT count(*) FROM {opener.keywords['schema']}.row"
+            begun = f"SELECT count(*) FROM {opener.keywords['schema']}.thread WHERE name LIKE 'own %'"
+            servers.wait_for(lambda: own.execute(begun) == [(4,)])  # who is opening a store is not patient
             for least in (40, 120):
                 servers.wait_for(lambda least=least: own.execute(rows)[0][0] > least)
                 bouncer.restart()
