@@ -213,7 +213,7 @@ def test_a_store_whose_creation_was_interrupted_anywhere_is_created_the_next_tim
     assert skip > 6
 
 
-def test_a_write_that_is_still_under_way_when_it_is_tried_again_happens_once(
+def test_a_write_that_is_still_under_way_when_it_is_tried_again_happens_once(  # noqa: PLR0917 - fixtures
     store, proxy, own, direct, schema, monkeypatch
 ):
     monkeypatch.setattr(Crier, "tell", lambda *_: None)  # or it may have the connection on which all is prepared
