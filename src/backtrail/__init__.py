@@ -2,6 +2,17 @@
 
 from backtrail.checkpoints import Checkpoint
 from backtrail.engine.schema import Member, Record, Type, schema, upcast
+from backtrail.entities import (
+    AgentState,
+    Attachment,
+    AttachmentType,
+    CheckpointType,
+    Conversation,
+    Message,
+    Role,
+    ToolCall,
+    ToolStatus,
+)
 from backtrail.errors import CommitUnknown, Conflict, Corrupt, Error, InDoubt, Invalid, NotFound, Unavailable
 from backtrail.store import Store, open  # noqa: A004 - backtrail.open is the name users know
 from backtrail.threads import Thread
@@ -13,6 +24,7 @@ from backtrail.values import (
     Diff,
     GcReport,
     Hit,
+    Items,
     PruneReport,
     Reordered,
     Stats,
@@ -23,10 +35,15 @@ from backtrail.values import (
 __all__ = [
     "MISSING",
     "NEW",
+    "AgentState",
+    "Attachment",
+    "AttachmentType",
     "Change",
     "Checkpoint",
+    "CheckpointType",
     "CommitUnknown",
     "Conflict",
+    "Conversation",
     "Corrupt",
     "Damage",
     "Diff",
@@ -35,15 +52,20 @@ __all__ = [
     "Hit",
     "InDoubt",
     "Invalid",
+    "Items",
     "Member",
+    "Message",
     "NotFound",
     "PruneReport",
     "Record",
     "Reordered",
+    "Role",
     "Stats",
     "Store",
     "Thread",
     "ThreadInfo",
+    "ToolCall",
+    "ToolStatus",
     "Type",
     "Unavailable",
     "VerifyReport",

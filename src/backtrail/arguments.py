@@ -8,19 +8,11 @@ from typing import Any, Final
 
 from backtrail.engine import log, query
 from backtrail.errors import Invalid
+from backtrail.fields import MAX_ID
+from backtrail.fields import check_id as check_id  # noqa: PLC0414 - handed on: it is what callers hand in, too
 from backtrail.values import Hit
 
-MAX_ID: Final = 512
 MAX_QUERY: Final = 10_000
-
-
-def check_id(text: Any, what: str) -> str:
-    """Return an id: a string of 1 to 512 characters, whatever they are."""
-    if not isinstance(text, str):
-        raise Invalid(f"{what} is a string, not {type(text).__name__}", code="invalid.id")
-    if not 0 < len(text) <= MAX_ID:
-        raise Invalid(f"{what} has 1 to {MAX_ID} characters; this one has {len(text)}", code="invalid.id")
-    return text
 
 
 def check_count(value: Any, what: str, *, least: int = 0) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,6 +32,22 @@ NEW: Final = Sentinel.NEW
 """The expectation that a thread does not exist yet."""
 
 _SHOWN: Final = 60
+
+T = TypeVar("T")
+
+
+class Items(tuple[T, ...]):
+    """What a list becomes inside of a frozen value: a tuple that also equals a list of the same items."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return tuple.__eq__(self, tuple(other) if isinstance(other, list) else other)
+
+    def __ne__(self, other: object) -> bool:
+        return tuple.__ne__(self, tuple(other) if isinstance(other, list) else other)
+
+    __hash__ = tuple.__hash__
 
 
 @dataclass(frozen=True, slots=True)

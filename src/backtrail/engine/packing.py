@@ -25,6 +25,7 @@ from backtrail.engine import wire
 from backtrail.engine.schema import Member, Record, Types
 from backtrail.engine.tracked import TrackedDict, TrackedList
 from backtrail.errors import Invalid
+from backtrail.values import Items
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -138,6 +139,7 @@ _ATOMS: Final[dict[type, Callable[[Any], bytes]]] = {
 _CONTAINERS: Final[dict[type, int]] = {
     list: wire.LIST,
     tuple: wire.TUPLE,
+    Items: wire.TUPLE,
     set: wire.SET,
     frozenset: wire.FROZENSET,
     dict: wire.DICT,
@@ -336,7 +338,7 @@ class Packer:
         kind = type(value)
         if kind is TrackedList or kind is TrackedDict:
             return _plain(value)
-        if kind in (tuple, set, frozenset):
+        if kind in (tuple, Items, set, frozenset):
             return ormsgpack.Ext(_CONTAINERS[kind], self._array(kind, value))
         encoded = atom(value, self._types)
         if encoded is not None:
@@ -355,7 +357,7 @@ class Packer:
         return ormsgpack.Ext(wire.RECORD, data)
 
     def _array(self, kind: type, value: Any) -> bytes:
-        if kind is tuple:
+        if kind is tuple or kind is Items:
             return self._deeper(list(value))
         entries = sorted(self._deeper(item) for item in value)
         return wire.array_head(len(entries)) + b"".join(entries)

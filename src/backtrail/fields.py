@@ -1,0 +1,276 @@
+"""What the fields of agents, conversations and messages may hold, and how values are made of fields that are data.
+
+Each check returns what a field is to hold, or raises `Invalid` with the path of the culprit. What comes back is plain
+and nobody else's: a subclass of str becomes its text, a list becomes `Items`, a dict is copied (its values are not).
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from collections.abc import Callable, Iterable, Mapping
+from enum import StrEnum
+from typing import Any, ClassVar, Final, Self, TypeVar
+from uuid import uuid4
+
+from backtrail.errors import Invalid
+from backtrail.values import Items
+
+MAX_ID: Final = 512
+EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+"""The time of what was stored without one: it must not change from read to read."""
+
+M = TypeVar("M", bound=StrEnum)
+E = TypeVar("E", bound="Entity")
+T = TypeVar("T")
+
+
+def new_id() -> str:
+    """Return an id that nothing else has."""
+    return str(uuid4())
+
+
+def check_id(text: Any, what: str) -> str:
+    """Return an id: a string of 1 to 512 characters, whatever they are."""
+    if not isinstance(text, str):
+        raise Invalid(f"{what} is a string, not {type(text).__name__}", code="invalid.id")
+    if not 0 < len(text) <= MAX_ID:
+        raise Invalid(f"{what} has 1 to {MAX_ID} characters; this one has {len(text)}", code="invalid.id")
+    return text
+
+
+def refuse(path: str, wanted: str, value: object) -> Invalid:
+    """Return the error that says what a field has to be."""
+    shown = repr(value) if isinstance(value, str | int | float | None) else type(value).__name__
+    return Invalid(f"{path} is {wanted}, not {shown:.60}", code="invalid.argument", path=path)
+
+
+def below(error: Invalid, path: str) -> Invalid:
+    """Return an error of a part as one of the whole."""
+    inner = f"{path}.{error.path}" if error.path else path
+    return Invalid(f"{path}: {error}", code=error.code, path=inner)
+
+
+def name(value: Any, path: str) -> str:
+    """Return an id."""
+    if type(value) is str and 0 < len(value) <= MAX_ID:
+        return value
+    try:
+        return str.__str__(check_id(value, path))
+    except Invalid as error:
+        raise Invalid(str(error), code=error.code, path=path) from None
+
+
+def text(value: Any, path: str) -> str:
+    """Return a text, however long."""
+    if type(value) is str:
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    raise refuse(path, "a string", value)
+
+
+def optional(check: Callable[[Any, str], T], value: Any, path: str) -> T | None:
+    """Return what a check returns; None may be left out."""
+    return None if value is None else check(value, path)
+
+
+def size(value: Any, path: str) -> int:
+    """Return a number of bytes, tokens ..."""
+    return number(value, path, 0)
+
+
+def number(value: Any, path: str, least: int) -> int:
+    """Return a whole number."""
+    if type(value) is int and value >= least:
+        return value
+    raise refuse(path, f"a whole number, {least} or more", value)
+
+
+def time(value: Any, path: str) -> dt.datetime:
+    """Return a time in UTC."""
+    if type(value) is not dt.datetime:
+        raise refuse(path, "a datetime with a time zone, such as datetime.now(UTC)", value)
+    if value.tzinfo is dt.UTC:
+        return value
+    if value.utcoffset() is None:
+        raise Invalid(
+            f"{path} says no time zone: use datetime.now(UTC), or give it one with .replace(tzinfo=...)",
+            code="invalid.argument",
+            path=path,
+        )
+    try:
+        return value.astimezone(dt.UTC)
+    except OverflowError:
+        raise refuse(path, "a time in the years 1 to 9999 in UTC", str(value)) from None
+
+
+def member(kind: type[M], value: Any, path: str) -> M:
+    """Return a member of an Enum, given as itself, as its text, or as what it is loaded as without its class."""
+    given = getattr(value, "value", value)
+    try:
+        return kind(given)
+    except ValueError:
+        raise refuse(path, f"one of {', '.join(kind)}", given) from None
+
+
+def mapping(value: Any, path: str, *, texts: bool = False) -> dict[str, Any]:
+    """Return a dict with strings as keys and, if so wanted, as values."""
+    if not isinstance(value, Mapping):
+        raise refuse(path, "a mapping with strings as keys", value)
+    made = dict(value)
+    for key, part in made.items():
+        if type(key) is not str:
+            raise refuse(f"{path}[{key!r:.60}]", "an entry whose key has to be a string", key)
+        if texts and type(part) is not str:
+            raise refuse(f"{path}[{key!r:.60}]", "a string", part)
+    return made
+
+
+def items(value: Any, path: str, check: Callable[[Any, str], T]) -> Items[T]:
+    """Return a list of things, each of them checked."""
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise refuse(path, "a list", value)
+    return Items(check(part, f"{path}[{at}]") for at, part in enumerate(value))
+
+
+def instances(value: Any, path: str, kind: type[T]) -> Items[T]:
+    """Return a list of instances of one class."""
+    made = value if type(value) is Items else items(value, path, lambda part, _: part)
+    if not {*map(type, made)} <= {kind}:  # one pass without a call: a conversation may have 100,000 messages
+        at = next(at for at, part in enumerate(made) if type(part) is not kind)
+        raise refuse(f"{path}[{at}]", f"a {kind.__name__}", made[at])
+    return made
+
+
+def json_time(value: Any, path: str) -> dt.datetime:
+    """Return the time that a text in ISO 8601 says."""
+    try:
+        return time(dt.datetime.fromisoformat(value), path)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, Invalid):
+            raise
+        raise refuse(path, "a time in ISO 8601, such as 2026-01-31T12:00:00Z", value) from None
+
+
+def json_value(value: Any, path: str) -> Any:
+    """Return a copy of a value that JSON holds as it is."""
+    try:
+        return _json_value(value, path)
+    except RecursionError:
+        raise Invalid(f"{path} is nested too deep for JSON", code="invalid.value", path=path) from None
+
+
+def _json_value(value: Any, path: str) -> Any:
+    kind = type(value)
+    if value is None or kind in (bool, int, str) or (kind is float and math.isfinite(value)):
+        return value
+    if kind is list:
+        return [_json_value(part, f"{path}[{at}]") for at, part in enumerate(value)]
+    if kind is dict:
+        return {_json_key(key, path): _json_value(part, f"{path}[{key!r:.60}]") for key, part in value.items()}
+    raise _no_json(value, path)
+
+
+def _json_key(key: Any, path: str) -> str:
+    if type(key) is str:
+        return key
+    raise _no_json(key, f"{path}[{key!r:.60}]")
+
+
+def _no_json(value: Any, path: str) -> Invalid:
+    what = repr(value) if isinstance(value, float) else f"of type {type(value).__name__}"
+    return Invalid(
+        f"{path}: JSON cannot hold a value that is {what}; put text, a number, a list or a dict there",
+        code="invalid.value",
+        path=path,
+    )
+
+
+# ---- values of data -------------------------------------------------------------------------------------------------
+
+
+class Entity:
+    """What the values have in common: how they are made from data."""
+
+    __slots__ = ()
+    _NEEDED: ClassVar[tuple[str, ...]]
+    """Fields that stored data must have. An `id` among them may be left out in JSON."""
+    _TIMES: ClassVar[tuple[str, ...]] = ()
+    """Fields that are times; the first does not depend on another one."""
+    _PARTS: ClassVar[tuple[tuple[str, type[Entity]], ...]] = ()
+    """Fields that are lists of other values."""
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Self:
+        """Make a value of what `to_data` made of one."""
+        given = _given(cls, data, "it was saved by a newer backtrail, which can read it")
+        for name, part in cls._PARTS:
+            if name in given:
+                given[name] = _each(part, part.from_data, given[name], name)
+        for name in cls._TIMES[:1]:
+            given.setdefault(name, EPOCH)
+        return _made(cls, given)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Make a value of what `to_json` made of one, or of less: what is left out, or null, gets its default."""
+        given = _given(cls, data, "leave it out, or put it into metadata")
+        given = {name: value for name, value in given.items() if value is not None}
+        for name, part in cls._PARTS:
+            if name in given:
+                given[name] = _each(part, part.from_json, given[name], name)
+        for name in cls._TIMES:
+            if name in given:
+                given[name] = json_time(given[name], name)
+        if "id" in cls._NEEDED:
+            given.setdefault("id", new_id())
+        return _made(cls, given)
+
+
+def _given(cls: type[Entity], data: Any, hint: str) -> dict[str, Any]:
+    """Return data as arguments, and refuse what is no field."""
+    if not isinstance(data, Mapping):
+        raise refuse(f"a {cls.__name__} as data", "a mapping", data)
+    given = dict(data)
+    known: dict[str, Any] = cls.__dataclass_fields__  # type: ignore[attr-defined]
+    if not given.keys() <= known.keys():
+        unknown = next(name for name in given if name not in known)
+        raise Invalid(f"a {cls.__name__} has no field {unknown!r}: {hint}", code="invalid.schema", path=str(unknown))
+    given.pop("_saved", None)  # of a value that was kept in a plain thread
+    return given
+
+
+def _each(kind: type[Entity], make: Callable[[Any], Any], parts: Any, name: str) -> Any:
+    """Return the values that a list of data stands for."""
+    if not isinstance(parts, list | tuple):
+        raise refuse(name, "a list", parts)
+    made = []
+    for at, part in enumerate(parts):
+        try:
+            made.append(part if type(part) is kind else make(part))
+        except Invalid as error:
+            raise below(error, f"{name}[{at}]") from error
+    return Items(made)
+
+
+def _made(cls: type[E], given: dict[str, Any]) -> E:
+    for name in cls._NEEDED:
+        if name not in given:
+            raise Invalid(f"a {cls.__name__} needs {name!r}, which is missing", code="invalid.schema", path=name)
+    return cls(**given)
+
+
+def json_fields(cls: type[Entity], data: dict[str, Any], path: str) -> dict[str, Any]:
+    """Return the data of a value as JSON has it."""
+    parts = dict(cls._PARTS)
+    made: dict[str, Any] = {}
+    for name, value in data.items():
+        where = path + name
+        if name in cls._TIMES:
+            made[name] = value.isoformat()
+        elif name in parts:
+            made[name] = [json_fields(parts[name], part, f"{where}[{at}].") for at, part in enumerate(value)]
+        else:
+            made[name] = json_value(value, where)
+    return made
