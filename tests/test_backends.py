@@ -17,6 +17,7 @@ from backtrail.backends.memory import MemoryBackend
 from backtrail.backends.port import (
     Backend,
     Batch,
+    Indexed,
     MissingChunks,
     NewThread,
     Row,
@@ -25,6 +26,7 @@ from backtrail.backends.port import (
     Vanished,
 )
 from backtrail.backends.sqlite import SqliteBackend
+from backtrail.engine.overlay import Overlay
 from backtrail.errors import Invalid, Unavailable
 from tests.servers import place
 
@@ -102,6 +104,7 @@ def everything(backend):
         "listed": listed(backend),
         "usage": backend.usage()._replace(stored_bytes=0, index_bytes=0),
         "marked": backend.marked(0, 1000),
+        "standings": [backend.standings(agent, touched=wanted) for agent in "ab" for wanted in (True, False)],
     }
 
 
@@ -687,7 +690,7 @@ class TestUpkeep:
 
     def test_usage_counts_what_is_there(self, backend):
         empty = backend.usage()
-        assert (empty.threads, empty[1:6]) == ({}, (0, 0, 0, 0, 0))
+        assert empty[:7] == ({}, 0, {}, {}, {}, 0, 0)
         no = start(backend, rows=3)
         start(backend, "y")
         start(backend, "x", space="run")
@@ -702,11 +705,22 @@ class TestUpkeep:
         usage = backend.usage()
         assert usage.threads == {"thread": 2, "run": 1}
         assert usage.rows == 8
-        assert usage.checkpoints == 5
-        assert usage.logical_bytes == 4 * 10 + 100
+        assert usage.checkpoints == {"thread": 4, "run": 1}
+        assert usage.logical_bytes == {"thread": 3 * 10 + 100, "run": 10}
         assert usage.chunks == 1
         assert usage.payload_bytes == 6 * len(b"payload 1") + 4 + 5
         assert usage.stored_bytes >= usage.payload_bytes
+
+    def test_usage_counts_the_items_of_lists_that_are_up_to_date(self, backend):
+        for name, space in (("a", "thread"), ("b", "thread"), ("c", "run"), ("gone", "run"), ("moved", "run")):
+            no = start(backend, name, space=space)
+            assert backend.index(no, Indexed(0, 0, 0), Indexed(1, 7, 1), ())
+        start(backend, "unindexed", space="run")
+        backend.commit(Batch(rows=((no, row(2)),)))
+        gone = backend.find_thread("run", "gone").no
+        backend.commit(Batch(rows=((gone, row(2, head=0, root=b"")),)))
+        assert backend.index(gone, Indexed(1, 7, 1), Indexed(0, 3, 2), ())
+        assert backend.usage().items == {"thread": 14, "run": 7}
 
     def test_reclaiming_changes_nothing_that_is_kept(self, backend):
         no = start(backend, rows=50)
@@ -731,6 +745,7 @@ class TestUpkeep:
             lambda: backend.find_thread("thread", "x"),
             lambda: backend.thread_with_uid(b""),
             lambda: listed(backend),
+            lambda: backend.standings("a", touched=True),
             lambda: backend.newest(no),
             lambda: backend.rows(no, [(1, 1)]),
             lambda: backend.labelled(no, "l"),
@@ -808,7 +823,13 @@ _rows = st.builds(
     op_id=st.sampled_from([b"1", b"2", b"3"]),
     hidden=st.booleans(),
 )
-_news = st.builds(new, _texts, space=st.sampled_from(["thread", "run"]), uid=st.sampled_from([b"1", b"2", b"3", b"4"]))
+_news = st.builds(
+    new,
+    _texts,
+    space=st.sampled_from(["thread", "run"]),
+    uid=st.sampled_from([b"1", b"2", b"3", b"4"]),
+    agent=st.sampled_from([None, "a", "b"]),
+)
 _batches = st.builds(
     Batch,
     threads=st.lists(_news, **_some).map(tuple),
@@ -821,6 +842,7 @@ _batches = st.builds(
     hide=_tuples(_threads, _seqs),
     tag=_tuples(_threads, _seqs, _texts),
     untag=_tuples(_threads, _seqs, _texts),
+    untouch=_tuples(_threads, _seqs),
 )
 _appends = st.builds(lambda no, label: ("append", no, label), st.integers(1, 3), st.none() | _texts)
 _others = st.sampled_from(["epoch", "sweep", "remove", "rewrite", "reclaim", "again"])
@@ -832,7 +854,7 @@ def _without_guesses(backend, batch):
     return batch._replace(
         **{
             field: tuple(entry for entry in getattr(batch, field) if entry[0] in known)
-            for field in ("renew", "rows", "visible", "newest", "hide", "tag", "untag")
+            for field in ("renew", "rows", "visible", "newest", "hide", "tag", "untag", "untouch")
         },
     )
 
@@ -1012,6 +1034,331 @@ class TestGroup:
             backend.commit(Batch(chunks=((digest("a"), b"a"),)))
         assert [found.seq for found in backend.rows(no, [(1, 9)])] == [2, 3]
         assert backend.chunk_page(b"", 9) == [(digest("a"), epoch)]
+
+
+def touched(backend, agent="a"):
+    return [stand.record.name for stand in backend.standings(agent, touched=True)]
+
+
+def standing(backend, agent="a"):
+    return [stand.record.name for stand in backend.standings(agent, touched=False)]
+
+
+def untouch(backend, no, seq):
+    backend.commit(Batch(untouch=((no, seq),)))
+
+
+class TestStandings:
+    def test_a_row_touches_its_thread_in_any_name_space_if_it_has_an_agent(self, backend):
+        start(backend, "x", agent="a")
+        start(backend, "x", agent="a", space="run")
+        start(backend, "other", agent="b")
+        start(backend, "none")
+        backend.commit(Batch(threads=(new("empty", agent="a"),)))
+        found = backend.standings("a", touched=True)
+        assert [(stand.record.space, stand.record.name) for stand in found] == [("thread", "x"), ("run", "x")]
+        assert found == backend.standings("a", touched=False)
+        assert touched(backend, "b") == ["other"]
+        assert touched(backend, "") == touched(backend, "none") == []
+
+    def test_a_stand_has_the_newest_row_and_the_head(self, backend):
+        no = start(backend, rows=3, agent="a")
+        backend.commit(Batch(rows=((no, row(4, head=2, root=b"")),), hide=((no, 3), (no, 2))))
+        (stand,) = backend.standings("a", touched=True)
+        head, _, newest = backend.rows(no, [(2, 4)])
+        assert stand == (backend.thread(no), newest, head)
+        assert (stand.head.seq, stand.head.hidden, stand.head.payload, stand.newest.payload) == (2, True, None, None)
+        assert backend.standings("a", touched=False) == [stand]
+        backend.remove_rows(no, [2])
+        assert backend.standings("a", touched=True) == backend.standings("a", touched=False) == [(*stand[:2], None)]
+
+    def test_any_agent_is_only_itself(self, backend):
+        for agent in ["a", "ab", "\0", *ODD_TEXTS]:
+            start(backend, f"of {agent!r}", agent=agent)
+        for agent in ["a", "ab", "\0", *ODD_TEXTS]:
+            assert touched(backend, agent) == standing(backend, agent) == [f"of {agent!r}"]
+
+    def test_a_thread_without_a_head_is_listed_only_while_it_is_touched(self, backend):
+        no = start(backend, agent="a")
+        untouch(backend, no, 1)
+        backend.commit(Batch(rows=((no, row(2, head=0, root=b"")),), hide=((no, 1),)))
+        assert standing(backend) == []
+        ((record, newest, head),) = backend.standings("a", touched=True)
+        assert (record.no, newest.seq, head) == (no, 2, None)
+        untouch(backend, no, 2)
+        assert touched(backend) == []
+
+    def test_threads_stand_in_the_order_of_their_numbers(self, backend):
+        numbers = [start(backend, str(at), agent="a") for at in range(12)]
+        for no in reversed(numbers):
+            untouch(backend, no, 1)
+            backend.commit(Batch(rows=((no, row(2, created_at=no * 7 % 5)),)))
+        for wanted in (True, False):
+            assert [stand.record.no for stand in backend.standings("a", touched=wanted)] == numbers
+
+    def test_a_thread_is_touched_no_more_until_the_next_row(self, backend):
+        first, second = start(backend, rows=2, agent="a"), start(backend, "y", agent="a")
+        untouch(backend, first, 2)
+        assert (touched(backend), standing(backend)) == (["y"], ["x", "y"])
+        backend.commit(Batch(rows=((first, row(3)),)))
+        assert touched(backend) == ["x", "y"]
+        backend.commit(Batch(untouch=((first, 3), (second, 1))))
+        assert (touched(backend), standing(backend)) == ([], ["x", "y"])
+
+    def test_who_wrote_meanwhile_stays_touched(self, backend):
+        no = start(backend, rows=2, agent="a")
+        untouch(backend, no, 1)
+        untouch(backend, no, 3)
+        untouch(backend, no, 0)
+        assert touched(backend) == ["x"]
+        backend.commit(Batch(rows=((no, row(3)),), untouch=((no, 2),)))
+        assert touched(backend) == ["x"]
+
+    def test_untouching_counts_once_the_batch_is_written(self, backend):
+        old = start(backend, agent="a")
+        backend.commit(
+            Batch(
+                threads=(new("new", agent="a"), new("more", agent="a")),
+                rows=((-1, row(1)), (-1, row(2)), (old, row(2)), (-2, row(1)), (-2, row(2))),
+                untouch=((-1, 2), (old, 2), (-2, 1)),
+            )
+        )
+        assert (touched(backend), standing(backend)) == (["more"], ["x", "new", "more"])
+
+    def test_untouching_what_is_not_there_is_passed_over(self, backend):
+        no = start(backend)
+        other = start(backend, "y", agent="a")
+        backend.commit(Batch(untouch=((no, 1), (no + 9, 1), (-1, 1), (0, 0), (other, 1 << 40))))
+        assert touched(backend) == ["y"]
+
+    def test_a_refused_batch_neither_touches_nor_untouches(self, backend):
+        no, other = start(backend, rows=2, agent="a"), start(backend, "y", agent="a")
+        untouch(backend, no, 2)
+        for refused in (
+            Batch(rows=((no, row(9)),), untouch=((other, 1),)),
+            Batch(rows=((no, row(3)),), newest=((other, 7),), untouch=((other, 1),)),
+            Batch(rows=((no, row(3)),), touch=(digest("gone"),), untouch=((other, 1),)),
+            Batch(rows=((no, row(3)),), visible=((no, 8),), untouch=((other, 1),)),
+        ):
+            with pytest.raises((Stale, Vanished, MissingChunks)):
+                backend.commit(refused)
+            assert touched(backend) == ["y"]
+
+    def test_a_batch_that_comes_again_neither_touches_nor_untouches(self, backend):
+        no = start(backend, agent="a")
+        one, both = Batch(rows=((no, row(2)),)), Batch(rows=((no, row(3)),), untouch=((no, 3),))
+        backend.commit(one)
+        untouch(backend, no, 2)
+        backend.commit(one)
+        assert touched(backend) == []
+        backend.commit(both)
+        backend.commit(Batch(rows=((no, row(4)),)))
+        backend.commit(both)
+        assert touched(backend) == ["x"]
+
+    def test_a_thread_that_begins_again_is_touched_under_its_new_agent_only(self, backend):
+        no = start(backend, agent="a")
+        for agent, seq in (("b", 2), ("b", 3), ("a", 4)):
+            untouch(backend, no, seq - 1)
+            backend.commit(Batch(renew=((no, new("x", agent=agent)),), rows=((no, row(seq)),)))
+            others = {"a", "b"} - {agent}
+            assert touched(backend, agent) == standing(backend, agent) == ["x"]
+            assert [touched(backend, other) + standing(backend, other) for other in others] == [[]]
+        backend.commit(Batch(renew=((no, new("x")),), rows=((no, row(5)),)))
+        assert touched(backend) == standing(backend) == []
+        backend.commit(Batch(renew=((no, new("x", agent="a")),), rows=((no, row(6)),), untouch=((no, 6),)))
+        assert (touched(backend), standing(backend)) == ([], ["x"])
+
+    @pytest.mark.parametrize("agent", ["a", "b", None])
+    def test_to_be_renewed_is_to_be_touched(self, backend, agent):
+        no = start(backend, agent="a")
+        untouch(backend, no, 1)
+        backend.commit(Batch(renew=((no, new("x", agent=agent)),)))
+        assert {name: touched(backend, name) for name in "ab"} == {name: ["x"] * (name == agent) for name in "ab"}
+        assert {name: standing(backend, name) for name in "ab"} == {name: ["x"] * (name == agent) for name in "ab"}
+
+    def test_only_rows_and_renewing_touch(self, backend):
+        no = start(backend, rows=3, agent="a")
+        untouch(backend, no, 3)
+        backend.commit(Batch(hide=((no, 1),), tag=((no, 2, "t"),), chunks=((digest("a"), b"a"),), newest=((no, 3),)))
+        backend.commit(Batch(untag=((no, 2, "t"),), visible=((no, 2),)))
+        assert backend.remove_rows(no, [1]) == 1
+        assert backend.rewrite(no, [found._replace(payload=b"other") for found in backend.rows(no, [(2, 3)])]) == 2
+        backend.index(no, Indexed(0, 0, 0), Indexed(3, 0, 3), ())
+        backend.forget_index()
+        backend.reclaim()
+        assert touched(backend) == []
+        backend.commit(Batch(rows=((no, row(4)),)))
+        assert backend.rewrite(no, [backend.rows(no, [(4, 4)])[0]._replace(payload=b"other")]) == 1
+        assert touched(backend) == ["x"]
+
+    def test_a_group_that_fails_touches_and_untouches_nothing(self, backend):
+        no, other = start(backend, agent="a"), start(backend, "y", agent="a")
+        untouch(backend, no, 1)
+        before = [backend.standings(agent, touched=wanted) for agent in "abc" for wanted in (True, False)]
+        with pytest.raises(RuntimeError), backend.group():
+            backend.commit(Batch(rows=((no, row(2)),), untouch=((other, 1),)))
+            start(backend, "z", agent="a")
+            start(backend, "z", agent="c", space="run")
+            assert touched(backend) == ["x", "z"]
+            backend.commit(Batch(renew=((no, new("x", agent="b")),)))
+            backend.commit(Batch(renew=((other, new("y", agent=None)),)))
+            assert (touched(backend), standing(backend), touched(backend, "b")) == (["z"], ["z"], ["x"])
+            raise RuntimeError
+        assert before == [backend.standings(agent, touched=wanted) for agent in "abc" for wanted in (True, False)]
+        assert (touched(backend), standing(backend)) == (["y"], ["x", "y"])
+        with backend.group():
+            backend.commit(Batch(rows=((no, row(2)),)))
+            untouch(backend, other, 1)
+        assert touched(backend) == ["x"]
+
+    def test_all_threads_are_seen_at_one_moment(self, backend):
+        numbers = [start(backend, str(at), agent="a") for at in range(30)]
+        stop = threading.Event()
+
+        def work():
+            seq = 1
+            while not stop.is_set():
+                seq += 1
+                rows = tuple((no, row(seq, head=seq - 1)) for no in numbers)
+                gone = tuple((no, seq) for no in numbers) if seq % 2 else ()
+                backend.commit(Batch(rows=rows, untouch=gone))
+
+        worker = threading.Thread(target=work)
+        worker.start()
+        try:
+            for at in range(60):
+                found = backend.standings("a", touched=at % 2 == 0)
+                assert len(found) in ((0, 30) if at % 2 == 0 else (30,))
+                assert len({(stand.newest.seq, stand.newest.head, stand.head.seq) for stand in found}) <= 1
+        finally:
+            stop.set()
+            worker.join(30)
+
+    def test_a_row_that_is_written_while_a_thread_is_untouched_stays_noticed(self, backend):
+        no = start(backend, agent="a")
+        last = 150
+
+        def work():
+            for seq in range(2, last + 1):
+                backend.commit(Batch(rows=((no, row(seq)),)))
+
+        worker = threading.Thread(target=work)
+        worker.start()
+        seen = []
+        while worker.is_alive() or touched(backend):
+            for stand in backend.standings("a", touched=True):
+                seen.append(stand.newest.seq)
+                untouch(backend, no, stand.newest.seq)
+        assert seen[-1] == last
+        assert seen == sorted(set(seen))
+
+
+class TestStandingsInATransaction:
+    def test_they_are_as_the_transaction_sees_them_and_nobody_else_does(self, backend):
+        old, other = start(backend, agent="a"), start(backend, "y", agent="a")
+        backend.commit(Batch(untouch=((old, 1), (other, 1))))
+        inside = Overlay(backend)
+        assert (touched(inside), standing(inside)) == ([], ["x", "y"])
+        start(inside, "new", rows=2, agent="a")
+        start(inside, "newer", agent="a")
+        start(inside, "none")
+        inside.commit(Batch(rows=((old, row(2)),)))
+        assert (touched(inside), standing(inside)) == (["x", "new", "newer"], ["x", "y", "new", "newer"])
+        (stand, *_) = inside.standings("a", touched=True)
+        assert (stand.newest.seq, stand.head.seq, stand.newest.payload) == (2, 2, None)
+        assert (touched(backend), standing(backend)) == ([], ["x", "y"])
+        inside.finish(commit=True)
+        assert (touched(backend), standing(backend)) == (["x", "new", "newer"], ["x", "y", "new", "newer"])
+
+    def test_a_head_may_be_older_than_the_transaction_and_be_hidden_by_it(self, backend):
+        no = start(backend, rows=2, agent="a")
+        inside = Overlay(backend)
+        inside.commit(Batch(rows=((no, row(3, head=1, root=b"")),), hide=((no, 1),)))
+        ((_, newest, head),) = inside.standings("a", touched=False)
+        assert (newest.seq, head.seq, head.hidden, head.payload) == (3, 1, True, None)
+        inside.commit(Batch(rows=((no, row(4, head=0, root=b"")),)))
+        assert (inside.standings("a", touched=True)[0].head, standing(inside)) == (None, [])
+
+    def test_untouching_is_written_with_the_rest(self, backend):
+        no = start(backend, agent="a")
+        inside = Overlay(backend)
+        made = start(inside, "new", agent="a")
+        inside.commit(Batch(untouch=((no, 1), (made, 1))))
+        assert touched(inside) == []
+        assert touched(backend) == ["x"]
+        inside.commit(Batch(rows=((made, row(2)),)))
+        assert touched(inside) == ["new"]
+        inside.commit(Batch(threads=(new("own", agent="a"),), rows=((-1, row(1)), (made, row(3))), untouch=((-1, 1),)))
+        assert touched(inside) == ["new"]
+        inside.finish(commit=True)
+        assert (touched(backend), standing(backend)) == (["new"], ["x", "new", "own"])
+
+    def test_untouching_alone_is_written_and_what_is_dropped_is_not(self, backend):
+        no = start(backend, agent="a")
+        for commit in (False, True):
+            inside = Overlay(backend)
+            untouch(inside, no, 1)
+            inside.finish(commit=commit)
+            assert touched(backend) == ([] if commit else ["x"])
+
+    def test_whoever_wrote_meanwhile_stays_touched(self, backend):
+        no = start(backend, agent="a")
+        inside = Overlay(backend)
+        untouch(inside, no, 1)
+        backend.commit(Batch(rows=((no, row(2)),)))
+        assert touched(inside) == ["x"]
+        inside.finish(commit=True)
+        assert touched(backend) == ["x"]
+
+
+_deeds = st.one_of(
+    st.tuples(st.just("new"), st.sampled_from([None, "a", "b"])),
+    st.tuples(st.just("row"), st.integers(0, 5), st.integers(0, 2)),
+    st.tuples(st.just("renew"), st.integers(0, 5), st.sampled_from([None, "a", "b"]), st.integers(0, 1)),
+    st.tuples(st.just("untouch"), st.integers(0, 5), st.integers(-1, 1)),
+    st.tuples(st.just("hide"), st.integers(0, 5), st.integers(1, 3)),
+)
+
+
+def _do_deed(backend, numbers, deed):
+    """Do it to one of the threads that there are; a row and what renews a thread may be a batch of their own."""
+    kind, *values = deed
+    if kind == "new":
+        numbers.append(start(backend, f"made {len(numbers)}", agent=values[0]))
+        return
+    no = numbers[values[0] % len(numbers)]
+    last = backend.newest(no).seq
+    match kind, values[1:]:
+        case "row", (back,):
+            backend.commit(Batch(rows=((no, row(last + 1, head=last + 1 - back)),)))
+        case "renew", (agent, rows):
+            added = tuple((no, row(last + 1)) for _ in range(rows))
+            backend.commit(Batch(renew=((no, new("x", agent=agent)),), rows=added))
+        case "untouch", (off,):
+            backend.commit(Batch(untouch=((no, last + off),)))
+        case "hide", (seq,):
+            backend.commit(Batch(hide=((no, seq),)))
+
+
+@settings(max_examples=150, deadline=None)
+@given(before=st.lists(_deeds, max_size=8), inside=st.lists(_deeds, max_size=12))
+def test_a_transaction_stands_as_it_is_written(before, inside):
+    backend = MemoryBackend()
+    numbers = [start(backend, "first", agent="a")]
+    for deed in before:
+        _do_deed(backend, numbers, deed)
+    transaction = Overlay(backend)
+    for deed in inside:
+        _do_deed(transaction, numbers, deed)
+
+    def seen(place):
+        stands = [place.standings(agent, touched=wanted) for agent in "ab" for wanted in (True, False)]
+        return [[(stand.record[1:], *stand[1:]) for stand in each] for each in stands]
+
+    expected = seen(transaction)
+    transaction.finish(commit=True)
+    assert seen(backend) == expected
 
 
 class TestMoves:

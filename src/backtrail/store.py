@@ -329,9 +329,9 @@ class Store:
         usage = self._backend.usage()
         return Stats(
             threads=usage.threads.get(THREAD, 0),
-            checkpoints=usage.checkpoints,
+            checkpoints=sum(usage.checkpoints.values()),
             chunks=usage.chunks,
-            logical_bytes=usage.logical_bytes,
+            logical_bytes=sum(usage.logical_bytes.values()),
             stored_bytes=usage.stored_bytes,
             indexed=usage.entries,
             index_bytes=usage.index_bytes,

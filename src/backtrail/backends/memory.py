@@ -25,6 +25,7 @@ from backtrail.backends.port import (
     Row,
     Splice,
     Stale,
+    Stand,
     ThreadRecord,
     Usage,
     Vanished,
@@ -87,6 +88,8 @@ class MemoryBackend:
         self._threads: dict[int, ThreadRecord] = {}
         self._names: dict[tuple[str, str], int] = {}
         self._uids: dict[bytes, int] = {}
+        self._agents: dict[str, dict[int, None]] = {}  # the threads of each agent
+        self._touched: dict[str, dict[int, None]] = {}  # those of them that are touched
         self._logs: dict[int, dict[int, Row]] = {}  # by thread number, then by seq, ascending
         self._chunks: dict[bytes, tuple[bytes, int]] = {}  # the stored bytes, the epoch
         self._tags: dict[tuple[int, int], tuple[str, ...]] = {}
@@ -133,6 +136,17 @@ class MemoryBackend:
             ]
         found.sort(key=lambda entry: (entry[1].created_at, entry[0].no), reverse=True)
         return [(record, newest._replace(payload=None)) for record, newest in found[:limit]]
+
+    def standings(self, agent: str, *, touched: bool) -> list[Stand]:
+        with self._use():
+            numbers = sorted((self._touched if touched else self._agents).get(agent, ()))
+            found = [(self._threads[no], newest) for no in numbers if (newest := self._newest(no)) is not None]
+            return [
+                Stand(record, newest._replace(payload=None), None if head is None else head._replace(payload=None))
+                for record, newest in found
+                if touched or newest.head
+                for head in [self._logs[record.no].get(newest.head)]
+            ]
 
     # -- rows ---------------------------------------------------------------------------------
     def newest(self, thread: int) -> Row | None:
@@ -271,6 +285,7 @@ class MemoryBackend:
         numbers = tuple(len(self._threads) + at for at in range(1, len(batch.threads) + 1))
         for no, new in zip(numbers, batch.threads, strict=True):
             self._set(self._threads, no, ThreadRecord(no, *new))
+            self._belong(self._agents, no)
             self._set(self._names, (new.space, new.name), no)
             self._set(self._uids, new.uid, no)
             self._set(self._logs, no, {})
@@ -280,16 +295,31 @@ class MemoryBackend:
             no = _number(thread, numbers)
             self._set(self._logs[no], row.seq, row._replace(payload=row.payload or b""))
             self._set(self._marks, no, None)
+            self._belong(self._touched, no)
         self._put(batch.chunks)
         for digest in batch.touch:
             self._set(self._chunks, digest, (self._chunks[digest][0], self._meta["epoch"]))
         self._mark(batch, numbers)
+        for thread, seq in batch.untouch:
+            no = _number(thread, numbers)
+            if self._last(no) == seq:
+                self._belong(self._touched, no, _ABSENT)
         return numbers
 
     def _renew(self, no: int, new: NewThread) -> None:
         if no in self._threads:
+            for mapping in (self._agents, self._touched):
+                self._belong(mapping, no, _ABSENT)
             renewed = self._threads[no]._replace(agent=new.agent, created_at=new.created_at, origin=new.origin)
             self._set(self._threads, no, renewed)
+            for mapping in (self._agents, self._touched):
+                self._belong(mapping, no)
+
+    def _belong(self, mapping: dict[str, dict[int, None]], no: int, value: object = None) -> None:
+        """Put a thread into what a mapping has of its agent, or take it out if the value is _ABSENT."""
+        agent = self._threads[no].agent
+        if agent is not None:
+            self._set(mapping.setdefault(agent, {}), no, value)
 
     def _put(self, chunks: Sequence[tuple[bytes, bytes]]) -> None:
         for digest, stored in chunks:
@@ -450,22 +480,21 @@ class MemoryBackend:
 
     def usage(self) -> Usage:
         with self._use():
-            threads: dict[str, int] = {}
-            for record in self._threads.values():
-                newest = self._newest(record.no)
-                if newest is not None and newest.head:
-                    threads[record.space] = threads.get(record.space, 0) + 1
+            spaces = [(record.space, self._logs[no], self._newest(no), no) for no, record in self._threads.items()]
+            alive = [(space, no) for space, _, newest, no in spaces if newest is not None and newest.head]
+            checkpoints = [(space, row) for space, log, *_ in spaces for row in log.values() if _is_checkpoint(row)]
+            lists = [(space, self._lists[no][0]) for space, no in alive if no in self._lists and no not in self._marks]
             rows = [row for log in self._logs.values() for row in log.values()]
             payloads = [row.payload or b"" for row in rows] + [stored for stored, _ in self._chunks.values()]
-            checkpoints = [row for row in rows if _is_checkpoint(row)]
             bytes_held = sum(map(len, payloads))
             entries = [held[1] for _, listed in self._lists.values() for held in listed if held is not None]
             indexed = sum(len(entry.words) + len(entry.text) for entry in entries)
             return Usage(
-                threads=threads,
+                threads=_by_space((space, 1) for space, _ in alive),
                 rows=len(rows),
-                checkpoints=len(checkpoints),
-                logical_bytes=sum(row.size for row in checkpoints),
+                checkpoints=_by_space((space, 1) for space, _ in checkpoints),
+                logical_bytes=_by_space((space, row.size) for space, row in checkpoints),
+                items=_by_space((space, listed.items) for space, listed in lists),
                 chunks=len(self._chunks),
                 payload_bytes=bytes_held,
                 stored_bytes=bytes_held + indexed,
@@ -495,3 +524,11 @@ class MemoryBackend:
 def _number(thread: int, created: Sequence[int]) -> int:
     """Return the number of a thread that a batch names: -1, -2 ... are those that it creates."""
     return created[-thread - 1] if -len(created) <= thread < 0 else thread
+
+
+def _by_space(counted: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """Return what was counted in each name space, added up."""
+    total: dict[str, int] = {}
+    for space, count in counted:
+        total[space] = total.get(space, 0) + count
+    return total

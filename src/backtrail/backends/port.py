@@ -29,7 +29,10 @@ share between threads and survives `os.fork()`. Driver exceptions never leave it
 
 Beside all this there is an **index** of texts, for search. It is made from the rows and can be made again. It has a
 list of entries for each thread: what the engine wants to be found of the state of one of the thread's rows. A commit
-does not touch the lists: it *marks* the threads that it adds rows to, in the same transaction.
+does not change the lists: it *marks* the threads that it adds rows to, in the same transaction.
+
+A thread may belong to an **agent**. A commit that adds a row to such a thread, or renews it, *touches* it, in the same
+transaction: `standings` then lists it among those of its agent that are touched, until a batch says `untouch`.
 """
 
 from __future__ import annotations
@@ -119,6 +122,8 @@ class Batch(NamedTuple):
     """Rows to hide. Hiding, tagging or renewing what is not there is passed over. First hide, then tag, then untag."""
     tag: tuple[tuple[int, int, str], ...] = ()
     untag: tuple[tuple[int, int, str], ...] = ()
+    untouch: tuple[tuple[int, int], ...] = ()
+    """(thread, seq): it is touched no more, if seq is its newest row once the batch is written; else passed over."""
 
 
 class Stale(Exception):  # noqa: N818 - an answer, not a failure
@@ -212,16 +217,27 @@ class Found(NamedTuple):
     """Without its words: they are empty."""
 
 
+class Stand(NamedTuple):
+    """How a thread stands. The rows are without payload."""
+
+    record: ThreadRecord
+    newest: Row
+    head: Row | None
+    """The row that `newest.head` names; None if that is 0, or gone."""
+
+
 class Usage(NamedTuple):
-    """What a store holds, counted."""
+    """What a store holds, counted. What is counted by name space names only those that have something to count."""
 
     threads: Mapping[str, int]
     """How many threads each name space has whose newest row has a head."""
     rows: int
-    checkpoints: int
-    """Rows that are visible checkpoints."""
-    logical_bytes: int
-    """The sizes of the visible checkpoints' states, added up."""
+    checkpoints: Mapping[str, int]
+    """Rows that are visible checkpoints, by name space."""
+    logical_bytes: Mapping[str, int]
+    """The sizes of the visible checkpoints' states, added up, by name space."""
+    items: Mapping[str, int]
+    """The `items` of the lists of threads that have a head and are not marked, added up, by name space."""
     chunks: int
     payload_bytes: int
     """Bytes of rows' payloads and of chunks as they are stored."""
@@ -261,6 +277,12 @@ class Backend(Protocol):
 
         Ordered by the newest row's created_at, then by number, both descending; `after` is the
         (created_at, number) to go on behind. `None` means any.
+        """
+
+    def standings(self, agent: str, *, touched: bool) -> list[Stand]:
+        """Return how the threads of an agent stand, in every name space, by number, in one view of the store.
+
+        `touched`: those that are touched, also if they have no head; else all that have one.
         """
 
     # -- rows ---------------------------------------------------------------------------------

@@ -332,14 +332,14 @@ class PostgresBackend:
         self._pool.do(lambda session: session.script(f"VACUUM (SKIP_LOCKED) {tables}", seconds=None))
 
     def usage(self) -> Usage:
-        (
-            (spaces, counts, rows, checkpoints, logical, row_bytes, chunks, chunk_bytes, entries, index_bytes, stored),
-        ) = self._read(self._sql.usage)
+        ((*spaces, rows, row_bytes, chunks, chunk_bytes, entries, index_bytes, stored),) = self._read(self._sql.usage)
+        alive, alive_count, indexed, items, saved, checkpoints, logical = spaces
         return Usage(
-            threads=dict(zip(spaces, counts, strict=True)),
+            threads=dict(zip(alive, alive_count, strict=True)),
             rows=rows,
-            checkpoints=checkpoints,
-            logical_bytes=logical,
+            checkpoints=dict(zip(saved, checkpoints, strict=True)),
+            logical_bytes=dict(zip(saved, logical, strict=True)),
+            items=dict(zip(indexed, items, strict=True)),
             chunks=chunks,
             payload_bytes=row_bytes + chunk_bytes,
             stored_bytes=stored,
@@ -468,15 +468,25 @@ def _ranges(schema: str, payload: bool, visible: bool, newest_first: bool) -> st
 
 def _usage(schema: str) -> str:
     return f"""
-        SELECT spaces.names, spaces.counts, rows.*, chunks.*, entries.*, (
+        SELECT threads.*, items.*, checkpoints.*, rows.*, chunks.*, entries.*, (
             SELECT coalesce(sum(pg_catalog.pg_total_relation_size(c.oid)), 0)::bigint FROM pg_catalog.pg_class c
             WHERE c.relnamespace = '{schema.replace("'", "''")}'::regnamespace AND c.relkind = 'r')
         FROM
-        (SELECT coalesce(array_agg(space), '{{}}') AS names, coalesce(array_agg(n), '{{}}') AS counts FROM (
-            SELECT space, count(*) AS n FROM {schema}.thread WHERE alive GROUP BY space) s) spaces,
-        (SELECT count(*), count(*) FILTER (WHERE NOT hidden AND root <> ''),
-            coalesce(sum(size) FILTER (WHERE NOT hidden AND root <> ''), 0)::bigint,
-            coalesce(sum(octet_length(payload)), 0)::bigint FROM {schema}.row) rows,
+        (SELECT {_arrays("space", "n")} FROM (
+            SELECT space, count(*) AS n FROM {schema}.thread WHERE alive GROUP BY space) s) threads,
+        (SELECT {_arrays("space", "n")} FROM (
+            SELECT space, sum(i.items)::bigint AS n FROM {schema}.thread t JOIN {schema}.indexed i ON i.thread = t.no
+            WHERE t.alive AND NOT t.dirty GROUP BY space) s) items,
+        (SELECT {_arrays("space", "n", "size")} FROM (
+            SELECT space, sum(n)::bigint AS n, sum(size)::bigint AS size FROM (
+                SELECT thread, count(*) AS n, sum(size) AS size FROM {schema}.row
+                WHERE NOT hidden AND root <> '' GROUP BY thread) r
+            JOIN {schema}.thread t ON t.no = r.thread GROUP BY space) s) checkpoints,
+        (SELECT count(*), coalesce(sum(octet_length(payload)), 0)::bigint FROM {schema}.row) rows,
         (SELECT count(*), coalesce(sum(octet_length(payload)), 0)::bigint FROM {schema}.chunk) chunks,
         (SELECT count(*), coalesce(sum(octet_length(text) + pg_column_size(words)), 0)::bigint
             FROM {schema}.message) entries"""
+
+
+def _arrays(*columns: str) -> str:
+    return ", ".join(f"coalesce(array_agg({column}), '{{}}') AS {column}" for column in columns)

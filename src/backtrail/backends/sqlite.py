@@ -105,11 +105,12 @@ _TAKE_OUT = f"""
 _PUT_BACK = f"INSERT INTO row (key, {COLUMNS}, payload, hidden) VALUES ({', '.join('?' * len(Row._fields))})"
 
 _COUNT_THREADS = f"SELECT space, count(*) {_WITH_HEAD} GROUP BY space"
+_COUNT_CHECKPOINTS = """
+    SELECT space, count(*), sum(size) FROM row JOIN thread ON no = key >> 32
+    WHERE hidden = 0 AND length(root) > 0 GROUP BY space"""
 _COUNT = """
     SELECT * FROM
-    (SELECT count(*), count(*) FILTER (WHERE hidden = 0 AND length(root) > 0),
-            coalesce(sum(size) FILTER (WHERE hidden = 0 AND length(root) > 0), 0),
-            coalesce(sum(length(payload)), 0) FROM row),
+    (SELECT count(*), coalesce(sum(length(payload)), 0) FROM row),
     (SELECT count(*), coalesce(sum(length(payload)), 0) FROM chunk),
     (SELECT page_count * page_size FROM pragma_page_count, pragma_page_size)"""
 
@@ -435,14 +436,17 @@ class SqliteBackend:
     def usage(self) -> Usage:
         with self._guard as connection, _one_view(connection):
             threads = dict(iter(connection.execute(_COUNT_THREADS)))
-            rows, checkpoints, logical, row_bytes, chunks, chunk_bytes, pages = connection.execute(_COUNT).get
+            checkpoints: list[Any] = connection.execute(_COUNT_CHECKPOINTS).fetchall()
+            rows, row_bytes, chunks, chunk_bytes, pages = connection.execute(_COUNT).get
+            items = sqlite_search.items(connection)
             entries, index_bytes = sqlite_search.usage(connection)
         wal = Path(self.path + "-wal")
         return Usage(
             threads=threads,
             rows=rows,
-            checkpoints=checkpoints,
-            logical_bytes=logical,
+            checkpoints={space: count for space, count, _ in checkpoints},
+            logical_bytes={space: size for space, _, size in checkpoints},
+            items=items,
             chunks=chunks,
             payload_bytes=row_bytes + chunk_bytes,
             stored_bytes=pages + (wal.stat().st_size if wal.exists() else 0),

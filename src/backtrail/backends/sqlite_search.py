@@ -88,6 +88,10 @@ _IS_THERE = "SELECT count(*) FROM sqlite_schema WHERE name = 'message'"
 _COUNT = """
     SELECT * FROM (SELECT count(*), coalesce(sum(length(text)), 0) FROM message),
     (SELECT coalesce(sum(length(block)), 0) FROM word_data), (SELECT coalesce(sum(length(word)), 0) FROM vocabulary)"""
+_COUNT_ITEMS = f"""
+    SELECT space, sum(items) FROM indexed JOIN thread ON no = indexed.thread
+    JOIN row ON key = (SELECT max(key) FROM row WHERE key BETWEEN no << 32 AND no << 32 | {MAX_SEQ})
+    WHERE head > 0 AND no NOT IN (SELECT thread FROM mark) GROUP BY space"""
 _UNINDEXED = "SELECT value FROM meta WHERE name = 'unindexed'"
 _MERGE = "INSERT INTO word (word, rank) VALUES ('merge', ?)"
 # FTS5 keeps no more of a word than this.
@@ -232,6 +236,11 @@ def usage(connection: apsw.Connection) -> tuple[int, int]:
         return 0, 0
     messages, *sizes = connection.execute(_COUNT).get
     return messages, sum(sizes)
+
+
+def items(connection: apsw.Connection) -> dict[str, int]:
+    """Return how many items the lists have that are up to date, by name space."""
+    return dict(iter(connection.execute(_COUNT_ITEMS))) if is_there(connection) else {}
 
 
 def clean(guard: Guard) -> None:

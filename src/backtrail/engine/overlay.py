@@ -9,9 +9,9 @@ the backend is required again, of the backend itself, when the transaction is wr
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from backtrail.backends.port import Batch, MissingChunks, Row, Stale, ThreadRecord, Vanished
+from backtrail.backends.port import Batch, MissingChunks, Row, Stale, Stand, ThreadRecord, Vanished
 from backtrail.errors import Conflict, Unavailable
 
 if TYPE_CHECKING:
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from backtrail.backends.port import Backend, Found, Indexed, NewThread, Phrase, Splice, Usage
+
+_FIRST: Final = -(1 << 32)
+"""The number of the first thread that a transaction creates; the next ones are below. A batch's -1, -2 ... are others."""
 
 
 class Overlay:
@@ -38,6 +41,7 @@ class Overlay:
         self._newest: dict[int, int] = {}
         self._hidden: set[tuple[int, int]] = set()
         self._tags: dict[tuple[int, int, str], bool] = {}
+        self._untouched: dict[int, int] = {}
         self._done = False
         self.turn = threading.RLock()
         """For whoever uses it from several threads."""
@@ -52,7 +56,7 @@ class Overlay:
         self._done = True
         if not commit:
             return
-        if self._rows or self._hidden or self._tags:
+        if self._rows or self._renewed or self._hidden or self._tags or self._untouched:
             self._write()
         for action in self.after_commit:
             action()
@@ -60,15 +64,16 @@ class Overlay:
     def _write(self) -> None:
         batch = Batch(
             threads=tuple(self._created),
-            renew=tuple(self._renewed.items()),
-            rows=tuple((no, row) for no, rows in self._rows.items() for row in rows),
+            renew=tuple((_in_batch(no), new) for no, new in self._renewed.items()),
+            rows=tuple((_in_batch(no), row) for no, rows in self._rows.items() for row in rows),
             chunks=tuple(self._chunks.items()),
             touch=tuple(self._touched - self._chunks.keys()),
             visible=tuple(self._visible),
             newest=tuple(self._newest.items()),
-            hide=tuple(self._hidden),
-            tag=tuple(key for key, there in self._tags.items() if there),
-            untag=tuple(key for key, there in self._tags.items() if not there),
+            hide=tuple((_in_batch(no), seq) for no, seq in self._hidden),
+            tag=tuple((_in_batch(no), seq, tag) for (no, seq, tag), there in self._tags.items() if there),
+            untag=tuple((_in_batch(no), seq, tag) for (no, seq, tag), there in self._tags.items() if not there),
+            untouch=tuple((_in_batch(no), seq) for no, seq in self._untouched.items()),
         )
         try:
             self._below.commit(batch)
@@ -83,13 +88,13 @@ class Overlay:
         if self._done:
             raise Unavailable("this transaction has ended", code="unavailable.closed")
         self._check(batch)
-        numbers = tuple(-len(self._created) - 1 - i for i in range(len(batch.threads)))
+        numbers = tuple(_FIRST - len(self._created) - i for i in range(len(batch.threads)))
 
         def real(no: int) -> int:
-            return numbers[-no - 1] if batch.threads and no < 0 else no
+            return numbers[-no - 1] if -len(numbers) <= no < 0 else no
 
         self._created += batch.threads
-        self._renewed.update(batch.renew)
+        self._renewed.update((real(no), new) for no, new in batch.renew)
         for no, row in batch.rows:
             self._rows.setdefault(real(no), []).append(row)
         self._chunks.update(batch.chunks)
@@ -101,14 +106,24 @@ class Overlay:
         self._hidden.update((real(no), seq) for no, seq in batch.hide)
         self._tags.update({(real(no), seq, tag): True for no, seq, tag in batch.tag})
         self._tags.update({(real(no), seq, tag): False for no, seq, tag in batch.untag})
+        self._untouch(batch, real)
         return numbers
+
+    def _untouch(self, batch: Batch, real: Callable[[int], int]) -> None:
+        """Note which threads are touched no more: what is written to one afterwards touches it again."""
+        for no, _ in (*batch.rows, *batch.renew):
+            self._untouched.pop(real(no), None)
+        for no, seq in batch.untouch:
+            newest = self.newest(real(no))
+            if newest is not None and newest.seq == seq:
+                self._untouched[real(no)] = seq
 
     def _check(self, batch: Batch) -> None:
         if any(self.find_thread(new.space, new.name) for new in batch.threads):
             raise Stale
         expected: dict[int, int] = {}
         for no, row in batch.rows:
-            if no < 0 and batch.threads:
+            if -len(batch.threads) <= no < 0:
                 continue
             newest = self.newest(no)
             expected.setdefault(no, newest.seq if newest else 0)
@@ -138,17 +153,17 @@ class Overlay:
     def find_thread(self, space: str, name: str) -> ThreadRecord | None:
         for at, new in enumerate(self._created):
             if (new.space, new.name) == (space, name):
-                return ThreadRecord(-at - 1, *new)
+                return self._renew(ThreadRecord(_FIRST - at, *new))
         return self._renew(self._below.find_thread(space, name))
 
     def thread_with_uid(self, uid: bytes) -> ThreadRecord | None:
         for at, new in enumerate(self._created):
             if new.uid == uid:
-                return ThreadRecord(-at - 1, *new)
+                return self._renew(ThreadRecord(_FIRST - at, *new))
         return self._renew(self._below.thread_with_uid(uid))
 
     def thread(self, no: int) -> ThreadRecord | None:
-        return ThreadRecord(no, *self._created[-no - 1]) if no < 0 else self._renew(self._below.thread(no))
+        return self._renew(ThreadRecord(no, *self._created[_FIRST - no]) if no < 0 else self._below.thread(no))
 
     def _renew(self, record: ThreadRecord | None) -> ThreadRecord | None:
         new = self._renewed.get(record.no) if record else None
@@ -177,6 +192,24 @@ class Overlay:
         listed.sort(key=lambda pair: (pair[1].created_at, pair[0].no), reverse=True)
         return [pair for pair in listed if after is None or (pair[1].created_at, pair[0].no) < after][:limit]
 
+    def standings(self, agent: str, *, touched: bool) -> list[Stand]:
+        found = {stand.record.no: stand for stand in self._below.standings(agent, touched=touched)}
+        for no in self._rows.keys() | self._renewed.keys():
+            found.pop(no, None)
+            record, newest = self.thread(no), self.newest(no)
+            if record is not None and newest is not None and record.agent == agent and (touched or newest.head):
+                found[no] = Stand(record, newest, next(iter(self.rows(no, [(newest.head, newest.head)])), None))
+        if touched:
+            found = {no: stand for no, stand in found.items() if self._untouched.get(no) != stand.newest.seq}
+        order = sorted(found, key=lambda no: (no < 0, abs(no)))  # those that are new will have the highest numbers
+        return [
+            Stand(record, self._seen(no, newest), head and self._seen(no, head))
+            for no, (record, newest, head) in ((no, found[no]) for no in order)
+        ]
+
+    def _seen(self, no: int, row: Row) -> Row:
+        return row._replace(hidden=True) if (no, row.seq) in self._hidden else row
+
     def thread_numbers(self, after: int, limit: int) -> list[int]:
         return self._below.thread_numbers(after, limit)
 
@@ -198,7 +231,7 @@ class Overlay:
     ) -> list[Row]:
         below = self._below.rows(thread, ranges, payload=payload, visible=visible) if thread >= 0 else []
         own = [row for row in self._rows.get(thread, ()) if any(low <= row.seq <= high for low, high in ranges)]
-        found = [row._replace(hidden=True) if (thread, row.seq) in self._hidden else row for row in [*below, *own]]
+        found = [self._seen(thread, row) for row in [*below, *own]]
         if visible:
             found = [row for row in found if row.root and not row.hidden]
         if not payload:
@@ -297,6 +330,11 @@ class Overlay:
 
     def close(self) -> None:
         self._done = True
+
+
+def _in_batch(no: int) -> int:
+    """Return the number by which the transaction's batch names a thread."""
+    return no - _FIRST - 1 if no < 0 else no
 
 
 def _matches(record: ThreadRecord, space: str | None, agent: str | None, prefix: str | None) -> bool:
