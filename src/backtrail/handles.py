@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from backtrail.arguments import check_id, check_kind, check_label, check_metadata, check_tags
 from backtrail.checkpoints import Checkpoint
-from backtrail.engine import drafts, log, owner, refs
+from backtrail.engine import drafts, log, owner, pins, refs
 from backtrail.engine.codec import Encoder
 from backtrail.engine.drafts import Draft
 from backtrail.engine.rows import Meta
@@ -190,7 +190,7 @@ class Handle(Generic[S]):
         if not rows:
             return []
         tags = self._engine.desk.heads.backend.tags(standing.record.no, [row.seq for row in rows])
-        return [self._make(standing, row, tags.get(row.seq, ())) for row in rows]
+        return [self._make(standing, row, pins.shown(tags.get(row.seq, ()))) for row in rows]
 
     def _make(self, standing: Standing, row: Row, tags: tuple[str, ...], *, written: bool = False) -> Checkpoint[S]:
         engine, record = self._engine, standing.record

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, overload
 from urllib.parse import unquote
 
+from backtrail.agents import Agents
 from backtrail.arguments import check_count, check_cursor, check_duration, check_id, check_query, check_timeout
+from backtrail.conversations import Conversations
 from backtrail.engine import indexing, log, search, upkeep
 from backtrail.engine.engine import Engine
 from backtrail.engine.heads import Options, Standing
@@ -150,6 +152,8 @@ class Store:
     def __init__(self, backend: Backend, types: Types | None = None, options: Options | None = None) -> None:
         self._backend = backend
         self._engine = Engine(backend, types or Types(), options or Options())
+        self._agents = Agents(self._engine)
+        self._conversations = Conversations(self._engine)
 
     # -- threads --------------------------------------------------------------------------------------
 
@@ -256,6 +260,18 @@ class Store:
         space = _space(kind, agent, prefix)
         seconds = check_timeout(timeout)
         return AllThreads(self._engine, space=space, agent=agent, prefix=prefix, timeout=seconds, make=made)
+
+    # -- agents and conversations -----------------------------------------------------------------------
+
+    @property
+    def agents(self) -> Agents:
+        """The agents, and the points to which each can be brought back."""
+        return self._agents
+
+    @property
+    def conversations(self) -> Conversations:
+        """The conversations of all agents."""
+        return self._conversations
 
     # -- search -----------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from backtrail.arguments import check_count, check_duration, check_kind, check_metadata, check_tags, check_timeout
-from backtrail.engine import changes, diff, log, retention, unpacking
+from backtrail.engine import changes, diff, log, pins, retention, unpacking
 from backtrail.engine.codec import Decoder
 from backtrail.engine.paths import parse
 from backtrail.engine.watching import OneThread, Watch
@@ -297,7 +297,7 @@ class Thread(Handle[S]):
         standing = self._require_standing()
         row = self._resolve(standing, at)
         desk = self._engine.desk
-        tags = desk.heads.backend.tags(standing.record.no, [row.seq]).get(row.seq, ())
+        tags = pins.shown(desk.heads.backend.tags(standing.record.no, [row.seq]).get(row.seq, ()))
         made: Thread[S] = Thread(self._engine, self._key.space, new_id, self._type, self._key.agent)
         key = made._key._replace(agent=standing.record.agent)
         made._remember(desk.writes.fork(key, standing, row, tags))

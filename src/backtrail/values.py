@@ -216,3 +216,66 @@ class VerifyReport:
 def when(micros: int) -> dt.datetime:
     """Return an aware datetime in UTC."""
     return dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(microseconds=micros)
+
+
+# -- agents and conversations ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AgentInfo:
+    """An agent in a listing."""
+
+    agent_id: str
+    name: str | None
+    """This and what follows is None if the agent's state is damaged."""
+    agent_type: str | None
+    version: int | None
+    created_at: dt.datetime | None
+    modified_at: dt.datetime | None
+    damaged: str | None = None
+    """What is damaged, if anything is."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationInfo:
+    """A conversation in a listing, without its messages."""
+
+    id: str
+    agent_id: str | None
+    title: str | None
+    message_count: int
+    created_at: dt.datetime | None
+    last_message_at: dt.datetime | None
+    archived: bool
+    tags: tuple[str, ...]
+    metadata: dict[str, str]
+    forked_from: str | None = None
+    """The id of the conversation that it branched from ..."""
+    forked_at: str | None = None
+    """... and of the last message that both have; None if it left before the first one."""
+    damaged: str | None = None
+    """What is damaged, if anything is; then only the id and the agent are sure."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentCheckpoint:
+    """A point to which an agent and all its conversations can be brought back."""
+
+    id: str
+    agent_id: str
+    name: str
+    description: str | None
+    kind: str
+    """One of manual, automatic, pre_operation, recovery."""
+    created_at: dt.datetime
+    size_bytes: int
+    """Bytes of all the states that it holds."""
+    checksum: str
+    """The hash of the hashes of those states."""
+    conversations: int
+    """How many it holds."""
+
+    @property
+    def checkpoint_type(self) -> str:
+        """The same as `kind`."""
+        return self.kind

@@ -144,7 +144,6 @@ class MemoryBackend:
             return [
                 Stand(record, newest._replace(payload=None), None if head is None else head._replace(payload=None))
                 for record, newest in found
-                if touched or newest.head
                 for head in [self._logs[record.no].get(newest.head)]
             ]
 
@@ -250,6 +249,9 @@ class MemoryBackend:
             row = self._logs.get(thread, {}).get(seq)
             if row is None or row.hidden:
                 raise Vanished(thread, seq)
+        for thread, seq in batch.show:
+            if seq not in self._logs.get(thread, {}):
+                raise Vanished(thread, seq)
         self._check_threads(batch.threads)
         last = {-(at + 1): 0 for at in range(len(batch.threads))}
         for thread, row in batch.rows:
@@ -326,11 +328,12 @@ class MemoryBackend:
             self._set(self._chunks, digest, (self._chunks.get(digest, (stored,))[0], self._meta["epoch"]))
 
     def _mark(self, batch: Batch, numbers: Sequence[int]) -> None:
-        """Hide, tag and untag. What is not there is passed over."""
-        for thread, seq in batch.hide:
+        """Hide, show, tag and untag. What is not there is passed over."""
+        marks = [(*pair, True) for pair in batch.hide] + [(*pair, False) for pair in batch.show]
+        for thread, seq, hidden in marks:
             log = self._logs.get(_number(thread, numbers), {})
             if seq in log:
-                self._set(log, seq, log[seq]._replace(hidden=True))
+                self._set(log, seq, log[seq]._replace(hidden=hidden))
         for thread, seq, tag in batch.tag:
             no = _number(thread, numbers)
             tags = self._tags.get((no, seq), ())

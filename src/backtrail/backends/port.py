@@ -120,6 +120,8 @@ class Batch(NamedTuple):
     """(thread, seq) that must be the newest row of its thread before the batch, else `Stale`; seq 0: no row yet."""
     hide: tuple[tuple[int, int], ...] = ()
     """Rows to hide. Hiding, tagging or renewing what is not there is passed over. First hide, then tag, then untag."""
+    show: tuple[tuple[int, int], ...] = ()
+    """(thread, seq) that must exist already, hidden or not, else `Vanished`; they are hidden no more."""
     tag: tuple[tuple[int, int, str], ...] = ()
     untag: tuple[tuple[int, int, str], ...] = ()
     untouch: tuple[tuple[int, int], ...] = ()
@@ -282,7 +284,7 @@ class Backend(Protocol):
     def standings(self, agent: str, *, touched: bool) -> list[Stand]:
         """Return how the threads of an agent stand, in every name space, by number, in one view of the store.
 
-        `touched`: those that are touched, also if they have no head; else all that have one.
+        `touched`: only those that are touched. They need not have a head.
         """
 
     # -- rows ---------------------------------------------------------------------------------

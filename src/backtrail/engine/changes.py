@@ -56,10 +56,11 @@ class _Edit:
             raise NotFound(f"there is no thread {self._name!r}; save a first state", code="not_found.thread")
         rep, nodes, _ = standing.chain.tree
         tree = Tree(rep, nodes.forked())
-        ops = self._ops(tree)
+        ops = self.ops(tree)
         return Proposal(tree.apply(ops, own=True), ops)
 
-    def _ops(self, tree: Tree) -> list[Op]:
+    def ops(self, tree: Tree) -> list[Op]:
+        """Return what the change is, given the state."""
         raise NotImplementedError
 
     def _encoder(self, tree: Tree, path: Path) -> Encoder:
@@ -106,7 +107,8 @@ class Append(_Edit):
         rep, at, item = found
         return Proposal(Tree(rep, nodes), [[SPLICE, [key], at, 0, [item]]])
 
-    def _ops(self, tree: Tree) -> list[Op]:
+    def ops(self, tree: Tree) -> list[Op]:
+        """Return what is added, as ops."""
         rep, steps = locate(tree, self._path, self._types)
         if texts.code_of(rep) in (wire.STR, wire.TEXT):
             return self._text(rep, steps)
@@ -132,7 +134,8 @@ class Put(_Edit):
         super().__init__(path, types, name)
         self._value = value
 
-    def _ops(self, tree: Tree) -> list[Op]:
+    def ops(self, tree: Tree) -> list[Op]:
+        """Return what is put, as ops."""
         rep = self._encoder(tree, self._path).rep(self._value)
         if not self._path:
             return [[SET, [], rep]]
@@ -155,7 +158,8 @@ class Put(_Edit):
 class Cut(_Edit):
     """Take what is at a path out of its dict or list."""
 
-    def _ops(self, tree: Tree) -> list[Op]:
+    def ops(self, tree: Tree) -> list[Op]:
+        """Return what is taken out, as ops."""
         if not self._path:
             raise self._invalid("cannot be deleted from itself; delete the thread, or save another state")
         spine, steps, found = self._parent(tree)
@@ -165,3 +169,25 @@ class Cut(_Edit):
         if spine.code not in (wire.DICT, wire.LIST):
             raise self._invalid("is a part of a tuple or of a typed value, whose parts cannot be deleted")
         return [[CUT, [*steps, found[0]]]]
+
+
+class Several:
+    """Several changes at paths, one after the other."""
+
+    def __init__(self, edits: list[Put | Cut]) -> None:
+        self._edits = edits
+
+    def __call__(self, standing: Standing | None) -> Proposal:
+        """Return what is to be written."""
+        if standing is None or standing.chain is None:
+            raise NotFound("there is no such thread; save a first state", code="not_found.thread")
+        rep, nodes, _ = standing.chain.tree
+        tree = Tree(rep, nodes.forked())
+        ops: list[Op] = []
+        sealed = False
+        for edit in self._edits:
+            more = edit.ops(tree)
+            tree = tree.apply(more, own=True)
+            sealed |= tree.sealed
+            ops += more
+        return Proposal(tree._replace(sealed=sealed), ops if len(ops) <= OPS_MAX else None)

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import os
+import random
 import threading
+import time
 import weakref
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from backtrail.engine import owner, upkeep
 from backtrail.engine.heads import Heads, Options, Standing
 from backtrail.engine.hub import Hub
 from backtrail.engine.overlay import Overlay
-from backtrail.engine.writes import Writes
-from backtrail.errors import Error, Invalid
+from backtrail.engine.writes import PATIENCE, Writes
+from backtrail.errors import Conflict, Error, Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from backtrail.backends.port import Backend, ThreadRecord
     from backtrail.engine.schema import Types
+    from backtrail.entities import Saved
 
+T = TypeVar("T")
 
 _TRIM_EVERY: Final = 64
 
@@ -149,6 +153,55 @@ class Engine:
                 "a transaction ends in the thread or task that it began in; nothing of it was written",
                 code="invalid.transaction",
             )
+
+    def atomic(self, work: Callable[[Desk], T]) -> T:
+        """Do work of several writes as one: in the caller's transaction, or in one of its own.
+
+        If somebody else writes to one of its threads meanwhile, the work is done again, on what is there then.
+        """
+        if self.desk.overlay is not None:
+            return work(self.desk)
+        until = time.monotonic() + PATIENCE
+        tries = 0
+        while True:
+            try:
+                return self._at_once(work)
+            except Conflict as error:
+                if error.code != "conflict.transaction" or time.monotonic() > until:
+                    raise
+            tries += 1
+            time.sleep(random.random() * min(0.001 * tries, 0.05))  # noqa: S311 - only to get out of step
+
+    def _at_once(self, work: Callable[[Desk], T]) -> T:
+        desk = self.begin()
+        try:
+            done = work(desk)
+        except BaseException:
+            self.end(desk, commit=False)
+            raise
+        self.end(desk, commit=True)
+        return done
+
+    # -- what values remember -----------------------------------------------------------------------
+
+    def recalled(self, saved: Saved) -> str | None:
+        """Return the head that a value came from, as the caller knows it."""
+        overlay, pending = self.desk.overlay, self.pending
+        if overlay is not None and saved in overlay.expected:
+            head: str | None = overlay.expected[saved]
+            return head
+        return saved.head if pending is None else pending.get(saved, saved.head)
+
+    def remember(self, saved: Saved, head: str) -> None:
+        """Note the head that a value is now, for everybody once it is durable."""
+        overlay, pending = self.desk.overlay, self.pending
+        if overlay is not None:
+            overlay.expected[saved] = head
+            overlay.after_commit.append(lambda: setattr(saved, "head", head))
+        elif pending is not None:
+            pending.keep(saved, head, lambda last: setattr(saved, "head", last))
+        else:
+            saved.head = head
 
     # -- groups -----------------------------------------------------------------------------------
 

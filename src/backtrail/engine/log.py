@@ -11,9 +11,13 @@ one a redo goes forward to. So the newest row tells everything, and undo and red
     REDO    stands as row r = redo stands                 undo = the row before, redo = redo(r)
     DROP    the head was deleted; an ancestor is the head undo and redo pass over what is hidden
     CLEAR   the thread was deleted; there is no head      undo = none, redo = none
+    LEAVE   the thread is out of view; there is no head   undo = none, redo = none
 
 *Views.* The checkpoints from the root to the head are a few ranges of seq. A row that moves the head stores them;
 a checkpoint names the last such row (`view`) and stands behind its ranges. So "is this in view" is a range test.
+
+A restore of an agent takes a conversation out of view that was made later: `LEAVE` hides nothing, and the undo of the
+restore goes back to what was the head.
 
 *Hidden and gone.* Deleting hides a checkpoint; upkeep may later remove its row. Whoever meets a gap knows what stood
 there: a hidden SAVE, whose undo is the row before, or a hidden FORK, before which there is no head.
@@ -40,6 +44,7 @@ UNDO: Final = 3
 REDO: Final = 4
 DROP: Final = 5
 CLEAR: Final = 6
+LEAVE: Final = 7
 CHECKPOINTS: Final = frozenset({SAVE, FORK})
 
 KINDS: Final = ("manual", "automatic", "pre_operation", "recovery")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from backtrail.backends.port import Backend, Found, Indexed, NewThread, Phrase, Splice, Usage
 
 _FIRST: Final = -(1 << 32)
-"""The number of the first thread that a transaction creates; the next ones are below. A batch's -1, -2 ... are others."""
+"""The number of the first thread that a transaction creates; the next ones are below. A batch's -1, -2 ... are not."""
 
 
 class Overlay:
@@ -40,6 +40,7 @@ class Overlay:
         self._visible: set[tuple[int, int]] = set()
         self._newest: dict[int, int] = {}
         self._hidden: set[tuple[int, int]] = set()
+        self._shown: set[tuple[int, int]] = set()
         self._tags: dict[tuple[int, int, str], bool] = {}
         self._untouched: dict[int, int] = {}
         self._done = False
@@ -56,7 +57,7 @@ class Overlay:
         self._done = True
         if not commit:
             return
-        if self._rows or self._renewed or self._hidden or self._tags or self._untouched:
+        if self._rows or self._renewed or self._hidden or self._shown or self._tags or self._untouched:
             self._write()
         for action in self.after_commit:
             action()
@@ -71,6 +72,7 @@ class Overlay:
             visible=tuple(self._visible),
             newest=tuple(self._newest.items()),
             hide=tuple((_in_batch(no), seq) for no, seq in self._hidden),
+            show=tuple(self._shown),
             tag=tuple((_in_batch(no), seq, tag) for (no, seq, tag), there in self._tags.items() if there),
             untag=tuple((_in_batch(no), seq, tag) for (no, seq, tag), there in self._tags.items() if not there),
             untouch=tuple((_in_batch(no), seq) for no, seq in self._untouched.items()),
@@ -103,11 +105,17 @@ class Overlay:
         for no, seq in batch.newest:
             if no not in self._rows:
                 self._newest[no] = seq
-        self._hidden.update((real(no), seq) for no, seq in batch.hide)
-        self._tags.update({(real(no), seq, tag): True for no, seq, tag in batch.tag})
-        self._tags.update({(real(no), seq, tag): False for no, seq, tag in batch.untag})
+        self._mark(batch, real)
         self._untouch(batch, real)
         return numbers
+
+    def _mark(self, batch: Batch, real: Callable[[int], int]) -> None:
+        """Hide, show, tag and untag."""
+        hidden = {(real(no), seq) for no, seq in batch.hide}
+        self._hidden = (self._hidden | hidden) - set(batch.show)
+        self._shown = (self._shown | {pair for pair in batch.show if not self._own(*pair)}) - hidden
+        self._tags.update({(real(no), seq, tag): True for no, seq, tag in batch.tag})
+        self._tags.update({(real(no), seq, tag): False for no, seq, tag in batch.untag})
 
     def _untouch(self, batch: Batch, real: Callable[[int], int]) -> None:
         """Note which threads are touched no more: what is written to one afterwards touches it again."""
@@ -134,12 +142,17 @@ class Overlay:
             newest = self.newest(no)
             if newest is None or newest.seq != seq:
                 raise Stale
-        for no, seq in batch.visible:
-            if not any(not row.hidden for row in self.rows(no, [(seq, seq)])):
-                raise Vanished(no, seq)
+        self._check_there(batch)
         missing = frozenset(batch.touch) - self.present(batch.touch)
         if missing:
             raise MissingChunks(missing)
+
+    def _check_there(self, batch: Batch) -> None:
+        """Refuse the batch if rows that it points at are not there."""
+        for pairs, hidden_ones in ((batch.visible, False), (batch.show, True)):
+            for no, seq in pairs:
+                if not any(hidden_ones or not row.hidden for row in self.rows(no, [(seq, seq)])):
+                    raise Vanished(no, seq)
 
     def wrote(self, no: int) -> bool:
         """Tell whether the transaction has written to a thread."""
@@ -197,7 +210,7 @@ class Overlay:
         for no in self._rows.keys() | self._renewed.keys():
             found.pop(no, None)
             record, newest = self.thread(no), self.newest(no)
-            if record is not None and newest is not None and record.agent == agent and (touched or newest.head):
+            if record is not None and newest is not None and record.agent == agent:
                 found[no] = Stand(record, newest, next(iter(self.rows(no, [(newest.head, newest.head)])), None))
         if touched:
             found = {no: stand for no, stand in found.items() if self._untouched.get(no) != stand.newest.seq}
@@ -208,7 +221,9 @@ class Overlay:
         ]
 
     def _seen(self, no: int, row: Row) -> Row:
-        return row._replace(hidden=True) if (no, row.seq) in self._hidden else row
+        if (no, row.seq) in self._hidden or (no, row.seq) in self._shown:
+            return row._replace(hidden=(no, row.seq) in self._hidden)
+        return row
 
     def thread_numbers(self, after: int, limit: int) -> list[int]:
         return self._below.thread_numbers(after, limit)
@@ -229,7 +244,8 @@ class Overlay:
         newest_first: bool = False,
         limit: int | None = None,
     ) -> list[Row]:
-        below = self._below.rows(thread, ranges, payload=payload, visible=visible) if thread >= 0 else []
+        shown = visible and not any(no == thread for no, _ in self._shown)
+        below = self._below.rows(thread, ranges, payload=payload, visible=shown) if thread >= 0 else []
         own = [row for row in self._rows.get(thread, ()) if any(low <= row.seq <= high for low, high in ranges)]
         found = [self._seen(thread, row) for row in [*below, *own]]
         if visible:
@@ -242,7 +258,12 @@ class Overlay:
     def labelled(self, thread: int, label: str) -> list[int]:
         below = self._below.labelled(thread, label) if thread >= 0 else []
         own = [row.seq for row in self._rows.get(thread, ()) if row.label == label]
-        return [seq for seq in [*below, *own] if (thread, seq) not in self._hidden]
+        own += [row.seq for row in self._back(thread) if row.label == label and row.seq not in below]
+        return [seq for seq in sorted([*below, *own]) if (thread, seq) not in self._hidden]
+
+    def _back(self, thread: int) -> list[Row]:
+        """Return the rows of a thread that the transaction shows again."""
+        return self.rows(thread, [(seq, seq) for no, seq in self._shown if no == thread])
 
     def tags(self, thread: int, seqs: Iterable[int] | None = None) -> dict[int, tuple[str, ...]]:
         wanted = None if seqs is None else set(seqs)
@@ -255,6 +276,8 @@ class Overlay:
 
     def tagged(self, thread: int, tag: str) -> list[int]:
         seqs = set(self._below.tagged(thread, tag)) if thread >= 0 else set()
+        back = [row.seq for row in self._back(thread)]
+        seqs.update(seq for seq, words in self.tags(thread, back).items() if tag in words)
         for (no, seq, word), there in self._tags.items():
             if no == thread and word == tag:
                 (seqs.add if there else seqs.discard)(seq)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from backtrail.engine import indexing, log, payload
+from backtrail.engine import indexing, log, payload, pins
 from backtrail.engine.nodes import check_chunk
 from backtrail.engine.repack import repack
 from backtrail.engine.squeeze import squeeze
@@ -62,7 +62,9 @@ def collect(heads: Heads, progress: Callable[[str, int], None] | None = None) ->
     removed = 0
     live: set[bytes] = set()
     marked: dict[int, int] = {}
+    loosening = pins.Loosening(heads)
     for count, record in enumerate(threads(heads), 1):
+        loosening.loosen(record)
         removed += collect_rows(heads, record)
         marked[record.no] = _mark(heads, record, live)
         if progress:
@@ -76,21 +78,23 @@ def collect(heads: Heads, progress: Callable[[str, int], None] | None = None) ->
 
 
 def collect_rows(heads: Heads, record: ThreadRecord) -> int:
-    """Remove the rows of a thread's hidden checkpoints that no visible one stands on."""
+    """Remove the rows of a thread's hidden checkpoints that no visible or pinned one stands on."""
     rows = heads.backend.rows(record.no, [(1, log.MAX_SEQ)])  # in one read: what is hidden in it has no newer child
     if not rows:
         return 0
     newest = rows[-1]
     by_seq = {row.seq: row for row in rows}
+    kept = {row.seq for row in rows if not row.hidden} | pins.pinned(
+        heads, record
+    )  # pins last: they come before hiding
     if any(not log.is_sound(row, record.uid) for row in rows):
         return 0  # what a damaged row stands on is not known
     for row in rows:
-        parent = by_seq.get(row.parent)
-        if row.op == log.SAVE and not row.hidden and row.base != row.seq and (parent is None or parent.hidden):
+        if row.op == log.SAVE and row.seq in kept and row.base != row.seq and row.parent not in kept:
             by_seq[row.seq] = _on_its_own(heads, record, row)
     rows = list(by_seq.values())
     cleared = max((row.seq for row in rows if row.op == log.CLEAR), default=0)
-    needed = {seq for row in rows if row.op in log.CHECKPOINTS and not row.hidden for seq in _chain(row, by_seq)}
+    needed = {seq for row in rows if row.op in log.CHECKPOINTS and row.seq in kept for seq in _chain(row, by_seq)}
     gone = [
         row.seq
         for row in rows
@@ -256,7 +260,7 @@ class _Reading:
             return None
         try:
             tree = self._tree(row)
-            below = _read_below(self._heads, tree, good)
+            below = read_below(self._heads, tree, good)
         except NotFound:
             return None
         except Corrupt as error:
@@ -277,7 +281,7 @@ class _Reading:
         return self._heads.chain(self._record, row).tree
 
 
-def _read_below(heads: Heads, tree: Tree, good: set[bytes]) -> set[bytes]:
+def read_below(heads: Heads, tree: Tree, good: set[bytes]) -> set[bytes]:
     """Read and check all chunks that a tree leads to, but for those below good ones; return their digests."""
     todo = payload.refs_of(tree.rep)
     below: set[bytes] = set()

@@ -114,10 +114,19 @@ class Writes:
         after = self._commit_checkpoint(standing, row, stored, key, tags=meta.tags, hide=hide)
         return Standing(after.record, after.newest, after.head, _extended(chain, proposal.tree, stored))
 
-    def fork(self, key: Key, source: Standing, at: Row, tags: tuple[str, ...]) -> Standing:
-        """Begin a thread with a checkpoint of another one."""
-        chain = self._heads.chain(source.record, at)
-        stored = payload.base(chain.tree, frozenset(), compress=self._heads.options.compression)
+    def fork(
+        self,
+        key: Key,
+        source: Standing,
+        at: Row,
+        tags: tuple[str, ...],
+        edit: Callable[[Tree], Tree] | None = None,
+    ) -> Standing:
+        """Begin a thread with a checkpoint of another one, or with what `edit` makes of its state."""
+        tree = self._heads.chain(source.record, at).tree
+        if edit is not None:
+            tree = edit(tree)
+        stored = payload.base(tree, frozenset(), compress=self._heads.options.compression)
         metadata, _, _ = log.unpack_extra(at)
         meta = rows.Meta(at.kind, at.label, tags, metadata)
         origin = log.checkpoint_id(source.record.uid, at.seq)
@@ -125,11 +134,11 @@ class Writes:
         def attempt(standing: Standing | None) -> Standing:
             if standing is not None and standing.head is not None:
                 raise exists(key, standing)
-            row = rows.checkpoint(standing, chain.tree, stored, meta, created_at=self._heads.clock())
+            row = rows.checkpoint(standing, tree, stored, meta, created_at=self._heads.clock())
             row = rows.forked(row, at, origin, meta)
             source_row = ((source.record.no, at.seq),)
             after = self._commit_checkpoint(standing, row, stored, key, tags=tags, origin=origin, visible=source_row)
-            return after._replace(chain=_extended(None, chain.tree, stored))
+            return after._replace(chain=_extended(None, tree, stored))
 
         try:
             return self._retrying(key, attempt, None)
@@ -270,6 +279,37 @@ class Writes:
             return self._as_seen(standing, self._heads.sound_row(standing.record, seq), gone)
 
         return log.redo_target(read, head=head, start=start)
+
+    def bring_back(self, key: Key, row: Row, was: int) -> Standing:
+        """Make a checkpoint the head again, even if it was deleted; `was` is the seq of the head that it replaces."""
+
+        def attempt(standing: Standing) -> Standing:
+            record = self._replacing(standing, was)
+            ranges = self._heads.path(record, row)
+            undo = standing.newest.seq if was else 0
+            move = rows.move(standing, log.REWIND, row, ranges, undo=undo, redo=0, at=self._heads.clock())
+            move = log.checked(move, record.uid)
+            self._backend.commit(Batch(rows=((record.no, move),), show=((record.no, row.seq),)))
+            return Standing(record, move, row)
+
+        return self._moving(key, attempt)
+
+    def leave(self, key: Key, was: int) -> Standing:
+        """Take a thread out of view, without hiding anything; `was` is the seq of its head."""
+
+        def attempt(standing: Standing) -> Standing:
+            record = self._replacing(standing, was)
+            move = rows.move(standing, log.LEAVE, None, (), undo=0, redo=0, at=self._heads.clock())
+            move = log.checked(move, record.uid)
+            self._backend.commit(Batch(rows=((record.no, move),)))
+            return Standing(record, move, None)
+
+        return self._moving(key, attempt)
+
+    def _replacing(self, standing: Standing, was: int) -> ThreadRecord:
+        if standing.newest.head != was:
+            raise Conflict(f"thread {standing.record.name!r} moved on meanwhile", code="conflict.transaction")
+        return standing.record
 
     def _move(self, standing: Standing, op: int, head: Row, *, undo: int, redo: int) -> Standing:
         record = standing.record

@@ -1,0 +1,272 @@
+"""Agents: who an agent is, and the points to which it and all its conversations can be brought back.
+
+The state of an agent's thread is its `AgentState`, as plain data. Its checkpoints are in a thread of their own, and hold
+pointers: see `backtrail.manifests`. States of an older `version` are brought up to date when they are read, by the
+upcasters of `AgentState`.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from backtrail.arguments import check_count, check_duration, check_id, check_kind
+from backtrail.collection import Collection
+from backtrail.engine import log, pins
+from backtrail.engine.pins import AGENT
+from backtrail.engine.versions import upcasted, upcasters_of
+from backtrail.engine.writes import Key
+from backtrail.entities import AgentState, to_data
+from backtrail.errors import Invalid, NotFound
+from backtrail.manifests import Manifests
+from backtrail.schedules import AutoCheckpoint
+from backtrail.values import AgentCheckpoint, AgentInfo, Diff
+
+if TYPE_CHECKING:
+    import datetime as dt
+    from collections.abc import Callable, Iterable, Iterator
+
+    from backtrail.checkpoints import Checkpoint
+    from backtrail.engine.engine import Desk
+    from backtrail.engine.pins import Note
+    from backtrail.handles import Ref
+    from backtrail.threads import Thread
+
+    AgentCheckpoints = list[AgentCheckpoint]
+    AgentInfos = list[AgentInfo]
+    AgentVersions = list["AgentVersion"]
+
+
+@dataclass(frozen=True, slots=True)
+class AgentVersion:
+    """What an agent's state was at some time, and what had changed in it."""
+
+    id: str
+    """Of the checkpoint in the agent's thread."""
+    step: int
+    created_at: dt.datetime
+    kind: str
+    state: AgentState
+    changes: Diff
+    """Since the version before; `modified_at` is left out."""
+
+
+class Agents(Collection):
+    """The agents of a store: `store.agents`."""
+
+    _space = AGENT
+    _what = "an agent"
+
+    def save(self, state: AgentState, *, replace: bool = False) -> AgentState:
+        """Save an agent's state, on top of what it came from; a new one must be the first of its id, unless `replace`."""
+        if not isinstance(state, AgentState):
+            raise Invalid(f"this is {type(state).__name__}, not an AgentState", code="invalid.value")
+        self._put(state.agent_id, state.agent_id, to_data(state), state._saved, replace=replace)  # noqa: SLF001
+        return state
+
+    def load(self, agent_id: str, *, at: Ref = "@") -> AgentState:
+        """Return an agent's state, or `NotFound`; `at` a checkpoint of its thread instead of the newest."""
+        checkpoint = self._load(agent_id, at)
+        found = _state(checkpoint)
+        self._came_from(found._saved, checkpoint)  # noqa: SLF001
+        return found
+
+    def get(self, agent_id: str) -> AgentState | None:
+        """Return an agent's state, or None."""
+        try:
+            return self.load(agent_id)
+        except NotFound:
+            return None
+
+    def list(self) -> AgentInfos:
+        """Return the agents that have a state, newest activity first; one whose state is damaged says so."""
+        return [_info(record.name, self._header(record)) for record, _ in self._listed(None)]
+
+    def history(self, agent_id: str, *, newest_first: bool = False, limit: int | None = None) -> AgentVersions:
+        """Return the versions of an agent's state that are in view, each with what changed in it."""
+        thread = self._thread(agent_id)
+        if limit is not None:
+            check_count(limit, "limit")
+        checkpoints = list(thread.history(newest_first=True, limit=None if limit is None else limit + 1))
+        found = []
+        for at, checkpoint in enumerate(checkpoints[:limit]):
+            before = checkpoints[at + 1] if at + 1 < len(checkpoints) else None
+            changes = () if before is None else tuple(thread.diff(before, checkpoint))
+            found.append(_version(checkpoint, Diff(tuple(c for c in changes if c.path != "modified_at"))))
+        return found if newest_first else found[::-1]
+
+    def thread(self, agent_id: str) -> Thread[Any]:
+        """Return a handle of the agent's thread: its states are plain data."""
+        return self._thread(agent_id)
+
+    def delete(self, agent_id: str) -> bool:
+        """Delete an agent with all that belongs to it: conversations, runs, threads, checkpoints. Say if there was any.
+
+        Nothing brings it back. `gc` then removes what it held.
+        """
+        check_id(agent_id, "an agent's id")
+
+        def work(desk: Desk) -> bool:
+            keys = {(pins.SPACE, agent_id)}
+            keys |= {(s.record.space, s.record.name) for s in desk.heads.backend.standings(agent_id, touched=False)}
+            deleted = [desk.writes.delete_thread(Key(*key))[0] for key in sorted(keys)]
+            return any(deleted)
+
+        return self._engine.atomic(work)
+
+    # -- checkpoints ------------------------------------------------------------------------------------
+
+    def checkpoint(
+        self,
+        agent_id: str,
+        name: str,
+        *,
+        description: str | None = None,
+        kind: str = "manual",
+        keep: int | None = None,
+    ) -> AgentCheckpoint:
+        """Make a point to which the agent and all its conversations can be brought back; it costs what changed.
+
+        `keep` keeps so many automatic ones of this agent, the newest.
+        """
+        check_kind(kind)
+        for what, text in (("name", name), ("description", description)):
+            if not isinstance(text, str) and not (what == "description" and text is None):
+                raise Invalid(f"{what} is a string, not {text!r}", code="invalid.argument")
+        made, note = self._manifests(agent_id).make(
+            name, description, kind, None if keep is None else check_count(keep, "keep", least=1)
+        )
+        return _checkpoint(agent_id, made, note)
+
+    def checkpoints(self, agent_id: str) -> AgentCheckpoints:
+        """Return an agent's checkpoints, newest first."""
+        return [_checkpoint(agent_id, made, note) for made, note in reversed(self._manifests(agent_id).listed())]
+
+    def restore(self, checkpoint_id: str, *, agent_id: str | None = None) -> AgentState:
+        """Bring an agent and all its conversations back to a checkpoint, exactly, all or nothing.
+
+        It is verified first. Conversations that were made later go out of view, deleted ones are back; `undo` takes it
+        back. If `agent_id` is given, it must be that agent's.
+        """
+        manifests, seq = self._found(checkpoint_id)
+        if agent_id is not None and manifests.id != agent_id:
+            raise Invalid(
+                f"checkpoint {checkpoint_id!r} belongs to agent {manifests.id!r}, not {agent_id!r}",
+                code="invalid.argument",
+            )
+        manifests.restore(seq)
+        return self.load(manifests.id)
+
+    def undo(self, agent_id: str, *, force: bool = False) -> AgentState:
+        """Take back the last restore, everything as it was before it.
+
+        `Conflict` if the agent or conversations of it have moved on since, which it names; `force` goes back all the
+        same.
+        """
+        self._manifests(agent_id).undo(force=force)
+        return self.load(agent_id)
+
+    def delete_checkpoint(self, checkpoint_id: str) -> bool:
+        """Delete an agent's checkpoint and say whether there was one."""
+        try:
+            manifests, seq = self._found(checkpoint_id)
+        except NotFound:
+            return False
+        return manifests.delete(seq)
+
+    @contextmanager
+    def guard(self, agent_id: str, name: str, *, rollback: bool = False) -> Iterator[AgentCheckpoint]:
+        """Make a checkpoint before a block that may go wrong.
+
+        With `rollback`, an exception brings the agent back to it, and a checkpoint of kind recovery says so.
+        """
+        made = self.checkpoint(agent_id, name, kind="pre_operation")
+        try:
+            yield made
+        except BaseException as error:
+            if rollback:
+                self.restore(made.id)
+                self.checkpoint(agent_id, f"After {name}", description=f"rolled back: {error!r}", kind="recovery")
+            raise
+
+    def autocheckpoint(
+        self,
+        agent_ids: str | Iterable[str],
+        *,
+        enabled: bool = True,
+        interval: dt.timedelta | float = 300,
+        keep: int = 10,
+        on_error: Callable[[str, Exception], None] | None = None,
+    ) -> AutoCheckpoint:
+        """Make a checkpoint of each of these agents now and every `interval` seconds, until it is stopped.
+
+        Agents that are not there are skipped. Errors go to the log and to `on_error`, with the agent's id. It keeps the
+        newest `keep` automatic checkpoints of each agent. Not `enabled`, it does nothing.
+        """
+        ids = [agent_ids] if isinstance(agent_ids, str) else [*agent_ids]
+        for agent_id in ids:
+            check_id(agent_id, "an agent's id")
+        seconds = check_duration(interval, "interval") / 1_000_000
+        made = AutoCheckpoint(self, ids, seconds, check_count(keep, "keep", least=1), on_error)
+        if enabled:
+            made.start()
+        return made
+
+    def _manifests(self, agent_id: str) -> Manifests:
+        return Manifests(self._engine, agent_id)
+
+    def _found(self, checkpoint_id: str) -> tuple[Manifests, int]:
+        """Return the manifests that a checkpoint is one of, and its seq."""
+        parsed = log.parse_id(check_id(checkpoint_id, "a checkpoint's id"))
+        record = None if parsed is None else self._engine.desk.heads.backend.thread_with_uid(parsed[0])
+        if parsed is None or record is None or record.space != pins.SPACE:
+            raise NotFound(f"there is no agent checkpoint {checkpoint_id!r}", code="not_found.checkpoint")
+        return self._manifests(record.name), parsed[1]
+
+
+def current(data: dict[str, Any]) -> dict[str, Any]:
+    """Return the data of an agent's state as the newest version has it, by the upcasters of `AgentState`."""
+    upcasters, version = upcasters_of(AgentState), data.get("version", 1)
+    if not upcasters:
+        return data
+    newest = 1 + max(upcasters)
+    fields = upcasted(AgentState, "AgentState", version, newest, dict(data))
+    return {**fields, "version": newest}
+
+
+def _state(checkpoint: Checkpoint[Any]) -> AgentState:
+    return AgentState.from_data(current(checkpoint.state))
+
+
+def _version(checkpoint: Checkpoint[Any], changes: Diff) -> AgentVersion:
+    state = _state(checkpoint)
+    return AgentVersion(
+        id=checkpoint.id,
+        step=checkpoint.step,
+        created_at=checkpoint.created_at,
+        kind=checkpoint.kind,
+        state=state,
+        changes=changes,
+    )
+
+
+def _checkpoint(agent_id: str, made: Checkpoint[Any], note: Note) -> AgentCheckpoint:
+    return AgentCheckpoint(
+        id=made.id,
+        agent_id=agent_id,
+        name=note.name,
+        description=note.description,
+        kind=made.kind,
+        created_at=made.created_at,
+        size_bytes=note.size,
+        checksum=made.root,
+        conversations=note.held,
+    )
+
+
+def _info(name: str, header: dict[str, Any] | str) -> AgentInfo:
+    if isinstance(header, str):
+        return AgentInfo(name, None, None, None, None, None, header)
+    fields = ("name", "agent_type", "version", "created_at", "modified_at")
+    return AgentInfo(name, *(header.get(field) for field in fields))

@@ -1,0 +1,160 @@
+"""What the collections of a store have in common: values on top of threads.
+
+A value that was loaded or saved knows the head that it is. Saved again, changed or not, it goes on top of that head or
+is a `Conflict`; one that knows none must be the first of its id. A collection keeps the handles that it used last, so
+that what was just written need not be read again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, Final
+
+from backtrail.arguments import check_id
+from backtrail.engine import changes, log
+from backtrail.engine import spine as spines
+from backtrail.engine.codec import Decoder
+from backtrail.engine.messages import listed
+from backtrail.engine.tree import value_of
+from backtrail.engine.unpacking import Unpacker
+from backtrail.engine.writes import ANYTHING, NOTHING, Expect
+from backtrail.errors import Conflict, Corrupt, Error, NotFound
+from backtrail.threads import Thread
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from backtrail.backends.port import Row, ThreadRecord
+    from backtrail.checkpoints import Checkpoint
+    from backtrail.engine.engine import Engine
+    from backtrail.engine.tree import Tree
+    from backtrail.entities import Saved
+
+_HANDLES: Final = 256
+_PAGE: Final = 200
+
+
+class Collection:
+    """The values of one name space."""
+
+    _space: str
+    _what: str
+    """What one of them is called."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._handles: OrderedDict[str, Thread[Any]] = OrderedDict()
+        self._turn = threading.Lock()
+
+    def _thread(self, id: str, agent: str | None = None) -> Thread[Any]:  # noqa: A002 - the name users know
+        """Return the handle of a thread, the one that was used before if it is still there."""
+        if agent is not None:
+            return Thread(self._engine, self._space, check_id(id, f"the id of {self._what}"), None, agent)
+        with self._turn:
+            handle = self._handles.pop(check_id(id, f"the id of {self._what}"), None)
+            if handle is None:
+                handle = Thread(self._engine, self._space, id)
+            self._handles[id] = handle
+            if len(self._handles) > _HANDLES:
+                self._handles.popitem(last=False)
+        return handle
+
+    # -- values -----------------------------------------------------------------------------------------
+
+    def _put(self, id: str, agent: str, data: dict[str, Any], saved: Saved, *, replace: bool) -> Checkpoint[Any]:  # noqa: A002
+        """Save a value on top of the head that it came from."""
+        self._thread(id)  # kept, so that what is written now is known to the next one
+        thread = self._thread(id, agent)
+        change = changes.Replace(data, self._engine.desk.heads.nodes(), thread._types)  # noqa: SLF001 - our own handle
+        expect = ANYTHING if replace else self._expected(id, saved)
+        try:
+            made = thread._write(change, thread._meta(None, (), None, "manual"), None, default=expect)  # noqa: SLF001
+        except Conflict as error:
+            if error.code != "conflict.exists":
+                raise
+            raise Conflict(
+                f"there is {self._what} {id!r} already: load it and change that, or save with replace=True",
+                code=error.code,
+                actual=error.actual,
+            ) from None
+        self._engine.remember(saved, _head(made))
+        return made
+
+    def _expected(self, id: str, saved: Saved) -> Expect:  # noqa: A002
+        head = self._engine.recalled(saved)
+        parsed = log.parse_id(head[: log.ID_LENGTH]) if head else None
+        if head is None or parsed is None:
+            return Expect(NOTHING)
+        record = self._engine.desk.heads.backend.find_thread(self._space, id)
+        if record is None or record.uid != parsed[0]:  # it came from another store
+            return Expect(NOTHING)
+        return Expect(parsed[1], bytes.fromhex(head[log.ID_LENGTH :]))
+
+    def _came_from(self, saved: Saved, checkpoint: Checkpoint[Any]) -> None:
+        self._engine.remember(saved, _head(checkpoint))
+
+    def _load(self, id: str, at: Any) -> Checkpoint[Any]:  # noqa: A002
+        thread = self._thread(id)
+        if at == "@":
+            checkpoint = thread.latest()
+            if checkpoint is None:
+                raise self._unknown(id)
+            return checkpoint
+        if thread.latest() is None:
+            raise self._unknown(id)
+        return thread.load(at)
+
+    def _unknown(self, id: str) -> NotFound:  # noqa: A002
+        return NotFound(f"there is no {self._what.partition(' ')[2]} {id!r}", code=f"not_found.{self._space}")
+
+    # -- listing ------------------------------------------------------------------------------------------
+
+    def _listed(self, agent: str | None) -> Iterator[tuple[ThreadRecord, Row]]:
+        """Give the threads that have a head, each with its newest row, newest activity first."""
+        after: tuple[int, int] | None = None
+        while True:
+            backend = self._engine.desk.heads.backend
+            page = backend.threads(space=self._space, agent=agent, prefix=None, after=after, limit=_PAGE)
+            yield from page
+            if len(page) < _PAGE:
+                return
+            after = (page[-1][1].created_at, page[-1][0].no)
+
+    def _header(self, record: ThreadRecord) -> dict[str, Any] | str:
+        """Return what a listing shows of a thread's state: all but its messages; what is damaged, if it cannot be read.
+
+        In place of the messages, their number and the last one.
+        """
+        heads = self._engine.desk.heads
+        try:
+            standing = heads.standing_of(record)
+            if standing is None or standing.head is None:
+                raise self._unknown(record.name)
+            return _header(heads.chain(record, standing.head).tree, self._engine)
+        except NotFound:
+            raise
+        except Error as error:  # the others are still listed
+            return str(error)
+
+
+def _head(checkpoint: Checkpoint[Any]) -> str:
+    return f"{checkpoint.id}{checkpoint.op_id.hex()}"
+
+
+def _header(tree: Tree, engine: Engine) -> dict[str, Any]:
+    top = spines.open_rep(tree.rep, tree.nodes)
+    if top is None or not top.is_mapping:
+        raise Corrupt("its state is not what it should be", code="corrupt.state")
+    decoder, unpack = Decoder(tree.nodes, engine.types), Unpacker(engine.types)
+    found: dict[str, Any] = {}
+    for entry in spines.entries(tree.nodes, top):
+        key = unpack(spines.key_of(entry))
+        if key != "messages":
+            found[key] = decoder.value(value_of(entry))
+    spine = listed(tree)
+    if spine is not None:
+        found["count"] = spine.length
+        last = spines.entries(tree.nodes, spine, spine.length - 1) if spine.length else []
+        found["last"] = decoder.values(last)[0] if last else None
+    return found

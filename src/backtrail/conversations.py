@@ -1,0 +1,298 @@
+"""Conversations: what was said, each in a thread of its own.
+
+The state of the thread is the conversation's header and its list of messages, as plain data; docs/agents.md has the
+names. To add messages is one append: it never conflicts, and takes what it takes however long the conversation is.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import replace as replaced
+from typing import TYPE_CHECKING, Any, Final
+
+from backtrail.arguments import check_count, check_id, check_query, check_tags
+from backtrail.collection import Collection
+from backtrail.engine import changes, search
+from backtrail.engine import spine as spines
+from backtrail.engine.codec import Decoder, Encoder
+from backtrail.engine.messages import listed
+from backtrail.engine.paths import Path
+from backtrail.engine.pins import CONVERSATION
+from backtrail.engine.tree import SPLICE, Tree, locate
+from backtrail.engine.writes import ANYTHING, Key
+from backtrail.entities import Conversation, Items, Message, to_data
+from backtrail.errors import Invalid, NotFound
+from backtrail.values import ConversationInfo, when
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from backtrail.checkpoints import Checkpoint
+    from backtrail.engine.engine import Engine
+    from backtrail.handles import Ref
+    from backtrail.threads import Thread
+    from backtrail.values import Hit
+
+    Edits = list[changes.Put | changes.Cut]
+    Hits = list[Hit]
+    Infos = list[ConversationInfo]
+    Messages = list[Message]
+
+_MESSAGES: Final = "messages"
+_PAGE: Final = 200
+
+
+class Conversations(Collection):
+    """The conversations of a store: `store.conversations`."""
+
+    _space = CONVERSATION
+    _what = "a conversation"
+
+    def save(self, conversation: Conversation, *, replace: bool = False) -> Conversation:
+        """Save a conversation, on top of what it came from; a new one must be the first of its id, unless `replace`."""
+        if not isinstance(conversation, Conversation):
+            raise Invalid(f"this is {type(conversation).__name__}, not a Conversation", code="invalid.value")
+        data = to_data(conversation)
+        self._put(conversation.id, conversation.agent_id, data, conversation._saved, replace=replace)  # noqa: SLF001
+        return conversation
+
+    def load(self, id: str, *, at: Ref = "@") -> Conversation:  # noqa: A002 - the name users know
+        """Return a conversation, or `NotFound`; `at` a checkpoint of its thread instead of the newest."""
+        checkpoint = self._load(id, at)
+        found = Conversation.from_data(checkpoint.state)
+        self._came_from(found._saved, checkpoint)  # noqa: SLF001
+        return found
+
+    def get(self, id: str) -> Conversation | None:  # noqa: A002
+        """Return a conversation, or None."""
+        try:
+            return self.load(id)
+        except NotFound:
+            return None
+
+    def append(self, id: str, *messages: Message | Mapping[str, Any]) -> Checkpoint[Any]:  # noqa: A002
+        """Add messages, all or none, behind what is there then. Never conflicts."""
+        data = [to_data(_message(message)) for message in messages]
+        try:
+            return self._thread(id).append(_MESSAGES, *data)
+        except NotFound:
+            raise self._unknown(id) from None
+
+    def update(
+        self,
+        id: str,  # noqa: A002
+        *,
+        title: str | None = None,
+        tags: Iterable[str] | None = None,
+        archived: bool | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> ConversationInfo:
+        """Change what is given, and nothing else; an empty title means none. Never conflicts."""
+        given: dict[str, Any] = {}
+        if title is not None:
+            given["title"] = title or None
+        if tags is not None:
+            given["tags"] = list(check_tags(tuple(tags)))
+        if archived is not None:
+            given["archived"] = archived
+        if metadata is not None:
+            given["metadata"] = dict(metadata)
+        if not given:
+            raise Invalid(
+                "update needs something to change: title, tags, archived or metadata", code="invalid.argument"
+            )
+        to_data(Conversation("a", **{**given, "tags": tuple(given.get("tags", ()))}))  # checked as a value is
+        thread = self._thread(id)
+        edits: Edits = [
+            changes.Put(Path((name,)), value, thread._types, id)  # noqa: SLF001 - our own handle
+            for name, value in given.items()
+        ]
+        meta = thread._meta(None, (), None, "manual")  # noqa: SLF001
+        try:
+            thread._write(changes.Several(edits), meta, None, default=ANYTHING)  # noqa: SLF001
+        except NotFound:
+            raise self._unknown(id) from None
+        return self.info(id)
+
+    def info(self, id: str) -> ConversationInfo:  # noqa: A002
+        """Return what a listing shows of a conversation, without loading its messages."""
+        record = self._engine.desk.heads.backend.find_thread(self._space, check_id(id, "the id of a conversation"))
+        if record is None:
+            raise self._unknown(id)
+        return _info(record.name, record.agent, self._header(record))
+
+    def tail(self, id: str, n: int) -> Messages:  # noqa: A002
+        """Return the last n messages, oldest first, without reading the others."""
+        check_count(n, "n")
+        found = self._load(id, "@").tail(_MESSAGES, n)
+        return [Message.from_data(data) for data in found]
+
+    def list(
+        self,
+        agent_id: str,
+        *,
+        archived: bool | None = None,
+        tag: str | None = None,
+        limit: int | None = None,
+    ) -> Infos:
+        """Return the conversations of an agent, newest activity first, without their messages."""
+        check_id(agent_id, "an agent's id")
+        if limit is not None:
+            check_count(limit, "limit")
+        found: Infos = []
+        for record, _ in self._listed(agent_id):
+            if limit is not None and len(found) >= limit:
+                break
+            info = _info(record.name, record.agent, self._header(record))
+            if info.damaged or ((archived is None or info.archived == archived) and (tag is None or tag in info.tags)):
+                found.append(info)
+        return found
+
+    def search(self, query: str, *, agent_id: str | None = None, limit: int = 20, contains: bool = True) -> Hits:
+        """Return conversations in which a message has the query in it, case does not count: one hit for each.
+
+        The newest hits come first. `contains=False` looks for words instead, as `Store.search` does.
+        """
+        sought = check_query(query, contains=contains)
+        check_count(limit, "limit")
+        if agent_id is not None:
+            check_id(agent_id, "an agent's id")
+        heads = self._engine.desk.heads
+        found: dict[str, Hit] = {}
+        where = search.Where(self._space, agent_id)
+        place: search.Place | None = None
+        while len(found) < limit:
+            page = search.newest(heads, sought, where, after=place, limit=_PAGE)
+            for hit in page:
+                if len(found) < limit:
+                    found.setdefault(hit.conversation_id, hit)
+            if len(page) < _PAGE:
+                break
+            place = search.place_of(page[-1].cursor)
+        return [*found.values()]
+
+    def thread(self, id: str) -> Thread[Any]:  # noqa: A002
+        """Return a handle of the thread: its states are plain data, the header and the list `messages`."""
+        return self._thread(id)
+
+    def delete(self, id: str) -> bool:  # noqa: A002
+        """Delete a conversation and say whether there was one. An agent checkpoint that holds it can bring it back."""
+        thread = self._thread(id)
+        return thread.latest() is not None and thread.delete()
+
+    # -- branches ---------------------------------------------------------------------------------------
+
+    def fork(self, id: str, *, at: str | None = None, new_id: str | None = None) -> Conversation:  # noqa: A002
+        """Begin a new conversation that has the messages of this one up to `at`, the id of one of them, or all."""
+        return self._branch(id, at, new_id, None)
+
+    def edit(self, id: str, message_id: str, content: str, *, new_id: str | None = None) -> Conversation:  # noqa: A002
+        """Begin a new conversation in which a message says something else, and nothing follows it yet."""
+        return self._branch(id, message_id, new_id, content)
+
+    def branches(self, id: str) -> Infos:  # noqa: A002
+        """Return the conversations that branched from this one, oldest first; each says where it left."""
+        record = self._engine.desk.heads.backend.find_thread(self._space, check_id(id, "the id of a conversation"))
+        if record is None:
+            return []
+        uid = record.uid.hex()
+        found = [other for other, _ in self._listed(record.agent) if other.origin and other.origin.endswith(uid)]
+        return [_info(other.name, other.agent, self._header(other)) for other in sorted(found)]
+
+    def _branch(self, id: str, at: str | None, new_id: str | None, content: str | None) -> Conversation:  # noqa: A002
+        new_id = str(uuid.uuid4()) if new_id is None else check_id(new_id, "the id of a conversation")
+        desk = self._engine.desk
+        standing = desk.heads.standing(self._space, check_id(id, "the id of a conversation"))
+        if standing is None or standing.head is None:
+            raise self._unknown(id)
+        edit = _Branching(id, at, new_id, content, self._engine)
+        desk.writes.fork(Key(self._space, new_id, standing.record.agent), standing, standing.head, (), edit=edit)
+        return self.load(new_id)
+
+
+class _Branching:
+    """Makes the state of a branch from that of a conversation."""
+
+    def __init__(self, id: str, at: str | None, new_id: str, content: str | None, engine: Engine) -> None:  # noqa: A002
+        self._id = id
+        self._at = at
+        self._new_id = new_id
+        self._content = content
+        self._engine = engine
+
+    def __call__(self, tree: Tree) -> Tree:
+        """Return the state of the branch."""
+        types, spine = self._engine.types, listed(tree)
+        _, steps = locate(tree, Path((_MESSAGES,)), types)
+        length = 0 if spine is None else spine.length
+        place, message = self._place(tree, length)
+        kept, added = place + 1, []
+        if self._content is not None and message is not None:
+            kept = place
+            added = [Encoder(tree.nodes, types).part(kept, to_data(self._edited(message)))]
+        tree = Tree(tree.rep, tree.nodes.forked()).apply([[SPLICE, steps, kept, length - kept, added]])
+        last = self._ids(tree, kept - 1, kept)[0] if kept else None
+        header = {
+            "id": self._new_id,
+            "created_at": when(self._engine.desk.heads.clock()),
+            "forked_from": self._id,
+            "forked_at": last,
+        }
+        for name, value in header.items():
+            tree = tree.apply(changes.Put(Path((name,)), value, types, self._new_id).ops(tree))
+        return tree
+
+    def _place(self, tree: Tree, length: int) -> tuple[int, Message | None]:
+        """Return where the branch leaves, and the message there."""
+        if self._at is None:
+            return length - 1, None
+        for end in range(length, 0, -_PAGE):
+            start = max(end - _PAGE, 0)
+            ids = self._ids(tree, start, end)
+            if self._at in ids:
+                place = start + ids.index(self._at)
+                return place, Message.from_data(self._read(tree, place, place + 1)[0])
+        raise NotFound(f"conversation {self._id!r} has no message {self._at!r}", code="not_found.message")
+
+    def _ids(self, tree: Tree, start: int, end: int) -> list[Any]:
+        return [data.get("id") if isinstance(data, dict) else None for data in self._read(tree, start, end)]
+
+    def _read(self, tree: Tree, start: int, end: int) -> list[Any]:
+        spine = listed(tree)
+        reps = [] if spine is None else spines.entries(tree.nodes, spine, start, end)
+        return Decoder(tree.nodes, self._engine.types).values(reps)
+
+    def _edited(self, message: Message) -> Message:
+        """Return a message that says something else: what a framework had of it is no longer true."""
+        now = when(self._engine.desk.heads.clock())
+        made = replaced(message, content=self._content or "", id=str(uuid.uuid4()), timestamp=now)
+        return replaced(made, raw=None, raw_format=None, tokens=None)
+
+
+def _message(value: Message | Mapping[str, Any]) -> Message:
+    if isinstance(value, Message):
+        return value
+    if isinstance(value, Mapping):
+        return Message.from_json(value)
+    raise Invalid(f"this is {type(value).__name__}, not a Message", code="invalid.value")
+
+
+def _info(name: str, agent: str | None, header: dict[str, Any] | str) -> ConversationInfo:
+    if isinstance(header, str):
+        return ConversationInfo(name, agent, None, 0, None, None, archived=False, tags=(), metadata={}, damaged=header)
+    last = header.get("last")
+    last_at = last.get("timestamp") if isinstance(last, dict) else None
+    return ConversationInfo(
+        id=name,
+        agent_id=agent,
+        title=header.get("title"),
+        message_count=header.get("count", 0),
+        created_at=header.get("created_at"),
+        last_message_at=last_at or header.get("last_message_at"),
+        archived=bool(header.get("archived")),
+        tags=Items(header.get("tags", ())),
+        metadata=header.get("metadata", {}),
+        forked_from=header.get("forked_from"),
+        forked_at=header.get("forked_at"),
+    )

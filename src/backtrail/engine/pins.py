@@ -1,0 +1,210 @@
+"""Agent checkpoints as threads: manifests, and the pins that keep what they point at.
+
+Each agent that has checkpoints has a thread for them, in the name space `SPACE`, under the agent's id. Its states are
+*manifests*: how the agent's thread and those of its conversations stood, as pointers to their heads. The newest one is
+what the next one is made from, with the threads that were touched since. A row of this thread says in its metadata what
+it `is`:
+
+    checkpoint   what a user asked for
+    before       how things stood when a restore began: what its undo goes back to
+    after        how they stand since a restore or an undo, or since the newest checkpoint was deleted: the next
+                 manifest is made from it, and it keeps nothing that was touched since
+
+and carries `undo`, the restores that can be undone, the last one at the end, each as the seqs of its two rows.
+
+What a manifest points at has a *pin*: a tag that begins with @, as no user's tag does, and names the thread of the
+manifest. It is put in the transaction that writes the manifest. What is pinned may be hidden, because its thread was
+deleted, but is not collected: a restore shows it again. A collection takes pins off that no manifest in use needs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from backtrail.backends.port import Batch, Stale
+from backtrail.engine import log, unpacking
+from backtrail.engine.codec import Decoder
+from backtrail.engine.schema import Types
+from backtrail.errors import Corrupt, NotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from backtrail.backends.port import Row, ThreadRecord
+    from backtrail.engine.heads import Heads
+
+SPACE: Final = "checkpoint"
+AGENT: Final = "agent"
+CONVERSATION: Final = "conversation"
+CONVERSATIONS: Final = "conversations"
+"""Where a manifest has its pointers to them."""
+CHECKPOINT: Final = "checkpoint"
+BEFORE: Final = "before"
+AFTER: Final = "after"
+_MARK: Final = "@"
+PLAIN: Final = Types()
+"""Manifests are plain data."""
+
+
+class Pointer(NamedTuple):
+    """A checkpoint of a thread: its seq, the size of its state, and the hash of that."""
+
+    seq: int
+    size: int
+    root: bytes
+
+    @classmethod
+    def to(cls, row: Row) -> Pointer:
+        """Return a pointer to a checkpoint."""
+        return cls(row.seq, row.size, row.root)
+
+
+class Manifest(NamedTuple):
+    """How an agent's threads stood."""
+
+    agent: Pointer | None
+    """None if its state was deleted, but not the agent."""
+    conversations: dict[str, Pointer]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all their states."""
+        return sum(pointer.size for pointer in (self.agent, *self.conversations.values()) if pointer)
+
+    def pointers(self, agent_id: str) -> dict[tuple[str, str], Pointer]:
+        """Return all pointers, by the name space and the name of the thread."""
+        own = {} if self.agent is None else {(AGENT, agent_id): self.agent}
+        return {**own, **{(CONVERSATION, name): pointer for name, pointer in self.conversations.items()}}
+
+    def state(self) -> dict[str, Any]:
+        """Return it as the state of a thread."""
+        own = None if self.agent is None else list(self.agent)
+        return {AGENT: own, CONVERSATIONS: {name: list(pointer) for name, pointer in self.conversations.items()}}
+
+
+class Note(NamedTuple):
+    """What the row of a manifest says beside it."""
+
+    role: str
+    name: str = ""
+    description: str | None = None
+    size: int = 0
+    """Bytes of all the states that it points at."""
+    held: int = 0
+    """How many conversations it points at."""
+    undo: tuple[tuple[int, int], ...] = ()
+
+    def metadata(self) -> dict[str, Any]:
+        """Return it as the metadata of a checkpoint."""
+        made: dict[str, Any] = {"is": self.role, "bytes": self.size, "conversations": self.held}
+        if self.role == CHECKPOINT:
+            made |= {"name": self.name, "description": self.description}
+        return made | {"undo": [list(pair) for pair in self.undo]} if self.undo else made
+
+
+def note_of(row: Row) -> Note:
+    """Return what the row of a manifest says beside it."""
+    packed = log.unpack_extra(row)[0]
+    found = unpacking.Unpacker(PLAIN)(packed) if packed else None
+    try:
+        undo = tuple((before, after) for before, after in found.get("undo", ()))  # type: ignore[union-attr]
+        name, description = found.get("name", ""), found.get("description")  # type: ignore[union-attr]
+        return Note(found["is"], name, description, found["bytes"], found["conversations"], undo)  # type: ignore[index]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise Corrupt(f"row {row.seq} of an agent's checkpoints is damaged", code="corrupt.row") from error
+
+
+def manifest_of(heads: Heads, record: ThreadRecord, row: Row) -> Manifest:
+    """Read a manifest, verified."""
+    tree = heads.chain(record, row).tree
+    found = Decoder(tree.nodes, PLAIN).value(tree.rep)
+    try:
+        pointers = {name: Pointer(*at) for name, at in found[CONVERSATIONS].items()}
+        return Manifest(None if found[AGENT] is None else Pointer(*found[AGENT]), pointers)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise heads.damaged(record, row.seq, "it is no agent checkpoint") from error
+
+
+# -- pins ---------------------------------------------------------------------------------------------
+
+
+def pin_of(uid: bytes) -> str:
+    """Return the pin of a thread of manifests."""
+    return _MARK + uid.hex()
+
+
+def pins_in(tags: Iterable[str]) -> tuple[str, ...]:
+    """Return those of a row's tags that are pins."""
+    return tuple(tag for tag in tags if tag.startswith(_MARK))
+
+
+def shown(tags: tuple[str, ...]) -> tuple[str, ...]:
+    """Return those of a row's tags that users gave."""
+    return tuple(tag for tag in tags if not tag.startswith(_MARK)) if tags else tags
+
+
+def pinned(heads: Heads, record: ThreadRecord) -> set[int]:
+    """Return the seqs of a thread's rows that have a pin."""
+    if record.space not in (AGENT, CONVERSATION):
+        return set()
+    return {seq for seq, tags in heads.backend.tags(record.no).items() if pins_in(tags)}
+
+
+class Loosening:
+    """Takes pins off that no manifest in use needs."""
+
+    def __init__(self, heads: Heads) -> None:
+        self._heads = heads
+        self._held: dict[str, tuple[ThreadRecord, int, dict[tuple[str, str], set[int]]] | None] = {}
+
+    def loosen(self, record: ThreadRecord) -> None:
+        """Do so for one thread. If the manifests change meanwhile, or cannot be read, its pins stay for now."""
+        if record.space not in (AGENT, CONVERSATION):
+            return
+        loose: dict[str, list[int]] = {}
+        for seq, tags in self._heads.backend.tags(record.no).items():
+            for pin in pins_in(tags):
+                held = self._holding(pin)
+                if held is not None and seq not in held[2].get((record.space, record.name), ()):
+                    loose.setdefault(pin, []).append(seq)
+        for pin, seqs in loose.items():
+            held = self._holding(pin)
+            if held is not None:
+                manifests, newest, _ = held
+                untag = tuple((record.no, seq, pin) for seq in seqs)
+                try:
+                    self._heads.backend.commit(Batch(newest=((manifests.no, newest),), untag=untag))
+                except Stale:
+                    self._held[pin] = None
+
+    def _holding(self, pin: str) -> tuple[ThreadRecord, int, dict[tuple[str, str], set[int]]] | None:
+        """Return what the manifests of a pin need, and as of which row; None if that is not known."""
+        if pin not in self._held:
+            try:
+                record = self._heads.backend.thread_with_uid(bytes.fromhex(pin.removeprefix(_MARK)))
+                self._held[pin] = None if record is None else (record, *needed(self._heads, record))
+            except (Corrupt, NotFound, ValueError):
+                self._held[pin] = None
+        return self._held[pin]
+
+
+def needed(heads: Heads, record: ThreadRecord) -> tuple[int, dict[tuple[str, str], set[int]]]:
+    """Return the newest row of an agent's checkpoints, and the rows that they need: of which thread, and which."""
+    newest = heads.backend.newest(record.no)
+    if newest is None or newest.head == 0:
+        return (0 if newest is None else newest.seq), {}
+    rows = heads.backend.rows(record.no, [(1, newest.seq)], visible=True)
+    for row in rows:
+        heads.require_sound(record, row)
+    notes = {row.seq: note_of(row) for row in rows}
+    before = {seq for seq, _ in notes[newest.head].undo}
+    found: dict[tuple[str, str], set[int]] = {}
+    for row in rows:
+        if row.seq == newest.head or row.seq in before or notes[row.seq].role == CHECKPOINT:
+            pointers = manifest_of(heads, record, row).pointers(record.name)
+            if row.seq == newest.head and notes[row.seq].role == AFTER:  # the next one is made from what still holds
+                for stand in heads.backend.standings(record.name, touched=True):
+                    pointers.pop((stand.record.space, stand.record.name), None)
+            for name, pointer in pointers.items():
+                found.setdefault(name, set()).add(pointer.seq)
+    return newest.seq, found

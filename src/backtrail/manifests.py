@@ -1,0 +1,331 @@
+"""The checkpoints of an agent: the thread of its manifests, and how one is made, restored, undone and deleted.
+
+`backtrail.engine.pins` says what a manifest is. Making one costs what changed: it is the last one, with the threads
+that were touched since. Everything here is one transaction, which is done again if somebody else was faster.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from backtrail.arguments import check_id
+from backtrail.backends.port import Batch, Vanished
+from backtrail.engine import changes, log, pins, upkeep
+from backtrail.engine.codec import Decoder
+from backtrail.engine.paths import Path
+from backtrail.engine.pins import AFTER, AGENT, BEFORE, CHECKPOINT, CONVERSATION, CONVERSATIONS, Manifest, Note, Pointer
+from backtrail.engine.tree import locate
+from backtrail.engine.writes import ANYTHING, Key, Proposal
+from backtrail.errors import Conflict, Corrupt, Invalid, NotFound
+from backtrail.handles import Handle
+
+if TYPE_CHECKING:
+    from backtrail.backends.port import Row, Stand, ThreadRecord
+    from backtrail.checkpoints import Checkpoint
+    from backtrail.engine.engine import Desk, Engine
+    from backtrail.engine.heads import Standing
+    from backtrail.engine.tree import Tree
+    from backtrail.engine.writes import Propose
+
+UNDOS: Final = 10
+"""So many restores of an agent can be undone."""
+
+
+class Present(NamedTuple):
+    """How an agent's threads stand: its newest manifest, and the threads that were touched since."""
+
+    manifests: Standing | None
+    note: Note
+    """Of the newest manifest."""
+    moved: list[Stand]
+
+    @property
+    def pointed(self) -> list[Stand]:
+        """Those of the touched threads that manifests point at."""
+        return [stand for stand in self.moved if stand.record.space in (AGENT, CONVERSATION)]
+
+
+class Manifests(Handle[Any]):
+    """The thread of an agent's manifests."""
+
+    def __init__(self, engine: Engine, agent_id: str) -> None:
+        super().__init__(engine, pins.SPACE, check_id(agent_id, "an agent's id"))
+
+    # -- listing ------------------------------------------------------------------------------------
+
+    def listed(self) -> list[tuple[Checkpoint[Any], Note]]:
+        """Return the agent's checkpoints, oldest first, each with what its row says beside its manifest."""
+        standing = self._standing()
+        if standing is None or standing.head is None:
+            return []
+        rows = self._engine.desk.heads.backend.rows(standing.record.no, [(1, standing.newest.seq)], visible=True)
+        noted = [(row, self._note(standing.record, row)) for row in rows]
+        shown = [(row, note) for row, note in noted if note.role == CHECKPOINT]
+        made = self._checkpoints(standing, [row for row, _ in shown])
+        return [(checkpoint, note) for checkpoint, (_, note) in zip(made, shown, strict=True)]
+
+    def _note(self, record: ThreadRecord, row: Row) -> Note:
+        self._engine.desk.heads.require_sound(record, row)
+        return pins.note_of(row)
+
+    def _found(self, desk: Desk, seq: int) -> tuple[ThreadRecord, Row]:
+        """Return a checkpoint of the agent, by the seq of its row."""
+        record = desk.heads.backend.find_thread(pins.SPACE, self.id)
+        rows = [] if record is None else desk.heads.backend.rows(record.no, [(seq, seq)], visible=True)
+        if record is None or not rows or self._note(record, rows[0]).role != CHECKPOINT:
+            raise NotFound(f"agent {self.id!r} has no such checkpoint", code="not_found.checkpoint")
+        return record, rows[0]
+
+    # -- making one -----------------------------------------------------------------------------------
+
+    def make(self, name: str, description: str | None, kind: str, keep: int | None) -> tuple[Checkpoint[Any], Note]:
+        """Record how the agent's threads stand; of automatic checkpoints, keep the newest `keep`."""
+
+        def work(desk: Desk) -> tuple[Checkpoint[Any], Note]:
+            present = self._present(desk)
+            own = next((stand for stand in present.moved if stand.record.space == AGENT), None)
+            there = own.head is not None if own else self._has_agent(desk, present)
+            if not there:
+                raise NotFound(f"there is no agent {self.id!r}: save its state first", code="not_found.agent")
+            made = self._record(desk, present, Note(CHECKPOINT, name, description), kind)
+            if keep is not None:
+                self._retire(desk, keep)
+            return made
+
+        return self._engine.atomic(work)
+
+    def _has_agent(self, desk: Desk, present: Present) -> bool:
+        """Tell whether the newest manifest points at a state of the agent itself."""
+        tree = self._tree(desk, present)
+        return tree is not None and _pointer(tree, (AGENT,)) is not None
+
+    def _tree(self, desk: Desk, present: Present) -> Tree | None:
+        """Return the newest manifest, unread."""
+        chain = None if present.manifests is None else desk.heads.with_chain(present.manifests).chain
+        return None if chain is None else chain.tree
+
+    def _present(self, desk: Desk) -> Present:
+        """Look at how things stand: at the manifest first, so that what was touched is at least as new."""
+        manifests = desk.heads.standing(pins.SPACE, self.id)
+        head = manifests.head if manifests else None
+        note = Note("") if manifests is None or head is None else self._note(manifests.record, head)
+        moved = desk.heads.backend.standings(self.id, touched=head is not None)
+        for stand in moved:
+            for row in (stand.newest, stand.head):
+                if row is not None:
+                    desk.heads.require_sound(stand.record, row)
+        return Present(manifests if head is not None else None, note, moved)
+
+    def _record(self, desk: Desk, present: Present, note: Note, kind: str) -> tuple[Checkpoint[Any], Note]:
+        """Write the manifest of the present, pin what it points at, and note that none of it is touched any more."""
+        propose, size, count = self._change(desk, present)
+        note = note._replace(size=size, held=count, undo=present.note.undo)
+        made = self._put(propose, note, kind)
+        pin = pins.pin_of(bytes.fromhex(made.id[-2 * log.UID_BYTES :]))
+        heads = [(stand.record.no, stand.head.seq) for stand in present.pointed if stand.head is not None]
+        batch = Batch(
+            visible=tuple(heads),
+            tag=tuple((no, seq, pin) for no, seq in heads),
+            untouch=tuple((stand.record.no, stand.newest.seq) for stand in present.moved),
+        )
+        try:
+            desk.heads.backend.commit(batch)
+        except Vanished as error:
+            raise Conflict(f"a thread of agent {self.id!r} moved on meanwhile", code="conflict.transaction") from error
+        return made, note
+
+    def _put(self, propose: Propose, note: Note, kind: str) -> Checkpoint[Any]:
+        meta = self._meta(None, (), note.metadata(), kind)
+        return self._write(propose, meta, None, default=ANYTHING)
+
+    def _change(self, desk: Desk, present: Present) -> tuple[Propose, int, int]:
+        """Return what makes the newest manifest that of the present, the bytes it points at, and its conversations."""
+        tree = self._tree(desk, present)
+        if tree is None or len(present.pointed) > changes.OPS_MAX:
+            manifest = self._now(desk, present)
+            replace = changes.Replace(manifest.state(), desk.heads.nodes(), self._types)
+            return replace, manifest.size, len(manifest.conversations)
+        edits: list[changes.Put | changes.Cut] = []
+        size, count = present.note.size, present.note.held
+        for stand in present.pointed:
+            path = Path((AGENT,) if stand.record.space == AGENT else (CONVERSATIONS, stand.record.name))
+            old = _pointer(tree, path)
+            new = None if stand.head is None else Pointer.to(stand.head)
+            if new != old:
+                size += (new.size if new else 0) - (old.size if old else 0)
+                if stand.record.space == CONVERSATION:
+                    count += (new is not None) - (old is not None)
+                if new is None and stand.record.space == CONVERSATION:
+                    edits.append(changes.Cut(path, self._types, self.id))
+                else:
+                    value = None if new is None else list(new)
+                    edits.append(changes.Put(path, value, self._types, self.id))
+        return changes.Several(edits), size, count
+
+    def _now(self, desk: Desk, present: Present) -> Manifest:
+        """Return the manifest of the present, all of it."""
+        agent: Pointer | None = None
+        listed: dict[str, Pointer] = {}
+        if present.manifests is not None and present.manifests.head is not None:
+            agent, listed = pins.manifest_of(desk.heads, present.manifests.record, present.manifests.head)
+        for stand in present.pointed:
+            new = None if stand.head is None else Pointer.to(stand.head)
+            if stand.record.space == AGENT:
+                agent = new
+            elif new is None:
+                listed.pop(stand.record.name, None)
+            else:
+                listed[stand.record.name] = new
+        return Manifest(agent, listed)
+
+    def _retire(self, desk: Desk, keep: int) -> None:
+        """Hide all but the newest automatic checkpoints."""
+        automatic = [checkpoint.seq for checkpoint, _ in self.listed() if checkpoint.kind == log.KINDS[log.AUTOMATIC]]
+        self._hide(desk, automatic[: max(len(automatic) - keep, 0)])
+
+    def _hide(self, desk: Desk, seqs: list[int]) -> None:
+        record = desk.heads.backend.find_thread(pins.SPACE, self.id)
+        if record is not None and seqs:
+            desk.heads.backend.commit(Batch(hide=tuple((record.no, seq) for seq in seqs)))
+
+    # -- going back -------------------------------------------------------------------------------------
+
+    def restore(self, seq: int) -> None:
+        """Bring the agent and its conversations back to a checkpoint. All that it points at is verified first."""
+
+        def work(desk: Desk) -> None:
+            record, row = self._found(desk, seq)
+            target = pins.manifest_of(desk.heads, record, row)
+            rows = self._verified(desk, target)
+            present = self._present(desk)
+            before, _ = self._record(desk, present, Note(BEFORE), "automatic")
+            self._go(desk, self._now(desk, present), target, rows)
+            undo = (*present.note.undo, (before.seq, before.seq + 1))
+            self._stand(desk, record, row, target, undo[-UNDOS:])
+            self._hide(desk, [each for pair in undo[:-UNDOS] for each in pair])
+
+        self._engine.atomic(work)
+
+    def undo(self, *, force: bool) -> None:
+        """Take back the last restore that was not undone."""
+
+        def work(desk: Desk) -> None:
+            present = self._present(desk)
+            if present.manifests is None or not present.note.undo:
+                raise Invalid(f"agent {self.id!r} has no restore to undo", code="invalid.undo")
+            record = present.manifests.record
+            (row, target), (_, after) = (self._manifest_at(desk, record, seq) for seq in present.note.undo[-1])
+            now = self._now(desk, present)
+            if not force:
+                self._refuse_moved(now, after)
+            rows = self._verified(desk, target)
+            self._go(desk, now, target, rows)
+            self._stand(desk, record, row, target, present.note.undo[:-1])
+            self._hide(desk, list(present.note.undo[-1]))
+
+        self._engine.atomic(work)
+
+    def _manifest_at(self, desk: Desk, record: ThreadRecord, seq: int) -> tuple[Row, Manifest]:
+        row = desk.heads.sound_row(record, seq)
+        if row is None:
+            raise desk.heads.damaged(record, seq, "its row is missing")
+        return row, pins.manifest_of(desk.heads, record, row)
+
+    def _refuse_moved(self, now: Manifest, after: Manifest) -> None:
+        ours, theirs = now.pointers(self.id), after.pointers(self.id)
+        moved = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
+        if moved:
+            conversations = [name for space, name in moved if space == CONVERSATION]
+            parts = [f"conversation {name!r}" for name in conversations[:5]]
+            parts += [f"{len(conversations) - 5} more"] if len(conversations) > len(parts) else []
+            parts += ["the agent's state"] if (AGENT, self.id) in moved else []
+            raise Conflict(
+                f"since the restore of agent {self.id!r}, others have changed: {', '.join(parts)}; "
+                "force=True takes that out of view, too",
+                code="conflict.moved",
+                conversations=conversations,
+            )
+
+    def _verified(self, desk: Desk, target: Manifest) -> dict[tuple[str, str], tuple[ThreadRecord, Row]]:
+        """Read all that a manifest points at, and hold it against its hashes; return the rows."""
+        heads = desk.heads.anew()  # what was read before a damage must not speak for it
+        good: set[bytes] = set()
+        found: dict[tuple[str, str], tuple[ThreadRecord, Row]] = {}
+        for (space, name), pointer in target.pointers(self.id).items():
+            record = heads.backend.find_thread(space, name)
+            row = None if record is None else heads.row(record, pointer.seq)
+            try:
+                if record is None or row is None or row.root != pointer.root:
+                    raise Corrupt("what it points at is missing", code="corrupt.row")  # noqa: TRY301
+                good |= upkeep.read_below(heads, heads.chain(record, row).tree, good)
+            except (Corrupt, NotFound) as error:
+                raise Corrupt(
+                    f"this checkpoint of agent {self.id!r} cannot be restored, and nothing was changed: "
+                    f"{space} {name!r}: {error}",
+                    code=error.code if isinstance(error, Corrupt) else "corrupt.row",
+                    **{space: name},
+                ) from error
+            found[space, name] = record, row
+        return found
+
+    def _go(
+        self, desk: Desk, now: Manifest, target: Manifest, rows: dict[tuple[str, str], tuple[ThreadRecord, Row]]
+    ) -> None:
+        """Make the rows the heads of their threads, and take all others out of view."""
+        ours = now.pointers(self.id)
+        for (space, name), pointer in target.pointers(self.id).items():
+            record, row = rows[space, name]
+            current = ours.pop((space, name), None)
+            if current is None and record.agent != self.id:
+                newest = desk.heads.backend.newest(record.no)
+                if newest is not None and newest.head:
+                    raise Conflict(
+                        f"{space} {name!r} belongs to agent {record.agent!r} now: delete it first",
+                        code="conflict.agent",
+                    )
+            if current is None or current.seq != pointer.seq:
+                desk.writes.bring_back(Key(space, name, self.id), row, current.seq if current else 0)
+        for (space, name), pointer in ours.items():
+            desk.writes.leave(Key(space, name), pointer.seq)
+
+    def _stand(
+        self, desk: Desk, record: ThreadRecord, row: Row, target: Manifest, undo: tuple[tuple[int, int], ...]
+    ) -> None:
+        """Write how things stand now, as the manifest that the next one is made from: as in this row."""
+        note = Note(AFTER, size=target.size, held=len(target.conversations), undo=undo)
+        self._again(desk, record, row, note)
+
+    def _again(self, desk: Desk, record: ThreadRecord, row: Row, note: Note) -> None:
+        """Write the manifest of an older row as the newest one."""
+        tree = desk.heads.chain(record, row).tree
+        desk.heads.backend.commit(Batch(visible=((record.no, row.seq),)))  # what it stands on is still there
+        self._put(lambda _: Proposal(tree, None), note, "automatic")
+
+    # -- deleting -----------------------------------------------------------------------------------------
+
+    def delete(self, seq: int) -> bool:
+        """Delete a checkpoint and say whether there was one. The newest manifest stays, as the next one's beginning."""
+
+        def work(desk: Desk) -> bool:
+            try:
+                record, row = self._found(desk, seq)
+            except NotFound:
+                return False
+            standing = desk.heads.standing_of(record)
+            if standing is not None and standing.newest.head == seq:
+                self._again(desk, record, row, self._note(record, row)._replace(role=AFTER))
+            self._hide(desk, [seq])
+            return True
+
+        return self._engine.atomic(work)
+
+
+def _pointer(tree: Tree, path: tuple[str, ...]) -> Pointer | None:
+    """Return the pointer at a place of a manifest, None if there is none."""
+    types = pins.PLAIN
+    try:
+        rep, _ = locate(tree, Path(path), types)
+    except NotFound:
+        return None
+    found = Decoder(tree.nodes, types).value(rep)
+    return None if found is None else Pointer(*found)
