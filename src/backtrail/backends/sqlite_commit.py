@@ -48,6 +48,9 @@ _TOUCH = f"UPDATE chunk SET epoch = {_EPOCH} WHERE id = ?"
 _HIDE = "UPDATE row SET hidden = 1 WHERE key = ? AND hidden = 0"
 _TAG = "INSERT INTO tag (thread, seq, tag) SELECT key >> 32, ?2, ?3 FROM row WHERE key = ?1 ON CONFLICT DO NOTHING"
 _UNTAG = "DELETE FROM tag WHERE thread = ?1 >> 32 AND seq = ?2 AND tag = ?3"
+_UNTOUCH = f"""
+    DELETE FROM touched WHERE (agent, thread) = (SELECT agent, no FROM thread WHERE no = ?1 >> 32)
+    AND {_LAST_KEY} = ?1"""
 _SAME_THREAD = "SELECT no FROM thread WHERE space = ? AND name = ? AND uid = ?"
 _OP_ID = "SELECT op_id FROM row WHERE key = ?"
 _SETTLE = "UPDATE meta SET value = value + 1 WHERE name = 'settled'"
@@ -104,6 +107,7 @@ def _is_one_row(batch: Batch) -> bool:
         or batch.hide
         or batch.tag
         or batch.untag
+        or batch.untouch
     )
 
 
@@ -152,6 +156,8 @@ def _write(connection: apsw.Connection, batch: Batch) -> tuple[int, ...]:
         connection.execute(_TAG, (_key(thread, seq, numbers), seq, encoded(tag)))
     for thread, seq, tag in batch.untag:
         connection.execute(_UNTAG, (_key(thread, seq, numbers), seq, encoded(tag)))
+    for thread, seq in batch.untouch:
+        connection.execute(_UNTOUCH, (_key(thread, seq, numbers),))
     return numbers
 
 

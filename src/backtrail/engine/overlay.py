@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from backtrail.backends.port import Backend, Found, Indexed, NewThread, Phrase, Splice, Usage
 
 _FIRST: Final = -(1 << 32)
-"""The number of the first thread that a transaction creates; the next ones are below. A batch's -1, -2 ... are others."""
+"""The number of the first thread that a transaction creates; others are below. A batch's -1, -2 ... are its own."""
 
 
 class Overlay:
