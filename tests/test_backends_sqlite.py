@@ -922,10 +922,12 @@ class TestDisk:
         no = start(backend)
         for _ in range(20):
             append(backend, no, payload=bytes(3000))
+        with backend._guard as connection:
+            root = connection.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'row'").get
         backend.close()
         with path.open("r+b") as file:
-            file.seek(4096)
-            file.write(b"\xff" * (path.stat().st_size - 4096))
+            file.seek((root - 1) * 4096)
+            file.write(b"\xff" * 4096)
         damaged = SqliteBackend(path)
         with raises(Corrupt, "corrupt.store"):
             damaged.rows(no, [(1, 99)], payload=True)
