@@ -15,7 +15,7 @@ from pathlib import Path
 import apsw
 import pytest
 
-from backtrail.backends import sqlite_commit, sqlite_connection, sqlite_schema
+from backtrail.backends import sqlite_commit, sqlite_connection, sqlite_schema, sqlite_standings
 from backtrail.backends.port import Batch, NewThread, Row, Stale
 from backtrail.backends.sqlite import SqliteBackend
 from backtrail.errors import CommitUnknown, Corrupt, Invalid, NotFound, Unavailable
@@ -32,12 +32,12 @@ def row(seq, payload=b"payload", **fields):
     return Row(seq, *numbers, None, 10, 7, b"root", op_id, b"", b"check", payload, hidden=False)._replace(**fields)
 
 
-def new(name):
-    return NewThread("thread", name, b"%d %d" % (os.getpid(), next(_counter)), None, 5, None)
+def new(name, agent=None):
+    return NewThread("thread", name, b"%d %d" % (os.getpid(), next(_counter)), agent, 5, None)
 
 
-def start(backend, name="x"):
-    (no,) = backend.commit(Batch(threads=(new(name),), rows=((-1, row(1)),)))
+def start(backend, name="x", agent=None):
+    (no,) = backend.commit(Batch(threads=(new(name, agent),), rows=((-1, row(1)),)))
     return no
 
 
@@ -161,7 +161,7 @@ class TestOpening:
             }
         assert found == {
             "application_id": 0x42545231,
-            "user_version": 3,
+            "user_version": 4,
             "journal_mode": "wal",
             "auto_vacuum": 2,
             "page_size": 4096,
@@ -233,7 +233,7 @@ class TestOpening:
     @pytest.mark.parametrize("read_only", [False, True])
     def test_a_newer_format_is_refused_and_left_alone(self, path, read_only):
         newer = apsw.Connection(str(path))
-        newer.pragma("user_version", 4)
+        newer.pragma("user_version", 5)
         newer.close()
         before = contents(path.parent)
         with raises(Invalid, "invalid.format"):
@@ -242,7 +242,7 @@ class TestOpening:
 
     def test_a_newer_format_that_is_still_in_the_wal_is_refused(self, path):
         newer = apsw.Connection(str(path))
-        newer.pragma("user_version", 4)
+        newer.pragma("user_version", 5)
         with raises(Invalid, "invalid.format"):
             SqliteBackend(path)
         newer.close()
@@ -399,7 +399,7 @@ class TestFormats:
 
         step.failing = lambda: None
         monkeypatch.setattr(sqlite_schema, "STEPS", (*sqlite_schema.STEPS, step))
-        monkeypatch.setattr(sqlite_schema, "READABLE_FROM", 4)
+        monkeypatch.setattr(sqlite_schema, "READABLE_FROM", 5)
         return step
 
     @staticmethod
@@ -420,11 +420,11 @@ class TestFormats:
         converted = SqliteBackend(path)
         assert converted.newest(no).seq == 1
         converted.close()
-        assert self.look(path) == (4, 1)
+        assert self.look(path) == (5, 1)
 
     def test_a_new_store_takes_all_steps(self, tmp_path, next_step):
         SqliteBackend(tmp_path / "new").close()
-        assert self.look(tmp_path / "new") == (4, 1)
+        assert self.look(tmp_path / "new") == (5, 1)
 
     def test_a_step_that_fails_leaves_the_format_it_began_with(self, path, next_step):
         def fail():
@@ -433,15 +433,15 @@ class TestFormats:
         next_step.failing = fail
         with pytest.raises(KeyboardInterrupt):
             SqliteBackend(path)
-        assert self.look(path) == (3, 0)
+        assert self.look(path) == (4, 0)
         next_step.failing = lambda: None
         SqliteBackend(path).close()
-        assert self.look(path) == (4, 1)
+        assert self.look(path) == (5, 1)
 
     def test_an_older_store_is_not_converted_when_it_is_only_read(self, path, next_step):
         with raises(Unavailable, "unavailable.read_only"):
             SqliteBackend(path, read_only=True)
-        assert self.look(path) == (3, 0)
+        assert self.look(path) == (4, 0)
 
     def test_a_store_of_format_1_is_read_as_it_is_and_converted_when_it_is_written(self, path):
         with pytest.MonkeyPatch.context() as patch:
@@ -455,7 +455,46 @@ class TestFormats:
         reader.close()
         assert self.look(first) == (1, 0)
         SqliteBackend(first).close()
-        assert self.look(first) == (3, 0)
+        assert self.look(first) == (4, 0)
+
+    def test_threads_of_an_older_format_are_all_touched(self, tmp_path):
+        path = tmp_path / "old"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sqlite_schema, "STEPS", sqlite_schema.STEPS[:3])
+            old = SqliteBackend(path)
+            for name, agent in (("x", "a"), ("y", "b"), ("none", None), ("gone", "a"), ("z", "a")):
+                no = start(old, name, agent=agent)
+                if name == "gone":
+                    old.commit(Batch(rows=((no, row(2, head=0)),)))
+            old.close()
+        for read_only in (True, False):
+            backend = SqliteBackend(path, read_only=read_only)
+            assert [stand.record.name for stand in backend.standings("a", touched=True)] == ["x", "gone", "z"]
+            assert [stand.record.name for stand in backend.standings("a", touched=False)] == ["x", "z"]
+            assert backend.usage().items == {}
+            backend.close()
+
+    def test_whoever_adds_a_row_or_renews_a_thread_touches_it(self, backend, path):
+        no, other = start(backend, agent="a"), start(backend, "y", agent="a")
+        backend.commit(Batch(untouch=((no, 1), (other, 1))))
+        older = apsw.Connection(str(path))  # a version that knows nothing of it, and has the file open
+        columns = ", ".join(f'"{name}"' for _, name, *_ in older.execute("PRAGMA table_info(row)") if name != "key")
+        older.execute(f"INSERT INTO row (key, {columns}) SELECT key + 1, {columns} FROM row WHERE key >> 32 = ?", (no,))
+        assert [stand.record.name for stand in backend.standings("a", touched=True)] == ["x"]
+        older.execute("UPDATE thread SET agent = ? WHERE no = ?", (b"b", other))
+        older.close()
+        assert [stand.record.name for stand in backend.standings("b", touched=True)] == ["y"]
+
+    @pytest.mark.parametrize("touched", [False, True])
+    def test_standings_read_no_more_than_they_give(self, backend, touched):
+        statement = sqlite_standings._TOUCHED if touched else sqlite_standings._WITH_HEAD
+        with backend._guard as connection:
+            plan = [step[-1] for step in connection.execute(f"EXPLAIN QUERY PLAN {statement}", (b"a",))]
+        assert not [step for step in plan if "SCAN" in step or "TEMP B-TREE" in step]
+        assert plan[0] in (
+            "SEARCH touched USING PRIMARY KEY (agent=?)",
+            "SEARCH thread USING INDEX thread_agent (agent=?)",
+        )
 
 
 class TestTurns:
@@ -883,10 +922,12 @@ class TestDisk:
         no = start(backend)
         for _ in range(20):
             append(backend, no, payload=bytes(3000))
+        with backend._guard as connection:
+            root = connection.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'row'").get
         backend.close()
         with path.open("r+b") as file:
-            file.seek(4096)
-            file.write(b"\xff" * (path.stat().st_size - 4096))
+            file.seek((root - 1) * 4096)
+            file.write(b"\xff" * 4096)
         damaged = SqliteBackend(path)
         with raises(Corrupt, "corrupt.store"):
             damaged.rows(no, [(1, 99)], payload=True)

@@ -1,6 +1,6 @@
 """Agents: who an agent is, and the points to which it and all its conversations can be brought back.
 
-The state of an agent's thread is its `AgentState`, as plain data. Its checkpoints are in a thread of their own, and hold
+The state of an agent's thread is its `AgentState`, as plain data. Its checkpoints are in a thread of their own, as
 pointers: see `backtrail.manifests`. States of an older `version` are brought up to date when they are read, by the
 upcasters of `AgentState`.
 """
@@ -59,7 +59,7 @@ class Agents(Collection):
     _what = "an agent"
 
     def save(self, state: AgentState, *, replace: bool = False) -> AgentState:
-        """Save an agent's state, on top of what it came from; a new one must be the first of its id, unless `replace`."""
+        """Save an agent's state, on top of what it came from; a new one must be the first of its id, or `replace` it."""
         if not isinstance(state, AgentState):
             raise Invalid(f"this is {type(state).__name__}, not an AgentState", code="invalid.value")
         self._put(state.agent_id, state.agent_id, to_data(state), state._saved, replace=replace)  # noqa: SLF001

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from backtrail.backends import sqlite_search
+from backtrail.backends import sqlite_search, sqlite_standings
 from backtrail.backends.columns import MAX_SEQ, above, as_record, as_row, encoded, merged
 from backtrail.backends.port import (
     Batch,
@@ -30,6 +30,7 @@ from backtrail.backends.port import (
     Phrase,
     Row,
     Splice,
+    Stand,
     ThreadRecord,
     Usage,
     written,
@@ -199,6 +200,10 @@ class SqliteBackend:
         with self._guard as connection:
             found = connection.execute(_THREADS, values).fetchall()
         return [(as_record(entry[:7]), as_row(entry[7:])) for entry in found]
+
+    def standings(self, agent: str, *, touched: bool) -> list[Stand]:
+        with self._guard as connection:
+            return sqlite_standings.standings(connection, agent, touched=touched)
 
     def thread_numbers(self, after: int, limit: int) -> list[int]:
         with self._guard as connection:
@@ -414,9 +419,12 @@ class SqliteBackend:
                 for hidden, payload in connection.execute(_TAKE_OUT, (values[0], row.op_id, row.base)).fetchall():
                     kept.append((*values[:-2], payload if row.payload is None else row.payload, hidden))
             marked = sqlite_search.is_marked(connection, thread)
+            touched = sqlite_standings.is_touched(connection, thread)
             connection.executemany(_PUT_BACK, kept)
             if not marked:  # these rows are not new
                 sqlite_search.unmark(connection, thread)
+            if not touched:
+                sqlite_standings.untouch(connection, thread)
         return len(kept)
 
     def reclaim(self) -> None:

@@ -46,8 +46,12 @@ PUT_CHUNK = f"""
 _EPOCHS = for_groups(f"SELECT digest, id, epoch < {_EPOCH} FROM chunk WHERE digest")
 _TOUCH = f"UPDATE chunk SET epoch = {_EPOCH} WHERE id = ?"
 _HIDE = "UPDATE row SET hidden = 1 WHERE key = ? AND hidden = 0"
+_SHOW = "UPDATE row SET hidden = 0 WHERE key = ? AND hidden = 1"
 _TAG = "INSERT INTO tag (thread, seq, tag) SELECT key >> 32, ?2, ?3 FROM row WHERE key = ?1 ON CONFLICT DO NOTHING"
 _UNTAG = "DELETE FROM tag WHERE thread = ?1 >> 32 AND seq = ?2 AND tag = ?3"
+_UNTOUCH = f"""
+    DELETE FROM touched WHERE (agent, thread) = (SELECT agent, no FROM thread WHERE no = ?1 >> 32)
+    AND {_LAST_KEY} = ?1"""
 _SAME_THREAD = "SELECT no FROM thread WHERE space = ? AND name = ? AND uid = ?"
 _OP_ID = "SELECT op_id FROM row WHERE key = ?"
 _SETTLE = "UPDATE meta SET value = value + 1 WHERE name = 'settled'"
@@ -102,8 +106,10 @@ def _is_one_row(batch: Batch) -> bool:
         or batch.visible
         or batch.newest
         or batch.hide
+        or batch.show
         or batch.tag
         or batch.untag
+        or batch.untouch
     )
 
 
@@ -133,6 +139,9 @@ def _check(connection: apsw.Connection, batch: Batch) -> None:
     for thread, seq in batch.visible:
         if connection.execute(_HIDDEN, (key_of(thread, seq),)).get != 0:
             raise Vanished(thread, seq)
+    for thread, seq in batch.show:
+        if connection.execute(_HIDDEN, (key_of(thread, seq),)).get is None:
+            raise Vanished(thread, seq)
 
 
 def _write(connection: apsw.Connection, batch: Batch) -> tuple[int, ...]:
@@ -148,10 +157,14 @@ def _write(connection: apsw.Connection, batch: Batch) -> tuple[int, ...]:
         _touch(connection, batch.touch)
     for thread, seq in batch.hide:
         connection.execute(_HIDE, (_key(thread, seq, numbers),))
+    for thread, seq in batch.show:
+        connection.execute(_SHOW, (_key(thread, seq, numbers),))
     for thread, seq, tag in batch.tag:
         connection.execute(_TAG, (_key(thread, seq, numbers), seq, encoded(tag)))
     for thread, seq, tag in batch.untag:
         connection.execute(_UNTAG, (_key(thread, seq, numbers), seq, encoded(tag)))
+    for thread, seq in batch.untouch:
+        connection.execute(_UNTOUCH, (_key(thread, seq, numbers),))
     return numbers
 
 

@@ -128,6 +128,23 @@ CREATE TABLE vocabulary (word BLOB PRIMARY KEY) STRICT, WITHOUT ROWID;
 INSERT INTO meta VALUES ('unindexed', 0);
 """
 
+# Which threads of an agent were written to. Again, whichever version adds a row, or renews a thread.
+_FORMAT_4 = """
+CREATE TABLE touched (agent BLOB NOT NULL, thread INTEGER NOT NULL, PRIMARY KEY (agent, thread)) STRICT, WITHOUT ROWID;
+INSERT INTO touched SELECT agent, no FROM thread WHERE agent IS NOT NULL;
+CREATE INDEX thread_agent ON thread (agent) WHERE agent IS NOT NULL;
+
+DROP TRIGGER row_marks;
+CREATE TRIGGER row_marks AFTER INSERT ON row BEGIN
+    INSERT OR IGNORE INTO mark VALUES (new.key >> 32);
+    INSERT OR IGNORE INTO touched SELECT agent, no FROM thread WHERE no = new.key >> 32 AND agent IS NOT NULL;
+END;
+CREATE TRIGGER thread_renewed AFTER UPDATE OF agent ON thread BEGIN
+    DELETE FROM touched WHERE agent = old.agent AND thread = old.no;
+    INSERT OR IGNORE INTO touched SELECT new.agent, new.no WHERE new.agent IS NOT NULL;
+END;
+"""
+
 
 def _step_1(connection: apsw.Connection) -> None:
     run(connection, _FORMAT_1)
@@ -141,8 +158,12 @@ def _step_3(connection: apsw.Connection) -> None:
     run(connection, _FORMAT_3)
 
 
+def _step_4(connection: apsw.Connection) -> None:
+    run(connection, _FORMAT_4)
+
+
 # STEPS[n] makes format n + 1 from format n. Steps are only ever added.
-STEPS: tuple[Callable[[apsw.Connection], None], ...] = (_step_1, _step_2, _step_3)
+STEPS: tuple[Callable[[apsw.Connection], None], ...] = (_step_1, _step_2, _step_3, _step_4)
 READABLE_FROM = 1
 """The oldest format that can be read as it is, without its steps."""
 
