@@ -59,7 +59,7 @@ class Agents(Collection):
     _what = "an agent"
 
     def save(self, state: AgentState, *, replace: bool = False) -> AgentState:
-        """Save an agent's state, on top of what it came from; a new one must be the first of its id, or `replace` it."""
+        """Save an agent's state, on top of what it came from; a new one must be the first of its id, or `replace`."""
         if not isinstance(state, AgentState):
             raise Invalid(f"this is {type(state).__name__}, not an AgentState", code="invalid.value")
         self._put(state.agent_id, state.agent_id, to_data(state), state._saved, replace=replace)  # noqa: SLF001

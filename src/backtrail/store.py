@@ -10,17 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, overload
 from urllib.parse import unquote
 
+from backtrail import migrating
 from backtrail.agents import Agents
 from backtrail.arguments import check_count, check_cursor, check_duration, check_id, check_query, check_timeout
 from backtrail.conversations import Conversations
-from backtrail.engine import indexing, log, search, upkeep
+from backtrail.engine import counting, indexing, log, pins, search, upkeep
 from backtrail.engine.engine import Engine
 from backtrail.engine.heads import Options, Standing
 from backtrail.engine.schema import Types
 from backtrail.engine.watching import AllThreads, Watch
 from backtrail.errors import Invalid, NotFound, Unavailable
 from backtrail.threads import Thread
-from backtrail.values import Damage, GcReport, Hit, PruneReport, Stats, ThreadInfo, VerifyReport, when
+from backtrail.values import Damage, GcReport, Hit, MigrateReport, PruneReport, Stats, ThreadInfo, VerifyReport, when
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -227,7 +228,7 @@ class Store:
         parsed = log.parse_id(check_id(id, "a checkpoint's id"))
         heads = self._engine.desk.heads
         record = heads.backend.thread_with_uid(parsed[0]) if parsed else None
-        if parsed is None or record is None:
+        if parsed is None or record is None or record.space not in SPACES:
             return None
         thread: Thread[Any] = Thread(self._engine, record.space, record.name)
         try:
@@ -343,15 +344,31 @@ class Store:
     def stats(self) -> Stats:
         """Return what the store holds, measured."""
         usage = self._backend.usage()
+        heads = self._engine.desk.heads
         return Stats(
             threads=usage.threads.get(THREAD, 0),
-            checkpoints=sum(usage.checkpoints.values()),
+            agents=usage.threads.get("agent", 0),
+            conversations=usage.threads.get("conversation", 0),
+            runs=usage.threads.get("run", 0),
+            checkpoints=sum(count for space, count in usage.checkpoints.items() if space in SPACES),
+            agent_checkpoints=counting.count_checkpoints(heads) if usage.threads.get(pins.SPACE) else 0,
+            messages=counting.count_messages(heads, usage) if usage.threads.get("conversation") else 0,
             chunks=usage.chunks,
-            logical_bytes=sum(usage.logical_bytes.values()),
+            logical_bytes=sum(size for space, size in usage.logical_bytes.items() if space in SPACES),
+            payload_bytes=usage.payload_bytes,
             stored_bytes=usage.stored_bytes,
             indexed=usage.entries,
             index_bytes=usage.index_bytes,
         )
+
+    def migrate(self, *, progress: Callable[[str, int], None] | None = None) -> MigrateReport:
+        """Save anew what was saved by older versions of its classes, as their upcasters make it.
+
+        States are brought up to date whenever they are read; this does it once, for the heads of all threads: agents,
+        and states of the classes that the store was opened with. Each thread is a write by itself: interrupted, it goes
+        on where it was when it is called again. What cannot be brought up to date is in the report.
+        """
+        return migrating.migrate(self._engine, progress)
 
     def verify(self, *, progress: Callable[[str, int], None] | None = None) -> VerifyReport:
         """Read and check everything; name what is damaged."""
@@ -372,9 +389,11 @@ class Store:
         keep_tagged: bool = True,
         dry_run: bool = False,
     ) -> PruneReport:
-        """Prune every thread; see `Thread.prune`."""
+        """Prune every thread; see `Thread.prune`. Agent checkpoints stay, and with them what they hold."""
         removed: list[tuple[str, str]] = []
         for record in upkeep.threads(self._engine.desk.heads):
+            if record.space not in SPACES:
+                continue
             thread: Thread[Any] = Thread(self._engine, record.space, record.name)
             report = thread.prune(keep_last=keep_last, older_than=older_than, keep_tagged=keep_tagged, dry_run=dry_run)
             removed += report.removed

@@ -119,16 +119,32 @@ class Stats:
     """What a store holds, measured."""
 
     threads: int
+    """Plain ones."""
+    agents: int
+    conversations: int
+    runs: int
     checkpoints: int
+    """Of all of these."""
+    agent_checkpoints: int
+    """The points to which an agent and its conversations can be brought back."""
+    messages: int
+    """In all conversations, as they are now."""
     chunks: int
     logical_bytes: int
     """The sizes of all visible checkpoints' states, added up: what whole copies would take."""
+    payload_bytes: int
+    """What they take instead: bytes of what is stored for states, compressed, and each once."""
     stored_bytes: int
     """Bytes on disk."""
     indexed: int = 0
     """Messages in the index of `search`, as of its last use."""
     index_bytes: int = 0
     """Bytes of that index: a part of the stored ones."""
+
+    @property
+    def sharing(self) -> float:
+        """How many bytes of states there are for each byte that is stored for them; 1.0 if there are none."""
+        return self.logical_bytes / self.payload_bytes if self.payload_bytes else 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +202,23 @@ class GcReport:
     """Bytes of the chunks that went, as they were stored."""
     repacked: int = 0
     """Rows that were stored anew, because a chunk holds, or no longer holds, what they hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class MigrateReport:
+    """What was brought up to date."""
+
+    threads: int
+    """Those that were looked at."""
+    migrated: int
+    """Those whose state was of an older version, and was saved anew."""
+    failed: tuple[tuple[str, str, str], ...] = ()
+    """(kind, thread id, reason): those that could not be; they are as they were."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything is up to date."""
+        return not self.failed
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from backtrail.engine import log, payload
 from backtrail.engine.nodes import Cache, Nodes
+from backtrail.engine.pins import SPACE
 from backtrail.engine.squeeze import stands_beside
 from backtrail.engine.tree import Tree, merged
 from backtrail.errors import Corrupt, NotFound
@@ -209,7 +210,7 @@ class Heads:
 
     def expired(self, record: ThreadRecord, rows: Sequence[Row], head: int) -> set[int]:
         """Return the seqs of checkpoints that the store's ttl has ended: not the head, nothing labelled or tagged."""
-        if self.options.ttl is None:
+        if self.options.ttl is None or record.space == SPACE:
             return set()
         oldest = self.clock() - self.options.ttl
         old = {row.seq for row in rows if row.created_at < oldest and row.label is None and row.seq != head}

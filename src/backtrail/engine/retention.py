@@ -1,6 +1,6 @@
 """Which checkpoints may go: by the store's options when one is saved, and by a policy when a thread is pruned.
 
-The head never goes. Labelled and tagged checkpoints are exempt. What was rewound away is counted apart from what is
+The head never goes. Labelled and tagged checkpoints are exempt, and so are the checkpoints of agents. What was rewound away is counted apart from what is
 in view, so neither crowds the other out.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime as dt
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from backtrail.engine import log
+from backtrail.engine import log, pins
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,7 +69,7 @@ def prunable(heads: Heads, standing: Standing, policy: Policy) -> list[int]:
 def retired(heads: Heads, standing: Standing, new: Row) -> tuple[int, ...]:
     """Return the seqs of what the store's options hide when a new checkpoint is written."""
     options = heads.options
-    if not options.retires:
+    if not options.retires or standing.record.space == pins.SPACE:
         return ()
     gone: dict[int, Row] = {}
     if options.max_checkpoints is not None:

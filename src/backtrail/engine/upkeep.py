@@ -251,20 +251,22 @@ class _Reading:
         self._heads = heads
         self._record = record
         self._last: tuple[int, Tree] | None = None
+        self._pinned = pins.pinned(heads, record)
 
     def reason(self, row: Row, good: set[bytes]) -> str | None:
         """Return why a checkpoint cannot be read, None if it can; add the chunks below it to the good ones."""
         if not log.is_sound(row, self._record.uid):
             return "its row is damaged"
-        if row.hidden or row.op not in log.CHECKPOINTS:
+        held = row.hidden and row.seq in self._pinned  # it was deleted, and may be brought back
+        if (row.hidden and not held) or row.op not in log.CHECKPOINTS:
             return None
         try:
             tree = self._tree(row)
             below = read_below(self._heads, tree, good)
-        except NotFound:
-            return None
+        except NotFound as error:
+            return str(error) if held else None
         except Corrupt as error:
-            return str(error) if _still_shown(self._heads, self._record, row) else None
+            return str(error) if held or _still_shown(self._heads, self._record, row) else None
         self._last = row.seq, tree
         good |= below
         return None
