@@ -55,7 +55,7 @@ def _migrated(engine: Engine, record: ThreadRecord, newest: dict[str, int]) -> b
     thread: Thread[Any] = Thread(engine, record.space, record.name)
     for _ in range(_TRIES):
         head = thread.latest() if newest or record.space == pins.AGENT else None
-        state = None if head is None else _renewed(engine, record, head, newest)
+        state = None if head is None else _renewed(record, head, newest)
         if head is None or state is None:
             return False
         try:
@@ -66,7 +66,7 @@ def _migrated(engine: Engine, record: ThreadRecord, newest: dict[str, int]) -> b
     raise Conflict(f"thread {record.name!r} is written to without pause; try again", code="conflict.stale")
 
 
-def _renewed(engine: Engine, record: ThreadRecord, head: Checkpoint[Any], newest: dict[str, int]) -> tuple[Any] | None:
+def _renewed(record: ThreadRecord, head: Checkpoint[Any], newest: dict[str, int]) -> tuple[Any] | None:
     """Return the state as the newest versions have it; None if that is what it is."""
     tree = head._opened()  # noqa: SLF001 - a checkpoint's state, before its classes are made
     plain = Decoder(tree.nodes, Types()).value(tree.rep)

@@ -1,7 +1,7 @@
 """Which checkpoints may go: by the store's options when one is saved, and by a policy when a thread is pruned.
 
-The head never goes. Labelled and tagged checkpoints are exempt, and so are the checkpoints of agents. What was rewound away is counted apart from what is
-in view, so neither crowds the other out.
+The head never goes. Labelled and tagged checkpoints are exempt, and so are the checkpoints of agents. What was rewound
+away is counted apart from what is in view, so neither crowds the other out.
 """
 
 from __future__ import annotations
