@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from backtrail.arguments import check_count, check_duration, check_id, check_kind
-from backtrail.collection import Collection
+from backtrail.collection import Collection, Kept
 from backtrail.engine import log, pins
 from backtrail.engine.pins import AGENT
 from backtrail.engine.versions import upcasted, upcasters_of
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from backtrail.checkpoints import Checkpoint
-    from backtrail.engine.engine import Desk
+    from backtrail.engine.engine import Desk, Engine
     from backtrail.engine.pins import Note
     from backtrail.handles import Ref
     from backtrail.threads import Thread
@@ -57,6 +57,10 @@ class Agents(Collection):
 
     _space = AGENT
     _what = "an agent"
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self._kept: Kept[Manifests] = Kept(lambda name: Manifests(engine, name))
 
     def save(self, state: AgentState, *, replace: bool = False) -> AgentState:
         """Save an agent's state, on top of what it came from; a new one must be the first of its id, or `replace`."""
@@ -214,7 +218,7 @@ class Agents(Collection):
         return made
 
     def _manifests(self, agent_id: str) -> Manifests:
-        return Manifests(self._engine, agent_id)
+        return self._kept(check_id(agent_id, "an agent's id"))
 
     def _found(self, checkpoint_id: str) -> tuple[Manifests, int]:
         """Return the manifests that a checkpoint is one of, and its seq."""

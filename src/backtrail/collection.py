@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from backtrail.arguments import check_id
 from backtrail.engine import changes, log
@@ -23,7 +23,7 @@ from backtrail.errors import Conflict, Corrupt, Error, NotFound
 from backtrail.threads import Thread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from backtrail.backends.port import Row, ThreadRecord
     from backtrail.checkpoints import Checkpoint
@@ -31,8 +31,27 @@ if TYPE_CHECKING:
     from backtrail.engine.tree import Tree
     from backtrail.entities import Saved
 
-_HANDLES: Final = 256
+T = TypeVar("T")
+_KEPT: Final = 256
 _PAGE: Final = 200
+
+
+class Kept(Generic[T]):
+    """The last of many things that were used, by their names; safe to share between threads."""
+
+    def __init__(self, make: Callable[[str], T]) -> None:
+        self._make = make
+        self._things: OrderedDict[str, T] = OrderedDict()
+        self._turn = threading.Lock()
+
+    def __call__(self, name: str) -> T:
+        """Return the thing of this name: the one that was used before, if it is still there."""
+        with self._turn:
+            thing = self._things.pop(name, None)
+            self._things[name] = thing = self._make(name) if thing is None else thing
+            if len(self._things) > _KEPT:
+                self._things.popitem(last=False)
+        return thing
 
 
 class Collection:
@@ -44,27 +63,17 @@ class Collection:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._handles: OrderedDict[str, Thread[Any]] = OrderedDict()
-        self._turn = threading.Lock()
+        self._threads: Kept[Thread[Any]] = Kept(lambda name: Thread(engine, self._space, name))
 
     def _thread(self, id: str, agent: str | None = None) -> Thread[Any]:  # noqa: A002 - the name users know
-        """Return the handle of a thread, the one that was used before if it is still there."""
-        if agent is not None:
-            return Thread(self._engine, self._space, check_id(id, f"the id of {self._what}"), None, agent)
-        with self._turn:
-            handle = self._handles.pop(check_id(id, f"the id of {self._what}"), None)
-            if handle is None:
-                handle = Thread(self._engine, self._space, id)
-            self._handles[id] = handle
-            if len(self._handles) > _HANDLES:
-                self._handles.popitem(last=False)
-        return handle
+        """Return the handle of a thread."""
+        kept = self._threads(check_id(id, f"the id of {self._what}"))
+        return kept if agent is None else Thread(self._engine, self._space, id, None, agent)
 
     # -- values -----------------------------------------------------------------------------------------
 
     def _put(self, id: str, agent: str, data: dict[str, Any], saved: Saved, *, replace: bool) -> Checkpoint[Any]:  # noqa: A002
         """Save a value on top of the head that it came from."""
-        self._thread(id)  # kept, so that what is written now is known to the next one
         thread = self._thread(id, agent)
         change = changes.Replace(data, self._engine.desk.heads.nodes(), thread._types)  # noqa: SLF001 - our own handle
         expect = ANYTHING if replace else self._expected(id, saved)

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from backtrail.arguments import check_id
 from backtrail.backends.port import Batch, Vanished
 from backtrail.engine import changes, log, pins, upkeep
 from backtrail.engine.codec import Decoder
 from backtrail.engine.paths import Path
 from backtrail.engine.pins import AFTER, AGENT, BEFORE, CHECKPOINT, CONVERSATION, CONVERSATIONS, Manifest, Note, Pointer
 from backtrail.engine.tree import locate
-from backtrail.engine.writes import ANYTHING, Key, Proposal
+from backtrail.engine.writes import Key, Proposal
 from backtrail.errors import Conflict, Corrupt, Invalid, NotFound
 from backtrail.handles import Handle
 
@@ -40,6 +39,11 @@ class Present(NamedTuple):
     moved: list[Stand]
 
     @property
+    def tree(self) -> Tree | None:
+        """The newest manifest, unread."""
+        return self.manifests.chain.tree if self.manifests and self.manifests.chain else None
+
+    @property
     def pointed(self) -> list[Stand]:
         """Those of the touched threads that manifests point at."""
         return [stand for stand in self.moved if stand.record.space in (AGENT, CONVERSATION)]
@@ -49,7 +53,7 @@ class Manifests(Handle[Any]):
     """The thread of an agent's manifests."""
 
     def __init__(self, engine: Engine, agent_id: str) -> None:
-        super().__init__(engine, pins.SPACE, check_id(agent_id, "an agent's id"))
+        super().__init__(engine, pins.SPACE, agent_id)
 
     # -- listing ------------------------------------------------------------------------------------
 
@@ -84,7 +88,7 @@ class Manifests(Handle[Any]):
         def work(desk: Desk) -> tuple[Checkpoint[Any], Note]:
             present = self._present(desk)
             own = next((stand for stand in present.moved if stand.record.space == AGENT), None)
-            there = own.head is not None if own else self._has_agent(desk, present)
+            there = own.head is not None if own else _pointer(present.tree, (AGENT,)) is not None
             if not there:
                 raise NotFound(f"there is no agent {self.id!r}: save its state first", code="not_found.agent")
             made = self._record(desk, present, Note(CHECKPOINT, name, description), kind)
@@ -93,16 +97,6 @@ class Manifests(Handle[Any]):
             return made
 
         return self._engine.atomic(work)
-
-    def _has_agent(self, desk: Desk, present: Present) -> bool:
-        """Tell whether the newest manifest points at a state of the agent itself."""
-        tree = self._tree(desk, present)
-        return tree is not None and _pointer(tree, (AGENT,)) is not None
-
-    def _tree(self, desk: Desk, present: Present) -> Tree | None:
-        """Return the newest manifest, unread."""
-        chain = None if present.manifests is None else desk.heads.with_chain(present.manifests).chain
-        return None if chain is None else chain.tree
 
     def _present(self, desk: Desk) -> Present:
         """Look at how things stand: at the manifest first, so that what was touched is at least as new."""
@@ -114,13 +108,20 @@ class Manifests(Handle[Any]):
             for row in (stand.newest, stand.head):
                 if row is not None:
                     desk.heads.require_sound(stand.record, row)
-        return Present(manifests if head is not None else None, note, moved)
+        return Present(None if manifests is None or head is None else self._opened(desk, manifests), note, moved)
+
+    def _opened(self, desk: Desk, manifests: Standing) -> Standing:
+        """Return the standing with the newest manifest, which need not be read if it was made here."""
+        known = self._known
+        if known is not None and known.newest.op_id == manifests.newest.op_id:
+            return manifests._replace(chain=known.chain)
+        return desk.heads.with_chain(manifests)
 
     def _record(self, desk: Desk, present: Present, note: Note, kind: str) -> tuple[Checkpoint[Any], Note]:
         """Write the manifest of the present, pin what it points at, and note that none of it is touched any more."""
         propose, size, count = self._change(desk, present)
         note = note._replace(size=size, held=count, undo=present.note.undo)
-        made = self._put(propose, note, kind)
+        made = self._put(desk, propose, note, kind, present.manifests)
         pin = pins.pin_of(bytes.fromhex(made.id[-2 * log.UID_BYTES :]))
         heads = [(stand.record.no, stand.head.seq) for stand in present.pointed if stand.head is not None]
         batch = Batch(
@@ -134,13 +135,22 @@ class Manifests(Handle[Any]):
             raise Conflict(f"a thread of agent {self.id!r} moved on meanwhile", code="conflict.transaction") from error
         return made, note
 
-    def _put(self, propose: Propose, note: Note, kind: str) -> Checkpoint[Any]:
-        meta = self._meta(None, (), note.metadata(), kind)
-        return self._write(propose, meta, None, default=ANYTHING)
+    def _put(
+        self, desk: Desk, propose: Propose, note: Note, kind: str, known: Standing | None = None
+    ) -> Checkpoint[Any]:
+        standing = desk.writes.save(self._key, propose, self._meta(None, (), note.metadata(), kind), known=known)
+        if desk.overlay is not None and standing.record.no > 0:
+            desk.overlay.after_commit.append(lambda: self._learn(standing))
+        if standing.head is None:
+            raise Corrupt(f"the checkpoints of agent {self.id!r} have lost their head", code="corrupt.row")
+        return self._make(standing, standing.head, (), written=True)
+
+    def _learn(self, standing: Standing) -> None:
+        self._known = standing
 
     def _change(self, desk: Desk, present: Present) -> tuple[Propose, int, int]:
         """Return what makes the newest manifest that of the present, the bytes it points at, and its conversations."""
-        tree = self._tree(desk, present)
+        tree = present.tree
         if tree is None or len(present.pointed) > changes.OPS_MAX:
             manifest = self._now(desk, present)
             replace = changes.Replace(manifest.state(), desk.heads.nodes(), self._types)
@@ -148,7 +158,7 @@ class Manifests(Handle[Any]):
         edits: list[changes.Put | changes.Cut] = []
         size, count = present.note.size, present.note.held
         for stand in present.pointed:
-            path = Path((AGENT,) if stand.record.space == AGENT else (CONVERSATIONS, stand.record.name))
+            path = _path(stand.record.space, stand.record.name)
             old = _pointer(tree, path)
             new = None if stand.head is None else Pointer.to(stand.head)
             if new != old:
@@ -299,7 +309,7 @@ class Manifests(Handle[Any]):
         """Write the manifest of an older row as the newest one."""
         tree = desk.heads.chain(record, row).tree
         desk.heads.backend.commit(Batch(visible=((record.no, row.seq),)))  # what it stands on is still there
-        self._put(lambda _: Proposal(tree, None), note, "automatic")
+        self._put(desk, lambda _: Proposal(tree, None), note, "automatic")
 
     # -- deleting -----------------------------------------------------------------------------------------
 
@@ -320,9 +330,16 @@ class Manifests(Handle[Any]):
         return self._engine.atomic(work)
 
 
-def _pointer(tree: Tree, path: tuple[str, ...]) -> Pointer | None:
+def _path(space: str, name: str) -> Path:
+    """Return where a manifest has its pointer to a thread."""
+    return Path((AGENT,) if space == AGENT else (CONVERSATIONS, pins.bucket_of(name), name))
+
+
+def _pointer(tree: Tree | None, path: tuple[str, ...]) -> Pointer | None:
     """Return the pointer at a place of a manifest, None if there is none."""
     types = pins.PLAIN
+    if tree is None:
+        return None
     try:
         rep, _ = locate(tree, Path(path), types)
     except NotFound:

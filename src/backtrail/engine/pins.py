@@ -20,6 +20,7 @@ deleted, but is not collected: a restore shows it again. A collection takes pins
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from zlib import crc32
 
 from backtrail.backends.port import Batch, Stale
 from backtrail.engine import log, unpacking
@@ -37,10 +38,11 @@ SPACE: Final = "checkpoint"
 AGENT: Final = "agent"
 CONVERSATION: Final = "conversation"
 CONVERSATIONS: Final = "conversations"
-"""Where a manifest has its pointers to them."""
+"""Where a manifest has its pointers to them: in buckets, so that a change of one touches few others."""
 CHECKPOINT: Final = "checkpoint"
 BEFORE: Final = "before"
 AFTER: Final = "after"
+_BUCKETS: Final = "0123456789abcdef"
 _MARK: Final = "@"
 PLAIN: Final = Types()
 """Manifests are plain data."""
@@ -78,8 +80,15 @@ class Manifest(NamedTuple):
 
     def state(self) -> dict[str, Any]:
         """Return it as the state of a thread."""
-        own = None if self.agent is None else list(self.agent)
-        return {AGENT: own, CONVERSATIONS: {name: list(pointer) for name, pointer in self.conversations.items()}}
+        buckets: dict[str, dict[str, list[Any]]] = {bucket: {} for bucket in _BUCKETS}
+        for name, pointer in self.conversations.items():
+            buckets[bucket_of(name)][name] = list(pointer)
+        return {AGENT: None if self.agent is None else list(self.agent), CONVERSATIONS: buckets}
+
+
+def bucket_of(name: str) -> str:
+    """Return the bucket of a conversation."""
+    return _BUCKETS[crc32(name.encode("utf-8", "surrogatepass")) % len(_BUCKETS)]
 
 
 class Note(NamedTuple):
@@ -119,7 +128,8 @@ def manifest_of(heads: Heads, record: ThreadRecord, row: Row) -> Manifest:
     tree = heads.chain(record, row).tree
     found = Decoder(tree.nodes, PLAIN).value(tree.rep)
     try:
-        pointers = {name: Pointer(*at) for name, at in found[CONVERSATIONS].items()}
+        buckets = found[CONVERSATIONS].values()
+        pointers = {name: Pointer(*at) for bucket in buckets for name, at in bucket.items()}
         return Manifest(None if found[AGENT] is None else Pointer(*found[AGENT]), pointers)
     except (AttributeError, KeyError, TypeError) as error:
         raise heads.damaged(record, row.seq, "it is no agent checkpoint") from error
