@@ -121,6 +121,9 @@ class Attachment(Entity):
     @classmethod
     def from_bytes(cls, attachment_type: AttachmentType | str, name: str, mime_type: str, data: bytes) -> Self:
         """Attach bytes."""
+        if not isinstance(data, bytes | bytearray | memoryview):
+            raise fields.refuse("data", "bytes", data)
+        data = bytes(data)
         return cls(attachment_type, name, mime_type, base64.b64encode(data).decode(), size=len(data))
 
     def to_bytes(self) -> bytes:
@@ -257,7 +260,7 @@ class Conversation(Entity):
     """The id of the conversation that it branched from."""
     forked_at: str | None = None
     """The id of the last message that both have."""
-    _saved: Saved = field(default_factory=Saved, compare=False, repr=False)
+    _saved: Saved = field(default_factory=Saved, compare=False, repr=False, kw_only=True)
 
     _NEEDED: ClassVar = ("id", "agent_id")
     _TIMES: ClassVar = ("created_at", "last_message_at")
@@ -293,8 +296,10 @@ class Conversation(Entity):
 
     def auto_title(self) -> Self:
         """Return the conversation with a title made of what the user said first, if it has none."""
+        if self.title is not None:
+            return self
         first = next((message.content for message in self.messages if message.role is Role.USER), None)
-        if self.title is not None or first is None:
+        if first is None:
             return self
         return replace(self, title=first if len(first) <= TITLE_MAX else first[: TITLE_MAX - 3] + "...")
 
@@ -315,7 +320,7 @@ class AgentState(Entity):
     modified_at: dt.datetime = _NO_TIME
     version: int = 1
     metadata: dict[str, str] = field(default_factory=dict, hash=False)
-    _saved: Saved = field(default_factory=Saved, compare=False, repr=False)
+    _saved: Saved = field(default_factory=Saved, compare=False, repr=False, kw_only=True)
 
     _NEEDED: ClassVar = ("agent_id", "name", "agent_type")
     _TIMES: ClassVar = ("created_at", "modified_at")

@@ -6,12 +6,14 @@ and nobody else's: a subclass of str becomes its text, a list becomes `Items`, a
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
+import functools
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
-from typing import Any, ClassVar, Final, Self, TypeVar
-from uuid import uuid4
+from typing import Any, ClassVar, Final, Self, TypeVar, cast
 
 from backtrail.errors import Invalid
 from backtrail.values import Items
@@ -19,6 +21,8 @@ from backtrail.values import Items
 MAX_ID: Final = 512
 EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 """The time of what was stored without one: it must not change from read to read."""
+_VARIANT: Final = {digit: "89ab"[at % 4] for at, digit in enumerate("0123456789abcdef")}
+"""For any digit one of those that RFC 9562 has in this place, each as often as the others."""
 
 M = TypeVar("M", bound=StrEnum)
 E = TypeVar("E", bound="Entity")
@@ -26,8 +30,9 @@ T = TypeVar("T")
 
 
 def new_id() -> str:
-    """Return an id that nothing else has."""
-    return str(uuid4())
+    """Return an id that nothing else has: what `str(uuid.uuid4())` gives, in a third of its time."""
+    digits = os.urandom(16).hex()
+    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{_VARIANT[digits[16]]}{digits[17:20]}-{digits[20:]}"
 
 
 def check_id(text: Any, what: str) -> str:
@@ -41,13 +46,20 @@ def check_id(text: Any, what: str) -> str:
 
 def refuse(path: str, wanted: str, value: object) -> Invalid:
     """Return the error that says what a field has to be."""
-    shown = repr(value) if isinstance(value, str | int | float | None) else type(value).__name__
-    return Invalid(f"{path} is {wanted}, not {shown:.60}", code="invalid.argument", path=path)
+    shown = _shown(value) if value is None or isinstance(value, str | int | float) else type(value).__name__
+    return Invalid(f"{path} is {wanted}, not {shown}", code="invalid.argument", path=path)
+
+
+def _shown(value: object) -> str:
+    try:
+        return f"{value!r:.60}"
+    except Exception:  # noqa: BLE001 - such as a number of more digits than Python prints
+        return f"a {type(value).__name__}"
 
 
 def below(error: Invalid, path: str) -> Invalid:
     """Return an error of a part as one of the whole."""
-    inner = f"{path}.{error.path}" if error.path else path
+    inner = path if not error.path else path + error.path if error.path.startswith("[") else f"{path}.{error.path}"
     return Invalid(f"{path}: {error}", code=error.code, path=inner)
 
 
@@ -107,50 +119,56 @@ def time(value: Any, path: str) -> dt.datetime:
 
 def member(kind: type[M], value: Any, path: str) -> M:
     """Return a member of an Enum, given as itself, as its text, or as what it is loaded as without its class."""
-    given = getattr(value, "value", value)
-    try:
-        return kind(given)
-    except ValueError:
-        raise refuse(path, f"one of {', '.join(kind)}", given) from None
+    given = value if type(value) is str else getattr(value, "value", value)
+    found = kind._value2member_map_.get(given) if isinstance(given, str) else None  # a call of the class takes longer
+    if found is None:
+        raise refuse(path, f"one of {', '.join(kind)}", given)
+    return cast("M", found)
 
 
 def mapping(value: Any, path: str, *, texts: bool = False) -> dict[str, Any]:
     """Return a dict with strings as keys and, if so wanted, as values."""
-    if not isinstance(value, Mapping):
+    if type(value) is not dict and not isinstance(value, Mapping):
         raise refuse(path, "a mapping with strings as keys", value)
-    made = dict(value)
+    made: dict[str, Any] = dict(value)
     for key, part in made.items():
         if type(key) is not str:
-            raise refuse(f"{path}[{key!r:.60}]", "an entry whose key has to be a string", key)
+            where, what = f"{path}[{_shown(key)}]", type(key).__name__
+            raise Invalid(f"{where} has a key of type {what}; keys are strings", code="invalid.argument", path=where)
         if texts and type(part) is not str:
-            raise refuse(f"{path}[{key!r:.60}]", "a string", part)
+            raise refuse(f"{path}[{_shown(key)}]", "a string", part)
     return made
 
 
 def items(value: Any, path: str, check: Callable[[Any, str], T]) -> Items[T]:
     """Return a list of things, each of them checked."""
-    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
-        raise refuse(path, "a list", value)
-    return Items(check(part, f"{path}[{at}]") for at, part in enumerate(value))
+    return Items(check(part, f"{path}[{at}]") for at, part in enumerate(_listed(value, path)))
 
 
 def instances(value: Any, path: str, kind: type[T]) -> Items[T]:
     """Return a list of instances of one class."""
-    made = value if type(value) is Items else items(value, path, lambda part, _: part)
+    made = value if type(value) is Items else Items(_listed(value, path))
     if not {*map(type, made)} <= {kind}:  # one pass without a call: a conversation may have 100,000 messages
         at = next(at for at, part in enumerate(made) if type(part) is not kind)
-        raise refuse(f"{path}[{at}]", f"a {kind.__name__}", made[at])
+        raise refuse(f"{path}[{at}]", f"of type {kind.__name__}", made[at])
     return made
+
+
+def _listed(value: Any, path: str) -> Iterable[Any]:
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise refuse(path, "a list", value)
+    return value
 
 
 def json_time(value: Any, path: str) -> dt.datetime:
     """Return the time that a text in ISO 8601 says."""
     try:
-        return time(dt.datetime.fromisoformat(value), path)
-    except (TypeError, ValueError) as error:
-        if isinstance(error, Invalid):
-            raise
-        raise refuse(path, "a time in ISO 8601, such as 2026-01-31T12:00:00Z", value) from None
+        found = dt.datetime.fromisoformat(value)
+    except (TypeError, ValueError):
+        found = None
+    if found is None or found.tzinfo is None:
+        raise refuse(path, "a time in ISO 8601 with its zone, such as '2026-01-31T12:00:00Z'", value)
+    return time(found, path)
 
 
 def json_value(value: Any, path: str) -> Any:
@@ -168,14 +186,14 @@ def _json_value(value: Any, path: str) -> Any:
     if kind is list:
         return [_json_value(part, f"{path}[{at}]") for at, part in enumerate(value)]
     if kind is dict:
-        return {_json_key(key, path): _json_value(part, f"{path}[{key!r:.60}]") for key, part in value.items()}
+        return {_json_key(key, path): _json_value(part, f"{path}[{_shown(key)}]") for key, part in value.items()}
     raise _no_json(value, path)
 
 
 def _json_key(key: Any, path: str) -> str:
     if type(key) is str:
         return key
-    raise _no_json(key, f"{path}[{key!r:.60}]")
+    raise _no_json(key, f"{path}[{_shown(key)}]")
 
 
 def _no_json(value: Any, path: str) -> Invalid:
@@ -230,15 +248,20 @@ class Entity:
 
 def _given(cls: type[Entity], data: Any, hint: str) -> dict[str, Any]:
     """Return data as arguments, and refuse what is no field."""
-    if not isinstance(data, Mapping):
+    if type(data) is not dict and not isinstance(data, Mapping):
         raise refuse(f"a {cls.__name__} as data", "a mapping", data)
     given = dict(data)
-    known: dict[str, Any] = cls.__dataclass_fields__  # type: ignore[attr-defined]
-    if not given.keys() <= known.keys():
-        unknown = next(name for name in given if name not in known)
-        raise Invalid(f"a {cls.__name__} has no field {unknown!r}: {hint}", code="invalid.schema", path=str(unknown))
+    known = _names(cls)
+    if not known.issuperset(given):
+        unknown = _shown(next(name for name in given if name not in known))
+        raise Invalid(f"a {cls.__name__} has no field {unknown}: {hint}", code="invalid.schema", path=f"[{unknown}]")
     given.pop("_saved", None)  # of a value that was kept in a plain thread
     return given
+
+
+@functools.cache
+def _names(cls: Any) -> frozenset[str]:
+    return frozenset(each.name for each in dataclasses.fields(cls))
 
 
 def _each(kind: type[Entity], make: Callable[[Any], Any], parts: Any, name: str) -> Any:
