@@ -349,7 +349,8 @@ def test_messages_are_added_in_order():
     assert (empty.messages, talk.messages, talk.message_count) == ([], [one, two], 2)
     assert talk.last_message_at == two.timestamp
     assert Conversation("a", messages=[two, one]).last_message_at == NOON
-    assert Conversation("a", messages=[one], last_message_at=two.timestamp).last_message_at == two.timestamp
+    assert Conversation("a", messages=[one], last_message_at=two.timestamp).last_message_at == one.timestamp
+    assert Conversation("a", last_message_at=two.timestamp).last_message_at == two.timestamp
     assert type(talk.messages) is Items
 
 
@@ -694,7 +695,7 @@ def test_a_message_whose_class_nobody_named_is_a_record_that_still_can_be_read()
         thread.save({"m": message, "s": state, "c": talk})
         found = thread.load().state
     assert type(found["m"]) is Record
-    assert found["m"].schema == "Message"
+    assert found["m"].schema == "backtrail.Message"
     assert type(found["m"]["role"]) is Member
     assert Message.from_data(found["m"]) == message
     assert AgentState.from_data(found["s"]) == state

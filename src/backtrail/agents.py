@@ -15,9 +15,9 @@ from backtrail.arguments import check_count, check_duration, check_id, check_kin
 from backtrail.collection import Collection, Kept
 from backtrail.engine import log, pins
 from backtrail.engine.pins import AGENT
-from backtrail.engine.versions import upcasted, upcasters_of
+from backtrail.engine.versions import upcasted
 from backtrail.engine.writes import Key
-from backtrail.entities import AgentState, to_data
+from backtrail.entities import AgentState, newest_version, to_data
 from backtrail.errors import Invalid, NotFound
 from backtrail.manifests import Manifests
 from backtrail.schedules import AutoCheckpoint
@@ -231,10 +231,9 @@ class Agents(Collection):
 
 def current(data: dict[str, Any]) -> dict[str, Any]:
     """Return the data of an agent's state as the newest version has it, by the upcasters of `AgentState`."""
-    upcasters, version = upcasters_of(AgentState), data.get("version", 1)
-    if not upcasters:
+    newest, version = newest_version(), data.get("version", 1)
+    if newest == 1:  # no upcasters: versions are the user's own business
         return data
-    newest = 1 + max(upcasters)
     fields = upcasted(AgentState, "AgentState", version, newest, dict(data))
     return {**fields, "version": newest}
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from backtrail.checkpoints import Checkpoint
     from backtrail.engine.engine import Engine
     from backtrail.engine.tree import Tree
-    from backtrail.entities import Saved
+    from backtrail.values import Saved
 
 T = TypeVar("T")
 _KEPT: Final = 256

@@ -19,9 +19,10 @@ from enum import StrEnum
 from typing import Any, ClassVar, Final, Self, cast
 
 from backtrail import fields
+from backtrail.engine.versions import schema, upcasters_of
 from backtrail.errors import Invalid
 from backtrail.fields import Entity, new_id
-from backtrail.values import Items
+from backtrail.values import Items, Saved
 
 __all__ = [
     "AgentState",
@@ -33,7 +34,6 @@ __all__ = [
     "Items",
     "Message",
     "Role",
-    "Saved",
     "ToolCall",
     "ToolStatus",
     "to_data",
@@ -87,13 +87,7 @@ def _now() -> dt.datetime:
     return dt.datetime.now(dt.UTC)
 
 
-@dataclass(slots=True, eq=False)
-class Saved:
-    """What a value knows of where it is stored: the id of the checkpoint it was loaded from or saved as, if any."""
-
-    head: str | None = None
-
-
+@schema("backtrail.Attachment")
 @dataclass(frozen=True, slots=True)
 class Attachment(Entity):
     """A file or the like that belongs to a message: its content (base64 if it is binary), or where it is."""
@@ -139,6 +133,7 @@ class Attachment(Entity):
             raise Invalid(message, code="invalid.value", path="content") from error
 
 
+@schema("backtrail.ToolCall")
 @dataclass(frozen=True, slots=True)
 class ToolCall(Entity):
     """A tool that a message asks for, and what came of it."""
@@ -167,6 +162,7 @@ class ToolCall(Entity):
         return replace(self, result=result, status=ToolStatus.FAILED)
 
 
+@schema("backtrail.Message")
 @dataclass(frozen=True, slots=True)
 class Message(Entity):
     """One message of a conversation. `raw` is a framework's own payload, as it came, in the format of that name."""
@@ -241,6 +237,7 @@ class Message(Entity):
         return cls(Role.TOOL, content, metadata=metadata, **others)
 
 
+@schema("backtrail.Conversation")
 @dataclass(frozen=True, slots=True)
 class Conversation(Entity):
     """Messages in their order, and what is known of them as a whole."""
@@ -253,7 +250,7 @@ class Conversation(Entity):
     metadata: dict[str, str] = field(default_factory=dict, hash=False)
     created_at: dt.datetime = field(default_factory=_now)
     last_message_at: dt.datetime = _NO_TIME
-    """When its last message was made; if it has none, when it was made itself."""
+    """When its last message was made. What is given counts as long as it has none; else that is when it was made."""
     archived: bool = False
     tags: Sequence[str] = _NONE
     forked_from: str | None = None
@@ -273,10 +270,9 @@ class Conversation(Entity):
         _put(self, "messages", fields.instances(self.messages, "messages", Message))
         _put(self, "metadata", fields.mapping(self.metadata, "metadata", texts=True))
         _put(self, "created_at", fields.time(self.created_at, "created_at"))
-        last = self.last_message_at
-        if last is _NO_TIME:
-            last = self.messages[-1].timestamp if self.messages else self.created_at
-        _put(self, "last_message_at", fields.time(last, "last_message_at"))
+        given = self.created_at if self.last_message_at is _NO_TIME else self.last_message_at
+        last = self.messages[-1].timestamp if self.messages else fields.time(given, "last_message_at")
+        _put(self, "last_message_at", last)
         if type(self.archived) is not bool:
             raise fields.refuse("archived", "True or False", self.archived)
         _put(self, "tags", fields.items(self.tags, "tags", fields.text))
@@ -292,7 +288,7 @@ class Conversation(Entity):
     def add_message(self, message: Message) -> Self:
         """Return the conversation with one message more."""
         (checked,) = fields.instances([message], "messages", Message)
-        return replace(self, messages=Items((*self.messages, checked)), last_message_at=checked.timestamp)
+        return replace(self, messages=Items((*self.messages, checked)))
 
     def auto_title(self) -> Self:
         """Return the conversation with a title made of what the user said first, if it has none."""
@@ -304,9 +300,18 @@ class Conversation(Entity):
         return replace(self, title=first if len(first) <= TITLE_MAX else first[: TITLE_MAX - 3] + "...")
 
 
+def newest_version() -> int:
+    """Return the version of a new `AgentState`: 1, or what its upcasters lead to."""
+    return 1 + max(upcasters_of(AgentState), default=0)
+
+
+@schema("backtrail.AgentState")
 @dataclass(frozen=True, slots=True)
 class AgentState(Entity):
-    """An agent: what it is, what it can do, and what it has to remember. `version` is for migrations."""
+    """An agent: what it is, what it can do, and what it has to remember.
+
+    `version` is for migrations: an older one is brought up to date by `@backtrail.upcast(AgentState, from_version=1)`.
+    """
 
     agent_id: str
     name: str
@@ -318,7 +323,7 @@ class AgentState(Entity):
     active_conversations: Sequence[str] = _NONE
     created_at: dt.datetime = field(default_factory=_now)
     modified_at: dt.datetime = _NO_TIME
-    version: int = 1
+    version: int = field(default_factory=newest_version)
     metadata: dict[str, str] = field(default_factory=dict, hash=False)
     _saved: Saved = field(default_factory=Saved, compare=False, repr=False, kw_only=True)
 

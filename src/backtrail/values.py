@@ -251,6 +251,13 @@ def when(micros: int) -> dt.datetime:
     return dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(microseconds=micros)
 
 
+@dataclass(slots=True, eq=False)
+class Saved:
+    """What a value knows of where it is stored: the id of the checkpoint it was loaded from or saved as, if any."""
+
+    head: str | None = None
+
+
 # -- agents and conversations ---------------------------------------------------------------------------
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from backtrail.backends.port import Backend, ThreadRecord
     from backtrail.engine.schema import Types
-    from backtrail.entities import Saved
+    from backtrail.values import Saved
 
 T = TypeVar("T")
 
