@@ -42,8 +42,8 @@ BEGIN
     UPDATE {schema}.thread SET touched = true WHERE no = NEW.no;
     RETURN NULL;
 END $$;
--- Whoever adds a row sets `newest`, and whoever renews a thread sets `agent`. AFTER: to be asked BEFORE, PostgreSQL locks
--- the row by itself first, and logs that, at each save.
+-- Who adds a row sets `newest`, and who renews a thread sets `agent`. To ask BEFORE the update, PostgreSQL would
+-- lock the row first, and log that, at each save.
 CREATE TRIGGER thread_touched AFTER UPDATE OF newest, agent ON {schema}.thread FOR EACH ROW
     WHEN (NOT NEW.touched AND NEW.agent IS NOT NULL) EXECUTE FUNCTION {schema}.touch_2();
 
