@@ -40,6 +40,7 @@ class Golden(NamedTuple):
     open: Callable[..., backtrail.Store]
     format: Callable[[], int]
     knows_repacking: bool
+    knows_touching: bool
     newest: int
 
 
@@ -48,7 +49,8 @@ def golden(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Golden]:
     if request.param in FORMATS:
         path = Path(shutil.copy(request.param, tmp_path / "s.db"))
         made = partial(backtrail.open, path)
-        yield Golden(made, lambda: format_of(path), format_of(path) > 1, len(sqlite_schema.STEPS))
+        found = format_of(path)
+        yield Golden(made, lambda: format_of(path), found >= 2, found >= 4, len(sqlite_schema.STEPS))
         return
     server().execute("DROP SCHEMA IF EXISTS golden CASCADE")
     server().execute(zstandard.ZstdDecompressor().decompress(request.param.read_bytes()).decode())
@@ -56,6 +58,7 @@ def golden(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Golden]:
         partial(backtrail.open, server().url, schema="golden"),
         lambda: server().execute("SELECT value FROM golden.meta WHERE name = 'format'")[0][0],
         knows_repacking=True,
+        knows_touching=request.param.name != "postgres1.sql.zst",
         newest=len(postgres_schema.STEPS),
     )
     server().execute("DROP SCHEMA golden CASCADE")
@@ -75,7 +78,7 @@ def format_of(path: Path) -> int:
 
 
 def test_there_is_a_golden_store_of_every_format() -> None:
-    assert {path.stem: format_of(path) for path in FORMATS} == {"format1": 1, "format2": 2, "format3": 3}
+    assert {path.stem: format_of(path) for path in FORMATS} == {f"format{n}": n for n in range(1, 5)}
     assert len(sqlite_schema.STEPS) == len(FORMATS)
     assert [path.name for path in DUMPS] == [f"postgres{n}.sql.zst" for n in range(1, len(postgres_schema.STEPS) + 1)]
 
@@ -108,6 +111,19 @@ def test_what_is_in_a_golden_store_is_found(golden: Golden) -> None:
         assert {(hit.conversation_id, hit.position) for hit in hits} == expected
         assert len(hits) == len(expected) > 20
         assert store.verify().ok
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+def test_a_golden_store_knows_which_threads_of_an_agent_were_written_to_or_takes_all_for_such(
+    golden: Golden, read_only: bool
+) -> None:
+    with golden.open(read_only=read_only) as store:
+        touched, standing = (
+            [stand.record.name for stand in store._backend.standings("planner", touched=touched)]
+            for touched in (True, False)
+        )
+    assert standing == ["long", "fork \0 of long"]
+    assert touched == (["long"] if golden.knows_touching else standing)
 
 
 def test_a_golden_store_is_read_only_as_it_is_and_converted_when_it_is_written(golden: Golden) -> None:

@@ -90,16 +90,48 @@ def test_a_batch_in_pieces_that_comes_again_marks_nothing_again(opener, monkeypa
     with opener() as store:
         backend = store._backend
         batch = Batch(
-            threads=(new("x"),),
+            threads=(new("x", agent="a"),),
             rows=tuple((-1, row(seq, payload=bytes(80))) for seq in range(1, 5)),
             chunks=((digest("a"), bytes(200)),),
             tag=((-1, 1, "tag"),),
+            untouch=((-1, 4),),
         )
         (no,) = backend.commit(batch)
-        assert backend.tags(no) == {1: ("tag",)}
-        backend.commit(Batch(untag=((no, 1, "tag"),)))
+        assert (backend.tags(no), backend.standings("a", touched=True)) == ({1: ("tag",)}, [])
+        backend.commit(Batch(untag=((no, 1, "tag"),), renew=((no, new("x", agent="a")),)))
         assert backend.commit(batch) == (no,)
-        assert backend.tags(no) == {}
+        assert (backend.tags(no), len(backend.standings("a", touched=True))) == ({}, 1)
+
+
+def test_batches_that_untouch_wait_for_the_others_threads_in_one_order(opener):
+    with opener() as store:
+        backend = store._backend
+        first, second = start(backend, "first", agent="a"), start(backend, "second", agent="a")
+        schema = opener.keywords["schema"]
+        with holding(f"SELECT FROM {schema}.thread WHERE no = %s FOR NO KEY UPDATE", first) as let_go:
+            written = []
+            batch = Batch(rows=((second, row(3)),), untouch=((first, 1),))
+            writing = threading.Thread(target=lambda: written.append(backend.commit(batch)))
+            writing.start()
+            waits(schema)
+            backend.commit(Batch(rows=((second, row(2)),)))  # nobody has its turn
+            let_go()
+            writing.join(LONG)
+        assert written == [()]
+        assert [stand.record.no for stand in backend.standings("a", touched=True)] == [second]
+
+
+def test_a_store_is_not_converted_while_others_would_have_to_wait_for_it(opener):
+    schema = opener.keywords["schema"]
+    with mock.patch.object(postgres_schema, "STEPS", postgres_schema.STEPS[:1]):
+        opener().close()
+    with holding(f"LOCK TABLE {schema}.thread IN ACCESS SHARE MODE"):
+        with pytest.raises(backtrail.Unavailable) as caught:
+            opener()
+        assert caught.value.code == "unavailable.locked"
+    with opener() as store:
+        assert server().execute(f"SELECT value FROM {schema}.meta WHERE name = 'format'") == [(2,)]
+        store.thread("t").save({})
 
 
 def test_opening_is_tried_again_when_others_are_in_the_way(opener):

@@ -124,6 +124,39 @@ def test_the_newest_threads_are_listed_by_an_index(full):
     assert listed == [f"thread {at:06}" for at in range(3999, 3979, -1)]
 
 
+def test_how_the_threads_of_an_agent_stand_is_read_by_indexes(full):
+    backend = full._backend
+    for name in ("touched", "with_head"):
+        nodes = plan(getattr(backend._standings, name))
+        assert "Seq Scan" not in {node["Node Type"] for node in nodes}
+        indexes = {node["Index Name"] for node in nodes if node.get("Relation Name") != "row" and "Index Name" in node}
+        used = {index for index in indexes if not index.startswith("row_")}
+        assert used == {"thread_touched" if name == "touched" else "thread_agent"}
+    backend.commit(Batch(untouch=tuple((no, ROWS) for no in backend.thread_numbers(0, 4000) if no > 20)))
+    for agent, touched, expected in (("agent 7", True, 1), ("agent 50", True, 0), ("agent 50", False, 40)):
+        assert len(backend.standings(agent, touched=touched)) == expected
+
+
+def test_a_save_changes_no_index_of_threads_unless_it_is_the_first_since_they_were_untouched(opener):
+    with opener() as store:
+        for agent in (None, "a"):
+            store.thread(f"of {agent}", agent=agent).save({})
+        store._backend.commit(Batch(untouch=((2, 1),)))
+        schema = store._backend._place.quoted
+        counts = f"""
+            SELECT pg_stat_get_xact_tuples_updated(no), pg_stat_get_xact_tuples_hot_updated(no)
+            FROM (SELECT '{schema}.thread'::regclass::oid) AS thread(no)"""
+        found = []
+        for no in (1, 2, 2):
+            with psycopg.connect(server().url) as connection:
+                connection.execute(
+                    f"UPDATE {schema}.thread SET newest = newest + 1, updated_at = 7 WHERE no = %s", (no,)
+                )
+                found.append(connection.execute(counts).fetchone())
+        assert found == [(1, 1), (2, 1), (1, 1)]
+        assert query(store, "SELECT touched FROM {}.thread ORDER BY no") == [{"touched": True}] * 2
+
+
 @pytest.mark.torture
 @pytest.mark.timeout(1800)
 def test_a_million_rows_in_a_hundred_thousand_threads(opener):
@@ -197,6 +230,13 @@ def test_threads_and_checkpoints_read_as_the_library_tells_them(opener):
             ] == [tuple(row[key] for key in row if key not in ("thread_id", "thread_kind", "is_head")) for row in rows]
             assert [row["id"] for row in rows if row["is_head"]] == [thread.latest().id]
         assert len(query(store, "SELECT * FROM {}.checkpoints")) == 2 + 71 + 1
+
+
+def test_tags_of_the_library_itself_are_not_shown(opener):
+    with opener() as store:
+        store.thread("t").save({}, tags=["b@", "a"])
+        store._backend.commit(Batch(tag=((1, 1, "@"), (1, 1, "@x"), (1, 1, ""), (1, 1, "\0@"))))
+        assert query(store, "SELECT tags FROM {}.checkpoints") == [{"tags": ["b@", "a", "", r"\000@"]}]
 
 
 @pytest.mark.parametrize("seq", [1, 2, 65535, 65536, 1 << 31, (1 << 32) - 1])

@@ -19,6 +19,7 @@ import zoneinfo
 from typing import Any
 
 import backtrail
+from backtrail.backends.port import Batch
 
 
 @dataclasses.dataclass
@@ -128,7 +129,9 @@ def write(path: str, schema: str | None = None) -> None:
         thread.save(long())
         thread.append("messages", {"role": "user", "content": "one more"}, label="grown")
         thread.set("messages[-1].status", "done")
-        thread.fork("fork \0 of long", at="grown").save({"short": True})
+        fork = thread.fork("fork \0 of long", at="grown").save({"short": True})
+        no = store._backend.find_thread("thread", fork.thread_id).no
+        store._backend.commit(Batch(untouch=((no, fork.seq),)))
         thread = store.thread("rewound")
         thread.save({"x": 1}, label="a")
         thread.set("x", 2)

@@ -22,6 +22,7 @@ from backtrail.backends.port import (
     Phrase,
     Row,
     Splice,
+    Stand,
     ThreadRecord,
     Usage,
     written,
@@ -33,7 +34,8 @@ from backtrail.backends.postgres_pool import Pool
 from backtrail.backends.postgres_schema import place_of, prepare
 from backtrail.backends.postgres_search import Search
 from backtrail.backends.postgres_session import Given, Statement
-from backtrail.backends.postgres_tables import COLUMNS, SECOND
+from backtrail.backends.postgres_standings import Standings
+from backtrail.backends.postgres_tables import BARE, COLUMNS, SECOND, THREAD
 from backtrail.backends.postgres_url import read_url
 from backtrail.errors import Invalid, Unavailable
 
@@ -51,8 +53,6 @@ _EPOCH_WAIT: Final = "50ms"
 _EPOCH_SECONDS: Final = 60.0
 _TABLES: Final = ("row", "chunk", "tag", "thread", "message", "indexed", "vocabulary")
 
-_THREAD: Final = "t.no, t.space, t.name, t.uid, t.agent, t.created_at, t.origin"
-_BARE: Final = ", ".join('NULL::bytea AS "payload"' if column == '"payload"' else f"r.{column}" for column in COLUMNS)
 _WHOLE: Final = ", ".join(f"r.{column}" for column in COLUMNS)
 
 
@@ -90,6 +90,7 @@ class PostgresBackend:
         self._grouped = _Grouped()
         self._moves = Moves(self._place.quoted)
         self._search = Search(self._place.quoted)
+        self._standings = Standings(self._place.quoted)
         self._crier = Crier(self._pool, self._place.channel)
         weakref.finalize(self, self._crier.stop).atexit = False
         self._listening: dict[object, Callable[[Collection[int]], None]] = {}
@@ -135,6 +136,9 @@ class PostgresBackend:
     ) -> list[tuple[ThreadRecord, Row]]:
         statement, values = self._sql.listing(space, agent, prefix, after, limit)
         return [(as_record(found[:7]), as_row(found[7:])) for found in self._read(statement, *values)]
+
+    def standings(self, agent: str, *, touched: bool) -> list[Stand]:
+        return self._standings.read(self._read, agent, touched=touched, read_only=self.read_only)
 
     def thread_numbers(self, after: int, limit: int) -> list[int]:
         return [no for (no,) in self._read(self._sql.numbers, after, limit)]
@@ -360,13 +364,13 @@ class _Statements:
     def __init__(self, schema: str) -> None:
         self._schema = schema
         self._listings: dict[str, Statement] = {}
-        threads = f"SELECT {_THREAD} FROM {schema}.thread t"
+        threads = f"SELECT {THREAD} FROM {schema}.thread t"
         self.by_name = Statement(f"{threads} WHERE space = $1 AND name = $2", "tb")
         self.by_uid = Statement(f"{threads} WHERE uid = $1", "b")
         self.by_number = Statement(f"{threads} WHERE no = $1", "i")
         self.numbers = Statement(f"SELECT no FROM {schema}.thread WHERE no > $1 ORDER BY no LIMIT $2", "ii")
         self.newest = Statement(
-            f"SELECT {_BARE} FROM {schema}.row r WHERE r.thread = $1 ORDER BY r.seq DESC LIMIT 1", "i"
+            f"SELECT {BARE} FROM {schema}.row r WHERE r.thread = $1 ORDER BY r.seq DESC LIMIT 1", "i"
         )
         shapes = [(p, v, n) for p in (False, True) for v in (False, True) for n in (False, True)]
         self.range = {shape: Statement(_range(schema, *shape), "iiii") for shape in shapes}
@@ -439,10 +443,10 @@ class _Statements:
             conditions.append(f"t.second <= {given('i', after[0] // SECOND + 1)}")
         order = "t.second DESC, t.updated_at DESC, t.no DESC"
         text = f"""
-            SELECT {_THREAD}, r.* FROM (
+            SELECT {THREAD}, r.* FROM (
                 SELECT * FROM {self._schema}.thread t WHERE {" AND ".join(conditions)}
                 ORDER BY {order} LIMIT {given("i", limit)}) t,
-            LATERAL (SELECT {_BARE} FROM {self._schema}.row r WHERE r.thread = t.no AND r.seq = t.newest LIMIT 1) r
+            LATERAL (SELECT {BARE} FROM {self._schema}.row r WHERE r.thread = t.no AND r.seq = t.newest LIMIT 1) r
             ORDER BY {order}"""
         statement = self._listings.get(text) or self._listings.setdefault(text, Statement(text, given.types))
         return statement, given.values
@@ -450,7 +454,7 @@ class _Statements:
 
 def _range(schema: str, payload: bool, visible: bool, newest_first: bool) -> str:  # noqa: FBT001 - as the port has them
     return f"""
-        SELECT {_WHOLE if payload else _BARE} FROM {schema}.row r WHERE r.thread = $1 AND r.seq BETWEEN $2 AND $3
+        SELECT {_WHOLE if payload else BARE} FROM {schema}.row r WHERE r.thread = $1 AND r.seq BETWEEN $2 AND $3
         {"AND NOT r.hidden AND r.root <> ''" if visible else ""}
         ORDER BY r.seq {"DESC" if newest_first else ""} LIMIT $4"""
 
@@ -459,7 +463,7 @@ def _ranges(schema: str, payload: bool, visible: bool, newest_first: bool) -> st
     """Return what reads several ranges, each from its index, and no more of any than is asked for in all."""
     return f"""
         SELECT r.* FROM unnest($2, $3) WITH ORDINALITY AS span(low, high, at), LATERAL (
-            SELECT {_WHOLE if payload else _BARE}
+            SELECT {_WHOLE if payload else BARE}
             FROM {schema}.row r WHERE r.thread = $1 AND r.seq BETWEEN span.low AND span.high
             {"AND NOT r.hidden AND r.root <> ''" if visible else ""}
             ORDER BY r.seq {"DESC" if newest_first else ""} LIMIT $4) r

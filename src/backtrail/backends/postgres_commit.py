@@ -3,7 +3,7 @@
 A single row, which most batches are, is an UPDATE of its thread and an INSERT in one statement: who moves `newest`
 from seq - 1 to seq has the turn, and whoever comes second waits for the first, finds it moved, and writes nothing.
 Everything else is one call of the store's function `commit_1`, which looks at all that the batch requires before it
-writes.
+writes, or of `commit_2`, which also untouches.
 
 A batch that is too large for one message is sent in pieces, in one transaction.
 
@@ -60,6 +60,7 @@ class Commit:
         self._op_id = Statement(f"SELECT op_id FROM {schema}.row WHERE thread = $1 AND seq = $2", "ii")
         general = "oTBBBIB" + "IBIB" + "I" + LETTERS.upper() + "BBB" + "IIII" + "II" + "IIB" + "IIB"
         self._commit = Statement(_call(schema, "commit_1", len(general)), general)
+        self._commit_2 = Statement(_call(schema, "commit_2", len(general) + 2), general + "II")
         self._put = Statement(_call(schema, "put_1", 3), "BBB")
         rewriting = "oi" + LETTERS.upper() + "BB"
         self._rewrite = Statement(_call(schema, "rewrite_1", len(rewriting)), rewriting)
@@ -98,7 +99,10 @@ class Commit:
     def _write_piece(self, session: Session, batch: Batch) -> tuple[tuple[int, ...], bool]:
         """Write a batch that is small enough; return the numbers of its threads, and whether it was there already."""
         _check_sizes(itertools.chain((row.payload for _, row in batch.rows), (data for _, data in batch.chunks)))
-        (found,) = session.run(self._commit, tuple(self._arguments(batch)))
+        if batch.untouch:
+            (found,) = session.run(self._commit_2, (*self._arguments(batch), *_columns(batch.untouch, 2)))
+        else:
+            (found,) = session.run(self._commit, tuple(self._arguments(batch)))
         refused, already, numbers, missing, thread, seq = found
         if refused == "stale":
             raise Stale
@@ -113,17 +117,18 @@ class Commit:
         for chunks in _pieces(batch.chunks, lambda chunk: len(chunk[1])):
             self.put(session, chunks)
         pieces = list(_pieces(batch.rows, lambda row: len(row[1].payload or b""))) or [[]]
-        first = batch._replace(chunks=(), rows=tuple(pieces[0]), hide=(), tag=(), untag=())
+        first = batch._replace(chunks=(), rows=tuple(pieces[0]), hide=(), tag=(), untag=(), untouch=())
         numbers, already = self._write_piece(session, first)
         if already:  # all of it was one transaction
             return numbers
         for rows in pieces[1:]:
             self._write_piece(session, Batch(rows=tuple((_number(no, numbers), row) for no, row in rows)))
-        if batch.hide or batch.tag or batch.untag:
+        if batch.hide or batch.tag or batch.untag or batch.untouch:
             marks = Batch(
                 hide=tuple((_number(no, numbers), seq) for no, seq in batch.hide),
                 tag=tuple((_number(no, numbers), seq, tag) for no, seq, tag in batch.tag),
                 untag=tuple((_number(no, numbers), seq, tag) for no, seq, tag in batch.untag),
+                untouch=tuple((_number(no, numbers), seq) for no, seq in batch.untouch),
             )
             self._write_piece(session, marks)
         return numbers

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 import psycopg
 
 from backtrail.backends.postgres_session import Statement
+from backtrail.backends.postgres_standings import format_2
 from backtrail.backends.postgres_tables import format_1
 from backtrail.errors import Invalid, NotFound, Unavailable
 
@@ -31,7 +32,7 @@ MARK: Final = 0x42545231
 _MAX_NAME: Final = 63
 
 # STEPS[n] makes format n + 1 from format n. Steps are only ever added.
-STEPS: Final[tuple[Callable[[str, int], str], ...]] = (format_1,)
+STEPS: Final[tuple[Callable[[str, int], str], ...]] = (format_1, format_2)
 READABLE_FROM: Final = 1
 """The oldest format that can be read as it is, without its steps."""
 

@@ -25,6 +25,10 @@ PARTITIONS: Final = 8
 
 COLUMNS: Final = tuple(f'"{field}"' for field in Row._fields)
 """The columns of a row, in the order of its fields."""
+THREAD: Final = "t.no, t.space, t.name, t.uid, t.agent, t.created_at, t.origin"
+"""The columns of a thread t, in the order of the record's fields."""
+BARE: Final = ", ".join('NULL::bytea AS "payload"' if column == '"payload"' else f"r.{column}" for column in COLUMNS)
+"""The columns of a row r, without its payload."""
 SECOND: Final = 1_000_000
 
 # As in the engine's log, which these views are to agree with.
@@ -43,6 +47,25 @@ _TYPES: Final = {
 }
 LETTERS: Final = "".join({"bytea": "b", "boolean": "o"}.get(_TYPES.get(field, "bigint"), "i") for field in Row._fields)
 """The letters of a row's columns, in the order of its fields."""
+
+_ARRAYS: Final = {"i": "bigint[]", "b": "bytea[]", "o": "boolean[]"}
+_GIVEN: Final = [f"row_{field}" for field in Row._fields]
+_DECLARED: Final = ",\n    ".join(f"{name} {_ARRAYS[letter]}" for name, letter in zip(_GIVEN, LETTERS, strict=True))
+COMMIT_PARAMETERS: Final = f"""durable boolean,
+    thread_space text[], thread_name bytea[], thread_uid bytea[], thread_agent bytea[], thread_created_at bigint[],
+    thread_origin bytea[],
+    renew_thread bigint[], renew_agent bytea[], renew_created_at bigint[], renew_origin bytea[],
+    row_thread bigint[],
+    {_DECLARED},
+    chunk_digest bytea[], chunk_payload bytea[], touched bytea[],
+    visible_thread bigint[], visible_seq bigint[], newest_thread bigint[], newest_seq bigint[],
+    hide_thread bigint[], hide_seq bigint[],
+    tag_thread bigint[], tag_seq bigint[], tag_tag bytea[],
+    untag_thread bigint[], untag_seq bigint[], untag_tag bytea[]"""
+"""What `commit_1` takes."""
+COMMIT_ANSWER: Final = """OUT refused text, OUT already boolean, OUT numbers bigint[], OUT missing bytea[],
+    OUT gone_thread bigint, OUT gone_seq bigint"""
+"""What it gives."""
 
 
 def _row_table(schema: str) -> str:
@@ -116,7 +139,6 @@ CREATE INDEX tag_tag ON {schema}.tag (thread, tag, seq);
 
 def _views_1(schema: str) -> str:
     """Return what people see: names and times as text, ids as the library gives them, nothing that was deleted."""
-    kinds = " ".join(f"WHEN {at} THEN '{kind}'" for at, kind in enumerate(_KINDS))
     return f"""
 -- Text that users chose, which may hold what text in PostgreSQL cannot.
 CREATE FUNCTION {schema}.readable_1(stored bytea) RETURNS text LANGUAGE plpgsql IMMUTABLE STRICT AS $$
@@ -144,19 +166,7 @@ CREATE VIEW {schema}.threads AS
         r.step, {schema}.checkpoint_id_1(t.uid, r.head) AS head_id, {schema}.readable_1(t.origin) AS forked_from
     FROM {schema}.thread t JOIN {schema}.row r ON r.thread = t.no AND r.seq = t.newest WHERE t.alive;
 
-CREATE VIEW {schema}.checkpoints AS
-    SELECT {schema}.checkpoint_id_1(t.uid, r.seq) AS id, {schema}.readable_1(t.name) AS thread_id,
-        t.space AS thread_kind, r.seq, r.step,
-        CASE WHEN r.parent > 0 THEN {schema}.checkpoint_id_1(t.uid, r.parent)
-            WHEN r.op = 1 THEN {schema}.readable_1(t.origin) END AS parent_id,
-        {schema}.readable_1(r.label) AS label,
-        array(SELECT {schema}.readable_1(g.tag) FROM {schema}.tag g
-              WHERE g.thread = r.thread AND g.seq = r.seq ORDER BY g.id) AS tags,
-        CASE r.kind {kinds} END AS kind,
-        {schema}.moment_1(r.created_at) AS created_at, r.size, r.stored, 'blake3:' || encode(r.root, 'hex') AS root,
-        r.seq = (SELECT n.head FROM {schema}.row n WHERE n.thread = t.no AND n.seq = t.newest) AS is_head
-    FROM {schema}.thread t JOIN {schema}.row r ON r.thread = t.no
-    WHERE t.alive AND NOT r.hidden AND r.root <> '';
+CREATE VIEW {checkpoints_view(schema)};
 
 CREATE VIEW {schema}.messages AS
     SELECT {schema}.readable_1(t.name) AS thread_id, t.space AS thread_kind, {schema}.readable_1(t.agent) AS agent,
@@ -176,14 +186,29 @@ CREATE VIEW {schema}.conversations AS
 """
 
 
+def checkpoints_view(schema: str, shown: str = "") -> str:
+    """Return the view of checkpoints as CREATE VIEW wants it; `shown` says which tags g are."""
+    kinds = " ".join(f"WHEN {at} THEN '{kind}'" for at, kind in enumerate(_KINDS))
+    return f"""{schema}.checkpoints AS
+    SELECT {schema}.checkpoint_id_1(t.uid, r.seq) AS id, {schema}.readable_1(t.name) AS thread_id,
+        t.space AS thread_kind, r.seq, r.step,
+        CASE WHEN r.parent > 0 THEN {schema}.checkpoint_id_1(t.uid, r.parent)
+            WHEN r.op = 1 THEN {schema}.readable_1(t.origin) END AS parent_id,
+        {schema}.readable_1(r.label) AS label,
+        array(SELECT {schema}.readable_1(g.tag) FROM {schema}.tag g
+              WHERE g.thread = r.thread AND g.seq = r.seq {shown} ORDER BY g.id) AS tags,
+        CASE r.kind {kinds} END AS kind,
+        {schema}.moment_1(r.created_at) AS created_at, r.size, r.stored, 'blake3:' || encode(r.root, 'hex') AS root,
+        r.seq = (SELECT n.head FROM {schema}.row n WHERE n.thread = t.no AND n.seq = t.newest) AS is_head
+    FROM {schema}.thread t JOIN {schema}.row r ON r.thread = t.no
+    WHERE t.alive AND NOT r.hidden AND r.root <> ''"""
+
+
 def _functions_1(schema: str, lock: int) -> str:
-    arrays = {"i": "bigint[]", "b": "bytea[]", "o": "boolean[]"}
-    given = [f"row_{field}" for field in Row._fields]
-    declared = ",\n    ".join(f"{name} {arrays[letter]}" for name, letter in zip(given, LETTERS, strict=True))
     columns = ", ".join(COLUMNS)
     unnested = ", ".join(f"w.{column}" for column in COLUMNS)
-    rows = f"unnest({', '.join(given)}) AS w({columns})"
-    rows_of_threads = f"unnest(row_thread, {', '.join(given)}) AS w(thread, {columns})"
+    rows = f"unnest({', '.join(_GIVEN)}) AS w({columns})"
+    rows_of_threads = f"unnest(row_thread, {', '.join(_GIVEN)}) AS w(thread, {columns})"
     replaced = ", ".join(
         f"{column} = w.{column}" for column in COLUMNS if column not in ('"seq"', '"op_id"', '"payload"', '"hidden"')
     )
@@ -244,19 +269,8 @@ END $$;
 -- Write a batch, or say why not: 'stale', 'vanished' (and which row), 'missing' (and which chunks); or that it is there
 -- already. See the port.
 CREATE FUNCTION {schema}.commit_1(
-    durable boolean,
-    thread_space text[], thread_name bytea[], thread_uid bytea[], thread_agent bytea[], thread_created_at bigint[],
-    thread_origin bytea[],
-    renew_thread bigint[], renew_agent bytea[], renew_created_at bigint[], renew_origin bytea[],
-    row_thread bigint[],
-    {declared},
-    chunk_digest bytea[], chunk_payload bytea[], touched bytea[],
-    visible_thread bigint[], visible_seq bigint[], newest_thread bigint[], newest_seq bigint[],
-    hide_thread bigint[], hide_seq bigint[],
-    tag_thread bigint[], tag_seq bigint[], tag_tag bytea[],
-    untag_thread bigint[], untag_seq bigint[], untag_tag bytea[],
-    OUT refused text, OUT already boolean, OUT numbers bigint[], OUT missing bytea[], OUT gone_thread bigint,
-    OUT gone_seq bigint
+    {COMMIT_PARAMETERS},
+    {COMMIT_ANSWER}
 ) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -378,7 +392,7 @@ END $$;
 -- Replace rows that are still the same, and put the chunks that the new ones need; return how many were replaced.
 CREATE FUNCTION {schema}.rewrite_1(
     durable boolean, of_thread bigint,
-    {declared},
+    {_DECLARED},
     chunk_digest bytea[], chunk_payload bytea[]
 ) RETURNS bigint LANGUAGE plpgsql AS $$
 #variable_conflict use_column
