@@ -1048,6 +1048,68 @@ def untouch(backend, no, seq):
     backend.commit(Batch(untouch=((no, seq),)))
 
 
+def hidden(backend, no):
+    return [row.seq for row in backend.rows(no, [(1, 99)]) if row.hidden]
+
+
+class TestShow:
+    def test_what_was_hidden_is_shown_again(self, backend):
+        no = start(backend, rows=4)
+        backend.commit(Batch(hide=((no, 1), (no, 2), (no, 3))))
+        backend.commit(Batch(show=((no, 1), (no, 3), (no, 4))))
+        assert hidden(backend, no) == [2]
+        assert [row.seq for row in backend.rows(no, [(1, 9)], visible=True)] == [1, 3, 4]
+
+    def test_with_a_row_that_points_at_it_and_whatever_else(self, backend):
+        no, other = start(backend, rows=2, agent="a"), start(backend, "y", rows=2)
+        backend.commit(Batch(hide=((no, 1), (other, 1))))
+        backend.commit(
+            Batch(
+                rows=((no, row(3, head=1, root=b"")),),
+                hide=((no, 2),),
+                show=((no, 1), (other, 1)),
+                tag=((no, 1, "t"),),
+                untouch=((no, 3),),
+            )
+        )
+        assert (hidden(backend, no), hidden(backend, other)) == ([2], [])
+        assert backend.tagged(no, "t") == [1]
+        assert touched(backend) == []
+
+    def test_a_row_that_is_gone_refuses_the_batch(self, backend):
+        no = start(backend, rows=3)
+        backend.commit(Batch(hide=((no, 1), (no, 2))))
+        backend.remove_rows(no, [1])
+        for gone in ((no, 1), (no, 9), (no + 1, 1)):
+            with pytest.raises(Vanished) as error:
+                backend.commit(Batch(rows=((no, row(4)),), show=((no, 2), gone)))
+            assert (error.value.thread, error.value.seq) == gone
+        assert (hidden(backend, no), backend.newest(no).seq) == ([2], 3)
+
+    def test_a_group_that_is_dropped_hides_it_again(self, backend):
+        no = start(backend, rows=2)
+        backend.commit(Batch(hide=((no, 1),)))
+        with pytest.raises(ZeroDivisionError), backend.group():
+            backend.commit(Batch(show=((no, 1),)))
+            raise ZeroDivisionError
+        assert hidden(backend, no) == [1]
+
+    def test_in_a_transaction_the_last_word_counts(self, backend):
+        no = start(backend, rows=3)
+        backend.commit(Batch(hide=((no, 1), (no, 2)), tag=((no, 1, "t"),)))
+        overlay = Overlay(backend)
+        overlay.commit(Batch(show=((no, 1), (no, 2)), hide=((no, 3),)))
+        assert (hidden(overlay, no), overlay.tagged(no, "t")) == ([3], [1])
+        assert [row.seq for row in overlay.rows(no, [(1, 9)], visible=True)] == [1, 2]
+        overlay.commit(Batch(hide=((no, 2),)))
+        overlay.commit(Batch(show=((no, 3),)))
+        with pytest.raises(Vanished):
+            overlay.commit(Batch(show=((no, 4),)))
+        assert hidden(overlay, no) == [2]
+        overlay.finish(commit=True)
+        assert hidden(backend, no) == [2]
+
+
 class TestStandings:
     def test_a_row_touches_its_thread_in_any_name_space_if_it_has_an_agent(self, backend):
         start(backend, "x", agent="a")
@@ -1078,15 +1140,15 @@ class TestStandings:
         for agent in ["a", "ab", "\0", *ODD_TEXTS]:
             assert touched(backend, agent) == standing(backend, agent) == [f"of {agent!r}"]
 
-    def test_a_thread_without_a_head_is_listed_only_while_it_is_touched(self, backend):
+    def test_a_thread_without_a_head_is_listed_too(self, backend):
         no = start(backend, agent="a")
         untouch(backend, no, 1)
         backend.commit(Batch(rows=((no, row(2, head=0, root=b"")),), hide=((no, 1),)))
-        assert standing(backend) == []
+        assert standing(backend) == ["x"]
         ((record, newest, head),) = backend.standings("a", touched=True)
         assert (record.no, newest.seq, head) == (no, 2, None)
         untouch(backend, no, 2)
-        assert touched(backend) == []
+        assert (touched(backend), standing(backend)) == ([], ["x"])
 
     def test_threads_stand_in_the_order_of_their_numbers(self, backend):
         numbers = [start(backend, str(at), agent="a") for at in range(12)]

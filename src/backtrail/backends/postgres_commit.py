@@ -3,7 +3,7 @@
 A single row, which most batches are, is an UPDATE of its thread and an INSERT in one statement: who moves `newest`
 from seq - 1 to seq has the turn, and whoever comes second waits for the first, finds it moved, and writes nothing.
 Everything else is one call of the store's function `commit_1`, which looks at all that the batch requires before it
-writes, or of `commit_2`, which also untouches.
+writes, or of `commit_2`, which also shows rows again and untouches.
 
 A batch that is too large for one message is sent in pieces, in one transaction.
 
@@ -60,7 +60,7 @@ class Commit:
         self._op_id = Statement(f"SELECT op_id FROM {schema}.row WHERE thread = $1 AND seq = $2", "ii")
         general = "oTBBBIB" + "IBIB" + "I" + LETTERS.upper() + "BBB" + "IIII" + "II" + "IIB" + "IIB"
         self._commit = Statement(_call(schema, "commit_1", len(general)), general)
-        self._commit_2 = Statement(_call(schema, "commit_2", len(general) + 2), general + "II")
+        self._commit_2 = Statement(_call(schema, "commit_2", len(general) + 4), general + "IIII")
         self._put = Statement(_call(schema, "put_1", 3), "BBB")
         rewriting = "oi" + LETTERS.upper() + "BB"
         self._rewrite = Statement(_call(schema, "rewrite_1", len(rewriting)), rewriting)
@@ -99,8 +99,9 @@ class Commit:
     def _write_piece(self, session: Session, batch: Batch) -> tuple[tuple[int, ...], bool]:
         """Write a batch that is small enough; return the numbers of its threads, and whether it was there already."""
         _check_sizes(itertools.chain((row.payload for _, row in batch.rows), (data for _, data in batch.chunks)))
-        if batch.untouch:
-            (found,) = session.run(self._commit_2, (*self._arguments(batch), *_columns(batch.untouch, 2)))
+        if batch.untouch or batch.show:
+            more = (*_columns(batch.show, 2), *_columns(batch.untouch, 2))
+            (found,) = session.run(self._commit_2, (*self._arguments(batch), *more))
         else:
             (found,) = session.run(self._commit, tuple(self._arguments(batch)))
         refused, already, numbers, missing, thread, seq = found
@@ -117,15 +118,16 @@ class Commit:
         for chunks in _pieces(batch.chunks, lambda chunk: len(chunk[1])):
             self.put(session, chunks)
         pieces = list(_pieces(batch.rows, lambda row: len(row[1].payload or b""))) or [[]]
-        first = batch._replace(chunks=(), rows=tuple(pieces[0]), hide=(), tag=(), untag=(), untouch=())
+        first = batch._replace(chunks=(), rows=tuple(pieces[0]), hide=(), show=(), tag=(), untag=(), untouch=())
         numbers, already = self._write_piece(session, first)
         if already:  # all of it was one transaction
             return numbers
         for rows in pieces[1:]:
             self._write_piece(session, Batch(rows=tuple((_number(no, numbers), row) for no, row in rows)))
-        if batch.hide or batch.tag or batch.untag or batch.untouch:
+        if batch.hide or batch.show or batch.tag or batch.untag or batch.untouch:
             marks = Batch(
                 hide=tuple((_number(no, numbers), seq) for no, seq in batch.hide),
+                show=batch.show,
                 tag=tuple((_number(no, numbers), seq, tag) for no, seq, tag in batch.tag),
                 untag=tuple((_number(no, numbers), seq, tag) for no, seq, tag in batch.untag),
                 untouch=tuple((_number(no, numbers), seq) for no, seq in batch.untouch),

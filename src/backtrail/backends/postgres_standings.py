@@ -36,6 +36,7 @@ CREATE OR REPLACE VIEW {checkpoints_view(schema, "AND substring(g.tag FROM 1 FOR
 
 ALTER TABLE {schema}.thread ADD touched boolean NOT NULL DEFAULT true;
 CREATE INDEX thread_touched ON {schema}.thread (agent) WHERE touched AND agent IS NOT NULL;
+CREATE INDEX thread_of_agent ON {schema}.thread (agent) WHERE agent IS NOT NULL;
 
 CREATE FUNCTION {schema}.touch_2() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
@@ -47,10 +48,11 @@ END $$;
 CREATE TRIGGER thread_touched AFTER UPDATE OF newest, agent ON {schema}.thread FOR EACH ROW
     WHEN (NOT NEW.touched AND NEW.agent IS NOT NULL) EXECUTE FUNCTION {schema}.touch_2();
 
--- Write a batch as `commit_1` does, and untouch threads. All of its threads are locked at once, in their order.
+-- Write a batch as `commit_1` does, show rows again, and untouch threads. All of its threads are locked at once, in
+-- their order, and then the rows, so that nobody removes them meanwhile.
 CREATE FUNCTION {schema}.commit_2(
     {COMMIT_PARAMETERS},
-    untouch_thread bigint[], untouch_seq bigint[],
+    show_thread bigint[], show_seq bigint[], untouch_thread bigint[], untouch_seq bigint[],
     {COMMIT_ANSWER}
 ) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -58,8 +60,20 @@ BEGIN
     PERFORM FROM {schema}.thread
         WHERE no = ANY (row_thread || newest_thread || renew_thread || hide_thread || untouch_thread)
         ORDER BY no FOR NO KEY UPDATE;
+    PERFORM FROM {schema}.row r JOIN unnest(show_thread, show_seq) AS w(thread, seq)
+        ON r.thread = w.thread AND r.seq = w.seq ORDER BY r.thread, r.seq FOR NO KEY UPDATE OF r;
+    SELECT 'vanished', w.thread, w.seq INTO refused, gone_thread, gone_seq
+        FROM unnest(show_thread, show_seq) WITH ORDINALITY AS w(thread, seq, at)
+        WHERE NOT EXISTS (SELECT FROM {schema}.row r WHERE r.thread = w.thread AND r.seq = w.seq)
+        ORDER BY w.at LIMIT 1;
+    IF refused IS NOT NULL THEN
+        numbers := array[]::bigint[];
+        RETURN;
+    END IF;
     SELECT * INTO refused, already, numbers, missing, gone_thread, gone_seq FROM {schema}.commit_1({names});
     IF refused IS NULL AND already IS NULL THEN
+        UPDATE {schema}.row r SET hidden = false FROM unnest(show_thread, show_seq) AS w(thread, seq)
+            WHERE r.thread = w.thread AND r.seq = w.seq AND r.hidden;
         UPDATE {schema}.thread t SET touched = false FROM unnest(untouch_thread, untouch_seq) AS w(no, seq)
             WHERE t.no = CASE WHEN w.no < 0 THEN numbers[-w.no] ELSE w.no END AND t.newest = w.seq
             AND t.touched AND t.agent IS NOT NULL;
@@ -73,8 +87,7 @@ class Standings:
 
     def __init__(self, schema: str) -> None:
         self.touched = Statement(_standings(schema, "t.touched"), "b")
-        self.with_head = Statement(_standings(schema, "t.alive"), "b")
-        self._all = Statement(_standings(schema, "true"), "b")
+        self.all = Statement(_standings(schema, "true"), "b")
         self._is_there = Statement(
             f"""
             SELECT count(*) FROM pg_catalog.pg_attribute
@@ -85,9 +98,8 @@ class Standings:
         self, read: Callable[..., list[tuple[Any, ...]]], agent: str, *, touched: bool, read_only: bool
     ) -> list[Stand]:
         """Return how the threads of an agent stand. In a store of format 1, which is only read, all are touched."""
-        statement = self.touched if touched else self.with_head
-        if touched and read_only and not read(self._is_there)[0][0]:
-            statement = self._all
+        everything = not touched or (read_only and not read(self._is_there)[0][0])
+        statement = self.all if everything else self.touched
         return [_stand(*values) for values in read(statement, encoded(agent))]
 
 
