@@ -32,8 +32,9 @@ from backtrail import (
     ToolStatus,
     fields,
 )
+from backtrail.engine.packing import Packer
 from backtrail.entities import Saved, to_data, to_json
-from tests.strategies import decode, encode, fewer, form, values
+from tests.strategies import TYPES, decode, encode, fewer, form, values
 
 NOON = dt.datetime(2026, 1, 31, 12, tzinfo=dt.UTC)
 
@@ -392,7 +393,7 @@ def test_attached_bytes_come_back(data):
         assert (made.to_bytes(), made.size, made.attachment_type) == (data, len(data), AttachmentType.IMAGE)
 
 
-@pytest.mark.parametrize("content", [None, "print(1)", "é", "YQ"])
+@pytest.mark.parametrize("content", [None, "print(1)", "é", "YQ", "YW Jj"])
 def test_what_is_no_base64_is_not_made_into_bytes(content):
     with pytest.raises(Invalid) as caught:
         Attachment("code", "a.py", "text/x-python", content, url="https://example.com").to_bytes()
@@ -630,11 +631,16 @@ def test_items_equal_tuples_and_lists():
     assert type(pickle.loads(pickle.dumps(items))) is type(copy.deepcopy(items)) is Items
 
 
-@pytest.mark.parametrize("parts", [(), (1, "a"), ({"x": [b""]},), tuple(range(20_000)), ("x" * 5000,) * 9], ids=len)
+@pytest.mark.parametrize("parts", [(), ("b", "a"), ({"x": [b""]},), tuple(range(20_000)), ("x" * 5000,) * 9], ids=len)
 def test_items_are_kept_as_the_tuple_they_are(parts):
     for plain, made in ((parts, Items(parts)), ([{"a": parts}], [{"a": Items(parts)}])):
         assert encode(made).rep == encode(plain).rep
         assert form(decode(encode(made))) == form(plain)
+
+
+def test_items_are_packed_in_the_one_call_that_packs_all_around_them():
+    packer = Packer(TYPES)
+    assert packer.fast([{"a": Items((2, Items(), 1))}]) == packer.fast([{"a": (2, (), 1)}]) is not None
 
 
 def test_items_are_keys_and_members_of_sets():

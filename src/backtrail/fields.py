@@ -251,7 +251,7 @@ def _given(cls: type[Entity], data: Any, hint: str) -> dict[str, Any]:
     if type(data) is not dict and not isinstance(data, Mapping):
         raise refuse(f"a {cls.__name__} as data", "a mapping", data)
     given = dict(data)
-    known = _names(cls)  # type: ignore[arg-type]  # a class is hashable, whatever its instances are
+    known = _names(cls)  # type: ignore[arg-type]  # mypy takes the __hash__ of its instances
     if not known.issuperset(given):
         unknown = _shown(next(name for name in given if name not in known))
         raise Invalid(f"a {cls.__name__} has no field {unknown}: {hint}", code="invalid.schema", path=f"[{unknown}]")
