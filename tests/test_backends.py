@@ -840,6 +840,7 @@ _batches = st.builds(
     visible=st.lists(st.tuples(_threads, _seqs), max_size=1).map(tuple),
     newest=st.lists(st.tuples(_threads, _seqs), max_size=1).map(tuple),
     hide=_tuples(_threads, _seqs),
+    show=st.lists(st.tuples(_threads, _seqs), max_size=1).map(tuple),
     tag=_tuples(_threads, _seqs, _texts),
     untag=_tuples(_threads, _seqs, _texts),
     untouch=_tuples(_threads, _seqs),
@@ -854,7 +855,7 @@ def _without_guesses(backend, batch):
     return batch._replace(
         **{
             field: tuple(entry for entry in getattr(batch, field) if entry[0] in known)
-            for field in ("renew", "rows", "visible", "newest", "hide", "tag", "untag", "untouch")
+            for field in ("renew", "rows", "visible", "newest", "hide", "show", "tag", "untag", "untouch")
         },
     )
 
@@ -1340,7 +1341,7 @@ class TestStandingsInATransaction:
         ((_, newest, head),) = inside.standings("a", touched=False)
         assert (newest.seq, head.seq, head.hidden, head.payload) == (3, 1, True, None)
         inside.commit(Batch(rows=((no, row(4, head=0, root=b"")),)))
-        assert (inside.standings("a", touched=True)[0].head, standing(inside)) == (None, [])
+        assert (inside.standings("a", touched=True)[0].head, standing(inside)) == (None, ["x"])
 
     def test_untouching_is_written_with_the_rest(self, backend):
         no = start(backend, agent="a")

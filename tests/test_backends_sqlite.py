@@ -470,7 +470,7 @@ class TestFormats:
         for read_only in (True, False):
             backend = SqliteBackend(path, read_only=read_only)
             assert [stand.record.name for stand in backend.standings("a", touched=True)] == ["x", "gone", "z"]
-            assert [stand.record.name for stand in backend.standings("a", touched=False)] == ["x", "z"]
+            assert [stand.record.name for stand in backend.standings("a", touched=False)] == ["x", "gone", "z"]
             assert backend.usage().items == {}
             backend.close()
 
@@ -487,7 +487,7 @@ class TestFormats:
 
     @pytest.mark.parametrize("touched", [False, True])
     def test_standings_read_no_more_than_they_give(self, backend, touched):
-        statement = sqlite_standings._TOUCHED if touched else sqlite_standings._WITH_HEAD
+        statement = sqlite_standings._TOUCHED if touched else sqlite_standings._OF_AGENT
         with backend._guard as connection:
             plan = [step[-1] for step in connection.execute(f"EXPLAIN QUERY PLAN {statement}", (b"a",))]
         assert not [step for step in plan if "SCAN" in step or "TEMP B-TREE" in step]

@@ -131,7 +131,7 @@ def test_how_the_threads_of_an_agent_stand_is_read_by_indexes(full):
         assert "Seq Scan" not in {node["Node Type"] for node in nodes}
         indexes = {node["Index Name"] for node in nodes if node.get("Relation Name") != "row" and "Index Name" in node}
         used = {index for index in indexes if not index.startswith("row_")}
-        assert used == {"thread_touched" if name == "touched" else "thread_of_agent"}
+        assert used == ({"thread_touched"} if name == "touched" else {"thread_agent", "thread_without_head"})
     backend.commit(Batch(untouch=tuple((no, ROWS) for no in backend.thread_numbers(0, 4000) if no > 20)))
     for agent, touched, expected in (("agent 7", True, 1), ("agent 50", True, 0), ("agent 50", False, 40)):
         assert len(backend.standings(agent, touched=touched)) == expected

@@ -36,7 +36,7 @@ CREATE OR REPLACE VIEW {checkpoints_view(schema, "AND substring(g.tag FROM 1 FOR
 
 ALTER TABLE {schema}.thread ADD touched boolean NOT NULL DEFAULT true;
 CREATE INDEX thread_touched ON {schema}.thread (agent) WHERE touched AND agent IS NOT NULL;
-CREATE INDEX thread_of_agent ON {schema}.thread (agent) WHERE agent IS NOT NULL;
+CREATE INDEX thread_without_head ON {schema}.thread (agent) WHERE NOT alive AND agent IS NOT NULL;
 
 CREATE FUNCTION {schema}.touch_2() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
@@ -86,8 +86,9 @@ class Standings:
     """The statements that list the threads of an agent, in a schema (its quoted name)."""
 
     def __init__(self, schema: str) -> None:
-        self.touched = Statement(_standings(schema, "t.touched"), "b")
-        self.all = Statement(_standings(schema, "true"), "b")
+        self.touched = Statement(f"{_standings(schema, 't.touched')} ORDER BY 1", "b")
+        alive, others = _standings(schema, "t.alive"), _standings(schema, "NOT t.alive")
+        self.all = Statement(f"{alive} UNION ALL {others} ORDER BY 1", "b")
         self._is_there = Statement(
             f"""
             SELECT count(*) FROM pg_catalog.pg_attribute
@@ -111,7 +112,7 @@ def _standings(schema: str, condition: str) -> str:
             SELECT {BARE} FROM {schema}.row r WHERE r.thread = t.no AND r.seq = t.newest LIMIT 1) newest
         LEFT JOIN LATERAL (
             SELECT {BARE} FROM {schema}.row r WHERE r.thread = t.no AND r.seq = newest.head LIMIT 1) head ON true
-        WHERE t.agent = $1 AND {condition} ORDER BY t.no"""
+        WHERE t.agent = $1 AND {condition}"""
 
 
 def _stand(*values: Any) -> Stand:
