@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 import types
+import weakref
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +22,8 @@ import pytest
 from blake3 import blake3
 
 import backtrail
-from backtrail import demo, errors
+from backtrail import AgentState, demo, errors
+from backtrail.engine import versions
 from tests.servers import server
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -67,6 +69,8 @@ def run(page, tmp_path, monkeypatch):
     monkeypatch.delenv("BACKTRAIL_URL", raising=False)
     if page.name == "postgresql.md":
         monkeypatch.setenv("BACKTRAIL_URL", server().url)
+    monkeypatch.setattr(versions, "_UPCASTERS", weakref.WeakKeyDictionary())  # a page may declare some for our classes
+    monkeypatch.setattr(versions, "_PLANS", weakref.WeakKeyDictionary())
     module = types.ModuleType(f"page_{page.stem}")  # a real one, since annotations are looked up in it
     monkeypatch.setitem(sys.modules, module.__name__, module)
     listed = blocks(page.read_text())
@@ -175,13 +179,89 @@ def test_every_public_method_is_in_the_guide(cls):
 
 
 CLASSES = {"store": backtrail.Store, "thread": backtrail.Thread, "checkpoint": backtrail.Checkpoint}
+OTHERS = {"checkpoint": backtrail.values.AgentCheckpoint}
+"""What the same name means in another section."""
 
 
 def test_the_calls_that_replace_others_exist():
     text = (ROOT / "docs" / "coming-from.md").read_text()
     calls = re.findall(r"\b(store|thread|checkpoint)\.(\w+)", text)
     assert len(calls) > 20
-    assert not [f"{handle}.{name}" for handle, name in calls if not hasattr(CLASSES[handle], name)]
+    known = calls_of(CLASSES) | calls_of(OTHERS)
+    assert not [f"{handle}.{name}" for handle, name in calls if f"{handle}.{name}" not in known]
+
+
+def calls_of(classes):
+    return {f"{handle}.{name}" for handle, cls in classes.items() for name in dir(cls)}
+
+
+# What each call of the table of agent persistence gives, or leaves true.
+WALKED = {
+    "PersistenceManager": "store.stats().agents == 0",
+    "MemoryBackend": "isinstance(given, backtrail.Store)",
+    "FileBackend": "isinstance(given, backtrail.Store)",
+    "AgentState": "state.version == 1 and state.custom_state == {}",
+    "set custom state": "state.modified_at > state.created_at",
+    "get custom state": "given == 1 and state.get_state('absent') is None",
+    "save an agent": "store.agents.get('a') == state",
+    "load an agent": "given == state",
+    "list agents": "[info.agent_id for info in given] == ['a']",
+    "state versioning": "[version.state for version in given] == [state]",
+    "migrate between versions": "given.ok and given.migrated == 0",
+    "Conversation": "conversation.messages[0].role == 'user' and conversation.title is None",
+    "add a message to a value": "conversation.messages[1].content == 'Hi'",
+    "message count": "given == 2",
+    "auto-title": "conversation.title == 'Hello there'",
+    "Message of a user, assistant, system": "[m.role for m in given] == ['user', 'assistant', 'system']",
+    "tool result": "message.role == 'tool' and message.metadata['tool_call_id'] == 'call-1'",
+    "Attachment": "given.to_bytes() == b'...' and given.size == 3",
+    "ToolCall": "given.status == 'completed' and given.result == 'found'",
+    "save a conversation": "store.conversations.get('c') == conversation",
+    "load a conversation": "given == conversation",
+    "add a message to a stored conversation": "store.conversations.load('c').messages[2] == message",
+    "list an agent's conversations": "[(info.id, info.message_count) for info in given] == [('c', 3)]",
+    "search an agent's conversations": "[hit.conversation_id for hit in given] == ['c']",
+    "create a checkpoint": "checkpoint.agent_id == 'a' and checkpoint.kind == 'manual'",
+    "checkpoint types": "given == 'pre_operation'",
+    "checkpoint before risky operations": "rolls_back(store, given)",
+    "list an agent's checkpoints": "given[-1] == checkpoint and [c.kind for c in given][-2] == 'pre_operation'",
+    "size, checksum": "given[0] > 100 and given[1].startswith('blake3:')",
+    "delete a conversation": "given is True and store.conversations.get('c') is None",
+    "restore a checkpoint": "given == state and store.conversations.load('c').message_count == 3",
+    "(nothing)": "given == state and store.conversations.get('c') is None",
+    "delete a checkpoint": "given is True and checkpoint not in store.agents.checkpoints('a')",
+    "CheckpointConfig: enabled, interval, keep": "store.agents.checkpoints('a')[0].name.startswith('Auto checkpoint ')",
+    "stop the scheduler": "not auto.running",
+    "StorageStats": "stats == store.stats()",
+    "agent_count, conversation_count": "given == (1, 0)",
+    "checkpoint_count, total_messages, total_size_bytes": "given[0] == 4 and given[1] == 0 and given[2] > 0",
+    "delete an agent": "given is True and store.stats().agents == 0",
+}
+
+
+def rolls_back(store, guard):
+    with pytest.raises(ZeroDivisionError), guard:
+        store.agents.save(AgentState("a", "Wrong", "x"), replace=True)
+        raise ZeroDivisionError
+    return store.agents.load("a").name == "Ann"
+
+
+def test_every_operation_of_agent_persistence_is_walked(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs" / "coming-from.md").read_text()
+    section = text[text.index("## Agent persistence") : text.index("The fourteen builtins")]
+    ((_, rows),) = list(tables(section))
+    scope = {**vars(backtrail), "backtrail": backtrail, "rolls_back": rolls_back}
+    walked = []
+    for there, here, _ in rows:
+        code = here[1 : here.index("`", 1)].replace("`", "")
+        name, equals, expression = re.fullmatch(r"(?:(\w+) (=) )?(.*)", code).groups()
+        scope["given"] = eval(expression, scope)
+        if equals:
+            scope[name] = scope["given"]
+        walked.append(there.replace("`", "").partition(", PersistenceBackend")[0].partition(", SQLite")[0])
+        assert eval(WALKED[walked[-1]], scope), walked[-1]
+    assert walked == list(WALKED)
 
 
 def test_the_names_people_come_from_are_all_answered():
@@ -191,6 +271,8 @@ def test_the_names_people_come_from_are_all_answered():
         "CheckpointMetadata with_parent with_label with_tag with_custom CheckpointBuilder save_with_label load_latest"
     )
     names += " history fork rewind find_by_tag find_by_label current_step list_threads max_checkpoints ttl compress"
+    names += " PersistenceManager PersistenceBackend FileBackend MemoryBackend CheckpointConfig StorageStats"
+    names += " agent_count conversation_count checkpoint_count total_messages total_size_bytes"
     assert not [name for name in names.split() if not re.search(rf"\b{name}\b", first)]
 
 

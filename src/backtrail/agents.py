@@ -8,6 +8,7 @@ upcasters of `AgentState`.
 from __future__ import annotations
 
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,7 @@ class Agents(Collection):
 
     _space = AGENT
     _what = "an agent"
+    _missing = "not_found.agent"
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
@@ -234,7 +236,7 @@ def current(data: dict[str, Any]) -> dict[str, Any]:
     newest, version = newest_version(), data.get("version", 1)
     if newest == 1:  # no upcasters: versions are the user's own business
         return data
-    fields = upcasted(AgentState, "AgentState", version, newest, dict(data))
+    fields = upcasted(AgentState, "AgentState", version, newest, deepcopy(data))  # they may change what is in it
     return {**fields, "version": newest}
 
 

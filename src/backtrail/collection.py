@@ -60,6 +60,8 @@ class Collection:
     _space: str
     _what: str
     """What one of them is called."""
+    _missing: str
+    """The code of the error when one is not there."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -115,7 +117,7 @@ class Collection:
         return thread.load(at)
 
     def _unknown(self, id: str) -> NotFound:  # noqa: A002
-        return NotFound(f"there is no {self._what.partition(' ')[2]} {id!r}", code=f"not_found.{self._space}")
+        return NotFound(f"there is no {self._what.partition(' ')[2]} {id!r}", code=self._missing)
 
     # -- listing ------------------------------------------------------------------------------------------
 

@@ -48,6 +48,7 @@ class Conversations(Collection):
 
     _space = CONVERSATION
     _what = "a conversation"
+    _missing = "not_found.conversation"
 
     def save(self, conversation: Conversation, *, replace: bool = False) -> Conversation:
         """Save a conversation, on top of what it came from; a new one must be the first of its id, unless `replace`."""
