@@ -1215,9 +1215,13 @@ class TestStandings:
         backend.commit(one)
         assert touched(backend) == []
         backend.commit(both)
-        backend.commit(Batch(rows=((no, row(4)),)))
+        assert touched(backend) == []
+        backend.commit(Batch(renew=((no, new("x", agent="a")),)))
         backend.commit(both)
         assert touched(backend) == ["x"]
+        with backend.group():
+            backend.commit(Batch(rows=((no, row(4)),), untouch=((no, 4),)))
+            assert touched(backend) == []
 
     def test_a_thread_that_begins_again_is_touched_under_its_new_agent_only(self, backend):
         no = start(backend, agent="a")
@@ -1401,27 +1405,37 @@ def _do_deed(backend, numbers, deed):
         case "untouch", (off,):
             backend.commit(Batch(untouch=((no, last + off),)))
         case "hide", (seq,):
-            backend.commit(Batch(hide=((no, seq),)))
+            backend.commit(Batch(hide=((no, min(seq, last)),)))
+
+
+def _stands(backend, names):
+    """Return how all stands, but for what is random."""
+    found = [backend.find_thread("thread", name) for name in names]
+    stands = [backend.standings(agent, touched=wanted) for agent in "ab" for wanted in (True, False)]
+    return [
+        (record.agent, backend.thread_with_uid(record.uid) == backend.thread(record.no) == record) for record in found
+    ], [
+        [(*stand.record[1:3], *(kept and (kept.seq, kept.head, kept.hidden) for kept in stand[1:])) for stand in each]
+        for each in stands
+    ]
 
 
 @settings(max_examples=150, deadline=None)
 @given(before=st.lists(_deeds, max_size=8), inside=st.lists(_deeds, max_size=12))
-def test_a_transaction_stands_as_it_is_written(before, inside):
-    backend = MemoryBackend()
-    numbers = [start(backend, "first", agent="a")]
-    for deed in before:
-        _do_deed(backend, numbers, deed)
+def test_a_transaction_stands_as_if_it_were_written_at_once_and_as_it_is_in_the_end(before, inside):
+    direct, backend = MemoryBackend(), MemoryBackend()
     transaction = Overlay(backend)
-    for deed in inside:
-        _do_deed(transaction, numbers, deed)
-
-    def seen(place):
-        stands = [place.standings(agent, touched=wanted) for agent in "ab" for wanted in (True, False)]
-        return [[(stand.record[1:], *stand[1:]) for stand in each] for each in stands]
-
-    expected = seen(transaction)
+    for first, second in ((direct, direct), (backend, transaction)):
+        numbers = [start(first, "made 0", agent="a")]
+        for deed in before:
+            _do_deed(first, numbers, deed)
+        for deed in inside:
+            _do_deed(second, numbers, deed)
+    names = [f"made {at}" for at in range(len(numbers))]
+    expected = _stands(direct, names)
+    assert _stands(transaction, names) == expected
     transaction.finish(commit=True)
-    assert seen(backend) == expected
+    assert _stands(backend, names) == expected
 
 
 class TestMoves:

@@ -118,8 +118,8 @@ class Overlay:
         self._tags.update({(real(no), seq, tag): False for no, seq, tag in batch.untag})
 
     def _untouch(self, batch: Batch, real: Callable[[int], int]) -> None:
-        """Note which threads are touched no more: what is written to one afterwards touches it again."""
-        for no, _ in (*batch.rows, *batch.renew):
+        """Note which threads are touched no more, as of which row. A newer row touches them again; so does renewing."""
+        for no, _ in batch.renew:
             self._untouched.pop(real(no), None)
         for no, seq in batch.untouch:
             newest = self.newest(real(no))
