@@ -13,6 +13,7 @@ subject; none of them knows which backend it runs on, and there are no exemption
 
 from __future__ import annotations
 
+from backtrail.testing.conformance.agents import Agents, AgentNames, AgentVersions, Values
 from backtrail.testing.conformance.changing import Changing, Roots
 from backtrail.testing.conformance.expecting import Appending, Expecting, Lending
 from backtrail.testing.conformance.finding import Finding, Hits
@@ -70,6 +71,10 @@ class StoreConformance(
     Finding,
     Hits,
     Indexing,
+    Agents,
+    Values,
+    AgentVersions,
+    AgentNames,
 ):
     """All of the suite."""
 
