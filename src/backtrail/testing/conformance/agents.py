@@ -15,7 +15,7 @@ import backtrail
 from backtrail import AgentState, Conflict, Conversation, Invalid, NotFound
 from backtrail.engine import versions
 from backtrail.testing.conformance.base import Suite, head
-from backtrail.testing.conformance.scene import agent, contents, conversation, note
+from backtrail.testing.scene import agent, contents, conversation, note
 from backtrail.testing.exact import same
 
 if TYPE_CHECKING:
