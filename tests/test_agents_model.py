@@ -35,10 +35,10 @@ def run(place, seed, steps):
             stack.enter_context(small_chunks(inline=400))  # the undo of a restore is metadata
             stack.enter_context(mock.patch.object(changes, "OPS_MAX", 3))
         script = AgentScript(stack.enter_context(place()), random.Random(seed))
-        stack.callback(lambda: script.store.close())
         for _ in range(steps):
             script.step()
-        assert script.store.verify().ok, script.log
+        with script.store as store:
+            assert store.verify().ok, script.log
 
 
 @PLACES

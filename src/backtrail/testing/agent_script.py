@@ -103,11 +103,11 @@ class AgentScript:
         shown = self.shown[name]
         own = shown.get("")
         assert state == (own.value if own else None), self.log
-        assert said == {id: entry.value for id, entry in sorted(shown.items()) if id}, self.log
-        points = [(id, point) for id, point in self.points.items() if point.agent_id == name]
+        assert said == {which: entry.value for which, entry in sorted(shown.items()) if which}, self.log
+        points = [(which, point) for which, point in self.points.items() if point.agent_id == name]
         made = self.store.agents.checkpoints(name)
         assert [(point.id, point.name, point.kind, point.conversations) for point in made] == [
-            (id, point.name, point.kind, len(point.shown) - 1) for id, point in reversed(points)
+            (which, point.name, point.kind, len(point.shown) - 1) for which, point in reversed(points)
         ], self.log
 
     def _new(self, value: Any) -> Entry:
@@ -120,12 +120,12 @@ class AgentScript:
 
     def _pick(self, name: str) -> str | None:
         """Choose a conversation of an agent."""
-        ids = sorted(id for id in self.shown[name] if id)
+        ids = sorted(which for which in self.shown[name] if which)
         return self.rnd.choice(ids) if ids else None
 
     def _free(self, name: str) -> str:
         """Choose the id of a conversation that is not there, but may have been."""
-        return self.rnd.choice([id for id in (f"{name}/{n}" for n in range(12)) if id not in self.shown[name]])
+        return self.rnd.choice([which for which in (f"{name}/{n}" for n in range(12)) if which not in self.shown[name]])
 
     # -- agents -----------------------------------------------------------------------------------------
 
@@ -158,7 +158,7 @@ class AgentScript:
         erased = self.store.agents.delete(name)
         assert erased or not there, self.log
         self.shown[name], self.undos[name] = {}, []
-        self.points = {id: point for id, point in self.points.items() if point.agent_id != name}
+        self.points = {which: point for which, point in self.points.items() if point.agent_id != name}
         assert self.store.agents.delete(name) is False, self.log
 
     # -- conversations ------------------------------------------------------------------------------------
@@ -166,46 +166,46 @@ class AgentScript:
     def do_converse(self, name: str) -> None:
         if len(self.shown[name]) > 8:
             return
-        id = self._free(name)  # noqa: A001 - the name users know
-        said = Conversation(name, id=id, messages=[self._message() for _ in range(self.rnd.randrange(4))])
+        which = self._free(name)
+        said = Conversation(name, id=which, messages=[self._message() for _ in range(self.rnd.randrange(4))])
         self.store.conversations.save(said)
-        self.shown[name][id] = self._new(said)
+        self.shown[name][which] = self._new(said)
 
     def do_append(self, name: str) -> None:
-        id = self._pick(name)  # noqa: A001
+        which = self._pick(name)
         messages = [self._message() for _ in range(self.rnd.randrange(1, 4))]
-        if id is None:
+        if which is None:
             with pytest.raises(NotFound):
                 self.store.conversations.append(self._free(name), *messages)
             return
-        self.store.conversations.append(id, *messages)
-        said = self.shown[name][id].value
-        self.shown[name][id] = self._new(replace(said, messages=[*said.messages, *messages]))
+        self.store.conversations.append(which, *messages)
+        said = self.shown[name][which].value
+        self.shown[name][which] = self._new(replace(said, messages=[*said.messages, *messages]))
 
     def do_update(self, name: str) -> None:
-        id = self._pick(name)  # noqa: A001
-        if id is None:
+        which = self._pick(name)
+        if which is None:
             return
         change: dict[str, Any] = self.rnd.choice(
             ({"title": str(next(self._tokens))}, {"archived": True}, {"archived": False}, {"metadata": {"k": "v"}})
         )
-        self.store.conversations.update(id, **change)
-        self.shown[name][id] = self._new(replace(self.shown[name][id].value, **change))
+        self.store.conversations.update(which, **change)
+        self.shown[name][which] = self._new(replace(self.shown[name][which].value, **change))
 
     def do_resave(self, name: str) -> None:
-        id = self._pick(name)  # noqa: A001
-        if id is None:
+        which = self._pick(name)
+        if which is None:
             return
-        said = self.store.conversations.load(id).add_message(self._message())
+        said = self.store.conversations.load(which).add_message(self._message())
         self.store.conversations.save(said, replace=self._inside)
-        self.shown[name][id] = self._new(said)
+        self.shown[name][which] = self._new(said)
 
     def do_delete(self, name: str) -> None:
-        id = self._pick(name)  # noqa: A001
-        if id is None or self.rnd.random() < 0.5:
+        which = self._pick(name)
+        if which is None or self.rnd.random() < 0.5:
             return
-        assert self.store.conversations.delete(id) is True
-        del self.shown[name][id]
+        assert self.store.conversations.delete(which) is True
+        del self.shown[name][which]
 
     def do_fork(self, name: str) -> None:
         self._branch(name, edit=False)
@@ -214,19 +214,21 @@ class AgentScript:
         self._branch(name, edit=True)
 
     def _branch(self, name: str, *, edit: bool) -> None:
-        id = self._pick(name)  # noqa: A001
-        said = self.shown[name][id].value if id else None
-        if id is None or not said.messages or len(self.shown[name]) > 8:
+        which = self._pick(name)
+        if which is None or len(self.shown[name]) > 8:
+            return
+        said = self.shown[name][which].value
+        if not said.messages:
             return
         at, new = self.rnd.randrange(len(said.messages)), self._free(name)
         if edit:
-            made = self.store.conversations.edit(id, said.messages[at].id, "edited", new_id=new)
+            made = self.store.conversations.edit(which, said.messages[at].id, "edited", new_id=new)
             assert made.messages[:-1] == said.messages[:at], self.log
             assert made.messages[-1].content == "edited"
         else:
-            made = self.store.conversations.fork(id, at=said.messages[at].id, new_id=new)
+            made = self.store.conversations.fork(which, at=said.messages[at].id, new_id=new)
             assert made.messages == said.messages[: at + 1], self.log
-        assert (made.id, made.forked_from, made.title) == (new, id, said.title)
+        assert (made.id, made.forked_from, made.title) == (new, which, said.title)
         self.shown[name][new] = self._new(made)
 
     # -- checkpoints ------------------------------------------------------------------------------------
@@ -236,9 +238,9 @@ class AgentScript:
 
     def do_automatic(self, name: str) -> None:
         self._checkpoint(name, "automatic", KEEP)
-        automatic = [id for id, point in self._points(name).items() if point.kind == "automatic"]
-        for id in automatic[:-KEEP]:  # noqa: A001
-            del self.points[id]
+        automatic = [which for which, point in self._points(name).items() if point.kind == "automatic"]
+        for which in automatic[:-KEEP]:
+            del self.points[which]
 
     def _checkpoint(self, name: str, kind: str, keep: int | None) -> None:
         title = f"point {next(self._tokens)}"
@@ -249,22 +251,22 @@ class AgentScript:
         made = self.store.agents.checkpoint(name, title, kind=kind, keep=keep)
         self.points[made.id] = Point(name, title, kind, dict(self.shown[name]))
         heads = [self.store.agents.thread(name).latest()]
-        heads += [self.store.conversations.thread(id).latest() for id in self.shown[name] if id]
+        heads += [self.store.conversations.thread(which).latest() for which in self.shown[name] if which]
         assert made.size_bytes == sum(head.size for head in heads if head), self.log
 
     def _points(self, name: str) -> dict[str, Point]:
-        return {id: point for id, point in self.points.items() if point.agent_id == name}
+        return {which: point for which, point in self.points.items() if point.agent_id == name}
 
     def do_restore(self, name: str) -> None:
         points = self._points(name)
         if points:
             self.restore(self.rnd.choice(sorted(points)))
 
-    def restore(self, id: str) -> None:  # noqa: A002
+    def restore(self, which: str) -> None:
         """Restore a checkpoint, in the store and in the model."""
-        point = self.points[id]
+        point = self.points[which]
         name = point.agent_id
-        assert self.store.agents.restore(id, agent_id=name) == point.shown[""].value
+        assert self.store.agents.restore(which, agent_id=name) == point.shown[""].value
         self.undos[name] = [*self.undos[name], Restore(self.shown[name], dict(point.shown))][-UNDOS:]
         self.shown[name] = dict(point.shown)
 
@@ -275,7 +277,7 @@ class AgentScript:
                 self.store.agents.undo(name)
             return
         now, after = self.shown[name], restores[-1].after
-        moved = {id for id in now.keys() | after.keys() if now.get(id) != after.get(id)}
+        moved = {which for which in now.keys() | after.keys() if now.get(which) != after.get(which)}
         if moved:
             with pytest.raises(Conflict) as caught:
                 self.store.agents.undo(name)
@@ -296,12 +298,12 @@ class AgentScript:
     def do_forget(self, name: str) -> None:
         points = self._points(name)
         if points:
-            id = self.rnd.choice(sorted(points))  # noqa: A001
-            assert self.store.agents.delete_checkpoint(id) is True
-            assert self.store.agents.delete_checkpoint(id) is False
-            del self.points[id]
+            which = self.rnd.choice(sorted(points))
+            assert self.store.agents.delete_checkpoint(which) is True
+            assert self.store.agents.delete_checkpoint(which) is False
+            del self.points[which]
             with pytest.raises(NotFound):
-                self.store.agents.restore(id)
+                self.store.agents.restore(which)
 
     # -- the store ----------------------------------------------------------------------------------------
 
@@ -310,8 +312,8 @@ class AgentScript:
 
     def do_prune(self, name: str) -> None:
         """Prune threads that checkpoints point at, without mercy."""
-        for id in self.shown[name]:  # noqa: A001
-            thread = self.store.conversations.thread(id) if id else self.store.agents.thread(name)
+        for which in self.shown[name]:
+            thread = self.store.conversations.thread(which) if which else self.store.agents.thread(name)
             thread.prune(keep_last=self.rnd.randrange(2), keep_tagged=False)
 
     def do_reopen(self, _: str) -> None:
@@ -321,18 +323,18 @@ class AgentScript:
     def do_search(self, name: str) -> None:
         """Look for a message: it is in the conversations in which it is shown, and in no others."""
         told = [
-            (id, message.content.split()[0])
+            (which, message.content.split()[0])
             for shown in (self.shown[name], *(point.shown for point in self._points(name).values()))
-            for id, entry in shown.items()
-            if id
+            for which, entry in shown.items()
+            if which
             for message in entry.value.messages
         ]
         if told:
             word = self.rnd.choice(told)[1]
             wanted = {
-                id
-                for id, entry in self.shown[name].items()
-                if id and any(message.content.split()[0] == word for message in entry.value.messages)
+                which
+                for which, entry in self.shown[name].items()
+                if which and any(message.content.split()[0] == word for message in entry.value.messages)
             }
             hits = self.store.conversations.search(word, agent_id=name, limit=100, contains=False)
             assert {hit.conversation_id for hit in hits} == wanted, self.log

@@ -39,11 +39,9 @@ def view(store: Store, agent_id: str) -> tuple[AgentState | None, dict[str, Conv
 
     When the last message was made is left out: each message says so itself.
     """
-    listed = [info.id for info in store.conversations.list(agent_id)]
-    loaded = {id: store.conversations.load(id) for id in sorted(listed)}
-    return store.agents.get(agent_id), {
-        id: replace(found, last_message_at=found.created_at) for id, found in loaded.items()
-    }
+    listed = sorted(info.id for info in store.conversations.list(agent_id))
+    loaded = [store.conversations.load(name) for name in listed]
+    return store.agents.get(agent_id), {said.id: replace(said, last_message_at=said.created_at) for said in loaded}
 
 
 def names(checkpoints: list[AgentCheckpoint]) -> list[str]:

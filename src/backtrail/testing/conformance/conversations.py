@@ -14,8 +14,8 @@ import pytest
 from backtrail import Attachment, Conflict, Conversation, Invalid, Message, NotFound, Role, Store, ToolCall
 from backtrail.entities import to_json
 from backtrail.testing.conformance.base import Suite, chunks_read
-from backtrail.testing.scene import agent, contents, conversation, usage
 from backtrail.testing.exact import same
+from backtrail.testing.scene import agent, contents, conversation, usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +35,9 @@ class Conversations(Suite):
     def test_a_conversation_comes_back_as_it_was_saved(self, opener: Opener) -> None:
         messages = [
             Message.system("Be kind."),
-            Message.user("Look \0", attachments=[Attachment.from_bytes("image", "x.png", "image/png", b"\x00\xff" * 9)]),
+            Message.user(
+                "Look \0", attachments=[Attachment.from_bytes("image", "x.png", "image/png", b"\x00\xff" * 9)]
+            ),
             Message.assistant("", tokens=7, tool_calls=[ToolCall("find", {"q": ["x", 1]}).completed("none")]),
             Message.tool_result("call_1", "none", metadata={"k": {"deep": [True, None]}}),
             Message.assistant("Bye.", parent_id="p", raw=RAW, raw_format="acme.v1", timestamp=_late(5)),
@@ -156,7 +158,9 @@ class Conversations(Suite):
         before = usage(store).payload_bytes
         for name in ("c", "d"):
             store.conversations.save(conversation(name, "x"))
-        store.conversations.append("c", Message.user("one", attachments=[Attachment.from_bytes("file", "x", "b", data)]))
+        store.conversations.append(
+            "c", Message.user("one", attachments=[Attachment.from_bytes("file", "x", "b", data)])
+        )
         one = usage(store).payload_bytes - before
         assert one > 600_000
         again = Attachment.from_bytes("file", "y", "b", data)
