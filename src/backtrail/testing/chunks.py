@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Final
 from unittest import mock
 
-from backtrail import store, threads
+from backtrail import collection, conversations, store, threads
 from backtrail.engine import codec, diff, engine, nodes, payload, repack, retention, spine, texts, upkeep, writes
 
 if TYPE_CHECKING:
@@ -22,11 +22,8 @@ if TYPE_CHECKING:
 _INLINE: Final = 64
 
 _SIZES: Final[tuple[tuple[ModuleType, str, int], ...]] = (
-    *((module, "INLINE", _INLINE) for module in (nodes, spine, texts, codec)),
-    (spine, "LEAF_MIN", _INLINE + 16),  # above INLINE: a container with a leaf is never inline
     (spine, "LEAF_TARGET", 64),
     (spine, "LEAF_ENTRIES", 12),
-    (spine, "LEAF_MAX", 240),
     (spine, "INNER_MIN", 90),
     (spine, "INNER_TARGET", 60),
     (spine, "INNER_MAX", 240),
@@ -46,6 +43,8 @@ _SIZES: Final[tuple[tuple[ModuleType, str, int], ...]] = (
     (threads, "_PAGE", 3),
     (retention, "_PAGE", 2),
     (store, "_PAGE", 2),
+    (collection, "_PAGE", 2),
+    (conversations, "_PAGE", 2),
     (upkeep, "_PAGE", 3),
     (repack, "_PAGE", 5),
     (repack, "_BATCH", 3),
@@ -57,10 +56,19 @@ _SIZES: Final[tuple[tuple[ModuleType, str, int], ...]] = (
 
 
 @contextmanager
-def small_chunks() -> Iterator[None]:
-    """Cut states into chunks of a hundred bytes or so while the block runs."""
+def small_chunks(inline: int = _INLINE) -> Iterator[None]:
+    """Cut states into chunks of a hundred bytes or so while the block runs.
+
+    What has up to `inline` bytes is no chunk of its own: metadata never is one, and may need more.
+    """
+    sizes = (
+        *((module, "INLINE", inline) for module in (nodes, spine, texts, codec)),
+        (spine, "LEAF_MIN", inline + 16),  # above INLINE: a container with a leaf is never inline
+        (spine, "LEAF_MAX", inline + 176),
+        *_SIZES,
+    )
     with ExitStack() as stack:
-        for module, name, size in _SIZES:
+        for module, name, size in sizes:
             if not isinstance(getattr(module, name), int):
                 raise TypeError(f"{module.__name__}.{name} is not a size")
             stack.enter_context(mock.patch.object(module, name, size))

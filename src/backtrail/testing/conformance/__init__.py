@@ -13,16 +13,24 @@ subject; none of them knows which backend it runs on, and there are no exemption
 
 from __future__ import annotations
 
+from backtrail.testing.conformance.agents import AgentNames, Agents, AgentVersions
+from backtrail.testing.conformance.branching import Branching
 from backtrail.testing.conformance.changing import Changing, Roots
+from backtrail.testing.conformance.checkpointing import AgentCheckpoints, Guarding, Scheduling
+from backtrail.testing.conformance.conversations import Conversations, ConversationSearch, Headers
+from backtrail.testing.conformance.deriving import Values
+from backtrail.testing.conformance.erasing import Erasing
 from backtrail.testing.conformance.expecting import Appending, Expecting, Lending
 from backtrail.testing.conformance.finding import Finding, Hits
 from backtrail.testing.conformance.grouping import Groups
+from backtrail.testing.conformance.holding import Keeping, Owning
 from backtrail.testing.conformance.indexing import Indexing
 from backtrail.testing.conformance.large import Large
 from backtrail.testing.conformance.naming import BadInput, Listing, Names
 from backtrail.testing.conformance.options import AutoInterval, MaxCheckpoints, Others, TimeToLive
 from backtrail.testing.conformance.reading import Differences, History, Parts, Refs
 from backtrail.testing.conformance.removing import Deleting, Ending, Pruning
+from backtrail.testing.conformance.restoring import Restoring, Undoing
 from backtrail.testing.conformance.saving import Missing, Saving
 from backtrail.testing.conformance.searching import Messages, Queries
 from backtrail.testing.conformance.transacting import Transactions
@@ -70,6 +78,22 @@ class StoreConformance(
     Finding,
     Hits,
     Indexing,
+    Agents,
+    AgentVersions,
+    AgentNames,
+    Values,
+    Conversations,
+    Headers,
+    ConversationSearch,
+    Branching,
+    AgentCheckpoints,
+    Guarding,
+    Scheduling,
+    Restoring,
+    Undoing,
+    Owning,
+    Keeping,
+    Erasing,
 ):
     """All of the suite."""
 
