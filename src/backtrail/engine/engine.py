@@ -79,6 +79,12 @@ class _Grouped(threading.local):
     pending: Pending | None = None
 
 
+class _Work:
+    """Whose a transaction of `Engine.atomic` is: nobody who calls for the same task meanwhile is to write into it."""
+
+    __slots__ = ("__weakref__",)
+
+
 class Engine:
     """Reads and writes threads in a backend."""
 
@@ -173,13 +179,14 @@ class Engine:
             time.sleep(random.random() * min(0.001 * tries, 0.05))  # noqa: S311 - only to get out of step
 
     def _at_once(self, work: Callable[[Desk], T]) -> T:
-        desk = self.begin()
-        try:
-            done = work(desk)
-        except BaseException:
-            self.end(desk, commit=False)
-            raise
-        self.end(desk, commit=True)
+        with owner.acting_for(_Work()):
+            desk = self.begin()
+            try:
+                done = work(desk)
+            except BaseException:
+                self.end(desk, commit=False)
+                raise
+            self.end(desk, commit=True)
         return done
 
     # -- what values remember -----------------------------------------------------------------------
@@ -197,7 +204,7 @@ class Engine:
         overlay, pending = self.desk.overlay, self.pending
         if overlay is not None:
             overlay.expected[saved] = head
-            overlay.after_commit.append(lambda: setattr(saved, "head", head))
+            overlay.after_commit.append(lambda: self.remember(saved, head))  # its group may still be open then
         elif pending is not None:
             pending.keep(saved, head, lambda last: setattr(saved, "head", last))
         else:
