@@ -5,6 +5,7 @@ import gc
 import logging
 import threading
 import time
+import weakref
 from contextlib import contextmanager
 from functools import partial
 from unittest import mock
@@ -15,6 +16,7 @@ import backtrail
 from backtrail import AgentState, Conflict, Conversation, Invalid, Message, NotFound, Unavailable, aio
 from backtrail.backends.port import Undone
 from backtrail.engine import queue
+from backtrail.schedules import LOG
 from backtrail.testing.places import in_memory
 from tests.servers import place
 from tests.test_aio import LOST, counted_groups, failing, held, listed
@@ -573,7 +575,9 @@ def test_a_round_under_way_is_finished_when_it_is_stopped_or_cancelled(opened):
                         task = asyncio.create_task(auto.__aenter__())
                         await asyncio.sleep(0)
                         task.cancel()
-                        assert isinstance((await asyncio.gather(task, return_exceptions=True))[0], BaseException)
+                        with pytest.raises(asyncio.CancelledError):
+                            await task
+                        assert not auto.running  # nobody is there to stop it
                     else:
                         task = asyncio.create_task(auto.stop() if how == "stop" else store.close())
                         await asyncio.sleep(0.01)
@@ -583,7 +587,7 @@ def test_a_round_under_way_is_finished_when_it_is_stopped_or_cancelled(opened):
                     await task
                 await auto.first()
                 await auto.stop()
-                assert not auto.running
+                assert (auto.running, store._crew.bells) == (False, set())
         sync = opened()._sync
         assert len(sync.agents.checkpoints("a")) == 3
         sync.close()
@@ -643,13 +647,25 @@ def test_closing_the_store_stops_schedulers(opened, caplog):
             with pytest.raises(Unavailable):
                 await late.first()
             assert not late.running
-            store.agents.autocheckpoint("a")  # nobody asks what became of it
-            await asyncio.sleep(0.01)
             assert not [task for task in asyncio.all_tasks() if task.get_name() == "backtrail checkpoints"]
+            told = "there are no more automatic checkpoints: this store is closed: open it again"
+            assert caplog.messages == [told] * 2
 
     with caplog.at_level(logging.ERROR, logger="backtrail"):
         asyncio.run(main())
-    assert caplog.messages == ["there are no more automatic checkpoints: this store is closed: open it again"] * 3
+
+
+def test_a_scheduler_that_cannot_begin_and_that_nobody_asks_leaves_no_exception_behind(opened, monkeypatch):
+    async def main():
+        store = opened()
+        await store.close()
+        with unseen_errors():
+            auto = weakref.ref(store.agents.autocheckpoint("a"))
+            await until(lambda: asyncio.sleep(0, len(asyncio.all_tasks()) == 1))
+        assert auto() is None
+
+    monkeypatch.setattr(LOG, "disabled", True)  # who listens keeps the exception
+    asyncio.run(main())
 
 
 def test_a_loop_ends_with_a_scheduler_that_was_not_stopped(opened, caplog):
@@ -689,6 +705,7 @@ def test_handles_of_both_kinds_side_by_side(opened):
             for who in ("thread", "task"):
                 assert [text for text in found if text.startswith(who)] == [f"{who} {n}" for n in range(20)]
             assert len(await store.agents.checkpoints("a")) == 40
+            assert sync._engine.atomic(lambda desk: desk.owner()) is not asyncio.current_task()
             there = sync.agents.save(state.set_state("n", 1))  # in the event loop, as the task that it is
             with pytest.raises(Conflict):
                 await store.agents.save(state)

@@ -117,7 +117,8 @@ class _Run:
                 self.first.exception()  # whoever waits for it gets it; if nobody does, the log has it
         finally:
             self.stop.set()
-            self.first.cancel()
+            if not self.first.done():
+                self.first.cancel()
             self._crew.bells.discard(self._ring)
 
     async def _rounds(self) -> None:
