@@ -165,8 +165,10 @@ class Engine:
 
         If somebody else writes to one of its threads meanwhile, the work is done again, on what is there then.
         """
-        if self.desk.overlay is not None:
-            return work(self.desk)
+        desk = self.desk
+        if desk.overlay is not None:
+            with desk.overlay.part():
+                return work(desk)
         until = time.monotonic() + PATIENCE
         tries = 0
         while True:
