@@ -7,10 +7,20 @@ from pathlib import Path
 import pytest
 
 import backtrail
-from backtrail import aio
+import backtrail.schedules
+from backtrail import agents, aio, conversations
+from backtrail.aio.agents import Agents
+from backtrail.aio.conversations import Conversations
+from backtrail.aio.schedules import AutoCheckpoint
 
 ROOT = Path(__file__).resolve().parent.parent
-PAIRS = [(backtrail.Thread, aio.Thread), (backtrail.Store, aio.Store), (backtrail.Checkpoint, aio.Checkpoint)]
+PAIRS = [
+    (backtrail.Thread, aio.Thread),
+    (backtrail.Store, aio.Store),
+    (backtrail.Checkpoint, aio.Checkpoint),
+    (agents.Agents, Agents),
+    (conversations.Conversations, Conversations),
+]
 OTHER_NAMES = {"state": "load_state", "__len__": "count"}
 OTHERWISE = {"update": "fn"}
 """Parameters whose types differ."""
@@ -24,14 +34,14 @@ def generator():
     return module
 
 
-@pytest.mark.parametrize("name", ["checkpoints", "threads", "store"])
+@pytest.mark.parametrize("name", ["checkpoints", "threads", "agents", "conversations", "store"])
 def test_the_modules_are_what_the_generator_makes_of_the_source(generator, name):
     assert generator.MODULES[name]() == (ROOT / "src" / "backtrail" / "aio" / f"{name}.py").read_text()
 
 
 def test_the_generator_makes_all_modules_but_those_written_by_hand(generator):
     there = {path.stem for path in (ROOT / "src" / "backtrail" / "aio").glob("*.py")}
-    assert there == {*generator.MODULES, "__init__", "blocks"}
+    assert there == {*generator.MODULES, "__init__", "blocks", "schedules"}
 
 
 def test_a_public_name_without_a_rule_is_an_error(generator):
@@ -62,6 +72,13 @@ def test_every_public_name_has_its_mirror_with_the_same_parameters(sync, mirror)
             (p.name, p.kind, p.default, p.annotation if p.name != OTHERWISE.get(name) else "")
             for p in inspect.signature(other).parameters.values()
         ], name
+
+
+def test_the_scheduler_has_every_public_name_and_one_to_wait_by():
+    assert set(public(AutoCheckpoint)) == {*public(backtrail.schedules.AutoCheckpoint), "first"}
+    for name in ("start", "stop"):
+        assert inspect.iscoroutinefunction(vars(AutoCheckpoint)[name])
+    assert "first()" in (ROOT / "docs" / "async.md").read_text()
 
 
 def test_opening_has_the_same_parameters():

@@ -123,6 +123,48 @@ def test_what_was_read_in_a_dropped_transaction_still_counts_as_read() -> None:
             thread.save({"n": 10})
 
 
+def test_what_others_write_to_a_thread_of_a_transaction_is_a_conflict_at_its_end_and_no_damage() -> None:
+    with backtrail.open("memory://") as store:
+        thread = store.thread("t")
+        thread.save({"l": []})
+
+        def others() -> None:
+            for _ in range(3):
+                store.thread("t").append("l", "theirs", label="theirs")
+
+        with pytest.raises(backtrail.Conflict), store.transaction():
+            thread.append("l", "mine")
+            thread.append("l", "mine")
+            worker = threading.Thread(target=others)
+            worker.start()
+            worker.join()
+            thread.append("l", "mine")
+            assert thread.load().state == {"l": ["mine"] * 3}
+            assert [checkpoint.step for checkpoint in thread.history()] == [1, 2, 3, 4]
+        assert thread.load().state == {"l": ["theirs"] * 3}
+
+
+def test_a_restore_that_fails_in_a_transaction_leaves_nothing_in_it() -> None:
+    with backtrail.open("memory://") as store:
+        store.agents.save(backtrail.AgentState("a", "A", "planner"))
+        for name in ("first", "taken"):
+            store.conversations.save(backtrail.Conversation("a", id=name))
+        made = store.agents.checkpoint("a", "before")
+        store.conversations.delete("taken")
+        store.agents.checkpoint("a", "without it")
+        store.conversations.save(backtrail.Conversation("b", id="taken"))
+        with store.transaction():
+            store.conversations.append("first", backtrail.Message.user("said"))
+            with pytest.raises(backtrail.Conflict, match="belongs to agent 'b'"):
+                store.agents.restore(made.id)
+            assert store.conversations.info("first").message_count == 1
+            store.conversations.append("first", backtrail.Message.user("said again"))
+        assert store.conversations.info("first").message_count == 2
+        with pytest.raises(backtrail.Invalid):
+            store.agents.undo("a")
+        assert store.verify().ok
+
+
 def test_a_transaction_that_ends_in_another_thread_says_so() -> None:
     with backtrail.open("memory://") as store:
         transaction = store.transaction()

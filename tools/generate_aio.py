@@ -1,4 +1,4 @@
-"""Makes src/backtrail/aio/{checkpoints,threads,store}.py from the synchronous modules of the same names.
+"""Makes the modules of src/backtrail/aio that mirror synchronous ones (`MODULES`) from those of the same names.
 
 Run it with `make aio`; `--check` only says whether they are up to date. Signatures, types and docstrings are taken from
 the source. What each public name becomes is in the tables below; one that is not there is an error, so that none can be
@@ -62,11 +62,45 @@ THREAD = {
     "delete_checkpoint": "write",
     "delete": "write",
 }
+AGENTS = {
+    "save": "write",
+    "load": "apart",
+    "get": "apart",
+    "list": "apart",
+    "history": "apart",
+    "thread": "handle",
+    "delete": "apart",
+    "checkpoint": "apart",
+    "checkpoints": "apart",
+    "restore": "apart",
+    "undo": "apart",
+    "delete_checkpoint": "apart",
+    "guard": "guard",
+    "autocheckpoint": "schedule",
+}
+CONVERSATIONS = {
+    "save": "write",
+    "load": "apart",
+    "get": "apart",
+    "append": "write",
+    "update": "write",
+    "info": "apart",
+    "tail": "apart",
+    "list": "apart",
+    "search": "apart",
+    "thread": "handle",
+    "delete": "apart",
+    "fork": "apart",
+    "edit": "apart",
+    "branches": "apart",
+}
 STORE = {
     "thread": "handle",
     "threads": "pages",
     "checkpoint": "apart",
     "watch": "watch",
+    "agents": "collection",
+    "conversations": "collection",
     "search": "apart",
     "reindex": "watched",
     "transaction": "block Transaction",
@@ -142,10 +176,11 @@ class Maker:
         arguments = [f"self._sync.{node.name}", *passed(node)]
         returns = ast.unparse(node.returns)
         head = "@called\n" + signature(f"async def {node.name}", node, returns)
-        if "Checkpoint" not in returns and "Thread[" not in returns:
+        if "Checkpoint[" not in returns and "Thread[" not in returns:
             return [head, doc(node), call(f"return await self._crew.{how}", arguments)]
         wrapped = {
             "Checkpoint[S]": "Checkpoint(self._crew, found)",
+            "Checkpoint[Any]": "Checkpoint(self._crew, found)",
             "Checkpoint[S] | None": "None if found is None else Checkpoint(self._crew, found)",
             "Checkpoint[Any] | None": "None if found is None else Checkpoint(self._crew, found)",
             "list[Checkpoint[S]]": "[Checkpoint(self._crew, each) for each in found]",
@@ -203,6 +238,25 @@ class Maker:
         body = call("made: Thread[Any] = Thread", ["self._crew", f"self._sync.{node.name}({', '.join(passed(node))})"])
         return [*parts, head, doc(node), body, "    return made\n"]
 
+    def _collection(self, node: ast.FunctionDef, *_: object) -> list[str]:
+        """A property that gives a collection."""
+        head = f"@property\ndef {node.name}(self) -> {ast.unparse(node.returns)}:\n"
+        return [head, doc(node), f"    return self._{node.name}\n"]
+
+    def _guard(self, node: ast.FunctionDef, *_: object) -> list[str]:
+        """A context manager whose beginning and end are calls of their own."""
+        head = signature(f"def {node.name}", node, "Guard")
+        return [head, doc(node), call("return Guard", ["self._crew", "self._sync", *passed(node)])]
+
+    def _schedule(self, node: ast.FunctionDef, *_: object) -> list[str]:
+        """A scheduler, which is a task; it calls back in the event loop."""
+        head = signature(f"def {node.name}", node, ast.unparse(node.returns))
+        said = "\n\n    It is a task and needs a running event loop, in which `on_error` is called.\n\n"
+        given = [each for each in passed(node) if not each.startswith(("enabled=", "on_error="))]
+        make = call("make = partial", [f"self._sync.{node.name}", *given, "enabled=False"])
+        made = "AutoCheckpoint(self._crew, lambda tell: make(on_error=tell), on_error, enabled=enabled)"
+        return [head, doc(node).replace("\n\n", said, 1), make, f"    return {made}\n"]
+
     def _made(self, node: ast.FunctionDef, *_: object) -> list[str]:
         """A class method that makes one from bytes."""
         head = signature(f"async def {node.name}", node, ast.unparse(node.returns))
@@ -248,10 +302,15 @@ def one(arg: ast.arg, default: ast.expr | None) -> str:
 
 
 def passed(node: ast.FunctionDef) -> list[str]:
-    """Return the arguments with which the synchronous method is called: handles become those that they stand for."""
+    """Return the arguments with which the synchronous method is called: handles become those that they stand for.
+
+    What can be gone over only once is gone over now: the call may be done again.
+    """
 
     def value(arg: ast.arg) -> str:
         kind = ast.unparse(arg.annotation) if arg.annotation else ""
+        if kind == "Iterable[str] | None":
+            return f"None if {arg.arg} is None else tuple({arg.arg})"
         return f"plain({arg.arg})" if "Ref" in kind or "Checkpoint" in kind else arg.arg
 
     made = [value(arg) for arg in node.args.args if arg.arg not in ("self", "cls")]
@@ -404,6 +463,85 @@ class Thread(Generic[S]):
     )
 
 
+def agents() -> str:
+    """Return the module of agents."""
+    maker = Maker("agents", "Agents", AGENTS)
+    return (
+        WARNING.format("agents")
+        + '''"""Agents of the async mirror, and the points to which each can be brought back."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from backtrail.aio.blocks import Guard, called
+from backtrail.aio.checkpoints import plain
+from backtrail.aio.schedules import AutoCheckpoint
+from backtrail.aio.threads import Thread
+
+if TYPE_CHECKING:
+    import datetime as dt
+    from collections.abc import Callable, Iterable
+
+    from backtrail import agents as sync
+    from backtrail.agents import AgentCheckpoints, AgentInfos, AgentVersions
+    from backtrail.engine.queue import Crew
+    from backtrail.entities import AgentState
+    from backtrail.handles import Ref
+    from backtrail.values import AgentCheckpoint
+
+
+class Agents:
+    """The agents of a store: `store.agents`."""
+
+    def __init__(self, crew: Crew, agents: sync.Agents) -> None:
+        self._crew = crew
+        self._sync = agents
+
+'''
+        + maker.all()
+    )
+
+
+def conversations() -> str:
+    """Return the module of conversations."""
+    maker = Maker("conversations", "Conversations", CONVERSATIONS)
+    return (
+        WARNING.format("conversations")
+        + '''"""Conversations of the async mirror: what was said, each in a thread of its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from backtrail.aio.blocks import called
+from backtrail.aio.checkpoints import Checkpoint, plain
+from backtrail.aio.threads import Thread
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from backtrail import conversations as sync
+    from backtrail.conversations import Hits, Infos, Messages
+    from backtrail.engine.queue import Crew
+    from backtrail.entities import Conversation, Message
+    from backtrail.handles import Ref
+    from backtrail.values import ConversationInfo
+
+
+class Conversations:
+    """The conversations of a store: `store.conversations`."""
+
+    def __init__(self, crew: Crew, conversations: sync.Conversations) -> None:
+        self._crew = crew
+        self._sync = conversations
+
+'''
+        + maker.all()
+    )
+
+
 def store() -> str:
     """Return the module of stores."""
     maker = Maker("store", "Store", STORE)
@@ -427,8 +565,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from backtrail import store as sync
+from backtrail.aio.agents import Agents
 from backtrail.aio.blocks import Opening, Transaction, Watch, called
 from backtrail.aio.checkpoints import Checkpoint
+from backtrail.aio.conversations import Conversations
 from backtrail.aio.threads import Thread
 from backtrail.engine.queue import Crew
 
@@ -453,6 +593,8 @@ class Store:
     def __init__(self, store: sync.Store) -> None:
         self._sync = store
         self._crew = Crew(store._engine)  # noqa: SLF001 - the two are one
+        self._agents = Agents(self._crew, store.agents)
+        self._conversations = Conversations(self._crew, store.conversations)
 
 '''
         + maker.all()
@@ -468,7 +610,13 @@ class Store:
     )
 
 
-MODULES = {"checkpoints": checkpoints, "threads": threads, "store": store}
+MODULES = {
+    "checkpoints": checkpoints,
+    "threads": threads,
+    "agents": agents,
+    "conversations": conversations,
+    "store": store,
+}
 
 
 def main() -> None:

@@ -192,9 +192,12 @@ class Agents(Collection):
             yield made
         except BaseException as error:
             if rollback:
-                self.restore(made.id)
-                self.checkpoint(agent_id, f"After {name}", description=f"rolled back: {error!r}", kind="recovery")
+                self._roll_back(made, error)
             raise
+
+    def _roll_back(self, made: AgentCheckpoint, error: BaseException) -> None:
+        self.restore(made.id)
+        self.checkpoint(made.agent_id, f"After {made.name}", description=f"rolled back: {error!r}", kind="recovery")
 
     def autocheckpoint(
         self,

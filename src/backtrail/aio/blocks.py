@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from backtrail import checkpoints, threads
+    from backtrail.agents import Agents
     from backtrail.engine.queue import Crew, Job
     from backtrail.engine.watching import Watcher
+    from backtrail.values import AgentCheckpoint
 
 P = ParamSpec("P")
 S = TypeVar("S")
@@ -113,6 +115,32 @@ def _drop(block: AbstractContextManager[Any], error: BaseException) -> None:
     """Leave a block as an exception does. Nothing is read or written then."""
     with suppress(type(error)):
         block.__exit__(type(error), error, error.__traceback__)
+
+
+class Guard:
+    """`async with store.agents.guard(id, name) as checkpoint:`. An exception that leaves the block may roll it back."""
+
+    def __init__(self, crew: Crew, agents: Agents, agent_id: str, name: str, *, rollback: bool) -> None:
+        self._crew = crew
+        self._agents = agents
+        self._agent_id = agent_id
+        self._name = name
+        self._rollback = rollback
+
+    async def __aenter__(self) -> AgentCheckpoint:
+        make = self._agents.checkpoint
+        self._made = await self._crew.apart(make, self._agent_id, self._name, kind="pre_operation")
+        return self._made
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None or not self._rollback:
+            return
+        back = functools.partial(self._agents._roll_back, self._made, error)  # noqa: SLF001 - the two are one
+        job = self._crew.begin(back, together=False, surely=True)  # a task may be cancelled twice
+        if not isinstance(error, GeneratorExit):  # a coroutine that is closed cannot wait
+            await job.outcome()
 
 
 class Watch(Generic[T]):

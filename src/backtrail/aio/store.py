@@ -7,8 +7,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from backtrail import store as sync
+from backtrail.aio.agents import Agents
 from backtrail.aio.blocks import Opening, Transaction, Watch, called
 from backtrail.aio.checkpoints import Checkpoint
+from backtrail.aio.conversations import Conversations
 from backtrail.aio.threads import Thread
 from backtrail.engine.queue import Crew
 
@@ -65,6 +67,8 @@ class Store:
     def __init__(self, store: sync.Store) -> None:
         self._sync = store
         self._crew = Crew(store._engine)  # noqa: SLF001 - the two are one
+        self._agents = Agents(self._crew, store.agents)
+        self._conversations = Conversations(self._crew, store.conversations)
 
     @overload
     def thread(self, id: str, type: None = None, *, agent: str | None = None) -> Thread[Any]: ...
@@ -112,6 +116,16 @@ class Store:
         """
         watcher = self._sync._watcher(agent, prefix, kind, timeout)  # noqa: SLF001 - the two are one
         return Watch(self._crew, watcher, Checkpoint)
+
+    @property
+    def agents(self) -> Agents:
+        """The agents, and the points to which each can be brought back."""
+        return self._agents
+
+    @property
+    def conversations(self) -> Conversations:
+        """The conversations of all agents."""
+        return self._conversations
 
     @called
     async def search(

@@ -79,6 +79,12 @@ class _Grouped(threading.local):
     pending: Pending | None = None
 
 
+class _Work:
+    """Whose a transaction of `Engine.atomic` is: nobody who calls for the same task meanwhile is to write into it."""
+
+    __slots__ = ("__weakref__",)
+
+
 class Engine:
     """Reads and writes threads in a backend."""
 
@@ -159,8 +165,10 @@ class Engine:
 
         If somebody else writes to one of its threads meanwhile, the work is done again, on what is there then.
         """
-        if self.desk.overlay is not None:
-            return work(self.desk)
+        desk = self.desk
+        if desk.overlay is not None:
+            with desk.overlay.part():
+                return work(desk)
         until = time.monotonic() + PATIENCE
         tries = 0
         while True:
@@ -173,13 +181,14 @@ class Engine:
             time.sleep(random.random() * min(0.001 * tries, 0.05))  # noqa: S311 - only to get out of step
 
     def _at_once(self, work: Callable[[Desk], T]) -> T:
-        desk = self.begin()
-        try:
-            done = work(desk)
-        except BaseException:
-            self.end(desk, commit=False)
-            raise
-        self.end(desk, commit=True)
+        with owner.acting_for(_Work()):
+            desk = self.begin()
+            try:
+                done = work(desk)
+            except BaseException:
+                self.end(desk, commit=False)
+                raise
+            self.end(desk, commit=True)
         return done
 
     # -- what values remember -----------------------------------------------------------------------
@@ -197,7 +206,7 @@ class Engine:
         overlay, pending = self.desk.overlay, self.pending
         if overlay is not None:
             overlay.expected[saved] = head
-            overlay.after_commit.append(lambda: setattr(saved, "head", head))
+            overlay.after_commit.append(lambda: self.remember(saved, head))  # its group may still be open then
         elif pending is not None:
             pending.keep(saved, head, lambda last: setattr(saved, "head", last))
         else:

@@ -9,13 +9,15 @@ the backend is required again, of the backend itself, when the transaction is wr
 from __future__ import annotations
 
 import threading
+from contextlib import contextmanager
+from copy import copy
 from typing import TYPE_CHECKING, Any, Final
 
 from backtrail.backends.port import Batch, MissingChunks, Row, Stale, Stand, ThreadRecord, Vanished
 from backtrail.errors import Conflict, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from backtrail.backends.port import Backend, Found, Indexed, NewThread, Phrase, Splice, Usage
@@ -49,6 +51,17 @@ class Overlay:
         self.after_commit: list[Callable[[], None]] = []
         self.expected: dict[object, Any] = {}
         """The heads that handles last read or wrote in this transaction."""
+
+    @contextmanager
+    def part(self) -> Iterator[None]:
+        """Take back what a block wrote if it fails: whoever catches that may go on with the transaction."""
+        before = {name: copy(held) for name, held in vars(self).items() if isinstance(held, list | dict | set)}
+        before["_rows"] = {no: rows.copy() for no, rows in self._rows.items()}
+        try:
+            yield
+        except BaseException:
+            vars(self).update(before)
+            raise
 
     # -- the end ------------------------------------------------------------------------------------
 
@@ -246,7 +259,10 @@ class Overlay:
     ) -> list[Row]:
         shown = visible and not any(no == thread for no, _ in self._shown)
         below = self._below.rows(thread, ranges, payload=payload, visible=shown) if thread >= 0 else []
-        own = [row for row in self._rows.get(thread, ()) if any(low <= row.seq <= high for low, high in ranges)]
+        written = self._rows.get(thread)
+        if written:  # what others have written there meanwhile is not what this stands on: its end will be a Conflict
+            below = [row for row in below if row.seq < written[0].seq]
+        own = [row for row in written or () if any(low <= row.seq <= high for low, high in ranges)]
         found = [self._seen(thread, row) for row in [*below, *own]]
         if visible:
             found = [row for row in found if row.root and not row.hidden]

@@ -29,13 +29,15 @@ _asked: Final[ContextVar[tuple[object, Any] | None]] = ContextVar("backtrail ask
 
 def current() -> object:
     """Return the calling task or thread, as an object that a weak dictionary can hold."""
+    if _acting.who is not None:
+        return _acting.who
     asyncio = sys.modules.get("asyncio")
     if asyncio is not None and asyncio._get_running_loop() is not None:  # noqa: SLF001 - the cheap way to ask
         task = asyncio.current_task()
         if task is not None:
             asked = _asked.get()
             return task if asked is None or asked[1] is not task else asked[0]
-    return _acting.who or threading.current_thread()
+    return threading.current_thread()
 
 
 @contextmanager

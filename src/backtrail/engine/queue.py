@@ -283,6 +283,8 @@ class Crew:
         """How many jobs are under way that others wait for."""
         self._held: list[tuple[_Threads, Job[Any]]] = []
         """Those others, and who is to do them."""
+        self.bells: set[Callable[[], None]] = set()
+        """To be rung, once each, when it is closed."""
 
     async def write(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Do a write together with others; if it is large, or goes into the caller's transaction, apart."""
@@ -325,10 +327,11 @@ class Crew:
         undone = self._engine is not None and self._engine.backend.undoes_groups
         return self.begin(work, together=together and not undone)
 
-    def begin(self, work: Callable[[], T], *, together: bool) -> Job[T]:
-        """Queue something. What goes into one transaction is done one by one."""
+    def begin(self, work: Callable[[], T], *, together: bool, surely: bool = False) -> Job[T]:
+        """Queue something. What goes into one transaction is done one by one; what is `surely` done, come what may."""
         overlay = self._engine.desk.overlay if self._engine else None
-        job = Job(work if overlay is None else functools.partial(_in_turn, overlay.turn, work))
+        kind: type[Job[T]] = _Lead if surely else Job
+        job = kind(work if overlay is None else functools.partial(_in_turn, overlay.turn, work))
         with self._turn():
             self._refuse_if_closed()
             threads = self._writer if together and self._writer else self._others
@@ -371,6 +374,7 @@ class Crew:
             self._lock = threading.Lock()
             self._pid = os.getpid()
             self._leading, self._held = 0, []
+            self.bells = set()
         return self._lock
 
     async def close(self, after: Callable[[], None]) -> None:
@@ -380,6 +384,9 @@ class Crew:
             self._release()
             parts = (self._first, self._writer, self._others)
             threads = [thread for part in parts if part for thread in part.end()]
+            bells, self.bells = self.bells, set()
+        for ring in bells:
+            ring()
 
         def wait() -> None:
             for thread in threads:
