@@ -105,6 +105,7 @@ STORE = {
     "reindex": "watched",
     "transaction": "block Transaction",
     "stats": "apart",
+    "migrate": "watched",
     "verify": "watched",
     "gc": "watched",
     "prune": "apart",
@@ -578,7 +579,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable
     from types import TracebackType
 
-    from backtrail.values import GcReport, Hit, PruneReport, Stats, ThreadInfo, VerifyReport
+    from backtrail.values import GcReport, Hit, MigrateReport, PruneReport, Stats, ThreadInfo, VerifyReport
 
 S = TypeVar("S")
 

@@ -32,7 +32,7 @@ class Agents:
 
     @called
     async def save(self, state: AgentState, *, replace: bool = False) -> AgentState:
-        """Save an agent's state, on top of what it came from; a new one must be the first of its id, or `replace` it."""
+        """Save an agent's state, on top of what it came from; a new one must be the first of its id, or `replace`."""
         return await self._crew.write(self._sync.save, state, replace=replace)
 
     @called

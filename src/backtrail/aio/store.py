@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable
     from types import TracebackType
 
-    from backtrail.values import GcReport, Hit, PruneReport, Stats, ThreadInfo, VerifyReport
+    from backtrail.values import GcReport, Hit, MigrateReport, PruneReport, Stats, ThreadInfo, VerifyReport
 
 S = TypeVar("S")
 
@@ -176,6 +176,15 @@ class Store:
         """Return what the store holds, measured."""
         return await self._crew.apart(self._sync.stats)
 
+    async def migrate(self, *, progress: Callable[[str, int], None] | None = None) -> MigrateReport:
+        """Save anew what was saved by older versions of its classes, as their upcasters make it.
+
+        States are brought up to date whenever they are read; this does it once, for the heads of all threads: agents,
+        and states of the classes that the store was opened with. Each thread is a write by itself: interrupted, it goes
+        on where it was when it is called again. What cannot be brought up to date is in the report.
+        """
+        return await self._crew.watched(lambda tell: self._sync.migrate(progress=tell), progress)
+
     async def verify(self, *, progress: Callable[[str, int], None] | None = None) -> VerifyReport:
         """Read and check everything; name what is damaged."""
         return await self._crew.watched(lambda tell: self._sync.verify(progress=tell), progress)
@@ -193,7 +202,7 @@ class Store:
         keep_tagged: bool = True,
         dry_run: bool = False,
     ) -> PruneReport:
-        """Prune every thread; see `Thread.prune`."""
+        """Prune every thread; see `Thread.prune`. Agent checkpoints stay, and with them what they hold."""
         return await self._crew.apart(
             self._sync.prune, keep_last=keep_last, older_than=older_than, keep_tagged=keep_tagged, dry_run=dry_run
         )
