@@ -246,7 +246,10 @@ class Overlay:
     ) -> list[Row]:
         shown = visible and not any(no == thread for no, _ in self._shown)
         below = self._below.rows(thread, ranges, payload=payload, visible=shown) if thread >= 0 else []
-        own = [row for row in self._rows.get(thread, ()) if any(low <= row.seq <= high for low, high in ranges)]
+        written = self._rows.get(thread, ())
+        if written:  # what others put in their place meanwhile is a Conflict at the end, and not to be seen before
+            below = [row for row in below if row.seq < written[0].seq]
+        own = [row for row in written if any(low <= row.seq <= high for low, high in ranges)]
         found = [self._seen(thread, row) for row in [*below, *own]]
         if visible:
             found = [row for row in found if row.root and not row.hidden]
