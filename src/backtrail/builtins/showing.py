@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 PREVIEW: Final = 200
 """Characters of a text, or of a value's JSON, that are shown unasked."""
 OUTLINE: Final = 2_000
-"""Characters of JSON by which a mapping or list is outlined."""
-ENTRY: Final = 800
-"""Characters of JSON that an entry of a page may have on average; a page with more ends early."""
+"""Bytes by which a mapping or list is outlined."""
+ENTRY: Final = 900
+"""Bytes that an entry of a page may have on average; a page with more ends early."""
 _BITS: Final = 10_000
 """Readers of JSON refuse numbers that are much longer."""
 
@@ -54,13 +54,23 @@ def plain(value: Any) -> Any:  # noqa: PLR0911 - one line for each kind of value
     return str(value)
 
 
+def _text(value: Any) -> str:
+    """Return JSON as text, for people and models to read."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _weight(value: Any) -> int:
+    """Return the bytes that JSON takes in UTF-8."""
+    return len(_text(value).encode("utf-8", "surrogatepass"))
+
+
 def brief(value: Any) -> Any:
     """Return a value as JSON: whole if it is short, else the beginning of it."""
     if isinstance(value, str):
         text, more = value, {}
     else:
         value = plain(value)
-        text, more = json.dumps(value), {"count": len(value)} if isinstance(value, dict | list) else {}
+        text, more = _text(value), {"count": len(value)} if isinstance(value, dict | list) else {}
     if len(text) <= PREVIEW:
         return value
     return {"preview": text[:PREVIEW], "truncated": True, "size": len(text), **more}
@@ -74,20 +84,20 @@ def outline(held: Mapping[str, Any] | Iterable[Any]) -> Any:
     left = OUTLINE
     for name, value in entries:
         kept.append((name, brief(value)))
-        left -= len(json.dumps(kept[-1]))
+        left -= _weight(kept[-1])
         if left < 0:
             kept.pop()
             break
     values = dict(kept) if isinstance(whole, dict) else [value for _, value in kept]
     if len(kept) == len(entries):
         return values
-    return {"values": values, "truncated": True, "size": len(json.dumps(whole)), "count": len(entries)}
+    return {"values": values, "truncated": True, "size": len(_text(whole)), "count": len(entries)}
 
 
 def part(value: Any, *, max_chars: int, offset: int) -> dict[str, Any]:
     """Return the whole of a value if it has no more than so many characters, else a part of its text or JSON."""
     value = plain(value)
-    text = value if isinstance(value, str) else json.dumps(value)
+    text = value if isinstance(value, str) else _text(value)
     if offset == 0 and len(text) <= max_chars:
         return {"value": value, "truncated": False, "size": len(text), "next_offset": None}
     if offset > len(text):
@@ -109,7 +119,7 @@ def page(entries: Iterable[dict[str, Any]], limit: int) -> tuple[list[dict[str, 
     kept: list[dict[str, Any]] = []
     left = limit * ENTRY
     for entry in entries:
-        left -= len(json.dumps(entry))
+        left -= _weight(entry)
         if len(kept) == limit or (kept and left < 0):
             return kept, True
         kept.append(entry)
