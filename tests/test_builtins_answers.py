@@ -139,15 +139,27 @@ def test_a_listing_goes_on_where_it_was_whatever_happens_meanwhile(store):
 
 def test_checkpoints_can_be_deleted_page_by_page(memory):
     memory.agents.save(AgentState("a", "A", "m"))
-    made = [memory.agents.checkpoint("a", f"{n}").id for n in range(5)]
+    made = [memory.agents.checkpoint("a", f"{n}").id for n in range(7)]
     found, cursor = [], None
-    while cursor is not None or not found:
+    while (cursor is not None or not found) and len(found) <= len(made):
         page = call(memory, "checkpoint_list", {"agent_id": "a", "limit": 2, "cursor": cursor})
-        for each in page["checkpoints"]:
-            found.append(each["checkpoint_id"])
-            call(memory, "checkpoint_delete", {"checkpoint_id": found[-1]})
+        found += [each["checkpoint_id"] for each in page["checkpoints"]]
+        call(memory, "checkpoint_delete", {"checkpoint_id": found[-1]})  # the one that the cursor names
         cursor = page["next_cursor"]
     assert found == made[::-1]
+
+
+def test_a_page_of_long_entries_ends_early_and_the_rest_follows(memory):
+    names = [f"{n:03d}" + "東" * 500 for n in range(30)]
+    for name in names:
+        memory.conversations.save(Conversation("a", id=name))
+    found, cursor = [], None
+    while cursor is not None or not found:
+        page = call(memory, "conversation_list", {"agent_id": "a", "cursor": cursor})
+        assert size(page) < 20 * 1024
+        found += [each["conversation_id"] for each in page["conversations"]]
+        cursor = page["next_cursor"]
+    assert found == names[::-1]
 
 
 def test_odd_texts_come_out_as_they_went_in(store):

@@ -308,7 +308,7 @@ def checkpoint_list(store: Store, *, agent_id: str, limit: int = LIMIT, cursor: 
     if last is not None:
         start = next((at + 1 for at, made in enumerate(found) if made.id == last), None)
         # the one that the page before ended with may be deleted: then the time has to do
-        found = found[start:] if start else [made for made in found if made.created_at.isoformat() < moment]
+        found = found[start:] if start else [made for made in found if _moment(made) < moment]
     kept, more = showing.page(map(_checkpoint_entry, found), limit)
     end = kept[-1] if more else None
     return {
@@ -324,10 +324,14 @@ def _checkpoint_entry(made: AgentCheckpoint) -> Answer:
         "name": brief(made.name),
         "description": brief(made.description),
         "kind": made.kind,
-        "created_at": made.created_at.isoformat(timespec="microseconds"),
+        "created_at": _moment(made),
         "conversations": made.conversations,
         "size_bytes": made.size_bytes,
     }
+
+
+def _moment(made: AgentCheckpoint) -> str:
+    return made.created_at.isoformat(timespec="microseconds")  # always as long, so that texts compare as times do
 
 
 def checkpoint_delete(store: Store, *, checkpoint_id: str) -> Answer:
