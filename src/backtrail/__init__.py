@@ -1,5 +1,6 @@
 """backtrail keeps the state of AI agents: save, resume, fork, diff and rewind any Python agent."""
 
+from backtrail import builtins as builtins
 from backtrail.checkpoints import Checkpoint
 from backtrail.engine.schema import Member, Record, Type, schema, upcast
 from backtrail.entities import (

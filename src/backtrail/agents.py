@@ -10,10 +10,11 @@ from __future__ import annotations
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from backtrail.arguments import check_count, check_duration, check_id, check_kind
-from backtrail.collection import Collection, Kept
+from backtrail.collection import Collection, Kept, cursor_of
 from backtrail.engine import log, pins
 from backtrail.engine.pins import AGENT
 from backtrail.engine.versions import upcasted
@@ -85,9 +86,13 @@ class Agents(Collection):
         except NotFound:
             return None
 
-    def list(self) -> AgentInfos:
-        """Return the agents that have a state, newest activity first; one whose state is damaged says so."""
-        return [_info(record.name, self._header(record)) for record, _ in self._listed(None)]
+    def list(self, *, limit: int | None = None, after: str | None = None) -> AgentInfos:
+        """Return the agents that have a state, newest activity first; one whose state is damaged says so.
+
+        `after` goes on behind an entry of an earlier listing: its `cursor`.
+        """
+        listed = islice(self._listed(None, after), None if limit is None else check_count(limit, "limit"))
+        return [_info(record.name, self._header(record), cursor_of(record, newest)) for record, newest in listed]
 
     def history(self, agent_id: str, *, newest_first: bool = False, limit: int | None = None) -> AgentVersions:
         """Return the versions of an agent's state that are in view, each with what changed in it."""
@@ -273,8 +278,8 @@ def _checkpoint(agent_id: str, made: Checkpoint[Any], note: Note) -> AgentCheckp
     )
 
 
-def _info(name: str, header: dict[str, Any] | str) -> AgentInfo:
+def _info(name: str, header: dict[str, Any] | str, cursor: str) -> AgentInfo:
     if isinstance(header, str):
-        return AgentInfo(name, None, None, None, None, None, header)
+        return AgentInfo(name, None, None, None, None, None, header, cursor)
     fields = ("name", "agent_type", "version", "created_at", "modified_at")
-    return AgentInfo(name, *(header.get(field) for field in fields))
+    return AgentInfo(name, **{field: header.get(field) for field in fields}, cursor=cursor)

@@ -7,6 +7,7 @@ that what was just written need not be read again.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
@@ -19,7 +20,7 @@ from backtrail.engine.messages import listed
 from backtrail.engine.tree import value_of
 from backtrail.engine.unpacking import Unpacker
 from backtrail.engine.writes import ANYTHING, NOTHING, Expect
-from backtrail.errors import Conflict, Corrupt, Error, NotFound
+from backtrail.errors import Conflict, Corrupt, Error, Invalid, NotFound
 from backtrail.threads import Thread
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _KEPT: Final = 256
 _PAGE: Final = 200
+_CURSOR: Final = re.compile(r"(-?[0-9]{1,18}):([0-9]{1,18})")
 
 
 class Kept(Generic[T]):
@@ -121,9 +123,9 @@ class Collection:
 
     # -- listing ------------------------------------------------------------------------------------------
 
-    def _listed(self, agent: str | None) -> Iterator[tuple[ThreadRecord, Row]]:
-        """Give the threads that have a head, each with its newest row, newest activity first."""
-        after: tuple[int, int] | None = None
+    def _listed(self, agent: str | None, cursor: str | None = None) -> Iterator[tuple[ThreadRecord, Row]]:
+        """Give the threads that have a head, each with its newest row, newest activity first; from a cursor on."""
+        after = None if cursor is None else _place_of(cursor)
         while True:
             backend = self._engine.desk.heads.backend
             page = backend.threads(space=self._space, agent=agent, prefix=None, after=after, limit=_PAGE)
@@ -147,6 +149,18 @@ class Collection:
             raise
         except Error as error:  # the others are still listed
             return str(error)
+
+
+def cursor_of(record: ThreadRecord, newest: Row) -> str:
+    """Return where a listing goes on behind a thread: it stays there, whatever becomes of the thread."""
+    return f"{newest.created_at}:{record.no}"
+
+
+def _place_of(cursor: str) -> tuple[int, int]:
+    found = _CURSOR.fullmatch(str(cursor))
+    if found is None:
+        raise Invalid(f"after= is the cursor of an entry of this listing, not {cursor!r:.60}", code="invalid.argument")
+    return int(found[1]), int(found[2])
 
 
 def _head(checkpoint: Checkpoint[Any]) -> str:

@@ -12,7 +12,7 @@ from dataclasses import replace as replaced
 from typing import TYPE_CHECKING, Any, Final
 
 from backtrail.arguments import check_count, check_id, check_query, check_tags
-from backtrail.collection import Collection
+from backtrail.collection import Collection, cursor_of
 from backtrail.engine import changes, search
 from backtrail.engine import spine as spines
 from backtrail.engine.codec import Decoder, Encoder
@@ -136,18 +136,22 @@ class Conversations(Collection):
         archived: bool | None = None,
         tag: str | None = None,
         limit: int | None = None,
+        after: str | None = None,
     ) -> Infos:
-        """Return the conversations of an agent, newest activity first, without their messages."""
+        """Return the conversations of an agent, newest activity first, without their messages.
+
+        `after` goes on behind an entry of an earlier listing: its `cursor`.
+        """
         check_id(agent_id, "an agent's id")
         if limit is not None:
             check_count(limit, "limit")
         found: Infos = []
-        for record, _ in self._listed(agent_id):
+        for record, newest in self._listed(agent_id, after):
             if limit is not None and len(found) >= limit:
                 break
             info = _info(record.name, record.agent, self._header(record))
             if info.damaged or ((archived is None or info.archived == archived) and (tag is None or tag in info.tags)):
-                found.append(info)
+                found.append(replaced(info, cursor=cursor_of(record, newest)))
         return found
 
     def search(self, query: str, *, agent_id: str | None = None, limit: int = 20, contains: bool = True) -> Hits:

@@ -274,6 +274,8 @@ class AgentInfo:
     modified_at: dt.datetime | None
     damaged: str | None = None
     """What is damaged, if anything is."""
+    cursor: str | None = None
+    """Where to go on: `list(after=info.cursor)`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +297,8 @@ class ConversationInfo:
     """... and of the last message that both have; None if it left before the first one."""
     damaged: str | None = None
     """What is damaged, if anything is; then only the id and the agent are sure."""
+    cursor: str | None = None
+    """Where to go on: `list(..., after=info.cursor)`. None outside of a listing."""
 
 
 @dataclass(frozen=True, slots=True)

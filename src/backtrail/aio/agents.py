@@ -46,9 +46,12 @@ class Agents:
         return await self._crew.apart(self._sync.get, agent_id)
 
     @called
-    async def list(self) -> AgentInfos:
-        """Return the agents that have a state, newest activity first; one whose state is damaged says so."""
-        return await self._crew.apart(self._sync.list)
+    async def list(self, *, limit: int | None = None, after: str | None = None) -> AgentInfos:
+        """Return the agents that have a state, newest activity first; one whose state is damaged says so.
+
+        `after` goes on behind an entry of an earlier listing: its `cursor`.
+        """
+        return await self._crew.apart(self._sync.list, limit=limit, after=after)
 
     @called
     async def history(self, agent_id: str, *, newest_first: bool = False, limit: int | None = None) -> AgentVersions:

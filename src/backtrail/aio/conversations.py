@@ -86,9 +86,13 @@ class Conversations:
         archived: bool | None = None,
         tag: str | None = None,
         limit: int | None = None,
+        after: str | None = None,
     ) -> Infos:
-        """Return the conversations of an agent, newest activity first, without their messages."""
-        return await self._crew.apart(self._sync.list, agent_id, archived=archived, tag=tag, limit=limit)
+        """Return the conversations of an agent, newest activity first, without their messages.
+
+        `after` goes on behind an entry of an earlier listing: its `cursor`.
+        """
+        return await self._crew.apart(self._sync.list, agent_id, archived=archived, tag=tag, limit=limit, after=after)
 
     @called
     async def search(self, query: str, *, agent_id: str | None = None, limit: int = 20, contains: bool = True) -> Hits:

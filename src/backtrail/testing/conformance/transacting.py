@@ -116,6 +116,17 @@ class Transactions(Suite):
         assert kept != lost
         assert head(store.thread("t")).state == {"n": "kept"}
 
+    def test_until_the_end_it_does_not_see_what_others_write_to_its_threads(self, store: Store) -> None:
+        fill(store.thread("t"), 1)
+        with pytest.raises(Conflict), store.transaction():
+            store.thread("t").set("n", "mine")
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(fill, store.thread("t"), 3).result()
+            assert head(store.thread("t")).state["n"] == "mine"
+            assert steps(store.thread("t").history()) == [1, 2]
+            store.thread("t").set("n", "mine, too")
+        assert steps(store.thread("t").history()) == [1, 2, 3, 4]
+
     def test_somebody_elses_write_to_one_of_its_threads_is_a_conflict_at_the_end(self, store: Store) -> None:
         store.thread("a").save({"n": 1})
         before = store.stats().checkpoints

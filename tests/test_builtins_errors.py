@@ -1,0 +1,183 @@
+"""What goes wrong with builtins: every error says what to do, nothing is written, and nothing else is raised."""
+
+import json
+import math
+import re
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import backtrail
+from backtrail import AgentState, Conversation, Message
+from backtrail.builtins import TOOLS, call, call_safely, showing
+
+
+@pytest.fixture
+def memory():
+    return backtrail.open("memory://")
+
+
+WRONG = [
+    ("agent_lod", {}, r"no builtin 'agent_lod'; these are there: agent_load, "),
+    (7, {}, r"no builtin 7; these are there: "),
+    ("agent_list", "[]", r"arguments of agent_list are an object, such as {}, not a list"),
+    ("agent_list", "{", r"cannot be read as JSON .*; send an object"),
+    ("agent_list", '{"limit": NaN}', r"cannot be read as JSON \(JSON has no number NaN\)"),
+    ("agent_list", '{"limit": ' + "1" * 5000 + "}", r"cannot be read as JSON"),
+    ("agent_list", "[" * 100_000, r"cannot be read as JSON"),
+    ("agent_list", None, r"are an object, such as {}, not null"),
+    ("agent_list", {"limt": 3}, r"agent_list has no 'limt'; it takes limit, cursor"),
+    ("conversation_list", {"agent_id": "a", "tags": "x"}, r"has no 'tags'; it takes tag, "),
+    ("persistence_stats", {"x": 1}, r"persistence_stats has no 'x'; it takes nothing"),
+    ("agent_list", {3: 1}, r"agent_list has no 3; it takes"),
+    ("agent_list", {"limit": "3"}, r"limit is a whole number, such as 20, not '3'"),
+    ("agent_list", {"limit": True}, r"limit is a whole number, such as 20, not true"),
+    ("agent_list", {"limit": 2.5}, r"limit is a whole number, such as 20, not 2.5"),
+    ("agent_list", {"limit": 0}, r"limit is a whole number from 1 to 200, not 0"),
+    ("agent_list", {"limit": 201}, r"limit is a whole number from 1 to 200, not 201"),
+    ("agent_list", {"limit": -(10**5000)}, r"from 1 to 200, not a number of that size"),
+    ("conversation_load", {"conversation_id": "c", "before": -1}, r"before is a whole number from 0 on, not -1"),
+    ("agent_save", {"agent_id": "a", "replace": "yes"}, r"replace is true or false, such as true, not 'yes'"),
+    ("agent_save", {"agent_id": "a", "config": []}, r'config is an object, such as {"key": "value"}, not a list'),
+    ("agent_save", {"agent_id": "a", "metadata": {"n": 1}}, r"metadata.'n' is a text, such as \"text\", not 1"),
+    ("agent_save", {"agent_id": "a", "capabilities": ["x", 1]}, r"capabilities\[1\] is a text"),
+    ("agent_save", {"agent_id": "a"}, r"nothing to save"),
+    ("agent_save", {"agent_id": "new", "name": "N"}, r"no agent 'new' yet: to create it, give agent_type"),
+    ("agent_save", {"agent_id": "a", "replace": True}, r"to replace an agent, give name and agent_type"),
+    ("agent_save", {"name": "N", "agent_type": "m"}, r"agent_id is missing: agent_save needs agent_id"),
+    ("agent_save", {"agent_id": None}, r"agent_id is missing"),
+    ("agent_save", {"agent_id": "", "name": "N", "agent_type": "m"}, r"1 to 512 characters"),
+    ("agent_load", {"agent_id": "nobody"}, r"no agent 'nobody'"),
+    ("agent_load", {"agent_id": "a", "path": "config.x"}, r"nothing at config.x; agent_load without path shows what"),
+    ("agent_load", {"agent_id": "a", "path": "name[0]"}, r"nothing at name\[0\]"),
+    ("agent_load", {"agent_id": "a", "path": "config["}, r"cannot read the path"),
+    ("agent_load", {"agent_id": "a", "offset": 1}, r"max_chars and offset go with path"),
+    ("agent_load", {"agent_id": "a", "path": "name", "offset": 9}, r"offset is from 0 to 1, .*not 9"),
+    ("checkpoint_create", {"agent_id": "a"}, r"name is missing: checkpoint_create needs agent_id and name"),
+    ("checkpoint_create", {"agent_id": "nobody", "name": "n"}, r"no agent 'nobody'"),
+    ("checkpoint_create", {"agent_id": "a", "name": "n", "kind": "x"}, r"kind is one of automatic, manual, .* not 'x'"),
+    ("checkpoint_restore", {"checkpoint_id": "00"}, r"no agent checkpoint '00'"),
+    (
+        "conversation_save",
+        {"agent_id": "a", "messages": "Hi"},
+        r'such as \[{"role": "user", "content": "Hello"}\], not',
+    ),
+    ("conversation_save", {"agent_id": "a", "messages": [{"role": "user"}]}, r"messages\[0\].content is missing"),
+    (
+        "conversation_save",
+        {"agent_id": "a", "messages": [{"role": "bot", "content": "Hi"}]},
+        r"messages\[0\].role is one of system, user, assistant, tool, not 'bot'",
+    ),
+    (
+        "conversation_save",
+        {"agent_id": "a", "messages": [{"role": "user", "content": "Hi", "time": 1}]},
+        r"messages\[0\] has no 'time'; it takes timestamp, ",
+    ),
+    (
+        "conversation_save",
+        {"agent_id": "a", "messages": [{"role": "user", "content": "Hi", "timestamp": "noon"}]},
+        r"messages\[0\]: timestamp is a time in ISO 8601",
+    ),
+    ("conversation_save", {"agent_id": "a", "conversation_id": "c"}, r"nothing to save"),
+    ("conversation_save", {"agent_id": "a", "conversation_id": "c", "tags": ["@x"]}, r"cannot begin with @"),
+    ("conversation_save", {"agent_id": "b", "conversation_id": "c", "title": "T"}, r"belongs to agent 'a', not 'b'"),
+    ("conversation_load", {"conversation_id": "x"}, r"no conversation 'x'"),
+    ("conversation_load", {"conversation_id": "c", "path": "messages[9]"}, r"nothing at messages\[9\]"),
+    ("conversation_load", {"conversation_id": "c", "path": "title", "before": 1}, r"give one or the other"),
+    ("conversation_load", {"conversation_id": "c", "max_chars": 1}, r"go with path"),
+    ("conversation_search", {"query": ""}, r"no word to look for"),
+    *(
+        (name, {**needed, "cursor": cursor}, rf"cursor is the next_cursor of an earlier {name}")
+        for name, needed in [
+            ("agent_list", {}),
+            ("conversation_list", {"agent_id": "a"}),
+            ("conversation_search", {"query": "x"}),
+            ("checkpoint_list", {"agent_id": "a"}),
+        ]
+        for cursor in ("", "x", "é", "\ud800", "bnVsbA==", showing.cursor("another", "1:1"), showing.cursor(name, 1, 2))
+    ),
+    ("agent_list", {"cursor": showing.cursor("agent_list", "1")}, r"cursor of an entry"),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments", "says"), WRONG)
+def test_what_is_wrong_says_what_to_do_and_writes_nothing(name, arguments, says, memory):
+    memory.agents.save(AgentState("a", "A", "m"))
+    memory.conversations.save(Conversation("a", id="c", messages=[Message.user("x")]))
+    before = memory.stats()
+    with pytest.raises(backtrail.Error, match=says):
+        call(memory, name, arguments)
+    told = call_safely(memory, name, arguments)
+    assert re.search(says, told["error"]["message"])
+    assert told["error"]["code"].startswith(("invalid.", "not_found.", "conflict."))
+    assert json.loads(json.dumps(told, allow_nan=False)) == told
+    assert memory.stats() == before
+
+
+def test_a_checkpoint_of_another_agent_is_refused(memory):
+    memory.agents.save(AgentState("a", "A", "m"))
+    made = call(memory, "checkpoint_create", {"agent_id": "a", "name": "n"})
+    told = call_safely(memory, "checkpoint_restore", {"checkpoint_id": made["checkpoint_id"], "agent_id": "b"})
+    assert told["error"]["code"] == "invalid.argument"
+
+
+def test_only_errors_of_backtrail_become_answers(memory, monkeypatch):
+    monkeypatch.setattr(memory.agents, "list", lambda **_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        call_safely(memory, "agent_list", {})
+
+
+def test_a_message_of_an_error_stays_short(memory):
+    memory.agents.save(AgentState("a", "A", "m"))
+    for arguments in ({"agent_id": "a", "path": "[" * 10**6}, {"agent_id": "a", "x" * 10**6: 1}):
+        assert len(json.dumps(call_safely(memory, "agent_load", arguments))) < 2_000
+
+
+def test_null_and_no_text_mean_not_given(memory):
+    assert call(memory, "agent_list", {"limit": None, "cursor": None}) == {"agents": [], "next_cursor": None}
+    assert call(memory, "agent_list", "") == call(memory, "agent_list", "{}")
+
+
+# -- anything at all ----------------------------------------------------------------------------------------
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=20)
+    | st.sampled_from(["a", "c", "user"]),
+    lambda below: st.lists(below, max_size=3) | st.dictionaries(st.text(max_size=5), below, max_size=3),
+    max_leaves=6,
+)
+
+
+def arguments_of(tool):
+    properties = tool.schema["properties"]
+    return st.fixed_dictionaries({}, optional={name: fitting(below) | VALUES for name, below in properties.items()})
+
+
+def fitting(schema):
+    kinds = {
+        "string": st.sampled_from(["a", "c", "messages[0]", "custom_state", ""]) | st.text(max_size=10),
+        "integer": st.integers(-1, 300),
+        "boolean": st.booleans(),
+        "array": st.lists(fitting(schema["items"]), max_size=3) if "items" in schema else None,
+        "object": st.fixed_dictionaries(
+            {}, optional={name: fitting(below) for name, below in schema.get("properties", {}).items()}
+        ),
+    }
+    return st.sampled_from(schema["enum"]) if "enum" in schema else kinds[schema["type"]]
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.sampled_from([*TOOLS]).flatmap(lambda n: st.tuples(st.just(n), arguments_of(TOOLS[n]))), max_size=8))
+def test_whatever_is_sent_the_answer_is_json_and_never_another_error(calls):
+    store = backtrail.open("memory://")
+    store.agents.save(AgentState("a", "A", "m", custom_state={"n": math.inf}))
+    store.conversations.save(Conversation("a", id="c", messages=[Message.user("x")]))
+    for name, arguments in calls:
+        answer = call_safely(store, name, arguments)
+        assert json.loads(json.dumps(answer, allow_nan=False)) == answer
+        assert len(json.dumps(answer, ensure_ascii=False)) < 20 * 1024
