@@ -110,7 +110,6 @@ def test_a_flipped_bit_in_any_row_of_an_agent_is_never_a_wrong_restore(patient):
         assert view(store, "a") == now
 
 
-@pytest.mark.xfail(strict=True, reason="verify passes over hidden rows, also those that a checkpoint can bring back")
 def test_verify_finds_damage_in_a_deleted_conversation_that_a_checkpoint_holds(patient):
     with patient.open() as store:
         store.conversations.delete("long")

@@ -274,10 +274,14 @@ def test_one_who_creates_what_somebody_else_has_just_created_adds_to_it(memory, 
     assert memory.agents.load("a").custom_state == {"theirs": 1, "ours": 2}
 
 
-def test_messages_and_changes_are_saved_together_or_not_at_all(memory):
+def test_messages_and_changes_are_saved_together_or_not_at_all(memory, monkeypatch):
+    def refuse(*_, **__):
+        raise backtrail.Invalid("no", code="invalid.argument")
+
     memory.conversations.save(Conversation("a", id="c"))
     given = {"agent_id": "a", "conversation_id": "c", "messages": [{"role": "user", "content": "x"}]}
-    assert call_safely(memory, "conversation_save", {**given, "tags": ["@"]})["error"]["code"] == "invalid.argument"
+    monkeypatch.setattr(memory.conversations, "update", refuse)
+    assert call_safely(memory, "conversation_save", {**given, "tags": ["t"]})["error"]["code"] == "invalid.argument"
     assert memory.conversations.info("c").message_count == 0
 
 

@@ -80,7 +80,7 @@ WRONG = [
         r"messages\[0\]: timestamp is a time in ISO 8601",
     ),
     ("conversation_save", {"agent_id": "a", "conversation_id": "c"}, r"nothing to save"),
-    ("conversation_save", {"agent_id": "a", "conversation_id": "c", "tags": ["@x"]}, r"cannot begin with @"),
+    ("conversation_save", {"agent_id": "b", "conversation_id": "c", "tags": ["x"]}, r"belongs to agent 'a'"),
     ("conversation_save", {"agent_id": "b", "conversation_id": "c", "title": "T"}, r"belongs to agent 'a', not 'b'"),
     ("conversation_load", {"conversation_id": "x"}, r"no conversation 'x'"),
     ("conversation_load", {"conversation_id": "c", "path": "messages[9]"}, r"nothing at messages\[9\]"),

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from backtrail.arguments import check_count, check_duration, check_id, check_kind
 from backtrail.collection import Collection, Kept, cursor_of
@@ -54,6 +54,9 @@ class AgentVersion:
     """Since the version before; `modified_at` is left out."""
 
 
+_TEXTS_MAX: Final = 3000
+
+
 class Agents(Collection):
     """The agents of a store: `store.agents`."""
 
@@ -91,8 +94,8 @@ class Agents(Collection):
 
         `after` goes on behind an entry of an earlier listing: its `cursor`.
         """
-        listed = islice(self._listed(None, after), None if limit is None else check_count(limit, "limit"))
-        return [_info(record.name, self._header(record), cursor_of(record, newest)) for record, newest in listed]
+        listed = islice(self._headers(None, after), None if limit is None else check_count(limit, "limit"))
+        return [_info(record.name, header, cursor_of(record, newest)) for record, newest, header in listed]
 
     def history(self, agent_id: str, *, newest_first: bool = False, limit: int | None = None) -> AgentVersions:
         """Return the versions of an agent's state that are in view, each with what changed in it."""
@@ -142,9 +145,7 @@ class Agents(Collection):
         `keep` keeps so many automatic ones of this agent, the newest.
         """
         check_kind(kind)
-        for what, text in (("name", name), ("description", description)):
-            if not isinstance(text, str) and not (what == "description" and text is None):
-                raise Invalid(f"{what} is a string, not {text!r}", code="invalid.argument")
+        _check_texts(name, description)
         made, note = self._manifests(agent_id).make(
             name, description, kind, None if keep is None else check_count(keep, "keep", least=1)
         )
@@ -169,14 +170,14 @@ class Agents(Collection):
         manifests.restore(seq)
         return self.load(manifests.id)
 
-    def undo(self, agent_id: str, *, force: bool = False) -> AgentState:
-        """Take back the last restore, everything as it was before it.
+    def undo(self, agent_id: str, *, force: bool = False) -> AgentState | None:
+        """Take back the last restore, everything as it was before it; return the agent's state, if it had one.
 
         `Conflict` if the agent or conversations of it have moved on since, which it names; `force` goes back all the
         same.
         """
         self._manifests(agent_id).undo(force=force)
-        return self.load(agent_id)
+        return self.get(agent_id)
 
     def delete_checkpoint(self, checkpoint_id: str) -> bool:
         """Delete an agent's checkpoint and say whether there was one."""
@@ -202,7 +203,8 @@ class Agents(Collection):
 
     def _roll_back(self, made: AgentCheckpoint, error: BaseException) -> None:
         self.restore(made.id)
-        self.checkpoint(made.agent_id, f"After {made.name}", description=f"rolled back: {error!r}", kind="recovery")
+        told = f"rolled back: {error!r:.200}"
+        self.checkpoint(made.agent_id, f"After {made.name:.200}", description=told, kind="recovery")
 
     def autocheckpoint(
         self,
@@ -237,6 +239,18 @@ class Agents(Collection):
         if parsed is None or record is None or record.space != pins.SPACE:
             raise NotFound(f"there is no agent checkpoint {checkpoint_id!r}", code="not_found.checkpoint")
         return self._manifests(record.name), parsed[1]
+
+
+def _check_texts(name: Any, description: Any) -> None:
+    for what, text in (("name", name), ("description", "" if description is None else description)):
+        if not isinstance(text, str):
+            raise Invalid(f"the {what} of a checkpoint is a string, not {text!r:.100}", code="invalid.argument")
+    size = len(f"{name}{description or ''}".encode("utf-8", "surrogatepass"))
+    if size > _TEXTS_MAX:
+        raise Invalid(
+            f"the name and the description of a checkpoint have at most {_TEXTS_MAX} bytes; these have {size}",
+            code="invalid.argument",
+        )
 
 
 def current(data: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import threading
 from collections import OrderedDict
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from backtrail.arguments import check_id
@@ -17,6 +18,7 @@ from backtrail.engine import changes, log
 from backtrail.engine import spine as spines
 from backtrail.engine.codec import Decoder
 from backtrail.engine.messages import listed
+from backtrail.engine.pins import AGENT
 from backtrail.engine.tree import value_of
 from backtrail.engine.unpacking import Unpacker
 from backtrail.engine.writes import ANYTHING, NOTHING, Expect
@@ -67,7 +69,11 @@ class Collection:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._threads: Kept[Thread[Any]] = Kept(lambda name: Thread(engine, self._space, name))
+        self._threads: Kept[Thread[Any]] = Kept(lambda name: Thread(engine, self._space, name, None, self._owner(name)))
+
+    def _owner(self, name: str) -> str | None:
+        """Return the agent that a thread of this name belongs to, if the name says so."""
+        return name if self._space == AGENT else None
 
     def _thread(self, id: str, agent: str | None = None) -> Thread[Any]:  # noqa: A002 - the name users know
         """Return the handle of a thread."""
@@ -91,7 +97,7 @@ class Collection:
                 code=error.code,
                 actual=error.actual,
             ) from None
-        self._engine.remember(saved, _head(made))
+        self._came_from(saved, made)
         return made
 
     def _expected(self, id: str, saved: Saved) -> Expect:  # noqa: A002
@@ -105,7 +111,9 @@ class Collection:
         return Expect(parsed[1], bytes.fromhex(head[log.ID_LENGTH :]))
 
     def _came_from(self, saved: Saved, checkpoint: Checkpoint[Any]) -> None:
-        self._engine.remember(saved, _head(checkpoint))
+        """Note the head that a value came from, or has become."""
+        uid = bytes.fromhex(checkpoint.id[-2 * log.UID_BYTES :])
+        self._engine.remember(saved, f"{checkpoint.id}{checkpoint.op_id.hex()}", uid)
 
     def _load(self, id: str, at: Any) -> Checkpoint[Any]:  # noqa: A002
         thread = self._thread(id)
@@ -134,6 +142,15 @@ class Collection:
                 return
             after = (page[-1][1].created_at, page[-1][0].no)
 
+    def _headers(
+        self, agent: str | None, cursor: str | None, wanted: Callable[[ThreadRecord], bool] = lambda _: True
+    ) -> Iterator[tuple[ThreadRecord, Row, dict[str, Any] | str]]:
+        """Give what a listing shows of each thread; one that is deleted meanwhile is passed over."""
+        for record, newest in self._listed(agent, cursor):
+            if wanted(record):
+                with suppress(NotFound):
+                    yield record, newest, self._header(record)
+
     def _header(self, record: ThreadRecord) -> dict[str, Any] | str:
         """Return what a listing shows of a thread's state: all but its messages; what is damaged, if it cannot be read.
 
@@ -161,10 +178,6 @@ def _place_of(cursor: str) -> tuple[int, int]:
     if found is None:
         raise Invalid(f"after= is the cursor of an entry of this listing, not {cursor!r:.60}", code="invalid.argument")
     return int(found[1]), int(found[2])
-
-
-def _head(checkpoint: Checkpoint[Any]) -> str:
-    return f"{checkpoint.id}{checkpoint.op_id.hex()}"
 
 
 def _header(tree: Tree, engine: Engine) -> dict[str, Any]:

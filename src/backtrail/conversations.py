@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace as replaced
 from typing import TYPE_CHECKING, Any, Final
 
-from backtrail.arguments import check_count, check_id, check_query, check_tags
+from backtrail.arguments import check_count, check_id, check_query
 from backtrail.collection import Collection, cursor_of
 from backtrail.engine import changes, search
 from backtrail.engine import spine as spines
@@ -90,24 +90,18 @@ class Conversations(Collection):
         metadata: Mapping[str, str] | None = None,
     ) -> ConversationInfo:
         """Change what is given, and nothing else; an empty title means none. Never conflicts."""
-        given: dict[str, Any] = {}
-        if title is not None:
-            given["title"] = title or None
-        if tags is not None:
-            given["tags"] = list(check_tags(tuple(tags)))
-        if archived is not None:
-            given["archived"] = archived
-        if metadata is not None:
-            given["metadata"] = dict(metadata)
+        fields = {"title": title, "tags": tags, "archived": archived, "metadata": metadata}
+        given = {name: value for name, value in fields.items() if value is not None}
         if not given:
             raise Invalid(
                 "update needs something to change: title, tags, archived or metadata", code="invalid.argument"
             )
-        to_data(Conversation("a", **{**given, "tags": tuple(given.get("tags", ()))}))  # checked as a value is
+        data = to_data(Conversation("any", **given))  # type: ignore[arg-type]  # checked as those of a value are
+        data["title"] = data["title"] or None
         thread = self._thread(id)
         edits: Edits = [
-            changes.Put(Path((name,)), value, thread._types, id)  # noqa: SLF001 - our own handle
-            for name, value in given.items()
+            changes.Put(Path((name,)), data[name], thread._types, id)  # noqa: SLF001 - our own handle
+            for name in given
         ]
         meta = thread._meta(None, (), None, "manual")  # noqa: SLF001
         try:
@@ -146,10 +140,10 @@ class Conversations(Collection):
         if limit is not None:
             check_count(limit, "limit")
         found: Infos = []
-        for record, newest in self._listed(agent_id, after):
+        for record, newest, header in self._headers(agent_id, after):
             if limit is not None and len(found) >= limit:
                 break
-            info = _info(record.name, record.agent, self._header(record))
+            info = _info(record.name, record.agent, header)
             if info.damaged or ((archived is None or info.archived == archived) and (tag is None or tag in info.tags)):
                 found.append(replaced(info, cursor=cursor_of(record, newest)))
         return found
@@ -183,8 +177,7 @@ class Conversations(Collection):
 
     def delete(self, id: str) -> bool:  # noqa: A002
         """Delete a conversation and say whether there was one. An agent checkpoint that holds it can bring it back."""
-        thread = self._thread(id)
-        return thread.latest() is not None and thread.delete()
+        return self._thread(id).delete()
 
     # -- branches ---------------------------------------------------------------------------------------
 
@@ -202,8 +195,9 @@ class Conversations(Collection):
         if record is None:
             return []
         uid = record.uid.hex()
-        found = [other for other, _ in self._listed(record.agent) if other.origin and other.origin.endswith(uid)]
-        return [_info(other.name, other.agent, self._header(other)) for other in sorted(found)]
+        found = self._headers(record.agent, None, lambda other: (other.origin or "").endswith(uid))
+        infos = [_info(other.name, other.agent, header) for other, _, header in sorted(found, key=lambda each: each[0])]
+        return [info for info in infos if info.forked_from == id or info.damaged]
 
     def _branch(self, id: str, at: str | None, new_id: str | None, content: str | None) -> Conversation:  # noqa: A002
         new_id = str(uuid.uuid4()) if new_id is None else check_id(new_id, "the id of a conversation")

@@ -256,11 +256,11 @@ class Manifests(Handle[Any]):
                 conversations=conversations,
             )
 
-    def _verified(self, desk: Desk, target: Manifest) -> dict[tuple[str, str], tuple[ThreadRecord, Row]]:
+    def _verified(self, desk: Desk, target: Manifest) -> dict[tuple[str, str], Row]:
         """Read all that a manifest points at, and hold it against its hashes; return the rows."""
         heads = desk.heads.anew()  # what was read before a damage must not speak for it
         good: set[bytes] = set()
-        found: dict[tuple[str, str], tuple[ThreadRecord, Row]] = {}
+        found: dict[tuple[str, str], Row] = {}
         for (space, name), pointer in target.pointers(self.id).items():
             record = heads.backend.find_thread(space, name)
             row = None if record is None else heads.row(record, pointer.seq)
@@ -275,24 +275,15 @@ class Manifests(Handle[Any]):
                     code=error.code if isinstance(error, Corrupt) else "corrupt.row",
                     **{space: name},
                 ) from error
-            found[space, name] = record, row
+            found[space, name] = row
         return found
 
-    def _go(
-        self, desk: Desk, now: Manifest, target: Manifest, rows: dict[tuple[str, str], tuple[ThreadRecord, Row]]
-    ) -> None:
+    def _go(self, desk: Desk, now: Manifest, target: Manifest, rows: dict[tuple[str, str], Row]) -> None:
         """Make the rows the heads of their threads, and take all others out of view."""
         ours = now.pointers(self.id)
         for (space, name), pointer in target.pointers(self.id).items():
-            record, row = rows[space, name]
+            row = rows[space, name]
             current = ours.pop((space, name), None)
-            if current is None and record.agent != self.id:
-                newest = desk.heads.backend.newest(record.no)
-                if newest is not None and newest.head:
-                    raise Conflict(
-                        f"{space} {name!r} belongs to agent {record.agent!r} now: delete it first",
-                        code="conflict.agent",
-                    )
             if current is None or current.seq != pointer.seq:
                 desk.writes.bring_back(Key(space, name, self.id), row, current.seq if current else 0)
         for (space, name), pointer in ours.items():

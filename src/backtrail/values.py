@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
@@ -274,7 +274,7 @@ class AgentInfo:
     modified_at: dt.datetime | None
     damaged: str | None = None
     """What is damaged, if anything is."""
-    cursor: str | None = None
+    cursor: str | None = field(default=None, compare=False)
     """Where to go on: `list(after=info.cursor)`."""
 
 
@@ -297,7 +297,7 @@ class ConversationInfo:
     """... and of the last message that both have; None if it left before the first one."""
     damaged: str | None = None
     """What is damaged, if anything is; then only the id and the agent are sure."""
-    cursor: str | None = None
+    cursor: str | None = field(default=None, compare=False)
     """Where to go on: `list(..., after=info.cursor)`. None outside of a listing."""
 
 

@@ -104,8 +104,8 @@ class Agents:
         return await self._crew.apart(self._sync.restore, checkpoint_id, agent_id=agent_id)
 
     @called
-    async def undo(self, agent_id: str, *, force: bool = False) -> AgentState:
-        """Take back the last restore, everything as it was before it.
+    async def undo(self, agent_id: str, *, force: bool = False) -> AgentState | None:
+        """Take back the last restore, everything as it was before it; return the agent's state, if it had one.
 
         `Conflict` if the agent or conversations of it have moved on since, which it names; `force` goes back all the
         same.

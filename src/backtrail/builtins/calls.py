@@ -31,7 +31,10 @@ _ARGUMENT: Final = "invalid.argument"
 _TRIES: Final = 20
 _AGENT_FIELDS: Final = tuple(field.name for field in fields(AgentState) if field.init and field.name[0] != "_")
 _MERGED: Final = ("config", "custom_state", "metadata")
-_STATS: Final = ("threads", "checkpoints", "chunks", "logical_bytes", "stored_bytes")
+_STATS: Final = (
+    *("agents", "conversations", "messages", "agent_checkpoints", "threads", "checkpoints"),
+    *("chunks", "logical_bytes", "payload_bytes", "stored_bytes", "sharing"),
+)
 """The figures of `Stats` that are told."""
 
 

@@ -195,22 +195,31 @@ class Engine:
 
     def recalled(self, saved: Saved) -> str | None:
         """Return the head that a value came from, as the caller knows it."""
-        overlay, pending = self.desk.overlay, self.pending
-        if overlay is not None and saved in overlay.expected:
-            head: str | None = overlay.expected[saved]
-            return head
-        return saved.head if pending is None else pending.get(saved, saved.head)
+        head: str | None = saved.head if self.pending is None else self.pending.get(saved, saved.head)
+        return head
 
-    def remember(self, saved: Saved, head: str) -> None:
-        """Note the head that a value is now, for everybody once it is durable."""
-        overlay, pending = self.desk.overlay, self.pending
-        if overlay is not None:
-            overlay.expected[saved] = head
-            overlay.after_commit.append(lambda: self.remember(saved, head))  # its group may still be open then
-        elif pending is not None:
-            pending.keep(saved, head, lambda last: setattr(saved, "head", last))
-        else:
+    def remember(self, saved: Saved, head: str, uid: bytes) -> None:
+        """Note the head that a value is now, of the thread with this uid.
+
+        What a transaction has written counts at once, for what is derived from it there, and no more if it is dropped.
+        In a group it counts when that has ended.
+        """
+        overlay = self.desk.overlay
+        record = None if overlay is None else overlay.thread_with_uid(uid)
+        if overlay is None or record is None or not overlay.wrote(record.no):
+            self._keep(saved, head, saved.head)
+            return
+        before = overlay.expected.setdefault(saved, saved.head)
+        saved.head = head
+        overlay.after_commit.append(lambda: self._keep(saved, head, before))
+        overlay.after_drop.append(lambda: setattr(saved, "head", before))
+
+    def _keep(self, saved: Saved, head: str, before: str | None) -> None:
+        if self.pending is None:
             saved.head = head
+        else:
+            saved.head = before
+            self.pending.keep(saved, head, lambda last: setattr(saved, "head", last))
 
     # -- groups -----------------------------------------------------------------------------------
 

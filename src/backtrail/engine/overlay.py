@@ -49,6 +49,7 @@ class Overlay:
         self.turn = threading.RLock()
         """For whoever uses it from several threads."""
         self.after_commit: list[Callable[[], None]] = []
+        self.after_drop: list[Callable[[], None]] = []
         self.expected: dict[object, Any] = {}
         """The heads that handles last read or wrote in this transaction."""
 
@@ -69,9 +70,14 @@ class Overlay:
         """Write everything as one batch, or drop it."""
         self._done = True
         if not commit:
+            self._drop()
             return
         if self._rows or self._renewed or self._hidden or self._shown or self._tags or self._untouched:
-            self._write()
+            try:
+                self._write()
+            except BaseException:
+                self._drop()
+                raise
         for action in self.after_commit:
             action()
 
@@ -97,6 +103,10 @@ class Overlay:
                 "somebody else wrote to a thread of this transaction; nothing of it was written: run it again",
                 code="conflict.transaction",
             ) from error
+
+    def _drop(self) -> None:
+        for action in self.after_drop:
+            action()
 
     def commit(self, batch: Batch) -> tuple[int, ...]:
         """Take a batch into the transaction, on the conditions that the backend would set."""

@@ -16,6 +16,7 @@ from backtrail.backends.port import Batch, MissingChunks, NewThread, Row, Stale,
 from backtrail.engine import log, payload, retention, rows
 from backtrail.engine.heads import Chain, Heads, Standing
 from backtrail.engine.nodes import SPINE
+from backtrail.engine.pins import CONVERSATION, SPACE
 from backtrail.engine.refs import require_head
 from backtrail.engine.squeeze import squeeze
 from backtrail.engine.tree import Tree
@@ -134,6 +135,8 @@ class Writes:
         def attempt(standing: Standing | None) -> Standing:
             if standing is not None and standing.head is not None:
                 raise exists(key, standing)
+            if standing is not None:
+                self._refuse_claimed(standing.record, key)
             row = rows.checkpoint(standing, tree, stored, meta, created_at=self._heads.clock())
             row = rows.forked(row, at, origin, meta)
             source_row = ((source.record.no, at.seq),)
@@ -171,8 +174,11 @@ class Writes:
             row = log.checked(row, record.uid)
             self._backend.commit(Batch(rows=((record.no, row),)))
             return Standing(record, row, row)
-        created = NewThread(key.space, key.name, os.urandom(log.UID_BYTES), key.agent, row.created_at, origin)
         renewed = standing is not None and not standing.newest.head
+        agent = key.agent
+        if standing is not None and agent is None and key.space == CONVERSATION:
+            agent = standing.record.agent  # it stays its agent's
+        created = NewThread(key.space, key.name, os.urandom(log.UID_BYTES), agent, row.created_at, origin)
         no, uid = (standing.record.no, standing.record.uid) if standing else (-1, created.uid)
         batch = Batch(
             threads=() if standing else (created,),
@@ -289,10 +295,20 @@ class Writes:
             undo = standing.newest.seq if was else 0
             move = rows.move(standing, log.REWIND, row, ranges, undo=undo, redo=0, at=self._heads.clock())
             move = log.checked(move, record.uid)
-            self._backend.commit(Batch(rows=((record.no, move),), show=((record.no, row.seq),)))
+            begun = self._heads.view(standing)
+            same = bool(begun) and begun[0][0] == ranges[0][0]
+            again = () if same else ((record.no, self._as_it_was(record, ranges)),)
+            self._backend.commit(Batch(rows=((record.no, move),), show=((record.no, row.seq),), renew=again))
             return Standing(record, move, row)
 
         return self._moving(key, attempt)
+
+    def _as_it_was(self, record: ThreadRecord, ranges: log.Ranges) -> NewThread:
+        """Return what a thread was before another one began under its name, as far as its first row is still there."""
+        root = self._heads.sound_row(record, ranges[0][0])
+        if root is None:
+            return NewThread(*record[1:])
+        return NewThread(*record[1:5], root.created_at, log.unpack_extra(root)[2])
 
     def leave(self, key: Key, was: int) -> Standing:
         """Take a thread out of view, without hiding anything; `was` is the seq of its head."""
@@ -403,6 +419,8 @@ class Writes:
                 f"thread {key.name!r} belongs to agent {standing.record.agent!r}, not {key.agent!r}",
                 code="conflict.agent",
             )
+        if standing and not head:
+            self._refuse_claimed(standing.record, key)
         there = standing.head if standing else None
         same = expect.op_id is None or (there is not None and there.op_id == expect.op_id)
         if expect.head == ANY or (expect.head == head and same):
@@ -419,6 +437,19 @@ class Writes:
             expected=expected,
             actual=actual,
         )
+
+    def _refuse_claimed(self, record: ThreadRecord, key: Key) -> None:
+        """Raise `Conflict` if a thread is to begin again as another agent's, and checkpoints may bring it back."""
+        owner = record.agent
+        if owner is None or key.agent in (None, owner) or record.space != CONVERSATION:
+            return
+        manifests = self._heads.standing(SPACE, owner)
+        if manifests is not None and manifests.head is not None:
+            raise Conflict(
+                f"{record.space} {key.name!r} was one of agent {owner!r}, whose checkpoints may bring it back: "
+                "use another id",
+                code="conflict.agent",
+            )
 
     def _retrying(self, key: Key, attempt: Callable[[Standing | None], Standing], known: Standing | None) -> Standing:
         return _patiently(lambda: self._heads.standing(key.space, key.name), attempt, known, key)

@@ -72,7 +72,6 @@ class Branching(Suite):
         first = store.conversations.edit("c", "c0", "", new_id="e")
         assert ([message.content for message in first.messages], first.forked_at) == ([""], None)
 
-    @pytest.mark.xfail(strict=True, reason="a branch keeps the last_message_at of the header of its source")
     def test_a_branch_says_when_its_own_last_message_was_made(self, store: Store) -> None:
         store.conversations.save(conversation("c", "a", "b", "c"))
         made = store.conversations.fork("c", at="c0", new_id="d")

@@ -212,7 +212,6 @@ class Guarding(Suite):
         assert contents(store, "c") == ["c one", "c two"]
         assert [made.kind for made in store.agents.checkpoints("a")] == ["pre_operation", "manual"]
 
-    @pytest.mark.xfail(strict=True, reason="what it says does not fit into the metadata of the recovery checkpoint")
     def test_an_exception_with_much_to_say_is_the_one_that_is_raised(self, store: Store) -> None:
         begun(store)
         before = view(store, "a")

@@ -153,14 +153,12 @@ class Values(Suite):
             store.agents.save(made)
         assert len(store.agents.history("a")) == 3
 
-    @pytest.mark.xfail(strict=True, reason="a value derived inside a transaction forgets the head that is known there")
     def test_what_is_derived_in_a_transaction_from_what_was_saved_in_it_knows_of_it(self, store: Store) -> None:
         with store.transaction():
             made = store.agents.save(agent())
             store.agents.save(made.set_state("k", 1))
         assert store.agents.load("a").get_state("k") == 1
 
-    @pytest.mark.xfail(strict=True, reason="a value derived inside a transaction forgets the head that is known there")
     def test_a_value_is_loaded_changed_and_saved_in_a_transaction(self, store: Store) -> None:
         store.agents.save(agent())
         with store.transaction():
@@ -168,9 +166,6 @@ class Values(Suite):
             note(store, "a", "l", 2)
         assert store.agents.load("a").custom_state == {"k": 1, "l": 2}
 
-    @pytest.mark.xfail(
-        strict=True, reason="what was loaded in a transaction that is dropped forgets where it came from"
-    )
     def test_what_was_loaded_in_a_dropped_transaction_still_knows_its_head(self, store: Store) -> None:
         store.agents.save(agent())
         loaded: list[AgentState] = []
