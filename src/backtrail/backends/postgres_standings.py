@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _WIDTH: Final = len(Row._fields)
+_ALL: Final = (1 << 63) - 1
 
 
 def format_2(schema: str, lock: int) -> str:
@@ -35,8 +36,8 @@ SET LOCAL lock_timeout = '3s';
 CREATE OR REPLACE VIEW {checkpoints_view(schema, "AND substring(g.tag FROM 1 FOR 1) <> '@'")};
 
 ALTER TABLE {schema}.thread ADD touched boolean NOT NULL DEFAULT true;
-CREATE INDEX thread_touched ON {schema}.thread (agent) WHERE touched AND agent IS NOT NULL;
-CREATE INDEX thread_without_head ON {schema}.thread (agent) WHERE NOT alive AND agent IS NOT NULL;
+CREATE INDEX thread_touched ON {schema}.thread (agent, no) WHERE touched AND agent IS NOT NULL;
+CREATE INDEX thread_without_head ON {schema}.thread (agent, no) WHERE NOT alive AND agent IS NOT NULL;
 
 CREATE FUNCTION {schema}.touch_2() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
@@ -86,7 +87,11 @@ class Standings:
     """The statements that list the threads of an agent, in a schema (its quoted name)."""
 
     def __init__(self, schema: str) -> None:
-        self.touched = Statement(f"{_standings(schema, 't.touched')} ORDER BY 1", "b")
+        # The LIMIT, of which it is not known that it is none, makes a scan of the index in order more likely than a
+        # bitmap: only that takes note of entries which are dead, as those of threads that were untouched are, so that
+        # the next one does not look at them again.
+        touched = _standings(schema, f"t.touched ORDER BY t.no LIMIT (SELECT {_ALL})")
+        self.touched = Statement(f"{touched} ORDER BY 1", "b")
         alive, others = _standings(schema, "t.alive"), _standings(schema, "NOT t.alive")
         self.all = Statement(f"{alive} UNION ALL {others} ORDER BY 1", "b")
         self._is_there = Statement(
@@ -107,12 +112,12 @@ class Standings:
 def _standings(schema: str, condition: str) -> str:
     """Return what lists threads. LATERAL and LIMIT 1 keep the rows from being looked for all at once."""
     return f"""
-        SELECT {THREAD}, newest.*, head.* FROM {schema}.thread t
+        SELECT {THREAD}, newest.*, head.* FROM (
+            SELECT * FROM {schema}.thread t WHERE t.agent = $1 AND {condition}) t
         CROSS JOIN LATERAL (
             SELECT {BARE} FROM {schema}.row r WHERE r.thread = t.no AND r.seq = t.newest LIMIT 1) newest
         LEFT JOIN LATERAL (
-            SELECT {BARE} FROM {schema}.row r WHERE r.thread = t.no AND r.seq = newest.head LIMIT 1) head ON true
-        WHERE t.agent = $1 AND {condition}"""
+            SELECT {BARE} FROM {schema}.row r WHERE r.thread = t.no AND r.seq = newest.head LIMIT 1) head ON true"""
 
 
 def _stand(*values: Any) -> Stand:
