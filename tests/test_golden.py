@@ -40,7 +40,7 @@ class Golden(NamedTuple):
     open: Callable[..., backtrail.Store]
     format: Callable[[], int]
     knows_repacking: bool
-    knows_touching: bool
+    knows_agents: bool
     newest: int
 
 
@@ -58,7 +58,7 @@ def golden(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Golden]:
         partial(backtrail.open, server().url, schema="golden"),
         lambda: server().execute("SELECT value FROM golden.meta WHERE name = 'format'")[0][0],
         knows_repacking=True,
-        knows_touching=request.param.name != "postgres1.sql.zst",
+        knows_agents=request.param.name != "postgres1.sql.zst",
         newest=len(postgres_schema.STEPS),
     )
     server().execute("DROP SCHEMA golden CASCADE")
@@ -107,7 +107,7 @@ def test_what_is_in_a_golden_store_is_found(golden: Golden) -> None:
         if "word7" in message["content"].split()
     }
     with golden.open() as store:
-        hits = store.search("word7", limit=1000)
+        hits = store.search("word7", kind="thread", limit=1000)
         assert {(hit.conversation_id, hit.position) for hit in hits} == expected
         assert len(hits) == len(expected) > 20
         assert store.verify().ok
@@ -123,7 +123,7 @@ def test_a_golden_store_knows_which_threads_of_an_agent_were_written_to_or_takes
             for touched in (True, False)
         )
     assert standing == ["long", "fork \0 of long"]
-    assert touched == (["long"] if golden.knows_touching else standing)
+    assert touched == (["long"] if golden.knows_agents else standing)
 
 
 def test_a_golden_store_is_read_only_as_it_is_and_converted_when_it_is_written(golden: Golden) -> None:
@@ -158,6 +158,36 @@ def test_a_golden_store_keeps_what_goes_with_its_checkpoints(golden: Golden) -> 
         assert thread.load().kind == "recovery"
         assert thread.undo().state == {"x": 1}
         assert thread.undo().state == {"x": 3}
+
+
+def assert_agents(store: backtrail.Store, point: str, steps: int) -> None:
+    wanted = contents.conversations()[point]
+    assert store.agents.load("golden/agent") == contents.agent(steps)
+    assert {info.id for info in store.conversations.list("golden/agent")} == set(wanted)
+    for name, conversation in wanted.items():
+        assert store.conversations.load(name) == conversation
+
+
+def test_agents_of_a_golden_store_go_where_they_were(golden: Golden) -> None:
+    if not golden.knows_agents:
+        with golden.open() as store:
+            assert store.agents.list() == []
+        return
+    with golden.open(read_only=True) as store:
+        assert_agents(store, "now", 1)
+        second, first = store.agents.checkpoints("golden/agent")
+        assert (first.name, first.description, first.kind, first.conversations) == ("first", "the first", "manual", 41)
+        assert (second.name, second.kind, second.conversations) == ("second", "pre_operation", 41)
+    with golden.open() as store:
+        store.gc()
+        store.agents.undo("golden/agent")
+        assert_agents(store, "second", 2)
+        store.agents.restore(first.id)
+        assert_agents(store, "first", 1)
+        store.agents.restore(second.id)
+        store.gc()
+        assert_agents(store, "second", 2)
+        assert store.verify().ok
 
 
 def test_a_golden_store_goes_on(golden: Golden) -> None:

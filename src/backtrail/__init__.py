@@ -1,6 +1,7 @@
 """backtrail keeps the state of AI agents: save, resume, fork, diff and rewind any Python agent."""
 
-from backtrail import builtins as builtins
+from typing import TYPE_CHECKING, Any
+
 from backtrail.checkpoints import Checkpoint
 from backtrail.engine.schema import Member, Record, Type, schema, upcast
 from backtrail.entities import (
@@ -32,6 +33,9 @@ from backtrail.values import (
     ThreadInfo,
     VerifyReport,
 )
+
+if TYPE_CHECKING:
+    from backtrail import builtins as builtins
 
 __all__ = [
     "MISSING",
@@ -74,3 +78,12 @@ __all__ = [
     "schema",
     "upcast",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Load `backtrail.builtins` when it is first used: most programs do without."""
+    if name == "builtins":
+        import backtrail.builtins  # noqa: PLC0415
+
+        return backtrail.builtins
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

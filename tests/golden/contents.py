@@ -19,6 +19,7 @@ import zoneinfo
 from typing import Any
 
 import backtrail
+from backtrail import AgentState, Attachment, Conversation, Message, ToolCall
 from backtrail.backends.port import Batch
 
 
@@ -119,9 +120,63 @@ def histories() -> dict[str, list[tuple[int, str | None, Any]]]:
     }
 
 
+WHEN = dt.datetime(2026, 1, 31, 12, tzinfo=dt.UTC)
+
+
+def said(count: int) -> list[Message]:
+    """Messages of a conversation, the first ones with all that a message may have."""
+    call = ToolCall("book", {"night": 1, "nested": {"x": [1.5, None]}}, id="call", result="done", status="completed")
+    ticket = Attachment("file", "ticket \0.pdf", "application/pdf", "QUJD" * 30_000, None, 90_000, "ticket")
+    first = [
+        Message.user("Zwei Nächte in Lissabon? 🙂", id="m0", timestamp=WHEN, attachments=[ticket], tokens=7),
+        Message.assistant("", id="m1", timestamp=WHEN, tool_calls=[call], parent_id="m0", metadata={"n": 1}),
+        Message.tool_result("call", "done", id="m2", timestamp=WHEN, raw={"type": "own", "b": b"x"}, raw_format="own"),
+    ]
+    return [*first, *(Message.user(words(i), id=f"m{i}", timestamp=WHEN) for i in range(3, count))][:count]
+
+
+def agent(steps: int) -> AgentState:
+    """The agent of the golden stores, after so many steps."""
+    made = AgentState(
+        "golden/agent", "Ann", "model", "be kind", ["a", "b"], {"t": 0.5}, {}, ["c \0"], WHEN, WHEN, 1, {"k": "v"}
+    )
+    return dataclasses.replace(made, custom_state={f"step {i}": i for i in range(steps)})
+
+
+def conversations() -> dict[str, dict[str, Conversation]]:
+    """The conversations of the agent at each of its checkpoints, and as they are."""
+
+    def made(name: str, count: int, **others: Any) -> Conversation:
+        given = {"created_at": WHEN, "last_message_at": WHEN, **others}
+        return Conversation("golden/agent", id=name, messages=said(count), **given)
+
+    first = {f"c{i}": made(f"c{i}", i % 5) for i in range(40)} | {"c \0": made("c \0", 120, title="T", tags=["x"])}
+    second = {**first, "c \0": made("c \0", 121, title="T", tags=["x"]), "later": made("later", 2, archived=True)}
+    del second["c7"]
+    return {"first": first, "second": second, "now": first}
+
+
+def write_agents(store: backtrail.Store) -> None:
+    """Make an agent, its conversations, two checkpoints, a restore that can be undone, and one that was."""
+    wanted = conversations()
+    store.agents.save(agent(1))
+    for each in wanted["first"].values():
+        store.conversations.save(each)
+    first = store.agents.checkpoint("golden/agent", "first", description="the first")
+    store.agents.save(agent(2), replace=True)
+    store.conversations.append("c \0", said(121)[-1])
+    store.conversations.save(wanted["second"]["later"])
+    store.conversations.delete("c7")
+    store.agents.checkpoint("golden/agent", "second", kind="pre_operation")
+    store.agents.restore(first.id)
+    store.agents.undo("golden/agent")
+    store.agents.restore(first.id)
+
+
 def write(path: str, schema: str | None = None) -> None:
     """Write the store."""
     with backtrail.open(path, schema=schema) as store:
+        write_agents(store)
         for name in ("every type", "typed"):
             for _, label, state in histories()[name]:
                 store.thread(name).save(state, label=label, tags=["first"], metadata={"by": "golden", "n": 1})
