@@ -116,7 +116,8 @@ class Restoring(Suite):
         thread = store.thread("t").save({"n": 1})
         own = store.agents.thread("a").load()
         before = view(store, "a")
-        for wrong in (thread.id, own.id, made.id[:-1] + "0", made.id[:8], "first", "nothing", "@"):
+        other = made.id[:-1] + ("1" if made.id.endswith("0") else "0")
+        for wrong in (thread.id, own.id, other, made.id[:8], "first", "nothing", "@"):
             with pytest.raises(NotFound):
                 store.agents.restore(wrong)
             assert store.agents.delete_checkpoint(wrong) is False
@@ -278,6 +279,20 @@ class Undoing(Suite):
         store.agents.undo("a", force=True)
         assert view(store, "a") == before
         assert store.conversations.get("new") is None
+
+    def test_what_was_deleted_after_the_restore_and_collected_is_back(self, store: Store) -> None:
+        made = begun(store)
+        moved_on(store)
+        before = view(store, "a")
+        store.agents.restore(made.id)
+        store.agents.delete_checkpoint(made.id)
+        for name in ("c", "d"):
+            store.conversations.delete(name)
+        store.agents.thread("a").prune(keep_last=0, keep_tagged=False)
+        store.gc()
+        store.agents.undo("a", force=True)
+        assert view(store, "a") == before
+        assert store.verify().ok
 
     def test_a_checkpoint_and_other_agents_do_not_stand_in_its_way(self, store: Store) -> None:
         made = begun(store)
