@@ -10,6 +10,7 @@ import pytest
 
 import backtrail
 from backtrail import AgentState, Conflict, Conversation, Message
+from backtrail.testing.agent_script import AgentScript
 from backtrail.testing.scene import view
 from tests.test_postgres_faults import lengths
 from tests.test_postgres_processes import run, running, spawn
@@ -183,6 +184,39 @@ def test_what_is_said_beside_restores_is_in_view_or_the_undo_says_that_it_refuse
 def _append_telling(opener, writer, count):
     with opener() as store:
         return [(store.conversations.append(FIRST, Message.user(f"{writer} {i}")).id, writer, i) for i in range(count)]
+
+
+# ---- upkeep beside all of it ----------------------------------------------------------------------------------------
+
+
+def _live(opener, worker, steps):
+    """Do whatever can be done with agents, to some of one's own, and compare with the model after every step."""
+    script = AgentScript(opener, random.Random(worker), (f"{worker} a", f"{worker} b"))
+    for _ in range(steps):
+        script.step()
+    script.store.close()
+
+
+def _collect(opener, stop):
+    done = 0
+    with opener() as store:
+        while not stop.is_set():
+            store.gc()
+            done += 1
+    return done
+
+
+@pytest.mark.parametrize("steps", lengths(60, 1500))
+def test_agents_live_as_the_model_says_beside_each_other_and_collections(opener, steps):
+    stop = spawn.Event()
+    with opener() as store:
+        store.thread("t").save({})
+    with running(_collect, (opener, stop)) as collections:
+        run(_live, *((opener, worker, steps) for worker in range(3)))
+        stop.set()
+        assert collections()[0] > 0
+    with opener() as store:
+        assert store.verify().ok
 
 
 # ---- crashes --------------------------------------------------------------------------------------------------------

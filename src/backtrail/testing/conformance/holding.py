@@ -78,7 +78,6 @@ class Owning(Suite):
         store.conversations.save(conversation("secret", "a canary " * 20))
         store.agents.restore(made.id)
         assert store.conversations.delete("secret") is True
-        store.agents.delete_checkpoint(made.id)
 
 
 class Keeping(Suite):

@@ -280,6 +280,20 @@ class Undoing(Suite):
         assert view(store, "a") == before
         assert store.conversations.get("new") is None
 
+    def test_what_was_deleted_after_the_restore_and_collected_is_back(self, store: Store) -> None:
+        made = begun(store)
+        moved_on(store)
+        before = view(store, "a")
+        store.agents.restore(made.id)
+        store.agents.delete_checkpoint(made.id)
+        for name in ("c", "d"):
+            store.conversations.delete(name)
+        store.agents.thread("a").prune(keep_last=0, keep_tagged=False)
+        store.gc()
+        store.agents.undo("a", force=True)
+        assert view(store, "a") == before
+        assert store.verify().ok
+
     def test_a_checkpoint_and_other_agents_do_not_stand_in_its_way(self, store: Store) -> None:
         made = begun(store)
         moved_on(store)
