@@ -293,6 +293,10 @@ def _checkpoint(agent_id: str, made: Checkpoint[Any], note: Note) -> AgentCheckp
 
 
 def _info(name: str, header: dict[str, Any] | str, cursor: str) -> AgentInfo:
+    try:
+        header = header if isinstance(header, str) else current(header)
+    except Invalid as error:  # an upcaster fails: the others are still listed
+        header = str(error)
     if isinstance(header, str):
         return AgentInfo(name, None, None, None, None, None, header, cursor)
     fields = ("name", "agent_type", "version", "created_at", "modified_at")

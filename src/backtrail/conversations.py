@@ -61,7 +61,7 @@ class Conversations(Collection):
     def load(self, id: str, *, at: Ref = "@") -> Conversation:  # noqa: A002 - the name users know
         """Return a conversation, or `NotFound`; `at` a checkpoint of its thread instead of the newest."""
         checkpoint = self._load(id, at)
-        found = Conversation.from_data(checkpoint.state)
+        found = Conversation.from_data({**checkpoint.state, "id": id})  # its thread may be a fork of another one's
         self._came_from(found._saved, checkpoint)  # noqa: SLF001
         return found
 
@@ -232,9 +232,11 @@ class _Branching:
             added = [Encoder(tree.nodes, types).part(kept, to_data(self._edited(message)))]
         tree = Tree(tree.rep, tree.nodes.forked()).apply([[SPLICE, steps, kept, length - kept, added]])
         last = self._ids(tree, kept - 1, kept)[0] if kept else None
+        now = when(self._engine.desk.heads.clock())
         header = {
             "id": self._new_id,
-            "created_at": when(self._engine.desk.heads.clock()),
+            "created_at": now,
+            "last_message_at": now,
             "forked_from": self._id,
             "forked_at": last,
         }

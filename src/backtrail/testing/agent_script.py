@@ -111,8 +111,6 @@ class AgentScript:
         ], self.log
 
     def _new(self, value: Any) -> Entry:
-        if isinstance(value, Conversation):
-            value = replace(value, last_message_at=value.created_at)
         return Entry(next(self._tokens), value)
 
     def _message(self) -> Message:

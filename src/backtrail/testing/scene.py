@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from backtrail import AgentState, Conversation, Message
@@ -35,13 +34,10 @@ def note(store: Store, agent_id: str, key: str, value: Any) -> AgentState:
 
 
 def view(store: Store, agent_id: str) -> tuple[AgentState | None, dict[str, Conversation]]:
-    """Return all that can be seen of an agent, as values: its state, and its conversations by id.
-
-    When the last message was made is left out: each message says so itself.
-    """
+    """Return all that can be seen of an agent, as values: its state, and its conversations by id."""
     listed = sorted(info.id for info in store.conversations.list(agent_id))
     loaded = [store.conversations.load(name) for name in listed]
-    return store.agents.get(agent_id), {said.id: replace(said, last_message_at=said.created_at) for said in loaded}
+    return store.agents.get(agent_id), {said.id: said for said in loaded}
 
 
 def names(checkpoints: list[AgentCheckpoint]) -> list[str]:
