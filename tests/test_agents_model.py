@@ -15,6 +15,7 @@ from backtrail.engine import changes
 from backtrail.testing.agent_script import AgentScript
 from backtrail.testing.chunks import small_chunks
 from backtrail.testing.places import in_memory
+from tests.servers import place
 
 
 @contextlib.contextmanager
@@ -26,15 +27,19 @@ def in_file():
         shutil.rmtree(directory)
 
 
-PLACES = pytest.mark.parametrize("place", [in_memory, in_file])
+def in_postgres():
+    return place(durability="relaxed")
 
 
-def run(place, seed, steps):
+PLACES = pytest.mark.parametrize("where", [in_memory, in_file, in_postgres])
+
+
+def run(where, seed, steps):
     with contextlib.ExitStack() as stack:
         if seed % 2:
             stack.enter_context(small_chunks(inline=400))  # the undo of a restore is metadata
             stack.enter_context(mock.patch.object(changes, "OPS_MAX", 3))
-        script = AgentScript(stack.enter_context(place()), random.Random(seed))
+        script = AgentScript(stack.enter_context(where()), random.Random(seed))
         for _ in range(steps):
             script.step()
         with script.store as store:
@@ -43,13 +48,13 @@ def run(place, seed, steps):
 
 @PLACES
 @pytest.mark.parametrize("seed", range(4))
-def test_what_agents_show_is_what_the_model_says(place, seed):
-    run(place, seed, 80)
+def test_what_agents_show_is_what_the_model_says(where, seed):
+    run(where, seed, 80)
 
 
 @pytest.mark.torture
 @PLACES
 @pytest.mark.parametrize("part", range(10))
-def test_what_agents_show_is_what_the_model_says_for_long(place, part):
+def test_what_agents_show_is_what_the_model_says_for_long(where, part):
     for seed in range(100 + 20 * part, 120 + 20 * part):
-        run(place, seed, 400)
+        run(where, seed, 400)
