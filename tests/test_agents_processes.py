@@ -72,10 +72,10 @@ def test_four_processes_append_to_one_conversation_and_each_message_is_there_onc
 # ---- checkpoints ----------------------------------------------------------------------------------------------------
 
 
-def _append_to_both(opener, writer, count):
-    """Say each number in the first conversation, then in the second."""
+def _append_to_both(opener, writer, count, points=1):
+    """Say each number in the first conversation, then in the second; begin when there are so many checkpoints."""
     with opener() as store:
-        while len(store.agents.checkpoints("a")) < 2:
+        while len(store.agents.checkpoints("a")) < points:
             time.sleep(0.002)
         for i in range(count):
             for name in (FIRST, SECOND):
@@ -98,7 +98,7 @@ def test_every_checkpoint_beside_writers_is_a_cut(opener, count):
     begin(opener)
     stop = spawn.Event()
     with running(_checkpoint, (opener, stop)) as checkpoints:
-        run(_append_to_both, *((opener, writer, count) for writer in range(3)))
+        run(_append_to_both, *((opener, writer, count, 2) for writer in range(3)))
         stop.set()
         checkpoints()
     with opener() as store:

@@ -72,6 +72,7 @@ AGENTS = {
     "delete": "apart",
     "checkpoint": "apart",
     "checkpoints": "apart",
+    "get_checkpoint": "apart",
     "restore": "apart",
     "undo": "apart",
     "delete_checkpoint": "apart",

@@ -2,7 +2,9 @@
 
 from typing import TYPE_CHECKING, Any
 
+from backtrail.agents import Agents, AgentVersion
 from backtrail.checkpoints import Checkpoint
+from backtrail.conversations import Conversations
 from backtrail.engine.schema import Member, Record, Type, schema, upcast
 from backtrail.entities import (
     AgentState,
@@ -16,17 +18,22 @@ from backtrail.entities import (
     ToolStatus,
 )
 from backtrail.errors import CommitUnknown, Conflict, Corrupt, Error, InDoubt, Invalid, NotFound, Unavailable
+from backtrail.schedules import AutoCheckpoint
 from backtrail.store import Store, open  # noqa: A004 - backtrail.open is the name users know
 from backtrail.threads import Thread
 from backtrail.values import (
     MISSING,
     NEW,
+    AgentCheckpoint,
+    AgentInfo,
     Change,
+    ConversationInfo,
     Damage,
     Diff,
     GcReport,
     Hit,
     Items,
+    MigrateReport,
     PruneReport,
     Reordered,
     Stats,
@@ -40,15 +47,22 @@ if TYPE_CHECKING:
 __all__ = [
     "MISSING",
     "NEW",
+    "AgentCheckpoint",
+    "AgentInfo",
     "AgentState",
+    "AgentVersion",
+    "Agents",
     "Attachment",
     "AttachmentType",
+    "AutoCheckpoint",
     "Change",
     "Checkpoint",
     "CheckpointType",
     "CommitUnknown",
     "Conflict",
     "Conversation",
+    "ConversationInfo",
+    "Conversations",
     "Corrupt",
     "Damage",
     "Diff",
@@ -60,6 +74,7 @@ __all__ = [
     "Items",
     "Member",
     "Message",
+    "MigrateReport",
     "NotFound",
     "PruneReport",
     "Record",

@@ -7,6 +7,7 @@ upcasters of `AgentState`.
 
 from __future__ import annotations
 
+import weakref
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -15,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from backtrail.arguments import check_count, check_duration, check_id, check_kind
 from backtrail.collection import Collection, Kept, cursor_of
-from backtrail.engine import log, pins
+from backtrail.engine import pins
 from backtrail.engine.pins import AGENT
 from backtrail.engine.versions import upcasted
 from backtrail.engine.writes import Key
 from backtrail.entities import AgentState, newest_version, to_data
-from backtrail.errors import Invalid, NotFound
-from backtrail.manifests import Manifests
+from backtrail.errors import Corrupt, Invalid, NotFound
+from backtrail.manifests import Manifests, manifests_of
 from backtrail.schedules import AutoCheckpoint
 from backtrail.values import AgentCheckpoint, AgentInfo, Diff
 
@@ -67,6 +68,12 @@ class Agents(Collection):
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
         self._kept: Kept[Manifests] = Kept(lambda name: Manifests(engine, name))
+        self._schedulers: weakref.WeakSet[AutoCheckpoint] = weakref.WeakSet()
+
+    def _close(self) -> None:
+        """Stop what makes automatic checkpoints: the store is being closed."""
+        for scheduler in list(self._schedulers):
+            scheduler.stop()
 
     def save(self, state: AgentState, *, replace: bool = False) -> AgentState:
         """Save an agent's state, on top of what it came from; a new one must be the first of its id, or `replace`."""
@@ -76,7 +83,7 @@ class Agents(Collection):
         return state
 
     def load(self, agent_id: str, *, at: Ref = "@") -> AgentState:
-        """Return an agent's state, or `NotFound`; `at` a checkpoint of its thread instead of the newest."""
+        """Return an agent's state, or `NotFound`; `at` a checkpoint of its thread, or of the agent, not the newest."""
         checkpoint = self._load(agent_id, at)
         found = _state(checkpoint)
         self._came_from(found._saved, checkpoint)  # noqa: SLF001
@@ -155,7 +162,15 @@ class Agents(Collection):
         """Return an agent's checkpoints, newest first."""
         return [_checkpoint(agent_id, made, note) for made, note in reversed(self._manifests(agent_id).listed())]
 
-    def restore(self, checkpoint_id: str, *, agent_id: str | None = None) -> AgentState:
+    def get_checkpoint(self, checkpoint_id: str) -> AgentCheckpoint | None:
+        """Return an agent's checkpoint, or None."""
+        try:
+            manifests, seq = self._found(checkpoint_id)
+            return _checkpoint(manifests.id, *manifests.found(seq))
+        except NotFound:
+            return None
+
+    def restore(self, checkpoint_id: str | AgentCheckpoint, *, agent_id: str | None = None) -> AgentState:
         """Bring an agent and all its conversations back to a checkpoint, exactly, all or nothing.
 
         It is verified first. Conversations that were made later go out of view, deleted ones are back; `undo` takes it
@@ -164,10 +179,10 @@ class Agents(Collection):
         manifests, seq = self._found(checkpoint_id)
         if agent_id is not None and manifests.id != agent_id:
             raise Invalid(
-                f"checkpoint {checkpoint_id!r} belongs to agent {manifests.id!r}, not {agent_id!r}",
+                f"this checkpoint belongs to agent {manifests.id!r}, not {agent_id!r}",
                 code="invalid.argument",
             )
-        manifests.restore(seq)
+        manifests.restore(seq, _check_state)
         return self.load(manifests.id)
 
     def undo(self, agent_id: str, *, force: bool = False) -> AgentState | None:
@@ -176,10 +191,10 @@ class Agents(Collection):
         `Conflict` if the agent or conversations of it have moved on since, which it names; `force` goes back all the
         same.
         """
-        self._manifests(agent_id).undo(force=force)
+        self._manifests(agent_id).undo(_check_state, force=force)
         return self.get(agent_id)
 
-    def delete_checkpoint(self, checkpoint_id: str) -> bool:
+    def delete_checkpoint(self, checkpoint_id: str | AgentCheckpoint) -> bool:
         """Delete an agent's checkpoint and say whether there was one."""
         try:
             manifests, seq = self._found(checkpoint_id)
@@ -203,7 +218,10 @@ class Agents(Collection):
 
     def _roll_back(self, made: AgentCheckpoint, error: BaseException) -> None:
         self.restore(made.id)
-        told = f"rolled back: {error!r:.200}"
+        try:
+            told = f"rolled back: {error!r:.200}"
+        except Exception:  # noqa: BLE001 - the exception is the user's, and so is what it says of itself
+            told = f"rolled back: {type(error).__name__}"
         self.checkpoint(made.agent_id, f"After {made.name:.200}", description=told, kind="recovery")
 
     def autocheckpoint(
@@ -220,11 +238,10 @@ class Agents(Collection):
         Agents that are not there are skipped. Errors go to the log and to `on_error`, with the agent's id. It keeps the
         newest `keep` automatic checkpoints of each agent. Not `enabled`, it does nothing.
         """
-        ids = [agent_ids] if isinstance(agent_ids, str) else [*agent_ids]
-        for agent_id in ids:
-            check_id(agent_id, "an agent's id")
+        ids = check_ids(agent_ids)
         seconds = check_duration(interval, "interval") / 1_000_000
         made = AutoCheckpoint(self, ids, seconds, check_count(keep, "keep", least=1), on_error)
+        self._schedulers.add(made)
         if enabled:
             made.start()
         return made
@@ -232,13 +249,21 @@ class Agents(Collection):
     def _manifests(self, agent_id: str) -> Manifests:
         return self._kept(check_id(agent_id, "an agent's id"))
 
-    def _found(self, checkpoint_id: str) -> tuple[Manifests, int]:
+    def _found(self, checkpoint_id: str | AgentCheckpoint) -> tuple[Manifests, int]:
         """Return the manifests that a checkpoint is one of, and its seq."""
-        parsed = log.parse_id(check_id(checkpoint_id, "a checkpoint's id"))
-        record = None if parsed is None else self._engine.desk.heads.backend.thread_with_uid(parsed[0])
-        if parsed is None or record is None or record.space != pins.SPACE:
+        found = manifests_of(self._engine, checkpoint_id)
+        if found is None:
             raise NotFound(f"there is no agent checkpoint {checkpoint_id!r}", code="not_found.checkpoint")
-        return self._manifests(record.name), parsed[1]
+        return self._manifests(found[0]), found[1]
+
+
+def check_ids(agent_ids: Any) -> list[str]:
+    """Return the ids of agents, given one or several."""
+    try:
+        ids = [agent_ids] if isinstance(agent_ids, str) else [*agent_ids]
+    except TypeError:
+        raise Invalid(f"name one agent, or several: ids, not {agent_ids!r:.100}", code="invalid.argument") from None
+    return [check_id(agent_id, "an agent's id") for agent_id in ids]
 
 
 def _check_texts(name: Any, description: Any) -> None:
@@ -255,11 +280,17 @@ def _check_texts(name: Any, description: Any) -> None:
 
 def current(data: dict[str, Any]) -> dict[str, Any]:
     """Return the data of an agent's state as the newest version has it, by the upcasters of `AgentState`."""
+    if not isinstance(data, dict):
+        raise Corrupt(f"the state of an agent is a dict, not {type(data).__name__}", code="corrupt.state")
     newest, version = newest_version(), data.get("version", 1)
     if newest == 1:  # no upcasters: versions are the user's own business
         return data
     fields = upcasted(AgentState, "AgentState", version, newest, deepcopy(data))  # they may change what is in it
     return {**fields, "version": newest}
+
+
+def _check_state(data: Any) -> None:
+    AgentState.from_data(current(data))
 
 
 def _state(checkpoint: Checkpoint[Any]) -> AgentState:

@@ -23,7 +23,9 @@ from backtrail.engine.tree import value_of
 from backtrail.engine.unpacking import Unpacker
 from backtrail.engine.writes import ANYTHING, NOTHING, Expect
 from backtrail.errors import Conflict, Corrupt, Error, Invalid, NotFound
+from backtrail.manifests import Manifests, manifests_of
 from backtrail.threads import Thread
+from backtrail.values import AgentCheckpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -90,15 +92,22 @@ class Collection:
         try:
             made = thread._write(change, thread._meta(None, (), None, "manual"), None, default=expect)  # noqa: SLF001
         except Conflict as error:
-            if error.code != "conflict.exists":
-                raise
-            raise Conflict(
-                f"there is {self._what} {id!r} already: load it and change that, or save with replace=True",
-                code=error.code,
-                actual=error.actual,
-            ) from None
+            raise self._reworded(error, id) from None
         self._came_from(saved, made)
         return made
+
+    def _reworded(self, error: Conflict, id: str) -> Conflict:  # noqa: A002
+        """Return a conflict as those know it who hold values, not threads."""
+        one = self._what.partition(" ")[2]
+        if error.code == "conflict.exists":
+            text = f"there is {self._what} {id!r} already: load it and change that, or save with replace=True"
+        elif error.code == "conflict.stale" and error.actual is None:
+            text = f"{one} {id!r} was deleted since this value was loaded: save with replace=True to begin it again"
+        elif error.code == "conflict.stale":
+            text = f"{one} {id!r} moved on since this value was loaded: load it again and redo the change"
+        else:
+            return error
+        return Conflict(text, code=error.code, expected=error.expected, actual=error.actual)
 
     def _expected(self, id: str, saved: Saved) -> Expect:  # noqa: A002
         head = self._engine.recalled(saved)
@@ -116,15 +125,17 @@ class Collection:
         self._engine.remember(saved, f"{checkpoint.id}{checkpoint.op_id.hex()}", uid)
 
     def _load(self, id: str, at: Any) -> Checkpoint[Any]:  # noqa: A002
+        """Return a checkpoint of a thread: the head, or what a ref or a checkpoint of the agent means."""
         thread = self._thread(id)
-        if at == "@":
-            checkpoint = thread.latest()
-            if checkpoint is None:
-                raise self._unknown(id)
-            return checkpoint
-        if thread.latest() is None:
+        found = None
+        if isinstance(at, AgentCheckpoint) or (isinstance(at, str) and log.parse_id(at)):
+            found = manifests_of(self._engine, at)
+        if found is not None:
+            return thread._held(Manifests(self._engine, found[0]).pointer(found[1], self._space, id))  # noqa: SLF001
+        checkpoint = thread.latest()
+        if checkpoint is None:
             raise self._unknown(id)
-        return thread.load(at)
+        return checkpoint if at == "@" else thread.load(at)
 
     def _unknown(self, id: str) -> NotFound:  # noqa: A002
         return NotFound(f"there is no {self._what.partition(' ')[2]} {id!r}", code=self._missing)

@@ -22,7 +22,7 @@ from backtrail.engine.pins import CONVERSATION
 from backtrail.engine.tree import SPLICE, Tree, locate
 from backtrail.engine.writes import ANYTHING, Key
 from backtrail.entities import Conversation, Items, Message, to_data
-from backtrail.errors import Invalid, NotFound
+from backtrail.errors import Conflict, Invalid, NotFound
 from backtrail.values import ConversationInfo, when
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Conversations(Collection):
         return conversation
 
     def load(self, id: str, *, at: Ref = "@") -> Conversation:  # noqa: A002 - the name users know
-        """Return a conversation, or `NotFound`; `at` a checkpoint of its thread instead of the newest."""
+        """Return a conversation, or `NotFound`; `at` a checkpoint of its thread, or of its agent, not the newest."""
         checkpoint = self._load(id, at)
         found = Conversation.from_data({**checkpoint.state, "id": id})  # its thread may be a fork of another one's
         self._came_from(found._saved, checkpoint)  # noqa: SLF001
@@ -139,6 +139,10 @@ class Conversations(Collection):
         check_id(agent_id, "an agent's id")
         if limit is not None:
             check_count(limit, "limit")
+        if not isinstance(archived, bool | None):
+            raise Invalid(f"archived is True, False or None, not {archived!r:.100}", code="invalid.argument")
+        if not isinstance(tag, str | None):
+            raise Invalid(f"tag is a text, not {tag!r:.100}", code="invalid.argument")
         found: Infos = []
         for record, newest, header in self._headers(agent_id, after):
             if limit is not None and len(found) >= limit:
@@ -157,19 +161,7 @@ class Conversations(Collection):
         check_count(limit, "limit")
         if agent_id is not None:
             check_id(agent_id, "an agent's id")
-        heads = self._engine.desk.heads
-        found: dict[str, Hit] = {}
-        where = search.Where(self._space, agent_id)
-        place: search.Place | None = None
-        while len(found) < limit:
-            page = search.newest(heads, sought, where, after=place, limit=_PAGE)
-            for hit in page:
-                if len(found) < limit:
-                    found.setdefault(hit.conversation_id, hit)
-            if len(page) < _PAGE:
-                break
-            place = search.place_of(page[-1].cursor)
-        return [*found.values()]
+        return search.one_of_each(self._engine.desk.heads, sought, search.Where(self._space, agent_id), limit=limit)
 
     def thread(self, id: str) -> Thread[Any]:  # noqa: A002
         """Return a handle of the thread: its states are plain data, the header and the list `messages`."""
@@ -181,12 +173,20 @@ class Conversations(Collection):
 
     # -- branches ---------------------------------------------------------------------------------------
 
-    def fork(self, id: str, *, at: str | None = None, new_id: str | None = None) -> Conversation:  # noqa: A002
-        """Begin a new conversation that has the messages of this one up to `at`, the id of one of them, or all."""
-        return self._branch(id, at, new_id, None)
+    def fork(
+        self,
+        id: str,  # noqa: A002
+        *,
+        at: str | Message | None = None,
+        new_id: str | None = None,
+    ) -> Conversation:
+        """Begin a new conversation that has the messages of this one up to `at`, one of them or its id, or all."""
+        return self._branch(id, at.id if isinstance(at, Message) else at, new_id, None)
 
     def edit(self, id: str, message_id: str, content: str, *, new_id: str | None = None) -> Conversation:  # noqa: A002
         """Begin a new conversation in which a message says something else, and nothing follows it yet."""
+        if not isinstance(content, str):
+            raise Invalid(f"a message says a text, not {content!r:.100}", code="invalid.value")
         return self._branch(id, message_id, new_id, content)
 
     def branches(self, id: str) -> Infos:  # noqa: A002
@@ -206,8 +206,17 @@ class Conversations(Collection):
         if standing is None or standing.head is None:
             raise self._unknown(id)
         edit = _Branching(id, at, new_id, content, self._engine)
-        desk.writes.fork(Key(self._space, new_id, standing.record.agent), standing, standing.head, (), edit=edit)
-        return self.load(new_id)
+        key = Key(self._space, new_id, standing.record.agent)
+        try:
+            made = desk.writes.fork(key, standing, standing.head, (), edit=edit)
+        except Conflict as error:
+            if error.code != "conflict.exists":
+                raise
+            text = f"there is a conversation {new_id!r} already: choose another new_id"
+            raise Conflict(text, code=error.code, actual=error.actual) from None
+        found = edit.made[-1]
+        self._came_from(found._saved, self._thread(new_id)._moved(made))  # noqa: SLF001 - our own
+        return found
 
 
 class _Branching:
@@ -219,9 +228,10 @@ class _Branching:
         self._new_id = new_id
         self._content = content
         self._engine = engine
+        self.made: list[Conversation] = []
 
     def __call__(self, tree: Tree) -> Tree:
-        """Return the state of the branch."""
+        """Return the state of the branch; what it is as a value is known then, too."""
         types, spine = self._engine.types, listed(tree)
         _, steps = locate(tree, Path((_MESSAGES,)), types)
         length = 0 if spine is None else spine.length
@@ -237,22 +247,26 @@ class _Branching:
             "id": self._new_id,
             "created_at": now,
             "last_message_at": now,
+            "archived": False,
             "forked_from": self._id,
             "forked_at": last,
         }
         for name, value in header.items():
             tree = tree.apply(changes.Put(Path((name,)), value, types, self._new_id).ops(tree))
+        self.made.append(Conversation.from_data(Decoder(tree.nodes, types).value(tree.rep)))
         return tree
 
     def _place(self, tree: Tree, length: int) -> tuple[int, Message | None]:
         """Return where the branch leaves, and the message there."""
         if self._at is None:
             return length - 1, None
+        if not isinstance(self._at, str):
+            raise Invalid(f"at= is the id of a message, not {self._at!r:.100}", code="invalid.argument")
         for end in range(length, 0, -_PAGE):
             start = max(end - _PAGE, 0)
             ids = self._ids(tree, start, end)
             if self._at in ids:
-                place = start + ids.index(self._at)
+                place = end - 1 - ids[::-1].index(self._at)  # the last one, should there be several
                 return place, Message.from_data(self._read(tree, place, place + 1)[0])
         raise NotFound(f"conversation {self._id!r} has no message {self._at!r}", code="not_found.message")
 
@@ -276,7 +290,9 @@ def _message(value: Message | Mapping[str, Any]) -> Message:
         return value
     if isinstance(value, Mapping):
         return Message.from_json(value)
-    raise Invalid(f"this is {type(value).__name__}, not a Message", code="invalid.value")
+    raise Invalid(
+        f"this is {type(value).__name__}, not a Message: say append(id, message, message, ...)", code="invalid.value"
+    )
 
 
 def _info(name: str, agent: str | None, header: dict[str, Any] | str) -> ConversationInfo:

@@ -13,7 +13,7 @@ This module evaluates its annotations: they say which classes a state that holds
 
 import base64
 import datetime as dt
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import StrEnum
 from typing import Any, ClassVar, Final, Self, cast
@@ -41,6 +41,8 @@ __all__ = [
 ]
 
 TITLE_MAX: Final = 50
+_SHOWN: Final = 60
+"""Characters of a text that a value shows of itself."""
 _NO_TIME: Final = cast("dt.datetime", None)
 _NONE: Final[Items[Any]] = Items()
 _put: Final = object.__setattr__
@@ -87,8 +89,12 @@ def _now() -> dt.datetime:
     return dt.datetime.now(dt.UTC)
 
 
+def _short(text: str) -> str:
+    return repr(text) if len(text) <= _SHOWN else f"{text[:_SHOWN]!r}... ({len(text):,} characters)"
+
+
 @schema("backtrail.Attachment")
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Attachment(Entity):
     """A file or the like that belongs to a message: its content (base64 if it is binary), or where it is."""
 
@@ -111,6 +117,13 @@ class Attachment(Entity):
         _put(self, "url", fields.optional(fields.text, self.url, "url"))
         _put(self, "size", fields.optional(fields.size, self.size, "size"))
         _put(self, "id", fields.name(self.id, "id"))
+
+    def __repr__(self) -> str:
+        size = "" if self.size is None else f" {self.size:,} bytes"
+        return f"<Attachment {self.attachment_type} {_short(self.name)} {self.mime_type}{size}>"
+
+    def _data(self) -> dict[str, Any]:
+        return _attachment_data(self)
 
     @classmethod
     def from_bytes(cls, attachment_type: AttachmentType | str, name: str, mime_type: str, data: bytes) -> Self:
@@ -153,6 +166,9 @@ class ToolCall(Entity):
         _put(self, "result", fields.optional(fields.text, self.result, "result"))
         _put(self, "status", fields.member(ToolStatus, self.status, "status"))
 
+    def _data(self) -> dict[str, Any]:
+        return _tool_call_data(self)
+
     def completed(self, result: str) -> Self:
         """Return the call with its result."""
         return replace(self, result=result, status=ToolStatus.COMPLETED)
@@ -163,7 +179,7 @@ class ToolCall(Entity):
 
 
 @schema("backtrail.Message")
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Message(Entity):
     """One message of a conversation. `raw` is a framework's own payload, as it came, in the format of that name."""
 
@@ -214,6 +230,14 @@ class Message(Entity):
             )
         _put(self, "raw_format", fields.text(self.raw_format, "raw_format"))
 
+    def __repr__(self) -> str:
+        parts = [f"{len(self.tool_calls)} tool calls"] if self.tool_calls else []
+        parts += [f"{len(self.attachments)} attachments"] if self.attachments else []
+        return f"<Message {', '.join([f'{self.role} {_short(self.content)}', *parts])} {self.id}>"
+
+    def _data(self) -> dict[str, Any]:
+        return _message_data(self)
+
     @classmethod
     def user(cls, content: str, **others: Any) -> Self:
         """Make a message of the user. `others` are fields."""
@@ -238,7 +262,7 @@ class Message(Entity):
 
 
 @schema("backtrail.Conversation")
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Conversation(Entity):
     """Messages in their order, and what is known of them as a whole."""
 
@@ -278,7 +302,14 @@ class Conversation(Entity):
         _put(self, "tags", fields.items(self.tags, "tags", fields.text))
         _put(self, "forked_from", fields.optional(fields.name, self.forked_from, "forked_from"))
         _put(self, "forked_at", fields.optional(fields.name, self.forked_at, "forked_at"))
-        _put(self, "_saved", Saved(self._saved.head))
+        _put(self, "_saved", Saved.of(self._saved))
+
+    def __repr__(self) -> str:
+        title = "" if self.title is None else f" {_short(self.title)}"
+        return f"<Conversation {_short(self.id)} of {_short(self.agent_id)}{title}, {len(self.messages)} messages>"
+
+    def _data(self) -> dict[str, Any]:
+        return _conversation_data(self)
 
     @property
     def message_count(self) -> int:
@@ -294,7 +325,8 @@ class Conversation(Entity):
         """Return the conversation with a title made of what the user said first, if it has none."""
         if self.title is not None:
             return self
-        first = next((message.content for message in self.messages if message.role is Role.USER), None)
+        said = (message.content for message in self.messages if message.role is Role.USER)
+        first = next((text for text in said if text.strip()), None)
         if first is None:
             return self
         return replace(self, title=first if len(first) <= TITLE_MAX else first[: TITLE_MAX - 3] + "...")
@@ -345,7 +377,10 @@ class AgentState(Entity):
         _put(self, "modified_at", fields.time(modified, "modified_at"))
         _put(self, "version", fields.number(self.version, "version", 1))
         _put(self, "metadata", fields.mapping(self.metadata, "metadata", texts=True))
-        _put(self, "_saved", Saved(self._saved.head))
+        _put(self, "_saved", Saved.of(self._saved))
+
+    def _data(self) -> dict[str, Any]:
+        return _agent_data(self)
 
     def get_state(self, key: str, default: Any = None) -> Any:
         """Return what is in the custom state under a key; what is not there reads as the default."""
@@ -372,16 +407,16 @@ class AgentState(Entity):
 
 def to_data(value: Entity) -> dict[str, Any]:
     """Return a value as plain data, to be stored. Dicts in it are the value's own: do not change them."""
-    make = _DATA.get(type(value))
-    if make is None:
-        known = ", ".join(cls.__name__ for cls in _DATA)
-        raise Invalid(f"there is no data of a {type(value).__name__}: use one of {known}", code="invalid.argument")
-    return make(value)
+    if not isinstance(value, Entity):
+        raise Invalid(f"there is no data of a {type(value).__name__}: make a value of it", code="invalid.argument")
+    return value._data()  # noqa: SLF001 - its other half
 
 
 def to_json(value: Entity) -> dict[str, Any]:
-    """Return a value as JSON has it: a copy, with times as text; `Invalid` names what JSON cannot hold."""
-    return fields.json_fields(type(value), to_data(value), "")
+    """Return a value as JSON has it, as its method does."""
+    if not isinstance(value, Entity):
+        raise Invalid(f"there is no JSON of a {type(value).__name__}: make a value of it", code="invalid.argument")
+    return value.to_json()
 
 
 def _attachment_data(value: Attachment) -> dict[str, Any]:
@@ -460,12 +495,3 @@ def _agent_data(value: AgentState) -> dict[str, Any]:
         "version": value.version,
         "metadata": value.metadata,
     }
-
-
-_DATA: Final[dict[type, Callable[[Any], dict[str, Any]]]] = {
-    AgentState: _agent_data,
-    Conversation: _conversation_data,
-    Message: _message_data,
-    Attachment: _attachment_data,
-    ToolCall: _tool_call_data,
-}

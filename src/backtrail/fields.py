@@ -230,10 +230,18 @@ class Entity:
             given.setdefault(name, EPOCH)
         return _made(cls, given)
 
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON has it: a copy, with times as text; `Invalid` names what JSON cannot hold."""
+        return json_fields(type(self), self._data(), "")
+
+    def _data(self) -> dict[str, Any]:
+        raise NotImplementedError
+
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Make a value of what `to_json` made of one, or of less: what is left out, or null, gets its default."""
-        given = _given(cls, data, "leave it out, or put it into metadata")
+        own = "metadata" in _names(cls)  # type: ignore[arg-type]
+        given = _given(cls, data, "leave it out, or put it into metadata" if own else "leave it out")
         given = {name: value for name, value in given.items() if value is not None}
         for name, part in cls._PARTS:
             if name in given:
@@ -280,7 +288,9 @@ def _each(kind: type[Entity], make: Callable[[Any], Any], parts: Any, name: str)
 def _made(cls: type[E], given: dict[str, Any]) -> E:
     for name in cls._NEEDED:
         if name not in given:
-            raise Invalid(f"a {cls.__name__} needs {name!r}, which is missing", code="invalid.schema", path=name)
+            raise Invalid(
+                f"a {cls.__name__} needs {name!r}, which is missing, or null", code="invalid.schema", path=name
+            )
     return cls(**given)
 
 

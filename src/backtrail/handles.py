@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from backtrail.backends.port import Row, ThreadRecord
     from backtrail.engine.engine import Engine
     from backtrail.engine.heads import Standing
+    from backtrail.engine.pins import Pointer
     from backtrail.engine.tree import Tree
     from backtrail.engine.writes import Propose
 
@@ -220,6 +221,14 @@ class Handle(Generic[S]):
             load=load,
             damaged=damaged,
         )
+
+    def _held(self, pointer: Pointer) -> Checkpoint[S]:
+        """Return a checkpoint that an agent's checkpoint holds, deleted or not."""
+        heads, standing = self._engine.desk.heads, self._require_standing()
+        row = heads.sound_row(standing.record, pointer.seq)
+        if row is None or row.root != pointer.root:
+            raise heads.damaged(standing.record, pointer.seq, "what an agent's checkpoint points at is missing")
+        return self._checkpoints(standing, [row])[0]
 
     # -- drafts ---------------------------------------------------------------------------------------
 

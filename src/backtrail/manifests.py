@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from backtrail.arguments import check_id
 from backtrail.backends.port import Batch, Vanished
 from backtrail.engine import changes, log, pins, upkeep
 from backtrail.engine.codec import Decoder
@@ -17,8 +18,11 @@ from backtrail.engine.tree import locate
 from backtrail.engine.writes import Key, Proposal
 from backtrail.errors import Conflict, Corrupt, Invalid, NotFound
 from backtrail.handles import Handle
+from backtrail.values import AgentCheckpoint
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from backtrail.backends.port import Row, Stand, ThreadRecord
     from backtrail.checkpoints import Checkpoint
     from backtrail.engine.engine import Desk, Engine
@@ -71,6 +75,23 @@ class Manifests(Handle[Any]):
     def _note(self, record: ThreadRecord, row: Row) -> Note:
         self._engine.desk.heads.require_sound(record, row)
         return pins.note_of(row)
+
+    def found(self, seq: int) -> tuple[Checkpoint[Any], Note]:
+        """Return a checkpoint of the agent, and what its row says beside its manifest."""
+        record, row = self._found(self._engine.desk, seq)
+        standing = self._require_standing()
+        return self._checkpoints(standing, [row])[0], self._note(record, row)
+
+    def pointer(self, seq: int, space: str, name: str) -> Pointer:
+        """Return where a checkpoint of the agent points, for one of the threads that it holds."""
+        desk = self._engine.desk
+        record, row = self._found(desk, seq)
+        found = _pointer(desk.heads.chain(record, row).tree, _path(space, name))
+        if found is None:
+            raise NotFound(
+                f"this checkpoint of agent {self.id!r} holds no {space} {name!r}", code="not_found.checkpoint"
+            )
+        return found
 
     def _found(self, desk: Desk, seq: int) -> tuple[ThreadRecord, Row]:
         """Return a checkpoint of the agent, by the seq of its row."""
@@ -200,13 +221,16 @@ class Manifests(Handle[Any]):
 
     # -- going back -------------------------------------------------------------------------------------
 
-    def restore(self, seq: int) -> None:
-        """Bring the agent and its conversations back to a checkpoint. All that it points at is verified first."""
+    def restore(self, seq: int, check: Callable[[Any], object]) -> None:
+        """Bring the agent and its conversations back to a checkpoint.
+
+        All that it points at is verified first, and the agent's state is given to `check`, which may refuse it.
+        """
 
         def work(desk: Desk) -> None:
             record, row = self._found(desk, seq)
             target = pins.manifest_of(desk.heads, record, row)
-            rows = self._verified(desk, target)
+            rows = self._verified(desk, target, check)
             present = self._present(desk)
             before, _ = self._record(desk, present, Note(BEFORE), "automatic")
             self._go(desk, self._now(desk, present), target, rows)
@@ -216,8 +240,8 @@ class Manifests(Handle[Any]):
 
         self._engine.atomic(work)
 
-    def undo(self, *, force: bool) -> None:
-        """Take back the last restore that was not undone."""
+    def undo(self, check: Callable[[Any], object], *, force: bool) -> None:
+        """Take back the last restore that was not undone; `check` as for a restore."""
 
         def work(desk: Desk) -> None:
             present = self._present(desk)
@@ -228,7 +252,7 @@ class Manifests(Handle[Any]):
             now = self._now(desk, present)
             if not force:
                 self._refuse_moved(now, after)
-            rows = self._verified(desk, target)
+            rows = self._verified(desk, target, check)
             self._go(desk, now, target, rows)
             self._stand(desk, record, row, target, present.note.undo[:-1])
             self._hide(desk, list(present.note.undo[-1]))
@@ -256,7 +280,7 @@ class Manifests(Handle[Any]):
                 conversations=conversations,
             )
 
-    def _verified(self, desk: Desk, target: Manifest) -> dict[tuple[str, str], Row]:
+    def _verified(self, desk: Desk, target: Manifest, check: Callable[[Any], object]) -> dict[tuple[str, str], Row]:
         """Read all that a manifest points at, and hold it against its hashes; return the rows."""
         heads = desk.heads.anew()  # what was read before a damage must not speak for it
         good: set[bytes] = set()
@@ -267,7 +291,8 @@ class Manifests(Handle[Any]):
             try:
                 if record is None or row is None or row.root != pointer.root:
                     raise Corrupt("what it points at is missing", code="corrupt.row")  # noqa: TRY301
-                good |= upkeep.read_below(heads, heads.chain(record, row).tree, good)
+                tree = heads.chain(record, row).tree
+                good |= upkeep.read_below(heads, tree, good)
             except (Corrupt, NotFound) as error:
                 raise Corrupt(
                     f"this checkpoint of agent {self.id!r} cannot be restored, and nothing was changed: "
@@ -276,6 +301,8 @@ class Manifests(Handle[Any]):
                     **{space: name},
                 ) from error
             found[space, name] = row
+            if space == AGENT:
+                check(Decoder(tree.nodes, self._types).value(tree.rep))
         return found
 
     def _go(self, desk: Desk, now: Manifest, target: Manifest, rows: dict[tuple[str, str], Row]) -> None:
@@ -319,6 +346,14 @@ class Manifests(Handle[Any]):
             return True
 
         return self._engine.atomic(work)
+
+
+def manifests_of(engine: Engine, checkpoint: Any) -> tuple[str, int] | None:
+    """Return the agent that a checkpoint, given as itself or by its id, is one of, and its seq; None if it is none."""
+    text = checkpoint.id if isinstance(checkpoint, AgentCheckpoint) else checkpoint
+    parsed = log.parse_id(check_id(text, "a checkpoint's id"))
+    record = None if parsed is None else engine.desk.heads.backend.thread_with_uid(parsed[0])
+    return None if parsed is None or record is None or record.space != pins.SPACE else (record.name, parsed[1])
 
 
 def _path(space: str, name: str) -> Path:

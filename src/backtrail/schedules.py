@@ -100,7 +100,7 @@ class AutoCheckpoint:
                 thread.start()
 
     def _serve(self, stop: threading.Event) -> None:
-        while not stop.wait(self._interval):
+        while not stop.wait(min(self._interval, threading.TIMEOUT_MAX)):
             self._rounds.run()
 
     def stop(self) -> None:

@@ -403,6 +403,7 @@ class Store:
 
     def close(self) -> None:
         """Release the store's resources; closing twice is allowed."""
+        self._agents._close()  # noqa: SLF001 - it is a part of the store
         self._backend.close()
         self._engine.hub.close()
 

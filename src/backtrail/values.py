@@ -49,6 +49,10 @@ class Items(tuple[T, ...]):
 
     __hash__ = tuple.__hash__
 
+    def __getitem__(self, at: Any) -> Any:
+        found = tuple.__getitem__(self, at)
+        return Items(found) if isinstance(at, slice) else found
+
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -256,6 +260,11 @@ class Saved:
     """What a value knows of where it is stored: the id of the checkpoint it was loaded from or saved as, if any."""
 
     head: str | None = None
+
+    @classmethod
+    def of(cls, other: object) -> Saved:
+        """Return another one that knows the same; what `dataclasses.asdict` made of one knows nothing."""
+        return Saved(other.head if isinstance(other, Saved) else None)
 
 
 # -- agents and conversations ---------------------------------------------------------------------------

@@ -37,7 +37,7 @@ class Agents:
 
     @called
     async def load(self, agent_id: str, *, at: Ref = "@") -> AgentState:
-        """Return an agent's state, or `NotFound`; `at` a checkpoint of its thread instead of the newest."""
+        """Return an agent's state, or `NotFound`; `at` a checkpoint of its thread, or of the agent, not the newest."""
         return await self._crew.apart(self._sync.load, agent_id, at=plain(at))
 
     @called
@@ -95,13 +95,18 @@ class Agents:
         return await self._crew.apart(self._sync.checkpoints, agent_id)
 
     @called
-    async def restore(self, checkpoint_id: str, *, agent_id: str | None = None) -> AgentState:
+    async def get_checkpoint(self, checkpoint_id: str) -> AgentCheckpoint | None:
+        """Return an agent's checkpoint, or None."""
+        return await self._crew.apart(self._sync.get_checkpoint, checkpoint_id)
+
+    @called
+    async def restore(self, checkpoint_id: str | AgentCheckpoint, *, agent_id: str | None = None) -> AgentState:
         """Bring an agent and all its conversations back to a checkpoint, exactly, all or nothing.
 
         It is verified first. Conversations that were made later go out of view, deleted ones are back; `undo` takes it
         back. If `agent_id` is given, it must be that agent's.
         """
-        return await self._crew.apart(self._sync.restore, checkpoint_id, agent_id=agent_id)
+        return await self._crew.apart(self._sync.restore, plain(checkpoint_id), agent_id=agent_id)
 
     @called
     async def undo(self, agent_id: str, *, force: bool = False) -> AgentState | None:
@@ -113,9 +118,9 @@ class Agents:
         return await self._crew.apart(self._sync.undo, agent_id, force=force)
 
     @called
-    async def delete_checkpoint(self, checkpoint_id: str) -> bool:
+    async def delete_checkpoint(self, checkpoint_id: str | AgentCheckpoint) -> bool:
         """Delete an agent's checkpoint and say whether there was one."""
-        return await self._crew.apart(self._sync.delete_checkpoint, checkpoint_id)
+        return await self._crew.apart(self._sync.delete_checkpoint, plain(checkpoint_id))
 
     def guard(self, agent_id: str, name: str, *, rollback: bool = False) -> Guard:
         """Make a checkpoint before a block that may go wrong.

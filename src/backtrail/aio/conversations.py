@@ -34,7 +34,7 @@ class Conversations:
 
     @called
     async def load(self, id: str, *, at: Ref = "@") -> Conversation:  # noqa: A002 - the name users know
-        """Return a conversation, or `NotFound`; `at` a checkpoint of its thread instead of the newest."""
+        """Return a conversation, or `NotFound`; `at` a checkpoint of its thread, or of its agent, not the newest."""
         return await self._crew.apart(self._sync.load, id, at=plain(at))
 
     @called
@@ -113,8 +113,8 @@ class Conversations:
         return await self._crew.apart(self._sync.delete, id)
 
     @called
-    async def fork(self, id: str, *, at: str | None = None, new_id: str | None = None) -> Conversation:  # noqa: A002 - the name users know
-        """Begin a new conversation that has the messages of this one up to `at`, the id of one of them, or all."""
+    async def fork(self, id: str, *, at: str | Message | None = None, new_id: str | None = None) -> Conversation:  # noqa: A002 - the name users know
+        """Begin a new conversation that has the messages of this one up to `at`, one of them or its id, or all."""
         return await self._crew.apart(self._sync.fork, id, at=at, new_id=new_id)
 
     @called

@@ -404,6 +404,7 @@ class MemoryBackend:
         space: str | None,
         agent: str | None,
         threads: Sequence[int] | None,
+        without: Sequence[int] = (),
         after: tuple[int, int] | None,
         limit: int,
     ) -> list[Found]:
@@ -414,6 +415,7 @@ class MemoryBackend:
                 if (space is None or record.space == space)
                 and (agent is None or record.agent == agent)
                 and (threads is None or record.no in threads)
+                and record.no not in without
                 for position, (no, entry) in [(at, held) for at, held in enumerate(listed) if held is not None]
                 if all(phrase.sought in f" {entry.words} " for phrase in phrases)
                 and (after is None or (entry.time, no) < after)

@@ -381,14 +381,15 @@ class Backend(Protocol):
         space: str | None,
         agent: str | None,
         threads: Sequence[int] | None,
+        without: Sequence[int] = (),
         after: tuple[int, int] | None,
         limit: int,
     ) -> list[Found]:
         """Return entries in which all of the phrases are, newest first, in one view of the index.
 
         Ordered by time, then by the entry's number, both descending; `after` is the (time, number) to go on behind.
-        `None` means any. There may be others between them that do not match: the engine looks at each. None that
-        does may be left out, and fewer than `limit` mean that there are no more.
+        `None` means any; threads in `without` are left out. There may be others between them that do not match: the
+        engine looks at each. None that does may be left out, and fewer than `limit` mean that there are no more.
         """
 
     def forget_index(self) -> None:

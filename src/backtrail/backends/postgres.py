@@ -277,11 +277,12 @@ class PostgresBackend:
         space: str | None,
         agent: str | None,
         threads: Sequence[int] | None,
+        without: Sequence[int] = (),
         after: tuple[int, int] | None,
         limit: int,
     ) -> list[Found]:
         return self._search.find(
-            self._read, phrases, space=space, agent=agent, threads=threads, after=after, limit=limit
+            self._read, phrases, space=space, agent=agent, threads=threads, without=without, after=after, limit=limit
         )
 
     def forget_index(self) -> None:

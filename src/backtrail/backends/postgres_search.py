@@ -195,6 +195,7 @@ class Search:
         space: str | None,
         agent: str | None,
         threads: Sequence[int] | None,
+        without: Sequence[int] = (),
         after: tuple[int, int] | None,
         limit: int,
     ) -> list[Found]:
@@ -211,6 +212,8 @@ class Search:
             conditions.append(f"t.agent = {given('b', encoded(agent))}")
         if threads is not None:
             conditions.append(f"m.thread = ANY ({given('I', threads)})")
+        if without:
+            conditions.append(f"m.thread <> ALL ({given('I', without)})")
         if after is not None:
             conditions.append(f"(m.time, m.no) < ({given('i', after[0])}, {given('i', after[1])})")
         text = f"""

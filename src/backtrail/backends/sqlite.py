@@ -364,11 +364,12 @@ class SqliteBackend:
         space: str | None,
         agent: str | None,
         threads: Sequence[int] | None,
+        without: Sequence[int] = (),
         after: tuple[int, int] | None,
         limit: int,
     ) -> list[Found]:
         within = None if threads is None else json.dumps(list(threads))
-        fitting = (space, encoded(agent), within, *(after or sqlite_search.TOP))
+        fitting = (space, encoded(agent), within, *(after or sqlite_search.TOP), json.dumps(list(without)))
         with self._guard as connection, _one_view(connection):
             return sqlite_search.find(connection, phrases, fitting, limit)
 

@@ -67,15 +67,15 @@ _FOUND = """
 _FITTING = """
     (?1 IS NULL OR space = ?1) AND (?2 IS NULL OR agent = ?2)
     AND (?3 IS NULL OR message.thread IN (SELECT value FROM json_each(?3)))
-    AND (time, message.no) < (?4, ?5)"""
-_BY_TIME = f"{_FOUND} WHERE {_FITTING} ORDER BY time DESC, message.no DESC LIMIT ?6"
+    AND (time, message.no) < (?4, ?5) AND message.thread NOT IN (SELECT value FROM json_each(?6))"""
+_BY_TIME = f"{_FOUND} WHERE {_FITTING} ORDER BY time DESC, message.no DESC LIMIT ?7"
 _OF_THREADS = f"""
     {_FOUND} WHERE message.thread IN (SELECT value FROM json_each(?3)) AND {_FITTING}
-    ORDER BY +time DESC, message.no DESC LIMIT ?6"""
+    ORDER BY +time DESC, message.no DESC LIMIT ?7"""
 _BY_WORDS = f"""
     {_FOUND} WHERE message.no IN (
         SELECT message.no FROM word JOIN message ON message.no = word.rowid JOIN thread ON thread.no = message.thread
-        WHERE word MATCH ?7 AND {_FITTING} ORDER BY time DESC, message.no DESC LIMIT ?6)
+        WHERE word MATCH ?8 AND {_FITTING} ORDER BY time DESC, message.no DESC LIMIT ?7)
     ORDER BY time DESC, message.no DESC"""
 _ITEMS = "SELECT coalesce(sum(items), 0) FROM indexed WHERE thread IN (SELECT value FROM json_each(?))"
 _MATCHING = "SELECT count(*) FROM (SELECT rowid FROM word WHERE word MATCH ? LIMIT ?)"
@@ -180,7 +180,7 @@ def forget(connection: apsw.Connection) -> None:
 
 # -- finding ------------------------------------------------------------------------------------
 def find(connection: apsw.Connection, phrases: Sequence[Phrase], fitting: Sequence[Any], limit: int) -> list[Found]:
-    """Return what matches, newest first; `fitting` are space, agent, threads (as JSON), and what is above all of it."""
+    """Return what matches, newest first; `fitting` says what else it has to be, as `_FITTING` takes it."""
     try:
         return _found_by(connection, phrases, fitting, limit)
     except apsw.CorruptError as error:

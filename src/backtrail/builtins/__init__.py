@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from backtrail.builtins.calls import CALLS
 from backtrail.builtins.checking import checked, nearest, shown
 from backtrail.builtins.tools import TOOLS, Builtin
 from backtrail.errors import Error, Invalid
-
-if TYPE_CHECKING:
-    from backtrail.store import Store
+from backtrail.store import Store
 
 __all__ = ["TOOLS", "Builtin", "call", "call_safely"]
 
@@ -29,6 +27,12 @@ def call(store: Store, name: str, arguments: Mapping[str, Any] | str) -> dict[st
 
     Whatever goes wrong is a `backtrail.Error`, whose text says what to do.
     """
+    if not isinstance(store, Store):
+        raise Invalid(
+            f"builtins take a backtrail.Store, not {type(store).__module__}.{type(store).__qualname__}; "
+            "in asyncio, open one beside it and say `await asyncio.to_thread(call, store, name, arguments)`",
+            code="invalid.argument",
+        )
     tool = TOOLS.get(str(name))
     if tool is None:
         known = ", ".join(nearest(name, TOOLS))

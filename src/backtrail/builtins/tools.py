@@ -37,7 +37,7 @@ class Builtin:
     def openai(self) -> dict[str, Any]:
         """Return the tool as OpenAI's chat completions take it, and many other servers."""
         told = {"name": self.name, "description": self.description, "parameters": deepcopy(self.schema)}
-        return {"type": "function", "function": told}
+        return {"type": "function", "function": {**told, "strict": False}}  # not all of the arguments are required
 
     def anthropic(self) -> dict[str, Any]:
         """Return the tool as Anthropic's messages take it."""

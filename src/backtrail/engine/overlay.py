@@ -348,6 +348,7 @@ class Overlay:
         space: str | None,
         agent: str | None,
         threads: Sequence[int] | None,
+        without: Sequence[int] = (),
         after: tuple[int, int] | None,
         limit: int,
     ) -> list[Found]:

@@ -61,6 +61,8 @@ class Where(NamedTuple):
     space: str | None = None
     agent: str | None = None
     threads: tuple[int, ...] | None = None
+    without: tuple[int, ...] = ()
+    """Threads that are left out."""
 
 
 class _Matching(NamedTuple):
@@ -89,6 +91,24 @@ def best(heads: Heads, query: Query, where: Where, *, after: Place | None, limit
     if after is not None:
         ranked = [each for each in ranked if each.rank < (after.score, after.time, after.no)]
     return list(map(_hit, ranked[:limit]))
+
+
+def one_of_each(heads: Heads, query: Query, where: Where, *, limit: int) -> list[Hit]:
+    """Return the newest message that matches of each thread, the newest first."""
+    catch_up(heads)
+    found: dict[int, _Matching] = {}
+    place: tuple[int, int] | None = None
+    while len(found) < limit:
+        left = where._replace(without=tuple(found))  # one thread may have any number of them
+        page = heads.backend.find(query.phrases, **left._asdict(), after=place, limit=_PAGE)
+        for each in page:
+            match = query.match(text_of(each.entry)) if each.record.no not in found and len(found) < limit else None
+            if match is not None:
+                found[each.record.no] = _Matching(each, match)
+        if len(page) < _PAGE:
+            break
+        place = (page[-1].entry.time, page[-1].no)
+    return list(map(_hit, found.values()))
 
 
 def _matching(heads: Heads, query: Query, where: Where, after: Place | None) -> Iterator[_Matching]:
