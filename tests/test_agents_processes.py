@@ -240,6 +240,15 @@ def _flutter(opener, points, pipe):
                 store.agents.restore(point)
 
 
+def settled(store):
+    """What is seen of the agent once nothing changes: a server may still be doing what a killed client sent."""
+    seen = [view(store, "a")]
+    while len(seen) < 2 or seen[-1] != seen[-2]:
+        time.sleep(0.01)
+        seen.append(view(store, "a"))
+    return seen[-1]
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork()")
 @pytest.mark.parametrize("kills", lengths(24, 500))
 def test_a_process_that_is_killed_in_a_restore_leaves_all_of_it_or_nothing(opener, kills):
@@ -271,7 +280,7 @@ def test_a_process_that_is_killed_in_a_restore_leaves_all_of_it_or_nothing(opene
         os.kill(child, signal.SIGKILL)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
         with opener() as store:
-            now = view(store, "a")
+            now = settled(store)
             (which,) = [at for at, point in enumerate(shown) if shown[point] == now]
             met.add(which)
     assert met == {0, 1}

@@ -349,7 +349,7 @@ def test_tools_as_others_take_them():
         "additionalProperties": False,
     }
     told = {"name": "agent_delete", "description": tool.description}
-    assert tool.openai() == {"type": "function", "function": {**told, "parameters": schema}}
+    assert tool.openai() == {"type": "function", "function": {**told, "parameters": schema, "strict": False}}
     assert tool.anthropic() == {**told, "input_schema": schema}
     tool.openai()["function"]["parameters"].clear()
     assert tool.schema == schema

@@ -131,8 +131,11 @@ class Agents(Collection):
         def work(desk: Desk) -> bool:
             keys = {(pins.SPACE, agent_id)}
             keys |= {(s.record.space, s.record.name) for s in desk.heads.backend.standings(agent_id, touched=False)}
-            deleted = [desk.writes.delete_thread(Key(*key))[0] for key in sorted(keys)]
-            return any(deleted)
+            deleted = {key for key in sorted(keys) if desk.writes.delete_thread(Key(*key))[0]}
+            if deleted and (pins.SPACE, agent_id) not in deleted:
+                self._manifests(agent_id).begin(desk)  # so that a first checkpoint that is made meanwhile is a conflict
+                desk.writes.delete_thread(Key(pins.SPACE, agent_id))
+            return bool(deleted)
 
         return self._engine.atomic(work)
 

@@ -15,7 +15,7 @@ from backtrail.engine.codec import Decoder
 from backtrail.engine.paths import Path
 from backtrail.engine.pins import AFTER, AGENT, BEFORE, CHECKPOINT, CONVERSATION, CONVERSATIONS, Manifest, Note, Pointer
 from backtrail.engine.tree import locate
-from backtrail.engine.writes import Key, Proposal
+from backtrail.engine.writes import NOTHING, Expect, Key, Proposal
 from backtrail.errors import Conflict, Corrupt, Invalid, NotFound
 from backtrail.handles import Handle
 from backtrail.values import AgentCheckpoint
@@ -119,6 +119,11 @@ class Manifests(Handle[Any]):
 
         return self._engine.atomic(work)
 
+    def begin(self, desk: Desk) -> None:
+        """Write an empty manifest as the first one."""
+        replace = changes.Replace(Manifest(None, {}).state(), desk.heads.nodes(), self._types)
+        self._put(desk, replace, Note(AFTER), "automatic", on=None)
+
     def _present(self, desk: Desk) -> Present:
         """Look at how things stand: at the manifest first, so that what was touched is at least as new."""
         manifests = desk.heads.standing(pins.SPACE, self.id)
@@ -142,9 +147,12 @@ class Manifests(Handle[Any]):
         """Write the manifest of the present, pin what it points at, and note that none of it is touched any more."""
         propose, size, count = self._change(desk, present)
         note = note._replace(size=size, held=count, undo=present.note.undo)
-        made = self._put(desk, propose, note, kind, present.manifests)
+        newest = present.manifests.head if present.manifests else None
+        made = self._put(desk, propose, note, kind, on=newest, known=present.manifests)
         pin = pins.pin_of(bytes.fromhex(made.id[-2 * log.UID_BYTES :]))
         heads = [(stand.record.no, stand.head.seq) for stand in present.pointed if stand.head is not None]
+        if present.note.role == AFTER and newest and newest.seq not in {after for _, after in present.note.undo}:
+            self._hide(desk, [newest.seq])
         batch = Batch(
             visible=tuple(heads),
             tag=tuple((no, seq, pin) for no, seq in heads),
@@ -157,14 +165,23 @@ class Manifests(Handle[Any]):
         return made, note
 
     def _put(
-        self, desk: Desk, propose: Propose, note: Note, kind: str, known: Standing | None = None
+        self, desk: Desk, propose: Propose, note: Note, kind: str, *, on: Row | None, known: Standing | None = None
     ) -> Checkpoint[Any]:
-        standing = desk.writes.save(self._key, propose, self._meta(None, (), note.metadata(), kind), known=known)
+        # what is proposed was derived from this manifest: on another one it would be wrong
+        expect = Expect(on.seq, on.op_id) if on else Expect(NOTHING)
+        try:
+            meta = self._meta(None, (), note.metadata(), kind)
+            standing = desk.writes.save(self._key, propose, meta, expect=expect, known=known)
+        except (Conflict, NotFound) as error:
+            raise self._overtaken() from error
         if desk.overlay is not None and standing.record.no > 0:
             desk.overlay.after_commit.append(lambda: self._learn(standing))
         if standing.head is None:
             raise Corrupt(f"the checkpoints of agent {self.id!r} have lost their head", code="corrupt.row")
         return self._make(standing, standing.head, (), written=True)
+
+    def _overtaken(self) -> Conflict:
+        return Conflict(f"the checkpoints of agent {self.id!r} moved on meanwhile", code="conflict.transaction")
 
     def _learn(self, standing: Standing) -> None:
         self._known = standing
@@ -229,13 +246,18 @@ class Manifests(Handle[Any]):
 
         def work(desk: Desk) -> None:
             record, row = self._found(desk, seq)
-            target = pins.manifest_of(desk.heads, record, row)
-            rows = self._verified(desk, target, check)
+            try:
+                target = pins.manifest_of(desk.heads, record, row)
+                rows = self._verified(desk, target, check)
+            except (Corrupt, NotFound):
+                self._found(desk, seq)  # NotFound if it was deleted meanwhile: then it is no damage
+                raise
             present = self._present(desk)
             before, _ = self._record(desk, present, Note(BEFORE), "automatic")
             self._go(desk, self._now(desk, present), target, rows)
             undo = (*present.note.undo, (before.seq, before.seq + 1))
-            self._stand(desk, record, row, target, undo[-UNDOS:])
+            on = desk.heads.sound_row(record, before.seq)
+            self._stand(desk, record, row, target, undo=undo[-UNDOS:], on=on)
             self._hide(desk, [each for pair in undo[:-UNDOS] for each in pair])
 
         self._engine.atomic(work)
@@ -247,17 +269,29 @@ class Manifests(Handle[Any]):
             present = self._present(desk)
             if present.manifests is None or not present.note.undo:
                 raise Invalid(f"agent {self.id!r} has no restore to undo", code="invalid.undo")
-            record = present.manifests.record
-            (row, target), (_, after) = (self._manifest_at(desk, record, seq) for seq in present.note.undo[-1])
-            now = self._now(desk, present)
-            if not force:
-                self._refuse_moved(now, after)
-            rows = self._verified(desk, target, check)
-            self._go(desk, now, target, rows)
-            self._stand(desk, record, row, target, present.note.undo[:-1])
-            self._hide(desk, list(present.note.undo[-1]))
+            try:
+                self._undo(desk, present, check, force=force)
+            except (Corrupt, NotFound) as error:
+                newest = desk.heads.backend.newest(present.manifests.record.no)
+                if newest is None or newest.op_id != present.manifests.newest.op_id:
+                    raise self._overtaken() from error
+                raise
 
         self._engine.atomic(work)
+
+    def _undo(self, desk: Desk, present: Present, check: Callable[[Any], object], *, force: bool) -> None:
+        if present.manifests is None or present.manifests.head is None:
+            return
+        record, newest = present.manifests.record, present.manifests.head
+        (row, target), (_, after) = (self._manifest_at(desk, record, seq) for seq in present.note.undo[-1])
+        now = self._now(desk, present)
+        if not force:
+            self._refuse_moved(now, after)
+        rows = self._verified(desk, target, check)
+        self._go(desk, now, target, rows)
+        self._stand(desk, record, row, target, undo=present.note.undo[:-1], on=newest)
+        over = {*present.note.undo[-1], *([newest.seq] if present.note.role == AFTER else [])}
+        self._hide(desk, sorted(over - {after for _, after in present.note.undo[:-1]}))
 
     def _manifest_at(self, desk: Desk, record: ThreadRecord, seq: int) -> tuple[Row, Manifest]:
         row = desk.heads.sound_row(record, seq)
@@ -317,17 +351,27 @@ class Manifests(Handle[Any]):
             desk.writes.leave(Key(space, name), pointer.seq)
 
     def _stand(
-        self, desk: Desk, record: ThreadRecord, row: Row, target: Manifest, undo: tuple[tuple[int, int], ...]
+        self,
+        desk: Desk,
+        record: ThreadRecord,
+        row: Row,
+        target: Manifest,
+        *,
+        undo: tuple[tuple[int, int], ...],
+        on: Row | None,
     ) -> None:
         """Write how things stand now, as the manifest that the next one is made from: as in this row."""
         note = Note(AFTER, size=target.size, held=len(target.conversations), undo=undo)
-        self._again(desk, record, row, note)
+        self._again(desk, record, row, note, on=on)
 
-    def _again(self, desk: Desk, record: ThreadRecord, row: Row, note: Note) -> None:
+    def _again(self, desk: Desk, record: ThreadRecord, row: Row, note: Note, *, on: Row | None) -> None:
         """Write the manifest of an older row as the newest one."""
         tree = desk.heads.chain(record, row).tree
-        desk.heads.backend.commit(Batch(visible=((record.no, row.seq),)))  # what it stands on is still there
-        self._put(desk, lambda _: Proposal(tree, None), note, "automatic")
+        try:
+            desk.heads.backend.commit(Batch(visible=((record.no, row.seq),)))  # what it stands on is still there
+        except Vanished as error:
+            raise self._overtaken() from error
+        self._put(desk, lambda _: Proposal(tree, None), note, "automatic", on=on)
 
     # -- deleting -----------------------------------------------------------------------------------------
 
@@ -341,7 +385,7 @@ class Manifests(Handle[Any]):
                 return False
             standing = desk.heads.standing_of(record)
             if standing is not None and standing.newest.head == seq:
-                self._again(desk, record, row, self._note(record, row)._replace(role=AFTER))
+                self._again(desk, record, row, self._note(record, row)._replace(role=AFTER), on=row)
             self._hide(desk, [seq])
             return True
 

@@ -15,7 +15,7 @@ from backtrail.engine.heads import Heads, Options, Standing
 from backtrail.engine.hub import Hub
 from backtrail.engine.overlay import Overlay
 from backtrail.engine.writes import PATIENCE, Writes
-from backtrail.errors import Conflict, Error, Invalid
+from backtrail.errors import Conflict, Corrupt, Error, Invalid, NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -185,8 +185,10 @@ class Engine:
             desk = self.begin()
             try:
                 done = work(desk)
-            except BaseException:
+            except BaseException as error:
                 self.end(desk, commit=False)
+                if isinstance(error, Corrupt | NotFound) and desk.overlay and desk.overlay.overtaken():
+                    raise Conflict("somebody else was first", code="conflict.transaction") from error
                 raise
             self.end(desk, commit=True)
         return done

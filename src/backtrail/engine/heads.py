@@ -103,6 +103,9 @@ class Heads:
             return Standing(record, newest, None)
         head = newest if newest.head == newest.seq else self.sound_row(record, newest.head)
         if head is None:
+            again = self.backend.newest(record.no)
+            if again is not None and again.op_id != newest.op_id:
+                return self.standing_of(record)
             raise Corrupt(f"the head of thread {record.name!r} is missing", code="corrupt.row")
         return Standing(record, newest, head)
 

@@ -124,7 +124,7 @@ class Overlay:
             self._rows.setdefault(real(no), []).append(row)
         self._chunks.update(batch.chunks)
         self._touched.update(batch.touch)
-        self._visible.update(pair for pair in batch.visible if not self._own(*pair))
+        self._visible.update(pair for pair in batch.visible if pair not in self._shown and not self._own(*pair))
         for no, seq in batch.newest:
             if no not in self._rows:
                 self._newest[no] = seq
@@ -135,8 +135,10 @@ class Overlay:
     def _mark(self, batch: Batch, real: Callable[[int], int]) -> None:
         """Hide, show, tag and untag."""
         hidden = {(real(no), seq) for no, seq in batch.hide}
-        self._hidden = (self._hidden | hidden) - set(batch.show)
-        self._shown = (self._shown | {pair for pair in batch.show if not self._own(*pair)}) - hidden
+        self._hidden |= hidden
+        self._hidden.difference_update(batch.show)
+        self._shown.update(pair for pair in batch.show if not self._own(*pair))
+        self._shown -= hidden
         self._tags.update({(real(no), seq, tag): True for no, seq, tag in batch.tag})
         self._tags.update({(real(no), seq, tag): False for no, seq, tag in batch.untag})
 
@@ -176,6 +178,12 @@ class Overlay:
             for no, seq in pairs:
                 if not any(hidden_ones or not row.hidden for row in self.rows(no, [(seq, seq)])):
                     raise Vanished(no, seq)
+
+    def overtaken(self) -> bool:
+        """Tell whether somebody else wrote to a thread of the transaction, so that its end would be a `Conflict`."""
+        expected = {no: rows[0].seq - 1 for no, rows in self._rows.items() if no >= 0} | self._newest
+        found = ((self._below.newest(no), seq) for no, seq in expected.items())
+        return any(newest is None or newest.seq != seq for newest, seq in found)
 
     def wrote(self, no: int) -> bool:
         """Tell whether the transaction has written to a thread."""

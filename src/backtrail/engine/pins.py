@@ -207,6 +207,8 @@ def needed(heads: Heads, record: ThreadRecord) -> tuple[int, dict[tuple[str, str
     for row in rows:
         heads.require_sound(record, row)
     notes = {row.seq: note_of(row) for row in rows}
+    if newest.head not in notes:
+        raise NotFound("its newest manifest was hidden meanwhile", code="not_found.checkpoint")
     before = {seq for seq, _ in notes[newest.head].undo}
     found: dict[tuple[str, str], set[int]] = {}
     for row in rows:
