@@ -73,6 +73,7 @@ AGENTS = {
     "checkpoint": "apart",
     "checkpoints": "apart",
     "get_checkpoint": "apart",
+    "forget_undos": "apart",
     "restore": "apart",
     "undo": "apart",
     "delete_checkpoint": "apart",

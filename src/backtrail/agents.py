@@ -197,6 +197,13 @@ class Agents(Collection):
         self._manifests(agent_id).undo(_check_state, force=force)
         return self.get(agent_id)
 
+    def forget_undos(self, agent_id: str) -> int:
+        """Let go of what restores could be undone to, for good, and say how many restores that were.
+
+        What an undo can bring back is kept; after this, only checkpoints keep what was deleted.
+        """
+        return self._manifests(agent_id).forget_undos()
+
     def delete_checkpoint(self, checkpoint_id: str | AgentCheckpoint) -> bool:
         """Delete an agent's checkpoint and say whether there was one."""
         try:

@@ -293,6 +293,21 @@ class Manifests(Handle[Any]):
         over = {*present.note.undo[-1], *([newest.seq] if present.note.role == AFTER else [])}
         self._hide(desk, sorted(over - {after for _, after in present.note.undo[:-1]}))
 
+    def forget_undos(self) -> int:
+        """Let go of what the restores of the agent could be undone to; return how many there were."""
+
+        def work(desk: Desk) -> int:
+            standing = desk.heads.standing(pins.SPACE, self.id)
+            head = standing.head if standing else None
+            if standing is None or head is None or not (note := self._note(standing.record, head)).undo:
+                return 0
+            self._again(desk, standing.record, head, note._replace(role=AFTER, undo=()), on=head)
+            over = {seq for pair in note.undo for seq in pair} | ({head.seq} if note.role == AFTER else set())
+            self._hide(desk, sorted(over))
+            return len(note.undo)
+
+        return self._engine.atomic(work)
+
     def _manifest_at(self, desk: Desk, record: ThreadRecord, seq: int) -> tuple[Row, Manifest]:
         row = desk.heads.sound_row(record, seq)
         if row is None:

@@ -118,6 +118,14 @@ class Agents:
         return await self._crew.apart(self._sync.undo, agent_id, force=force)
 
     @called
+    async def forget_undos(self, agent_id: str) -> int:
+        """Let go of what restores could be undone to, for good, and say how many restores that were.
+
+        What an undo can bring back is kept; after this, only checkpoints keep what was deleted.
+        """
+        return await self._crew.apart(self._sync.forget_undos, agent_id)
+
+    @called
     async def delete_checkpoint(self, checkpoint_id: str | AgentCheckpoint) -> bool:
         """Delete an agent's checkpoint and say whether there was one."""
         return await self._crew.apart(self._sync.delete_checkpoint, plain(checkpoint_id))

@@ -29,6 +29,7 @@ def format_2(schema: str, lock: int) -> str:
     """
     del lock
     names = ", ".join(parameter.split()[0] for parameter in COMMIT_PARAMETERS.split(","))
+    refused = names.replace("newest_thread, newest_seq", "newest_thread || 0::bigint, newest_seq || -1::bigint")
     return f"""
 -- While this waits for somebody who reads for long, all others would wait for it.
 SET LOCAL lock_timeout = '3s';
@@ -67,8 +68,9 @@ BEGIN
         FROM unnest(show_thread, show_seq) WITH ORDINALITY AS w(thread, seq, at)
         WHERE NOT EXISTS (SELECT FROM {schema}.row r WHERE r.thread = w.thread AND r.seq = w.seq)
         ORDER BY w.at LIMIT 1;
-    IF refused IS NOT NULL THEN
-        numbers := array[]::bigint[];
+    IF refused IS NOT NULL THEN  -- unless it is there already, as `commit_1` tells of one that it refuses
+        SELECT c.already, c.numbers INTO already, numbers FROM {schema}.commit_1({refused}) c;
+        refused := CASE WHEN already THEN NULL ELSE 'vanished' END;
         RETURN;
     END IF;
     SELECT * INTO refused, already, numbers, missing, gone_thread, gone_seq FROM {schema}.commit_1({names});

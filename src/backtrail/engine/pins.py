@@ -23,16 +23,17 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from zlib import crc32
 
 from backtrail.backends.port import Batch, Stale
-from backtrail.engine import log, unpacking
+from backtrail.engine import log, payload, unpacking
 from backtrail.engine.codec import Decoder
 from backtrail.engine.schema import Types
 from backtrail.errors import Corrupt, NotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from backtrail.backends.port import Row, ThreadRecord
     from backtrail.engine.heads import Heads
+    from backtrail.engine.tree import Tree
 
 SPACE: Final = "checkpoint"
 AGENT: Final = "agent"
@@ -125,7 +126,23 @@ def note_of(row: Row) -> Note:
 
 def manifest_of(heads: Heads, record: ThreadRecord, row: Row) -> Manifest:
     """Read a manifest, verified."""
-    tree = heads.chain(record, row).tree
+    return _manifest(heads, record, row, heads.chain(record, row).tree)
+
+
+def _trees(heads: Heads, record: ThreadRecord, rows: list[Row]) -> Iterator[tuple[Row, Tree]]:
+    """Give the manifests of rows, unread: each is mostly a change of the one before."""
+    last: tuple[int, Tree] | None = None
+    for row in rows:
+        tree: Tree | None = None
+        if last is not None and row.parent == last[0] and row.base != row.seq:
+            tree = last[1].apply(payload.read_delta(row.payload or b"", heads.nodes()))
+        if tree is None or tree.root != row.root:
+            tree = heads.chain(record, row).tree
+        last = row.seq, tree
+        yield row, tree
+
+
+def _manifest(heads: Heads, record: ThreadRecord, row: Row, tree: Tree) -> Manifest:
     found = Decoder(tree.nodes, PLAIN).value(tree.rep)
     try:
         buckets = found[CONVERSATIONS].values()
@@ -203,7 +220,7 @@ def needed(heads: Heads, record: ThreadRecord) -> tuple[int, dict[tuple[str, str
     newest = heads.backend.newest(record.no)
     if newest is None or newest.head == 0:
         return (0 if newest is None else newest.seq), {}
-    rows = heads.backend.rows(record.no, [(1, newest.seq)], visible=True)
+    rows = heads.backend.rows(record.no, [(1, newest.seq)], payload=True, visible=True)
     for row in rows:
         heads.require_sound(record, row)
     notes = {row.seq: note_of(row) for row in rows}
@@ -211,9 +228,9 @@ def needed(heads: Heads, record: ThreadRecord) -> tuple[int, dict[tuple[str, str
         raise NotFound("its newest manifest was hidden meanwhile", code="not_found.checkpoint")
     before = {seq for seq, _ in notes[newest.head].undo}
     found: dict[tuple[str, str], set[int]] = {}
-    for row in rows:
+    for row, tree in _trees(heads, record, rows):
         if row.seq == newest.head or row.seq in before or notes[row.seq].role == CHECKPOINT:
-            pointers = manifest_of(heads, record, row).pointers(record.name)
+            pointers = _manifest(heads, record, row, tree).pointers(record.name)
             if row.seq == newest.head and notes[row.seq].role == AFTER:  # the next one is made from what still holds
                 for stand in heads.backend.standings(record.name, touched=True):
                     pointers.pop((stand.record.space, stand.record.name), None)

@@ -6,7 +6,9 @@ import random
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from backtrail import Attachment, Message
+import pytest
+
+from backtrail import Attachment, Invalid, Message
 from backtrail.engine import log
 from backtrail.testing.conformance.base import Suite
 from backtrail.testing.conformance.deriving import Dropped
@@ -60,6 +62,27 @@ class Erasing(Suite):
         left = usage(store)
         assert (left.rows, left.chunks, left.payload_bytes, left.entries) == (6, 0, 0, 0)
         assert left.threads == left.checkpoints == left.logical_bytes == {}
+        assert store.verify().ok
+
+    def test_what_undos_keep_goes_when_they_are_forgotten(self, store: Store) -> None:
+        store.agents.save(agent())
+        made = store.agents.checkpoint("a", "before")
+        store.conversations.save(conversation("c", *_TEXTS))
+        store.agents.restore(made.id)
+        note(store, "a", "k", 1)
+        store.agents.restore(made.id)
+        assert store.agents.forget_undos("nobody") == 0
+        store.conversations.delete("c")
+        store.gc()
+        assert usage(store).payload_bytes > 50_000
+        assert store.agents.forget_undos("a") == 2
+        assert store.agents.forget_undos("a") == 0
+        store.gc()
+        assert usage(store).payload_bytes < 10_000
+        with pytest.raises(Invalid):
+            store.agents.undo("a")
+        store.agents.restore(made.id)
+        assert view(store, "a")[1] == {}
         assert store.verify().ok
 
     def test_a_neighbour_that_shares_everything_is_untouched(self, store: Store) -> None:
