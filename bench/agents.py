@@ -52,7 +52,7 @@ def agents(directory: Path, scale: Scale) -> Result:
             for name, count in ((MANY, sizes.many), (FEW, sizes.few))
         }
         for agent in used.values():
-            stack.callback(agent.store.close)
+            stack.callback(agent.close)
         figures += _checkpoints(used, scale)
         figures += _restores(used[MANY], sizes)
         figures += _searches(used[MANY], scale)
@@ -129,6 +129,10 @@ class Talks:
         with backtrail.open(self.path) as store:
             return store.conversations.tail(self.ids[0], TAIL)
 
+    def close(self) -> None:
+        """Close the store."""
+        self.store.close()
+
 
 def _appender(store: backtrail.Store, name: str, *, plain: bool) -> Callable[[Any], Any]:
     if plain:
@@ -147,7 +151,7 @@ def _conversations(directory: Path, messages: list[Message], scale: Scale, stack
         SHORT: Talks(directory / "short.db", history[-sizes.short :], scale.rounds),
     }
     for talk in talks.values():
-        stack.callback(talk.store.close)
+        stack.callback(talk.close)
     pair = {name: talks[name] for name in (LONG, SHORT)}
     assert [m.content for m in pair[LONG].cold()] == [m.content for m in pair[SHORT].warm()]
     warm = take_turns({name: talk.warm for name, talk in pair.items()}, scale.rounds, scale.budget)
@@ -203,6 +207,10 @@ class Agent:
     def payload(self) -> int:
         """Return how many bytes are stored for states."""
         return self.store.stats().payload_bytes
+
+    def close(self) -> None:
+        """Close the store."""
+        self.store.close()
 
 
 def _checkpoints(used: dict[str, Agent], scale: Scale) -> list[Figure]:
