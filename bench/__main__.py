@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench import aio, cold, loads, machine, peers, plot, postgres, report, saves, sizes
+from bench import agents, aio, cold, loads, machine, peers, plot, postgres, report, saves, sizes
 from bench.scale import FULL, QUICK
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ GROUPS: dict[str, Callable[[Path, Scale], Result]] = {
     "loads": loads.loads,
     "cold": cold.cold,
     "async": aio.coroutines,
+    "agents": agents.agents,
     "postgres": postgres.postgres,
 }
 ORDER = (saves.APPEND, saves.STEP, saves.PLAIN, peers.DEFAULT, peers.DELTA)

@@ -24,6 +24,21 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True)
+class Agents:
+    """Which conversations and agents are compared."""
+
+    long: int = 100_000
+    short: int = 100
+    """Messages of a conversation."""
+    many: int = 1_000
+    few: int = 10
+    """Conversations of an agent."""
+    each: int = 100
+    """Messages of each of those."""
+    restores: int = 5
+
+
+@dataclass(frozen=True, slots=True)
 class Scale:
     """Lengths are counted in messages of about 1 KB; budgets in seconds of one action in one loop."""
 
@@ -47,6 +62,7 @@ class Scale:
     large: int = 50_000_000
     """Bytes of the state that is saved while the event loop is watched."""
     server: Server = Server()
+    agents: Agents = Agents()
 
 
 FULL = Scale()
@@ -61,4 +77,5 @@ QUICK = Scale(
     processes=1,
     async_rounds=3,
     server=Server(seconds=0.5, windows=3, async_rounds=1),
+    agents=Agents(long=10_000, many=100, restores=3),
 )

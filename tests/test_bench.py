@@ -14,6 +14,7 @@ import tempfile
 import time
 import uuid
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,11 +26,25 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # `python -m bench` finds the package there, too
 
 from bench import __main__ as program  # noqa: E402
-from bench import aio, clock, cold, machine, peers, place, plot, postgres, report, saves, server, writers  # noqa: E402
+from bench import (  # noqa: E402
+    agents,
+    aio,
+    clock,
+    cold,
+    machine,
+    peers,
+    place,
+    plot,
+    postgres,
+    report,
+    saves,
+    server,
+    writers,
+)
 from bench.data import Messages  # noqa: E402
 from bench.figures import Figure, Point, Result  # noqa: E402
 from bench.raw import Raw, pages  # noqa: E402
-from bench.scale import FULL, QUICK, Scale, Server  # noqa: E402
+from bench.scale import FULL, QUICK, Agents, Scale, Server  # noqa: E402
 
 TINY = Scale(
     lengths=(4, 8),
@@ -56,6 +71,7 @@ TINY = Scale(
         windows=2,
         async_rounds=1,
     ),
+    agents=Agents(long=60, short=20, many=12, few=2, each=6, restores=2),
 )
 needs_langgraph = pytest.mark.skipif(
     not (peers.installed() and peers.installed("postgres")),
@@ -77,7 +93,7 @@ def values(result):
 # -- groups -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["append", "plain", "sizes", "cold"])
+@pytest.mark.parametrize("name", ["append", "plain", "sizes", "cold", "agents"])
 def test_every_group_gives_finite_figures(name, tmp_path):
     result = program.GROUPS[name](tmp_path, TINY)
     assert result.figures
@@ -171,6 +187,107 @@ def test_chunk_bodies_that_are_read_are_counted(tmp_path):
         assert len(store.thread("t").load().state["messages"]) == 200
     assert any(kind in cold.BODIES for kind in kinds)
     assert cold.save(str(path), 201)["stored"] > 0
+
+
+# -- agents -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def agent(tmp_path):
+    sizes = TINY.agents
+    with contextlib.closing(agents.Agent(tmp_path / "a.db", sizes.many, sizes.each, agents._messages(72))) as one:
+        yield one
+
+
+def test_names_of_agents_do_not_depend_on_the_scale_and_all_that_has_a_gate_is_shown(tmp_path):
+    found = []
+    for name, sizes in (("a", TINY.agents), ("b", Agents(long=100, short=25, many=16, few=3, each=6, restores=1))):
+        (tmp_path / name).mkdir()
+        found.append(agents.agents(tmp_path / name, replace(TINY, agents=sizes)).figures)
+    first, second = found
+    assert [figure.name for figure in first] == [figure.name for figure in second]
+    assert "60 and 20 messages" in first[0].note
+    gated = [figure for figure in first if figure.gate]
+    assert [figure.gate for figure in gated] == [1.5, 1.5, 3.0]
+    shown = [figure.name for figure in first if figure.name.startswith(report.SHOWN)]
+    assert shown == [figure.name for figure in gated]
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_conversation_of_n_messages_is_appended_to_up_to_2n(plain, tmp_path):
+    talks = agents.Talks(tmp_path / "a.db", agents._messages(12)[:4], 9, plain=plain)
+    for _ in range(10):
+        talks()
+    threads = [talks.store.thread(name) if plain else talks.store.conversations.thread(name) for name in talks.ids]
+    # The one that warms a conversation up counts as well.
+    assert [len(thread.load().state["messages"]) for thread in threads] == [9, 9, 7]
+    talks.close()
+
+
+def test_a_conversation_and_the_thread_beside_it_hold_the_same(tmp_path):
+    history = agents._messages(12)
+    both = [agents.Talks(tmp_path / f"{plain}.db", history, 1, plain=plain) for plain in (False, True)]
+    ours, theirs = both[0].store.conversations.thread("c0").load(), both[1].store.thread("c0").load()
+    assert ours.state.keys() == theirs.state.keys()
+    assert ours.state["messages"][:12] == theirs.state["messages"][:12]
+    assert ours.state["messages"][12].keys() == theirs.state["messages"][12].keys()
+    for one in both:
+        one.close()
+
+
+def test_the_bytes_of_a_checkpoint_are_without_those_of_the_messages(agent, tmp_path):
+    with contextlib.closing(agents.Agent(tmp_path / "b.db", 2, 6, agents._messages(12))) as few:
+        direct = []
+        plain = agent.checkpoint
+
+        def weighed():
+            before = agent.payload()
+            plain()
+            direct.append(agent.payload() - before)
+
+        agent.checkpoint = weighed
+        figures = agents._checkpoints({agents.MANY: agent, agents.FEW: few}, TINY)
+    assert len(direct) == TINY.rounds + 1
+    assert figures[1].value == sum(direct) / len(direct)
+    assert agent.said > 0
+
+
+def test_one_conversation_has_gone_on_between_two_checkpoints(agent):
+    seen = []
+    for _ in range(3):
+        agent.go_on()
+        seen.append([agent.store.conversations.info(name).message_count for name in agent.ids])
+    assert [sum(counts) for counts in seen] == [73, 74, 75]
+    assert seen[-1][:4] == [7, 7, 7, 6]
+
+
+def test_every_restore_takes_back_what_had_gone_on(agent):
+    agent.go_on()
+    before, said = agent.load(), agent.said
+    figures = agents._restores(agent, TINY.agents)
+    assert agent.load() == before == 73
+    assert agent.said > said
+    assert figures[-1].value > 0
+    agent.store.agents.undo(agents.AGENT)
+    assert agent.load() == 74
+
+
+def test_one_search_finds_the_index_behind_and_the_others_do_not(agent, monkeypatch):
+    seen = {}
+
+    def turns(actions, *_, **__):
+        for name, action in actions.items():
+            action()
+            seen[name] = agent.store.stats().indexed
+        return {name: clock.Times([clock.Cost(1, 1)]) for name in actions}
+
+    monkeypatch.setattr(agents, "take_turns", turns)
+    agents._searches(agent, TINY)
+    first, second, *rest = seen.values()
+    assert list(seen)[:2] == ["append", "a rare word, right after an append"]
+    assert (first, second) == (72, 73)
+    assert set(rest) == {73}
+    assert len(agent.store.search(agents.RARE)) == agents.RARE_COUNT
 
 
 # -- a server -----------------------------------------------------------------------------------------
@@ -383,6 +500,13 @@ def test_the_page_is_rewritten_between_its_marks_only(tmp_path):
     page.write_text("no marks")
     with pytest.raises(ValueError, match="marks"):
         report.write_section(page, "x")
+
+
+def test_the_page_says_what_each_group_measures():
+    page = (ROOT / "docs" / "performance.md").read_text()
+    assert f"# one group: {', '.join(program.GROUPS)}\n" in page
+    for name in program.GROUPS:
+        assert f"\n**{name}.** " in page
 
 
 def test_the_page_of_the_docs_has_the_marks():
