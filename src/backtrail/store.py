@@ -20,16 +20,20 @@ from backtrail.engine.heads import Options, Standing
 from backtrail.engine.schema import Types
 from backtrail.engine.watching import AllThreads, Watch
 from backtrail.errors import Invalid, NotFound, Unavailable
+from backtrail.running import LEASE, Run
+from backtrail.runs import Runs
 from backtrail.threads import Thread
 from backtrail.values import Damage, GcReport, Hit, MigrateReport, PruneReport, Stats, ThreadInfo, VerifyReport, when
 
 if TYPE_CHECKING:
     import datetime as dt
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from types import TracebackType
 
     from backtrail.backends.port import Backend, Row, ThreadRecord
     from backtrail.checkpoints import Checkpoint
+    from backtrail.entities import Message
+    from backtrail.strategies import Strategy
 
 S = TypeVar("S")
 Progress = "Callable[[str, int], None]"
@@ -155,6 +159,7 @@ class Store:
         self._engine = Engine(backend, types or Types(), options or Options())
         self._agents = Agents(self._engine)
         self._conversations = Conversations(self._engine)
+        self._runs = Runs(self._engine)
 
     # -- threads --------------------------------------------------------------------------------------
 
@@ -273,6 +278,38 @@ class Store:
     def conversations(self) -> Conversations:
         """The conversations of all agents."""
         return self._conversations
+
+    @property
+    def runs(self) -> Runs:
+        """The runs of all agents."""
+        return self._runs
+
+    def run(
+        self,
+        session_id: str,
+        *,
+        agent: str | None = None,
+        strategy: Strategy | None = None,
+        messages: Sequence[Message] = (),
+        state: Any = None,
+        takeover: bool = False,
+        lease: dt.timedelta | float = LEASE,
+    ) -> Run:
+        """Return a run: work that goes on where it was cut short. See docs/runs.md.
+
+        `messages` and `state` count only when it is new. `takeover` takes it from a worker that is gone, before its
+        lease ends.
+        """
+        return Run(
+            self._engine,
+            session_id,
+            agent=agent,
+            strategy=strategy,
+            messages=messages,
+            state=state,
+            takeover=takeover,
+            lease=lease,
+        )
 
     # -- search -----------------------------------------------------------------------------------------
 

@@ -16,6 +16,8 @@ from backtrail.engine.writes import Proposal
 from backtrail.errors import Invalid, NotFound
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from backtrail.engine.heads import Standing
     from backtrail.engine.nodes import Nodes
     from backtrail.engine.paths import Path
@@ -171,10 +173,13 @@ class Cut(_Edit):
         return [[CUT, [*steps, found[0]]]]
 
 
+Edit = _Edit
+
+
 class Several:
     """Several changes at paths, one after the other."""
 
-    def __init__(self, edits: list[Put | Cut]) -> None:
+    def __init__(self, edits: Sequence[_Edit]) -> None:
         self._edits = edits
 
     def __call__(self, standing: Standing | None) -> Proposal:
@@ -191,3 +196,15 @@ class Several:
             sealed |= tree.sealed
             ops += more
         return Proposal(tree._replace(sealed=sealed), ops if len(ops) <= OPS_MAX else None)
+
+
+class Match(_Edit):
+    """Make what is at a path equal to a value. What did not change is found by a scan, and not written again."""
+
+    def __init__(self, path: Path, value: Any, types: Types, name: str) -> None:
+        super().__init__(path, types, name)
+        self._value = value
+
+    def ops(self, tree: Tree) -> list[Op]:
+        """Return what differs, as ops."""
+        return scan.below(tree, self._value, self._path, self._types)

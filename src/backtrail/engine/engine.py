@@ -108,6 +108,11 @@ class Engine:
         return self._open.get(owner.current(), self._direct) if self._began else self._direct
 
     @property
+    def direct(self) -> Desk:
+        """The store itself, whatever transaction the caller has open."""
+        return self._direct
+
+    @property
     def hub(self) -> Hub:
         """Who wakes those that watch: this process's own."""
         if self._hub.pid != os.getpid():
@@ -173,14 +178,19 @@ class Engine:
         tries = 0
         while True:
             try:
-                return self._at_once(work)
+                return self.at_once(work)
             except Conflict as error:
                 if error.code != "conflict.transaction" or time.monotonic() > until:
                     raise
             tries += 1
             time.sleep(random.random() * min(0.001 * tries, 0.05))  # noqa: S311 - only to get out of step
 
-    def _at_once(self, work: Callable[[Desk], T]) -> T:
+    def owner(self) -> object:
+        """Return who is calling: a task, or a thread."""
+        return owner.current()
+
+    def at_once(self, work: Callable[[Desk], T]) -> T:
+        """Do work of several writes as one, in a transaction of its own; `Conflict` if somebody else was faster."""
         with owner.acting_for(_Work()):
             desk = self.begin()
             try:

@@ -19,7 +19,7 @@ from backtrail.engine import spine as spines
 from backtrail.engine.codec import Encoder
 from backtrail.engine.nodes import LEAF, Chunk, Node, Nodes, Rep, as_ref, digest_of
 from backtrail.engine.paths import Path
-from backtrail.engine.tree import CUT, SET, SPLICE, Op, Step, Tree, value_of
+from backtrail.engine.tree import CUT, SET, SPLICE, Op, Step, Tree, locate, value_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -37,9 +37,15 @@ def changes(tree: Tree, value: object, types: Types) -> tuple[list[Op], Nodes]:
     return scan.value(tree.rep, value, [], ()), scan.nodes
 
 
+def below(tree: Tree, value: object, path: Path, types: Types) -> list[Op]:
+    """Return the ops that make a value of what a path leads to; the tree's own nodes get those that the ops need."""
+    rep, steps = locate(tree, path, types)
+    return _Scan(tree, types, tree.nodes).value(rep, value, steps, tuple(path))
+
+
 class _Scan:
-    def __init__(self, tree: Tree, types: Types) -> None:
-        self.nodes = tree.nodes.forked()
+    def __init__(self, tree: Tree, types: Types, nodes: Nodes | None = None) -> None:
+        self.nodes = tree.nodes.forked() if nodes is None else nodes
         self._types = types
         self._packer = packing.Packer(types)
         self._differ = diff.Differ(tree.nodes, self.nodes)

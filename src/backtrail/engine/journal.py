@@ -1,0 +1,159 @@
+"""The journal of a run: what was asked for in an iteration, and what came of it.
+
+An *intent* is written before a call, its *result* after it; an intent without a result is in doubt. When an iteration
+is run again, each call finds its own result by what it asks for: its name (or the id that a model gave it), its
+arguments, and how many alike were asked for before it. So calls may come in any order, as those of several threads do.
+
+Entries are short lists, in the order in which they were written:
+
+    ["i", id, kind, name, key, arguments, policy, irreversible, main]    an intent; `main`: not asked for beside others
+    ["r", id, good, value]                                               its result: a value, or an error's
+    ["n", id]                                                            it was not done, as somebody settled
+    ["m", key, message], ["p", key, value]                               a message, a partial result
+
+Everything here is plain data in, plain data out.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from backtrail.errors import Corrupt, Invalid
+
+INTENT: Final = "i"
+RESULT: Final = "r"
+NOT_DONE: Final = "n"
+MESSAGE: Final = "m"
+PARTIAL: Final = "p"
+
+
+class Result(NamedTuple):
+    """What came of a call: a value, or what is known of an exception."""
+
+    good: bool
+    value: Any
+
+
+class Call(NamedTuple):
+    """A call that was asked for."""
+
+    id: str
+    kind: str
+    name: str
+    key: str
+    arguments: dict[str, Any]
+    policy: str
+    irreversible: bool
+    main: bool
+
+    def entry(self) -> list[Any]:
+        """Return its intent."""
+        return [INTENT, *self]
+
+
+class Recorded(NamedTuple):
+    """A call of the journal."""
+
+    call: Call
+    result: Result | None
+    """None: it is in doubt."""
+
+
+class Journal:
+    """The entries of one iteration, and which of them were asked for again."""
+
+    def __init__(self, entries: list[Any] = []) -> None:  # noqa: B006 - only read
+        self._calls: dict[str, Recorded] = {}
+        self._by_key: dict[str, list[str]] = {}
+        self._said: dict[str, list[Any]] = {}
+        self._asked: dict[str, int] = {}
+        self._claimed: set[str] = set()
+        self.count = 0
+        """Calls that were ever begun, those that were not done included."""
+        for entry in entries:
+            try:
+                self._read(entry)
+            except (TypeError, ValueError, KeyError, IndexError) as error:
+                raise Corrupt(
+                    f"an entry of a run's journal is damaged: {entry!r:.200}", code="corrupt.state"
+                ) from error
+
+    def _read(self, entry: list[Any]) -> None:
+        kind = entry[0]
+        if kind == INTENT:
+            self.began(Call(*entry[1:]))
+        elif kind == RESULT:
+            self.ended(entry[1], Result(entry[2], entry[3]))
+        elif kind == NOT_DONE:
+            call = self._calls.pop(entry[1]).call
+            self._by_key[call.key].remove(call.id)
+        else:
+            self._said.setdefault(f"{kind}:{entry[1]}", []).append(entry[2])
+
+    def began(self, call: Call, *, claimed: bool = False) -> None:
+        """Take note of an intent."""
+        self.count += 1
+        self._calls[call.id] = Recorded(call, None)
+        self._by_key.setdefault(call.key, []).append(call.id)
+        if claimed:
+            self._claimed.add(call.id)
+
+    def ended(self, call_id: str, result: Result) -> None:
+        """Take note of a result."""
+        self._calls[call_id] = self._calls[call_id]._replace(result=result)
+
+    def ask(self, key: str) -> Recorded | None:
+        """Return the next recorded call that asks for this, None if there is none."""
+        at = self._asked.get(f"c:{key}", 0)
+        found = self._by_key.get(key, [])
+        if at >= len(found):
+            return None
+        self._asked[f"c:{key}"] = at + 1
+        self._claimed.add(found[at])
+        return self._calls[found[at]]
+
+    def asked(self, key: str) -> None:
+        """Take note that something new was asked for, so that the next one alike is another."""
+        self._asked[f"c:{key}"] = self._asked.get(f"c:{key}", 0) + 1
+
+    def heard(self, kind: str, key: str) -> tuple[bool, Any]:
+        """Return whether a message or partial result was said before, and as what."""
+        name = f"{kind}:{key}"
+        at = self._asked.get(name, 0)
+        self._asked[name] = at + 1
+        said = self._said.get(name, [])
+        return (True, said[at]) if at < len(said) else (False, None)
+
+    def in_doubt(self) -> list[Call]:
+        """Return the calls that were begun and have no result."""
+        return [each.call for each in self._calls.values() if each.result is None]
+
+    def call(self, call_id: str) -> Recorded | None:
+        """Return a call by its id."""
+        return self._calls.get(call_id)
+
+    def expected(self) -> Call | None:
+        """Return the first recorded call that was not asked for again, of those that came one after the other."""
+        return next((e.call for e in self._calls.values() if e.call.main and e.call.id not in self._claimed), None)
+
+    def forgotten(self) -> Call | None:
+        """Return a recorded call that was not asked for again, if there is one."""
+        return next((e.call for e in self._calls.values() if e.call.id not in self._claimed), None)
+
+
+def diverged(recorded: Call, asked: str) -> Invalid:
+    """Return the error of code that asks for something else than it did before."""
+    return Invalid(
+        f"iteration {recorded.id.partition('.')[0]} was cut short after it had asked for {described(recorded)}; now it "
+        f"asks for {asked} instead. Within an iteration, the same results must lead to the same calls",
+        code="invalid.replay",
+        recorded=recorded.id,
+    )
+
+
+def described(call: Call) -> str:
+    """Return a call as people read it."""
+    args = [*(repr(arg) for arg in call.arguments.get("args", ()))]
+    args += [f"{name}={value!r}" for name, value in call.arguments.get("kwargs", {}).items()]
+    text = f"{call.kind} {call.name}({', '.join(args)})"
+    return text if len(text) <= 200 else text[:197] + "..."  # noqa: PLR2004 - enough to see which it is

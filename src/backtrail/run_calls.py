@@ -1,0 +1,91 @@
+"""Calls of a run as they are asked for, and what comes of them as it is recorded.
+
+An exception is recorded as data: its name, its arguments and its text. Raised again, one of Python's own is made anew;
+any other is a `CallError` that says which it was, because nothing is imported or made that the data names.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from backtrail.errors import Invalid
+from backtrail.strategies import ToolCallRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from backtrail.engine.journal import Call, Result
+
+POLICIES: Final = ("ask", "pure", "idempotent")
+_TEXT_MAX: Final = 2000
+_REBUILT: Final = {
+    cls.__name__: cls
+    for cls in (
+        *(ArithmeticError, AssertionError, AttributeError, BufferError, ConnectionError, EOFError, FileExistsError),
+        *(FileNotFoundError, IndexError, InterruptedError, IsADirectoryError, KeyError, LookupError, NameError),
+        *(NotADirectoryError, NotImplementedError, OSError, OverflowError, PermissionError, ProcessLookupError),
+        *(RecursionError, RuntimeError, TimeoutError, TypeError, ValueError, ZeroDivisionError, Exception),
+    )
+}
+
+
+class CallError(RuntimeError):
+    """A call that had failed before the run was cut short, with an exception that is not one of Python's own."""
+
+    def __init__(self, type_name: str, text: str) -> None:
+        super().__init__(f"{type_name}: {text}")
+        self.type_name = type_name
+
+
+class Options(NamedTuple):
+    """How a call is to be made."""
+
+    kind: str
+    name: str
+    policy: str
+    verify: Callable[[Call], Any] | None
+    irreversible: bool
+    key: str | None
+    retry: bool
+    tool_call_id: str | None
+
+    def check(self) -> None:
+        """Refuse what means nothing."""
+        if type(self.name) is not str or not self.name:
+            raise Invalid(f"the name of a call is a text, not {self.name!r:.100}", code="invalid.argument")
+        if self.policy not in POLICIES:
+            raise Invalid(f"policy is one of {', '.join(POLICIES)}, not {self.policy!r:.100}", code="invalid.argument")
+
+
+def failure_of(error: Exception) -> list[Any]:
+    """Return what is recorded of an exception."""
+    args = [arg for arg in error.args if isinstance(arg, str | int | float | bool | None)]
+    return [type(error).__name__, args if len(args) == len(error.args) else [], str(error)[:_TEXT_MAX]]
+
+
+def given(result: Result) -> Any:
+    """Return a recorded value, or raise a recorded exception: one of Python's own is made anew."""
+    if result.good:
+        return copy.deepcopy(result.value)
+    name, args, text = result.value
+    cls = _REBUILT.get(name)
+    raise cls(*args) if cls is not None and (args or not text) else CallError(name, text)
+
+
+def as_record(call: Call, result: Result, iteration: int) -> dict[str, Any]:
+    """Return a call that came to its end, as data."""
+    return {
+        "id": call.id,
+        "tool_name": call.name,
+        "arguments": call.arguments,
+        "result": result.value if result.good else result.value[2],
+        "success": result.good,
+        "iteration": iteration,
+        "irreversible": call.irreversible,
+    }
+
+
+def record_of(data: Mapping[str, Any]) -> ToolCallRecord:
+    """Return a call that came to its end, as a value."""
+    return ToolCallRecord(**data)
