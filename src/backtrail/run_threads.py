@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from backtrail.checkpoints import Checkpoint
     from backtrail.engine.engine import Desk, Engine
     from backtrail.engine.heads import Standing
-    from backtrail.engine.writes import Propose
+    from backtrail.engine.writes import Proposal, Propose
 
 SPACE: Final = "run"
 JOURNAL: Final = "journal"
@@ -74,10 +74,17 @@ class Shown(Handle[Any]):
         """How many items the lists of the last checkpoint have."""
 
     def put(self, desk: Desk, state: dict[str, Any], label: str | None, kind: str) -> Checkpoint[Any]:
-        """Write a checkpoint of the run: what was added since the last one, if that was made here."""
-        change: Propose = changes.Replace(state, desk.heads.nodes(), self._types)
-        if self.standing is not None and self._counts is not None:
-            change = changes.Several([*self._edits(state, self._counts)])
+        """Write a checkpoint of the run: what was added since the last one, if that was made here and is the head."""
+        whole = changes.Replace(state, desk.heads.nodes(), self._types)
+        last = self.standing.head if self.standing is not None else None
+        counts = self._counts
+
+        def change(standing: Standing | None) -> Proposal:
+            head = None if standing is None else standing.head
+            if counts is None or last is None or head is None or head.op_id != last.op_id:
+                return whole(standing)  # the first one, or somebody has rewound the thread meanwhile
+            return changes.Several([*self._edits(state, counts)])(standing)
+
         meta = self._meta(label, (), None, kind)
         self.standing = desk.writes.save(self._key, change, meta, known=self.standing)
         if self.standing.head is None:
@@ -92,6 +99,10 @@ class Shown(Handle[Any]):
                 yield changes.Match(path, value, self._types, self.id)
             elif len(value) > counts[name]:
                 yield changes.Append(path, tuple(value[counts[name] :]), self._types, self.id)
+
+    def forget(self) -> None:
+        """Write the next checkpoint whole: what the last one had is not known."""
+        self._counts = None
 
     def settle(self) -> None:
         """Forget a standing that was made in a transaction which made the thread, too: its number was not known."""

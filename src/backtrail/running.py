@@ -87,6 +87,9 @@ class Run:
         self._lost: Conflict | None = None
         self._open = False
         self._looping = False
+        self._entered = False
+        self._lent: str | None = None
+        """The hash of the state, if it was read before the loop, where it is not to be changed."""
         self._buffer: list[list[Any]] = []
         self.resumed = False
 
@@ -120,11 +123,22 @@ class Run:
     @property
     def state(self) -> Any:
         """The state: change it in place, inside of an iteration. It is kept when the iteration ends."""
+        if self._open and not self._looping and self._lent is None:
+            self._lent = self._hash(self._state)
         return self._state
 
     @state.setter
     def state(self, value: Any) -> None:
+        self._check_open()
+        if not self._looping:
+            raise _early()
         self._state = value
+
+    def _check_state(self) -> None:
+        """Refuse a state that was changed before the loop: a resumed run would change it again."""
+        if self._lent is not None and self._lent != self._hash(self._state):
+            raise _early()
+        self._lent = None
 
     @property
     def in_doubt(self) -> list[Call]:
@@ -141,6 +155,11 @@ class Run:
     def __enter__(self) -> Self:
         if self._engine.desk.overlay is not None:
             raise Invalid("a run writes by itself: open it outside of a transaction", code="invalid.transaction")
+        if self._entered:
+            raise Invalid(
+                "the block of a run is entered once: ask for another, with store.run(...)", code="invalid.run"
+            )
+        self._entered = True
         self._owner_name = f"{socket.gethostname()}:{os.getpid()}"
         self._engine.atomic(self._acquire)
         data = self._work.read(self._engine.desk)
@@ -206,17 +225,26 @@ class Run:
     ) -> bool:
         self._stop_beating()
         self._open = False
-        if self._status.name == RunState.COMPLETED or self._lost is not None:
+        if self._status.name == RunState.COMPLETED:
             return isinstance(error, _Halt)
         try:
             if error is None:
-                self._end(RunStatus(str(RunState.COMPLETED)))
+                self._complete()
             else:
                 self._leave(_status_of(error))
         except Conflict:
             if error is None or isinstance(error, _Halt):
                 raise
         return isinstance(error, _Halt)
+
+    def _complete(self) -> None:
+        """End the run; if its last iteration cannot end, it has failed."""
+        try:
+            self._check_state()
+            self._end(RunStatus(str(RunState.COMPLETED)))
+        except Invalid as error:
+            self._leave(_status_of(error))
+            raise
 
     def halt(self, reason: str) -> None:
         """Leave the block; the run is halted, and can be gone on with later."""
@@ -257,12 +285,17 @@ class Run:
         """Write to the journal, on top of what this worker wrote last; if that is not the newest, the run is lost."""
         if self._lost is not None:
             raise self._lost
+        stood = self._work.standing, self._shown.standing
         try:
             if several:
                 self._engine.at_once(write)
             else:  # one row is a transaction by itself
                 write(self._engine.direct)
-        except Conflict as error:
+        except BaseException as error:
+            self._work.standing, self._shown.standing = stood  # what was written in a transaction went with it
+            self._shown.forget()
+            if not isinstance(error, Conflict):
+                raise
             self._lost = Conflict(
                 f"run {self.session_id!r} was taken over by another worker: what this one does is not kept any more",
                 code="conflict.lease",
@@ -280,7 +313,9 @@ class Run:
         if self._looping:
             raise Invalid("the iterations of a run are gone through once", code="invalid.run")
         if self._status.name == RunState.COMPLETED:
+            self._looping = True
             return
+        self._check_state()
         if self._iteration == 0:
             self._next_iteration()
         self._looping = True
@@ -344,7 +379,10 @@ class Run:
             if not isinstance(self.strategy, Never):
                 self._shown.put(desk, self._seen(status), None, "automatic")
 
-        self._write(write)
+        try:
+            self._write(write)
+        except Invalid:  # the state cannot be kept as it is now: what was kept before stays
+            self._write(lambda desk: self._work.put(desk, changes.Several(edits)))
         self._status = status
 
     @property
@@ -404,7 +442,7 @@ class Run:
 
     def _is_live(self) -> bool:
         """Tell whether what is said now is not in the run yet: what comes before the loop of a resumed run is."""
-        return self._looping or self._iteration == 0
+        return self._status.name != RunState.COMPLETED and (self._looping or self._iteration == 0)
 
     def _said(self, kind: str, shape: Any, value: Any) -> Any:
         self._check_open()
@@ -476,7 +514,9 @@ class Run:
         if recorded is not None and recorded.result is not None and not (options.retry and not recorded.result.good):
             self._replayed(call, recorded.result)
             return given(recorded.result)  # type: ignore[no-any-return]
-        if recorded is not None and recorded.result is None:
+        if recorded is not None and recorded.result is not None:
+            self._begun_again(call)
+        elif recorded is not None:
             settled = self._settled(options, call)
             if settled is not None:
                 self._ended(call, Result(good=True, value=settled.result), options)
@@ -526,6 +566,13 @@ class Run:
             book.began(asked, claimed=True)
             return asked, None
 
+    def _begun_again(self, call: Call) -> None:
+        """Write that a call which had failed is tried again: from now on it is in doubt."""
+        with self._lock:
+            self._write(lambda desk: self._flush(desk, [[journal.AGAIN, call.id]]), several=False)
+            self._buffer = []
+            self._book.again(call.id)
+
     def _flush(self, desk: Desk, entries: list[list[Any]]) -> None:
         """Write entries, and those that were waiting for company."""
         items = (*self._buffer, *entries)
@@ -543,15 +590,21 @@ class Run:
                 self._calls.append(as_record(call, result, number))
             try:
                 self._write(lambda desk: self._write_result(desk, entry, wanted=wanted), several=wanted)
-            except Invalid as error:
-                failed = Result(good=False, value=failure_of(error))
-                if options.kind == "tool":
-                    self._calls[-1] = as_record(call, failed, number)
-                entry[2:] = [False, failed.value]
-                self._write(lambda desk: self._write_result(desk, entry, wanted=wanted))
-                self._over(call, failed)
+            except Invalid:
+                self._write_alone(call, result, number)
                 raise
             self._over(call, result)
+
+    def _write_alone(self, call: Call, result: Result, number: int) -> None:
+        """Write a result without a checkpoint, which had the state in it; if it is the result, that it failed."""
+        try:
+            self._write(lambda desk: self._flush(desk, [[journal.RESULT, call.id, *result]]), several=False)
+        except Invalid as error:
+            result = Result(good=False, value=failure_of(error))
+            if call.kind == "tool":
+                self._calls[-1] = as_record(call, result, number)
+            self._write(lambda desk: self._flush(desk, [[journal.RESULT, call.id, *result]]), several=False)
+        self._over(call, result)
 
     def _over(self, call: Call, result: Result) -> None:
         self._buffer = []
@@ -576,14 +629,22 @@ class Run:
             raise Invalid(f"verify returns Done(result) or NotDone, not {found!r:.100}", code="invalid.argument")
         raise InDoubt(
             f"run {self.session_id!r} was cut short inside of {journal.described(call)}: nobody knows whether it was "
-            f"done. Find out, and say store.runs.settle({self.session_id!r}, {call.id!r}, result=...) or not_done=True. "
-            'Or give the call verify=, policy="pure" or policy="idempotent"',
+            f"done. Find out, and say store.runs.settle({self.session_id!r}, {call.id!r}, result=...) or not_done=True."
+            ' Or give the call verify=, policy="pure" or policy="idempotent"',
             code="in_doubt.call",
             session_id=self.session_id,
             call_id=call.id,
             name=call.name,
             arguments=call.arguments,
         )
+
+
+def _early() -> Invalid:
+    return Invalid(
+        "before the first iteration the state of a run is not changed: a resumed run would change it again. "
+        "Give it with store.run(..., state=...), or change it in the loop",
+        code="invalid.run",
+    )
 
 
 def _status_of(error: BaseException) -> RunStatus:

@@ -8,6 +8,7 @@ Entries are short lists, in the order in which they were written:
 
     ["i", id, kind, name, key, arguments, policy, irreversible, main]    an intent; `main`: not asked for beside others
     ["r", id, good, value]                                               its result: a value, or an error's
+    ["a", id]                                                            it had failed, and is tried again
     ["n", id]                                                            it was not done, as somebody settled
     ["m", key, message], ["p", key, value]                               a message, a partial result
 
@@ -22,6 +23,7 @@ from backtrail.errors import Corrupt, Invalid
 
 INTENT: Final = "i"
 RESULT: Final = "r"
+AGAIN: Final = "a"
 NOT_DONE: Final = "n"
 MESSAGE: Final = "m"
 PARTIAL: Final = "p"
@@ -84,6 +86,8 @@ class Journal:
             self.began(Call(*entry[1:]))
         elif kind == RESULT:
             self.ended(entry[1], Result(entry[2], entry[3]))
+        elif kind == AGAIN:
+            self.again(entry[1])
         elif kind == NOT_DONE:
             call = self._calls.pop(entry[1]).call
             self._by_key[call.key].remove(call.id)
@@ -101,6 +105,10 @@ class Journal:
     def ended(self, call_id: str, result: Result) -> None:
         """Take note of a result."""
         self._calls[call_id] = self._calls[call_id]._replace(result=result)
+
+    def again(self, call_id: str) -> None:
+        """Take note that a call which had failed is tried again."""
+        self._calls[call_id] = self._calls[call_id]._replace(result=None)
 
     def ask(self, key: str) -> Recorded | None:
         """Return the next recorded call that asks for this, None if there is none."""
