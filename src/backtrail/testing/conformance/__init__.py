@@ -19,6 +19,7 @@ from backtrail.testing.conformance.changing import Changing, Roots
 from backtrail.testing.conformance.checkpointing import AgentCheckpoints, Guarding, Scheduling
 from backtrail.testing.conformance.conversations import Conversations, ConversationSearch, Headers
 from backtrail.testing.conformance.deriving import Values
+from backtrail.testing.conformance.doubting import Doubting, Replaying
 from backtrail.testing.conformance.erasing import Erasing
 from backtrail.testing.conformance.expecting import Appending, Expecting, Lending
 from backtrail.testing.conformance.finding import Finding, Hits
@@ -26,11 +27,13 @@ from backtrail.testing.conformance.grouping import Groups
 from backtrail.testing.conformance.holding import Keeping, Owning
 from backtrail.testing.conformance.indexing import Indexing
 from backtrail.testing.conformance.large import Large
+from backtrail.testing.conformance.leasing import Leases, RunCheckpoints, RunListing
 from backtrail.testing.conformance.naming import BadInput, Listing, Names
 from backtrail.testing.conformance.options import AutoInterval, MaxCheckpoints, Others, TimeToLive
 from backtrail.testing.conformance.reading import Differences, History, Parts, Refs
 from backtrail.testing.conformance.removing import Deleting, Ending, Pruning
 from backtrail.testing.conformance.restoring import Restoring, Undoing
+from backtrail.testing.conformance.running import Calling, Running
 from backtrail.testing.conformance.saving import Missing, Saving
 from backtrail.testing.conformance.searching import Messages, Queries
 from backtrail.testing.conformance.transacting import Transactions
@@ -94,6 +97,13 @@ class StoreConformance(
     Owning,
     Keeping,
     Erasing,
+    Running,
+    Calling,
+    Doubting,
+    Replaying,
+    Leases,
+    RunCheckpoints,
+    RunListing,
 ):
     """All of the suite."""
 
