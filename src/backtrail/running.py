@@ -161,7 +161,13 @@ class Run:
             )
         self._entered = True
         self._owner_name = f"{socket.gethostname()}:{os.getpid()}"
-        self._engine.atomic(self._acquire)
+        while True:
+            try:
+                self._engine.atomic(self._acquire)
+                break
+            except Conflict as error:
+                if error.code not in ("conflict.stale", "conflict.exists"):
+                    raise  # else somebody was faster: look at what is there now
         data = self._work.read(self._engine.desk)
         if data is None:
             raise Corrupt(f"the journal of run {self.session_id!r} is gone", code="corrupt.state")
