@@ -159,20 +159,7 @@ class Run:
         now = desk.heads.clock()
         lease = [self._owner_name, self._token, now + int(self._seconds * 1_000_000)]
         if data is None:
-            messages, state = self._given
-            fresh = {
-                "agent": self.agent,
-                "status": [str(RunState.IN_PROGRESS), None],
-                "lease": lease,
-                "iteration": 0,
-                "created_at": when(now),
-                "tool_calls": [],
-                "partial_results": [],
-                "zero": [],
-                "calls": [],
-                "messages": messages,
-                "state": state,
-            }
+            fresh = {**self._beginning(desk), "lease": lease, "created_at": when(now)}
             self._work.put(desk, changes.Replace(fresh, desk.heads.nodes(), self._work._types))  # noqa: SLF001
             return
         self.resumed = True
@@ -186,6 +173,33 @@ class Run:
         if data["status"][0] != RunState.COMPLETED:
             given = {"lease": lease, "status": [str(RunState.IN_PROGRESS), None]}
             self._work.put(desk, changes.Several(self._work.edits(given)))
+
+    def _beginning(self, desk: Desk) -> dict[str, Any]:
+        """Return how a new run begins: as it was told, or, if it is a fork, after the iteration of its checkpoint."""
+        messages, state = self._given
+        fresh = {
+            "agent": self.agent,
+            "status": [str(RunState.IN_PROGRESS), None],
+            "iteration": 0,
+            "tool_calls": [],
+            "partial_results": [],
+            "zero": [],
+            "calls": [],
+            "messages": messages,
+            "state": state,
+        }
+        forked = self.thread.latest()
+        if forked is None:
+            return fresh
+        seen = forked.state
+        try:
+            fresh |= {name: seen[name] for name in ("tool_calls", "partial_results", "messages", "state")}
+            fresh |= {"agent": self.agent or seen["agent"], "iteration": seen["iteration"] + 1}
+            source = Work(self._engine, seen["session_id"], None).read(desk)
+        except (KeyError, TypeError) as error:
+            raise Invalid(f"{forked.id} is no checkpoint of a run", code="invalid.run") from error
+        self.resumed = True
+        return {**fresh, "zero": source["zero"] if source else []}
 
     def _take(self, data: dict[str, Any]) -> None:
         """Stand where the iteration begins that is to be run."""
@@ -576,8 +590,8 @@ class Run:
             raise Invalid(f"verify returns Done(result) or NotDone, not {found!r:.100}", code="invalid.argument")
         raise InDoubt(
             f"run {self.session_id!r} was cut short inside of {journal.described(call)}: nobody knows whether it was "
-            f"done. Find out, and say store.runs.settle({self.session_id!r}, {call.id!r}, result=...) or not_done=True. "
-            'Or give the call verify=, policy="pure" or policy="idempotent"',
+            f"done. Find out, and say store.runs.settle({self.session_id!r}, {call.id!r}, result=...) or not_done=True."
+            ' Or give the call verify=, policy="pure" or policy="idempotent"',
             code="in_doubt.call",
             session_id=self.session_id,
             call_id=call.id,
