@@ -394,6 +394,8 @@ def test_the_demo_tells_the_truth_and_leaves_nothing_behind(tmp_path):
     assert "~ budget: 120 -> 30" in done.stdout
     assert "Conflict: " in done.stdout
     assert "Invalid: state.messages[0].lock: " in done.stdout
+    assert done.stdout.count("    killed\n") == 2
+    assert "InDoubt: " in done.stdout
     assert not list(tmp_path.iterdir())
 
 
