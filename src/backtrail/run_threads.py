@@ -17,7 +17,7 @@ from backtrail.handles import Handle
 from backtrail.values import when
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from backtrail.checkpoints import Checkpoint
     from backtrail.engine.engine import Desk, Engine
@@ -73,12 +73,19 @@ class Shown(Handle[Any]):
         self._counts: dict[str, int] | None = None
         """How many items the lists of the last checkpoint have."""
 
-    def put(self, desk: Desk, state: dict[str, Any], label: str | None, kind: str) -> Checkpoint[Any]:
+    def put(
+        self,
+        desk: Desk,
+        state: dict[str, Any],
+        label: str | None,
+        kind: str,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Checkpoint[Any]:
         """Write a checkpoint of the run: what was added since the last one, if that was made here."""
         change: Propose = changes.Replace(state, desk.heads.nodes(), self._types)
         if self.standing is not None and self._counts is not None:
             change = changes.Several([*self._edits(state, self._counts)])
-        meta = self._meta(label, (), None, kind)
+        meta = self._meta(label, (), metadata, kind)
         self.standing = desk.writes.save(self._key, change, meta, known=self.standing)
         if self.standing.head is None:
             raise Corrupt(f"run {self.id!r} has lost its head", code="corrupt.row")

@@ -33,7 +33,7 @@ from backtrail.values import when
 
 if TYPE_CHECKING:
     import datetime as dt
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import TracebackType
 
     from backtrail.checkpoints import Checkpoint
@@ -380,14 +380,14 @@ class Run:
             "state": self._state,
         }
 
-    def checkpoint(self, label: str | None = None) -> Checkpoint[Any]:
+    def checkpoint(self, label: str | None = None, *, metadata: Mapping[str, Any] | None = None) -> Checkpoint[Any]:
         """Make a checkpoint of the run as it is now, whatever its strategy says."""
         self._check_open()
         made: list[Checkpoint[Any]] = []
 
         def write(desk: Desk) -> None:
             self._flush(desk, [])
-            made.append(self._shown.put(desk, self._seen(self._status), label, "manual"))
+            made.append(self._shown.put(desk, self._seen(self._status), label, "manual", metadata))
 
         with self._lock:
             self._write(write)
