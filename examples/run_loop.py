@@ -1,4 +1,4 @@
-"""A raw agent loop that dies in the middle, and goes on where it was: no model is asked twice, nothing is booked twice."""
+"""A raw agent loop that dies in the middle and goes on where it was: no model is asked and nothing is booked twice."""
 
 from __future__ import annotations
 
