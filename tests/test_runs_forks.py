@@ -1,4 +1,4 @@
-"""A fork of a run's checkpoints is a run, too: it goes on after the iteration of the checkpoint, another way."""
+"""A fork of a run's checkpoints is a run, too; and whatever is done to them, the run goes on and makes whole ones."""
 
 import pytest
 
@@ -64,6 +64,24 @@ def test_a_fork_is_cut_short_and_resumed_as_any_run(store):
             run.tool("pay", lambda: done.append("pay"))
             break
     assert done == ["hello", "Lisbon", "pay"]
+
+
+def deleted(thread):
+    for checkpoint in [*thread.history()]:
+        thread.delete_checkpoint(checkpoint)
+
+
+@pytest.mark.parametrize("move", [lambda thread: thread.rewind(1), lambda thread: thread.undo(), deleted])
+def test_a_checkpoint_is_whole_whatever_others_did_to_the_last_one(store, move):
+    with store.run("s") as run:
+        for number in run.iterations():
+            run.tool("count", abs, number)
+            if number == 2:
+                move(run.thread)
+            if number == 4:
+                break
+    seen = {c.state["iteration"]: [call["iteration"] for call in c.state["tool_calls"]] for c in run.thread.history()}
+    assert (seen[3], seen[4]) == ([1, 2, 3], [1, 2, 3, 4])
 
 
 def test_what_is_no_checkpoint_of_a_run_is_refused(store):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from backtrail.checkpoints import Checkpoint
     from backtrail.engine.engine import Desk, Engine
     from backtrail.engine.heads import Standing
-    from backtrail.engine.writes import Propose
+    from backtrail.engine.writes import Proposal, Propose
 
 SPACE: Final = "run"
 JOURNAL: Final = "journal"
@@ -81,10 +81,16 @@ class Shown(Handle[Any]):
         kind: str,
         metadata: Mapping[str, Any] | None = None,
     ) -> Checkpoint[Any]:
-        """Write a checkpoint of the run: what was added since the last one, if that was made here."""
-        change: Propose = changes.Replace(state, desk.heads.nodes(), self._types)
-        if self.standing is not None and self._counts is not None:
-            change = changes.Several([*self._edits(state, self._counts)])
+        """Write a checkpoint of the run: what was added since the last one, if that was made here and is the head."""
+        whole = changes.Replace(state, desk.heads.nodes(), self._types)
+        last = self.standing.head if self.standing else None
+        added = None if last is None or self._counts is None else changes.Several([*self._edits(state, self._counts)])
+
+        def change(standing: Standing | None) -> Proposal:  # others may have rewound or deleted it
+            head = standing.head if standing else None
+            same = head is not None and last is not None and (head.seq, head.op_id) == (last.seq, last.op_id)
+            return added(standing) if added is not None and same else whole(standing)
+
         meta = self._meta(label, (), metadata, kind)
         self.standing = desk.writes.save(self._key, change, meta, known=self.standing)
         if self.standing.head is None:
