@@ -88,3 +88,24 @@ def test_what_is_no_checkpoint_of_a_run_is_refused(store):
     store.runs.thread("s").save({"x": 1})
     with pytest.raises(backtrail.Invalid, match="no checkpoint of a run"), store.run("s"):
         pass
+
+
+def test_pruned_to_the_newest_of_an_agent_whatever_run_they_belong_to_and_the_runs_go_on(store):
+    done = []
+    for session in ("s", "t"):
+        with pytest.raises(ZeroDivisionError), store.run(session, agent="a") as run:
+            for _ in run.iterations():
+                run.tool("first", done.append, session)
+                run.tool("second", done.append, session)
+                raise ZeroDivisionError
+    newest = store.runs.checkpoints("a")[:2]
+    assert store.runs.prune("a", 2) == 4
+    assert store.runs.checkpoints("a") == newest
+    assert store.runs.steps("s") == []
+    with store.run("s") as run:
+        for _ in run.iterations():
+            run.tool("first", done.append, "s")
+            run.tool("second", done.append, "s")
+            break
+    assert done == ["s", "s", "t", "t"]
+    assert len(store.runs.steps("s")[-1].state["tool_calls"]) == 2
