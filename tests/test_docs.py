@@ -246,12 +246,76 @@ def rolls_back(store, guard):
     return store.agents.load("a").name == "Ann"
 
 
-def test_every_operation_of_agent_persistence_is_walked(tmp_path, monkeypatch):
+# The same for the checkpoints of runs.
+RUN = {
+    "CheckpointStore": "store.stats().runs == 0",
+    "MemoryCheckpointStore": "isinstance(given, backtrail.Store)",
+    "FileCheckpointStore": "Path('new/runs.db').exists()",
+    "CheckpointStrategy: every N iterations": "strategy.n == 2",
+    "after each tool call": "given.should_checkpoint(1, 'tool_call_complete') and given == store.run('x').strategy",
+    "after each LLM response": "[each for each in Event if given.should_checkpoint(1, each)] == ['llm_response']",
+    "never": "not any(given.should_checkpoint(1, event) for event in Event)",
+    "should I checkpoint?": "given and not strategy.should_checkpoint(2, 'llm_response')",
+    "CheckpointEvent": "given == ('tool_call_complete', 'llm_response', 'iteration')",
+    "the conversation, its system prompt and token budget": "enter(run).messages[0].role == 'system'",
+    "save": "checkpoint.label == 'good' and checkpoint.state['state'] == {'budget': 100_000}",
+    "Checkpoint: id, agent_id, created_at, metadata": "given[1] == 'a' and given[3] == {'by': 'me'}",
+    "conversation, iteration": "given[0][0]['content'] == 'Be brief' and given[1] == 0",
+    "to bytes and back": "given == checkpoint and given.state == checkpoint.state",
+    "load by id": "given == checkpoint and store.checkpoint('0' * 32) is None",
+    "load_latest of an agent": "given == checkpoint and store.runs.latest('b') is None",
+    "list, newest first": "given == [checkpoint] and (run.checkpoint(), checkpoint) == (*store.runs.checkpoints('a'),)",
+    "prune to the newest": "given == 1 and len(store.runs.checkpoints('a')) == 1 and store.runs.prune('a', 1) == 0",
+}
+SESSION = {
+    "CheckpointManager, default_dir": "Path('data/backtrail').is_dir() and store.stats().runs == 0",
+    "a directory of one's own": "Path('new/sessions.db').exists()",
+    "a session of an agent_name": "run.__enter__().agent == 'Ann' and (run.iteration, run.resumed) == (0, False)",
+    "CheckpointMessage": "run.messages[1] == given and given.role == 'assistant' and given.content == 'Hi'",
+    "a tool call": "given == 'LISBON'",
+    "ToolCallRecord": "isinstance(record, ToolCallRecord) and len(run.tool_calls) == 1",
+    "tool_name, arguments, result, success": "given == ('search', {'args': ['lisbon'], 'kwargs': {}}, 'LISBON', True)",
+    "partial results": "run.partial_results == ['draft 1']",
+    "save": "checkpoint.state['partial_results'] == ['draft 1'] and checkpoint.state['session_id'] == 'latest'",
+    "step, timestamp": "given[:2] == (0, 2) and given[2].tzinfo is not None",
+    "CheckpointStatus": "given == ('in_progress', None)",
+    "list_checkpoints by step": "[each.step for each in given] == [1, 2] and given[1] == checkpoint",
+    "has_checkpoint": "given is True and 'latest_b' not in store.runs",
+    "halted(reason), failed(reason)": "halts(run) and run.status == RunStatus('halted', 'enough')",
+    "load latest": "str(given.status) == 'halted(enough)' and store.runs.get('latest_b') is None",
+    "go on from the last good step": "resumes(given) and store.runs.load('latest').status.name == 'completed'",
+    "cleanup": "given == 4 and 'latest' not in store.runs and store.runs.cleanup('latest') == 0",
+}
+
+
+def halts(run):
+    with contextlib.ExitStack() as block:  # which was entered some rows before
+        block.push(run.__exit__)
+        run.halt("enough")
+    return True
+
+
+def resumes(run):
+    with run:
+        return run.resumed and run.tool("search", str.upper, "lisbon") == "LISBON" and len(run.tool_calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("heading", "facts"), [("Agent persistence", WALKED), ("Run checkpoints", RUN), ("Session checkpoints", SESSION)]
+)
+def test_every_operation_of_others_is_walked(heading, facts, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    text = (ROOT / "docs" / "coming-from.md").read_text()
-    section = text[text.index("## Agent persistence") : text.index("The fourteen builtins")]
+    monkeypatch.delenv("BACKTRAIL_URL", raising=False)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    section = (ROOT / "docs" / "coming-from.md").read_text().partition(f"\n## {heading}")[2].partition("\n## ")[0]
+    with contextlib.ExitStack() as stack:
+        names = {"backtrail": backtrail, "Path": Path, "enter": stack.enter_context}
+        walk(section, facts, {**vars(backtrail), **names, "rolls_back": rolls_back, "halts": halts, "resumes": resumes})
+
+
+def walk(section, facts, scope):
+    """Run the calls of a section's table, and look after each whether what is said of it is true."""
     ((_, rows),) = list(tables(section))
-    scope = {**vars(backtrail), "backtrail": backtrail, "rolls_back": rolls_back}
     walked = []
     for there, here, _ in rows:
         code = here[1 : here.index("`", 1)].replace("`", "")
@@ -259,9 +323,9 @@ def test_every_operation_of_agent_persistence_is_walked(tmp_path, monkeypatch):
         scope["given"] = eval(expression, scope)
         if equals:
             scope[name] = scope["given"]
-        walked.append(there.replace("`", "").partition(", PersistenceBackend")[0].partition(", SQLite")[0])
-        assert eval(WALKED[walked[-1]], scope), walked[-1]
-    assert walked == list(WALKED)
+        walked.append(re.sub(r", (PersistenceBackend|S[Qq][Ll]ite).*", "", there.replace("`", "")))
+        assert eval(facts[walked[-1]], scope), walked[-1]
+    assert walked == list(facts)
 
 
 def test_the_names_people_come_from_are_all_answered():
@@ -273,6 +337,9 @@ def test_the_names_people_come_from_are_all_answered():
     names += " history fork rewind find_by_tag find_by_label current_step list_threads max_checkpoints ttl compress"
     names += " PersistenceManager PersistenceBackend FileBackend MemoryBackend CheckpointConfig StorageStats"
     names += " agent_count conversation_count checkpoint_count total_messages total_size_bytes"
+    names += " CheckpointStrategy CheckpointEvent CheckpointStore MemoryCheckpointStore FileCheckpointStore in_memory"
+    names += " SqliteCheckpointStore open prune CheckpointManager default_dir has_checkpoint list_checkpoints cleanup"
+    names += " CheckpointMessage ToolCallRecord CheckpointStatus"
     assert not [name for name in names.split() if not re.search(rf"\b{name}\b", first)]
 
 
@@ -394,6 +461,8 @@ def test_the_demo_tells_the_truth_and_leaves_nothing_behind(tmp_path):
     assert "~ budget: 120 -> 30" in done.stdout
     assert "Conflict: " in done.stdout
     assert "Invalid: state.messages[0].lock: " in done.stdout
+    assert done.stdout.count("    killed\n") == 2
+    assert "InDoubt: " in done.stdout
     assert not list(tmp_path.iterdir())
 
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from backtrail.agents import Agents, AgentVersion
 from backtrail.checkpoints import Checkpoint
 from backtrail.conversations import Conversations
+from backtrail.engine.journal import Call
 from backtrail.engine.schema import Member, Record, Type, schema, upcast
 from backtrail.entities import (
     AgentState,
@@ -18,8 +19,24 @@ from backtrail.entities import (
     ToolStatus,
 )
 from backtrail.errors import CommitUnknown, Conflict, Corrupt, Error, InDoubt, Invalid, NotFound, Unavailable
+from backtrail.run_calls import CallError
+from backtrail.running import Run
+from backtrail.runs import RunRecord, Runs
 from backtrail.schedules import AutoCheckpoint
 from backtrail.store import Store, open  # noqa: A004 - backtrail.open is the name users know
+from backtrail.strategies import (
+    AfterLlmResponse,
+    AfterToolCall,
+    Done,
+    Event,
+    EveryN,
+    Never,
+    NotDone,
+    RunState,
+    RunStatus,
+    Strategy,
+    ToolCallRecord,
+)
 from backtrail.threads import Thread
 from backtrail.values import (
     MISSING,
@@ -47,6 +64,8 @@ if TYPE_CHECKING:
 __all__ = [
     "MISSING",
     "NEW",
+    "AfterLlmResponse",
+    "AfterToolCall",
     "AgentCheckpoint",
     "AgentInfo",
     "AgentState",
@@ -55,6 +74,8 @@ __all__ = [
     "Attachment",
     "AttachmentType",
     "AutoCheckpoint",
+    "Call",
+    "CallError",
     "Change",
     "Checkpoint",
     "CheckpointType",
@@ -66,7 +87,10 @@ __all__ = [
     "Corrupt",
     "Damage",
     "Diff",
+    "Done",
     "Error",
+    "Event",
+    "EveryN",
     "GcReport",
     "Hit",
     "InDoubt",
@@ -75,16 +99,25 @@ __all__ = [
     "Member",
     "Message",
     "MigrateReport",
+    "Never",
+    "NotDone",
     "NotFound",
     "PruneReport",
     "Record",
     "Reordered",
     "Role",
+    "Run",
+    "RunRecord",
+    "RunState",
+    "RunStatus",
+    "Runs",
     "Stats",
     "Store",
+    "Strategy",
     "Thread",
     "ThreadInfo",
     "ToolCall",
+    "ToolCallRecord",
     "ToolStatus",
     "Type",
     "Unavailable",

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ast
 import random
+import signal
+import subprocess
 import sys
 import tempfile
 import textwrap
@@ -15,7 +17,10 @@ import traceback
 from contextlib import chdir
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from backtrail.store import Store
 
 
 @dataclass(frozen=True)
@@ -152,6 +157,104 @@ SCENES: Final = (
             'stats.stored_bytes == Path("agents.db").stat().st_size',
         ),
     ),
+    Scene(
+        "Now an agent that does things outside: its tools write to a file. It works in a process of its own, which is\n"
+        "# killed with SIGKILL in its second iteration, when the train is booked and the work is not done.",
+        """
+        things = ["find:trains", "book:train", "book:hotel", "mail:tickets"]
+        ended = agent("trip", *things, killed_at="result book:train")
+        print(outside())
+        """,
+        ('outside() == "book:train"', "ended == -9"),
+    ),
+    Scene(
+        "Started again, it goes on with that iteration. The train is not booked again: its result is in the journal.\n"
+        "# Then it is killed at the worst moment: the hotel is booked, and nobody has recorded it.",
+        """
+        ended = agent("trip", *things, killed_at="effect book:hotel")
+        print(outside())
+        """,
+        ('outside() == "book:train book:hotel"', "ended == -9"),
+    ),
+    Scene(
+        "Started once more, it does not guess: booking again might pay twice, going on might leave no hotel.",
+        """
+        ended = agent("trip", *things)
+        store = backtrail.open("agents.db")
+        run = store.runs.load("trip")
+        doubt = run.in_doubt[0]
+        run.iteration, run.status.name, doubt.id, doubt.name, doubt.arguments["args"]
+        """,
+        (
+            "ended == 3",
+            'run.iteration == 3 and run.status.name == "failed" and len(run.in_doubt) == 1',
+            'doubt.name == "book" and doubt.arguments["args"] == ["book:hotel"]',
+            'outside() == "book:train book:hotel"',
+        ),
+    ),
+    Scene(
+        "The file outside says that the hotel is booked. So we say so, and the agent comes to its end.",
+        """
+        store.runs.settle("trip", doubt.id, result="ticket 2")
+        ended = agent("trip", *things)
+        print(outside())    # killed twice, and each thing was done once
+        run = store.runs.load("trip")
+        [(call.iteration, call.arguments["args"][0], call.result) for call in run.tool_calls]
+        """,
+        (
+            'outside() == "book:train book:hotel mail:tickets"',
+            'ended == 0 and run.status.name == "completed" and run.in_doubt == ()',
+            '[call.result for call in run.tool_calls][1:] == ["ticket 1", "ticket 2", "ticket 3"]',
+            'run.state == {"done": ["trains", "train", "hotel", "tickets"]}',
+        ),
+    ),
+    Scene(
+        "The checkpoints of a run are a thread. Another way, from the end of iteration 2 on: a fork is a run, too.",
+        """
+        trip = store.runs.thread("trip")
+        cheap = trip.fork("trip-cheap", at=2)
+        ended = agent("trip-cheap", "find:trains", "book:train", "book:hostel")
+        for change in trip.diff("@", cheap.latest()):
+            if str(change.path).startswith("state"): print(change)
+        graph(store, "trip", "trip-cheap")
+        """,
+        (
+            'outside() == "book:train book:hotel mail:tickets book:hostel"',
+            'store.runs.load("trip-cheap").state == {"done": ["trains", "train", "hostel"]}',
+            'ended == 0 and store.runs.load("trip") == run',
+            '"state.done[2]" in [str(change.path) for change in trip.diff("@", cheap.latest())]',
+            "next(cheap.history()).parent_id == trip.load(2).id",
+        ),
+    ),
+    Scene(
+        "A rewind takes the checkpoints back, and undo brings them again; the world outside stays as it is.\n"
+        "# The run says what a rewind cannot call back.",
+        """
+        head = trip.rewind(2)
+        trip.current_step, head.state["state"]
+        [call.arguments["args"][0] for call in run.tool_calls if call.irreversible and call.iteration > 2]
+        head = trip.undo()
+        trip.current_step, head.state["state"]
+        print(outside())
+        """,
+        (
+            'trip.latest() == head and head.state["status"] == "completed"',
+            '[call.tool_name for call in run.tool_calls if call.irreversible] == ["mail"]',
+            'outside() == "book:train book:hotel mail:tickets book:hostel"',
+        ),
+    ),
+    Scene(
+        "What all that takes.",
+        """
+        report = store.verify()
+        report.ok, report.checkpoints
+        states, took = usage(store, "trip", "trip-cheap")
+        print(f"{states:,} bytes if each checkpoint of the two runs were a whole copy, {took:,} bytes stored for them")
+        print(f"{store.stats().stored_bytes:,} bytes on disk, with everything above")
+        store.close()
+        """,
+        ("report.ok", "took * 2 < states"),
+    ),
 )
 
 _SYLLABLES: Final = [first + second for first in "bcdfghlmnprstvz" for second in "aeiou"]
@@ -162,6 +265,45 @@ def message(number: int) -> str:
     draw = random.Random(number)  # noqa: S311 - a text, not a secret
     words = ("".join(draw.choices(_SYLLABLES, k=draw.randint(1, 4))) for _ in range(165))
     return f"{number}: {' '.join(words)}"
+
+
+def agent(session: str, *things: str, killed_at: str = "") -> int:
+    """Start the agent, kill it if it is to be killed, show what it says, and return how it ended."""
+    command = [sys.executable, "-m", "backtrail.demo_agent", session, killed_at, *things]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603 - our own module
+        for line in process.stdout or ():
+            print(f"    {line}", end="")
+            if line == f"at {killed_at}\n":
+                process.kill()
+    print("    killed" if process.returncode == -signal.SIGKILL else f"    exit code {process.returncode}")
+    return process.returncode
+
+
+def outside() -> str:
+    """Return what the agent's tools did outside of the store."""
+    return " ".join(Path("outside.txt").read_text().split())
+
+
+def graph(store: Store, *sessions: str) -> None:
+    """Draw runs, a checkpoint as its step and what was done last; a fork below the checkpoint at which it left."""
+    columns: dict[str | None, int] = {}
+    for session in sessions:
+        steps = store.runs.steps(session)
+        start = columns.get(steps[0].parent_id, 12)
+        if start > 12:  # noqa: PLR2004 - the names stand on the left
+            print(" " * start + "|")
+        line = f"{session:{start}}"
+        for each in steps:
+            columns[each.id] = len(line)
+            over = each.state["status"] != "in_progress"
+            line += f"{each.step} {each.state['status'] if over else each.state['state']['done'][-1]} -- "
+        print(line.removesuffix(" -- "))
+
+
+def usage(store: Store, *sessions: str) -> tuple[int, int]:
+    """Return the bytes of all states of runs, and those that were stored for them."""
+    steps = [each for session in sessions for each in store.runs.steps(session)]
+    return sum(each.size for each in steps), sum(each.stored for each in steps)
 
 
 def tell(scene: Scene, names: dict[str, Any]) -> list[str]:
@@ -205,7 +347,7 @@ def main() -> int:
     wrong: list[str] = []
     with tempfile.TemporaryDirectory(prefix="backtrail-demo-") as directory, chdir(directory):
         print(f"A new store in {directory}, which is removed at the end.")
-        names: dict[str, Any] = {"message": message, "Path": Path}
+        names: dict[str, Any] = {each.__name__: each for each in (message, agent, outside, graph, usage, Path)}
         for scene in SCENES:
             wrong += tell(scene, names)
     for fact in wrong:

@@ -17,7 +17,7 @@ from backtrail.handles import Handle
 from backtrail.values import when
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from backtrail.checkpoints import Checkpoint
     from backtrail.engine.engine import Desk, Engine
@@ -73,19 +73,25 @@ class Shown(Handle[Any]):
         self._counts: dict[str, int] | None = None
         """How many items the lists of the last checkpoint have."""
 
-    def put(self, desk: Desk, state: dict[str, Any], label: str | None, kind: str) -> Checkpoint[Any]:
+    def put(
+        self,
+        desk: Desk,
+        state: dict[str, Any],
+        label: str | None,
+        kind: str,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Checkpoint[Any]:
         """Write a checkpoint of the run: what was added since the last one, if that was made here and is the head."""
         whole = changes.Replace(state, desk.heads.nodes(), self._types)
-        last = self.standing.head if self.standing is not None else None
-        counts = self._counts
+        last = self.standing.head if self.standing else None
+        added = None if last is None or self._counts is None else changes.Several([*self._edits(state, self._counts)])
 
-        def change(standing: Standing | None) -> Proposal:
-            head = None if standing is None else standing.head
-            if counts is None or last is None or head is None or head.op_id != last.op_id:
-                return whole(standing)  # the first one, or somebody has rewound the thread meanwhile
-            return changes.Several([*self._edits(state, counts)])(standing)
+        def change(standing: Standing | None) -> Proposal:  # others may have rewound or deleted it
+            head = standing.head if standing else None
+            same = head is not None and last is not None and (head.seq, head.op_id) == (last.seq, last.op_id)
+            return added(standing) if added is not None and same else whole(standing)
 
-        meta = self._meta(label, (), None, kind)
+        meta = self._meta(label, (), metadata, kind)
         self.standing = desk.writes.save(self._key, change, meta, known=self.standing)
         if self.standing.head is None:
             raise Corrupt(f"run {self.id!r} has lost its head", code="corrupt.row")

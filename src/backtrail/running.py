@@ -33,7 +33,7 @@ from backtrail.values import when
 
 if TYPE_CHECKING:
     import datetime as dt
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import TracebackType
 
     from backtrail.checkpoints import Checkpoint
@@ -184,20 +184,7 @@ class Run:
         now = desk.heads.clock()
         lease = [self._owner_name, self._token, now + int(self._seconds * 1_000_000)]
         if data is None:
-            messages, state = self._given
-            fresh = {
-                "agent": self.agent,
-                "status": [str(RunState.IN_PROGRESS), None],
-                "lease": lease,
-                "iteration": 0,
-                "created_at": when(now),
-                "tool_calls": [],
-                "partial_results": [],
-                "zero": [],
-                "calls": [],
-                "messages": messages,
-                "state": state,
-            }
+            fresh = {**self._beginning(desk), "lease": lease, "created_at": when(now)}
             self._work.put(desk, changes.Replace(fresh, desk.heads.nodes(), self._work._types))  # noqa: SLF001
             return
         self.resumed = True
@@ -211,6 +198,33 @@ class Run:
         if data["status"][0] != RunState.COMPLETED:
             given = {"lease": lease, "status": [str(RunState.IN_PROGRESS), None]}
             self._work.put(desk, changes.Several(self._work.edits(given)))
+
+    def _beginning(self, desk: Desk) -> dict[str, Any]:
+        """Return how a new run begins: as it was told, or, if it is a fork, after the iteration of its checkpoint."""
+        messages, state = self._given
+        fresh = {
+            "agent": self.agent,
+            "status": [str(RunState.IN_PROGRESS), None],
+            "iteration": 0,
+            "tool_calls": [],
+            "partial_results": [],
+            "zero": [],
+            "calls": [],
+            "messages": messages,
+            "state": state,
+        }
+        forked = self.thread.latest()
+        if forked is None:
+            return fresh
+        seen = forked.state
+        try:
+            fresh |= {name: seen[name] for name in ("tool_calls", "partial_results", "messages", "state")}
+            fresh |= {"agent": self.agent or seen["agent"], "iteration": seen["iteration"] + 1}
+            source = Work(self._engine, seen["session_id"], None).read(desk)
+        except (KeyError, TypeError) as error:
+            raise Invalid(f"{forked.id} is no checkpoint of a run", code="invalid.run") from error
+        self.resumed = True
+        return {**fresh, "zero": source["zero"] if source else []}
 
     def _take(self, data: dict[str, Any]) -> None:
         """Stand where the iteration begins that is to be run."""
@@ -410,14 +424,14 @@ class Run:
             "state": self._state,
         }
 
-    def checkpoint(self, label: str | None = None) -> Checkpoint[Any]:
+    def checkpoint(self, label: str | None = None, *, metadata: Mapping[str, Any] | None = None) -> Checkpoint[Any]:
         """Make a checkpoint of the run as it is now, whatever its strategy says."""
         self._check_open()
         made: list[Checkpoint[Any]] = []
 
         def write(desk: Desk) -> None:
             self._flush(desk, [])
-            made.append(self._shown.put(desk, self._seen(self._status), label, "manual"))
+            made.append(self._shown.put(desk, self._seen(self._status), label, "manual", metadata))
 
         with self._lock:
             self._write(write)

