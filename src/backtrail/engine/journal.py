@@ -85,8 +85,7 @@ class Journal:
         elif kind == RESULT:
             self.ended(entry[1], Result(entry[2], entry[3]))
         elif kind == NOT_DONE:
-            call = self._calls.pop(entry[1]).call
-            self._by_key[call.key].remove(call.id)
+            self._not_done(entry[1])
         else:
             self._said.setdefault(f"{kind}:{entry[1]}", []).append(entry[2])
 
@@ -101,6 +100,15 @@ class Journal:
     def ended(self, call_id: str, result: Result) -> None:
         """Take note of a result."""
         self._calls[call_id] = self._calls[call_id]._replace(result=result)
+
+    def withdrew(self, call_id: str) -> None:
+        """Take note that a call which was new is not made: the next one alike is in its place."""
+        self._asked[f"c:{self._not_done(call_id).key}"] -= 1
+
+    def _not_done(self, call_id: str) -> Call:
+        call = self._calls.pop(call_id).call
+        self._by_key[call.key].remove(call.id)
+        return call
 
     def ask(self, key: str) -> Recorded | None:
         """Return the next recorded call that asks for this, None if there is none."""
@@ -126,7 +134,8 @@ class Journal:
 
     def in_doubt(self) -> list[Call]:
         """Return the calls that were begun and have no result."""
-        return [each.call for each in self._calls.values() if each.result is None]
+        calls = [*self._calls.values()]  # others may begin some meanwhile
+        return [each.call for each in calls if each.result is None]
 
     def call(self, call_id: str) -> Recorded | None:
         """Return a call by its id."""
