@@ -57,14 +57,17 @@ class Tools:
 
 
 @contextmanager
-def held_writes(run):
-    """Let the writes of a run wait in the block, from the next one on; gives what tells that one is waiting."""
+def held_writes(run, *, written=False):
+    """Let the writes of a run wait in the block, before or after they are done; gives what tells that one waits."""
     go_on, there, real = threading.Event(), threading.Event(), run._sync._write
 
     def write(*args, **kwargs):
+        if written:
+            real(*args, **kwargs)
         there.set()
         assert go_on.wait(30)
-        return real(*args, **kwargs)
+        if not written:
+            real(*args, **kwargs)
 
     with mock.patch.object(run._sync, "_write", write):
         try:
@@ -239,6 +242,29 @@ def test_calls_made_at_once_find_their_own_results_whatever_order_they_ended_in(
                     named, alike = await work(run, second, roll)
                 assert (named, sorted(second.calls)) == (["a 1", "b 1", "c 1", "d 1"], ["b", "d"])
                 assert (alike, count) == ([1, 2, 3, 4, 5, 6], 6)
+
+    asyncio.run(main())
+
+
+def test_calls_that_are_alike_are_told_apart_by_the_order_in_which_their_tasks_asked(opened):
+    async def main():
+        async with opened() as store:
+            run = store.run("s")
+            async with dying(run):
+                real, begun = run._sync._begin, []
+
+                def slowly(*args):
+                    begun.append(args)
+                    if len(begun) == 1:
+                        time.sleep(0.1)  # the others would overtake it
+                    return real(*args)
+
+                with mock.patch.object(run._sync, "_begin", slowly):
+                    first = await asyncio.gather(*(run.tool("roll", lambda n=n: n) for n in range(4)))
+                raise Cut
+            async with store.run("s", takeover=True) as run:
+                again = await asyncio.gather(*(run.tool("roll", print) for _ in range(4)))
+            assert (first, again) == ([0, 1, 2, 3], [0, 1, 2, 3])
 
     asyncio.run(main())
 
@@ -511,14 +537,15 @@ def test_what_is_plain_does_not_wait_for_a_write(opened):
     asyncio.run(main())
 
 
-def test_what_is_said_while_a_write_is_under_way_is_not_lost_in_a_cut(opened):
+@pytest.mark.parametrize("written", [False, True])
+def test_what_is_said_while_a_write_is_under_way_is_not_lost_in_a_cut(opened, written):
     async def main():
         tools = Tools()
         async with opened() as store:
             run = store.run("s")
             async with dying(run):
                 async for _ in run.iterations():
-                    with held_writes(run) as there:
+                    with held_writes(run, written=written) as there:
                         task = asyncio.create_task(run.tool("do", tools.do, 1))
                         await happened(there)
                         first = run.message(Message.user("meanwhile"))
@@ -551,6 +578,20 @@ def test_a_result_is_written_while_other_tasks_change_the_state(opened):
                     break
             seen = [(await step.load_state())["state"] for step in await store.runs.steps("s")]
             assert seen == [{"before": 1}, {"before": 1, "after": 1}]
+
+    asyncio.run(main())
+
+
+def test_arguments_are_recorded_as_they_were_when_the_call_was_asked_for(opened):
+    async def main():
+        async with opened() as store, store.run("s") as run:
+            given = [1]
+            with busy(store):
+                task = asyncio.create_task(run.tool("sum", sum, given))
+                await asyncio.sleep(0.01)
+                given.append(2)
+            await task
+            assert run.tool_calls[0].arguments["args"] == [[1]]
 
     asyncio.run(main())
 

@@ -632,7 +632,7 @@ class Run:
     def _withdraw(self, call: Call) -> None:
         """Take back a call whose intent was written, and that was not made: the next write says so."""
         with self._lock, self._saying:
-            self._book.withdrew(call.id)
+            self._book.not_done(call.id)
             self._buffer.append([journal.NOT_DONE, call.id])
 
     def _verified(self, call: Call, found: Any) -> Result | None:

@@ -85,7 +85,7 @@ class Journal:
         elif kind == RESULT:
             self.ended(entry[1], Result(entry[2], entry[3]))
         elif kind == NOT_DONE:
-            self._not_done(entry[1])
+            self.not_done(entry[1])
         else:
             self._said.setdefault(f"{kind}:{entry[1]}", []).append(entry[2])
 
@@ -101,14 +101,10 @@ class Journal:
         """Take note of a result."""
         self._calls[call_id] = self._calls[call_id]._replace(result=result)
 
-    def withdrew(self, call_id: str) -> None:
-        """Take note that a call which was new is not made: the next one alike is in its place."""
-        self._asked[f"c:{self._not_done(call_id).key}"] -= 1
-
-    def _not_done(self, call_id: str) -> Call:
+    def not_done(self, call_id: str) -> None:
+        """Take note that a call which was begun was not done: the next one alike is new."""
         call = self._calls.pop(call_id).call
         self._by_key[call.key].remove(call.id)
-        return call
 
     def ask(self, key: str) -> Recorded | None:
         """Return the next recorded call that asks for this, None if there is none."""
