@@ -8,9 +8,11 @@ import pytest
 
 import backtrail
 import backtrail.schedules
-from backtrail import agents, aio, conversations
+from backtrail import agents, aio, conversations, running, runs
 from backtrail.aio.agents import Agents
 from backtrail.aio.conversations import Conversations
+from backtrail.aio.running import Run
+from backtrail.aio.runs import Runs
 from backtrail.aio.schedules import AutoCheckpoint
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -20,8 +22,9 @@ PAIRS = [
     (backtrail.Checkpoint, aio.Checkpoint),
     (agents.Agents, Agents),
     (conversations.Conversations, Conversations),
+    (runs.Runs, Runs),
 ]
-OTHER_NAMES = {"state": "load_state", "__len__": "count"}
+OTHER_NAMES = {"state": "load_state", "__len__": "count", "__contains__": "has"}
 OTHERWISE = {"update": "fn"}
 """Parameters whose types differ."""
 
@@ -34,14 +37,14 @@ def generator():
     return module
 
 
-@pytest.mark.parametrize("name", ["checkpoints", "threads", "agents", "conversations", "store"])
+@pytest.mark.parametrize("name", ["checkpoints", "threads", "agents", "conversations", "runs", "store"])
 def test_the_modules_are_what_the_generator_makes_of_the_source(generator, name):
     assert generator.MODULES[name]() == (ROOT / "src" / "backtrail" / "aio" / f"{name}.py").read_text()
 
 
 def test_the_generator_makes_all_modules_but_those_written_by_hand(generator):
     there = {path.stem for path in (ROOT / "src" / "backtrail" / "aio").glob("*.py")}
-    assert there == {*generator.MODULES, "__init__", "blocks", "schedules"}
+    assert there == {*generator.MODULES, "__init__", "blocks", "running", "schedules"}
 
 
 def test_a_public_name_without_a_rule_is_an_error(generator):
@@ -79,6 +82,16 @@ def test_the_scheduler_has_every_public_name_and_one_to_wait_by():
     for name in ("start", "stop"):
         assert inspect.iscoroutinefunction(vars(AutoCheckpoint)[name])
     assert "first()" in (ROOT / "docs" / "async.md").read_text()
+
+
+def test_a_run_has_every_public_name_with_the_same_parameters():
+    names = public(running.Run)
+    assert set(public(Run)) == {*names, "session_id", "agent", "strategy", "resumed"}
+    assert {name for name in names if inspect.iscoroutinefunction(vars(Run)[name])} == {"checkpoint", "llm", "tool"}
+    for name in ("checkpoint", "halt", "iterations", "llm", "message", "partial", "tool"):
+        one, other = (inspect.signature(vars(cls)[name]).parameters.values() for cls in (running.Run, Run))
+        assert [p for p in one if p.name != "fn"] == [p for p in other if p.name != "fn"]
+        assert inspect.getdoc(vars(Run)[name])
 
 
 def test_opening_has_the_same_parameters():

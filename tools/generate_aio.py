@@ -96,6 +96,19 @@ CONVERSATIONS = {
     "edit": "apart",
     "branches": "apart",
 }
+RUNS = {
+    "load": "apart",
+    "get": "apart",
+    "__contains__": "apart as has",
+    "list": "apart",
+    "thread": "handle",
+    "steps": "apart",
+    "checkpoints": "apart",
+    "latest": "apart",
+    "prune": "apart",
+    "cleanup": "apart",
+    "settle": "apart",
+}
 STORE = {
     "thread": "handle",
     "threads": "pages",
@@ -103,6 +116,8 @@ STORE = {
     "watch": "watch",
     "agents": "collection",
     "conversations": "collection",
+    "runs": "collection",
+    "run": "run",
     "search": "apart",
     "reindex": "watched",
     "transaction": "block Transaction",
@@ -167,19 +182,19 @@ class Maker:
         said = '    """Return how many checkpoints `history` shows; 0 if the thread does not exist."""\n'
         return [head, said, "    return await self._crew.apart(self._sync.__len__)\n"]
 
-    def _apart(self, node: ast.FunctionDef, *_: object) -> list[str]:
+    def _apart(self, node: ast.FunctionDef, what: str, *_: object) -> list[str]:
         """A method that reads, or that is long."""
-        return self._called(node, "apart")
+        return self._called(node, "apart", what.removeprefix("as "))
 
     def _write(self, node: ast.FunctionDef, *_: object) -> list[str]:
         """A method that writes."""
         return self._called(node, "write")
 
-    def _called(self, node: ast.FunctionDef, how: str) -> list[str]:
+    def _called(self, node: ast.FunctionDef, how: str, name: str = "") -> list[str]:
         arguments = [f"self._sync.{node.name}", *passed(node)]
         returns = ast.unparse(node.returns)
-        head = "@called\n" + signature(f"async def {node.name}", node, returns)
-        if "Checkpoint[" not in returns and "Thread[" not in returns:
+        head = "@called\n" + signature(f"async def {name or node.name}", node, returns)
+        if "Checkpoint[" not in returns and "Thread[" not in returns and returns != "Checkpoints":
             return [head, doc(node), call(f"return await self._crew.{how}", arguments)]
         wrapped = {
             "Checkpoint[S]": "Checkpoint(self._crew, found)",
@@ -187,6 +202,7 @@ class Maker:
             "Checkpoint[S] | None": "None if found is None else Checkpoint(self._crew, found)",
             "Checkpoint[Any] | None": "None if found is None else Checkpoint(self._crew, found)",
             "list[Checkpoint[S]]": "[Checkpoint(self._crew, each) for each in found]",
+            "Checkpoints": "[Checkpoint(self._crew, each) for each in found]",
             "Thread[S]": "Thread(self._crew, found)",
         }[returns]
         return [head, doc(node), call(f"found = await self._crew.{how}", arguments), f"    return {wrapped}\n"]
@@ -245,6 +261,12 @@ class Maker:
         """A property that gives a collection."""
         head = f"@property\ndef {node.name}(self) -> {ast.unparse(node.returns)}:\n"
         return [head, doc(node), f"    return self._{node.name}\n"]
+
+    def _run(self, node: ast.FunctionDef, *_: object) -> list[str]:
+        """A context manager whose block has calls of its own."""
+        head = signature(f"def {node.name}", node, ast.unparse(node.returns))
+        made = call(f"made = self._sync.{node.name}", passed(node))
+        return [head, doc(node), made, "    return Run(self._crew, made)\n"]
 
     def _guard(self, node: ast.FunctionDef, *_: object) -> list[str]:
         """A context manager whose beginning and end are calls of their own."""
@@ -545,6 +567,42 @@ class Conversations:
     )
 
 
+def runs() -> str:
+    """Return the module of runs."""
+    maker = Maker("runs", "Runs", RUNS)
+    return (
+        WARNING.format("runs")
+        + '''"""The runs of a store in the async mirror: what is known of each, and what an operator may do about it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from backtrail.aio.blocks import called
+from backtrail.aio.checkpoints import Checkpoint
+from backtrail.aio.threads import Thread
+from backtrail.values import MISSING
+
+if TYPE_CHECKING:
+    from backtrail import runs as sync
+    from backtrail.engine.queue import Crew
+    from backtrail.runs import Records, RunRecord
+
+    Checkpoints = list[Checkpoint[Any]]
+
+
+class Runs:
+    """The runs of a store: `store.runs`."""
+
+    def __init__(self, crew: Crew, runs: sync.Runs) -> None:
+        self._crew = crew
+        self._sync = runs
+
+'''
+        + maker.all()
+    )
+
+
 def store() -> str:
     """Return the module of stores."""
     maker = Maker("store", "Store", STORE)
@@ -572,15 +630,20 @@ from backtrail.aio.agents import Agents
 from backtrail.aio.blocks import Opening, Transaction, Watch, called
 from backtrail.aio.checkpoints import Checkpoint
 from backtrail.aio.conversations import Conversations
+from backtrail.aio.running import Run
+from backtrail.aio.runs import Runs
 from backtrail.aio.threads import Thread
 from backtrail.engine.queue import Crew
+from backtrail.running import LEASE
 
 if TYPE_CHECKING:
     import datetime as dt
     import os
-    from collections.abc import AsyncGenerator, Callable, Iterable
+    from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
     from types import TracebackType
 
+    from backtrail.entities import Message
+    from backtrail.strategies import Strategy
     from backtrail.values import GcReport, Hit, MigrateReport, PruneReport, Stats, ThreadInfo, VerifyReport
 
 S = TypeVar("S")
@@ -598,6 +661,7 @@ class Store:
         self._crew = Crew(store._engine)  # noqa: SLF001 - the two are one
         self._agents = Agents(self._crew, store.agents)
         self._conversations = Conversations(self._crew, store.conversations)
+        self._runs = Runs(self._crew, store.runs)
 
 '''
         + maker.all()
@@ -618,6 +682,7 @@ MODULES = {
     "threads": threads,
     "agents": agents,
     "conversations": conversations,
+    "runs": runs,
     "store": store,
 }
 

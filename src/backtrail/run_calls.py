@@ -58,6 +58,18 @@ class Options(NamedTuple):
             raise Invalid(f"policy is one of {', '.join(POLICIES)}, not {self.policy!r:.100}", code="invalid.argument")
 
 
+class Asked(NamedTuple):
+    """What is known of a call when it is asked for."""
+
+    call: Call
+    result: Result | None
+    """What came of it before the run was cut short; None: it is to be made, or `doubtful`."""
+    doubtful: bool = False
+    """It was begun, nobody knows whether it was done, and `verify` is to be asked."""
+    new: bool = False
+    """Its intent was written now."""
+
+
 def failure_of(error: Exception) -> list[Any]:
     """Return what is recorded of an exception."""
     args = [arg for arg in error.args if isinstance(arg, str | int | float | bool | None)]

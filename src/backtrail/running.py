@@ -25,7 +25,7 @@ from backtrail.engine.journal import Call, Journal, Recorded, Result
 from backtrail.engine.paths import Path
 from backtrail.entities import Message, to_data
 from backtrail.errors import Conflict, Corrupt, InDoubt, Invalid
-from backtrail.run_calls import Options, as_record, failure_of, given, record_of
+from backtrail.run_calls import Asked, Options, as_record, failure_of, given, record_of
 from backtrail.run_threads import SPACE, Shown, Work, leased
 from backtrail.strategies import AfterToolCall, Done, Event, Never, NotDone, RunState, RunStatus, ToolCallRecord
 from backtrail.threads import Thread
@@ -83,6 +83,9 @@ class Run:
         self._shown = Shown(engine, session_id, agent)
         self._token = uuid.uuid4().hex
         self._lock = threading.RLock()
+        """Held while something is written."""
+        self._saying = threading.Lock()
+        """Held while something is said; never while anything is read or written, so that nobody waits for it."""
         self._beat: threading.Event | None = None
         self._lost: Conflict | None = None
         self._open = False
@@ -91,6 +94,9 @@ class Run:
         self._lent: str | None = None
         """The hash of the state, if it was read before the loop, where it is not to be changed."""
         self._buffer: list[list[Any]] = []
+        self._flushing = 0
+        self._under_way: set[str] = set()
+        """Calls that are being made."""
         self.resumed = False
 
     # -- how it stands --------------------------------------------------------------------------------
@@ -248,10 +254,11 @@ class Run:
         if self._status.name == RunState.COMPLETED:
             return isinstance(error, _Halt)
         try:
-            if error is None:
-                self._complete()
-            else:
-                self._leave(_status_of(error))
+            with self._lock:  # the lease may be being renewed, and calls of others come to their end
+                if error is None:
+                    self._complete()
+                else:
+                    self._leave(_status_of(error))
         except Conflict:
             if error is None or isinstance(error, _Halt):
                 raise
@@ -349,20 +356,28 @@ class Run:
             self._end(None)
             self._iteration += 1
             self._journal = Journal()
-            self._kept = len(self._messages), len(self._calls), len(self._partials)
 
     def _end(self, status: RunStatus | None) -> None:
         """End the iteration, and the run if there is a status; both in one commit."""
         forgotten = self._journal.forgotten()
         if forgotten is not None:
             raise journal.diverged(forgotten, "nothing of the kind")
+        if self._under_way:
+            raise Invalid(
+                f"call {min([*self._under_way])!r} of run {self.session_id!r} is still being made: wait for it "
+                "before the iteration ends",
+                code="invalid.run",
+            )
         over = self._iteration
         messages, calls, partials = self._kept
+        with self._saying:
+            kept = len(self._messages), len(self._calls), len(self._partials)
+            waiting = list(self._buffer)
         added = {
-            "messages": [to_data(each) for each in self._messages[messages:]],
-            "tool_calls": self._calls[calls:],
-            "partial_results": self._partials[partials:],
-            "zero" if over == 0 else "calls": self._buffer if over == 0 or status is not None else [],
+            "messages": [to_data(each) for each in self._messages[messages : kept[0]]],
+            "tool_calls": self._calls[calls : kept[1]],
+            "partial_results": self._partials[partials : kept[2]],
+            "zero" if over == 0 else "calls": waiting if over == 0 or status is not None else [],
         }
         types, name = self._work._types, self.session_id  # noqa: SLF001 - its other half
         edits: list[changes.Edit] = [
@@ -379,11 +394,12 @@ class Run:
         def write(desk: Desk) -> None:
             self._work.put(desk, changes.Several(edits))
             if wanted or (status is not None and not isinstance(self.strategy, Never)):
-                self._shown.put(desk, self._seen(status or self._status), None, "automatic")
+                self._shown.put(desk, self._seen(status or self._status, self._state), None, "automatic")
 
         self._write(write)
         self._shown.settle()
-        self._buffer = []
+        self._kept = kept
+        del self._buffer[: len(waiting)]
         if status is not None:
             self._status = status
 
@@ -397,7 +413,7 @@ class Run:
         def write(desk: Desk) -> None:
             self._work.put(desk, changes.Several(edits))
             if not isinstance(self.strategy, Never):
-                self._shown.put(desk, self._seen(status), None, "automatic")
+                self._shown.put(desk, self._seen(status, self._state), None, "automatic")
 
         try:
             self._write(write)
@@ -410,7 +426,7 @@ class Run:
         """Where the journal of what is done now is."""
         return Path(("calls" if self._looping else "zero",))
 
-    def _seen(self, status: RunStatus) -> dict[str, Any]:
+    def _seen(self, status: RunStatus, state: Any) -> dict[str, Any]:
         """Return what a checkpoint of the run shows."""
         return {
             "session_id": self.session_id,
@@ -419,23 +435,26 @@ class Run:
             "reason": status.reason,
             "iteration": self._iteration,
             "messages": [to_data(each) for each in self._messages],
-            "tool_calls": self._calls,
-            "partial_results": self._partials,
-            "state": self._state,
+            "tool_calls": list(self._calls),
+            "partial_results": list(self._partials),
+            "state": state,
         }
 
     def checkpoint(self, label: str | None = None, *, metadata: Mapping[str, Any] | None = None) -> Checkpoint[Any]:
         """Make a checkpoint of the run as it is now, whatever its strategy says."""
+        return self._checkpoint(label, self._state, metadata)
+
+    def _checkpoint(self, label: str | None, state: Any, metadata: Mapping[str, Any] | None = None) -> Checkpoint[Any]:
         self._check_open()
         made: list[Checkpoint[Any]] = []
 
         def write(desk: Desk) -> None:
             self._flush(desk, [])
-            made.append(self._shown.put(desk, self._seen(self._status), label, "manual", metadata))
+            made.append(self._shown.put(desk, self._seen(self._status, state), label, "manual", metadata))
 
         with self._lock:
             self._write(write)
-            self._buffer = []
+            self._flushed()
             self._shown.settle()
         return made[0]
 
@@ -447,17 +466,19 @@ class Run:
             raise Invalid(f"this is {type(message).__name__}, not a Message", code="invalid.value")
         data = to_data(message)
         shape = {name: value for name, value in data.items() if name not in ("id", "timestamp")}
-        found = self._said(journal.MESSAGE, shape, data)
-        kept = message if found is data else Message.from_data(found)
-        if self._is_live():
-            self._messages.append(kept)
+        with self._saying:
+            found = self._said(journal.MESSAGE, shape, data)
+            kept = message if found is data else Message.from_data(found)
+            if self._is_live():
+                self._messages.append(kept)
         return kept
 
     def partial(self, value: Any) -> Any:
         """Add a partial result."""
-        found = self._said(journal.PARTIAL, value, value)
-        if self._is_live():
-            self._partials.append(found)
+        with self._saying:
+            found = self._said(journal.PARTIAL, value, value)
+            if self._is_live():
+                self._partials.append(found)
         return found
 
     def _is_live(self) -> bool:
@@ -467,18 +488,17 @@ class Run:
     def _said(self, kind: str, shape: Any, value: Any) -> Any:
         self._check_open()
         key = self._hash(shape)
-        with self._lock:
-            heard, found = self._book.heard(kind, key)
-            if heard:
-                return found
-            if not self._is_live():
-                raise Invalid(
-                    f"run {self.session_id!r} is in iteration {self._iteration}: before its loop it now says another "
-                    f"thing than when it began ({value!r:.200})",
-                    code="invalid.replay",
-                )
-            self._buffer.append([kind, key, copy.deepcopy(value)])
-            return value
+        heard, found = self._book.heard(kind, key)
+        if heard:
+            return found
+        if not self._is_live():
+            raise Invalid(
+                f"run {self.session_id!r} is in iteration {self._iteration}: before its loop it now says another "
+                f"thing than when it began ({value!r:.200})",
+                code="invalid.replay",
+            )
+        self._buffer.append([kind, key, copy.deepcopy(value)])
+        return value
 
     @property
     def _book(self) -> Journal:
@@ -528,34 +548,66 @@ class Run:
         return self._called(options, fn, args, kwargs)
 
     def _called(self, options: Options, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
+        asked = self._begin(options, {"args": list(args), "kwargs": kwargs})
+        result = asked.result
+        if asked.doubtful and options.verify is not None:
+            result = self._verified(asked.call, options.verify(asked.call))
+            if result is not None:
+                self._ended(asked.call, result, wanted=self._wants(options), state=self._state)
+        if result is not None:
+            return given(result)  # type: ignore[no-any-return]
+        self._under_way.add(asked.call.id)
+        try:
+            value = fn(*args, **self._passed(options, asked.call, kwargs))
+        except Exception as error:
+            failed = Result(good=False, value=failure_of(error))
+            self._ended(asked.call, failed, wanted=self._wants(options), state=self._state)
+            raise
+        else:
+            self._ended(asked.call, Result(good=True, value=value), wanted=self._wants(options), state=self._state)
+            return value
+        finally:
+            self._under_way.discard(asked.call.id)
+
+    def _begin(self, options: Options, arguments: dict[str, Any]) -> Asked:
+        """Do what comes before a call: find what is known of it, else write its intent."""
         options.check()
         self._check_open()
-        call, recorded = self._begun(options, {"args": list(args), "kwargs": kwargs})
-        if recorded is not None and recorded.result is not None and not (options.retry and not recorded.result.good):
-            self._replayed(call, recorded.result)
-            return given(recorded.result)  # type: ignore[no-any-return]
-        if recorded is not None and recorded.result is not None:
+        call, recorded = self._begun(options, arguments)
+        if recorded is None:
+            return Asked(call, None, new=True)
+        result = recorded.result
+        if result is None:
+            if options.verify is None and options.policy == "ask":
+                raise self._in_doubt(call)
+            return Asked(call, None, doubtful=options.policy == "ask")
+        if options.retry and not result.good:
             self._begun_again(call)
-        elif recorded is not None:
-            settled = self._settled(options, call)
-            if settled is not None:
-                self._ended(call, Result(good=True, value=settled.result), options)
-                return settled.result  # type: ignore[no-any-return]
-        if options.policy == "idempotent":
-            kwargs = {**kwargs, "key": options.key or f"{self.session_id}/{call.id}/{call.key}"}
-        try:
-            value = fn(*args, **kwargs)
-        except Exception as error:
-            self._ended(call, Result(good=False, value=failure_of(error)), options)
-            raise
-        self._ended(call, Result(good=True, value=value), options)
-        return value
+            return Asked(call, None)
+        self._replayed(call, result)
+        return Asked(call, result)
+
+    def _passed(self, options: Options, call: Call, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments that a call gets by name."""
+        if options.policy != "idempotent":
+            return kwargs
+        return {**kwargs, "key": options.key or f"{self.session_id}/{call.id}/{call.key}"}
+
+    def _wants(self, options: Options) -> bool:
+        """Tell whether the end of a call makes a checkpoint."""
+        event = Event.TOOL_CALL_COMPLETE if options.kind == "tool" else Event.LLM_RESPONSE
+        return self.strategy.should_checkpoint(self._number, event)
+
+    @property
+    def _number(self) -> int:
+        """The iteration that calls belong to."""
+        return self._iteration if self._looping else 0
 
     def _replayed(self, call: Call, result: Result) -> None:
         """Count a tool call that this iteration had made before it was cut short."""
         if call.kind == "tool" and self._is_live():
             with self._lock:
-                self._calls.append(as_record(call, result, self._iteration if self._looping else 0))
+                self._calls.append(as_record(call, result, self._number))
 
     def _begun(self, options: Options, arguments: dict[str, Any]) -> tuple[Call, Recorded | None]:
         """Find the call in the journal, else write its intent."""
@@ -566,9 +618,8 @@ class Run:
             recorded = book.ask(key)
             if recorded is not None:
                 return recorded.call, recorded
-            number = self._iteration if self._looping else 0
             asked = Call(
-                f"{number}.{book.count + 1}",
+                f"{self._number}.{book.count + 1}",
                 options.kind,
                 options.name,
                 key,
@@ -581,7 +632,7 @@ class Run:
             if expected is not None or not self._is_live():
                 raise journal.diverged(expected or asked, journal.described(asked))
             self._write(lambda desk: self._flush(desk, [asked.entry()]), several=False)
-            self._buffer = []
+            self._flushed()
             book.asked(key)
             book.began(asked, claimed=True)
             return asked, None
@@ -590,67 +641,78 @@ class Run:
         """Write that a call which had failed is tried again: from now on it is in doubt."""
         with self._lock:
             self._write(lambda desk: self._flush(desk, [[journal.AGAIN, call.id]]), several=False)
-            self._buffer = []
+            self._flushed()
             self._book.again(call.id)
 
     def _flush(self, desk: Desk, entries: list[list[Any]]) -> None:
         """Write entries, and those that were waiting for company."""
-        items = (*self._buffer, *entries)
+        waiting = list(self._buffer)
+        self._flushing = len(waiting)
+        items = (*waiting, *entries)
         if items:
             self._work.put(desk, changes.Append(self._where, items, self._work._types, self.session_id))  # noqa: SLF001
 
-    def _ended(self, call: Call, result: Result, options: Options) -> None:
-        """Write the result, and the checkpoint that the strategy asks for, in one commit."""
+    def _flushed(self) -> None:
+        """Forget what was written; what was said meanwhile waits for the next write."""
+        del self._buffer[: self._flushing]
+        self._flushing = 0
+
+    def _ended(self, call: Call, result: Result, *, wanted: bool, state: Any) -> None:
+        """Do what comes after a call: write its result, and the checkpoint that is wanted, in one commit."""
         entry = [journal.RESULT, call.id, result.good, result.value]
-        event = Event.TOOL_CALL_COMPLETE if options.kind == "tool" else Event.LLM_RESPONSE
-        number = self._iteration if self._looping else 0
         with self._lock:
-            wanted = self.strategy.should_checkpoint(number, event)
-            if options.kind == "tool":
-                self._calls.append(as_record(call, result, number))
+            if call.kind == "tool":
+                self._calls.append(as_record(call, result, self._number))
             try:
-                self._write(lambda desk: self._write_result(desk, entry, wanted=wanted), several=wanted)
+                self._write(lambda desk: self._write_result(desk, entry, state, wanted=wanted), several=wanted)
             except Invalid:
-                self._write_alone(call, result, number)
+                self._write_alone(call, result)
                 raise
             self._over(call, result)
 
-    def _write_alone(self, call: Call, result: Result, number: int) -> None:
+    def _write_alone(self, call: Call, result: Result) -> None:
         """Write a result without a checkpoint, which had the state in it; if it is the result, that it failed."""
         try:
             self._write(lambda desk: self._flush(desk, [[journal.RESULT, call.id, *result]]), several=False)
         except Invalid as error:
             result = Result(good=False, value=failure_of(error))
             if call.kind == "tool":
-                self._calls[-1] = as_record(call, result, number)
+                self._calls[-1] = as_record(call, result, self._number)
             self._write(lambda desk: self._flush(desk, [[journal.RESULT, call.id, *result]]), several=False)
         self._over(call, result)
 
     def _over(self, call: Call, result: Result) -> None:
-        self._buffer = []
+        self._flushed()
         self._shown.settle()
         self._book.ended(call.id, result)
 
-    def _write_result(self, desk: Desk, entry: list[Any], *, wanted: bool) -> None:
+    def _write_result(self, desk: Desk, entry: list[Any], state: Any, *, wanted: bool) -> None:
         self._flush(desk, [entry])
         if wanted:
-            self._shown.put(desk, self._seen(self._status), None, "automatic")
+            self._shown.put(desk, self._seen(self._status, state), None, "automatic")
 
-    def _settled(self, options: Options, call: Call) -> Done | None:
-        """Say what became of a call that is in doubt: done, or (None) to be done again."""
-        if options.policy in ("pure", "idempotent"):
+    def _withdraw(self, call: Call) -> None:
+        """Take back a call whose intent was written, and that was not made: the next write says so."""
+        with self._lock, self._saying:
+            self._book.not_done(call.id)
+            self._buffer.append([journal.NOT_DONE, call.id])
+
+    def _verified(self, call: Call, found: Any) -> Result | None:
+        """Return what `verify` says of a call that is in doubt: its result, or None: it is to be made."""
+        if isinstance(found, Done):
+            return Result(good=True, value=found.result)
+        if found is NotDone:
             return None
-        if options.verify is not None:
-            found = options.verify(call)
-            if isinstance(found, Done):
-                return found
-            if found is NotDone:
-                return None
-            raise Invalid(f"verify returns Done(result) or NotDone, not {found!r:.100}", code="invalid.argument")
-        raise InDoubt(
-            f"run {self.session_id!r} was cut short inside of {journal.described(call)}: nobody knows whether it was "
-            f"done. Find out, and say store.runs.settle({self.session_id!r}, {call.id!r}, result=...) or not_done=True."
-            ' Or give the call verify=, policy="pure" or policy="idempotent"',
+        raise Invalid(
+            f"verify of {call.name} returns Done(result) or NotDone, not {found!r:.100}", code="invalid.argument"
+        )
+
+    def _in_doubt(self, call: Call) -> InDoubt:
+        told = journal.described(call)
+        return InDoubt(
+            f"run {self.session_id!r} was cut short inside of {told}: nobody knows whether it was done. "
+            f"Find out, and say store.runs.settle({self.session_id!r}, {call.id!r}, result=...) or not_done=True. "
+            'Or give the call verify=, policy="pure" or policy="idempotent"',
             code="in_doubt.call",
             session_id=self.session_id,
             call_id=call.id,

@@ -73,6 +73,7 @@ class Runs:
             return None
 
     def __contains__(self, session_id: object) -> bool:
+        """Tell whether there is such a run."""
         if not isinstance(session_id, str) or not session_id:
             return False
         standing = self._engine.desk.heads.standing(JOURNAL, session_id)

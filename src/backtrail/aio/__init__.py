@@ -1,7 +1,7 @@
 """The async mirror of backtrail: the same names, awaited. docs/async.md says what differs.
 
-`checkpoints`, `threads`, `agents`, `conversations` and `store` are made from the modules of those names by
-tools/generate_aio.py; `blocks` and `schedules` are written by hand.
+`checkpoints`, `threads`, `agents`, `conversations`, `runs` and `store` are made from the modules of those names by
+tools/generate_aio.py; `blocks`, `schedules` and `running` are written by hand.
 """
 
 from backtrail.aio.checkpoints import Checkpoint

@@ -11,15 +11,20 @@ from backtrail.aio.agents import Agents
 from backtrail.aio.blocks import Opening, Transaction, Watch, called
 from backtrail.aio.checkpoints import Checkpoint
 from backtrail.aio.conversations import Conversations
+from backtrail.aio.running import Run
+from backtrail.aio.runs import Runs
 from backtrail.aio.threads import Thread
 from backtrail.engine.queue import Crew
+from backtrail.running import LEASE
 
 if TYPE_CHECKING:
     import datetime as dt
     import os
-    from collections.abc import AsyncGenerator, Callable, Iterable
+    from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
     from types import TracebackType
 
+    from backtrail.entities import Message
+    from backtrail.strategies import Strategy
     from backtrail.values import GcReport, Hit, MigrateReport, PruneReport, Stats, ThreadInfo, VerifyReport
 
 S = TypeVar("S")
@@ -69,6 +74,7 @@ class Store:
         self._crew = Crew(store._engine)  # noqa: SLF001 - the two are one
         self._agents = Agents(self._crew, store.agents)
         self._conversations = Conversations(self._crew, store.conversations)
+        self._runs = Runs(self._crew, store.runs)
 
     @overload
     def thread(self, id: str, type: None = None, *, agent: str | None = None) -> Thread[Any]: ...
@@ -126,6 +132,32 @@ class Store:
     def conversations(self) -> Conversations:
         """The conversations of all agents."""
         return self._conversations
+
+    @property
+    def runs(self) -> Runs:
+        """The runs of all agents."""
+        return self._runs
+
+    def run(
+        self,
+        session_id: str,
+        *,
+        agent: str | None = None,
+        strategy: Strategy | None = None,
+        messages: Sequence[Message] = (),
+        state: Any = None,
+        takeover: bool = False,
+        lease: dt.timedelta | float = LEASE,
+    ) -> Run:
+        """Return a run: work that goes on where it was cut short. See docs/runs.md.
+
+        `messages` and `state` count only when it is new. `takeover` takes it from a worker that is gone, before its
+        lease ends.
+        """
+        made = self._sync.run(
+            session_id, agent=agent, strategy=strategy, messages=messages, state=state, takeover=takeover, lease=lease
+        )
+        return Run(self._crew, made)
 
     @called
     async def search(

@@ -89,8 +89,7 @@ class Journal:
         elif kind == AGAIN:
             self.again(entry[1])
         elif kind == NOT_DONE:
-            call = self._calls.pop(entry[1]).call
-            self._by_key[call.key].remove(call.id)
+            self.not_done(entry[1])
         else:
             self._said.setdefault(f"{kind}:{entry[1]}", []).append(entry[2])
 
@@ -109,6 +108,11 @@ class Journal:
     def again(self, call_id: str) -> None:
         """Take note that a call which had failed is tried again."""
         self._calls[call_id] = self._calls[call_id]._replace(result=None)
+
+    def not_done(self, call_id: str) -> None:
+        """Take note that a call which was begun was not done: the next one alike is new."""
+        call = self._calls.pop(call_id).call
+        self._by_key[call.key].remove(call.id)
 
     def ask(self, key: str) -> Recorded | None:
         """Return the next recorded call that asks for this, None if there is none."""
@@ -134,7 +138,8 @@ class Journal:
 
     def in_doubt(self) -> list[Call]:
         """Return the calls that were begun and have no result."""
-        return [each.call for each in self._calls.values() if each.result is None]
+        calls = [*self._calls.values()]  # others may begin some meanwhile
+        return [each.call for each in calls if each.result is None]
 
     def call(self, call_id: str) -> Recorded | None:
         """Return a call by its id."""

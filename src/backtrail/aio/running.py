@@ -1,0 +1,276 @@
+"""Runs under asyncio: the runs of `backtrail.running`, whose calls may be coroutines.
+
+Only the calls themselves are made in the event loop, by the task that asks for them; all that is read or written is
+done by the crew. What the tasks of a run ask for is done in the order in which they asked, one by one: so calls that
+are alike find the same results again, and one run with many tasks does not keep the crew from others. A call that came
+to its end is recorded, however often its task is cancelled. The lease is renewed by a thread, even while the event loop
+is busy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import inspect
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from backtrail.aio.checkpoints import Checkpoint
+from backtrail.aio.threads import Thread
+from backtrail.engine.journal import Result
+from backtrail.run_calls import Options, failure_of, given
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from types import TracebackType
+
+    from backtrail import running as sync
+    from backtrail.engine.journal import Call
+    from backtrail.engine.queue import Crew
+    from backtrail.entities import Message
+    from backtrail.run_calls import Asked
+    from backtrail.strategies import RunStatus, Strategy, ToolCallRecord
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class Run:
+    """One session of work. `async with`: who enters it has the run, until the block ends.
+
+    Leaving the block completes the run; an exception fails it, a cancellation or `halt` halts it: all three can be gone
+    on with later, by opening the same session again.
+    """
+
+    def __init__(self, crew: Crew, run: sync.Run) -> None:
+        self._crew = crew
+        self._sync = run
+        self._turn = asyncio.Lock()  # first come, first served
+
+    # -- how it stands --------------------------------------------------------------------------------
+
+    @property
+    def session_id(self) -> str:
+        """Its id."""
+        return self._sync.session_id
+
+    @property
+    def agent(self) -> str | None:
+        """The agent that it belongs to."""
+        return self._sync.agent
+
+    @property
+    def strategy(self) -> Strategy:
+        """Says when it makes a checkpoint."""
+        return self._sync.strategy
+
+    @property
+    def resumed(self) -> bool:
+        """Whether it was there already."""
+        return self._sync.resumed
+
+    @property
+    def status(self) -> RunStatus:
+        """How the run stands."""
+        return self._sync.status
+
+    @property
+    def iteration(self) -> int:
+        """The number of the iteration; 0 before the first one."""
+        return self._sync.iteration
+
+    @property
+    def messages(self) -> list[Message]:
+        """The messages, those of this iteration included."""
+        return self._sync.messages
+
+    @property
+    def tool_calls(self) -> list[ToolCallRecord]:
+        """The tool calls that came to an end, those of this iteration included."""
+        return self._sync.tool_calls
+
+    @property
+    def partial_results(self) -> list[Any]:
+        """What `partial` was given."""
+        return self._sync.partial_results
+
+    @property
+    def state(self) -> Any:
+        """The state: change it in place, inside of an iteration. It is kept when the iteration ends."""
+        return self._sync.state
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        self._sync.state = value
+
+    @property
+    def in_doubt(self) -> list[Call]:
+        """The calls of this iteration that were begun before the run was cut short, and whose result nobody knows."""
+        return self._sync.in_doubt
+
+    @property
+    def thread(self) -> Thread[Any]:
+        """The thread of the run's checkpoints."""
+        return Thread(self._crew, self._sync.thread)
+
+    # -- the block --------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._crew.apart(self._sync.__enter__)
+        except BaseException as error:
+            if self._sync._open:  # noqa: SLF001 - the two are one. It was cancelled, but it has the run
+                await self.__aexit__(type(error), error, error.__traceback__)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self._sync._stop_beating()  # noqa: SLF001
+        leave = partial(self._sync.__exit__, kind, error, trace)
+        if isinstance(error, GeneratorExit):  # a coroutine that is closed cannot wait
+            self._crew.begin(leave, together=False, surely=True)
+            return False
+        return await self._surely(leave)
+
+    def halt(self, reason: str) -> None:
+        """Leave the block; the run is halted, and can be gone on with later."""
+        self._sync.halt(reason)
+
+    async def iterations(self) -> AsyncGenerator[int, None]:
+        """Give the numbers of the iterations, without an end: leave the loop when the work is done.
+
+        A resumed run begins with the one that was cut short.
+        """
+        numbers = self._sync.iterations()
+        while (number := await self._next(numbers)) is not None:
+            yield number
+
+    async def _next(self, numbers: Any) -> int | None:
+        async with self._turn:
+            found: int | None = await self._crew.apart(next, numbers, None)
+        return found
+
+    async def checkpoint(self, label: str | None = None) -> Checkpoint[Any]:
+        """Make a checkpoint of the run as it is now, whatever its strategy says."""
+        state = copy.deepcopy(self._sync.state)  # other tasks may change it meanwhile
+        async with self._turn:
+            found = await self._crew.apart(self._sync._checkpoint, label, state)  # noqa: SLF001
+        return Checkpoint(self._crew, found)
+
+    async def _surely(self, work: Callable[[], R]) -> R:
+        """Do something when it is its turn, even if the task is cancelled meanwhile: then that is raised after it."""
+        cancelled: asyncio.CancelledError | None = None
+        while True:
+            try:
+                await self._turn.acquire()
+                break
+            except asyncio.CancelledError as error:
+                cancelled = error
+        try:
+            return await self._crew.begin(work, together=False, surely=True).outcome()
+        finally:
+            self._turn.release()
+            if cancelled is not None:
+                raise cancelled
+
+    # -- what is done through it ----------------------------------------------------------------------------
+
+    def message(self, message: Message) -> Message:
+        """Add a message; if the iteration had added it before it was cut short, that one is given."""
+        return self._sync.message(message)
+
+    def partial(self, value: Any) -> Any:
+        """Add a partial result."""
+        return self._sync.partial(value)
+
+    async def tool(
+        self,
+        name: str,
+        fn: Callable[..., Awaitable[T] | T],
+        *args: Any,
+        policy: str = "ask",
+        verify: Callable[[Call], Any] | None = None,
+        irreversible: bool = False,
+        key: str | None = None,
+        retry: bool = False,
+        tool_call_id: str | None = None,
+        **kwargs: Any,
+    ) -> T:
+        """Call a tool, once: if it had come to its end before the run was cut short, its result is given.
+
+        `fn` and `verify` are called in the event loop, by the task that asks, and may be coroutine functions.
+
+        If it was begun and nobody knows whether it was done, `policy` says what to do: "pure" and "idempotent" call it
+        again, the latter with the same `key`; `verify` is asked; else it is `InDoubt`, which `store.runs.settle` ends.
+        An exception is a result, too: raised again, unless `retry`. A cancellation is none: the call is in doubt then.
+        """
+        options = Options("tool", name, policy, verify, irreversible, key, retry, tool_call_id)
+        found: T = await self._called(options, fn, args, kwargs)
+        return found
+
+    async def llm(
+        self,
+        name: str,
+        fn: Callable[..., Awaitable[T] | T],
+        *args: Any,
+        policy: str = "ask",
+        verify: Callable[[Call], Any] | None = None,
+        irreversible: bool = False,
+        key: str | None = None,
+        retry: bool = False,
+        **kwargs: Any,
+    ) -> T:
+        """Ask a model, once, as `tool` does; its answer is an event for the strategy."""
+        options = Options("llm", name, policy, verify, irreversible, key, retry, None)
+        found: T = await self._called(options, fn, args, kwargs)
+        return found
+
+    async def _called(
+        self, options: Options, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        run = self._sync
+        asked = await self._begin(options, copy.deepcopy({"args": list(args), "kwargs": kwargs}))
+        result = asked.result
+        if asked.doubtful and options.verify is not None:
+            result = run._verified(asked.call, await _awaited(options.verify(asked.call)))  # noqa: SLF001
+            if result is not None:
+                await self._ended(asked.call, result, options)
+        if result is not None:
+            return given(result)
+        run._under_way.add(asked.call.id)  # noqa: SLF001
+        try:
+            value = await _awaited(fn(*args, **run._passed(options, asked.call, kwargs)))  # noqa: SLF001
+        except Exception as error:
+            await self._ended(asked.call, Result(good=False, value=failure_of(error)), options)
+            raise
+        else:
+            await self._ended(asked.call, Result(good=True, value=value), options)
+            return value
+        finally:
+            run._under_way.discard(asked.call.id)  # noqa: SLF001
+
+    async def _begin(self, options: Options, arguments: dict[str, Any]) -> Asked:
+        """Do what comes before a call. If the task is cancelled meanwhile, a new call is taken back."""
+        async with self._turn:
+            job = self._crew.begin(partial(self._sync._begin, options, arguments), together=False)  # noqa: SLF001
+            try:
+                return await job.outcome()
+            except asyncio.CancelledError:
+                asked = job.result
+                if asked is not None and asked.new:
+                    withdraw = partial(self._sync._withdraw, asked.call)  # noqa: SLF001
+                    await self._crew.begin(withdraw, together=False, surely=True).outcome()
+                raise
+
+    async def _ended(self, call: Call, result: Result, options: Options) -> None:
+        """Do what comes after a call. The strategy is asked, and the state taken, here: they are the event loop's."""
+        run = self._sync
+        wanted = run._wants(options)  # noqa: SLF001
+        state = copy.deepcopy(run.state) if wanted else None
+        await self._surely(partial(run._ended, call, result, wanted=wanted, state=state))  # noqa: SLF001
+
+
+async def _awaited(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value

@@ -1,0 +1,84 @@
+# Made from src/backtrail/runs.py by tools/generate_aio.py: change it there, then `make aio`.
+"""The runs of a store in the async mirror: what is known of each, and what an operator may do about it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from backtrail.aio.blocks import called
+from backtrail.aio.checkpoints import Checkpoint
+from backtrail.aio.threads import Thread
+from backtrail.values import MISSING
+
+if TYPE_CHECKING:
+    from backtrail import runs as sync
+    from backtrail.engine.queue import Crew
+    from backtrail.runs import Records, RunRecord
+
+    Checkpoints = list[Checkpoint[Any]]
+
+
+class Runs:
+    """The runs of a store: `store.runs`."""
+
+    def __init__(self, crew: Crew, runs: sync.Runs) -> None:
+        self._crew = crew
+        self._sync = runs
+
+    @called
+    async def load(self, session_id: str) -> RunRecord:
+        """Return a run, or `NotFound`."""
+        return await self._crew.apart(self._sync.load, session_id)
+
+    @called
+    async def get(self, session_id: str) -> RunRecord | None:
+        """Return a run, or None."""
+        return await self._crew.apart(self._sync.get, session_id)
+
+    @called
+    async def has(self, session_id: object) -> bool:
+        """Tell whether there is such a run."""
+        return await self._crew.apart(self._sync.__contains__, session_id)
+
+    @called
+    async def list(self, *, agent: str | None = None, status: str | None = None) -> Records:
+        """Return the runs, newest activity first."""
+        return await self._crew.apart(self._sync.list, agent=agent, status=status)
+
+    def thread(self, session_id: str) -> Thread[Any]:
+        """Return the thread of a run's checkpoints: history, diff, fork, rewind ..."""
+        made: Thread[Any] = Thread(self._crew, self._sync.thread(session_id))
+        return made
+
+    @called
+    async def steps(self, session_id: str) -> Checkpoints:
+        """Return the checkpoints of a run, ascending."""
+        found = await self._crew.apart(self._sync.steps, session_id)
+        return [Checkpoint(self._crew, each) for each in found]
+
+    @called
+    async def checkpoints(self, agent: str) -> Checkpoints:
+        """Return the checkpoints of all runs of an agent, newest first."""
+        found = await self._crew.apart(self._sync.checkpoints, agent)
+        return [Checkpoint(self._crew, each) for each in found]
+
+    @called
+    async def latest(self, agent: str) -> Checkpoint[Any] | None:
+        """Return the newest checkpoint of an agent's runs, or None."""
+        found = await self._crew.apart(self._sync.latest, agent)
+        return None if found is None else Checkpoint(self._crew, found)
+
+    @called
+    async def prune(self, agent: str, keep: int) -> int:
+        """Hide all but the newest checkpoints of an agent's runs, and return how many went. Heads of runs stay."""
+        return await self._crew.apart(self._sync.prune, agent, keep)
+
+    @called
+    async def cleanup(self, session_id: str) -> int:
+        """Delete a run, whoever works on it, and return how many checkpoints went with it."""
+        return await self._crew.apart(self._sync.cleanup, session_id)
+
+    @called
+    async def settle(self, session_id: str, call_id: str, *, result: Any = MISSING, not_done: bool = False) -> None:
+        """Say what became of a call that is in doubt: its result, or that it was not done."""
+        return await self._crew.apart(self._sync.settle, session_id, call_id, result=result, not_done=not_done)
