@@ -366,10 +366,10 @@ class Manifests(Handle[Any]):
 
     def _again(self, desk: Desk, record: ThreadRecord, row: Row, note: Note, *, on: Row | None) -> None:
         """Write the manifest of an older row as the newest one."""
-        tree = desk.heads.chain(record, row).tree
         try:
+            tree = desk.heads.chain(record, row).tree
             desk.heads.backend.commit(Batch(visible=((record.no, row.seq),)))  # what it stands on is still there
-        except Vanished as error:
+        except (NotFound, Vanished) as error:
             raise self._overtaken() from error
         self._put(desk, lambda _: Proposal(tree, None), note, "automatic", on=on)
 
