@@ -11,6 +11,7 @@ import backtrail
 from backtrail import Conflict, Invalid, Message, NotFound
 from backtrail.engine import pins
 from backtrail.engine.overlay import Overlay
+from backtrail.handles import Handle
 from backtrail.manifests import Manifests
 from backtrail.testing.conformance.base import head
 from backtrail.testing.conformance.restoring import begun, moved_on
@@ -248,6 +249,20 @@ def test_of_two_undos_of_one_restore_the_second_has_nothing_to_undo(stores, step
     assert caught.value.code == "invalid.undo"
     assert view(mine, "a") == before
     assert_goes_on(mine)
+
+
+def test_what_a_checkpoint_held_that_is_deleted_meanwhile_is_not_found(stores):
+    mine, other = stores
+    made = begun(mine)
+    moved_on(mine)
+
+    def theirs():
+        other.agents.delete_checkpoint(made)
+        other.gc()
+
+    with meanwhile(Handle, "_held", theirs), pytest.raises(NotFound) as caught:
+        mine.conversations.load("d", at=made)
+    assert caught.value.code == "not_found.checkpoint"
 
 
 # ---- collections ----------------------------------------------------------------------------------------------------

@@ -86,7 +86,8 @@ class Manifests(Handle[Any]):
         """Return where a checkpoint of the agent points, for one of the threads that it holds."""
         desk = self._engine.desk
         record, row = self._found(desk, seq)
-        found = _pointer(desk.heads.chain(record, row).tree, _path(space, name))
+        others = space == AGENT and name != self.id
+        found = None if others else _pointer(desk.heads.chain(record, row).tree, _path(space, name))
         if found is None:
             raise NotFound(
                 f"this checkpoint of agent {self.id!r} holds no {space} {name!r}", code="not_found.checkpoint"
