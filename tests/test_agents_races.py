@@ -1,4 +1,4 @@
-"""Somebody else comes in between two steps of what is done to an agent: each of these was lost, wrong or raised once."""
+"""What happens between two steps of what is done to an agent: each of these once lost something, or raised too much."""
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress

@@ -307,10 +307,11 @@ class Scheduling(Suite):
         with caplog.at_level(logging.ERROR, "backtrail"):
             with opener() as store:
                 store.agents.save(agent())
-                running = store.agents.autocheckpoint("a", interval=0.001)
-                assert running.running is True
-            assert running.running is False
+                made = store.agents.autocheckpoint("a", interval=0.001)
+                running = [made.running]
+            running.append(made.running)
             time.sleep(0.02)
+            assert running == [True, False]
         assert caplog.messages == []
 
     def test_an_interval_may_be_longer_than_anybody_waits(self, store: Store) -> None:

@@ -114,7 +114,7 @@ class Erasing(Suite):
 
         def counted(self: Overlay, *args: Any) -> None:
             begin(self, *args)
-            self._hidden, self._shown = _Counted(), _Counted()  # noqa: SLF001 - what it holds, and nothing else, grows
+            self._hidden, self._shown = _Counted(), _Counted()
 
         _Counted.seen = 0
         with mock.patch.object(Overlay, "__init__", counted):
