@@ -26,6 +26,7 @@ from backtrail.testing.conformance.grouping import Groups
 from backtrail.testing.conformance.holding import Keeping, Owning
 from backtrail.testing.conformance.indexing import Indexing
 from backtrail.testing.conformance.large import Large
+from backtrail.testing.conformance.looking import Looking
 from backtrail.testing.conformance.naming import BadInput, Listing, Names
 from backtrail.testing.conformance.options import AutoInterval, MaxCheckpoints, Others, TimeToLive
 from backtrail.testing.conformance.reading import Differences, History, Parts, Refs
@@ -91,6 +92,7 @@ class StoreConformance(
     Scheduling,
     Restoring,
     Undoing,
+    Looking,
     Owning,
     Keeping,
     Erasing,
