@@ -97,7 +97,7 @@ def _checkpoint(opener, stop):
 def test_every_checkpoint_beside_writers_is_a_cut(opener, count):
     begin(opener)
     stop = spawn.Event()
-    with running(_checkpoint, (opener, stop)) as checkpoints:
+    with running(_checkpoint, *[(opener, stop)] * 2) as checkpoints:
         run(_append_to_both, *((opener, writer, count, 2) for writer in range(3)))
         stop.set()
         checkpoints()

@@ -561,6 +561,17 @@ class TestCommittedTwice:
         assert backend.commit(batch) == ()
         assert everything(backend) == before
 
+    def test_it_counts_once_even_if_what_it_showed_is_gone(self, backend):
+        no = start(backend, rows=2)
+        backend.commit(Batch(hide=((no, 1),)))
+        batch = Batch(threads=(new("y"),), rows=((no, row(3)), (-1, row(1))), show=((no, 1),), untouch=((no, 3),))
+        made = backend.commit(batch)
+        backend.commit(Batch(hide=((no, 1),)))
+        backend.remove_rows(no, [1])
+        before = everything(backend)
+        assert backend.commit(batch) == made
+        assert everything(backend) == before
+
     def test_the_numbers_of_its_threads_come_again(self, backend):
         batch = Batch(threads=(new("a"), new("b")), rows=((-1, row(1)), (-2, row(1))))
         made = backend.commit(batch)

@@ -1,5 +1,6 @@
 """What goes wrong with builtins: every error says what to do, nothing is written, and nothing else is raised."""
 
+import asyncio
 import json
 import math
 import re
@@ -9,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import backtrail
-from backtrail import AgentState, Conversation, Message
+from backtrail import AgentState, Conversation, Invalid, Message, aio
 from backtrail.builtins import TOOLS, call, call_safely, showing
 
 
@@ -113,6 +114,20 @@ def test_what_is_wrong_says_what_to_do_and_writes_nothing(name, arguments, says,
     assert told["error"]["code"].startswith(("invalid.", "not_found.", "conflict."))
     assert json.loads(json.dumps(told, allow_nan=False)) == told
     assert memory.stats() == before
+
+
+def test_only_a_store_is_taken_and_asyncio_is_told_what_to_do(memory):
+    async def main():
+        async with aio.open("memory://") as store:
+            with pytest.raises(Invalid, match=r"not backtrail\.aio\..*Store; .*asyncio\.to_thread\(call, store"):
+                call(store, "agent_list", {})
+            assert call_safely(store, "agent_list", {})["error"]["code"] == "invalid.argument"
+        return await asyncio.to_thread(call, memory, "agent_list", {})
+
+    assert asyncio.run(main()) == {"agents": [], "next_cursor": None}
+    for wrong in (None, memory.agents, "memory://"):
+        with pytest.raises(Invalid, match=r"builtins take a backtrail\.Store"):
+            call(wrong, "agent_list", {})
 
 
 def test_a_checkpoint_of_another_agent_is_refused(memory):

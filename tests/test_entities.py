@@ -132,7 +132,8 @@ def test_any_value_comes_back_from_its_data(value):
 @fewer(2)
 def test_any_value_comes_back_from_its_data_and_from_json_equal(value):
     assert type(value).from_data(to_data(value)) == value
-    data = to_json(value)
+    data = value.to_json()
+    assert to_json(value) == data
     assert type(value).from_json(json.loads(json.dumps(data))) == value
     assert type(value).from_json(data) == value
 
@@ -612,6 +613,33 @@ def test_what_is_nested_too_deep_for_json_is_refused():
     assert (caught.value.code, caught.value.path) == ("invalid.value", "config")
 
 
+# ---- as they are shown ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (Message.user("x" * 10**6, id="m"), r"<Message user 'x{60}'\.\.\. \(1,000,000 characters\) m>"),
+        (
+            Message.assistant("", id="m", tool_calls=[ToolCall("t", {"q": "x" * 10**6})] * 2),
+            r"<Message assistant '', 2 tool calls m>",
+        ),
+        (
+            Conversation("a", id="c", title="T", messages=[Message.user("x")] * 1000),
+            r"<Conversation 'c' of 'a' 'T', 1000 messages>",
+        ),
+        (
+            Attachment.from_bytes("file", "f.bin", "b", b"x" * 10**6),
+            r"<Attachment file 'f\.bin' b 1,000,000 bytes>",
+        ),
+        (Attachment("file", "f", "text/plain", "x" * 10**6), r"<Attachment file 'f' text/plain>"),
+    ],
+    ids=["message", "calls", "conversation", "bytes", "text"],
+)
+def test_what_is_long_is_shown_short(value, says):
+    assert re.fullmatch(says, repr(value))
+
+
 # ---- Items, and values in plain threads -----------------------------------------------------------------------------
 
 
@@ -628,6 +656,15 @@ def test_items_equal_tuples_and_lists():
     assert hash(items) == hash(("a", "b"))
     assert {items: 1}["a", "b"] == 1
     assert type(pickle.loads(pickle.dumps(items))) is type(copy.deepcopy(items)) is Items
+
+
+@pytest.mark.parametrize("part", [slice(2), slice(1, None), slice(None, None, -1), slice(9, 10), slice(None)], ids=str)
+def test_a_slice_of_items_equals_that_of_the_list(part):
+    listed = ["a", "b", "c"]
+    cut = Items(listed)[part]
+    assert type(cut) is Items
+    assert cut == listed[part] == list(cut)
+    assert [Items(listed)[at] for at in (0, 2, -1)] == ["a", "c", "c"]
 
 
 @pytest.mark.parametrize("parts", [(), ("b", "a"), ({"x": [b""]},), tuple(range(20_000)), ("x" * 5000,) * 9], ids=len)

@@ -131,7 +131,12 @@ class Collection:
         if isinstance(at, AgentCheckpoint) or (isinstance(at, str) and log.parse_id(at)):
             found = manifests_of(self._engine, at)
         if found is not None:
-            return thread._held(Manifests(self._engine, found[0]).pointer(found[1], self._space, id))  # noqa: SLF001
+            manifests = Manifests(self._engine, found[0])
+            try:
+                return thread._held(manifests.pointer(found[1], self._space, id))  # noqa: SLF001 - our own handle
+            except Corrupt:
+                manifests.found(found[1])  # NotFound if it was deleted meanwhile: then it is no damage
+                raise
         checkpoint = thread.latest()
         if checkpoint is None:
             raise self._unknown(id)

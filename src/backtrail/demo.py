@@ -141,6 +141,28 @@ SCENES: Final = (
         ),
     ),
     Scene(
+        "An agent and its conversations go back together, and the way back can be undone.",
+        """
+        from backtrail import AgentState, Conversation, Message
+        agent = store.agents.save(AgentState("planner", "Trip planner", "some-model"))
+        porto = store.conversations.save(Conversation("planner", id="porto"))
+        asked = store.conversations.append("porto", Message.user("Two nights in Porto, please"))
+        before = store.agents.checkpoint("planner", "before booking")
+        wrong = store.conversations.append("porto", Message.assistant("Booked the wrong week."))
+        extra = store.conversations.save(Conversation("planner", id="complaints"))
+        agent = store.agents.restore(before.id)
+        [(info.id, info.message_count) for info in store.conversations.list("planner")]
+        agent = store.agents.undo("planner")
+        sorted((info.id, info.message_count) for info in store.conversations.list("planner"))
+        store.conversations.search("WRONG")[0].snippet
+        """,
+        (
+            "before.conversations == 1",
+            'store.conversations.info("porto").message_count == 2 and store.conversations.get("complaints") == extra',
+            'store.agents.load("planner") == agent',
+        ),
+    ),
+    Scene(
         "The books: everything is read and checked, and what the file takes is measured.",
         """
         report = store.verify()
@@ -152,8 +174,8 @@ SCENES: Final = (
         store.close()
         """,
         (
-            "report.ok and report.threads == stats.threads == 3",
-            "report.checkpoints == stats.checkpoints == 5 + 2 + 101",
+            "report.ok and (stats.threads, stats.agents, stats.conversations, stats.messages) == (3, 1, 2, 2)",
+            "stats.checkpoints == 5 + 2 + 101 + 1 + 3 + 1 and stats.agent_checkpoints == 1",
             'stats.stored_bytes == Path("agents.db").stat().st_size',
         ),
     ),

@@ -86,7 +86,8 @@ class Manifests(Handle[Any]):
         """Return where a checkpoint of the agent points, for one of the threads that it holds."""
         desk = self._engine.desk
         record, row = self._found(desk, seq)
-        found = _pointer(desk.heads.chain(record, row).tree, _path(space, name))
+        others = space == AGENT and name != self.id
+        found = None if others else _pointer(desk.heads.chain(record, row).tree, _path(space, name))
         if found is None:
             raise NotFound(
                 f"this checkpoint of agent {self.id!r} holds no {space} {name!r}", code="not_found.checkpoint"
@@ -381,10 +382,10 @@ class Manifests(Handle[Any]):
 
     def _again(self, desk: Desk, record: ThreadRecord, row: Row, note: Note, *, on: Row | None) -> None:
         """Write the manifest of an older row as the newest one."""
-        tree = desk.heads.chain(record, row).tree
         try:
+            tree = desk.heads.chain(record, row).tree
             desk.heads.backend.commit(Batch(visible=((record.no, row.seq),)))  # what it stands on is still there
-        except Vanished as error:
+        except (NotFound, Vanished) as error:
             raise self._overtaken() from error
         self._put(desk, lambda _: Proposal(tree, None), note, "automatic", on=on)
 

@@ -70,7 +70,10 @@ class Runs:
 
     @called
     async def prune(self, agent: str, keep: int) -> int:
-        """Hide all but the newest checkpoints of an agent's runs, and return how many went. Heads of runs stay."""
+        """Hide all but the newest checkpoints of an agent's runs, and return how many went.
+
+        No run needs them to go on.
+        """
         return await self._crew.apart(self._sync.prune, agent, keep)
 
     @called

@@ -237,7 +237,7 @@ def verify(heads: Heads, progress: Callable[[str, int], None] | None = None) -> 
                 reason = reading.reason(row, good)
                 if reason:
                     damaged.append(Unsound(record, row.seq, reason))
-                seen += row.op in log.CHECKPOINTS and not row.hidden
+                seen += row.op in log.CHECKPOINTS and not row.hidden and record.space != pins.SPACE
             low = rows[-1].seq + 1
             if progress:
                 progress("checkpoints", seen)

@@ -298,7 +298,11 @@ class Writes:
             begun = self._heads.view(standing)
             same = bool(begun) and begun[0][0] == ranges[0][0]
             again = () if same else ((record.no, self._as_it_was(record, ranges)),)
-            self._backend.commit(Batch(rows=((record.no, move),), show=((record.no, row.seq),), renew=again))
+            try:
+                self._backend.commit(Batch(rows=((record.no, move),), show=((record.no, row.seq),), renew=again))
+            except Vanished as error:  # whoever chose the row has to choose again: to try once more would not help
+                text = f"a checkpoint of thread {record.name!r} was removed meanwhile"
+                raise Conflict(text, code="conflict.transaction") from error
             return Standing(record, move, row)
 
         return self._moving(key, attempt)

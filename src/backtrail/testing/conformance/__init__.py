@@ -28,6 +28,7 @@ from backtrail.testing.conformance.holding import Keeping, Owning
 from backtrail.testing.conformance.indexing import Indexing
 from backtrail.testing.conformance.large import Large
 from backtrail.testing.conformance.leasing import Leases, RunCheckpoints, RunListing
+from backtrail.testing.conformance.looking import Looking
 from backtrail.testing.conformance.naming import BadInput, Listing, Names
 from backtrail.testing.conformance.options import AutoInterval, MaxCheckpoints, Others, TimeToLive
 from backtrail.testing.conformance.reading import Differences, History, Parts, Refs
@@ -94,6 +95,7 @@ class StoreConformance(
     Scheduling,
     Restoring,
     Undoing,
+    Looking,
     Owning,
     Keeping,
     Erasing,

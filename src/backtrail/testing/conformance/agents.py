@@ -11,11 +11,11 @@ from unittest import mock
 import pytest
 
 import backtrail
-from backtrail import AgentState, Conflict, Conversation, Invalid, NotFound
+from backtrail import AgentState, Conflict, Conversation, Corrupt, Invalid, NotFound
 from backtrail.engine import versions
 from backtrail.testing.conformance.base import Suite, head
 from backtrail.testing.exact import same
-from backtrail.testing.scene import agent, contents, conversation, note
+from backtrail.testing.scene import agent, contents, conversation, names, note, view
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -152,6 +152,25 @@ class Agents(Suite):
         assert store.agents.delete("never") is True
         assert store.conversations.get("d") is None
 
+    @pytest.mark.parametrize("state", [[1, 2], "text", None, 5])
+    def test_a_state_that_is_none_of_an_agent_is_corrupt_and_listed_as_damaged(self, store: Store, state: Any) -> None:
+        store.agents.save(agent("b"))
+        made = store.agents.save(agent())
+        store.agents.thread("a").save(state)
+        calls: tuple[Callable[[], object], ...] = (
+            lambda: store.agents.load("a"),
+            lambda: store.agents.get("a"),
+            lambda: store.agents.history("a"),
+        )
+        for call in calls:
+            with pytest.raises(Corrupt) as caught:
+                call()
+            assert caught.value.code == "corrupt.state"
+        damaged, sound = store.agents.list()
+        assert (damaged.agent_id, damaged.name, damaged.damaged is None) == ("a", None, False)
+        assert (sound.agent_id, sound.name, sound.damaged) == ("b", "Ada", None)
+        assert store.agents.load("a", at="@-") == made
+
     def test_an_agent_that_began_by_its_thread_is_an_agent(self, store: Store) -> None:
         store.agents.save(agent("b"))
         store.agents.thread("a").save({**head(store.agents.thread("b")).state, "agent_id": "a"})
@@ -222,6 +241,52 @@ class AgentVersions(Suite):
             store.agents.load("a")
         assert "from version 1" in str(caught.value)
         assert store.agents.load("a") == store.agents.history("a")[0].state
+
+    def test_a_restore_to_a_state_that_cannot_be_read_is_refused_and_changes_nothing(self, store: Store) -> None:
+        store.agents.save(agent())
+        store.conversations.save(conversation("c", "old"))
+        made = store.agents.checkpoint("a", "old")
+        with upcasting(_cities):
+            store.agents.save(agent(custom_state={"cities": []}), replace=True)
+            store.conversations.save(conversation("c", "new"), replace=True)
+            before = view(store, "a")
+            for _ in range(2):
+                with pytest.raises(Invalid) as caught:
+                    store.agents.restore(made.id)
+                assert "from version 1" in str(caught.value)
+                assert view(store, "a") == before
+            with pytest.raises(Invalid) as caught:
+                store.agents.undo("a")
+            assert caught.value.code == "invalid.undo"
+        store.agents.restore(made.id)
+        assert contents(store, "c") == ["old"]
+
+    def test_an_undo_to_a_state_that_cannot_be_read_is_refused_and_changes_nothing(self, store: Store) -> None:
+        with upcasting(_cities):
+            store.agents.save(agent(custom_state={"cities": []}))
+            made = store.agents.checkpoint("a", "new")
+        store.agents.save(agent(), replace=True)
+        store.conversations.save(conversation("c", "old"))
+        with upcasting(_cities):
+            store.agents.restore(made.id)
+            before = view(store, "a")
+            for force in (False, True):
+                with pytest.raises(Invalid) as caught:
+                    store.agents.undo("a", force=force)
+                assert "from version 1" in str(caught.value)
+                assert view(store, "a") == before
+        store.agents.undo("a")
+        assert contents(store, "c") == ["old"]
+
+    def test_a_rollback_to_a_state_that_cannot_be_read_is_told_and_changes_nothing(self, store: Store) -> None:
+        store.agents.save(agent())
+        with upcasting(_cities):
+            with pytest.raises(Invalid) as caught, store.agents.guard("a", "upgrade", rollback=True):
+                store.agents.save(agent(custom_state={"cities": []}), replace=True)
+                raise ZeroDivisionError
+            assert "from version 1" in str(caught.value)
+            assert store.agents.load("a").custom_state == {"cities": []}
+        assert names(store.agents.checkpoints("a")) == ["upgrade"]
 
     def test_a_new_state_is_of_the_newest_version(self, store: Store) -> None:
         with upcasting(_cities):

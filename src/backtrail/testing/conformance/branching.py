@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from backtrail import Conflict, Message, NotFound
+from backtrail import Conflict, Invalid, Message, NotFound
 from backtrail.testing.conformance.base import Suite
 from backtrail.testing.scene import agent, contents, conversation, usage
 
@@ -112,6 +112,35 @@ class Branching(Suite):
                 store.conversations.edit("c", "c0", "x", new_id=taken)
         assert store.conversations.get("new") is None
         assert (contents(store, "c"), contents(store, "there")) == (["a", "b"], ["x"])
+
+    def test_where_it_leaves_may_be_said_by_the_message_itself(self, store: Store) -> None:
+        source = store.conversations.save(conversation("c", "a", "b", "c"))
+        made = store.conversations.fork("c", at=source.messages[1], new_id="d")
+        assert (made.messages, made.forked_at) == (source.messages[:2], "c1")
+        with pytest.raises(NotFound):
+            store.conversations.fork("c", at=Message.user("b"), new_id="e")
+
+    def test_a_branch_with_a_message_that_cannot_be_read_is_not_made(self, store: Store) -> None:
+        store.conversations.save(conversation("c", "a", "b"))
+        store.conversations.thread("c").append("messages", {"id": "odd", "role": "robot", "content": "x"})
+        calls: tuple[Callable[[], object], ...] = (
+            lambda: store.conversations.fork("c", new_id="d"),
+            lambda: store.conversations.fork("c", at="odd", new_id="d"),
+            lambda: store.conversations.edit("c", "odd", "y", new_id="d"),
+        )
+        for call in calls:
+            with pytest.raises(Invalid):
+                call()
+            assert [info.id for info in store.conversations.list("a")] == ["c"]
+            assert store.conversations.branches("c") == []
+        assert store.conversations.fork("c", at="c1", new_id="d").message_count == 2
+
+    @pytest.mark.parametrize("content", [None, 5, b"x"])
+    def test_an_edit_says_a_text(self, store: Store, content: Any) -> None:
+        store.conversations.save(conversation("c", "a"))
+        with pytest.raises(Invalid):
+            store.conversations.edit("c", "c0", content, new_id="d")
+        assert store.conversations.branches("c") == []
 
     def test_a_deleted_id_can_be_branched_to(self, store: Store) -> None:
         store.conversations.save(conversation("c", "a", "b"))

@@ -222,6 +222,20 @@ class Guarding(Suite):
         assert view(store, "a") == before
         assert store.agents.checkpoints("a")[0].kind == "recovery"
 
+    def test_an_exception_that_cannot_say_what_it_is_is_the_one_that_is_raised(self, store: Store) -> None:
+        class Mute(Exception):  # noqa: N818 - it is no error of ours
+            def __repr__(self) -> str:
+                raise ZeroDivisionError
+
+        begun(store)
+        before = view(store, "a")
+        with pytest.raises(Mute), store.agents.guard("a", "upgrade", rollback=True):
+            moved_on(store)
+            raise Mute
+        assert view(store, "a") == before
+        (made, *_) = store.agents.checkpoints("a")
+        assert (made.kind, made.description) == ("recovery", "rolled back: Mute")
+
     def test_a_guard_that_cannot_be_made_lets_nothing_happen(self, store: Store) -> None:
         with pytest.raises(NotFound), store.agents.guard("nobody", "x", rollback=True):
             store.agents.save(agent("b"))
@@ -289,14 +303,37 @@ class Scheduling(Suite):
             time.sleep(0.01)
         assert store.agents.checkpoints("a") == []
 
+    def test_a_store_that_is_closed_makes_no_more(self, opener: Opener, caplog: pytest.LogCaptureFixture) -> None:
+        with caplog.at_level(logging.ERROR, "backtrail"):
+            with opener() as store:
+                store.agents.save(agent())
+                made = store.agents.autocheckpoint("a", interval=0.001)
+                running = [made.running]
+            running.append(made.running)
+            time.sleep(0.02)
+            assert running == [True, False]
+        assert caplog.messages == []
+
+    def test_an_interval_may_be_longer_than_anybody_waits(self, store: Store) -> None:
+        store.agents.save(agent())
+        began = time.monotonic()
+        with store.agents.autocheckpoint("a", interval=1e10) as running:
+            time.sleep(0.01)
+            assert running._thread is not None  # noqa: SLF001 - a thread that could not wait is seen nowhere else
+            assert running._thread.is_alive()  # noqa: SLF001
+        assert time.monotonic() - began < 30
+        assert len(store.agents.checkpoints("a")) == 1
+
     def test_nonsense_is_refused_before_anything_runs(self, store: Store) -> None:
         store.agents.save(agent())
         bad: tuple[dict[str, Any], ...] = ({"interval": 0}, {"interval": -1}, {"keep": 0}, {"interval": "x"})
         for options in bad:
             with pytest.raises(Invalid):
                 store.agents.autocheckpoint("a", **options)
-        with pytest.raises(Invalid):
-            store.agents.autocheckpoint(["a", ""])
+        nobody: tuple[Any, ...] = (None, 5, ["a", ""], ["a", None], b"a")
+        for agent_ids in nobody:
+            with pytest.raises(Invalid):
+                store.agents.autocheckpoint(agent_ids)
         assert store.agents.checkpoints("a") == []
 
 

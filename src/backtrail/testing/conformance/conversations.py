@@ -12,6 +12,7 @@ from unittest import mock
 import pytest
 
 from backtrail import Attachment, Conflict, Conversation, Invalid, Message, NotFound, Role, Store, ToolCall
+from backtrail.engine import search
 from backtrail.entities import to_json
 from backtrail.testing.conformance.base import Suite, chunks_read
 from backtrail.testing.exact import same
@@ -276,8 +277,10 @@ class Headers(Suite):
         assert [info.id for info in store.conversations.list("a", limit=2)] == ["y", "x"]
         assert store.conversations.list("a", limit=0) == []
         assert store.conversations.list("a", tag="al") == []
-        with pytest.raises(Invalid):
-            store.conversations.list("a", limit=-1)
+        bad: tuple[dict[str, Any], ...] = ({"limit": -1}, {"archived": "yes"}, {"archived": 1}, {"tag": 3})
+        for options in bad:
+            with pytest.raises(Invalid):
+                store.conversations.list("a", **options)
 
     def test_a_listing_reads_no_messages(self, opener: Opener) -> None:
         texts = [random.Random(n).randbytes(300).hex() for n in range(300)]  # noqa: S311 - data
@@ -353,10 +356,20 @@ class ConversationSearch(Suite):
             store.conversations.search("fox", limit=-1)
 
     def test_many_hits_in_one_conversation_do_not_hide_another(self, store: Store) -> None:
-        with mock.patch("backtrail.conversations._PAGE", 3):
-            store.conversations.save(conversation("old", "fox"))
-            store.conversations.save(conversation("long", *["fox"] * 10))
-            assert {hit.conversation_id for hit in store.conversations.search("fox")} == {"old", "long"}
+        store.conversations.save(conversation("old", "fox"))
+        store.conversations.save(conversation("long", *["fox"] * 3000))
+        backend = store._backend  # noqa: SLF001 - what is asked for is seen nowhere else
+        with mock.patch.object(backend, "find", wraps=backend.find) as find:
+            assert [hit.conversation_id for hit in store.conversations.search("fox")] == ["long", "old"]
+        assert find.call_count <= 3
+
+    def test_a_page_of_the_index_that_is_full_is_not_the_last(self, store: Store) -> None:
+        for n in range(7):
+            store.conversations.save(conversation(f"c{n}", *["fox"] * (n % 3 + 1)))
+        with mock.patch.object(search, "_PAGE", 2):
+            hits = store.conversations.search("fox")
+            assert [hit.conversation_id for hit in hits] == [f"c{n}" for n in range(6, -1, -1)]
+            assert store.conversations.search("fox", limit=5) == hits[:5]
 
     def test_threads_and_agents_are_not_conversations(self, store: Store) -> None:
         store.thread("t").save({"messages": [{"role": "user", "content": "fox"}]})

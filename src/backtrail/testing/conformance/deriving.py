@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import copy
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 import backtrail
-from backtrail import Conflict
+from backtrail import AgentState, Conflict
 from backtrail.testing.conformance.base import Suite
 from backtrail.testing.scene import agent, contents, conversation, note
 
 if TYPE_CHECKING:
-    from backtrail import AgentState, Store
+    from backtrail import Store
 
 
 class Dropped(Exception):  # noqa: N818 - it is no error
@@ -111,6 +111,31 @@ class Values(Suite):
         with pytest.raises(Conflict):
             store.agents.save(old)
         assert store.agents.load("a").get_state("k") == "new"
+
+    def test_a_conflict_speaks_of_agents_and_conversations(self, store: Store) -> None:
+        store.agents.save(agent())
+        store.conversations.save(conversation("c", "hello"))
+        old, said = store.agents.load("a"), store.conversations.load("c")
+        note(store, "a", "k", 1)
+        store.conversations.append("c", backtrail.Message.user("more"))
+        for words in ("moved on", "was deleted"):
+            with pytest.raises(Conflict, match=f"agent 'a' {words}") as first:
+                store.agents.save(old)
+            with pytest.raises(Conflict, match=f"conversation 'c' {words}") as second:
+                store.conversations.save(said)
+            assert "thread" not in f"{first.value} {second.value}"
+            store.agents.delete("a")
+
+    def test_a_value_that_was_taken_apart_and_put_together_is_a_new_one(self, store: Store) -> None:
+        state = store.agents.save(agent(custom_state={"k": 1}))
+        again = AgentState(**asdict(state))
+        assert again == state
+        with pytest.raises(Conflict) as caught:
+            store.agents.save(again)
+        assert caught.value.code == "conflict.exists"
+        store.agents.save(again, replace=True)
+        store.agents.save(again.set_state("k", 2))
+        assert store.agents.load("a").get_state("k") == 2
 
     def test_an_id_that_was_changed_makes_another_one(self, store: Store) -> None:
         store.agents.save(agent())

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import random
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 
 from backtrail import Attachment, Invalid, Message
 from backtrail.engine import log
+from backtrail.engine.overlay import Overlay
 from backtrail.testing.conformance.base import Suite
 from backtrail.testing.conformance.deriving import Dropped
 from backtrail.testing.scene import agent, conversation, note, usage, view
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from backtrail import Store
 
 _TEXTS = [random.Random(n).randbytes(400).hex() for n in range(150)]  # noqa: S311 - data
@@ -39,6 +43,24 @@ def _live(store: Store, name: str) -> None:
     store.agents.undo(name)
     store.agents.restore(made.id)
     store.thread(f"{name} plain", agent=name).save({"messages": [{"role": "user", "content": f"canary of {name}"}]})
+
+
+class _Counted(set[Any]):
+    """A set that counts how many of its members are gone over; so do those that are made of it."""
+
+    seen = 0
+
+    def __or__(self, other: Any) -> Any:
+        _Counted.seen += len(self)
+        return _Counted(set.__or__(self, other))
+
+    def __sub__(self, other: Any) -> Any:
+        _Counted.seen += len(self)
+        return _Counted(set.__sub__(self, other))
+
+    def __iter__(self) -> Iterator[Any]:
+        _Counted.seen += len(self)
+        return set.__iter__(self)
 
 
 class Erasing(Suite):
@@ -103,6 +125,24 @@ class Erasing(Suite):
         store.agents.undo("b")
         assert sorted(view(store, "b")[1]) == ["b/1", "b/3"]
         assert store.verify().ok
+
+    def test_each_of_its_threads_costs_what_it_holds(self, store: Store) -> None:
+        store.agents.save(agent())
+        for n in range(30):
+            with store.transaction():
+                store.conversations.save(conversation(f"c{n}"))
+                for _ in range(9):
+                    store.conversations.append(f"c{n}", Message.user("x"))
+        begin = Overlay.__init__
+
+        def counted(self: Overlay, *args: Any) -> None:
+            begin(self, *args)
+            self._hidden, self._shown = _Counted(), _Counted()
+
+        _Counted.seen = 0
+        with mock.patch.object(Overlay, "__init__", counted):
+            assert store.agents.delete("a") is True
+        assert _Counted.seen < 3 * 301  # once to write them; once for each thread were 15 times as many
 
     def test_it_goes_in_one_piece(self, store: Store) -> None:
         _live(store, "a")

@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 
 from backtrail import Conflict, Message
-from backtrail.engine import engine, writes
+from backtrail.engine import engine, log, pins, writes
 from backtrail.testing.conformance.base import Clock, Suite
 from backtrail.testing.conformance.restoring import begun, moved_on
 from backtrail.testing.scene import agent, contents, conversation, names, note, view
@@ -134,6 +134,23 @@ class Keeping(Suite):
         store.agents.checkpoint("a", "second")
         store.prune(keep_last=1)
         assert names(store.agents.checkpoints("a")) == ["second", "first"]
+
+    def test_what_was_restored_and_undone_or_made_and_deleted_leaves_nothing(self, store: Store) -> None:
+        made = begun(store)
+        left = []
+        for rounds in (2, 20):
+            for n in range(rounds):
+                store.conversations.append("c", Message.user(str(n)))
+                store.agents.restore(made.id)
+                store.agents.undo("a")
+            for n in range(rounds):
+                store.agents.delete_checkpoint(store.agents.checkpoint("a", str(n)).id)
+            store.gc()
+            backend = store._backend  # noqa: SLF001 - to count rows is to look at them
+            record = backend.find_thread(pins.SPACE, "a")
+            assert record is not None
+            left.append(len(backend.rows(record.no, [(1, log.MAX_SEQ)])))
+        assert left[0] == left[1] <= 4
 
     def test_max_checkpoints_do_not_count_those_of_agents(self, opener: Opener) -> None:
         with opener(max_checkpoints=2) as store:

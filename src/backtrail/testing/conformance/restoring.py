@@ -15,6 +15,8 @@ from backtrail.testing.conformance.deriving import Dropped
 from backtrail.testing.scene import agent, contents, conversation, names, note, usage, view
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from backtrail import Store
     from backtrail.testing.conformance.base import Opener
     from backtrail.values import AgentCheckpoint
@@ -34,6 +36,18 @@ def moved_on(store: Store) -> None:
     store.conversations.append("c", Message.user("c two"))
     store.conversations.delete("d")
     store.conversations.save(conversation("e", "e one"))
+
+
+_FOLLOWING: dict[str, Callable[[Store, AgentCheckpoint], object]] = {
+    "checkpoint": lambda store, _: store.agents.checkpoint("a", "again"),
+    "restore": lambda store, made: store.agents.restore(made.id),
+    "undo": lambda store, _: store.agents.undo("a"),
+    "append": lambda store, _: store.conversations.append("d", Message.user("d two")),
+    "fork": lambda store, _: store.conversations.fork("d", new_id="f"),
+    "rewind": lambda store, _: store.conversations.thread("d").rewind("@"),
+    "tag": lambda store, _: store.conversations.thread("d").tag("@", "x"),
+    "delete": lambda store, _: store.conversations.delete("d"),
+}
 
 
 class Restoring(Suite):
@@ -197,6 +211,18 @@ class Restoring(Suite):
             store.agents.restore(made.id)
             store.agents.undo("a")
         assert view(store, "a") == second
+
+    @pytest.mark.parametrize("then", _FOLLOWING)
+    def test_in_a_transaction_anything_may_follow_on_a_conversation_that_is_back(self, store: Store, then: str) -> None:
+        made = begun(store)
+        store.conversations.delete("d")
+        with store.transaction():
+            store.agents.restore(made.id)
+            _FOLLOWING[then](store, made)
+            shown = view(store, "a")
+        assert view(store, "a") == shown
+        assert ("d" in shown[1]) == (then not in ("undo", "delete"))
+        assert store.verify().ok
 
     def test_a_checkpoint_of_a_dropped_transaction_cannot_be_restored(self, store: Store) -> None:
         begun(store)
