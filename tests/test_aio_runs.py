@@ -150,7 +150,7 @@ def test_the_calls_of_the_runs_of_a_store(opened):
             assert (await runs.latest("a")) == (await runs.steps("t"))[-1]
             assert len(await runs.checkpoints("a")) == 4
             assert (await runs.thread("s").load()) == steps[-1]
-            assert await runs.prune("a", 2) == 1
+            assert await runs.prune("a", 2) == 2
             assert await runs.cleanup("t") == 2
             assert [found.session_id for found in await runs.list()] == ["s"]
 

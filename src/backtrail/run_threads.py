@@ -6,13 +6,15 @@ writes on top of that and nothing else, which is what keeps a worker out that wa
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from backtrail.engine import changes
+from backtrail.backends.port import Batch
+from backtrail.engine import changes, upkeep
 from backtrail.engine.codec import Decoder
 from backtrail.engine.paths import Path
 from backtrail.engine.writes import NOTHING, Expect
-from backtrail.errors import Conflict, Corrupt
+from backtrail.errors import Conflict, Corrupt, Error
 from backtrail.handles import Handle
 from backtrail.values import when
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 SPACE: Final = "run"
 JOURNAL: Final = "journal"
+_TRIM_EVERY: Final = 32
 _LISTS: Final = ("messages", "tool_calls", "partial_results")
 """What only grows."""
 
@@ -36,6 +39,7 @@ class Work(Handle[Any]):
     def __init__(self, engine: Engine, session_id: str, agent: str | None) -> None:
         super().__init__(engine, JOURNAL, session_id, None, agent)
         self.standing: Standing | None = None
+        self._ended = 0
 
     def read(self, desk: Desk) -> dict[str, Any] | None:
         """Look at how it stands."""
@@ -58,6 +62,20 @@ class Work(Handle[Any]):
         self.standing = desk.writes.save(
             self._key, propose, self._meta(None, (), None, "automatic"), expect=expect, known=known
         )
+
+    def begin_anew(self, desk: Desk) -> None:
+        """Hide all but the newest row: nothing of an iteration that is over is needed to go on."""
+        if self.standing is not None and self.standing.record.no > 0:
+            no, newest = self.standing.record.no, self.standing.newest.seq
+            shown = desk.heads.backend.rows(no, [(1, newest - 1)], visible=True)
+            desk.heads.backend.commit(Batch(hide=tuple((no, row.seq) for row in shown)))
+
+    def trim(self) -> None:
+        """Now and then remove what was hidden. The run goes on, whatever goes wrong here."""
+        self._ended += 1
+        if self._ended % _TRIM_EVERY == 0 and self.standing is not None:
+            with suppress(Error):
+                upkeep.collect_rows(self._engine.direct.heads, self.standing.record)
 
     def edits(self, given: dict[str, Any]) -> list[changes.Put | changes.Cut]:
         """Return edits that put values at paths of one step."""

@@ -187,7 +187,7 @@ class Run:
     def _acquire(self, desk: Desk) -> None:
         """Take the lease, or say who has it; begin the run if it is new."""
         data = self._work.read(desk)
-        now = desk.heads.clock()
+        now = desk.heads.shared_time()
         lease = [self._owner_name, self._token, now + int(self._seconds * 1_000_000)]
         if data is None:
             fresh = {**self._beginning(desk), "lease": lease, "created_at": when(now)}
@@ -294,7 +294,7 @@ class Run:
             with self._lock:
                 if stop.is_set() or self._lost is not None:
                     return
-                until = self._engine.desk.heads.clock() + int(self._seconds * 1_000_000)
+                until = self._engine.direct.heads.shared_time() + int(self._seconds * 1_000_000)
                 lease = {"lease": [self._owner_name, self._token, until]}
                 edits = changes.Several(self._work.edits(lease))
                 try:
@@ -393,11 +393,14 @@ class Run:
 
         def write(desk: Desk) -> None:
             self._work.put(desk, changes.Several(edits))
+            if status is None:
+                self._work.begin_anew(desk)
             if wanted or (status is not None and not isinstance(self.strategy, Never)):
                 self._shown.put(desk, self._seen(status or self._status, self._state), None, "automatic")
 
         self._write(write)
         self._shown.settle()
+        self._work.trim()
         self._kept = kept
         del self._buffer[: len(waiting)]
         if status is not None:
@@ -442,6 +445,7 @@ class Run:
 
     def checkpoint(self, label: str | None = None, *, metadata: Mapping[str, Any] | None = None) -> Checkpoint[Any]:
         """Make a checkpoint of the run as it is now, whatever its strategy says."""
+        self._check_open()
         return self._checkpoint(label, self._state, metadata)
 
     def _checkpoint(self, label: str | None, state: Any, metadata: Mapping[str, Any] | None = None) -> Checkpoint[Any]:

@@ -147,7 +147,7 @@ class Runs:
             if data is None:
                 raise NotFound(f"there is no run {session_id!r}", code="not_found.run")
             lease = data["lease"]
-            if lease is not None and lease[2] > desk.heads.clock():
+            if lease is not None and lease[2] > desk.heads.shared_time():
                 raise leased(session_id, lease)
             where = next((name for name in ("calls", "zero") if Journal(data[name]).call(call_id)), None)
             found = None if where is None else Journal(data[where]).call(call_id)

@@ -152,11 +152,13 @@ class Run:
             found: int | None = await self._crew.apart(next, numbers, None)
         return found
 
-    async def checkpoint(self, label: str | None = None) -> Checkpoint[Any]:
+    async def checkpoint(
+        self, label: str | None = None, *, metadata: Mapping[str, Any] | None = None
+    ) -> Checkpoint[Any]:
         """Make a checkpoint of the run as it is now, whatever its strategy says."""
         state = copy.deepcopy(self._sync.state)  # other tasks may change it meanwhile
         async with self._turn:
-            found = await self._crew.apart(self._sync._checkpoint, label, state)  # noqa: SLF001
+            found = await self._crew.apart(self._sync._checkpoint, label, state, metadata)  # noqa: SLF001
         return Checkpoint(self._crew, found)
 
     async def _surely(self, work: Callable[[], R]) -> R:

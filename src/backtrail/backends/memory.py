@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -506,6 +507,9 @@ class MemoryBackend:
                 entries=len(entries),
                 index_bytes=indexed,
             )
+
+    def now(self) -> int:
+        return time.time_ns() // 1000
 
     def close(self) -> None:
         self._refuse_in_group()

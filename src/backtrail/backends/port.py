@@ -430,6 +430,9 @@ class Backend(Protocol):
     def usage(self) -> Usage:
         """Count what is there."""
 
+    def now(self) -> int:
+        """Return the time in microseconds since 1970, by a clock that all who use the store share."""
+
     def close(self) -> None:
         """Release everything; closing twice is allowed."""
 

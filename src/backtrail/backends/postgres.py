@@ -352,6 +352,10 @@ class PostgresBackend:
             index_bytes=index_bytes,
         )
 
+    def now(self) -> int:
+        ((now,),) = self._read(self._sql.now)
+        return int(now)
+
     def close(self) -> None:
         """Release everything; closing twice is allowed."""
         self._refuse_in_group()
@@ -369,6 +373,7 @@ class _Statements:
         self.by_name = Statement(f"{threads} WHERE space = $1 AND name = $2", "tb")
         self.by_uid = Statement(f"{threads} WHERE uid = $1", "b")
         self.by_number = Statement(f"{threads} WHERE no = $1", "i")
+        self.now = Statement("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
         self.numbers = Statement(f"SELECT no FROM {schema}.thread WHERE no > $1 ORDER BY no LIMIT $2", "ii")
         self.newest = Statement(
             f"SELECT {BARE} FROM {schema}.row r WHERE r.thread = $1 ORDER BY r.seq DESC LIMIT 1", "i"

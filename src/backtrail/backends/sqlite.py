@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -462,6 +463,9 @@ class SqliteBackend:
             entries=entries,
             index_bytes=index_bytes,
         )
+
+    def now(self) -> int:
+        return time.time_ns() // 1000
 
     def close(self) -> None:
         """Release everything; closing twice is allowed."""

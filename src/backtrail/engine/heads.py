@@ -78,6 +78,10 @@ class Heads:
         self.clock = clock
         self.cache = Cache(CACHE_BYTES)
 
+    def shared_time(self) -> int:
+        """Return the time by a clock that all who use the store share: what leases go by."""
+        return self.backend.now() if self.clock is now else self.clock()
+
     def anew(self) -> Heads:
         """Return the same with an empty cache: what it reads is what is stored now."""
         return Heads(self.backend, self.types, self.options, self.clock)

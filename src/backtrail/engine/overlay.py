@@ -386,6 +386,9 @@ class Overlay:
     def usage(self) -> Usage:
         raise _outside()
 
+    def now(self) -> int:
+        return self._below.now()
+
     def close(self) -> None:
         self._done = True
 
