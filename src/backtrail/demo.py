@@ -144,22 +144,22 @@ SCENES: Final = (
         "An agent and its conversations go back together, and the way back can be undone.",
         """
         from backtrail import AgentState, Conversation, Message
-        agent = store.agents.save(AgentState("planner", "Trip planner", "some-model"))
+        planner = store.agents.save(AgentState("planner", "Trip planner", "some-model"))
         porto = store.conversations.save(Conversation("planner", id="porto"))
         asked = store.conversations.append("porto", Message.user("Two nights in Porto, please"))
         before = store.agents.checkpoint("planner", "before booking")
         wrong = store.conversations.append("porto", Message.assistant("Booked the wrong week."))
         extra = store.conversations.save(Conversation("planner", id="complaints"))
-        agent = store.agents.restore(before.id)
+        planner = store.agents.restore(before.id)
         [(info.id, info.message_count) for info in store.conversations.list("planner")]
-        agent = store.agents.undo("planner")
+        planner = store.agents.undo("planner")
         sorted((info.id, info.message_count) for info in store.conversations.list("planner"))
         store.conversations.search("WRONG")[0].snippet
         """,
         (
             "before.conversations == 1",
             'store.conversations.info("porto").message_count == 2 and store.conversations.get("complaints") == extra',
-            'store.agents.load("planner") == agent',
+            'store.agents.load("planner") == planner',
         ),
     ),
     Scene(

@@ -21,7 +21,7 @@ from backtrail.engine.journal import Result
 from backtrail.run_calls import Options, failure_of, given
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
     from types import TracebackType
 
     from backtrail import running as sync
