@@ -1,5 +1,7 @@
 """A fork of a run's checkpoints is a run, too; and whatever is done to them, the run goes on and makes whole ones."""
 
+import threading
+
 import pytest
 
 import backtrail
@@ -109,3 +111,14 @@ def test_pruned_to_the_newest_of_an_agent_whatever_run_they_belong_to_and_the_ru
             break
     assert done == ["s", "s", "t", "t"]
     assert len(store.runs.steps("s")[-1].state["tool_calls"]) == 2
+
+
+def test_a_lease_is_let_go_quietly_when_the_store_is_closed(tmp_path):
+    store = backtrail.open(tmp_path / "s.db")
+    run = store.run("s", lease=0.03)
+    run.__enter__()
+    beating = [thread for thread in threading.enumerate() if thread.name == "backtrail lease"]
+    store.close()
+    for thread in beating:
+        thread.join(5)
+        assert not thread.is_alive()

@@ -24,7 +24,7 @@ from backtrail.engine.codec import encode
 from backtrail.engine.journal import Call, Journal, Recorded, Result
 from backtrail.engine.paths import Path
 from backtrail.entities import Message, to_data
-from backtrail.errors import Conflict, Corrupt, InDoubt, Invalid
+from backtrail.errors import Conflict, Corrupt, Error, InDoubt, Invalid
 from backtrail.run_calls import Asked, Options, as_record, failure_of, given, record_of
 from backtrail.run_threads import SPACE, Shown, Work, leased
 from backtrail.strategies import AfterToolCall, Done, Event, Never, NotDone, RunState, RunStatus, ToolCallRecord
@@ -294,15 +294,15 @@ class Run:
             with self._lock:
                 if stop.is_set() or self._lost is not None:
                     return
-                until = self._engine.direct.heads.shared_time() + int(self._seconds * 1_000_000)
-                lease = {"lease": [self._owner_name, self._token, until]}
-                edits = changes.Several(self._work.edits(lease))
                 try:
+                    until = self._engine.direct.heads.shared_time() + int(self._seconds * 1_000_000)
+                    edits = changes.Several(self._work.edits({"lease": [self._owner_name, self._token, until]}))
                     self._write(partial(self._work.put, propose=edits), several=False)
                 except Conflict:
                     return
-                except Exception:  # noqa: BLE001, S112 - the store is away: the next beat, or the next write, will tell
-                    continue
+                except Error as error:  # the store is away: the next beat, or the next write, will tell
+                    if error.code == "unavailable.closed":
+                        return
 
     def _stop_beating(self) -> None:
         if self._beat is not None:
