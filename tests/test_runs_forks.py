@@ -122,3 +122,52 @@ def test_a_lease_is_let_go_quietly_when_the_store_is_closed(tmp_path):
     for thread in beating:
         thread.join(5)
         assert not thread.is_alive()
+
+
+def test_who_writes_to_the_checkpoints_at_that_moment_takes_nothing_over(store, monkeypatch):
+    """A conflict on the checkpoints is none of the lease: the write is done once more."""
+    others = iter([lambda: store.runs.thread("s").save({"by": "hand"})])
+    at_once = type(store._engine).at_once
+
+    def overtaken(engine, work):
+        def first(desk):
+            done = work(desk)
+            for other in others:
+                thread = threading.Thread(target=other)
+                thread.start()
+                thread.join()
+            return done
+
+        return at_once(engine, first)
+
+    with store.run("s", state={"n": 0}) as run:
+        for number in run.iterations():
+            run.tool("t", lambda n: n, number)
+            monkeypatch.setattr(type(store._engine), "at_once", overtaken)
+            if number == 3:
+                break
+    assert [call.result for call in store.runs.load("s").tool_calls] == [1, 2, 3]
+    assert store.runs.load("s").status.name == "completed"
+    assert store.runs.steps("s")[-1].state["status"] == "completed"
+
+
+def test_a_write_of_which_nobody_knows_is_looked_at_before_the_next_one(store, monkeypatch):
+    commit = store._backend.commit
+    lost = iter([False, False, False, True])
+
+    def unsure(batch):
+        done = commit(batch)
+        if batch.rows and next(lost, False):
+            raise backtrail.CommitUnknown("the reply was lost", code="commit_unknown.io")
+        return done
+
+    with store.run("s", state={}) as run:
+        for number in run.iterations():
+            run.tool("t", lambda n: n, number)
+            monkeypatch.setattr(store._backend, "commit", unsure)
+            if number == 2:
+                with pytest.raises(backtrail.CommitUnknown):
+                    run.tool("u", lambda: "done", policy="pure")
+                assert run.tool("v", lambda: "after") == "after"
+                break
+    assert store.runs.load("s").tool_calls[-1].result == "after"

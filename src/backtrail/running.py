@@ -88,6 +88,8 @@ class Run:
         """Held while something is said; never while anything is read or written, so that nobody waits for it."""
         self._beat: threading.Event | None = None
         self._lost: Conflict | None = None
+        self._unsure = False
+        """Whether nobody knows if the last write was done."""
         self._open = False
         self._looping = False
         self._entered = False
@@ -312,6 +314,21 @@ class Run:
         """Write to the journal, on top of what this worker wrote last; if that is not the newest, the run is lost."""
         if self._lost is not None:
             raise self._lost
+        if self._unsure:
+            self._look_again()
+        for last in (False, True):
+            try:
+                self._try(write, several=several)
+                return
+            except Conflict as error:
+                head = self._work.standing.head if self._work.standing else None
+                self._look_again(error)
+                now = self._work.standing.head if self._work.standing else None
+                if last or head is None or now is None or head.op_id != now.op_id:
+                    raise self._taken_over() from error
+                # else others wrote to its checkpoints at that moment: once more, on what is there
+
+    def _try(self, write: Callable[[Desk], None], *, several: bool) -> None:
         stood = self._work.standing, self._shown.standing
         try:
             if several:
@@ -321,13 +338,24 @@ class Run:
         except BaseException as error:
             self._work.standing, self._shown.standing = stood  # what was written in a transaction went with it
             self._shown.forget()
-            if not isinstance(error, Conflict):
-                raise
-            self._lost = Conflict(
-                f"run {self.session_id!r} was taken over by another worker: what this one does is not kept any more",
-                code="conflict.lease",
-            )
-            raise self._lost from error
+            self._unsure = not isinstance(error, Conflict | Invalid)  # it may have been written all the same
+            raise
+
+    def _look_again(self, error: Conflict | None = None) -> None:
+        """See how the journal stands; it is this worker's as long as it has its token."""
+        data = self._work.read(self._engine.direct)
+        if data is None or data["lease"] is None or data["lease"][1] != self._token:
+            raise self._taken_over() from error
+        self._shown.standing = None
+        self._shown.forget()
+        self._unsure = False
+
+    def _taken_over(self) -> Conflict:
+        self._lost = Conflict(
+            f"run {self.session_id!r} was taken over by another worker: what this one does is not kept any more",
+            code="conflict.lease",
+        )
+        return self._lost
 
     # -- iterations ---------------------------------------------------------------------------------------
 
