@@ -85,11 +85,11 @@ def test_the_scheduler_has_every_public_name_and_one_to_wait_by():
 
 
 def test_a_run_has_every_public_name_with_the_same_parameters():
-    names = public(running.Run)
+    names = {name for cls in running.Run.__mro__[:-1] for name in public(cls)}
     assert set(public(Run)) == {*names, "session_id", "agent", "strategy", "resumed"}
     assert {name for name in names if inspect.iscoroutinefunction(vars(Run)[name])} == {"checkpoint", "llm", "tool"}
     for name in ("checkpoint", "halt", "iterations", "llm", "message", "partial", "tool"):
-        one, other = (inspect.signature(vars(cls)[name]).parameters.values() for cls in (running.Run, Run))
+        one, other = (inspect.signature(getattr(cls, name)).parameters.values() for cls in (running.Run, Run))
         assert [p for p in one if p.name != "fn"] == [p for p in other if p.name != "fn"]
         assert inspect.getdoc(vars(Run)[name])
 

@@ -20,7 +20,8 @@ from backtrail.engine.heads import Options, Standing
 from backtrail.engine.schema import Types
 from backtrail.engine.watching import AllThreads, Watch
 from backtrail.errors import Invalid, NotFound, Unavailable
-from backtrail.running import LEASE, Run
+from backtrail.run_worker import LEASE
+from backtrail.running import Run
 from backtrail.runs import Runs
 from backtrail.threads import Thread
 from backtrail.values import Damage, GcReport, Hit, MigrateReport, PruneReport, Stats, ThreadInfo, VerifyReport, when

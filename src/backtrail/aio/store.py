@@ -15,7 +15,7 @@ from backtrail.aio.running import Run
 from backtrail.aio.runs import Runs
 from backtrail.aio.threads import Thread
 from backtrail.engine.queue import Crew
-from backtrail.running import LEASE
+from backtrail.run_worker import LEASE
 
 if TYPE_CHECKING:
     import datetime as dt

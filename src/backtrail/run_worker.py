@@ -1,0 +1,340 @@
+"""A worker of a run: it has the lease, knows how the run stands, and writes on top of what it wrote last.
+
+Every write adds a row to the run's journal, on top of the last one that the worker knows; whoever takes the run over
+adds one, too. So a worker that was taken over cannot write any more, whatever it does.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from blake3 import blake3
+
+from backtrail.arguments import check_duration, check_id
+from backtrail.engine import changes
+from backtrail.engine.codec import encode
+from backtrail.engine.journal import Call, Journal
+from backtrail.engine.paths import Path
+from backtrail.entities import Message, to_data
+from backtrail.errors import Conflict, Error, Invalid
+from backtrail.run_calls import record_of
+from backtrail.run_threads import SPACE, Shown, Work, leased
+from backtrail.strategies import AfterToolCall, RunState, RunStatus, ToolCallRecord
+from backtrail.threads import Thread
+from backtrail.values import when
+
+if TYPE_CHECKING:
+    import datetime as dt
+    from collections.abc import Callable, Sequence
+
+    from backtrail.engine.engine import Desk, Engine
+    from backtrail.strategies import Strategy
+
+LEASE: Final = 60.0
+"""Seconds for which a worker has a run, if it does not renew its lease; it does at every third of that."""
+
+
+class Worker:
+    """Has a run, and writes to its two threads."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        session_id: str,
+        *,
+        agent: str | None = None,
+        strategy: Strategy | None = None,
+        messages: Sequence[Message] = (),
+        state: Any = None,
+        takeover: bool = False,
+        lease: dt.timedelta | float = LEASE,
+    ) -> None:
+        self.session_id = check_id(session_id, "a session's id")
+        self.agent = None if agent is None else check_id(agent, "an agent's id")
+        self.strategy: Strategy = AfterToolCall() if strategy is None else strategy
+        if not callable(getattr(self.strategy, "should_checkpoint", None)):
+            raise Invalid(
+                f"a strategy has should_checkpoint(iteration, event), not {strategy!r}", code="invalid.argument"
+            )
+        self._engine = engine
+        self._given = [to_data(message) for message in messages], {} if state is None else state
+        self._takeover = takeover
+        self._seconds = check_duration(lease, "lease") / 1_000_000
+        self._work = Work(engine, session_id, agent)
+        self._shown = Shown(engine, session_id, agent)
+        self._token = uuid.uuid4().hex
+        self._owner_name = ""
+        self._lock = threading.RLock()
+        """Held while something is written."""
+        self._saying = threading.Lock()
+        """Held while something is said; never while anything is read or written, so that nobody waits for it."""
+        self._beat: threading.Event | None = None
+        self._lost: Conflict | None = None
+        self._unsure = False
+        """Whether nobody knows if the last write was done."""
+        self._open = False
+        self._looping = False
+        self._entered = False
+        self._lent: str | None = None
+        """The hash of the state, if it was read before the loop, where it is not to be changed."""
+        self._buffer: list[list[Any]] = []
+        self._flushing = 0
+        self._under_way: set[str] = set()
+        """Calls that are being made."""
+        self.resumed = False
+
+    # -- how it stands --------------------------------------------------------------------------------
+
+    @property
+    def status(self) -> RunStatus:
+        """How the run stands."""
+        return self._status
+
+    @property
+    def iteration(self) -> int:
+        """The number of the iteration; 0 before the first one."""
+        return self._iteration
+
+    @property
+    def messages(self) -> list[Message]:
+        """The messages, those of this iteration included."""
+        return list(self._messages)
+
+    @property
+    def tool_calls(self) -> list[ToolCallRecord]:
+        """The tool calls that came to an end, those of this iteration included."""
+        return [record_of(each) for each in self._calls]
+
+    @property
+    def partial_results(self) -> list[Any]:
+        """What `partial` was given."""
+        return list(self._partials)
+
+    @property
+    def state(self) -> Any:
+        """The state: change it in place, inside of an iteration. It is kept when the iteration ends."""
+        if self._open and not self._looping and self._lent is None:
+            self._lent = self._hash(self._state)
+        return self._state
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        self._check_open()
+        if not self._looping:
+            raise _early()
+        self._state = value
+
+    def _check_state(self) -> None:
+        """Refuse a state that was changed before the loop: a resumed run would change it again."""
+        if self._lent is not None and self._lent != self._hash(self._state):
+            raise _early()
+        self._lent = None
+
+    @property
+    def in_doubt(self) -> list[Call]:
+        """The calls of this iteration that were begun before the run was cut short, and whose result nobody knows."""
+        return self._journal.in_doubt()
+
+    @property
+    def thread(self) -> Thread[Any]:
+        """The thread of the run's checkpoints."""
+        return Thread(self._engine, SPACE, self.session_id)
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise Invalid("a run is used inside of its block: with store.run(...) as run:", code="invalid.run")
+        if self._lost is not None:
+            raise self._lost
+
+    @property
+    def _where(self) -> Path:
+        """Where the journal of what is done now is."""
+        return Path(("calls" if self._looping else "zero",))
+
+    @property
+    def _book(self) -> Journal:
+        """The journal of what is done now."""
+        return self._journal if self._looping else self._zero
+
+    @property
+    def _number(self) -> int:
+        """The iteration that calls belong to."""
+        return self._iteration if self._looping else 0
+
+    def _is_live(self) -> bool:
+        """Tell whether what is said now is not in the run yet: what comes before the loop of a resumed run is."""
+        return self._status.name != RunState.COMPLETED and (self._looping or self._iteration == 0)
+
+    def _seen(self, status: RunStatus, state: Any) -> dict[str, Any]:
+        """Return what a checkpoint of the run shows."""
+        return {
+            "session_id": self.session_id,
+            "agent": self.agent,
+            "status": status.name,
+            "reason": status.reason,
+            "iteration": self._iteration,
+            "messages": [to_data(each) for each in self._messages],
+            "tool_calls": list(self._calls),
+            "partial_results": list(self._partials),
+            "state": state,
+        }
+
+    # -- the lease --------------------------------------------------------------------------------------
+
+    def _acquire(self, desk: Desk) -> None:
+        """Take the lease, or say who has it; begin the run if it is new."""
+        data = self._work.read(desk)
+        now = desk.heads.shared_time()
+        lease = [self._owner_name, self._token, now + int(self._seconds * 1_000_000)]
+        if data is None:
+            fresh = {**self._beginning(desk), "lease": lease, "created_at": when(now)}
+            self._work.put(desk, changes.Replace(fresh, desk.heads.nodes(), self._work._types))  # noqa: SLF001
+            return
+        self.resumed = True
+        if self.agent is not None and data["agent"] != self.agent:
+            raise Conflict(
+                f"run {self.session_id!r} belongs to agent {data['agent']!r}, not {self.agent!r}", code="conflict.agent"
+            )
+        held = data["lease"]
+        if held is not None and held[2] > now and not self._takeover:
+            raise leased(self.session_id, held)
+        if data["status"][0] != RunState.COMPLETED:
+            given = {"lease": lease, "status": [str(RunState.IN_PROGRESS), None]}
+            self._work.put(desk, changes.Several(self._work.edits(given)))
+
+    def _beginning(self, desk: Desk) -> dict[str, Any]:
+        """Return how a new run begins: as it was told, or, if it is a fork, after the iteration of its checkpoint."""
+        messages, state = self._given
+        fresh = {
+            "agent": self.agent,
+            "status": [str(RunState.IN_PROGRESS), None],
+            "iteration": 0,
+            "tool_calls": [],
+            "partial_results": [],
+            "zero": [],
+            "calls": [],
+            "messages": messages,
+            "state": state,
+        }
+        forked = self.thread.latest()
+        if forked is None:
+            return fresh
+        seen = forked.state
+        try:
+            fresh |= {name: seen[name] for name in ("tool_calls", "partial_results", "messages", "state")}
+            fresh |= {"agent": self.agent or seen["agent"], "iteration": seen["iteration"] + 1}
+            source = Work(self._engine, seen["session_id"], None).read(desk)
+        except (KeyError, TypeError) as error:
+            raise Invalid(f"{forked.id} is no checkpoint of a run", code="invalid.run") from error
+        self.resumed = True
+        return {**fresh, "zero": source["zero"] if source else []}
+
+    def _take(self, data: dict[str, Any]) -> None:
+        """Stand where the iteration begins that is to be run."""
+        self.agent = data["agent"]
+        self._status = RunStatus(*data["status"])
+        self._iteration: int = data["iteration"]
+        self._messages = [Message.from_data(each) for each in data["messages"]]
+        self._calls: list[dict[str, Any]] = list(data["tool_calls"])
+        self._partials: list[Any] = list(data["partial_results"])
+        self._state = data["state"]
+        self._kept = len(self._messages), len(self._calls), len(self._partials)
+        self._zero = Journal(data["zero"])
+        self._journal = self._zero if self._iteration == 0 else Journal(data["calls"])
+        self._owner = self._engine.owner()
+
+    def _heart(self, stop: threading.Event) -> None:
+        """Renew the lease, until the block ends or somebody else has the run."""
+        while not stop.wait(self._seconds / 3):
+            with self._lock:
+                if stop.is_set() or self._lost is not None:
+                    return
+                try:
+                    until = self._engine.direct.heads.shared_time() + int(self._seconds * 1_000_000)
+                    edits = changes.Several(self._work.edits({"lease": [self._owner_name, self._token, until]}))
+                    self._write(partial(self._work.put, propose=edits), several=False)
+                except Conflict:
+                    return
+                except Error as error:  # the store is away: the next beat, or the next write, will tell
+                    if error.code == "unavailable.closed":
+                        return
+
+    def _stop_beating(self) -> None:
+        if self._beat is not None:
+            self._beat.set()
+
+    # -- writing ------------------------------------------------------------------------------------------
+
+    def _write(self, write: Callable[[Desk], None], *, several: bool = True) -> None:
+        """Write to the journal, on top of what this worker wrote last; if that is not the newest, the run is lost."""
+        if self._lost is not None:
+            raise self._lost
+        if self._unsure:
+            self._look_again()
+        for last in (False, True):
+            try:
+                self._try(write, several=several)
+                return
+            except Conflict as error:
+                head = self._work.standing.head if self._work.standing else None
+                self._look_again(error)
+                now = self._work.standing.head if self._work.standing else None
+                if last or head is None or now is None or head.op_id != now.op_id:
+                    raise self._taken_over() from error
+
+    def _try(self, write: Callable[[Desk], None], *, several: bool) -> None:
+        stood = self._work.standing, self._shown.standing
+        try:
+            if several:
+                self._engine.at_once(write)
+            else:  # one row is a transaction by itself
+                write(self._engine.direct)
+        except BaseException as error:
+            self._work.standing, self._shown.standing = stood  # what was written in a transaction went with it
+            self._shown.forget()
+            self._unsure = not isinstance(error, Conflict | Invalid)  # it may have been written all the same
+            raise
+
+    def _look_again(self, error: Conflict | None = None) -> None:
+        """See how the journal stands; it is this worker's as long as it has its token."""
+        data = self._work.read(self._engine.direct)
+        if data is None or data["lease"] is None or data["lease"][1] != self._token:
+            raise self._taken_over() from error
+        self._shown.standing = None
+        self._shown.forget()
+        self._unsure = False
+
+    def _taken_over(self) -> Conflict:
+        self._lost = Conflict(
+            f"run {self.session_id!r} was taken over by another worker: what this one does is not kept any more",
+            code="conflict.lease",
+        )
+        return self._lost
+
+    def _flush(self, desk: Desk, entries: list[list[Any]]) -> None:
+        """Write entries, and those that were waiting for company."""
+        waiting = list(self._buffer)
+        self._flushing = len(waiting)
+        items = (*waiting, *entries)
+        if items:
+            self._work.put(desk, changes.Append(self._where, items, self._work._types, self.session_id))  # noqa: SLF001
+
+    def _flushed(self) -> None:
+        """Forget what was written; what was said meanwhile waits for the next write."""
+        del self._buffer[: self._flushing]
+        self._flushing = 0
+
+    def _hash(self, value: Any) -> str:
+        tree = encode(value, self._engine.desk.heads.nodes(), self._work._types)  # noqa: SLF001
+        return blake3(tree.root).hexdigest(length=12)
+
+
+def _early() -> Invalid:
+    return Invalid(
+        "before the first iteration the state of a run is not changed: a resumed run would change it again. "
+        "Give it with store.run(..., state=...), or change it in the loop",
+        code="invalid.run",
+    )
