@@ -208,7 +208,7 @@ class Manifests(Handle[Any]):
                     edits.append(changes.Cut(path, self._types, self.id))
                 else:
                     value = None if new is None else list(new)
-                    edits.append(changes.Put(path, value, self._types, self.id))
+                    edits.append(changes.Assign(path, value, self._types, self.id))
         return changes.Several(edits), size, count
 
     def _now(self, desk: Desk, present: Present) -> Manifest:

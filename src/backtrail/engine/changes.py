@@ -157,6 +157,16 @@ class Put(_Edit):
         return self._encoder(tree, type(self._path)(self._path[:-1])).key(self._path[-1])
 
 
+class Assign(Put):
+    """Put a value under keys of dicts that are known to be there, without looking; the last key may be new."""
+
+    def ops(self, tree: Tree) -> list[Op]:
+        """Return what is put, as ops."""
+        rep = self._encoder(tree, self._path).rep(self._value)
+        encoder = self._encoder(tree, type(self._path)(()))
+        return [[SET, [encoder.key(step) for step in self._path], rep]]
+
+
 class Cut(_Edit):
     """Take what is at a path out of its dict or list."""
 
