@@ -171,3 +171,20 @@ def test_a_write_of_which_nobody_knows_is_looked_at_before_the_next_one(store, m
                 assert run.tool("v", lambda: "after") == "after"
                 break
     assert store.runs.load("s").tool_calls[-1].result == "after"
+
+
+@pytest.mark.parametrize(
+    ("fn", "args", "options", "says"),
+    [
+        (5, (), {}, "is a function and its arguments"),
+        (lambda: 1, (), {"policy": "idempotent"}, "does not take it"),
+        (lambda x: x, (threading.Lock(),), {}, r"arguments.args\[0\]"),
+    ],
+)
+def test_a_call_that_cannot_be_made_is_refused_before_anything_is_written(store, fn, args, options, says):
+    with store.run("s") as run:
+        before = store._backend.usage().rows
+        with pytest.raises(backtrail.Invalid, match=says):
+            run.tool("t", fn, *args, **options)
+        assert store._backend.usage().rows == before
+        assert run.in_doubt == []

@@ -103,6 +103,7 @@ class Caller(Worker):
         return self._called(options, fn, args, kwargs)
 
     def _called(self, options: Options, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
+        options.check(fn)
         asked = self._begin(options, {"args": list(args), "kwargs": kwargs})
         result = asked.result
         if asked.doubtful and options.verify is not None:
@@ -126,7 +127,6 @@ class Caller(Worker):
 
     def _begin(self, options: Options, arguments: dict[str, Any]) -> Asked:
         """Do what comes before a call: find what is known of it, else write its intent."""
-        options.check()
         self._check_open()
         call, recorded = self._begun(options, arguments)
         if recorded is None:
@@ -161,7 +161,7 @@ class Caller(Worker):
 
     def _begun(self, options: Options, arguments: dict[str, Any]) -> tuple[Call, Recorded | None]:
         """Find the call in the journal, else write its intent."""
-        key = f"{options.kind}:{options.tool_call_id or options.name}:{self._hash(arguments)}"
+        key = f"{options.kind}:{options.tool_call_id or options.name}:{self._hash(arguments, 'arguments')}"
         main = self._engine.owner() is self._owner
         with self._lock:
             book = self._book

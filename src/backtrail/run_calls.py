@@ -7,6 +7,7 @@ any other is a `CallError` that says which it was, because nothing is imported o
 from __future__ import annotations
 
 import copy
+import inspect
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from backtrail.errors import Invalid
@@ -50,12 +51,27 @@ class Options(NamedTuple):
     retry: bool
     tool_call_id: str | None
 
-    def check(self) -> None:
-        """Refuse what means nothing."""
+    def check(self, fn: Any) -> None:
+        """Refuse what means nothing, before anything happens."""
+        if not callable(fn):
+            text = f"{self.kind} {self.name!r:.100} is a function and its arguments, not {fn!r:.100}"
+            raise Invalid(text, code="invalid.argument")
+        if self.policy == "idempotent" and not _takes_key(fn):
+            text = f"an idempotent {self.kind} is given key=, and {self.name!r:.100} does not take it"
+            raise Invalid(text, code="invalid.argument")
         if type(self.name) is not str or not self.name:
             raise Invalid(f"the name of a call is a text, not {self.name!r:.100}", code="invalid.argument")
         if self.policy not in POLICIES:
             raise Invalid(f"policy is one of {', '.join(POLICIES)}, not {self.policy!r:.100}", code="invalid.argument")
+
+
+def _takes_key(fn: Callable[..., Any]) -> bool:
+    """Tell whether a function can be given a key; of some nobody can tell."""
+    try:
+        parameters = inspect.signature(fn).parameters
+    except (TypeError, ValueError):
+        return True
+    return "key" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 
 
 class Asked(NamedTuple):

@@ -15,7 +15,7 @@ from blake3 import blake3
 
 from backtrail.arguments import check_duration, check_id
 from backtrail.engine import changes
-from backtrail.engine.codec import encode
+from backtrail.engine.codec import Encoder
 from backtrail.engine.journal import Call, Journal
 from backtrail.engine.paths import Path
 from backtrail.entities import Message, to_data
@@ -327,9 +327,9 @@ class Worker:
         del self._buffer[: self._flushing]
         self._flushing = 0
 
-    def _hash(self, value: Any) -> str:
-        tree = encode(value, self._engine.desk.heads.nodes(), self._work._types)  # noqa: SLF001
-        return blake3(tree.root).hexdigest(length=12)
+    def _hash(self, value: Any, what: str = "state") -> str:
+        encoder = Encoder(self._engine.direct.heads.nodes(), self._work._types, what=what)  # noqa: SLF001
+        return blake3(bytes(encoder.rep(value))).hexdigest(length=12)
 
 
 def _early() -> Invalid:

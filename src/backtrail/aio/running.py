@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -233,7 +234,11 @@ class Run:
         self, options: Options, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         run = self._sync
-        asked = await self._begin(options, copy.deepcopy({"args": list(args), "kwargs": kwargs}))
+        options.check(fn)
+        arguments = {"args": list(args), "kwargs": kwargs}
+        with suppress(Exception):  # what cannot even be copied is refused, with its path
+            arguments = copy.deepcopy(arguments)
+        asked = await self._begin(options, arguments)
         result = asked.result
         if asked.doubtful and options.verify is not None:
             result = run._verified(asked.call, await _awaited(options.verify(asked.call)))  # noqa: SLF001
