@@ -26,18 +26,94 @@ def store():
         yield store
 
 
-def test_a_fork_of_a_finished_run_goes_on_after_its_checkpoint_and_repeats_nothing(store):
+def in_iteration(store, session, number):
+    return next(c for c in store.runs.steps(session) if c.state["iteration"] == number)
+
+
+def test_a_fork_of_a_finished_run_goes_on_at_its_checkpoint_and_repeats_nothing(store):
     done = []
     work(store, "s", stop=3, done=done)
-    at = next(c for c in store.runs.steps("s") if c.state["iteration"] == 2)
-    store.runs.thread("s").fork("t", at=at)
+    store.runs.thread("s").fork("t", at=in_iteration(store, "s", 2))
     assert "t" not in store.runs
-    run = work(store, "t", stop=4, done=done, city="Porto")
-    assert done == ["hello", "Lisbon", "Lisbon", "Lisbon", "Porto", "Porto"]
+    run = work(store, "t", stop=4, done=done)
+    assert done == ["hello", "Lisbon", "Lisbon", "Lisbon", "Lisbon", "Lisbon"]  # of the fork's own, those of 3 and 4
     assert [call.iteration for call in run.tool_calls] == [0, 1, 2, 3, 4]
-    assert [message.content for message in run.messages] == ["Go", "Lisbon 1", "Lisbon 2", "Porto 3", "Porto 4"]
-    assert run.state == {"seen": ["Lisbon 1", "Porto 3", "Porto 4"]}  # as it was at that moment of iteration 2
+    assert [message.content for message in run.messages] == ["Go", *(f"Lisbon {n}" for n in (1, 2, 3, 4))]
+    assert run.state == {"seen": [f"Lisbon {n}" for n in (1, 2, 3, 4)]}  # the second half of iteration 2, too
     assert (run.agent, run.resumed, run.iteration) == ("a", True, 5)
+
+
+def test_a_fork_may_try_another_way_from_the_beginning_of_its_iteration(store):
+    done = []
+    work(store, "s", stop=3, done=done)
+    store.runs.thread("s").fork("t", at=in_iteration(store, "s", 2))
+    run = work(store, "t", stop=3, done=done, city="Porto")
+    assert done == ["hello", "Lisbon", "Lisbon", "Lisbon", "Porto", "Porto"]
+    assert [message.content for message in run.messages] == ["Go", "Lisbon 1", "Porto 2", "Porto 3"]
+    assert run.state == {"seen": ["Lisbon 1", "Porto 2", "Porto 3"]}
+
+
+def test_what_a_fork_did_itself_must_be_asked_for_again(store):
+    work(store, "s", stop=3, done=[])
+    store.runs.thread("s").fork("t", at=in_iteration(store, "s", 2))
+    with pytest.raises(ZeroDivisionError), store.run("t") as run:
+        run.tool("hello", lambda: None)
+        for _ in run.iterations():
+            run.tool("walk", abs, -3)
+            raise ZeroDivisionError
+    with pytest.raises(backtrail.Invalid, match="walk"):
+        work(store, "t", stop=3, done=[])
+
+
+def test_a_fork_of_the_end_of_a_run_begins_the_next_iteration(store):
+    done = []
+    work(store, "s", stop=2, done=done)
+    store.runs.thread("s").fork("t")
+    run = work(store, "t", stop=5, done=done)
+    assert [call.iteration for call in run.tool_calls] == [0, 1, 2, 4, 5]  # the end was in iteration 3
+
+
+def test_a_fork_needs_nothing_of_the_run_that_it_comes_from(store):
+    done = []
+    work(store, "s", stop=2, done=done)
+    store.runs.thread("s").fork("t", at=in_iteration(store, "s", 1))
+    store.runs.cleanup("s")
+    store.gc()
+    work(store, "t", stop=2, done=done)
+    assert done == ["hello", "Lisbon", "Lisbon", "Lisbon"]
+    assert store.verify().ok
+
+
+def test_a_fork_from_before_the_first_iteration(store):
+    done = []
+    work(store, "s", stop=1, done=done)
+    store.runs.thread("s").fork("t", at=1)
+    run = work(store, "t", stop=1, done=done, city="Porto")
+    assert done == ["hello", "Lisbon", "Porto"]
+    assert [message.content for message in run.messages] == ["Go", "Porto 1"]
+
+
+def test_a_call_that_was_on_its_way_is_not_in_doubt_in_a_fork_and_stays_so_in_the_run(store):
+    """Two calls side by side; the one that is slow is cut short, after the checkpoint of the other."""
+
+    hold = threading.Event()
+    with store.run("s") as run:
+        iterations = run.iterations()
+        next(iterations)
+        slow = threading.Thread(target=lambda: run.tool("slow", lambda: hold.wait(5) and None))
+        slow.start()
+        while not run.in_doubt:
+            pass
+        run.tool("quick", abs, -1)
+        hold.set()
+        slow.join()
+    at = next(c for c in store.runs.steps("s") if [call["tool_name"] for call in c.state["tool_calls"]] == ["quick"])
+    store.runs.thread("s").fork("t", at=at)
+    with store.run("t") as fork:
+        assert fork.in_doubt == []
+        fork.halt("seen")
+    store.runs.thread("s").rewind(at)
+    assert [call.name for call in store.runs.load("s").in_doubt] == ["slow"]
 
 
 def test_the_run_that_it_comes_from_stays_as_it_was(store):
@@ -188,3 +264,102 @@ def test_a_call_that_cannot_be_made_is_refused_before_anything_is_written(store,
             run.tool("t", fn, *args, **options)
         assert store._backend.usage().rows == before
         assert run.in_doubt == []
+
+
+# ---- going back -----------------------------------------------------------------------------------------------------
+
+
+def test_who_rewinds_the_checkpoints_of_a_run_moves_the_run(store):
+    done = []
+    work(store, "s", stop=3, done=done)
+    store.runs.thread("s").rewind(in_iteration(store, "s", 2))
+    record = store.runs.load("s")
+    assert (str(record.status), record.iteration) == ("halted(rewound)", 2)
+    assert [message.content for message in record.messages] == ["Go", "Lisbon 1"]
+    run = work(store, "s", stop=3, done=done, city="Porto")
+    assert done == ["hello", "Lisbon", "Lisbon", "Lisbon", "Porto", "Porto"]
+    assert run.state == {"seen": ["Lisbon 1", "Porto 2", "Porto 3"]}
+    assert store.runs.load("s").status.name == "completed"
+
+
+def test_a_rewind_that_is_undone_was_none(store):
+    done = []
+
+    def cut(session):
+        with store.run(session, state={"n": 0}) as run:
+            for _ in run.iterations():
+                run.tool("first", done.append, 1)
+                run.tool("second", done.append, 2, irreversible=False)
+                if len(done) == 2:
+                    raise ZeroDivisionError
+                break
+
+    with pytest.raises(ZeroDivisionError):
+        cut("s")
+    before = store.runs.load("s")
+    store.runs.thread("s").rewind(1)
+    assert store.runs.load("s") != before
+    store.runs.thread("s").undo()
+    assert store.runs.load("s") == before
+    done.append("again")
+    cut("s")
+    assert done == [1, 2, "again"]
+
+
+def test_a_run_that_went_on_from_where_it_was_rewound_to_goes_on_there_after_a_crash(store):
+    done = []
+    work(store, "s", stop=3, done=done)
+    store.runs.thread("s").rewind(in_iteration(store, "s", 2))
+    with pytest.raises(ZeroDivisionError), store.run("s", strategy=backtrail.Never()) as run:
+        run.tool("hello", lambda: None)
+        for number in run.iterations():
+            run.tool("walk", done.append, f"walk {number}")
+            if number == 3:
+                raise ZeroDivisionError
+    with store.run("s", strategy=backtrail.Never()) as run:
+        run.tool("hello", lambda: None)
+        assert run.iteration == 3
+        for number in run.iterations():
+            run.tool("walk", done.append, f"walk {number}")
+            break
+    assert done[4:] == ["walk 2", "walk 3"]
+
+
+def test_the_undo_of_a_save_moves_the_run_before_it(store):
+    done = []
+    work(store, "s", stop=2, done=done)
+    store.runs.thread("s").undo()  # the end
+    assert (store.runs.load("s").status.reason, store.runs.load("s").iteration) == ("rewound", 2)
+    work(store, "s", stop=2, done=done)
+    assert done == ["hello", "Lisbon", "Lisbon"]
+
+
+def test_a_deleted_head_moves_nothing(store):
+    with pytest.raises(ZeroDivisionError), store.run("s") as run:
+        for _ in run.iterations():
+            run.tool("first", abs, -1)
+            raise ZeroDivisionError
+    before = store.runs.load("s")
+    store.runs.thread("s").delete_checkpoint("@")
+    assert store.runs.load("s") == before
+
+
+def test_a_call_in_doubt_can_be_settled_after_a_rewind(store):
+    def stop():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), store.run("s") as run:
+        for _ in run.iterations():
+            run.tool("first", abs, -1)
+            run.checkpoint("here")
+            run.tool("second", stop)
+    store.runs.thread("s").rewind("@")  # the checkpoint of the interrupt, with the doubt in it
+    store.runs.thread("s").rewind("here")
+    assert store.runs.load("s").in_doubt == ()
+    store.runs.thread("s").undo()
+    assert [call.id for call in store.runs.load("s").in_doubt] == ["1.2"]
+    store.runs.settle("s", "1.2", result="done")
+    with store.run("s") as run:
+        for _ in run.iterations():
+            assert (run.tool("first", abs, -1), run.tool("second", abs)) == (1, "done")
+            break

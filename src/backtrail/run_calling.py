@@ -7,7 +7,10 @@ iteration finds in its journal what it had done: `backtrail.engine.journal` says
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any, TypeVar
+from contextlib import contextmanager
+from contextvars import ContextVar
+from operator import is_
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from backtrail.engine import journal
 from backtrail.engine.journal import Call, Recorded, Result
@@ -18,11 +21,14 @@ from backtrail.run_worker import Worker
 from backtrail.strategies import Done, Event, NotDone
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from backtrail.engine.engine import Desk
 
 T = TypeVar("T")
+
+_inside: Final[ContextVar[tuple[object, str] | None]] = ContextVar("inside", default=None)
+"""The run and the call that is being made here."""
 
 
 class Caller(Worker):
@@ -34,24 +40,27 @@ class Caller(Worker):
             raise Invalid(f"this is {type(message).__name__}, not a Message", code="invalid.value")
         data = to_data(message)
         shape = {name: value for name, value in data.items() if name not in ("id", "timestamp")}
+        key = self._hash(shape, "message")
         with self._saying:
-            found = self._said(journal.MESSAGE, shape, data)
+            found = self._said(journal.MESSAGE, key, data)
             kept = message if found is data else Message.from_data(found)
             if self._is_live():
                 self._messages.append(kept)
+                self._said_data.append(found)
         return kept
 
     def partial(self, value: Any) -> Any:
         """Add a partial result."""
+        key, kept = self._copied(value, "partial")
         with self._saying:
-            found = self._said(journal.PARTIAL, value, value)
+            found = self._said(journal.PARTIAL, key, kept)
             if self._is_live():
                 self._partials.append(found)
-        return found
+        return value if found is kept else copy.deepcopy(found)
 
-    def _said(self, kind: str, shape: Any, value: Any) -> Any:
+    def _said(self, kind: str, key: str, value: Any) -> Any:
         self._check_open()
-        key = self._hash(shape)
+        self._check_outside(f"say {'a message' if kind == journal.MESSAGE else 'a partial result'}")
         heard, found = self._book.heard(kind, key)
         if heard:
             return found
@@ -61,8 +70,18 @@ class Caller(Worker):
                 f"thing than when it began ({value!r:.200})",
                 code="invalid.replay",
             )
-        self._buffer.append([kind, key, copy.deepcopy(value)])
+        self._buffer.append([kind, key, value])
         return value
+
+    def _check_outside(self, what: str) -> None:
+        """Refuse what is done inside of a call: that is not run again when its result is recorded."""
+        inside = _inside.get()
+        if inside is not None and inside[0] is self:
+            raise Invalid(
+                f"call {inside[1]} of run {self.session_id!r} is being made: to {what} inside of it is not possible, "
+                "because a call that came to its end is not made again. Do it behind the call",
+                code="invalid.run",
+            )
 
     def tool(
         self,
@@ -104,7 +123,7 @@ class Caller(Worker):
 
     def _called(self, options: Options, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
         options.check(fn)
-        asked = self._begin(options, {"args": list(args), "kwargs": kwargs})
+        asked = self._begin(options, self._arguments(args, kwargs))
         result = asked.result
         if asked.doubtful and options.verify is not None:
             result = self._verified(asked.call, options.verify(asked.call))
@@ -112,9 +131,9 @@ class Caller(Worker):
                 self._ended(asked.call, result, wanted=self._wants(options), state=self._state)
         if result is not None:
             return given(result)  # type: ignore[no-any-return]
-        self._under_way.add(asked.call.id)
         try:
-            value = fn(*args, **self._passed(options, asked.call, kwargs))
+            with self._making(asked.call):
+                value = fn(*args, **self._passed(options, asked.call, kwargs))
         except Exception as error:
             failed = Result(good=False, value=failure_of(error))
             self._ended(asked.call, failed, wanted=self._wants(options), state=self._state)
@@ -125,9 +144,34 @@ class Caller(Worker):
         finally:
             self._under_way.discard(asked.call.id)
 
+    @contextmanager
+    def _making(self, call: Call) -> Iterator[None]:
+        """Take note that a call is being made, by whoever asked for it."""
+        self._under_way.add(call.id)
+        token = _inside.set((self, call.id))
+        try:
+            yield
+        finally:
+            _inside.reset(token)
+
+    def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return arguments as they are recorded. The messages of the run are not recorded once more with every call."""
+        return {
+            "args": [self._messages_as(arg) for arg in args],
+            "kwargs": {name: self._messages_as(arg) for name, arg in kwargs.items()},
+        }
+
+    def _messages_as(self, arg: Any) -> Any:
+        """Return how many messages of the run an argument is, if it is its first ones: they are frozen."""
+        own = self._messages
+        if type(arg) is not list or not arg or len(arg) > len(own) or not all(map(is_, arg, own)):
+            return arg
+        return {"run.messages": len(arg)}
+
     def _begin(self, options: Options, arguments: dict[str, Any]) -> Asked:
         """Do what comes before a call: find what is known of it, else write its intent."""
         self._check_open()
+        self._check_outside(f"call {options.name}")
         call, recorded = self._begun(options, arguments)
         if recorded is None:
             return Asked(call, None, new=True)
@@ -161,7 +205,8 @@ class Caller(Worker):
 
     def _begun(self, options: Options, arguments: dict[str, Any]) -> tuple[Call, Recorded | None]:
         """Find the call in the journal, else write its intent."""
-        key = f"{options.kind}:{options.tool_call_id or options.name}:{self._hash(arguments, 'arguments')}"
+        digest, kept = self._copied(arguments, "arguments")
+        key = f"{options.kind}:{options.tool_call_id or options.name}:{digest}"
         main = self._engine.owner() is self._owner
         with self._lock:
             book = self._book
@@ -173,16 +218,16 @@ class Caller(Worker):
                 options.kind,
                 options.name,
                 key,
-                copy.deepcopy(arguments),
+                kept,
                 options.policy,
                 options.irreversible,
                 main,
+                options.tool_call_id,
             )
             expected = book.expected() if main else None
             if expected is not None or not self._is_live():
                 raise journal.diverged(expected or asked, journal.described(asked))
-            self._write(lambda desk: self._flush(desk, [asked.entry()]), several=False)
-            self._flushed()
+            self._journal_only([asked.entry()])
             book.asked(key)
             book.began(asked, claimed=True)
             return asked, None
@@ -190,43 +235,45 @@ class Caller(Worker):
     def _begun_again(self, call: Call) -> None:
         """Write that a call which had failed is tried again: from now on it is in doubt."""
         with self._lock:
-            self._write(lambda desk: self._flush(desk, [[journal.AGAIN, call.id]]), several=False)
-            self._flushed()
+            self._journal_only([[journal.AGAIN, call.id]])
             self._book.again(call.id)
+
+    def _journal_only(self, entries: list[list[Any]]) -> None:
+        """Write entries, and no checkpoint."""
+        self._write(lambda desk: self._flush(desk, entries), several=False)
+        self._flushed(entries)
 
     def _ended(self, call: Call, result: Result, *, wanted: bool, state: Any) -> None:
         """Do what comes after a call: write its result, and the checkpoint that is wanted, in one commit."""
-        entry = [journal.RESULT, call.id, result.good, result.value]
+        error: Invalid | None = None
+        try:
+            value = self._copied(result.value, "result")[1]  # whoever is given it may change it
+        except Invalid as refused:  # what came of the call cannot be kept: that it failed is kept
+            error, value = refused, failure_of(refused)
+        result = Result(result.good and error is None, value, self._engine.direct.heads.clock())
+        entries = [[journal.RESULT, call.id, *result]]
         with self._lock:
             if call.kind == "tool":
                 self._calls.append(as_record(call, result, self._number))
             try:
-                self._write(lambda desk: self._write_result(desk, entry, state, wanted=wanted), several=wanted)
-            except Invalid:
-                self._write_alone(call, result)
-                raise
-            self._over(call, result)
+                if wanted:
+                    self._write(lambda desk: self._write_both(desk, entries, state))
+                    self._flushed(entries)
+                    self._shown.settle()
+                else:
+                    self._journal_only(entries)
+            except Invalid as refused:  # the checkpoint had the state in it
+                error = error or refused
+                self._journal_only(entries)
+            self._book.ended(call.id, result)
+        if error is not None:
+            raise error
 
-    def _write_alone(self, call: Call, result: Result) -> None:
-        """Write a result without a checkpoint, which had the state in it; if it is the result, that it failed."""
-        try:
-            self._write(lambda desk: self._flush(desk, [[journal.RESULT, call.id, *result]]), several=False)
-        except Invalid as error:
-            result = Result(good=False, value=failure_of(error))
-            if call.kind == "tool":
-                self._calls[-1] = as_record(call, result, self._number)
-            self._write(lambda desk: self._flush(desk, [[journal.RESULT, call.id, *result]]), several=False)
-        self._over(call, result)
-
-    def _over(self, call: Call, result: Result) -> None:
-        self._flushed()
-        self._shown.settle()
-        self._book.ended(call.id, result)
-
-    def _write_result(self, desk: Desk, entry: list[Any], state: Any, *, wanted: bool) -> None:
-        self._flush(desk, [entry])
-        if wanted:
-            self._shown.put(desk, self._seen(self._status, state), None, "automatic")
+    def _write_both(self, desk: Desk, entries: list[list[Any]], state: Any) -> None:
+        """Write entries, and a checkpoint."""
+        seen = self._seen(desk, self._status, state, self._waiting(entries))
+        made = self._shown.put(desk, seen, None, "automatic")
+        self._flush(desk, entries, at=made.seq)
 
     def _withdraw(self, call: Call) -> None:
         """Take back a call whose intent was written, and that was not made: the next write says so."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from backtrail.errors import Invalid
 from backtrail.strategies import ToolCallRecord
+from backtrail.values import when
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -111,9 +112,26 @@ def as_record(call: Call, result: Result, iteration: int) -> dict[str, Any]:
         "success": result.good,
         "iteration": iteration,
         "irreversible": call.irreversible,
+        "tool_call_id": call.tool_call_id,
+        "ended_at": when(result.when),
     }
 
 
 def record_of(data: Mapping[str, Any]) -> ToolCallRecord:
     """Return a call that came to its end, as a value."""
     return ToolCallRecord(**data)
+
+
+def doubtful(call: Call) -> ToolCallRecord:
+    """Return a call of which nobody knows whether it was done, as a value."""
+    iteration = int(call.id.partition(".")[0])
+    return ToolCallRecord(
+        call.id,
+        call.name,
+        call.arguments,
+        result=None,
+        success=False,
+        iteration=iteration,
+        irreversible=call.irreversible,
+        tool_call_id=call.tool_call_id,
+    )

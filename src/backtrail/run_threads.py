@@ -10,12 +10,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from backtrail.backends.port import Batch
-from backtrail.engine import changes, upkeep
+from backtrail.engine import changes, log, upkeep
 from backtrail.engine.codec import Decoder
 from backtrail.engine.paths import Path
+from backtrail.engine.tree import locate
 from backtrail.engine.writes import NOTHING, Expect
-from backtrail.errors import Conflict, Corrupt, Error
+from backtrail.errors import Conflict, Corrupt, Error, Invalid
 from backtrail.handles import Handle
+from backtrail.run_points import LISTS, going_on
 from backtrail.values import when
 
 if TYPE_CHECKING:
@@ -29,8 +31,7 @@ if TYPE_CHECKING:
 SPACE: Final = "run"
 JOURNAL: Final = "journal"
 _TRIM_EVERY: Final = 32
-_LISTS: Final = ("messages", "tool_calls", "partial_results")
-"""What only grows."""
+_MOVES: Final = (log.REWIND, log.UNDO, log.REDO)
 
 
 class Work(Handle[Any]):
@@ -53,6 +54,34 @@ class Work(Handle[Any]):
         if not isinstance(found, dict):
             raise Corrupt(f"the journal of run {self.id!r} is damaged", code="corrupt.state")
         return found
+
+    def point(self, desk: Desk) -> tuple[dict[str, Any] | None, bool]:
+        """Return what the run goes on from, and whether that is another of its checkpoints than it was at.
+
+        Whoever moves the head of its checkpoints, moves the run; what it had done since is not gone on with then.
+        """
+        data = self.read(desk)
+        seen = None if data is None else self._moved_to(desk, data.get("at", 0))
+        if data is None or seen is None:
+            return data, False
+        kept = {name: data[name] for name in ("agent", "lease", "created_at")}
+        return {**point_of(seen[1], own=True), **kept, "at": seen[0]}, True
+
+    def _moved_to(self, desk: Desk, at: int) -> tuple[int, Any] | None:
+        """Return the checkpoint that somebody made the head, and what it shows; None if nobody did."""
+        standing = desk.heads.standing(SPACE, self.id)
+        if standing is None or standing.head is None or standing.newest.op not in _MOVES or standing.head.seq == at:
+            return None
+        tree = desk.heads.chain(standing.record, standing.head).tree
+        return standing.head.seq, Decoder(tree.nodes, self._types).value(tree.rep)
+
+    def began_with(self, desk: Desk) -> Any:
+        """Return the state with which the iteration began that is being run."""
+        standing = None if self.standing is None else desk.heads.with_chain(self.standing)
+        if standing is None or standing.chain is None:
+            raise Corrupt(f"the journal of run {self.id!r} is gone", code="corrupt.state")
+        tree = standing.chain.tree
+        return Decoder(tree.nodes, self._types).value(locate(tree, Path(("state",)), self._types)[0])
 
     def put(self, desk: Desk, propose: Propose) -> None:
         """Write on top of what was last read or written, and nothing else."""
@@ -88,8 +117,8 @@ class Shown(Handle[Any]):
     def __init__(self, engine: Engine, session_id: str, agent: str | None) -> None:
         super().__init__(engine, SPACE, session_id, None, agent)
         self.standing: Standing | None = None
-        self._counts: dict[str, int] | None = None
-        """How many items the lists of the last checkpoint have."""
+        self._last: dict[str, Any] | None = None
+        """What the last checkpoint shows; of its lists, only how long they are."""
 
     def put(
         self,
@@ -102,7 +131,7 @@ class Shown(Handle[Any]):
         """Write a checkpoint of the run: what was added since the last one, if that was made here and is the head."""
         whole = changes.Replace(state, desk.heads.nodes(), self._types)
         last = self.standing.head if self.standing else None
-        added = None if last is None or self._counts is None else changes.Several([*self._edits(state, self._counts)])
+        added = None if last is None or self._last is None else changes.Several([*self._edits(state, self._last)])
 
         def change(standing: Standing | None) -> Proposal:  # others may have rewound or deleted it
             head = standing.head if standing else None
@@ -113,25 +142,49 @@ class Shown(Handle[Any]):
         self.standing = desk.writes.save(self._key, change, meta, known=self.standing)
         if self.standing.head is None:
             raise Corrupt(f"run {self.id!r} has lost its head", code="corrupt.row")
-        self._counts = {name: len(state[name]) for name in _LISTS}
+        self._last = _shape(state)
         return self._make(self.standing, self.standing.head, (), written=True)
 
-    def _edits(self, state: dict[str, Any], counts: dict[str, int]) -> Iterator[changes.Edit]:
+    def _edits(self, state: dict[str, Any], last: dict[str, Any]) -> Iterator[changes.Edit]:
+        now = _shape(state)
         for name, value in state.items():
-            path = Path((name,))
-            if name not in _LISTS:
-                yield changes.Match(path, value, self._types, self.id)
-            elif len(value) > counts[name]:
-                yield changes.Append(path, tuple(value[counts[name] :]), self._types, self.id)
+            if name in LISTS:
+                yield from self._added(Path((name,)), value, last[name])
+            elif name == "journal" and now["began"] is not None and now["began"] == last["began"]:
+                yield from self._added(Path((name, "zero")), value["zero"], last["zero"])
+                yield from self._added(Path((name, "calls")), value["calls"], last["calls"])
+            elif name in ("journal", "state") or now[name] != last[name]:
+                yield changes.Match(Path((name,)), value, self._types, self.id)
+
+    def _added(self, path: Path, items: list[Any], count: int) -> Iterator[changes.Edit]:
+        if len(items) > count:
+            yield changes.Append(path, tuple(items[count:]), self._types, self.id)
 
     def forget(self) -> None:
         """Write the next checkpoint whole: what the last one had is not known."""
-        self._counts = None
+        self._last = None
 
     def settle(self) -> None:
         """Forget a standing that was made in a transaction which made the thread, too: its number was not known."""
         if self.standing is not None and self.standing.record.no < 0:
-            self.standing = self._counts = None
+            self.standing = self._last = None
+
+
+def _shape(seen: dict[str, Any]) -> dict[str, Any]:
+    """Return what a checkpoint shows, as far as it takes to tell whether the next one shows more."""
+    kept = seen["journal"]
+    lists = {name: len(seen[name]) for name in LISTS}
+    entries = {name: len(kept[name]) for name in ("zero", "calls")}
+    began = None if kept["begun"] is None else seen["iteration"]
+    return {**seen, **lists, **entries, "began": began, "journal": None, "state": None}
+
+
+def point_of(seen: Any, *, own: bool) -> dict[str, Any]:
+    """Return the point of a checkpoint, or `Invalid` if it is not one of a run."""
+    try:
+        return going_on(seen, own=own)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise Invalid(f"{seen!r:.100} is no checkpoint of a run", code="invalid.run") from error
 
 
 def leased(session_id: str, held: list[Any]) -> Conflict:

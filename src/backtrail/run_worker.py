@@ -15,16 +15,18 @@ from blake3 import blake3
 
 from backtrail.arguments import check_duration, check_id
 from backtrail.engine import changes
-from backtrail.engine.codec import Encoder
+from backtrail.engine.codec import Decoder, Encoder
 from backtrail.engine.journal import Call, Journal
 from backtrail.engine.paths import Path
 from backtrail.entities import Message, to_data
 from backtrail.errors import Conflict, Error, Invalid
+from backtrail.repairs import repaired
 from backtrail.run_calls import record_of
-from backtrail.run_threads import SPACE, Shown, Work, leased
+from backtrail.run_points import LISTS, beginning
+from backtrail.run_threads import SPACE, Shown, Work, leased, point_of
 from backtrail.strategies import AfterToolCall, RunState, RunStatus, ToolCallRecord
 from backtrail.threads import Thread
-from backtrail.values import when
+from backtrail.values import MISSING, when
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -81,7 +83,14 @@ class Worker:
         self._lent: str | None = None
         """The hash of the state, if it was read before the loop, where it is not to be changed."""
         self._buffer: list[list[Any]] = []
+        """Entries of the journal that wait for the next write."""
         self._flushing = 0
+        self.repaired: list[Message] = []
+        """Answers that were put behind tool calls which had none, when the run was opened."""
+        self._logs: dict[str, list[Any]] = {}
+        """Entries of the journal that are written: of iteration 0, and of this one."""
+        self._started: Any = MISSING
+        """The state with which the iteration began, once that was needed."""
         self._under_way: set[str] = set()
         """Calls that are being made."""
         self.resumed = False
@@ -150,9 +159,9 @@ class Worker:
             raise self._lost
 
     @property
-    def _where(self) -> Path:
+    def _where(self) -> str:
         """Where the journal of what is done now is."""
-        return Path(("calls" if self._looping else "zero",))
+        return "calls" if self._looping else "zero"
 
     @property
     def _book(self) -> Journal:
@@ -168,29 +177,41 @@ class Worker:
         """Tell whether what is said now is not in the run yet: what comes before the loop of a resumed run is."""
         return self._status.name != RunState.COMPLETED and (self._looping or self._iteration == 0)
 
-    def _seen(self, status: RunStatus, state: Any) -> dict[str, Any]:
-        """Return what a checkpoint of the run shows."""
+    def _seen(
+        self, desk: Desk, status: RunStatus, state: Any, entries: Sequence[Any] = (), *, over: bool = False
+    ) -> dict[str, Any]:
+        """Return what a checkpoint of the run shows; `entries` are written with it, `over` if its iteration is."""
+        first = self._iteration == 0
+        zero = [*self._logs["zero"], *(entries if first else ())]
+        calls = [] if over or first else [*self._logs["calls"], *entries]
+        begun: dict[str, Any] | None = None
+        if not over:
+            if self._started is MISSING:
+                self._started = self._work.began_with(desk)
+            begun = {**dict(zip(LISTS, self._kept, strict=True)), "state": self._started}
         return {
             "session_id": self.session_id,
             "agent": self.agent,
             "status": status.name,
             "reason": status.reason,
             "iteration": self._iteration,
-            "messages": [to_data(each) for each in self._messages],
+            "messages": list(self._said_data),
             "tool_calls": list(self._calls),
             "partial_results": list(self._partials),
             "state": state,
+            "journal": {"zero": zero, "calls": calls, "begun": begun},
         }
 
     # -- the lease --------------------------------------------------------------------------------------
 
     def _acquire(self, desk: Desk) -> None:
         """Take the lease, or say who has it; begin the run if it is new."""
-        data = self._work.read(desk)
+        data, moved = self._work.point(desk)
         now = desk.heads.shared_time()
         lease = [self._owner_name, self._token, now + int(self._seconds * 1_000_000)]
+        going = {"lease": lease, "status": [str(RunState.IN_PROGRESS), None]}
         if data is None:
-            fresh = {**self._beginning(desk), "lease": lease, "created_at": when(now)}
+            fresh = self._repair({**self._beginning(), **going, "created_at": when(now)})
             self._work.put(desk, changes.Replace(fresh, desk.heads.nodes(), self._work._types))  # noqa: SLF001
             return
         self.resumed = True
@@ -201,49 +222,51 @@ class Worker:
         held = data["lease"]
         if held is not None and held[2] > now and not self._takeover:
             raise leased(self.session_id, held)
-        if data["status"][0] != RunState.COMPLETED:
-            given = {"lease": lease, "status": [str(RunState.IN_PROGRESS), None]}
-            self._work.put(desk, changes.Several(self._work.edits(given)))
+        if data["status"][0] == RunState.COMPLETED:
+            return
+        repaired = self._repair(data)
+        if moved or repaired is not data:
+            whole = {**repaired, **going}
+            self._work.put(desk, changes.Replace(whole, desk.heads.nodes(), self._work._types))  # noqa: SLF001
+        else:
+            self._work.put(desk, changes.Several(self._work.edits(going)))
 
-    def _beginning(self, desk: Desk) -> dict[str, Any]:
-        """Return how a new run begins: as it was told, or, if it is a fork, after the iteration of its checkpoint."""
-        messages, state = self._given
-        fresh = {
-            "agent": self.agent,
-            "status": [str(RunState.IN_PROGRESS), None],
-            "iteration": 0,
-            "tool_calls": [],
-            "partial_results": [],
-            "zero": [],
-            "calls": [],
-            "messages": messages,
-            "state": state,
-        }
+    def _beginning(self) -> dict[str, Any]:
+        """Return how a new run begins: as it was told, or, if it is a fork, at its checkpoint."""
         forked = self.thread.latest()
         if forked is None:
-            return fresh
-        seen = forked.state
-        try:
-            fresh |= {name: seen[name] for name in ("tool_calls", "partial_results", "messages", "state")}
-            fresh |= {"agent": self.agent or seen["agent"], "iteration": seen["iteration"] + 1}
-            source = Work(self._engine, seen["session_id"], None).read(desk)
-        except (KeyError, TypeError) as error:
-            raise Invalid(f"{forked.id} is no checkpoint of a run", code="invalid.run") from error
+            return beginning(self.agent, *self._given)
+        point = point_of(forked.state, own=False)
         self.resumed = True
-        return {**fresh, "zero": source["zero"] if source else []}
+        if self.agent is None and point["agent"] is not None:  # its journal belongs to that agent, too
+            self.agent = point["agent"]
+            self._work = Work(self._engine, self.session_id, self.agent)
+        return {**point, "agent": self.agent, "at": forked.seq}
+
+    def _repair(self, data: dict[str, Any]) -> dict[str, Any]:
+        """Put answers behind tool calls of messages that can get none any more."""
+        messages = [Message.from_data(each) for each in data["messages"]]
+        results = {each["tool_call_id"]: each["result"] for each in data["tool_calls"] if each.get("tool_call_id")}
+        found = repaired(messages, results=results, last=False)
+        self.repaired = [each for each in found if "repaired" in each.metadata and each not in messages]
+        return {**data, "messages": [to_data(each) for each in found]} if self.repaired else data
 
     def _take(self, data: dict[str, Any]) -> None:
         """Stand where the iteration begins that is to be run."""
         self.agent = data["agent"]
         self._status = RunStatus(*data["status"])
         self._iteration: int = data["iteration"]
-        self._messages = [Message.from_data(each) for each in data["messages"]]
+        self._said_data: list[dict[str, Any]] = list(data["messages"])
+        self._messages = [Message.from_data(each) for each in self._said_data]
         self._calls: list[dict[str, Any]] = list(data["tool_calls"])
         self._partials: list[Any] = list(data["partial_results"])
         self._state = data["state"]
         self._kept = len(self._messages), len(self._calls), len(self._partials)
-        self._zero = Journal(data["zero"])
-        self._journal = self._zero if self._iteration == 0 else Journal(data["calls"])
+        self._started = MISSING
+        self._logs = {"zero": list(data["zero"]), "calls": list(data["calls"])}
+        free = data.get("free", 0)
+        self._zero = Journal(data["zero"], 0 if self._iteration else free)
+        self._journal = self._zero if self._iteration == 0 else Journal(data["calls"], free)
         self._owner = self._engine.owner()
 
     def _heart(self, stop: threading.Event) -> None:
@@ -314,22 +337,41 @@ class Worker:
         )
         return self._lost
 
-    def _flush(self, desk: Desk, entries: list[list[Any]]) -> None:
-        """Write entries, and those that were waiting for company."""
+    def _flush(
+        self, desk: Desk, entries: list[list[Any]], given: dict[str, Any] | None = None, at: int | None = None
+    ) -> None:
+        """Write entries, and those that were waiting for company; `at` is the checkpoint that is made with them."""
+        items = self._waiting(entries)
+        types = self._work._types  # noqa: SLF001 - its other half
+        edits: list[changes.Edit] = []
+        if items:
+            edits.append(changes.Append(Path((self._where,)), tuple(items), types, self.session_id))
+        if given or at is not None:
+            edits += self._work.edits({**(given or {}), **({} if at is None else {"at": at})})
+        if edits:
+            self._work.put(desk, edits[0] if len(edits) == 1 else changes.Several(edits))
+
+    def _waiting(self, entries: Sequence[Any] = ()) -> list[Any]:
+        """Return entries, behind those that were waiting for company."""
         waiting = list(self._buffer)
         self._flushing = len(waiting)
-        items = (*waiting, *entries)
-        if items:
-            self._work.put(desk, changes.Append(self._where, items, self._work._types, self.session_id))  # noqa: SLF001
+        return [*waiting, *entries]
 
-    def _flushed(self) -> None:
-        """Forget what was written; what was said meanwhile waits for the next write."""
+    def _flushed(self, entries: Sequence[Any] = ()) -> None:
+        """Take note of what was written; what was said meanwhile waits for the next write."""
+        self._logs[self._where] += [*self._buffer[: self._flushing], *entries]
         del self._buffer[: self._flushing]
         self._flushing = 0
 
     def _hash(self, value: Any, what: str = "state") -> str:
         encoder = Encoder(self._engine.direct.heads.nodes(), self._work._types, what=what)  # noqa: SLF001
         return blake3(bytes(encoder.rep(value))).hexdigest(length=12)
+
+    def _copied(self, value: Any, what: str) -> tuple[str, Any]:
+        """Return the hash of a value, and the value as it will come back from the store; `Invalid` if it cannot."""
+        nodes, types = self._engine.direct.heads.nodes(), self._work._types  # noqa: SLF001
+        rep = bytes(Encoder(nodes, types, what=what).rep(value))
+        return blake3(rep).hexdigest(length=12), Decoder(nodes, types).value(rep)
 
 
 def _early() -> Invalid:

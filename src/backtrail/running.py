@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Self
 from backtrail.engine import changes, journal
 from backtrail.engine.journal import Journal
 from backtrail.engine.paths import Path
-from backtrail.entities import to_data
 from backtrail.errors import Conflict, Corrupt, Invalid
 from backtrail.run_calling import Caller
 from backtrail.strategies import Event, Never, RunState, RunStatus
+from backtrail.values import MISSING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -132,9 +132,15 @@ class Run(Caller):
 
     def _end(self, status: RunStatus | None) -> None:
         """End the iteration, and the run if there is a status; both in one commit."""
-        forgotten = self._journal.forgotten()
+        forgotten, unsaid = self._journal.forgotten(), self._journal.unsaid()
         if forgotten is not None:
             raise journal.diverged(forgotten, "nothing of the kind")
+        if unsaid:
+            raise Invalid(
+                f"iteration {self._iteration} was cut short after it had said {unsaid[0]!r:.200}; now it does not. "
+                "Within an iteration, the same results must lead to the same messages",
+                code="invalid.replay",
+            )
         if self._under_way:
             raise Invalid(
                 f"call {min([*self._under_way])!r} of run {self.session_id!r} is still being made: wait for it "
@@ -145,9 +151,9 @@ class Run(Caller):
         messages, calls, partials = self._kept
         with self._saying:
             kept = len(self._messages), len(self._calls), len(self._partials)
-            waiting = list(self._buffer)
+            waiting = self._waiting()
         added = {
-            "messages": [to_data(each) for each in self._messages[messages : kept[0]]],
+            "messages": self._said_data[messages : kept[0]],
             "tool_calls": self._calls[calls : kept[1]],
             "partial_results": self._partials[partials : kept[2]],
             "zero" if over == 0 else "calls": waiting if over == 0 or status is not None else [],
@@ -158,43 +164,47 @@ class Run(Caller):
         ]
         edits.append(changes.Match(Path(("state",)), self._state, types, name))
         if status is None:
-            given: dict[str, Any] = {"iteration": over + 1, **({} if over == 0 else {"calls": []})}
+            given: dict[str, Any] = {"iteration": over + 1, "free": 0, **({} if over == 0 else {"calls": []})}
         else:
             given = {"status": [status.name, status.reason], "lease": None}
-        edits += self._work.edits(given)
         wanted = over > 0 and self.strategy.should_checkpoint(over, Event.ITERATION)
 
         def write(desk: Desk) -> None:
-            self._work.put(desk, changes.Several(edits))
+            at: dict[str, Any] = {}
+            if wanted or (status is not None and not isinstance(self.strategy, Never)):
+                seen = self._seen(desk, status or self._status, self._state, waiting, over=True)
+                at = {"at": self._shown.put(desk, seen, None, "automatic").seq}
+            self._work.put(desk, changes.Several([*edits, *self._work.edits({**given, **at})]))
             if status is None:
                 self._work.begin_anew(desk)
-            if wanted or (status is not None and not isinstance(self.strategy, Never)):
-                self._shown.put(desk, self._seen(status or self._status, self._state), None, "automatic")
 
         self._write(write)
+        self._flushed()
         self._shown.settle()
         self._work.trim()
         self._kept = kept
-        del self._buffer[: len(waiting)]
-        if status is not None:
+        self._started = MISSING
+        if status is None:
+            self._logs["calls"] = []
+        else:
             self._status = status
 
     def _leave(self, status: RunStatus) -> None:
         """Record that the run failed or was halted. What the iteration had done stays in its journal."""
-        entries = tuple(self._buffer)
-        types, name = self._work._types, self.session_id  # noqa: SLF001
-        edits: list[changes.Edit] = [changes.Append(self._where, entries, types, name)] if entries else []
-        edits += self._work.edits({"status": [status.name, status.reason], "lease": None})
+        given = {"status": [status.name, status.reason], "lease": None}
 
         def write(desk: Desk) -> None:
-            self._work.put(desk, changes.Several(edits))
+            at: int | None = None
             if not isinstance(self.strategy, Never):
-                self._shown.put(desk, self._seen(status, self._state), None, "automatic")
+                seen = self._seen(desk, status, self._state, self._waiting())
+                at = self._shown.put(desk, seen, None, "automatic").seq
+            self._flush(desk, [], given, at)
 
         try:
             self._write(write)
         except Invalid:  # the state cannot be kept as it is now: what was kept before stays
-            self._write(lambda desk: self._work.put(desk, changes.Several(edits)))
+            self._write(lambda desk: self._flush(desk, [], given))
+        self._flushed()
         self._status = status
 
     def checkpoint(self, label: str | None = None, *, metadata: Mapping[str, Any] | None = None) -> Checkpoint[Any]:
@@ -207,8 +217,9 @@ class Run(Caller):
         made: list[Checkpoint[Any]] = []
 
         def write(desk: Desk) -> None:
-            self._flush(desk, [])
-            made.append(self._shown.put(desk, self._seen(self._status, state), label, "manual", metadata))
+            seen = self._seen(desk, self._status, state, self._waiting())
+            made[:] = [self._shown.put(desk, seen, label, "manual", metadata)]
+            self._flush(desk, [], at=made[0].seq)
 
         with self._lock:
             self._write(write)

@@ -60,7 +60,7 @@ class Runs:
 
     def load(self, session_id: str) -> RunRecord:
         """Return a run, or `NotFound`."""
-        data = Work(self._engine, check_id(session_id, "a session's id"), None).read(self._engine.desk)
+        data, _ = Work(self._engine, check_id(session_id, "a session's id"), None).point(self._engine.desk)
         if data is None:
             raise NotFound(f"there is no run {session_id!r}", code="not_found.run")
         return _record(session_id, data)
@@ -139,11 +139,12 @@ class Runs:
         """Say what became of a call that is in doubt: its result, or that it was not done."""
         if (result is MISSING) != not_done:
             raise Invalid("settle takes result=... or not_done=True", code="invalid.argument")
-        entry = [journal.NOT_DONE, call_id] if not_done else [journal.RESULT, call_id, True, result]
+        when_told = self._engine.direct.heads.clock()
+        entry = [journal.NOT_DONE, call_id] if not_done else [journal.RESULT, call_id, True, result, when_told]
         work = Work(self._engine, check_id(session_id, "a session's id"), None)
 
         def write(desk: Desk) -> None:
-            data = work.read(desk)
+            data, moved = work.point(desk)
             if data is None:
                 raise NotFound(f"there is no run {session_id!r}", code="not_found.run")
             lease = data["lease"]
@@ -155,7 +156,10 @@ class Runs:
                 raise NotFound(f"run {session_id!r} has no call {call_id!r}", code="not_found.call")
             if found.result is not None:
                 raise Conflict(f"call {call_id!r} of run {session_id!r} is not in doubt", code="conflict.settled")
-            work.put(desk, changes.Append(Path((where,)), (entry,), work._types, session_id))  # noqa: SLF001 - its own
+            types = work._types  # noqa: SLF001 - its own
+            if moved:  # from here on, it stands there
+                work.put(desk, changes.Replace(data, desk.heads.nodes(), types))
+            work.put(desk, changes.Append(Path((where,)), (entry,), types, session_id))
 
         self._engine.atomic(write)
 

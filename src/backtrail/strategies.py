@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from backtrail.errors import Invalid
+
+if TYPE_CHECKING:
+    import datetime as dt
 
 
 class Event(StrEnum):
@@ -116,3 +119,7 @@ class ToolCallRecord:
     success: bool
     iteration: int
     irreversible: bool = False
+    tool_call_id: str | None = None
+    """The id that the model gave the call, if the run was told."""
+    ended_at: dt.datetime | None = None
+    """None: nobody knows whether it was done."""

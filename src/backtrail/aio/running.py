@@ -86,6 +86,11 @@ class Run:
         return self._sync.messages
 
     @property
+    def repaired(self) -> list[Message]:
+        """Answers that were put behind tool calls which had none, when the run was opened."""
+        return self._sync.repaired
+
+    @property
     def tool_calls(self) -> list[ToolCallRecord]:
         """The tool calls that came to an end, those of this iteration included."""
         return self._sync.tool_calls
@@ -235,7 +240,7 @@ class Run:
     ) -> Any:
         run = self._sync
         options.check(fn)
-        arguments = {"args": list(args), "kwargs": kwargs}
+        arguments = run._arguments(args, kwargs)  # noqa: SLF001
         with suppress(Exception):  # what cannot even be copied is refused, with its path
             arguments = copy.deepcopy(arguments)
         asked = await self._begin(options, arguments)
@@ -246,9 +251,9 @@ class Run:
                 await self._ended(asked.call, result, options)
         if result is not None:
             return given(result)
-        run._under_way.add(asked.call.id)  # noqa: SLF001
         try:
-            value = await _awaited(fn(*args, **run._passed(options, asked.call, kwargs)))  # noqa: SLF001
+            with run._making(asked.call):  # noqa: SLF001
+                value = await _awaited(fn(*args, **run._passed(options, asked.call, kwargs)))  # noqa: SLF001
         except Exception as error:
             await self._ended(asked.call, Result(good=False, value=failure_of(error)), options)
             raise

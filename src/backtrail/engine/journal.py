@@ -6,20 +6,26 @@ arguments, and how many alike were asked for before it. So calls may come in any
 
 Entries are short lists, in the order in which they were written:
 
-    ["i", id, kind, name, key, arguments, policy, irreversible, main]    an intent; `main`: not asked for beside others
-    ["r", id, good, value]                                               its result: a value, or an error's
-    ["a", id]                                                            it had failed, and is tried again
-    ["n", id]                                                            it was not done, as somebody settled
-    ["m", key, message], ["p", key, value]                               a message, a partial result
+    ["i", id, kind, name, key, arguments, policy, irreversible, main, tool_call_id]    an intent
+    ["r", id, good, value, when]                       its result: a value, or an error's
+    ["a", id]                                          it had failed, and is tried again
+    ["n", id]                                          it was not done, as somebody settled
+    ["m", key, message], ["p", key, value]             a message, a partial result
+
+`main` is whether a call was not asked for beside others. Entries that a run has from the checkpoint that it goes on
+from are *free*: code may ask for them again, and need not.
 
 Everything here is plain data in, plain data out.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from backtrail.errors import Corrupt, Invalid
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 INTENT: Final = "i"
 RESULT: Final = "r"
@@ -34,6 +40,8 @@ class Result(NamedTuple):
 
     good: bool
     value: Any
+    when: int = 0
+    """Microseconds since 1970, by the clock of whoever wrote it."""
 
 
 class Call(NamedTuple):
@@ -47,6 +55,7 @@ class Call(NamedTuple):
     policy: str
     irreversible: bool
     main: bool
+    tool_call_id: str | None = None
 
     def entry(self) -> list[Any]:
         """Return its intent."""
@@ -64,17 +73,20 @@ class Recorded(NamedTuple):
 class Journal:
     """The entries of one iteration, and which of them were asked for again."""
 
-    def __init__(self, entries: list[Any] = []) -> None:  # noqa: B006 - only read
+    def __init__(self, entries: Sequence[Any] = (), free: int = 0) -> None:
         self._calls: dict[str, Recorded] = {}
         self._by_key: dict[str, list[str]] = {}
         self._said: dict[str, list[Any]] = {}
         self._asked: dict[str, int] = {}
         self._claimed: set[str] = set()
+        self._free: dict[str, int] = {}
         self.count = 0
         """Calls that were ever begun, those that were not done included."""
-        for entry in entries:
+        for at, entry in enumerate(entries):
             try:
                 self._read(entry)
+                if at < free:
+                    self._let(entry)
             except (TypeError, ValueError, KeyError, IndexError) as error:
                 raise Corrupt(
                     f"an entry of a run's journal is damaged: {entry!r:.200}", code="corrupt.state"
@@ -85,13 +97,21 @@ class Journal:
         if kind == INTENT:
             self.began(Call(*entry[1:]))
         elif kind == RESULT:
-            self.ended(entry[1], Result(entry[2], entry[3]))
+            self.ended(entry[1], Result(*entry[2:]))
         elif kind == AGAIN:
             self.again(entry[1])
         elif kind == NOT_DONE:
             self.not_done(entry[1])
         else:
             self._said.setdefault(f"{kind}:{entry[1]}", []).append(entry[2])
+
+    def _let(self, entry: list[Any]) -> None:
+        """Take note that what an entry says need not be said again."""
+        if entry[0] == INTENT:
+            self._claimed.add(entry[1])
+        elif entry[0] in (MESSAGE, PARTIAL):
+            name = f"{entry[0]}:{entry[1]}"
+            self._free[name] = self._free.get(name, 0) + 1
 
     def began(self, call: Call, *, claimed: bool = False) -> None:
         """Take note of an intent."""
@@ -152,6 +172,17 @@ class Journal:
     def forgotten(self) -> Call | None:
         """Return a recorded call that was not asked for again, if there is one."""
         return next((e.call for e in self._calls.values() if e.call.id not in self._claimed), None)
+
+    def unsaid(self) -> list[Any]:
+        """Return the recorded messages and partial results that were not said again."""
+        heard = {name: max(self._asked.get(name, 0), self._free.get(name, 0)) for name in self._said}
+        return [value for name, said in self._said.items() for value in said[heard[name] :]]
+
+
+def finished(entries: Sequence[Any]) -> list[Any]:
+    """Return entries without the calls that nobody knows the end of."""
+    doubtful = {call.id for call in Journal(entries).in_doubt()}
+    return [entry for entry in entries if entry[0] in (MESSAGE, PARTIAL) or entry[1] not in doubtful]
 
 
 def diverged(recorded: Call, asked: str) -> Invalid:
