@@ -27,7 +27,8 @@ async def dying(run):
             try:
                 yield run
             except Cut:
-                run._sync.__exit__ = lambda *_: False
+                run._sync._exit = lambda *_: False
+                run._sync._open = False
                 raise
     except Cut:
         pass
@@ -468,7 +469,7 @@ def test_a_run_that_is_cancelled_while_it_is_opened_is_let_go(opened):
 
 
 def beating(run):
-    return run._sync._beat is not None and not run._sync._beat.is_set()
+    return run._sync.renew() is not None
 
 
 def test_a_run_whose_coroutine_is_dropped_is_halted_without_waiting(opened):
@@ -478,12 +479,12 @@ def test_a_run_whose_coroutine_is_dropped_is_halted_without_waiting(opened):
             await run.__aenter__()
             with pytest.raises(StopIteration):
                 run.__aexit__(GeneratorExit, GeneratorExit(), None).send(None)
-            assert not beating(run)
 
             async def halted():
                 return str((await store.runs.load("s")).status) == "halted(interrupted)"
 
             await until(halted)
+            assert not beating(run)
 
     asyncio.run(main())
 
@@ -670,24 +671,19 @@ def test_leaving_waits_for_a_renewal_of_the_lease(opener):
     store = opener()
     run = store.run("s", lease=0.15)
     renewed = threading.Event()
-    put, meta = run._work.put, run._work._meta
+    put = run._work.put
 
     def putting(*args, **kwargs):
-        put(*args, **kwargs)
-        if threading.current_thread().name == "backtrail lease":
+        if threading.current_thread().name == "backtrail leases":
             renewed.set()
-
-    def slow(*args, **kwargs):
-        if threading.current_thread().name != "backtrail lease":
-            renewed.wait(0.4)
-        return meta(*args, **kwargs)
+            time.sleep(0.05)
+        put(*args, **kwargs)
 
     with run:
         run._work.put = putting
-        run._work._meta = slow
-        run._stop_beating = lambda: None  # it has begun to renew it
-    run._beat.set()
-    assert store.runs.load("s").status.name == "completed"
+        assert renewed.wait(5)
+    found = store.runs.load("s")
+    assert (found.status.name, found.owner) == ("completed", None)
     store.close()
 
 

@@ -6,6 +6,7 @@ import pytest
 
 import backtrail
 from backtrail import Message
+from backtrail.run_leases import beats_of
 
 
 def work(store, session, *, stop, done, city="Lisbon"):
@@ -102,7 +103,7 @@ def test_a_call_that_was_on_its_way_is_not_in_doubt_in_a_fork_and_stays_so_in_th
         next(iterations)
         slow = threading.Thread(target=lambda: run.tool("slow", lambda: hold.wait(5) and None))
         slow.start()
-        while not run.in_doubt:
+        while not store.runs.load("s").in_doubt:
             pass
         run.tool("quick", abs, -1)
         hold.set()
@@ -193,11 +194,11 @@ def test_a_lease_is_let_go_quietly_when_the_store_is_closed(tmp_path):
     store = backtrail.open(tmp_path / "s.db")
     run = store.run("s", lease=0.03)
     run.__enter__()
-    beating = [thread for thread in threading.enumerate() if thread.name == "backtrail lease"]
+    thread = beats_of(store._engine)._thread
+    assert thread.is_alive()
     store.close()
-    for thread in beating:
-        thread.join(5)
-        assert not thread.is_alive()
+    thread.join(5)
+    assert not thread.is_alive()
 
 
 def test_who_writes_to_the_checkpoints_at_that_moment_takes_nothing_over(store, monkeypatch):
@@ -227,26 +228,45 @@ def test_who_writes_to_the_checkpoints_at_that_moment_takes_nothing_over(store, 
     assert store.runs.steps("s")[-1].state["status"] == "completed"
 
 
-def test_a_write_of_which_nobody_knows_is_looked_at_before_the_next_one(store, monkeypatch):
-    commit = store._backend.commit
-    lost = iter([False, False, False, True])
+@pytest.mark.parametrize("lost_at", range(1, 7))
+def test_a_write_of_which_nobody_knows_ends_the_block_and_the_run_goes_on_from_what_was_written(
+    store, monkeypatch, lost_at
+):
+    """Intents, results with a checkpoint, the end of an iteration and the end of the run: each was written, unseen."""
+    commit, done = store._backend.commit, []
+    writes = iter(range(1, 100))
 
     def unsure(batch):
-        done = commit(batch)
-        if batch.rows and next(lost, False):
+        made = commit(batch)
+        if batch.rows and next(writes) == lost_at:
             raise backtrail.CommitUnknown("the reply was lost", code="commit_unknown.io")
-        return done
+        return made
 
-    with store.run("s", state={}) as run:
-        for number in run.iterations():
-            run.tool("t", lambda n: n, number)
-            monkeypatch.setattr(store._backend, "commit", unsure)
-            if number == 2:
-                with pytest.raises(backtrail.CommitUnknown):
-                    run.tool("u", lambda: "done", policy="pure")
-                assert run.tool("v", lambda: "after") == "after"
-                break
-    assert store.runs.load("s").tool_calls[-1].result == "after"
+    def work():
+        with store.run("s", state={"n": 0}) as run:
+            for number in run.iterations():
+                monkeypatch.setattr(store._backend, "commit", unsure)
+                run.message(Message.user(f"message {number}"))
+                try:
+                    run.tool("first", done.append, number, policy="pure")
+                except backtrail.CommitUnknown:
+                    with pytest.raises(backtrail.CommitUnknown):  # asked for again, it is not guessed
+                        run.tool("first", done.append, number, policy="pure")
+                    raise
+                run.state["n"] += 1
+                if number == 2:
+                    break
+            return run
+
+    with pytest.raises(backtrail.CommitUnknown):
+        work()
+    assert store.runs.load("s").owner is None
+    run = work()
+    assert [message.content for message in run.messages] == ["message 1", "message 2"]
+    assert len({message.id for message in run.messages}) == 2
+    assert (run.state, store.runs.load("s").state) == ({"n": 2}, {"n": 2})
+    assert done == [1, 2]
+    assert len(store.runs.load("s").tool_calls) == 2
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,7 @@ AGENTS = {
     "get_checkpoint": "apart",
     "forget_undos": "apart",
     "restore": "apart",
+    "irreversible": "apart",
     "undo": "apart",
     "delete_checkpoint": "apart",
     "guard": "guard",
@@ -105,6 +106,7 @@ RUNS = {
     "steps": "apart",
     "checkpoints": "apart",
     "latest": "apart",
+    "irreversible": "apart",
     "prune": "apart",
     "cleanup": "apart",
     "settle": "apart",
@@ -510,7 +512,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from backtrail import agents as sync
-    from backtrail.agents import AgentCheckpoints, AgentInfos, AgentVersions
+    from backtrail.agents import AgentCheckpoints, AgentInfos, AgentVersions, PastCalls
     from backtrail.engine.queue import Crew
     from backtrail.entities import AgentState
     from backtrail.handles import Ref
@@ -586,7 +588,7 @@ from backtrail.values import MISSING
 if TYPE_CHECKING:
     from backtrail import runs as sync
     from backtrail.engine.queue import Crew
-    from backtrail.runs import Records, RunRecord
+    from backtrail.runs import Calls, Records, RunRecord
 
     Checkpoints = list[Checkpoint[Any]]
 

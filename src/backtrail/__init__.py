@@ -19,7 +19,10 @@ from backtrail.entities import (
     ToolStatus,
 )
 from backtrail.errors import CommitUnknown, Conflict, Corrupt, Error, InDoubt, Invalid, NotFound, Unavailable
+from backtrail.repairs import repaired
 from backtrail.run_calls import CallError
+from backtrail.run_history import Irreversible
+from backtrail.run_tools import llm, tool
 from backtrail.running import Run
 from backtrail.runs import RunRecord, Runs
 from backtrail.schedules import AutoCheckpoint
@@ -95,6 +98,7 @@ __all__ = [
     "Hit",
     "InDoubt",
     "Invalid",
+    "Irreversible",
     "Items",
     "Member",
     "Message",
@@ -122,8 +126,11 @@ __all__ = [
     "Type",
     "Unavailable",
     "VerifyReport",
+    "llm",
     "open",
+    "repaired",
     "schema",
+    "tool",
     "upcast",
 ]
 

@@ -23,6 +23,7 @@ from backtrail.engine.writes import Key
 from backtrail.entities import AgentState, newest_version, to_data
 from backtrail.errors import Corrupt, Invalid, NotFound
 from backtrail.manifests import Manifests, manifests_of
+from backtrail.run_history import since, tell
 from backtrail.schedules import AutoCheckpoint
 from backtrail.values import AgentCheckpoint, AgentInfo, Diff
 
@@ -34,8 +35,10 @@ if TYPE_CHECKING:
     from backtrail.engine.engine import Desk, Engine
     from backtrail.engine.pins import Note
     from backtrail.handles import Ref
+    from backtrail.strategies import ToolCallRecord
     from backtrail.threads import Thread
 
+    PastCalls = list[ToolCallRecord]
     AgentCheckpoints = list[AgentCheckpoint]
     AgentInfos = list[AgentInfo]
     AgentVersions = list["AgentVersion"]
@@ -185,8 +188,16 @@ class Agents(Collection):
                 f"this checkpoint belongs to agent {manifests.id!r}, not {agent_id!r}",
                 code="invalid.argument",
             )
+        tell(self._since(manifests, seq))
         manifests.restore(seq, _check_state)
         return self.load(manifests.id)
+
+    def irreversible(self, checkpoint_id: str | AgentCheckpoint) -> PastCalls:
+        """Return the calls of the agent's runs that were made after a checkpoint and cannot be undone outside."""
+        return self._since(*self._found(checkpoint_id))
+
+    def _since(self, manifests: Manifests, seq: int) -> PastCalls:
+        return since(self._engine, manifests.id, manifests.found(seq)[0].created_at)
 
     def undo(self, agent_id: str, *, force: bool = False) -> AgentState | None:
         """Take back the last restore, everything as it was before it; return the agent's state, if it had one.

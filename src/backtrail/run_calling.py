@@ -7,18 +7,18 @@ iteration finds in its journal what it had done: `backtrail.engine.journal` says
 from __future__ import annotations
 
 import copy
+import inspect
+import uuid
 from contextlib import contextmanager
-from contextvars import ContextVar
-from operator import is_
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from backtrail.engine import journal
-from backtrail.engine.journal import Call, Recorded, Result
+from backtrail.engine.journal import Call, Result
 from backtrail.entities import Message, to_data
-from backtrail.errors import InDoubt, Invalid
-from backtrail.run_calls import Asked, Options, as_record, failure_of, given
+from backtrail.errors import Error, InDoubt, Invalid
+from backtrail.run_calls import Asked, Halt, Options, as_record, failure_of, given, inside, said, without_ids
 from backtrail.run_worker import Worker
-from backtrail.strategies import Done, Event, NotDone
+from backtrail.strategies import Done, Event, NotDone, RunState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_inside: Final[ContextVar[tuple[object, str] | None]] = ContextVar("inside", default=None)
-"""The run and the call that is being made here."""
+
+class _Span(dict[str, list[int]]):
+    """Messages of the run that stand one behind the other."""
 
 
 class Caller(Worker):
@@ -39,14 +40,12 @@ class Caller(Worker):
         if not isinstance(message, Message):
             raise Invalid(f"this is {type(message).__name__}, not a Message", code="invalid.value")
         data = to_data(message)
-        shape = {name: value for name, value in data.items() if name not in ("id", "timestamp")}
-        key = self._hash(shape, "message")
+        key = self._hash(said(data), "message")
         with self._saying:
             found = self._said(journal.MESSAGE, key, data)
             kept = message if found is data else Message.from_data(found)
             if self._is_live():
-                self._messages.append(kept)
-                self._said_data.append(found)
+                self._add(kept, found)
         return kept
 
     def partial(self, value: Any) -> Any:
@@ -65,20 +64,25 @@ class Caller(Worker):
         if heard:
             return found
         if not self._is_live():
-            raise Invalid(
-                f"run {self.session_id!r} is in iteration {self._iteration}: before its loop it now says another "
-                f"thing than when it began ({value!r:.200})",
-                code="invalid.replay",
-            )
+            text = value["content"] if kind == journal.MESSAGE else value
+            raise self._too_late(f"{'message' if kind == journal.MESSAGE else 'partial result'} {text!r:.200}")
         self._buffer.append([kind, key, value])
         return value
 
+    def _too_late(self, what: str) -> Invalid:
+        """Return the error of something new where only what is recorded can be had."""
+        if self._status.name == RunState.COMPLETED:
+            why = "is completed: it gives what is recorded"
+        else:
+            why = f"is in iteration {self._iteration}: before its loop it gives what is recorded of iteration 0"
+        return Invalid(f"run {self.session_id!r} {why}, and {what} is none of that", code="invalid.replay")
+
     def _check_outside(self, what: str) -> None:
         """Refuse what is done inside of a call: that is not run again when its result is recorded."""
-        inside = _inside.get()
-        if inside is not None and inside[0] is self:
+        around = inside.get()
+        if around is not None and around[0] is self:
             raise Invalid(
-                f"call {inside[1]} of run {self.session_id!r} is being made: to {what} inside of it is not possible, "
+                f"call {around[1]} of run {self.session_id!r} is being made: to {what} inside of it is not possible, "
                 "because a call that came to its end is not made again. Do it behind the call",
                 code="invalid.run",
             )
@@ -87,6 +91,7 @@ class Caller(Worker):
         self,
         name: str,
         fn: Callable[..., T],
+        /,
         *args: Any,
         policy: str = "ask",
         verify: Callable[[Call], Any] | None = None,
@@ -98,9 +103,9 @@ class Caller(Worker):
     ) -> T:
         """Call a tool, once: if it had come to its end before the run was cut short, its result is given.
 
-        If it was begun and nobody knows whether it was done, `policy` says what to do: "pure" and "idempotent" call it
-        again, the latter with the same `key`; `verify` is asked; else it is `InDoubt`, which `store.runs.settle` ends.
-        An exception is a result, too: raised again, unless `retry`.
+        If it was begun and nobody knows whether it was done, `verify` is asked, if it is given; else `policy` says what
+        to do: "pure" and "idempotent" call it again, the latter with the same `key`; "ask" is `InDoubt`, which
+        `store.runs.settle` ends. An exception is a result, too: raised again, unless `retry`.
         """
         options = Options("tool", name, policy, verify, irreversible, key, retry, tool_call_id)
         return self._called(options, fn, args, kwargs)
@@ -109,6 +114,7 @@ class Caller(Worker):
         self,
         name: str,
         fn: Callable[..., T],
+        /,
         *args: Any,
         policy: str = "ask",
         verify: Callable[[Call], Any] | None = None,
@@ -123,79 +129,150 @@ class Caller(Worker):
 
     def _called(self, options: Options, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
         options.check(fn)
+        if inspect.iscoroutinefunction(fn):
+            text = f"{options.name!r:.100} is a coroutine function: it is called through a run of backtrail.aio"
+            raise Invalid(text, code="invalid.argument")
         asked = self._begin(options, self._arguments(args, kwargs))
-        result = asked.result
-        if asked.doubtful and options.verify is not None:
-            result = self._verified(asked.call, options.verify(asked.call))
-            if result is not None:
-                self._ended(asked.call, result, wanted=self._wants(options), state=self._state)
-        if result is not None:
-            return given(result)  # type: ignore[no-any-return]
-        try:
-            with self._making(asked.call):
-                value = fn(*args, **self._passed(options, asked.call, kwargs))
-        except Exception as error:
-            failed = Result(good=False, value=failure_of(error))
-            self._ended(asked.call, failed, wanted=self._wants(options), state=self._state)
-            raise
-        else:
-            self._ended(asked.call, Result(good=True, value=value), wanted=self._wants(options), state=self._state)
+        if asked.result is not None:
+            return given(asked.result, self._errors)  # type: ignore[no-any-return]
+        with self._under(asked):
+            if asked.doubtful and options.verify is not None:
+                found = self._verified(asked.call, options.verify(asked.call))
+                if found is not None:
+                    self._ended(asked.call, found, *self._wish(options), state=self._state)
+                    return given(found, self._errors)  # type: ignore[no-any-return]
+            try:
+                with self._making(asked.call):
+                    value = fn(*args, **self._passed(asked.call, kwargs))
+            except Exception as error:
+                failed = Result(good=False, value=failure_of(error))
+                self._ended(asked.call, failed, *self._wish(options), state=self._state)
+                raise
+            self._ended(asked.call, Result(good=True, value=value), *self._wish(options), state=self._state)
             return value
+
+    @contextmanager
+    def _under(self, asked: Asked) -> Iterator[None]:
+        """Hold a call that is being made, until it is known what came of it. If that is never, it stays in doubt."""
+        try:
+            yield
+        except Halt:
+            self._withdraw(asked.call)
+            raise
         finally:
             self._under_way.discard(asked.call.id)
+            recorded = self._book.call(asked.call.id)
+            if recorded is not None and recorded.result is None:
+                self._book.unask(asked.call)
+
+    def _let_go(self, asked: Asked) -> None:
+        """Take back that something was asked for, by one who will not hear the answer."""
+        self._under_way.discard(asked.call.id)
+        if asked.new:
+            self._withdraw(asked.call)
+            return
+        with self._lock:
+            self._book.unask(asked.call)
+            if asked.result is not None and asked.call.kind == "tool" and self._is_live():
+                at = max(i for i, each in enumerate(self._calls) if each["id"] == asked.call.id)
+                del self._calls[at]
 
     @contextmanager
     def _making(self, call: Call) -> Iterator[None]:
-        """Take note that a call is being made, by whoever asked for it."""
-        self._under_way.add(call.id)
-        token = _inside.set((self, call.id))
+        """Take note of who makes a call, while it is being made."""
+        token = inside.set((self, call.id))
         try:
             yield
         finally:
-            _inside.reset(token)
+            inside.reset(token)
 
     def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return arguments as they are recorded. The messages of the run are not recorded once more with every call."""
         return {
-            "args": [self._messages_as(arg) for arg in args],
-            "kwargs": {name: self._messages_as(arg) for name, arg in kwargs.items()},
+            "args": [self._told(arg) for arg in args],
+            "kwargs": {name: self._told(arg) for name, arg in kwargs.items()},
         }
 
-    def _messages_as(self, arg: Any) -> Any:
-        """Return how many messages of the run an argument is, if it is its first ones: they are frozen."""
-        own = self._messages
-        if type(arg) is not list or not arg or len(arg) > len(own) or not all(map(is_, arg, own)):
+    def _told(self, arg: Any) -> Any:
+        """Return a list of messages with those of the run as `{"run.messages": [from, to]}`: they are frozen."""
+        if type(arg) is not list or not any(id(each) in self._places for each in arg):
             return arg
-        return {"run.messages": len(arg)}
+        told: list[Any] = []
+        for each in arg:
+            at = self._places.get(id(each))
+            if at is None:
+                told.append(each)
+            elif told and type(told[-1]) is _Span and told[-1]["run.messages"][1] == at:
+                told[-1]["run.messages"][1] += 1
+            else:
+                told.append(_Span({"run.messages": [at, at + 1]}))
+        return [dict(each) if type(each) is _Span else each for each in told]
 
     def _begin(self, options: Options, arguments: dict[str, Any]) -> Asked:
-        """Do what comes before a call: find what is known of it, else write its intent."""
+        """Do what comes before a call: find what is known of it, else write its intent. With no result, it is held."""
         self._check_open()
         self._check_outside(f"call {options.name}")
-        call, recorded = self._begun(options, arguments)
+        kept = self._copied(arguments, "arguments")[1]
+        shape = self._hash(without_ids(arguments), "arguments")
+        with self._lock:
+            asked = self._asked(options, kept, f"{options.kind}:{options.tool_call_id or options.name}:{shape}")
+            if asked.result is None:
+                self._under_way.add(asked.call.id)
+        return asked
+
+    def _asked(self, options: Options, arguments: dict[str, Any], key: str) -> Asked:
+        recorded = self._book.ask(key)
         if recorded is None:
-            return Asked(call, None, new=True)
-        result = recorded.result
+            return Asked(self._begun(options, arguments, key), None, new=True)
+        call, result = recorded
         if result is None:
             if options.verify is None and options.policy == "ask":
+                self._book.unask(call)
                 raise self._in_doubt(call)
-            return Asked(call, None, doubtful=options.policy == "ask")
-        if options.retry and not result.good:
-            self._begun_again(call)
+            return Asked(call, None, doubtful=options.verify is not None)
+        if options.retry and not result.good and self._is_live() and self._book.is_last(call):
+            self._journal_only([[journal.AGAIN, call.id]])
+            self._book.again(call.id)
             return Asked(call, None)
         self._replayed(call, result)
         return Asked(call, result)
 
-    def _passed(self, options: Options, call: Call, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments that a call gets by name."""
-        if options.policy != "idempotent":
-            return kwargs
-        return {**kwargs, "key": options.key or f"{self.session_id}/{call.id}/{call.key}"}
+    def _begun(self, options: Options, arguments: dict[str, Any], key: str) -> Call:
+        """Write the intent of a call that is new."""
+        main = self._engine.owner() is self._owner
+        sent = None if options.policy != "idempotent" else options.key or uuid.uuid4().hex
+        call = Call(
+            f"{self._number}.{self._book.count + 1}",
+            options.kind,
+            options.name,
+            key,
+            arguments,
+            options.policy,
+            options.irreversible,
+            main,
+            options.tool_call_id,
+            sent,
+        )
+        if not self._is_live():
+            raise self._too_late(journal.described(call))
+        expected = self._book.expected() if main else None
+        if expected is not None:
+            raise journal.diverged(expected, journal.described(call))
+        self._journal_only([call.entry()])
+        self._book.begin(call)
+        return call
 
-    def _wants(self, options: Options) -> bool:
-        """Tell whether the end of a call makes a checkpoint."""
+    def _passed(self, call: Call, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments that a call gets by name."""
+        return kwargs if call.sent is None else {**kwargs, "key": call.sent}
+
+    def _wish(self, options: Options) -> tuple[bool, Exception | None]:
+        """Ask the strategy whether the end of a call makes a checkpoint. What it raises must not take the result."""
         event = Event.TOOL_CALL_COMPLETE if options.kind == "tool" else Event.LLM_RESPONSE
-        return self.strategy.should_checkpoint(self._number, event)
+        try:
+            return bool(self.strategy.should_checkpoint(self._number, event)), None
+        except Exception as error:  # noqa: BLE001 - it is raised when the result is recorded
+            return False, error
 
     def _replayed(self, call: Call, result: Result) -> None:
         """Count a tool call that this iteration had made before it was cut short."""
@@ -203,54 +280,26 @@ class Caller(Worker):
             with self._lock:
                 self._calls.append(as_record(call, result, self._number))
 
-    def _begun(self, options: Options, arguments: dict[str, Any]) -> tuple[Call, Recorded | None]:
-        """Find the call in the journal, else write its intent."""
-        digest, kept = self._copied(arguments, "arguments")
-        key = f"{options.kind}:{options.tool_call_id or options.name}:{digest}"
-        main = self._engine.owner() is self._owner
-        with self._lock:
-            book = self._book
-            recorded = book.ask(key)
-            if recorded is not None:
-                return recorded.call, recorded
-            asked = Call(
-                f"{self._number}.{book.count + 1}",
-                options.kind,
-                options.name,
-                key,
-                kept,
-                options.policy,
-                options.irreversible,
-                main,
-                options.tool_call_id,
-            )
-            expected = book.expected() if main else None
-            if expected is not None or not self._is_live():
-                raise journal.diverged(expected or asked, journal.described(asked))
-            self._journal_only([asked.entry()])
-            book.asked(key)
-            book.began(asked, claimed=True)
-            return asked, None
-
-    def _begun_again(self, call: Call) -> None:
-        """Write that a call which had failed is tried again: from now on it is in doubt."""
-        with self._lock:
-            self._journal_only([[journal.AGAIN, call.id]])
-            self._book.again(call.id)
-
     def _journal_only(self, entries: list[list[Any]]) -> None:
         """Write entries, and no checkpoint."""
         self._write(lambda desk: self._flush(desk, entries), several=False)
         self._flushed(entries)
 
-    def _ended(self, call: Call, result: Result, *, wanted: bool, state: Any) -> None:
-        """Do what comes after a call: write its result, and the checkpoint that is wanted, in one commit."""
-        error: Invalid | None = None
+    def _ended(self, call: Call, result: Result, wanted: bool, trouble: Exception | None, *, state: Any) -> None:  # noqa: FBT001
+        """Do what comes after a call: write its result, and the checkpoint that is wanted, in one commit.
+
+        Whatever else goes wrong, the result is recorded; then that is raised.
+        """
+        value = result.value
         try:
-            value = self._copied(result.value, "result")[1]  # whoever is given it may change it
-        except Invalid as refused:  # what came of the call cannot be kept: that it failed is kept
-            error, value = refused, failure_of(refused)
-        result = Result(result.good and error is None, value, self._engine.direct.heads.clock())
+            value = self._copied(value, "result")[1]  # whoever is given it may change it
+        except Invalid as error:
+            if result.good:  # what came of the call cannot be kept: that it failed is kept
+                trouble, value = error, failure_of(error)
+                result = result._replace(good=False)
+            else:
+                value = [value[0], None, value[2]]
+        result = Result(result.good, value, self._engine.direct.heads.clock())
         entries = [[journal.RESULT, call.id, *result]]
         with self._lock:
             if call.kind == "tool":
@@ -262,12 +311,14 @@ class Caller(Worker):
                     self._shown.settle()
                 else:
                     self._journal_only(entries)
-            except Invalid as refused:  # the checkpoint had the state in it
-                error = error or refused
+            except Exception as error:
+                if isinstance(error, Error) and not isinstance(error, Invalid):
+                    raise
+                trouble = trouble or error  # the checkpoint had the state in it
                 self._journal_only(entries)
             self._book.ended(call.id, result)
-        if error is not None:
-            raise error
+        if trouble is not None:
+            raise trouble
 
     def _write_both(self, desk: Desk, entries: list[list[Any]], state: Any) -> None:
         """Write entries, and a checkpoint."""

@@ -6,10 +6,14 @@ any other is a `CallError` that says which it was, because nothing is imported o
 
 from __future__ import annotations
 
+import builtins
 import copy
 import inspect
+from contextlib import suppress
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from backtrail.entities import Message, to_data
 from backtrail.errors import Invalid
 from backtrail.strategies import ToolCallRecord
 from backtrail.values import when
@@ -19,21 +23,29 @@ if TYPE_CHECKING:
 
     from backtrail.engine.journal import Call, Result
 
+current: Final[ContextVar[Any]] = ContextVar("current", default=None)
+"""The run whose block this is."""
+inside: Final[ContextVar[tuple[object, str] | None]] = ContextVar("inside", default=None)
+"""The run and the call that is being made here."""
 POLICIES: Final = ("ask", "pure", "idempotent")
 _TEXT_MAX: Final = 2000
-_REBUILT: Final = {
-    cls.__name__: cls
-    for cls in (
-        *(ArithmeticError, AssertionError, AttributeError, BufferError, ConnectionError, EOFError, FileExistsError),
-        *(FileNotFoundError, IndexError, InterruptedError, IsADirectoryError, KeyError, LookupError, NameError),
-        *(NotADirectoryError, NotImplementedError, OSError, OverflowError, PermissionError, ProcessLookupError),
-        *(RecursionError, RuntimeError, TimeoutError, TypeError, ValueError, ZeroDivisionError, Exception),
-    )
+_OWN: Final = {
+    f"builtins.{name}": cls
+    for name, cls in vars(builtins).items()
+    if isinstance(cls, type) and issubclass(cls, Exception) and not issubclass(cls, BaseExceptionGroup)
 }
+"""Python's own exceptions."""
+
+
+class Halt(BaseException):
+    """Leaves the block of a run."""
 
 
 class CallError(RuntimeError):
-    """A call that had failed before the run was cut short, with an exception that is not one of Python's own."""
+    """A call that had failed before the run was cut short, with an exception that cannot be made anew.
+
+    That is one that is not Python's own and that `store.run(..., errors=...)` does not name.
+    """
 
     def __init__(self, type_name: str, text: str) -> None:
         super().__init__(f"{type_name}: {text}")
@@ -64,6 +76,15 @@ class Options(NamedTuple):
             raise Invalid(f"the name of a call is a text, not {self.name!r:.100}", code="invalid.argument")
         if self.policy not in POLICIES:
             raise Invalid(f"policy is one of {', '.join(POLICIES)}, not {self.policy!r:.100}", code="invalid.argument")
+        if self.key is not None and self.policy != "idempotent":
+            text = "key= is what an idempotent tool is given; for an argument of that name use functools.partial"
+            raise Invalid(text, code="invalid.argument")
+        if self.verify is not None and not callable(self.verify):
+            raise Invalid(f"verify is a function, not {self.verify!r:.100}", code="invalid.argument")
+        for name, kind in (("irreversible", bool), ("retry", bool), ("key", str), ("tool_call_id", str)):
+            value = getattr(self, name)
+            if value is not None and type(value) is not kind:
+                raise Invalid(f"{name} is a {kind.__name__}, not {value!r:.100}", code="invalid.argument")
 
 
 def _takes_key(fn: Callable[..., Any]) -> bool:
@@ -88,18 +109,37 @@ class Asked(NamedTuple):
 
 
 def failure_of(error: Exception) -> list[Any]:
-    """Return what is recorded of an exception."""
-    args = [arg for arg in error.args if isinstance(arg, str | int | float | bool | None)]
-    return [type(error).__name__, args if len(args) == len(error.args) else [], str(error)[:_TEXT_MAX]]
+    """Return what is recorded of an exception: its name, its arguments if it can be made of them, and its text."""
+    args = list(error.args)
+    if isinstance(error, OSError) and error.filename is not None:
+        args = [error.errno, error.strerror, error.filename, None, error.filename2]
+    return [name_of(type(error)), args, text_of(error)[:_TEXT_MAX]]
 
 
-def given(result: Result) -> Any:
-    """Return a recorded value, or raise a recorded exception: one of Python's own is made anew."""
+def name_of(cls: type) -> str:
+    """Return the name by which an exception is recorded."""
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def text_of(error: BaseException) -> str:
+    """Return what an exception says, whatever it does when it is asked."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - it is somebody else's
+        return "(it cannot say what)"
+
+
+def given(result: Result, errors: Mapping[str, type[Exception]]) -> Any:
+    """Return a recorded value, or raise a recorded exception: one of Python's own, or of `errors`, is made anew."""
     if result.good:
         return copy.deepcopy(result.value)
     name, args, text = result.value
-    cls = _REBUILT.get(name)
-    raise cls(*args) if cls is not None and (args or not text) else CallError(name, text)
+    cls = _OWN.get(name) or errors.get(name)
+    error: Exception | None = None
+    if cls is not None and args is not None:
+        with suppress(Exception):  # its arguments may not be what it is made of
+            error = cls(*copy.deepcopy(args))
+    raise CallError(name.removeprefix("builtins."), text) if error is None else error
 
 
 def as_record(call: Call, result: Result, iteration: int) -> dict[str, Any]:
@@ -120,6 +160,21 @@ def as_record(call: Call, result: Result, iteration: int) -> dict[str, Any]:
 def record_of(data: Mapping[str, Any]) -> ToolCallRecord:
     """Return a call that came to its end, as a value."""
     return ToolCallRecord(**data)
+
+
+def without_ids(value: Any) -> Any:
+    """Return arguments with messages as what they say: their ids and times differ whenever they are made anew."""
+    kind = type(value)
+    if kind is Message:
+        return said(to_data(value))
+    if kind is list or kind is tuple:
+        return kind(without_ids(each) for each in value)
+    return {name: without_ids(each) for name, each in value.items()} if kind is dict else value
+
+
+def said(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a message says: all but its id and its time."""
+    return {name: value for name, value in data.items() if name not in ("id", "timestamp")}
 
 
 def doubtful(call: Call) -> ToolCallRecord:

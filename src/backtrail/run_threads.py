@@ -10,11 +10,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from backtrail.backends.port import Batch
-from backtrail.engine import changes, log, upkeep
+from backtrail.engine import changes, journal, log, upkeep
 from backtrail.engine.codec import Decoder
 from backtrail.engine.paths import Path
 from backtrail.engine.tree import locate
 from backtrail.engine.writes import NOTHING, Expect
+from backtrail.entities import Message
 from backtrail.errors import Conflict, Corrupt, Error, Invalid
 from backtrail.handles import Handle
 from backtrail.run_points import LISTS, going_on
@@ -26,10 +27,11 @@ if TYPE_CHECKING:
     from backtrail.checkpoints import Checkpoint
     from backtrail.engine.engine import Desk, Engine
     from backtrail.engine.heads import Standing
+    from backtrail.engine.schema import Types
     from backtrail.engine.writes import Proposal, Propose
 
 SPACE: Final = "run"
-JOURNAL: Final = "journal"
+JOURNAL: Final = journal.SPACE
 _TRIM_EVERY: Final = 32
 _MOVES: Final = (log.REWIND, log.UNDO, log.REDO)
 
@@ -39,6 +41,7 @@ class Work(Handle[Any]):
 
     def __init__(self, engine: Engine, session_id: str, agent: str | None) -> None:
         super().__init__(engine, JOURNAL, session_id, None, agent)
+        self._types = types_of(engine)
         self.standing: Standing | None = None
         self._ended = 0
 
@@ -116,6 +119,7 @@ class Shown(Handle[Any]):
 
     def __init__(self, engine: Engine, session_id: str, agent: str | None) -> None:
         super().__init__(engine, SPACE, session_id, None, agent)
+        self._types = types_of(engine)
         self.standing: Standing | None = None
         self._last: dict[str, Any] | None = None
         """What the last checkpoint shows; of its lists, only how long they are."""
@@ -177,6 +181,11 @@ def _shape(seen: dict[str, Any]) -> dict[str, Any]:
     entries = {name: len(kept[name]) for name in ("zero", "calls")}
     began = None if kept["begun"] is None else seen["iteration"]
     return {**seen, **lists, **entries, "began": began, "journal": None, "state": None}
+
+
+def types_of(engine: Engine) -> Types:
+    """Return the classes that what is in a run comes back as: those of the store, and messages."""
+    return engine.types.for_state(Message)
 
 
 def point_of(seen: Any, *, own: bool) -> dict[str, Any]:

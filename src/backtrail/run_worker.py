@@ -6,8 +6,12 @@ adds one, too. So a worker that was taken over cannot write any more, whatever i
 
 from __future__ import annotations
 
+import os
+import random
 import threading
+import time
 import uuid
+from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,13 +23,13 @@ from backtrail.engine.codec import Decoder, Encoder
 from backtrail.engine.journal import Call, Journal
 from backtrail.engine.paths import Path
 from backtrail.entities import Message, to_data
-from backtrail.errors import Conflict, Error, Invalid
+from backtrail.errors import CommitUnknown, Conflict, Error, Invalid
 from backtrail.repairs import repaired
-from backtrail.run_calls import record_of
+from backtrail.run_calls import name_of, record_of
+from backtrail.run_history import RunThread
 from backtrail.run_points import LISTS, beginning
-from backtrail.run_threads import SPACE, Shown, Work, leased, point_of
+from backtrail.run_threads import Shown, Work, leased, point_of
 from backtrail.strategies import AfterToolCall, RunState, RunStatus, ToolCallRecord
-from backtrail.threads import Thread
 from backtrail.values import MISSING, when
 
 if TYPE_CHECKING:
@@ -34,9 +38,12 @@ if TYPE_CHECKING:
 
     from backtrail.engine.engine import Desk, Engine
     from backtrail.strategies import Strategy
+    from backtrail.threads import Thread
 
 LEASE: Final = 60.0
 """Seconds for which a worker has a run, if it does not renew its lease; it does at every third of that."""
+LEASE_MAX: Final = 30 * 86400
+_TRIES: Final = 100
 
 
 class Worker:
@@ -53,18 +60,25 @@ class Worker:
         state: Any = None,
         takeover: bool = False,
         lease: dt.timedelta | float = LEASE,
+        errors: Iterable[type[Exception]] = (),
     ) -> None:
         self.session_id = check_id(session_id, "a session's id")
         self.agent = None if agent is None else check_id(agent, "an agent's id")
         self.strategy: Strategy = AfterToolCall() if strategy is None else strategy
-        if not callable(getattr(self.strategy, "should_checkpoint", None)):
+        if isinstance(self.strategy, type) or not callable(getattr(self.strategy, "should_checkpoint", None)):
             raise Invalid(
-                f"a strategy has should_checkpoint(iteration, event), not {strategy!r}", code="invalid.argument"
+                f"a strategy has should_checkpoint(iteration, event), as AfterToolCall() has, not {strategy!r}",
+                code="invalid.argument",
             )
+        if type(takeover) is not bool:
+            raise Invalid(f"takeover is True or False, not {takeover!r:.100}", code="invalid.argument")
         self._engine = engine
-        self._given = [to_data(message) for message in messages], {} if state is None else state
+        self._given = _as_data(messages), {} if state is None else state
         self._takeover = takeover
         self._seconds = check_duration(lease, "lease") / 1_000_000
+        if self._seconds > LEASE_MAX:
+            raise Invalid(f"a lease is {LEASE_MAX} seconds at most; it is renewed", code="invalid.argument")
+        self._errors = _named(errors)
         self._work = Work(engine, session_id, agent)
         self._shown = Shown(engine, session_id, agent)
         self._token = uuid.uuid4().hex
@@ -73,10 +87,12 @@ class Worker:
         """Held while something is written."""
         self._saying = threading.Lock()
         """Held while something is said; never while anything is read or written, so that nobody waits for it."""
-        self._beat: threading.Event | None = None
         self._lost: Conflict | None = None
-        self._unsure = False
-        """Whether nobody knows if the last write was done."""
+        self._unsure: CommitUnknown | None = None
+        """Why nobody knows if the last write was done: the run is to be opened again, then."""
+        self._stale = False
+        """Whether the lease may have been renewed: the journal is looked at before the next write."""
+        self._pid = 0
         self._open = False
         self._looping = False
         self._entered = False
@@ -85,6 +101,8 @@ class Worker:
         self._buffer: list[list[Any]] = []
         """Entries of the journal that wait for the next write."""
         self._flushing = 0
+        self._places: dict[int, int] = {}
+        """Where each message stands, by its identity: they are kept as long as the run is."""
         self.repaired: list[Message] = []
         """Answers that were put behind tool calls which had none, when the run was opened."""
         self._logs: dict[str, list[Any]] = {}
@@ -144,19 +162,26 @@ class Worker:
 
     @property
     def in_doubt(self) -> list[Call]:
-        """The calls of this iteration that were begun before the run was cut short, and whose result nobody knows."""
-        return self._journal.in_doubt()
+        """The calls of this iteration whose result nobody knows, and that are not being made just now."""
+        return [call for call in self._journal.in_doubt() if call.id not in self._under_way]
 
     @property
     def thread(self) -> Thread[Any]:
         """The thread of the run's checkpoints."""
-        return Thread(self._engine, SPACE, self.session_id)
+        return RunThread(self._engine, self.session_id)
 
     def _check_open(self) -> None:
         if not self._open:
             raise Invalid("a run is used inside of its block: with store.run(...) as run:", code="invalid.run")
         if self._lost is not None:
             raise self._lost
+        if self._unsure is not None:
+            raise self._unsure
+        if self._pid != os.getpid():
+            text = f"run {self.session_id!r} was opened by another process: this one is a fork of it"
+            raise Invalid(text, code="invalid.run")
+        if self._engine.desk.overlay is not None:
+            raise Invalid("a run writes by itself: use it outside of a transaction", code="invalid.transaction")
 
     @property
     def _where(self) -> str:
@@ -258,6 +283,7 @@ class Worker:
         self._iteration: int = data["iteration"]
         self._said_data: list[dict[str, Any]] = list(data["messages"])
         self._messages = [Message.from_data(each) for each in self._said_data]
+        self._places = {id(each): at for at, each in enumerate(self._messages)}
         self._calls: list[dict[str, Any]] = list(data["tool_calls"])
         self._partials: list[Any] = list(data["partial_results"])
         self._state = data["state"]
@@ -269,25 +295,32 @@ class Worker:
         self._journal = self._zero if self._iteration == 0 else Journal(data["calls"], free)
         self._owner = self._engine.owner()
 
-    def _heart(self, stop: threading.Event) -> None:
-        """Renew the lease, until the block ends or somebody else has the run."""
-        while not stop.wait(self._seconds / 3):
-            with self._lock:
-                if stop.is_set() or self._lost is not None:
-                    return
-                try:
-                    until = self._engine.direct.heads.shared_time() + int(self._seconds * 1_000_000)
-                    edits = changes.Several(self._work.edits({"lease": [self._owner_name, self._token, until]}))
-                    self._write(partial(self._work.put, propose=edits), several=False)
-                except Conflict:
-                    return
-                except Error as error:  # the store is away: the next beat, or the next write, will tell
-                    if error.code == "unavailable.closed":
-                        return
+    def _add(self, message: Message, data: dict[str, Any]) -> None:
+        """Take note of a message that is said."""
+        self._places[id(message)] = len(self._messages)
+        self._messages.append(message)
+        self._said_data.append(data)
 
-    def _stop_beating(self) -> None:
-        if self._beat is not None:
-            self._beat.set()
+    def renew(self) -> float | None:
+        """Renew the lease, until the block ends or somebody else has the run; return when to do so again."""
+        if not self._lock.acquire(blocking=False):
+            return 0.0  # it is writing just now
+        try:
+            if not self._open or self._lost is not None or self._unsure is not None or self._pid != os.getpid():
+                return None
+            until = self._engine.direct.heads.shared_time() + int(self._seconds * 1_000_000)
+            edits = changes.Several(self._work.edits({"lease": [self._owner_name, self._token, until]}))
+            self._write(partial(self._work.put, propose=edits), several=False)
+        except Conflict:
+            return None
+        except CommitUnknown:
+            self._unsure, self._stale = None, True
+        except Error as error:  # the store is away: the next beat, or the next write, will tell
+            if error.code == "unavailable.closed":
+                return None
+        finally:
+            self._lock.release()
+        return self._seconds / 3
 
     # -- writing ------------------------------------------------------------------------------------------
 
@@ -295,18 +328,25 @@ class Worker:
         """Write to the journal, on top of what this worker wrote last; if that is not the newest, the run is lost."""
         if self._lost is not None:
             raise self._lost
-        if self._unsure:
+        if self._unsure is not None:
+            raise self._unsure
+        if self._stale:
             self._look_again()
-        for last in (False, True):
+        tries = 0
+        while True:
             try:
                 self._try(write, several=several)
                 return
-            except Conflict as error:
+            except Conflict as error:  # of the journal, or of the checkpoints, which others may move
                 head = self._work.standing.head if self._work.standing else None
                 self._look_again(error)
                 now = self._work.standing.head if self._work.standing else None
-                if last or head is None or now is None or head.op_id != now.op_id:
+                if head is None or now is None or head.op_id != now.op_id:
                     raise self._taken_over() from error
+                if tries == _TRIES:
+                    raise
+            tries += 1
+            time.sleep(random.random() * 0.001 * tries)  # noqa: S311 - only to get out of step
 
     def _try(self, write: Callable[[Desk], None], *, several: bool) -> None:
         stood = self._work.standing, self._shown.standing
@@ -318,23 +358,27 @@ class Worker:
         except BaseException as error:
             self._work.standing, self._shown.standing = stood  # what was written in a transaction went with it
             self._shown.forget()
-            self._unsure = not isinstance(error, Conflict | Invalid)  # it may have been written all the same
+            if isinstance(error, CommitUnknown) or not isinstance(error, Exception):  # it may have been written
+                self._unsure = CommitUnknown(
+                    f"nobody knows whether the last write of run {self.session_id!r} was done: leave its block, and "
+                    "open it again; it goes on from what was written",
+                    code="commit_unknown.run",
+                )
             raise
 
     def _look_again(self, error: Conflict | None = None) -> None:
         """See how the journal stands; it is this worker's as long as it has its token."""
         data = self._work.read(self._engine.direct)
         if data is None or data["lease"] is None or data["lease"][1] != self._token:
-            raise self._taken_over() from error
+            raise self._taken_over(gone=data is None) from error
         self._shown.standing = None
         self._shown.forget()
-        self._unsure = False
+        self._stale = False
 
-    def _taken_over(self) -> Conflict:
-        self._lost = Conflict(
-            f"run {self.session_id!r} was taken over by another worker: what this one does is not kept any more",
-            code="conflict.lease",
-        )
+    def _taken_over(self, *, gone: bool = False) -> Conflict:
+        what = "deleted" if gone else "taken over by another worker"
+        text = f"run {self.session_id!r} was {what}: what this one does is not kept any more"
+        self._lost = Conflict(text, code="conflict.lease")
         return self._lost
 
     def _flush(
@@ -372,6 +416,24 @@ class Worker:
         nodes, types = self._engine.direct.heads.nodes(), self._work._types  # noqa: SLF001
         rep = bytes(Encoder(nodes, types, what=what).rep(value))
         return blake3(rep).hexdigest(length=12), Decoder(nodes, types).value(rep)
+
+
+def _as_data(messages: Any) -> list[dict[str, Any]]:
+    if isinstance(messages, Message) or not isinstance(messages, Iterable):
+        raise Invalid(f"messages is a list of them, not {messages!r:.100}", code="invalid.argument")
+    found = list(messages)
+    wrong = [each for each in found if not isinstance(each, Message)]
+    if wrong:
+        raise Invalid(f"this is {type(wrong[0]).__name__}, not a Message", code="invalid.value")
+    return [to_data(each) for each in found]
+
+
+def _named(errors: Any) -> dict[str, type[Exception]]:
+    found = [*errors] if isinstance(errors, Iterable) else [errors]
+    wrong = [each for each in found if not (isinstance(each, type) and issubclass(each, Exception))]
+    if wrong:
+        raise Invalid(f"errors are classes of exceptions, not {wrong[0]!r:.100}", code="invalid.argument")
+    return {name_of(each): each for each in found}
 
 
 def _early() -> Invalid:

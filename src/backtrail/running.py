@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 from typing import TYPE_CHECKING, Any, Self
 
 from backtrail.engine import changes, journal
 from backtrail.engine.journal import Journal
 from backtrail.engine.paths import Path
-from backtrail.errors import Conflict, Corrupt, Invalid
+from backtrail.errors import Conflict, Corrupt, Error, Invalid
 from backtrail.run_calling import Caller
+from backtrail.run_calls import Halt, current, text_of
+from backtrail.run_leases import beats_of
 from backtrail.strategies import Event, Never, RunState, RunStatus
 from backtrail.values import MISSING
 
@@ -27,10 +28,6 @@ if TYPE_CHECKING:
 
     from backtrail.checkpoints import Checkpoint
     from backtrail.engine.engine import Desk
-
-
-class _Halt(BaseException):
-    """Leaves the block of a run."""
 
 
 class Run(Caller):
@@ -43,8 +40,15 @@ class Run(Caller):
     # -- the block --------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
+        self._enter()
+        self._outer = current.get()
+        current.set(self)
+        return self
+
+    def _enter(self) -> None:
+        """Get the run."""
         if self._engine.desk.overlay is not None:
-            raise Invalid("a run writes by itself: open it outside of a transaction", code="invalid.transaction")
+            raise Invalid("a run writes by itself: use it outside of a transaction", code="invalid.transaction")
         if self._entered:
             raise Invalid(
                 "the block of a run is entered once: ask for another, with store.run(...)", code="invalid.run"
@@ -62,45 +66,68 @@ class Run(Caller):
         if data is None:
             raise Corrupt(f"the journal of run {self.session_id!r} is gone", code="corrupt.state")
         self._take(data)
+        self._pid = os.getpid()
         self._open = True
         if self._status.name != RunState.COMPLETED:
-            self._beat = threading.Event()
-            threading.Thread(target=self._heart, args=(self._beat,), name="backtrail lease", daemon=True).start()
-        return self
+            try:
+                beats_of(self._engine).add(self, self._seconds / 3)
+            except BaseException as error:
+                self._exit(error)
+                raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        self._stop_beating()
+        current.set(self._outer)
+        return self._exit(error)
+
+    def _exit(self, error: BaseException | None) -> bool:
+        """Let go of the run, and say whether that was all that the error was for."""
         self._open = False
+        if self._pid != os.getpid():  # a fork of the process that has the run
+            return False
+        halt = _halt_in(error)
+        error = error if halt is None else halt
         if self._status.name == RunState.COMPLETED:
-            return isinstance(error, _Halt)
+            if error is None:
+                self._check_untouched()
+            return halt is not None
         try:
             with self._lock:  # the lease may be being renewed, and calls of others come to their end
-                if error is None:
+                if error is None and self._unsure is None:
                     self._complete()
                 else:
-                    self._leave(_status_of(error))
+                    self._leave(_status_of(error or self._unsure or Halt("interrupted")))
         except Conflict:
-            if error is None or isinstance(error, _Halt):
+            if error is None or halt is not None:
                 raise
-        return isinstance(error, _Halt)
+        if error is None and self._unsure is not None:
+            raise self._unsure
+        return halt is not None
 
     def _complete(self) -> None:
         """End the run; if its last iteration cannot end, it has failed."""
         try:
             self._check_state()
             self._end(RunStatus(str(RunState.COMPLETED)))
-        except Invalid as error:
+        except Conflict:
+            raise
+        except Exception as error:
             self._leave(_status_of(error))
             raise
+
+    def _check_untouched(self) -> None:
+        """Refuse a state that was changed although the run is completed."""
+        if self._lent is not None and self._lent != self._hash(self._state):
+            text = f"run {self.session_id!r} is completed: its state was changed, and that is not kept"
+            raise Invalid(text, code="invalid.run")
 
     def halt(self, reason: str) -> None:
         """Leave the block; the run is halted, and can be gone on with later."""
         self._check_open()
         if not isinstance(reason, str):
             raise Invalid(f"a reason is a text, not {reason!r:.100}", code="invalid.argument")
-        raise _Halt(reason)
+        raise Halt(reason)
 
     # -- iterations ---------------------------------------------------------------------------------------
 
@@ -133,8 +160,12 @@ class Run(Caller):
     def _end(self, status: RunStatus | None) -> None:
         """End the iteration, and the run if there is a status; both in one commit."""
         forgotten, unsaid = self._journal.forgotten(), self._journal.unsaid()
+        doubts = [call for call in self.in_doubt if call.policy != "pure"]
+        if doubts:
+            raise self._in_doubt(doubts[0])
         if forgotten is not None:
-            raise journal.diverged(forgotten, "nothing of the kind")
+            newest = self._journal.newest
+            raise journal.diverged(forgotten, "nothing of the kind" if newest is None else journal.described(newest))
         if unsaid:
             raise Invalid(
                 f"iteration {self._iteration} was cut short after it had said {unsaid[0]!r:.200}; now it does not. "
@@ -192,6 +223,13 @@ class Run(Caller):
     def _leave(self, status: RunStatus) -> None:
         """Record that the run failed or was halted. What the iteration had done stays in its journal."""
         given = {"status": [status.name, status.reason], "lease": None}
+        if self._unsure is not None:  # what is there is what it goes on from
+            there = self._work.read(self._engine.direct)
+            if there is not None and there["lease"] is not None:  # else it was left already, as it turns out
+                self._look_again()
+                self._try(lambda desk: self._work.put(desk, changes.Several(self._work.edits(given))), several=False)
+            self._status = status
+            return
 
         def write(desk: Desk) -> None:
             at: int | None = None
@@ -202,7 +240,9 @@ class Run(Caller):
 
         try:
             self._write(write)
-        except Invalid:  # the state cannot be kept as it is now: what was kept before stays
+        except Exception as error:  # the state cannot be kept as it is now: what was kept before stays
+            if isinstance(error, Error) and not isinstance(error, Invalid):
+                raise
             self._write(lambda desk: self._flush(desk, [], given))
         self._flushed()
         self._status = status
@@ -214,6 +254,8 @@ class Run(Caller):
 
     def _checkpoint(self, label: str | None, state: Any, metadata: Mapping[str, Any] | None = None) -> Checkpoint[Any]:
         self._check_open()
+        if self._status.name == RunState.COMPLETED:
+            raise Invalid(f"run {self.session_id!r} is completed: it stays as it is", code="invalid.run")
         made: list[Checkpoint[Any]] = []
 
         def write(desk: Desk) -> None:
@@ -229,8 +271,16 @@ class Run(Caller):
 
 
 def _status_of(error: BaseException) -> RunStatus:
-    if isinstance(error, _Halt):
+    if isinstance(error, Halt):
         return RunStatus(str(RunState.HALTED), str(error.args[0]))
     if not isinstance(error, Exception):  # Ctrl-C, cancellation, the end of a generator
         return RunStatus(str(RunState.HALTED), "interrupted")
-    return RunStatus(str(RunState.FAILED), f"{type(error).__name__}: {error}"[:500])
+    return RunStatus(str(RunState.FAILED), f"{type(error).__name__}: {text_of(error)}"[:500])
+
+
+def _halt_in(error: BaseException | None) -> Halt | None:
+    """Return the halt that an exception is, alone or in a group of nothing else, as task groups make them."""
+    if isinstance(error, BaseExceptionGroup):
+        found = [_halt_in(each) for each in error.exceptions]
+        return found[0] if all(each is not None for each in found) else None
+    return error if isinstance(error, Halt) else None

@@ -10,8 +10,9 @@ from backtrail.engine import changes, journal
 from backtrail.engine.journal import Journal
 from backtrail.engine.paths import Path
 from backtrail.entities import Message
-from backtrail.errors import Conflict, Invalid, NotFound
+from backtrail.errors import Conflict, Corrupt, Invalid, NotFound
 from backtrail.run_calls import record_of
+from backtrail.run_history import RunThread, made
 from backtrail.run_threads import JOURNAL, SPACE, Work, leased
 from backtrail.strategies import RunState, RunStatus, ToolCallRecord
 from backtrail.threads import Thread
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     Checkpoints = list[Checkpoint[Any]]
     Records = list["RunRecord"]
+    Calls = list[ToolCallRecord]
 
 _PAGE: Final = 200
 
@@ -50,6 +52,8 @@ class RunRecord:
     """Who works on it."""
     until: dt.datetime | None
     """Until when, if the lease is not renewed."""
+    damaged: str | None = None
+    """What is wrong with it, in a listing of runs: the others are listed all the same."""
 
 
 class Runs:
@@ -83,8 +87,19 @@ class Runs:
         """Return the runs, newest activity first."""
         if status is not None and status not in [*RunState]:
             raise Invalid(f"status is one of {', '.join(RunState)}, not {status!r:.100}", code="invalid.argument")
-        found = (self.get(record.name) for record in self._listed(JOURNAL, agent))
-        return [run for run in found if run is not None and status in (None, run.status.name)]
+        found = (self._told(record) for record in self._listed(JOURNAL, agent))
+        return [run for run in found if run is not None and (run.damaged or status in (None, run.status.name))]
+
+    def _told(self, record: ThreadRecord) -> RunRecord | None:
+        """Return a run; if it is damaged, what is known of it."""
+        try:
+            return self.get(record.name)
+        except Corrupt as error:
+            status = RunStatus(str(RunState.FAILED), str(error))
+            began = when(record.created_at)
+            return RunRecord(
+                record.name, record.agent, status, 0, (), (), (), None, (), began, None, None, damaged=str(error)
+            )
 
     def _listed(self, space: str, agent: str | None) -> Iterator[ThreadRecord]:
         if agent is not None:
@@ -100,7 +115,14 @@ class Runs:
 
     def thread(self, session_id: str) -> Thread[Any]:
         """Return the thread of a run's checkpoints: history, diff, fork, rewind ..."""
-        return Thread(self._engine, SPACE, check_id(session_id, "a session's id"))
+        return RunThread(self._engine, check_id(session_id, "a session's id"))
+
+    def irreversible(self, session_id: str, ref: Any = None) -> Calls:
+        """Return the calls of a run that cannot be undone outside; `ref`: those that this checkpoint is before."""
+        if ref is not None:
+            return RunThread(self._engine, check_id(session_id, "a session's id")).passed(ref)
+        data, _ = Work(self._engine, check_id(session_id, "a session's id"), None).point(self._engine.desk)
+        return [] if data is None else [*made(data)]
 
     def steps(self, session_id: str) -> Checkpoints:
         """Return the checkpoints of a run, ascending."""
@@ -109,13 +131,17 @@ class Runs:
     def checkpoints(self, agent: str) -> Checkpoints:
         """Return the checkpoints of all runs of an agent, newest first."""
         found = [c for record in self._listed(SPACE, agent) for c in self.thread(record.name).history()]
-        return sorted(found, key=lambda c: (c.created_at, c.seq), reverse=True)
+        return sorted(found, key=_age, reverse=True)
 
     def latest(self, agent: str) -> Checkpoint[Any] | None:
         """Return the newest checkpoint of an agent's runs, or None."""
         heads = (self.thread(record.name).latest() for record in self._listed(SPACE, agent))
         found = [head for head in heads if head is not None]
-        return max(found, key=lambda c: (c.created_at, c.seq), default=None)
+        return max(found, key=_age, default=None)
+
+    def _all(self, session_id: str) -> Checkpoints:
+        """Return all checkpoints of a run, those that are out of view, too."""
+        return RunThread(self._engine, check_id(session_id, "a session's id")).everything()
 
     def prune(self, agent: str, keep: int) -> int:
         """Hide all but the newest checkpoints of an agent's runs, and return how many went.
@@ -123,12 +149,13 @@ class Runs:
         No run needs them to go on.
         """
         check_count(keep, "keep")
-        surplus = reversed(self.checkpoints(agent)[keep:])  # the oldest first: heads go last
+        found = [c for record in self._listed(SPACE, agent) for c in self._all(record.name)]
+        surplus = sorted(found, key=_age)[: max(len(found) - keep, 0)]  # the oldest first: heads go last
         return sum(self.thread(each.thread_id).delete_checkpoint(each) for each in surplus)
 
     def cleanup(self, session_id: str) -> int:
         """Delete a run, whoever works on it, and return how many checkpoints went with it."""
-        steps = len(self.steps(session_id))
+        steps = len(self._all(session_id))
         self.thread(session_id).delete()
         Thread(self._engine, JOURNAL, session_id).delete()
         return steps
@@ -137,8 +164,8 @@ class Runs:
 
     def settle(self, session_id: str, call_id: str, *, result: Any = MISSING, not_done: bool = False) -> None:
         """Say what became of a call that is in doubt: its result, or that it was not done."""
-        if (result is MISSING) != not_done:
-            raise Invalid("settle takes result=... or not_done=True", code="invalid.argument")
+        if type(call_id) is not str or (result is MISSING) != not_done:
+            raise Invalid("settle takes the id of a call, and result=... or not_done=True", code="invalid.argument")
         when_told = self._engine.direct.heads.clock()
         entry = [journal.NOT_DONE, call_id] if not_done else [journal.RESULT, call_id, True, result, when_told]
         work = Work(self._engine, check_id(session_id, "a session's id"), None)
@@ -162,6 +189,10 @@ class Runs:
             work.put(desk, changes.Append(Path((where,)), (entry,), types, session_id))
 
         self._engine.atomic(write)
+
+
+def _age(checkpoint: Checkpoint[Any]) -> tuple[Any, int]:
+    return checkpoint.created_at, checkpoint.seq
 
 
 def _record(session_id: str, data: dict[str, Any]) -> RunRecord:

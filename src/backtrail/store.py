@@ -295,11 +295,12 @@ class Store:
         state: Any = None,
         takeover: bool = False,
         lease: dt.timedelta | float = LEASE,
+        errors: Iterable[type[Exception]] = (),
     ) -> Run:
         """Return a run: work that goes on where it was cut short. See docs/runs.md.
 
         `messages` and `state` count only when it is new. `takeover` takes it from a worker that is gone, before its
-        lease ends.
+        lease ends. Exceptions of `errors` come back as what they are when a call that had failed is replayed.
         """
         return Run(
             self._engine,
@@ -310,6 +311,7 @@ class Store:
             state=state,
             takeover=takeover,
             lease=lease,
+            errors=errors,
         )
 
     # -- search -----------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from backtrail import agents as sync
-    from backtrail.agents import AgentCheckpoints, AgentInfos, AgentVersions
+    from backtrail.agents import AgentCheckpoints, AgentInfos, AgentVersions, PastCalls
     from backtrail.engine.queue import Crew
     from backtrail.entities import AgentState
     from backtrail.handles import Ref
@@ -107,6 +107,11 @@ class Agents:
         back. If `agent_id` is given, it must be that agent's.
         """
         return await self._crew.apart(self._sync.restore, plain(checkpoint_id), agent_id=agent_id)
+
+    @called
+    async def irreversible(self, checkpoint_id: str | AgentCheckpoint) -> PastCalls:
+        """Return the calls of the agent's runs that were made after a checkpoint and cannot be undone outside."""
+        return await self._crew.apart(self._sync.irreversible, plain(checkpoint_id))
 
     @called
     async def undo(self, agent_id: str, *, force: bool = False) -> AgentState | None:

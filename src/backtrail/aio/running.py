@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from backtrail.aio.checkpoints import Checkpoint
 from backtrail.aio.threads import Thread
 from backtrail.engine.journal import Result
-from backtrail.run_calls import Options, failure_of, given
+from backtrail.run_calls import Options, current, failure_of, given
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -123,18 +123,23 @@ class Run:
 
     async def __aenter__(self) -> Self:
         try:
-            await self._crew.apart(self._sync.__enter__)
+            await self._crew.apart(self._sync._enter)  # noqa: SLF001 - the two are one
         except BaseException as error:
-            if self._sync._open:  # noqa: SLF001 - the two are one. It was cancelled, but it has the run
-                await self.__aexit__(type(error), error, error.__traceback__)
+            if self._sync._open:  # noqa: SLF001 - it was cancelled, but it has the run
+                await self._left(error)
             raise
+        self._outer = current.get()
+        current.set(self)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        self._sync._stop_beating()  # noqa: SLF001
-        leave = partial(self._sync.__exit__, kind, error, trace)
+        current.set(self._outer)
+        return await self._left(error)
+
+    async def _left(self, error: BaseException | None) -> bool:
+        leave = partial(self._sync._exit, error)  # noqa: SLF001
         if isinstance(error, GeneratorExit):  # a coroutine that is closed cannot wait
             self._crew.begin(leave, together=False, surely=True)
             return False
@@ -197,6 +202,7 @@ class Run:
         self,
         name: str,
         fn: Callable[..., Awaitable[T] | T],
+        /,
         *args: Any,
         policy: str = "ask",
         verify: Callable[[Call], Any] | None = None,
@@ -222,6 +228,7 @@ class Run:
         self,
         name: str,
         fn: Callable[..., Awaitable[T] | T],
+        /,
         *args: Any,
         policy: str = "ask",
         verify: Callable[[Call], Any] | None = None,
@@ -244,24 +251,22 @@ class Run:
         with suppress(Exception):  # what cannot even be copied is refused, with its path
             arguments = copy.deepcopy(arguments)
         asked = await self._begin(options, arguments)
-        result = asked.result
-        if asked.doubtful and options.verify is not None:
-            result = run._verified(asked.call, await _awaited(options.verify(asked.call)))  # noqa: SLF001
-            if result is not None:
-                await self._ended(asked.call, result, options)
-        if result is not None:
-            return given(result)
-        try:
-            with run._making(asked.call):  # noqa: SLF001
-                value = await _awaited(fn(*args, **run._passed(options, asked.call, kwargs)))  # noqa: SLF001
-        except Exception as error:
-            await self._ended(asked.call, Result(good=False, value=failure_of(error)), options)
-            raise
-        else:
+        if asked.result is not None:
+            return given(asked.result, run._errors)  # noqa: SLF001
+        with run._under(asked):  # noqa: SLF001
+            if asked.doubtful and options.verify is not None:
+                found = run._verified(asked.call, await _awaited(options.verify(asked.call)))  # noqa: SLF001
+                if found is not None:
+                    await self._ended(asked.call, found, options)
+                    return given(found, run._errors)  # noqa: SLF001
+            try:
+                with run._making(asked.call):  # noqa: SLF001
+                    value = await _awaited(fn(*args, **run._passed(asked.call, kwargs)))  # noqa: SLF001
+            except Exception as error:
+                await self._ended(asked.call, Result(good=False, value=failure_of(error)), options)
+                raise
             await self._ended(asked.call, Result(good=True, value=value), options)
             return value
-        finally:
-            run._under_way.discard(asked.call.id)  # noqa: SLF001
 
     async def _begin(self, options: Options, arguments: dict[str, Any]) -> Asked:
         """Do what comes before a call. If the task is cancelled meanwhile, a new call is taken back."""
@@ -270,18 +275,20 @@ class Run:
             try:
                 return await job.outcome()
             except asyncio.CancelledError:
-                asked = job.result
-                if asked is not None and asked.new:
-                    withdraw = partial(self._sync._withdraw, asked.call)  # noqa: SLF001
-                    await self._crew.begin(withdraw, together=False, surely=True).outcome()
+                if job.result is not None:
+                    let_go = partial(self._sync._let_go, job.result)  # noqa: SLF001
+                    await self._crew.begin(let_go, together=False, surely=True).outcome()
                 raise
 
     async def _ended(self, call: Call, result: Result, options: Options) -> None:
         """Do what comes after a call. The strategy is asked, and the state taken, here: they are the event loop's."""
         run = self._sync
-        wanted = run._wants(options)  # noqa: SLF001
-        state = copy.deepcopy(run.state) if wanted else None
-        await self._surely(partial(run._ended, call, result, wanted=wanted, state=state))  # noqa: SLF001
+        wanted, trouble = run._wish(options)  # noqa: SLF001
+        state = run._state  # noqa: SLF001
+        if wanted:
+            with suppress(Exception):  # what cannot even be copied is refused, with its path
+                state = copy.deepcopy(state)
+        await self._surely(partial(run._ended, call, result, wanted, trouble, state=state))  # noqa: SLF001
 
 
 async def _awaited(value: Any) -> Any:

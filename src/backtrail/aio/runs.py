@@ -13,7 +13,7 @@ from backtrail.values import MISSING
 if TYPE_CHECKING:
     from backtrail import runs as sync
     from backtrail.engine.queue import Crew
-    from backtrail.runs import Records, RunRecord
+    from backtrail.runs import Calls, Records, RunRecord
 
     Checkpoints = list[Checkpoint[Any]]
 
@@ -49,6 +49,11 @@ class Runs:
         """Return the thread of a run's checkpoints: history, diff, fork, rewind ..."""
         made: Thread[Any] = Thread(self._crew, self._sync.thread(session_id))
         return made
+
+    @called
+    async def irreversible(self, session_id: str, ref: Any = None) -> Calls:
+        """Return the calls of a run that cannot be undone outside; `ref`: those that this checkpoint is before."""
+        return await self._crew.apart(self._sync.irreversible, session_id, ref)
 
     @called
     async def steps(self, session_id: str) -> Checkpoints:

@@ -148,14 +148,22 @@ class Store:
         state: Any = None,
         takeover: bool = False,
         lease: dt.timedelta | float = LEASE,
+        errors: Iterable[type[Exception]] = (),
     ) -> Run:
         """Return a run: work that goes on where it was cut short. See docs/runs.md.
 
         `messages` and `state` count only when it is new. `takeover` takes it from a worker that is gone, before its
-        lease ends.
+        lease ends. Exceptions of `errors` come back as what they are when a call that had failed is replayed.
         """
         made = self._sync.run(
-            session_id, agent=agent, strategy=strategy, messages=messages, state=state, takeover=takeover, lease=lease
+            session_id,
+            agent=agent,
+            strategy=strategy,
+            messages=messages,
+            state=state,
+            takeover=takeover,
+            lease=lease,
+            errors=errors,
         )
         return Run(self._crew, made)
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from backtrail.backends.port import Entry, Indexed, Splice, Undone
-from backtrail.engine import diff, folding, messages, pace
+from backtrail.engine import diff, folding, journal, messages, pace
 from backtrail.engine import spine as spines
 from backtrail.engine.arrivals import Arrivals
 from backtrail.engine.squeeze import squeeze, unsqueeze
@@ -156,6 +156,8 @@ class _Catching:
                 return
 
     def _listed(self, row: Row) -> _Listed | None:
+        if self.record.space == journal.SPACE:  # its messages are those of the run's checkpoints
+            return None
         tree = self._heads.chain(self.record, row).tree
         spine = messages.listed(tree)
         return None if spine is None else _Listed(row, spine, tree.nodes)

@@ -6,14 +6,14 @@ arguments, and how many alike were asked for before it. So calls may come in any
 
 Entries are short lists, in the order in which they were written:
 
-    ["i", id, kind, name, key, arguments, policy, irreversible, main, tool_call_id]    an intent
+    ["i", id, kind, name, key, arguments, policy, irreversible, main, tool_call_id, sent]    an intent
     ["r", id, good, value, when]                       its result: a value, or an error's
     ["a", id]                                          it had failed, and is tried again
     ["n", id]                                          it was not done, as somebody settled
     ["m", key, message], ["p", key, value]             a message, a partial result
 
-`main` is whether a call was not asked for beside others. Entries that a run has from the checkpoint that it goes on
-from are *free*: code may ask for them again, and need not.
+`main` is whether a call was not asked for beside others, `sent` the key that an idempotent tool is given. Entries that
+a run has from the checkpoint that it goes on from are *free*: code may ask for them again, and need not.
 
 Everything here is plain data in, plain data out.
 """
@@ -25,8 +25,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from backtrail.errors import Corrupt, Invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
+SPACE: Final = "journal"
+"""The name space of the threads that runs go on from: nobody's to look at."""
 INTENT: Final = "i"
 RESULT: Final = "r"
 AGAIN: Final = "a"
@@ -56,6 +58,7 @@ class Call(NamedTuple):
     irreversible: bool
     main: bool
     tool_call_id: str | None = None
+    sent: str | None = None
 
     def entry(self) -> list[Any]:
         """Return its intent."""
@@ -79,7 +82,11 @@ class Journal:
         self._said: dict[str, list[Any]] = {}
         self._asked: dict[str, int] = {}
         self._claimed: set[str] = set()
+        """Calls that were asked for, as far as they are known to whoever asked."""
+        self._let_go: set[str] = set()
         self._free: dict[str, int] = {}
+        self.newest: Call | None = None
+        """The last call that was begun, not read."""
         self.count = 0
         """Calls that were ever begun, those that were not done included."""
         for at, entry in enumerate(entries):
@@ -108,18 +115,22 @@ class Journal:
     def _let(self, entry: list[Any]) -> None:
         """Take note that what an entry says need not be said again."""
         if entry[0] == INTENT:
-            self._claimed.add(entry[1])
+            self._let_go.add(entry[1])
         elif entry[0] in (MESSAGE, PARTIAL):
             name = f"{entry[0]}:{entry[1]}"
             self._free[name] = self._free.get(name, 0) + 1
 
-    def began(self, call: Call, *, claimed: bool = False) -> None:
+    def began(self, call: Call) -> None:
         """Take note of an intent."""
         self.count += 1
         self._calls[call.id] = Recorded(call, None)
         self._by_key.setdefault(call.key, []).append(call.id)
-        if claimed:
-            self._claimed.add(call.id)
+
+    def begin(self, call: Call) -> None:
+        """Take note of an intent that is asked for now: the next one alike is another."""
+        self.began(call)
+        self._claimed.add(call.id)
+        self.newest = call
 
     def ended(self, call_id: str, result: Result) -> None:
         """Take note of a result."""
@@ -132,21 +143,23 @@ class Journal:
     def not_done(self, call_id: str) -> None:
         """Take note that a call which was begun was not done: the next one alike is new."""
         call = self._calls.pop(call_id).call
-        self._by_key[call.key].remove(call.id)
+        self._by_key[call.key].remove(call_id)
 
     def ask(self, key: str) -> Recorded | None:
         """Return the next recorded call that asks for this, None if there is none."""
-        at = self._asked.get(f"c:{key}", 0)
-        found = self._by_key.get(key, [])
-        if at >= len(found):
+        found = next((each for each in self._by_key.get(key, ()) if each not in self._claimed), None)
+        if found is None:
             return None
-        self._asked[f"c:{key}"] = at + 1
-        self._claimed.add(found[at])
-        return self._calls[found[at]]
+        self._claimed.add(found)
+        return self._calls[found]
 
-    def asked(self, key: str) -> None:
-        """Take note that something new was asked for, so that the next one alike is another."""
-        self._asked[f"c:{key}"] = self._asked.get(f"c:{key}", 0) + 1
+    def unask(self, call: Call) -> None:
+        """Take back that a call was asked for: nobody got an answer, and whoever asks next is to get the same."""
+        self._claimed.discard(call.id)
+
+    def is_last(self, call: Call) -> bool:
+        """Tell whether no call alike was begun after this one."""
+        return self._by_key[call.key][-1] == call.id
 
     def heard(self, kind: str, key: str) -> tuple[bool, Any]:
         """Return whether a message or partial result was said before, and as what."""
@@ -161,17 +174,25 @@ class Journal:
         calls = [*self._calls.values()]  # others may begin some meanwhile
         return [each.call for each in calls if each.result is None]
 
+    def recorded(self) -> list[Recorded]:
+        """Return all calls, in the order in which they were begun."""
+        return [*self._calls.values()]
+
     def call(self, call_id: str) -> Recorded | None:
         """Return a call by its id."""
         return self._calls.get(call_id)
 
     def expected(self) -> Call | None:
         """Return the first recorded call that was not asked for again, of those that came one after the other."""
-        return next((e.call for e in self._calls.values() if e.call.main and e.call.id not in self._claimed), None)
+        return next((call for call in self._unclaimed() if call.main), None)
 
     def forgotten(self) -> Call | None:
         """Return a recorded call that was not asked for again, if there is one."""
-        return next((e.call for e in self._calls.values() if e.call.id not in self._claimed), None)
+        return next(self._unclaimed(), None)
+
+    def _unclaimed(self) -> Iterator[Call]:
+        done = self._claimed | self._let_go
+        return (each.call for each in self._calls.values() if each.call.id not in done)
 
     def unsaid(self) -> list[Any]:
         """Return the recorded messages and partial results that were not said again."""

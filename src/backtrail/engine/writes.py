@@ -240,6 +240,12 @@ class Writes:
 
         return self._moving(key, attempt)
 
+    def before(self, standing: Standing) -> str | None:
+        """Return the id of the checkpoint that an undo would make the head; None if there is nothing to undo."""
+        newest = standing.newest
+        to = self._undo_target(standing, head=newest.head, start=newest.undo)
+        return None if to is None else log.checkpoint_id(standing.record.uid, to.head)
+
     def redo(self, key: Key) -> Standing:
         """Take the last undo back."""
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from backtrail import InDoubt, Invalid, Message
-from backtrail.run_calls import CallError
+from backtrail.run_calls import CallError, current
 from backtrail.testing.conformance.base import Suite
 
 if TYPE_CHECKING:
@@ -33,7 +33,8 @@ class Killing:
         return self._run.__enter__()
 
     def __exit__(self, _: object, error: BaseException | None, trace: object) -> bool:
-        self._run._stop_beating()  # noqa: SLF001 - a process that is gone renews no lease
+        self._run._open = False  # noqa: SLF001 - a process that is gone renews no lease
+        current.set(None)
         assert error is not None, "it was to be killed"
         return isinstance(error, Killed)
 
