@@ -469,7 +469,7 @@ def test_a_run_that_is_cancelled_while_it_is_opened_is_let_go(opened):
 
 
 def beating(run):
-    return run._sync.renew() is not None
+    return run._sync._renew() is not None
 
 
 def test_a_run_whose_coroutine_is_dropped_is_halted_without_waiting(opened):

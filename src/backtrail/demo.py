@@ -249,12 +249,14 @@ SCENES: Final = (
         ),
     ),
     Scene(
-        "A rewind takes the checkpoints back, and undo brings them again; the world outside stays as it is.\n"
-        "# The run says what a rewind cannot call back.",
+        "A rewind takes the run back, and undo brings it again; the world outside stays as it is.\n"
+        "# The store says what a rewind cannot call back, before it is done.",
         """
+        import warnings
+        [call.arguments["args"][0] for call in store.runs.irreversible("trip", 2)]
+        warnings.simplefilter("ignore", backtrail.Irreversible)    # else it warns: we know
         head = trip.rewind(2)
-        trip.current_step, head.state["state"]
-        [call.arguments["args"][0] for call in run.tool_calls if call.irreversible and call.iteration > 2]
+        trip.current_step, head.state["state"], str(store.runs.load("trip").status)
         head = trip.undo()
         trip.current_step, head.state["state"]
         print(outside())

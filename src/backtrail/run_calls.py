@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from backtrail.engine.journal import Call, Result
 
 current: Final[ContextVar[Any]] = ContextVar("current", default=None)
-"""The run whose block this is."""
+"""The run whose block this is, as a weak reference: one that is dropped is not held by having been entered."""
 inside: Final[ContextVar[tuple[object, str] | None]] = ContextVar("inside", default=None)
 """The run and the call that is being made here."""
 POLICIES: Final = ("ask", "pure", "idempotent")
@@ -139,7 +139,7 @@ def given(result: Result, errors: Mapping[str, type[Exception]]) -> Any:
     if cls is not None and args is not None:
         with suppress(Exception):  # its arguments may not be what it is made of
             error = cls(*copy.deepcopy(args))
-    raise CallError(name.removeprefix("builtins."), text) if error is None else error
+    raise CallError(name.rpartition(".")[2], text) if error is None else error
 
 
 def as_record(call: Call, result: Result, iteration: int) -> dict[str, Any]:

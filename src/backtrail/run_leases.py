@@ -23,7 +23,7 @@ _BUSY: Final = 0.02
 class Leased(Protocol):
     """What has a lease."""
 
-    def renew(self) -> float | None:
+    def _renew(self) -> float | None:
         """Renew it, and return in how many seconds to do that again; None: never."""
 
 
@@ -60,7 +60,7 @@ class Beats:
                     continue
                 reference = heapq.heappop(self._due)[2]
             leased = reference()
-            again = None if leased is None else leased.renew()
+            again = None if leased is None else leased._renew()  # noqa: SLF001 - what it is here for
             del leased
             if again is not None:
                 with self._changed:

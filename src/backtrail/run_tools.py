@@ -86,7 +86,8 @@ def _decorated(
         def journaled(*args: Any, **kwargs: Any) -> Any:
             if inside.get() is not None:
                 return fn(*args, **kwargs)
-            run = current.get()
+            reference = current.get()
+            run = None if reference is None else reference()
             if run is None:
                 raise Invalid(
                     f"{called} is journaled by a run, and there is none here: call it inside of `with store.run(...)`, "

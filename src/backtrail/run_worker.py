@@ -103,8 +103,7 @@ class Worker:
         self._flushing = 0
         self._places: dict[int, int] = {}
         """Where each message stands, by its identity: they are kept as long as the run is."""
-        self.repaired: list[Message] = []
-        """Answers that were put behind tool calls which had none, when the run was opened."""
+        self._repaired: list[Message] = []
         self._logs: dict[str, list[Any]] = {}
         """Entries of the journal that are written: of iteration 0, and of this one."""
         self._started: Any = MISSING
@@ -129,6 +128,11 @@ class Worker:
     def messages(self) -> list[Message]:
         """The messages, those of this iteration included."""
         return list(self._messages)
+
+    @property
+    def repaired(self) -> list[Message]:
+        """Answers that were put behind tool calls which had none, when the run was opened."""
+        return list(self._repaired)
 
     @property
     def tool_calls(self) -> list[ToolCallRecord]:
@@ -273,8 +277,9 @@ class Worker:
         messages = [Message.from_data(each) for each in data["messages"]]
         results = {each["tool_call_id"]: each["result"] for each in data["tool_calls"] if each.get("tool_call_id")}
         found = repaired(messages, results=results, last=False)
-        self.repaired = [each for each in found if "repaired" in each.metadata and each not in messages]
-        return {**data, "messages": [to_data(each) for each in found]} if self.repaired else data
+        there = {each.id for each in messages}
+        self._repaired = [each for each in found if each.id not in there]
+        return {**data, "messages": [to_data(each) for each in found]} if self._repaired else data
 
     def _take(self, data: dict[str, Any]) -> None:
         """Stand where the iteration begins that is to be run."""
@@ -301,7 +306,7 @@ class Worker:
         self._messages.append(message)
         self._said_data.append(data)
 
-    def renew(self) -> float | None:
+    def _renew(self) -> float | None:
         """Renew the lease, until the block ends or somebody else has the run; return when to do so again."""
         if not self._lock.acquire(blocking=False):
             return 0.0  # it is writing just now

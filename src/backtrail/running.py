@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import os
 import socket
+import weakref
 from typing import TYPE_CHECKING, Any, Self
 
 from backtrail.engine import changes, journal
 from backtrail.engine.journal import Journal
 from backtrail.engine.paths import Path
+from backtrail.entities import Message
 from backtrail.errors import Conflict, Corrupt, Error, Invalid
 from backtrail.run_calling import Caller
 from backtrail.run_calls import Halt, current, text_of
@@ -42,7 +44,7 @@ class Run(Caller):
     def __enter__(self) -> Self:
         self._enter()
         self._outer = current.get()
-        current.set(self)
+        current.set(weakref.ref(self))
         return self
 
     def _enter(self) -> None:
@@ -159,19 +161,13 @@ class Run(Caller):
 
     def _end(self, status: RunStatus | None) -> None:
         """End the iteration, and the run if there is a status; both in one commit."""
-        forgotten, unsaid = self._journal.forgotten(), self._journal.unsaid()
+        forgotten = self._journal.forgotten()
         doubts = [call for call in self.in_doubt if call.policy != "pure"]
         if doubts:
             raise self._in_doubt(doubts[0])
         if forgotten is not None:
             newest = self._journal.newest
             raise journal.diverged(forgotten, "nothing of the kind" if newest is None else journal.described(newest))
-        if unsaid:
-            raise Invalid(
-                f"iteration {self._iteration} was cut short after it had said {unsaid[0]!r:.200}; now it does not. "
-                "Within an iteration, the same results must lead to the same messages",
-                code="invalid.replay",
-            )
         if self._under_way:
             raise Invalid(
                 f"call {min([*self._under_way])!r} of run {self.session_id!r} is still being made: wait for it "
@@ -179,6 +175,7 @@ class Run(Caller):
                 code="invalid.run",
             )
         over = self._iteration
+        self._keep_unsaid()
         messages, calls, partials = self._kept
         with self._saying:
             kept = len(self._messages), len(self._calls), len(self._partials)
@@ -219,6 +216,21 @@ class Run(Caller):
             self._logs["calls"] = []
         else:
             self._status = status
+
+    def _keep_unsaid(self) -> None:
+        """Put what the iteration had said before it was cut short, and now did not say, where it stood."""
+        with self._saying:
+            for kind, said, start in (
+                (journal.MESSAGE, self._said_data, self._kept[0]),
+                (journal.PARTIAL, self._partials, self._kept[2]),
+            ):
+                recorded = self._journal.said(kind)
+                known = {id(each) for each in recorded}
+                if not known <= {id(each) for each in said[start:]}:
+                    said[start:] = [*recorded, *(each for each in said[start:] if id(each) not in known)]
+            if len(self._said_data) > len(self._messages):
+                self._messages = [Message.from_data(each) for each in self._said_data]
+                self._places = {id(each): at for at, each in enumerate(self._messages)}
 
     def _leave(self, status: RunStatus) -> None:
         """Record that the run failed or was halted. What the iteration had done stays in its journal."""

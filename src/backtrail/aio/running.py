@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
+import weakref
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -129,7 +130,7 @@ class Run:
                 await self._left(error)
             raise
         self._outer = current.get()
-        current.set(self)
+        current.set(weakref.ref(self))
         return self
 
     async def __aexit__(

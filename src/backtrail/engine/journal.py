@@ -80,6 +80,7 @@ class Journal:
         self._calls: dict[str, Recorded] = {}
         self._by_key: dict[str, list[str]] = {}
         self._said: dict[str, list[Any]] = {}
+        self._order: list[tuple[str, int]] = []
         self._asked: dict[str, int] = {}
         self._claimed: set[str] = set()
         """Calls that were asked for, as far as they are known to whoever asked."""
@@ -110,7 +111,10 @@ class Journal:
         elif kind == NOT_DONE:
             self.not_done(entry[1])
         else:
-            self._said.setdefault(f"{kind}:{entry[1]}", []).append(entry[2])
+            name = f"{kind}:{entry[1]}"
+            said = self._said.setdefault(name, [])
+            self._order.append((name, len(said)))
+            said.append(entry[2])
 
     def _let(self, entry: list[Any]) -> None:
         """Take note that what an entry says need not be said again."""
@@ -154,8 +158,9 @@ class Journal:
         return self._calls[found]
 
     def unask(self, call: Call) -> None:
-        """Take back that a call was asked for: nobody got an answer, and whoever asks next is to get the same."""
+        """Take note that whoever asked for a call got no answer: whoever asks next is to get the same."""
         self._claimed.discard(call.id)
+        self._let_go.add(call.id)
 
     def is_last(self, call: Call) -> bool:
         """Tell whether no call alike was begun after this one."""
@@ -194,10 +199,14 @@ class Journal:
         done = self._claimed | self._let_go
         return (each.call for each in self._calls.values() if each.call.id not in done)
 
-    def unsaid(self) -> list[Any]:
-        """Return the recorded messages and partial results that were not said again."""
-        heard = {name: max(self._asked.get(name, 0), self._free.get(name, 0)) for name in self._said}
-        return [value for name, said in self._said.items() for value in said[heard[name] :]]
+    def said(self, kind: str) -> list[Any]:
+        """Return the recorded messages, or partial results, in their order; free ones only if they were said again."""
+        found = []
+        for name, at in self._order:
+            heard, free = self._asked.get(name, 0), self._free.get(name, 0)
+            if name[0] == kind and (at < heard or at >= free):
+                found.append(self._said[name][at])
+        return found
 
 
 def finished(entries: Sequence[Any]) -> list[Any]:
