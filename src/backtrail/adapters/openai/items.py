@@ -67,7 +67,8 @@ def _arguments(call: Item) -> dict[str, Any]:
     for name in _GIVEN:
         given = call.get(name)
         if isinstance(given, str):
-            return _parsed(given) or {name: given}
+            parsed = _parsed(given)
+            return {name: given} if parsed is None else parsed
         if isinstance(given, dict):
             return given
     return {}
