@@ -11,6 +11,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from agents import (
@@ -402,6 +403,29 @@ def test_turns_have_their_tools_and_what_they_used_and_a_fork_keeps_them(opener)
         asyncio.run(main(store))
     with opener() as store:
         asyncio.run(later(store))
+
+
+def test_usage_goes_to_its_turn_though_somebody_adds_items_meanwhile(store):
+    async def main():
+        session = BacktrailSession("s", store)
+        result = await run(agent_of(say("x")), "x", None)
+        await session.add_items([{"role": "user", "content": "Lisbon?"}])
+        find = session._last_of_user
+
+        async def and_meanwhile(head):
+            found = await find(head)
+            await session.add_items([{"role": "assistant", "content": "Warm."}])
+            await session.get_items()
+            return found
+
+        looks = iter([and_meanwhile, find])
+        with mock.patch.object(session, "_last_of_user", lambda head: next(looks)(head)):
+            await session.store_run_usage(result)
+        (turn,) = await session.turns()
+        assert turn.usage["requests"] == 1
+        assert (await session.get_items())[1]["role"] == "assistant"
+
+    asyncio.run(main())
 
 
 def test_what_was_said_is_found_listed_and_loaded(store):
