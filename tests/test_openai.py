@@ -418,9 +418,14 @@ def test_usage_goes_to_its_turn_though_somebody_adds_items_meanwhile(store):
             await session.get_items()
             return found
 
-        looks = iter([and_meanwhile, find])
-        with mock.patch.object(session, "_last_of_user", lambda head: next(looks)(head)):
+        left = [find, and_meanwhile]
+
+        def look(head):
+            return left.pop()(head)
+
+        with mock.patch.object(session, "_last_of_user", look):
             await session.store_run_usage(result)
+        assert left == []
         (turn,) = await session.turns()
         assert turn.usage["requests"] == 1
         assert (await session.get_items())[1]["role"] == "assistant"
