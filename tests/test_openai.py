@@ -26,6 +26,7 @@ from agents import (
     handoff,
 )
 from agents.extensions.memory import EncryptedSession
+from agents.memory import OpenAIResponsesCompactionSession
 from agents.testing import ModelStep, ScriptedModel, assistant_message, function_call
 from agents.usage import Usage
 
@@ -183,6 +184,24 @@ def test_it_works_below_the_sdks_encrypting_session(store):
         assert store.search("secret") == []
         await session.pop_item()
         assert len(await session.get_items()) == 3
+
+    asyncio.run(main())
+
+
+def test_it_works_below_the_sdks_compacting_session_and_what_was_replaced_is_in_its_history(store):
+    async def main():
+        inner = BacktrailSession("s", store)
+        summary = {"type": "compaction", "id": "cmp_1", "encrypted_content": "short"}
+        compact = mock.AsyncMock(return_value=mock.Mock(output=[summary]))
+        client = mock.Mock(responses=mock.Mock(compact=compact))
+        session = OpenAIResponsesCompactionSession("s", inner, client=client)
+        await run(agent_of([ask("Lisbon", "c1")], say("Warm.")), "Lisbon?", session)
+        before = await inner.get_items()
+        await session.run_compaction({"force": True, "compaction_mode": "input"})
+        assert await inner.get_items() == [summary]
+        await inner.thread.undo()
+        await inner.thread.undo()
+        assert await inner.get_items() == before
 
     asyncio.run(main())
 
