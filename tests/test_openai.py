@@ -58,6 +58,13 @@ def store(opener):
         yield store
 
 
+@pytest.fixture
+def memory():
+    """A store for what does not depend on where it is kept."""
+    with backtrail.open("memory://") as store:
+        yield store
+
+
 @function_tool
 def weather(city: str) -> str:
     """Say how it is."""
@@ -160,9 +167,9 @@ def test_run_sync_and_a_store_that_is_opened_by_its_path(tmp_path, loop):
     again.close()
 
 
-def test_a_limit_of_the_settings_is_what_the_model_sees(store):
+def test_a_limit_of_the_settings_is_what_the_model_sees(memory):
     async def main():
-        session = BacktrailSession("s", store, session_settings={"limit": 2})
+        session = BacktrailSession("s", memory, session_settings={"limit": 2})
         agent = agent_of(*(say(str(n)) for n in range(5)))
         for n in range(4):
             await run(agent, f"question {n}", session)
@@ -176,21 +183,21 @@ def test_a_limit_of_the_settings_is_what_the_model_sees(store):
     asyncio.run(main())
 
 
-def test_it_works_below_the_sdks_encrypting_session(store):
+def test_it_works_below_the_sdks_encrypting_session(memory):
     async def main():
-        session = EncryptedSession("s", BacktrailSession("s", store), "a key of enough letters")
+        session = EncryptedSession("s", BacktrailSession("s", memory), "a key of enough letters")
         await run(agent_of([ask("Lisbon", "c1")], say("Warm.")), "secret words", session)
         assert (await session.get_items())[0]["content"] == "secret words"
-        assert store.search("secret") == []
+        assert memory.search("secret") == []
         await session.pop_item()
         assert len(await session.get_items()) == 3
 
     asyncio.run(main())
 
 
-def test_it_works_below_the_sdks_compacting_session_and_what_was_replaced_is_in_its_history(store):
+def test_it_works_below_the_sdks_compacting_session_and_what_was_replaced_is_in_its_history(memory):
     async def main():
-        inner = BacktrailSession("s", store)
+        inner = BacktrailSession("s", memory)
         summary = {"type": "compaction", "id": "cmp_1", "encrypted_content": "short"}
         compact = mock.AsyncMock(return_value=mock.Mock(output=[summary]))
         client = mock.Mock(responses=mock.Mock(compact=compact))
@@ -261,11 +268,11 @@ def test_of_two_who_take_a_waiting_run_one_gets_it(store):
     asyncio.run(main())
 
 
-def test_two_who_approve_at_once_do_not_overwrite_each_other(store):
+def test_two_who_approve_at_once_do_not_overwrite_each_other(memory):
     async def main():
-        session = BacktrailSession("s", store)
+        session = BacktrailSession("s", memory)
         await session.save_run(await run(waiting(), "Book me a room", session))
-        mine, yours = BacktrailSession("s", store), BacktrailSession("s", store)
+        mine, yours = BacktrailSession("s", memory), BacktrailSession("s", memory)
         first, second = await mine.load_run(waiting()), await yours.load_run(waiting())
         await mine.save_run(first)
         with pytest.raises(backtrail.Conflict):
@@ -317,9 +324,9 @@ def test_an_abandoned_call_is_answered_once_the_user_goes_on(opener):
         asyncio.run(main())
 
 
-def test_a_call_is_awaited_until_a_user_speaks_whichever_session_of_the_process_asks(store):
+def test_a_call_is_awaited_until_a_user_speaks_whichever_session_of_the_process_asks(memory):
     async def main():
-        session, other = BacktrailSession("s", aio.Store(store)), BacktrailSession("s", store)
+        session, other = BacktrailSession("s", aio.Store(memory)), BacktrailSession("s", memory)
         call = {"type": "custom_tool_call", "call_id": "c1", "name": "shell", "input": "ls"}
         await session.add_items([{"role": "user", "content": "go"}, call])
         assert await other.repairs() == []
@@ -335,9 +342,9 @@ def test_a_call_is_awaited_until_a_user_speaks_whichever_session_of_the_process_
     asyncio.run(main())
 
 
-def test_a_run_that_is_cut_off_by_its_turns_can_go_on(store):
+def test_a_run_that_is_cut_off_by_its_turns_can_go_on(memory):
     async def main():
-        session = BacktrailSession("s", store)
+        session = BacktrailSession("s", memory)
         agent = agent_of([ask("Lisbon", "c1")], [ask("Porto", "c2")], say("Warm."))
         with pytest.raises(MaxTurnsExceeded):
             await Runner.run(agent, "Where?", session=session, max_turns=1, run_config=QUIET)
@@ -424,9 +431,9 @@ def test_turns_have_their_tools_and_what_they_used_and_a_fork_keeps_them(opener)
         asyncio.run(later(store))
 
 
-def test_usage_goes_to_its_turn_though_somebody_adds_items_meanwhile(store):
+def test_usage_goes_to_its_turn_though_somebody_adds_items_meanwhile(memory):
     async def main():
-        session = BacktrailSession("s", store)
+        session = BacktrailSession("s", memory)
         result = await run(agent_of(say("x")), "x", None)
         await session.add_items([{"role": "user", "content": "Lisbon?"}])
         find = session._last_of_user

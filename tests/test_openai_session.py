@@ -344,9 +344,9 @@ def test_messages_say_what_items_say():
     assert made(anything=1) == ("assistant", "", [])
 
 
-def test_a_conversation_of_somebody_else_is_a_session_too(store):
+def test_a_conversation_of_somebody_else_is_a_session_too(memory):
     done = ToolCall("find", {"q": "x"}, id="c1").completed("found")
-    store.conversations.save(
+    memory.conversations.save(
         Conversation(
             "a",
             id="s",
@@ -362,7 +362,7 @@ def test_a_conversation_of_somebody_else_is_a_session_too(store):
     )
 
     async def main():
-        session = BacktrailSession("s", store)
+        session = BacktrailSession("s", memory)
         assert await session.get_items() == [
             {"role": "system", "content": "Be kind."},
             user("Hi"),
