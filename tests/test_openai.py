@@ -16,7 +16,6 @@ from unittest import mock
 import pytest
 from agents import (
     Agent,
-    MaxTurnsExceeded,
     RunConfig,
     Runner,
     SessionSettings,
@@ -31,9 +30,7 @@ from agents.testing import ModelStep, ScriptedModel, assistant_message, function
 from agents.usage import Usage
 
 import backtrail
-from backtrail import aio
-from backtrail.adapters.openai import BacktrailSession, Repair
-from backtrail.adapters.openai.repair import INTERRUPTED
+from backtrail.adapters.openai import BacktrailSession
 from backtrail.testing.places import in_memory
 from tests.servers import place
 
@@ -281,78 +278,7 @@ def test_two_who_approve_at_once_do_not_overwrite_each_other(memory):
     asyncio.run(main())
 
 
-# -- calls without an output ----------------------------------------------------------------------------
-
-
-def test_an_abandoned_call_is_answered_once_the_user_goes_on(opener):
-    async def abandon(store):
-        session = BacktrailSession("s", store)
-        await run(waiting(), "Book me a room", session)
-        assert await session.repairs() == []  # its output may still come, in this process
-        assert len(await session.get_items()) == 6
-
-    async def go_on(store):
-        session = BacktrailSession("s", store)
-        assert await session.repairs() == [Repair("c3", "book", '{"hotel":"Ritz"}')]
-        agent = agent_of(say("As you like."))
-        await run(agent, "Never mind", session)
-        kinds = [item.get("type") or item["role"] for item in seen_by(agent)]
-        calls, outputs = ["function_call"] * 2, ["function_call_output"] * 2
-        assert kinds == ["user", calls[0], outputs[0], *calls, *outputs, "user"]
-        answers = {item["call_id"]: item["output"] for item in seen_by(agent) if "output" in item}
-        assert answers["c3"] == INTERRUPTED
-        assert "Porto" in answers["c2"]
-        exact = BacktrailSession("s", store, repair=False)
-        assert len(await exact.get_items()) == len(await session.get_items()) - 1
-        assert await exact.repairs() == []
-        for limit in range(10):  # a shorter reading is the end of the longer one
-            assert await session.get_items(limit) == (await session.get_items())[9 - limit :]
-        return session
-
-    with opener() as store:
-        asyncio.run(abandon(store))
-    with opener() as store:
-
-        async def main():
-            session = await go_on(store)
-            await session.add_items([{"type": "function_call_output", "call_id": "c3", "output": "booked Ritz"}])
-            assert await session.repairs() == []
-            outputs = [item["output"] for item in await session.get_items() if "output" in item]
-            assert INTERRUPTED not in outputs
-            assert outputs[-1] == "booked Ritz"
-
-        asyncio.run(main())
-
-
-def test_a_call_is_awaited_until_a_user_speaks_whichever_session_of_the_process_asks(memory):
-    async def main():
-        session, other = BacktrailSession("s", aio.Store(memory)), BacktrailSession("s", memory)
-        call = {"type": "custom_tool_call", "call_id": "c1", "name": "shell", "input": "ls"}
-        await session.add_items([{"role": "user", "content": "go"}, call])
-        assert await other.repairs() == []
-        assert (await other.get_items())[-1] == call
-        await other.add_items([{"role": "user", "content": "well?"}])
-        assert await session.repairs() == [Repair("c1", "shell", "ls")]
-        assert (await session.get_items())[2] == {
-            "type": "custom_tool_call_output",
-            "call_id": "c1",
-            "output": INTERRUPTED,
-        }
-
-    asyncio.run(main())
-
-
-def test_a_run_that_is_cut_off_by_its_turns_can_go_on(memory):
-    async def main():
-        session = BacktrailSession("s", memory)
-        agent = agent_of([ask("Lisbon", "c1")], [ask("Porto", "c2")], say("Warm."))
-        with pytest.raises(MaxTurnsExceeded):
-            await Runner.run(agent, "Where?", session=session, max_turns=1, run_config=QUIET)
-        assert len(await session.get_items()) == 3
-        await run(agent, "Go on", session)
-        assert len(seen_by(agent)) == 6
-
-    asyncio.run(main())
+# -- a process that is killed --------------------------------------------------------------------------
 
 
 KILLED = """

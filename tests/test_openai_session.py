@@ -18,7 +18,6 @@ import backtrail
 from backtrail import Attachment, Conversation, Corrupt, Invalid, Message, NotFound, ToolCall, aio
 from backtrail.adapters.openai import BacktrailSession
 from backtrail.adapters.openai.items import FORMAT, items_of, message_of
-from backtrail.adapters.openai.repair import INTERRUPTED, orphans, repaired
 from backtrail.entities import to_data
 from backtrail.testing.conformance.base import chunks_read
 from backtrail.testing.exact import same
@@ -51,10 +50,6 @@ def user(text):
 
 def call(call_id, kind="function_call"):
     return {"type": kind, "call_id": call_id, "name": "f", "arguments": "{}"}
-
-
-def output(call_id, kind="function_call_output"):
-    return {"type": kind, "call_id": call_id, "output": "x"}
 
 
 # -- the protocol ---------------------------------------------------------------------------------------
@@ -308,6 +303,7 @@ def test_any_item_comes_back_exactly(items):
             session = BacktrailSession("s", store, repair=False)
             await session.add_items(items)
             assert same(await session.get_items(), items)
+            assert len(await BacktrailSession("s", store).get_items()) >= len(items)
             assert same([await session.pop_item() for _ in items], items[::-1])
 
     asyncio.run(main())
@@ -318,10 +314,12 @@ def test_odd_texts_come_back_exactly(store):
         odd = [
             user("NUL \0, lone \ud800, emoji 🧭"),
             {"type": "function_call", "call_id": "\0", "arguments": "{\ud800"},
+            {"type": [], "call_id": "c", "role": {}},
         ]
         session = BacktrailSession("s", store, repair=False)
         await session.add_items(odd)
         assert same(await session.get_items(), odd)
+        assert same(await BacktrailSession("s", store).get_items(), odd)  # its output may still come
 
     asyncio.run(main())
 
@@ -417,46 +415,6 @@ def test_a_crafted_run_is_corrupt(memory):
         memory.thread("openai-run:s").save(state)
         with pytest.raises(Corrupt):
             asyncio.run(session.load_run(None))
-
-
-# -- repair, by itself ----------------------------------------------------------------------------------
-
-
-def test_only_calls_that_no_later_item_answers_are_orphans():
-    items = [call("1"), output("1"), call("2"), output("2", "custom_tool_call_output"), call("1"), call("3", "x_call")]
-    assert orphans(items) == [2, 4]
-    assert orphans([output("1"), call("1")]) == [1]
-    assert orphans([call("1"), user("x"), output("1")]) == []
-
-
-def test_answers_stand_behind_the_calls_that_were_made_together():
-    items = [call("1"), call("2"), output("2"), call("3")]
-    answer = {"type": "function_call_output", "output": INTERRUPTED}
-    assert repaired(items, orphans(items)) == [
-        call("1"),
-        call("2"),
-        answer | {"call_id": "1"},
-        output("2"),
-        call("3"),
-        answer | {"call_id": "3"},
-    ]
-
-
-@settings(max_examples=60)
-@given(
-    st.lists(
-        st.builds(call, st.sampled_from("abc"))
-        | st.builds(output, st.sampled_from("abc"))
-        | st.just(user("x"))
-        | st.just({"type": "reasoning"}),
-        max_size=12,
-    )
-)
-def test_what_was_repaired_has_no_orphans_and_is_else_the_same(items):
-    made = repaired(items, orphans(items))
-    assert orphans(made) == []
-    assert [item for item in made if item.get("output") != INTERRUPTED] == items
-    assert repaired(made, orphans(made)) == made
 
 
 def test_items_of_is_the_other_way_round():

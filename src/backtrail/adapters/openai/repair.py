@@ -40,6 +40,11 @@ class Repair:
     """As the model wrote them."""
 
 
+def _is_call(item: Item) -> bool:
+    kind = item.get("type")
+    return isinstance(kind, str) and kind in _OUTPUTS
+
+
 def orphans(items: Sequence[Item]) -> list[int]:
     """Return the places of calls that no later item answers."""
     answers: set[tuple[str, str]] = set()
@@ -48,10 +53,10 @@ def orphans(items: Sequence[Item]) -> list[int]:
         kind, call_id = items[place].get("type"), items[place].get("call_id")
         if not isinstance(kind, str) or not isinstance(call_id, str):
             continue
-        if kind in _OUTPUTS and (_OUTPUTS[kind], call_id) not in answers:
-            found.append(place)
-        elif kind not in _OUTPUTS:
+        if kind not in _OUTPUTS:
             answers.add((kind, call_id))
+        elif (_OUTPUTS[kind], call_id) not in answers:
+            found.append(place)
     return found[::-1]
 
 
@@ -60,7 +65,7 @@ def repaired(items: Sequence[Item], places: Container[int]) -> list[Item]:
     made: list[Item] = []
     answers: list[Item] = []
     for place, item in enumerate(items):
-        if item.get("type") not in _OUTPUTS:
+        if not _is_call(item):
             made += answers
             answers = []
         made.append(item)
@@ -91,7 +96,7 @@ class Awaited:
                 if item.get("role") == "user":
                     calls.clear()
                 elif isinstance(call_id := item.get("call_id"), str):
-                    (calls.add if item.get("type") in _OUTPUTS else calls.discard)(call_id)
+                    (calls.add if _is_call(item) else calls.discard)(call_id)
             if not calls:
                 del self._calls[session_id]
 
