@@ -86,6 +86,7 @@ CONVERSATIONS = {
     "load": "apart",
     "get": "apart",
     "append": "write",
+    "pop": "write",
     "update": "write",
     "info": "apart",
     "tail": "apart",

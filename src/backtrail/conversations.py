@@ -19,7 +19,7 @@ from backtrail.engine.codec import Decoder, Encoder
 from backtrail.engine.messages import listed
 from backtrail.engine.paths import Path
 from backtrail.engine.pins import CONVERSATION
-from backtrail.engine.tree import SPLICE, Tree, locate
+from backtrail.engine.tree import SPLICE, Op, Tree, locate
 from backtrail.engine.writes import ANYTHING, Key
 from backtrail.entities import Conversation, Items, Message, to_data
 from backtrail.errors import Conflict, Invalid, NotFound
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from backtrail.checkpoints import Checkpoint
     from backtrail.engine.engine import Engine
+    from backtrail.engine.schema import Types
     from backtrail.handles import Ref
     from backtrail.threads import Thread
     from backtrail.values import Hit
@@ -72,13 +73,48 @@ class Conversations(Collection):
         except NotFound:
             return None
 
-    def append(self, id: str, *messages: Message | Mapping[str, Any]) -> Checkpoint[Any]:  # noqa: A002
-        """Add messages, all or none, behind what is there then. Never conflicts."""
-        data = [to_data(_message(message)) for message in messages]
+    def append(
+        self,
+        id: str,  # noqa: A002
+        *messages: Message | Mapping[str, Any],
+        agent_id: str | None = None,
+    ) -> Checkpoint[Any]:
+        """Add messages, all or none, behind what is there then. Never conflicts.
+
+        With an `agent_id`, a conversation that is not there begins with them, as one of that agent's, with a title.
+        """
+        given = [_message(message) for message in messages]
+        if agent_id is not None:
+            check_id(agent_id, "an agent's id")
+        data = [to_data(message) for message in given]
         try:
             return self._thread(id).append(_MESSAGES, *data)
         except NotFound:
+            if agent_id is None:
+                raise self._unknown(id) from None
+        begun = Conversation(agent_id, id=id, messages=given).auto_title()
+        try:
+            return self._put(id, agent_id, to_data(begun), begun._saved, replace=False)  # noqa: SLF001
+        except Conflict as error:
+            if error.code != "conflict.exists":
+                raise
+        return self.append(id, *given)  # somebody else was first
+
+    def pop(self, id: str, n: int = 1) -> Messages:  # noqa: A002
+        """Take the last n messages out, or as many as there are, in one write, and return them, oldest first.
+
+        Never conflicts, and no message is taken out twice: those who pop at once get different ones.
+        """
+        thread = self._thread(id)
+        taking = _Taking(check_count(n, "n"), thread._types, id)  # noqa: SLF001 - our own handle
+        meta = thread._meta(None, (), None, "manual")  # noqa: SLF001
+        try:
+            thread._write(taking, meta, None, default=ANYTHING)  # noqa: SLF001
+        except _Nothing:
+            return []
+        except NotFound:
             raise self._unknown(id) from None
+        return taking.taken
 
     def update(
         self,
@@ -217,6 +253,30 @@ class Conversations(Collection):
         found = edit.made[-1]
         self._came_from(found._saved, self._thread(new_id)._moved(made))  # noqa: SLF001 - our own
         return found
+
+
+class _Nothing(Exception):  # noqa: N818 - no error: it ends a write that has nothing to do
+    """There is no message to take out."""
+
+
+class _Taking(changes.Edit):
+    """Takes the last messages out of a conversation; `taken` is what the last attempt took."""
+
+    def __init__(self, n: int, types: Types, name: str) -> None:
+        super().__init__(Path((_MESSAGES,)), types, name)
+        self._n = n
+        self.taken: Messages = []
+
+    def ops(self, tree: Tree) -> list[Op]:
+        """Return what is taken out, as ops."""
+        spine = listed(tree)
+        n = min(self._n, 0 if spine is None else spine.length)
+        if spine is None or n == 0:
+            raise _Nothing
+        start = spine.length - n
+        found = Decoder(tree.nodes, self._types).values(spines.entries(tree.nodes, spine, start, spine.length))
+        self.taken = [Message.from_data(data) for data in found]  # what cannot be given back is not taken out
+        return [[SPLICE, locate(tree, self._path, self._types)[1], start, n, []]]
 
 
 class _Branching:

@@ -43,10 +43,26 @@ class Conversations:
         return await self._crew.apart(self._sync.get, id)
 
     @called
-    async def append(self, id: str, *messages: Message | Mapping[str, Any]) -> Checkpoint[Any]:  # noqa: A002 - the name users know
-        """Add messages, all or none, behind what is there then. Never conflicts."""
-        found = await self._crew.write(self._sync.append, id, *messages)
+    async def append(
+        self,
+        id: str,  # noqa: A002 - the name users know
+        *messages: Message | Mapping[str, Any],
+        agent_id: str | None = None,
+    ) -> Checkpoint[Any]:
+        """Add messages, all or none, behind what is there then. Never conflicts.
+
+        With an `agent_id`, a conversation that is not there begins with them, as one of that agent's, with a title.
+        """
+        found = await self._crew.write(self._sync.append, id, *messages, agent_id=agent_id)
         return Checkpoint(self._crew, found)
+
+    @called
+    async def pop(self, id: str, n: int = 1) -> Messages:  # noqa: A002 - the name users know
+        """Take the last n messages out, or as many as there are, in one write, and return them, oldest first.
+
+        Never conflicts, and no message is taken out twice: those who pop at once get different ones.
+        """
+        return await self._crew.write(self._sync.pop, id, n)
 
     @called
     async def update(

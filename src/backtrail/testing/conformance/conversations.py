@@ -6,6 +6,7 @@ import datetime as dt
 import random
 import threading
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -28,6 +29,14 @@ RAW = {"id": "msg_1", "content": [{"type": "text", "text": "hi"}], "usage": {"in
 
 def _late(seconds: int) -> dt.datetime:
     return dt.datetime(2026, 1, 31, 12, 0, tzinfo=dt.UTC) + dt.timedelta(seconds=seconds)
+
+
+def _at_once(calls: list[Callable[[], object]]) -> None:
+    threads = [threading.Thread(target=call) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 class Conversations(Suite):
@@ -67,6 +76,7 @@ class Conversations(Suite):
         calls: tuple[Callable[[], object], ...] = (
             lambda: conversations.load("x"),
             lambda: conversations.append("x", Message.user("y")),
+            lambda: conversations.pop("x"),
             lambda: conversations.update("x", title="y"),
             lambda: conversations.tail("x", 1),
             lambda: conversations.info("x"),
@@ -120,6 +130,56 @@ class Conversations(Suite):
             assert len(said) == 30
             for writer in range(3):
                 assert [int(at) for who, at in said if who == str(writer)] == list(range(10))
+
+    def test_a_conversation_begins_with_its_first_messages_if_an_agent_is_named(self, store: Store) -> None:
+        with pytest.raises(Invalid):
+            store.conversations.append("c", agent_id="a")
+        with pytest.raises(Invalid):
+            store.conversations.append("c", Message.user("x"), agent_id="")
+        assert store.conversations.get("c") is None
+        first = store.conversations.append("c", Message.user("Lisbon?"), Message.assistant("Yes."), agent_id="a")
+        assert first.step == 1
+        info = store.conversations.info("c")
+        assert (info.agent_id, info.title, info.message_count) == ("a", "Lisbon?", 2)
+        assert store.conversations.append("c", Message.user("When?"), agent_id="b").step == 2
+        assert [each.id for each in store.conversations.list("a")] == ["c"]
+        store.conversations.delete("c")
+        store.conversations.append("c", Message.user("Again"), agent_id="a")
+        assert contents(store, "c") == ["Again"]
+
+    def test_those_who_begin_a_conversation_at_once_all_get_their_messages_in(self, opener: Opener) -> None:
+        with opener() as store:
+            texts = [str(n) for n in range(6)]
+            append = store.conversations.append
+            _at_once([partial(append, "c", Message.user(text), agent_id="a") for text in texts])
+            assert sorted(contents(store, "c")) == texts
+
+    def test_pop_takes_the_last_messages_out_and_undo_brings_them_back(self, store: Store) -> None:
+        store.conversations.save(conversation("c", "0", "1", "2", "3"))
+        assert [message.content for message in store.conversations.pop("c")] == ["3"]
+        assert [message.content for message in store.conversations.pop("c", 2)] == ["1", "2"]
+        assert contents(store, "c") == ["0"]
+        store.conversations.thread("c").undo()
+        assert contents(store, "c") == ["0", "1", "2"]
+        assert [message.content for message in store.conversations.pop("c", 9)] == ["0", "1", "2"]
+        steps = store.conversations.thread("c").current_step
+        assert store.conversations.pop("c") == store.conversations.pop("c", 0) == []
+        assert store.conversations.thread("c").current_step == steps
+        with pytest.raises(Invalid):
+            store.conversations.pop("c", -1)
+
+    def test_no_message_is_popped_twice_or_lost(self, opener: Opener) -> None:
+        with opener() as store:
+            texts = [str(n) for n in range(30)]
+            store.conversations.save(conversation("c", *texts))
+            popped: list[str] = []
+
+            def take() -> None:
+                while found := store.conversations.pop("c"):
+                    popped.append(found[0].content)
+
+            _at_once([take] * 3)
+            assert sorted(popped, key=int) == texts
 
     def test_tail_gives_the_last_ones_without_reading_the_rest(self, opener: Opener) -> None:
         texts = [f"{n} " + random.Random(n).randbytes(300).hex() for n in range(300)]  # noqa: S311 - data

@@ -1,0 +1,16 @@
+"""Sessions of the OpenAI Agents SDK in a backtrail store: extra `openai`; docs/openai.md is the guide."""
+
+from __future__ import annotations
+
+from backtrail.adapters.opening import missing
+
+try:
+    import agents as _framework  # noqa: F401 - what follows needs it
+except ImportError as error:
+    raise missing("openai", error) from error
+
+from backtrail.adapters.openai.repair import Repair
+from backtrail.adapters.openai.session import BacktrailSession
+from backtrail.adapters.openai.turns import Turn
+
+__all__ = ["BacktrailSession", "Repair", "Turn"]
