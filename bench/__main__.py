@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench import agents, aio, cold, loads, machine, peers, plot, postgres, report, saves, sizes
+from bench import agents, aio, cold, loads, machine, peers, plot, postgres, report, runs, saves, sizes
 from bench.scale import FULL, QUICK
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ GROUPS: dict[str, Callable[[Path, Scale], Result]] = {
     "cold": cold.cold,
     "async": aio.coroutines,
     "agents": agents.agents,
+    "runs": runs.runs,
     "postgres": postgres.postgres,
 }
 ORDER = (saves.APPEND, saves.STEP, saves.PLAIN, peers.DEFAULT, peers.DELTA)

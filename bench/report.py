@@ -43,6 +43,8 @@ SHOWN = (
     "append to a long conversation /",
     "warm last 20 of a long conversation /",
     "checkpoint of an agent with many conversations /",
+    "a call of a run: intent",
+    "resuming a long run /",
     "PostgreSQL: append at 10,000 / raw",
     "PostgresSaver: put / append, at 1,000",
     "PostgreSQL: appends by 16 connections / by one",

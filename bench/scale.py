@@ -56,6 +56,8 @@ class Scale:
     dict_keys: int = 10_000
     """Of about 1 KB each."""
     forks: int = 60
+    run_steps: tuple[int, int] = (10, 10_000)
+    """Iterations of a short run and of a long one."""
     processes: int = 3
     coroutines: int = 1_000
     async_rounds: int = 5
@@ -74,6 +76,7 @@ QUICK = Scale(
     peer_rounds=100,
     load_rounds=5,
     forks=30,
+    run_steps=(10, 1_000),
     processes=1,
     async_rounds=3,
     server=Server(seconds=0.5, windows=3, async_rounds=1),

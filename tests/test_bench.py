@@ -72,6 +72,7 @@ TINY = Scale(
         async_rounds=1,
     ),
     agents=Agents(long=60, short=20, many=12, few=2, each=6, restores=2),
+    run_steps=(2, 12),
 )
 needs_langgraph = pytest.mark.skipif(
     not (peers.installed() and peers.installed("postgres")),
@@ -93,7 +94,7 @@ def values(result):
 # -- groups -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["append", "plain", "sizes", "cold", "agents"])
+@pytest.mark.parametrize("name", ["append", "plain", "sizes", "cold", "agents", "runs"])
 def test_every_group_gives_finite_figures(name, tmp_path):
     result = program.GROUPS[name](tmp_path, TINY)
     assert result.figures

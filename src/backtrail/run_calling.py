@@ -212,8 +212,10 @@ class Caller(Worker):
         """Do what comes before a call: find what is known of it, else write its intent. With no result, it is held."""
         self._check_open()
         self._check_outside(f"call {options.name}")
-        kept = self._copied(arguments, "arguments")[1]
-        shape = self._hash(without_ids(arguments), "arguments")
+        shape, kept = self._copied(arguments, "arguments")
+        said_only = without_ids(arguments)
+        if said_only is not arguments:
+            shape = self._hash(said_only, "arguments")
         with self._lock:
             asked = self._asked(options, kept, f"{options.kind}:{options.tool_call_id or options.name}:{shape}")
             if asked.result is None:

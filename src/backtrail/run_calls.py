@@ -11,6 +11,7 @@ import copy
 import inspect
 from contextlib import suppress
 from contextvars import ContextVar
+from operator import is_
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from backtrail.entities import Message, to_data
@@ -163,13 +164,20 @@ def record_of(data: Mapping[str, Any]) -> ToolCallRecord:
 
 
 def without_ids(value: Any) -> Any:
-    """Return arguments with messages as what they say: their ids and times differ whenever they are made anew."""
+    """Return arguments with messages as what they say: their ids and times differ whenever they are made anew.
+
+    What has no messages in it comes back as it is.
+    """
     kind = type(value)
     if kind is Message:
         return said(to_data(value))
     if kind is list or kind is tuple:
-        return kind(without_ids(each) for each in value)
-    return {name: without_ids(each) for name, each in value.items()} if kind is dict else value
+        items = [without_ids(each) for each in value]
+        return value if all(map(is_, items, value)) else kind(items)
+    if kind is dict:
+        fields = {name: without_ids(each) for name, each in value.items()}
+        return value if all(map(is_, fields.values(), value.values())) else fields
+    return value
 
 
 def said(data: Mapping[str, Any]) -> dict[str, Any]:

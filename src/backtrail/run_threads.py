@@ -95,6 +95,14 @@ class Work(Handle[Any]):
             self._key, propose, self._meta(None, (), None, "automatic"), expect=expect, known=known
         )
 
+    def settle(self, desk: Desk) -> None:
+        """Look up a standing that was made in the transaction which made the thread: its number was not known."""
+        if self.standing is not None and self.standing.record.no < 0:
+            found = desk.heads.standing(JOURNAL, self.id)
+            if found is None:
+                raise Corrupt(f"the journal of run {self.id!r} is gone", code="corrupt.state")
+            self.standing = found._replace(chain=self.standing.chain)
+
     def begin_anew(self, desk: Desk) -> None:
         """Hide all but the newest row: nothing of an iteration that is over is needed to go on."""
         if self.standing is not None and self.standing.record.no > 0:
@@ -154,11 +162,32 @@ class Shown(Handle[Any]):
         for name, value in state.items():
             if name in LISTS:
                 yield from self._added(Path((name,)), value, last[name])
-            elif name == "journal" and now["began"] is not None and now["began"] == last["began"]:
-                yield from self._added(Path((name, "zero")), value["zero"], last["zero"])
-                yield from self._added(Path((name, "calls")), value["calls"], last["calls"])
-            elif name in ("journal", "state") or now[name] != last[name]:
+            elif name == "journal":
+                again = now["began"] is not None and now["began"] == last["began"]
+                yield from self._journaled(value, last, again=again)
+            elif name == "state":
                 yield changes.Match(Path((name,)), value, self._types, self.id)
+            elif now[name] != last[name]:
+                yield self._put((name,), value)
+
+    def _journaled(self, kept: dict[str, Any], last: dict[str, Any], *, again: bool) -> Iterator[changes.Edit]:
+        """Give what changed in the journal; `again` if it is of the same iteration."""
+        yield from self._added(Path(("journal", "zero")), kept["zero"], last["zero"])
+        if again:
+            yield from self._added(Path(("journal", "calls")), kept["calls"], last["calls"])
+            return
+        if kept["calls"] or last["calls"]:
+            yield self._put(("journal", "calls"), kept["calls"])
+        begun = kept["begun"]
+        if begun is None or last["began"] is None:
+            yield self._put(("journal", "begun"), begun)
+            return
+        for name in LISTS:
+            yield self._put(("journal", "begun", name), begun[name])
+        yield changes.Match(Path(("journal", "begun", "state")), begun["state"], self._types, self.id)
+
+    def _put(self, steps: tuple[str, ...], value: Any) -> changes.Edit:
+        return changes.Assign(Path(steps), value, self._types, self.id)
 
     def _added(self, path: Path, items: list[Any], count: int) -> Iterator[changes.Edit]:
         if len(items) > count:

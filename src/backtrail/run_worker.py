@@ -233,8 +233,8 @@ class Worker:
 
     # -- the lease --------------------------------------------------------------------------------------
 
-    def _acquire(self, desk: Desk) -> None:
-        """Take the lease, or say who has it; begin the run if it is new."""
+    def _acquire(self, desk: Desk) -> dict[str, Any]:
+        """Take the lease, or say who has it; begin the run if it is new. Return what it goes on from."""
         data, moved = self._work.point(desk)
         now = desk.heads.shared_time()
         lease = [self._owner_name, self._token, now + int(self._seconds * 1_000_000)]
@@ -242,7 +242,7 @@ class Worker:
         if data is None:
             fresh = self._repair({**self._beginning(), **going, "created_at": when(now)})
             self._work.put(desk, changes.Replace(fresh, desk.heads.nodes(), self._work._types))  # noqa: SLF001
-            return
+            return {**fresh, "state": self._work.began_with(desk)}  # not the object that was given
         self.resumed = True
         if self.agent is not None and data["agent"] != self.agent:
             raise Conflict(
@@ -251,14 +251,15 @@ class Worker:
         held = data["lease"]
         if held is not None and held[2] > now and not self._takeover:
             raise leased(self.session_id, held)
-        if data["status"][0] == RunState.COMPLETED:
-            return
         repaired = self._repair(data)
+        if data["status"][0] == RunState.COMPLETED:
+            return data
+        whole = {**repaired, **going}
         if moved or repaired is not data:
-            whole = {**repaired, **going}
             self._work.put(desk, changes.Replace(whole, desk.heads.nodes(), self._work._types))  # noqa: SLF001
         else:
             self._work.put(desk, changes.Several(self._work.edits(going)))
+        return whole
 
     def _beginning(self) -> dict[str, Any]:
         """Return how a new run begins: as it was told, or, if it is a fork, at its checkpoint."""
@@ -275,11 +276,16 @@ class Worker:
     def _repair(self, data: dict[str, Any]) -> dict[str, Any]:
         """Put answers behind tool calls of messages that can get none any more."""
         messages = [Message.from_data(each) for each in data["messages"]]
+        self._messages = messages
         results = {each["tool_call_id"]: each["result"] for each in data["tool_calls"] if each.get("tool_call_id")}
         found = repaired(messages, results=results, last=False)
         there = {each.id for each in messages}
         self._repaired = [each for each in found if each.id not in there]
-        return {**data, "messages": [to_data(each) for each in found]} if self._repaired else data
+        if not self._repaired or data["status"][0] == RunState.COMPLETED:
+            self._repaired = []
+            return data
+        self._messages = found
+        return {**data, "messages": [to_data(each) for each in found]}
 
     def _take(self, data: dict[str, Any]) -> None:
         """Stand where the iteration begins that is to be run."""
@@ -287,7 +293,6 @@ class Worker:
         self._status = RunStatus(*data["status"])
         self._iteration: int = data["iteration"]
         self._said_data: list[dict[str, Any]] = list(data["messages"])
-        self._messages = [Message.from_data(each) for each in self._said_data]
         self._places = {id(each): at for at, each in enumerate(self._messages)}
         self._calls: list[dict[str, Any]] = list(data["tool_calls"])
         self._partials: list[Any] = list(data["partial_results"])

@@ -17,7 +17,7 @@ from backtrail.engine import changes, journal
 from backtrail.engine.journal import Journal
 from backtrail.engine.paths import Path
 from backtrail.entities import Message
-from backtrail.errors import Conflict, Corrupt, Error, Invalid
+from backtrail.errors import Conflict, Error, Invalid
 from backtrail.run_calling import Caller
 from backtrail.run_calls import Halt, current, text_of
 from backtrail.run_leases import beats_of
@@ -57,16 +57,14 @@ class Run(Caller):
             )
         self._entered = True
         self._owner_name = f"{socket.gethostname()}:{os.getpid()}"
-        while True:
+        data: dict[str, Any] | None = None
+        while data is None:
             try:
-                self._engine.atomic(self._acquire)
-                break
+                data = self._engine.atomic(self._acquire)
             except Conflict as error:
                 if error.code not in ("conflict.stale", "conflict.exists"):
                     raise  # else somebody was faster: look at what is there now
-        data = self._work.read(self._engine.desk)
-        if data is None:
-            raise Corrupt(f"the journal of run {self.session_id!r} is gone", code="corrupt.state")
+        self._work.settle(self._engine.direct)
         self._take(data)
         self._pid = os.getpid()
         self._open = True
