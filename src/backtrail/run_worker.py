@@ -277,12 +277,13 @@ class Worker:
         """Put answers behind tool calls of messages that can get none any more."""
         messages = [Message.from_data(each) for each in data["messages"]]
         self._messages = messages
+        if data["status"][0] == RunState.COMPLETED or not any("tool_calls" in each for each in data["messages"]):
+            return data
         results = {each["tool_call_id"]: each["result"] for each in data["tool_calls"] if each.get("tool_call_id")}
         found = repaired(messages, results=results, last=False)
         there = {each.id for each in messages}
         self._repaired = [each for each in found if each.id not in there]
-        if not self._repaired or data["status"][0] == RunState.COMPLETED:
-            self._repaired = []
+        if not self._repaired:
             return data
         self._messages = found
         return {**data, "messages": [to_data(each) for each in found]}
