@@ -150,3 +150,33 @@ def test_what_was_repaired_has_no_orphans_and_is_else_the_same(items):
     assert orphans(made) == []
     assert [item for item in made if item.get("output") != INTERRUPTED] == items
     assert repaired(made, orphans(made)) == made
+
+
+def test_an_output_that_is_being_written_is_awaited_until_it_is_there(tmp_path):
+    async def main():
+        async with aio.open(tmp_path / "s.db") as store:
+            one, other = BacktrailSession("s", store), BacktrailSession("s", store)
+            await one.add_items([{"type": "function_call", "call_id": "late", "name": "look", "arguments": "{}"}])
+            assert await other.repairs() == []  # whichever session of the store has added it
+            writing = asyncio.create_task(
+                one.add_items([{"type": "function_call_output", "call_id": "late", "output": "found"}])
+            )
+            for _ in range(20):
+                outputs = [item["output"] for item in await other.get_items() if "output" in item]
+                assert outputs in ([], ["found"])
+                await asyncio.sleep(0)
+            await writing
+
+    asyncio.run(main())
+
+
+def test_what_is_damaged_is_told_before_it_is_taken_out(memory):
+    async def main():
+        session = BacktrailSession("s", memory)
+        await session.add_items([{"role": "user", "content": "hello"}])
+        await session.thread.append("messages", {"role": "user", "raw": 5, "raw_format": "openai.responses"})
+        with pytest.raises(backtrail.Corrupt):
+            await session.pop_item()
+        assert len(await (await session.thread.latest()).get("messages")) == 2
+
+    asyncio.run(main())

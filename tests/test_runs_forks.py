@@ -35,7 +35,7 @@ def test_a_fork_of_a_finished_run_goes_on_at_its_checkpoint_and_repeats_nothing(
     done = []
     work(store, "s", stop=3, done=done)
     store.runs.thread("s").fork("t", at=in_iteration(store, "s", 2))
-    assert "t" not in store.runs
+    assert ("t" in store.runs, str(store.runs.load("t").status)) == (True, "halted(forked)")
     run = work(store, "t", stop=4, done=done)
     assert done == ["hello", "Lisbon", "Lisbon", "Lisbon", "Lisbon", "Lisbon"]  # of the fork's own, those of 3 and 4
     assert [call.iteration for call in run.tool_calls] == [0, 1, 2, 3, 4]
@@ -94,7 +94,7 @@ def test_a_fork_from_before_the_first_iteration(store):
     assert [message.content for message in run.messages] == ["Go", "Porto 1"]
 
 
-def test_a_call_that_was_on_its_way_is_not_in_doubt_in_a_fork_and_stays_so_in_the_run(store):
+def test_what_came_of_a_call_that_was_on_its_way_is_known_after_a_rewind_and_a_fork_makes_its_own(store):
     """Two calls side by side; the one that is slow is cut short, after the checkpoint of the other."""
 
     hold = threading.Event()
@@ -114,7 +114,20 @@ def test_a_call_that_was_on_its_way_is_not_in_doubt_in_a_fork_and_stays_so_in_th
         assert fork.in_doubt == []
         fork.halt("seen")
     store.runs.thread("s").rewind(at)
-    assert [call.name for call in store.runs.load("s").in_doubt] == ["slow"]
+    assert store.runs.load("s").in_doubt == ()
+    with store.run("s") as run:
+        for _ in run.iterations():
+            assert run.tool("slow", lambda: 1 / 0) is None
+            run.halt("seen")
+    with store.run("t") as fork:
+        for _ in fork.iterations():
+            fork.tool("quick", abs, -1)
+            assert fork.tool("new", lambda: "new") == "new"
+            fork.halt("cut")
+    with store.run("t") as fork:  # ids of calls that were not done are not given twice
+        for _ in fork.iterations():
+            assert (fork.tool("quick", lambda n: 1 / 0, -1), fork.tool("new", lambda: 1 / 0)) == (1, "new")
+            break
 
 
 def test_the_run_that_it_comes_from_stays_as_it_was(store):

@@ -25,6 +25,7 @@ from backtrail import (
     aio,
     repaired,
 )
+from backtrail.engine.journal import INTENT, Journal
 from backtrail.run_leases import beats_of
 
 
@@ -827,3 +828,335 @@ def test_what_cannot_be_an_option_is_told_where_it_is_written(options):
         backtrail.tool(**options)(lambda: None)
     with pytest.raises(Invalid):
         backtrail.tool(5)
+
+
+# ---- runs inside of runs, and beside each other ---------------------------------------------------------------------
+
+
+def test_a_decorated_tool_of_a_run_inside_of_a_call_belongs_to_that_run(store):
+    done = []
+
+    @backtrail.tool(irreversible=True)
+    def pay(amount):
+        done.append(amount)
+
+    def child():
+        with store.run("child") as run:
+            for number in run.iterations():
+                pay(number)
+                if number == 2:
+                    break
+                if not run.resumed:
+                    raise OSError
+
+    for _ in range(2):
+        with suppress(OSError):
+            once(store, lambda run: run.tool("child", child, retry=True), "parent")
+    assert done == [1, 2]
+    assert [call.id for call in store.runs.irreversible("child")] == ["1.1", "2.1"]
+
+
+def test_a_doubt_of_a_run_inside_of_a_call_is_not_what_came_of_the_call(store):
+    pay = Outside()
+
+    def child():
+        with store.run("child") as run:
+            return run.tool("pay", pay)
+
+    with pytest.raises(Killed):
+        once(store, lambda run: run.tool("child", child, policy="pure"), "parent")
+    with pytest.raises(InDoubt):
+        once(store, lambda run: run.tool("child", child, policy="pure"), "parent")
+    store.runs.settle("child", "0.1", result="paid")
+    assert once(store, lambda run: run.tool("child", child, policy="pure"), "parent").tool_calls[0].result == "paid"
+
+
+def test_a_halt_is_of_the_run_that_it_was_said_to(store):
+    with store.run("outer") as outer:
+        with store.run("inner") as inner:
+            outer.halt("all of it")
+        raise AssertionError
+    assert (str(outer.status), str(inner.status)) == ("halted(all of it)", "halted(all of it)")
+
+
+def test_a_halt_while_a_doubt_is_looked_into_leaves_the_doubt(store):
+    pay = Outside()
+    with pytest.raises(Killed):
+        once(store, lambda run: run.tool("pay", pay, policy="idempotent"))
+    once(store, lambda run: run.tool("pay", pay, verify=lambda _: run.halt("look")))
+    assert [call.id for call in store.runs.load("s").in_doubt] == ["1.1"]
+    once(store, lambda run: run.tool("pay", pay, policy="idempotent"))
+    assert len(set(pay.done)) == 1  # the same key
+
+
+def test_a_group_of_a_halt_and_a_bug_is_a_bug(store):
+    with pytest.raises(BaseExceptionGroup), store.run("s") as run:
+        try:
+            run.halt("enough")
+        except BaseException as halt:  # noqa: BLE001
+            raise BaseExceptionGroup("both", [halt, ValueError("a bug")]) from None
+    assert str(store.runs.load("s").status).startswith("failed(ExceptionGroup: both")
+
+
+def test_a_fork_of_another_agents_run_is_refused_before_anything_happens(store):
+    once(store, lambda run: run.tool("t", abs, -1), agent="x")
+    store.runs.thread("s").fork("f")
+    done = []
+    with pytest.raises(Conflict, match="'x'"):
+        once(store, lambda run: run.tool("pay", done.append, 1), "f", agent="y")
+    assert done == []
+    assert [record.session_id for record in store.runs.list(agent="x")] == ["f", "s"]
+
+
+# ---- messages in arguments ------------------------------------------------------------------------------------------
+
+
+def test_another_question_gets_another_answer(store):
+    def ask(run, question):
+        run.message(Message.user(question))
+        found = run.llm("ask", lambda messages: f"to {messages[-1].content}", messages=run.messages)
+        run.tool("look", abs, -1)
+        return found
+
+    answers = []
+    once(store, lambda run: answers.append(ask(run, "A")), messages=[Message.user("hello")])
+    store.runs.thread("s").fork("t", at=1)
+    once(store, lambda run: answers.append(ask(run, "B")), "t")
+    store.runs.thread("s").fork("u", at=1)
+    once(store, lambda run: answers.append(ask(run, "A")), "u")
+    assert answers == ["to A", "to B", "to A"]
+
+
+def test_a_repair_does_not_make_other_questions_of_those_that_were_asked(store):
+    def work():
+        with store.run("s") as run:
+            for number in run.iterations():
+                if number == 1:
+                    run.message(calling("c"))
+                elif number == 2:
+                    run.message(Message.user("are you there?"))
+                else:
+                    run.llm("plan", len, run.messages)
+                    if not run.resumed:
+                        raise OSError
+                    return run
+        return run
+
+    with pytest.raises(OSError):  # noqa: PT011
+        work()
+    run = work()
+    assert (run.status.name, len(run.repaired)) == ("completed", 1)
+
+
+def test_a_message_that_is_said_twice_is_two(store):
+    same = Message.user("same")
+
+    def work(run):
+        run.message(same)
+        run.message(same)
+        run.llm("ask", len, run.messages)
+        if not run.resumed:
+            raise OSError
+
+    with pytest.raises(OSError):  # noqa: PT011
+        once(store, work)
+    assert len(once(store, work).messages) == 2
+
+
+def test_checkpoints_show_what_was_kept_without_being_said_again(store):
+    def work(words, *, cut):
+        with store.run("s") as run:
+            for number in run.iterations():
+                for word in words.get(number, ()):
+                    run.message(Message.user(word))
+                    run.partial(word)
+                run.tool("look", abs, number)
+                if cut:
+                    raise OSError
+                if number == 2:
+                    break
+
+    with pytest.raises(OSError):  # noqa: PT011
+        work({1: ["m1"]}, cut=True)
+    work({1: ["m2"], 2: ["m3"]}, cut=False)
+    last = store.runs.steps("s")[-1].state
+    assert [message["content"] for message in last["messages"]] == ["m1", "m2", "m3"]
+    assert last["partial_results"] == ["m1", "m2", "m3"]
+    assert [message.content for message in store.runs.load("s").messages] == ["m1", "m2", "m3"]
+
+
+# ---- going back, further --------------------------------------------------------------------------------------------
+
+
+def test_a_rewind_to_the_last_checkpoint_takes_back_what_came_after_it(store):
+    with pytest.raises(OSError), store.run("s", strategy=EveryN(2)) as run:  # noqa: PT011
+        for number in run.iterations():
+            run.partial(number)
+            if number == 4:
+                run._open = False  # it dies: nothing is written
+                raise OSError
+    store.runs.thread("s").rewind(1)
+    found = store.runs.load("s")
+    assert (found.iteration, found.partial_results) == (3, (1, 2))
+
+
+def test_deleting_and_pruning_leaves_a_rewound_run_where_it_is(store):
+    with store.run("s", agent="x") as run:
+        for number in run.iterations():
+            run.tool("count", abs, number)
+            if number == 4:
+                break
+    thread = store.runs.thread("s")
+    thread.rewind(2)
+    before = store.runs.load("s")
+    assert (before.iteration, str(before.status)) == (2, "halted(rewound)")
+    thread.delete_checkpoint("@")
+    assert store.runs.load("s") == before
+    assert store.runs.prune("x", 0) == 4
+    assert store.runs.load("s") == before
+
+
+def test_a_fork_that_nobody_has_opened_survives_the_loss_of_its_checkpoints(store):
+    once(store, lambda run: run.tool("t", abs, -1), agent="x")
+    store.runs.thread("s").fork("f")
+    store.runs.prune("x", 0)
+    with store.run("f") as run:
+        assert (run.resumed, run.iteration, len(run.tool_calls)) == (True, 2, 1)
+
+
+def test_what_was_paid_before_a_rewind_stays_listed(store):
+    paid = []
+
+    def work(amount):
+        with store.run("s", agent="x") as run:
+            for number in run.iterations():
+                if number == 2:
+                    break
+                run.tool("pay", paid.append, amount, irreversible=True)
+                run.tool("look", abs, -1)
+
+    work(90)
+    store.agents.save(backtrail.AgentState("x", "Ann", "model"))
+    store.runs.thread("s").rewind(1)
+    work(80)
+    assert paid == [90, 80]
+    assert [call.arguments["args"] for call in store.runs.irreversible("s")] == [[80], [90]]
+    with pytest.warns(Irreversible):
+        store.runs.thread("s").rewind(1)
+    assert sorted(call.arguments["args"][0] for call in store.runs.irreversible("s")) == [80, 90]
+
+
+def test_a_model_that_cannot_be_undone_is_listed_too(store):
+    once(store, lambda run: run.llm("post", abs, -1, irreversible=True))
+    assert [call.tool_name for call in store.runs.irreversible("s")] == ["post"]
+
+
+def test_a_worker_takes_back_a_rewind_that_came_while_it_worked(store):
+    with store.run("s", strategy=Never()) as run:
+        run.checkpoint()
+        for number in run.iterations():
+            run.partial(number)
+            if number == 2:
+                store.runs.thread("s").rewind(1)
+                break
+    found = store.runs.load("s")
+    assert (found.status.name, found.partial_results) == ("completed", (1, 2))
+
+
+def test_a_checkpoint_of_somebody_elses_does_no_harm(store):
+    once(store, lambda run: run.tool("t", abs, -1))
+    once(store, lambda run: run.tool("t", abs, -1), "other")
+    thread = store.runs.thread("s")
+    thread.save({"x": 1})
+    thread.undo()
+    thread.redo()
+    assert len(store.runs.list()) == 2
+    thread.undo()
+    assert store.runs.load("s").status.name == "completed"
+
+
+def test_a_damaged_run_does_not_keep_its_agent_from_being_restored(store):
+    store.agents.save(backtrail.AgentState("x", "Ann", "model"))
+    before = store.agents.checkpoint("x", "before")
+    once(store, lambda run: run.tool("t", abs, -1), agent="x")
+    backtrail.Thread(store._engine, "journal", "s").append("calls", ["r", "9.9", True, 1])
+    store.agents.restore(before)
+
+
+# ---- odds and ends --------------------------------------------------------------------------------------------------
+
+
+def test_an_answer_that_the_iteration_gives_itself_is_not_made_up(store):
+    def work():
+        with store.run("s") as run:
+            for number in run.iterations():
+                if number == 1:
+                    run.message(calling("c"))
+                    run.message(Message.user("well?"))
+                    continue
+                run.message(Message.tool_result("c", str(run.tool("look", abs, -7, tool_call_id="c"))))
+                if not run.resumed:
+                    raise OSError
+                break
+        return run
+
+    with pytest.raises(OSError):  # noqa: PT011
+        work()
+    assert work().repaired == []
+
+
+def test_a_decorated_tool_of_asyncio_is_not_called_elsewhere(store):
+    @backtrail.tool
+    def look():
+        return 1
+
+    async def main():
+        async with aio.Store(store).run("s") as run:
+            with pytest.raises(Invalid, match="await it"):
+                await asyncio.to_thread(look)
+            assert await look() == 1
+            other = asyncio.new_event_loop()
+            with pytest.raises(Invalid, match="another event loop"):
+                await asyncio.to_thread(other.run_until_complete, run.tool("t", abs, -1))
+            other.close()
+
+    asyncio.run(main())
+
+
+class Limited(Exception):  # noqa: N818
+    def __init__(self, text, after=0):
+        super().__init__(text)
+        self.after = after
+
+
+def test_an_exception_of_ones_own_keeps_its_attributes(store):
+    def fail():
+        raise Limited("slowly", after=30)
+
+    for _ in range(2):
+        with pytest.raises(Limited) as raised:
+            once(store, lambda run: run.tool("fail", fail), errors=[Limited])
+        assert (str(raised.value), raised.value.after) == ("slowly", 30)
+
+
+def test_what_a_run_says_of_itself_can_be_changed_without_harm(store):
+    def work(run):
+        run.tool("find", lambda: ["a"])
+        run.partial(["b"])
+        run.tool_calls[0].result.append("x")
+        run.partial_results[0].append("x")
+
+    run = once(store, work)
+    assert (run.tool_calls[0].result, run.partial_results) == (["a"], [["b"]])
+    assert store.runs.load("s").partial_results == (["b"],)
+
+
+def test_runs_without_checkpoints_are_counted(store):
+    once(store, lambda _: None, strategy=Never())
+    assert store.stats().runs == 1
+
+
+def test_calls_alike_are_found_in_the_order_in_which_they_were_begun():
+    found = Journal([[INTENT, f"1.{n}", "tool", "t", "k", {}, "ask", False, True] for n in range(3)])
+    asked = [found.ask("k").call.id for _ in range(3)]
+    assert (asked, found.ask("k"), found.expected(), found.forgotten()) == (["1.0", "1.1", "1.2"], None, None, None)

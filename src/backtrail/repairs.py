@@ -11,34 +11,38 @@ from typing import TYPE_CHECKING, Any, Final
 from backtrail.entities import Message, Role, ToolStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Container, Iterable, Mapping
 
 INTERRUPTED: Final = "interrupted: nobody knows whether this call was made"
 _OPEN: Final = (ToolStatus.PENDING, ToolStatus.RUNNING)
 
 
 def repaired(
-    messages: Iterable[Message], *, results: Mapping[str, Any] | None = None, last: bool = True
+    messages: Iterable[Message],
+    *,
+    results: Mapping[str, Any] | None = None,
+    last: bool = True,
+    leave: Container[str | None] = (),
 ) -> list[Message]:
     """Return messages in which each tool call has an answer behind it.
 
     Those that were missing have `metadata["repaired"]`: "recorded" if `results` has what came of the call, by its id,
     else "interrupted". If `last` is False, calls that nothing but answers comes behind are left alone: the others may
-    be on their way.
+    be on their way. So are those of the calls of `leave`.
     """
     found: list[Message] = []
     unanswered: list[str] = []
     known = results or {}
     for message in messages:
         if message.role != Role.TOOL:
-            found += [_answer(call_id, known) for call_id in unanswered]
+            found += [_answer(call_id, known) for call_id in unanswered if call_id not in leave]
             unanswered.clear()
         elif message.metadata.get("tool_call_id") in unanswered:
             unanswered.remove(message.metadata["tool_call_id"])
         found.append(message)
         unanswered += [call.id for call in message.tool_calls if call.result is None and call.status in _OPEN]
     if last:
-        found += [_answer(call_id, known) for call_id in unanswered]
+        found += [_answer(call_id, known) for call_id in unanswered if call_id not in leave]
     return found
 
 

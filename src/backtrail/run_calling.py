@@ -10,13 +10,14 @@ import copy
 import inspect
 import uuid
 from contextlib import contextmanager
+from operator import is_
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from backtrail.engine import journal
 from backtrail.engine.journal import Call, Result
 from backtrail.entities import Message, to_data
 from backtrail.errors import Error, InDoubt, Invalid
-from backtrail.run_calls import Asked, Halt, Options, as_record, failure_of, given, inside, said, without_ids
+from backtrail.run_calls import Asked, Halt, Options, as_record, failure_of, given, inside, said
 from backtrail.run_worker import Worker
 from backtrail.strategies import Done, Event, NotDone, RunState
 
@@ -42,32 +43,34 @@ class Caller(Worker):
         data = to_data(message)
         key = self._hash(said(data), "message")
         with self._saying:
-            found = self._said(journal.MESSAGE, key, data)
-            kept = message if found is data else Message.from_data(found)
+            place, found = self._said(journal.MESSAGE, key, data)
+            kept = message if place is None and id(message) not in self._places else Message.from_data(found)
             if self._is_live():
-                self._add(kept, found)
+                self._marks[journal.MESSAGE].append(place)
+                self._add(kept, found, key)
         return kept
 
     def partial(self, value: Any) -> Any:
         """Add a partial result."""
         key, kept = self._copied(value, "partial")
         with self._saying:
-            found = self._said(journal.PARTIAL, key, kept)
+            place, found = self._said(journal.PARTIAL, key, kept)
             if self._is_live():
+                self._marks[journal.PARTIAL].append(place)
                 self._partials.append(found)
-        return value if found is kept else copy.deepcopy(found)
+        return value if place is None else copy.deepcopy(found)
 
-    def _said(self, kind: str, key: str, value: Any) -> Any:
+    def _said(self, kind: str, key: str, value: Any) -> tuple[tuple[str, int] | None, Any]:
         self._check_open()
         self._check_outside(f"say {'a message' if kind == journal.MESSAGE else 'a partial result'}")
-        heard, found = self._book.heard(kind, key)
-        if heard:
-            return found
+        place, found = self._book.heard(kind, key)
+        if place is not None:
+            return place, found
         if not self._is_live():
             text = value["content"] if kind == journal.MESSAGE else value
             raise self._too_late(f"{'message' if kind == journal.MESSAGE else 'partial result'} {text!r:.200}")
         self._buffer.append([kind, key, value])
-        return value
+        return None, value
 
     def _too_late(self, what: str) -> Invalid:
         """Return the error of something new where only what is recorded can be had."""
@@ -144,6 +147,8 @@ class Caller(Worker):
             try:
                 with self._making(asked.call):
                     value = fn(*args, **self._passed(asked.call, kwargs))
+            except InDoubt:  # of a run inside of this call, which is to be made again when that is settled
+                raise
             except Exception as error:
                 failed = Result(good=False, value=failure_of(error))
                 self._ended(asked.call, failed, *self._wish(options), state=self._state)
@@ -156,8 +161,9 @@ class Caller(Worker):
         """Hold a call that is being made, until it is known what came of it. If that is never, it stays in doubt."""
         try:
             yield
-        except Halt:
-            self._withdraw(asked.call)
+        except (Halt, InDoubt):  # one that was begun before stays in doubt
+            if asked.new:
+                self._withdraw(asked.call)
             raise
         finally:
             self._under_way.discard(asked.call.id)
@@ -213,7 +219,7 @@ class Caller(Worker):
         self._check_open()
         self._check_outside(f"call {options.name}")
         shape, kept = self._copied(arguments, "arguments")
-        said_only = without_ids(arguments)
+        said_only = self._without_ids(arguments)
         if said_only is not arguments:
             shape = self._hash(said_only, "arguments")
         with self._lock:
@@ -264,6 +270,29 @@ class Caller(Worker):
         self._book.begin(call)
         return call
 
+    def _without_ids(self, value: Any) -> Any:
+        """Return arguments with messages as what they say: their ids and times differ whenever they are made anew.
+
+        Of the run's own, all that it had when the iteration began is one thing. What has none comes back as it is.
+        """
+        kind = type(value)
+        if kind is Message:
+            return said(to_data(value))
+        if kind is list or kind is tuple:
+            items = [self._without_ids(each) for each in value]
+            return value if all(map(is_, items, value)) else kind(items)
+        if kind is dict:
+            if value.keys() == {"run.messages"}:
+                return self._span_says(*value["run.messages"])
+            fields = {name: self._without_ids(each) for name, each in value.items()}
+            return value if all(map(is_, fields.values(), value.values())) else fields
+        return value
+
+    def _span_says(self, start: int, stop: int) -> list[Any]:
+        began = self._kept[0]
+        old = ["all"] if start == 0 and stop >= began else [start, min(stop, began)] if start < began else []
+        return [*old, *self._digests[max(start - began, 0) : max(stop - began, 0)]]
+
     def _passed(self, call: Call, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments that a call gets by name."""
         return kwargs if call.sent is None else {**kwargs, "key": call.sent}
@@ -280,7 +309,7 @@ class Caller(Worker):
         """Count a tool call that this iteration had made before it was cut short."""
         if call.kind == "tool" and self._is_live():
             with self._lock:
-                self._calls.append(as_record(call, result, self._number))
+                self._calls.append(as_record(call, result))
 
     def _journal_only(self, entries: list[list[Any]]) -> None:
         """Write entries, and no checkpoint."""
@@ -305,7 +334,7 @@ class Caller(Worker):
         entries = [[journal.RESULT, call.id, *result]]
         with self._lock:
             if call.kind == "tool":
-                self._calls.append(as_record(call, result, self._number))
+                self._calls.append(as_record(call, result))
             try:
                 if wanted:
                     self._write(lambda desk: self._write_both(desk, entries, state))

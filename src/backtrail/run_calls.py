@@ -11,10 +11,8 @@ import copy
 import inspect
 from contextlib import suppress
 from contextvars import ContextVar
-from operator import is_
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from backtrail.entities import Message, to_data
 from backtrail.errors import Invalid
 from backtrail.strategies import ToolCallRecord
 from backtrail.values import when
@@ -39,7 +37,7 @@ _OWN: Final = {
 
 
 class Halt(BaseException):
-    """Leaves the block of a run."""
+    """Leaves the block of a run: its arguments are the reason, and the run."""
 
 
 class CallError(RuntimeError):
@@ -114,7 +112,7 @@ def failure_of(error: Exception) -> list[Any]:
     args = list(error.args)
     if isinstance(error, OSError) and error.filename is not None:
         args = [error.errno, error.strerror, error.filename, None, error.filename2]
-    return [name_of(type(error)), args, text_of(error)[:_TEXT_MAX]]
+    return [name_of(type(error)), args, text_of(error)[:_TEXT_MAX], dict(vars(error))]
 
 
 def name_of(cls: type) -> str:
@@ -134,67 +132,38 @@ def given(result: Result, errors: Mapping[str, type[Exception]]) -> Any:
     """Return a recorded value, or raise a recorded exception: one of Python's own, or of `errors`, is made anew."""
     if result.good:
         return copy.deepcopy(result.value)
-    name, args, text = result.value
+    name, args, text, *more = result.value
     cls = _OWN.get(name) or errors.get(name)
     error: Exception | None = None
     if cls is not None and args is not None:
         with suppress(Exception):  # its arguments may not be what it is made of
             error = cls(*copy.deepcopy(args))
+            vars(error).update(copy.deepcopy(more[0]) if more else {})
     raise CallError(name.rpartition(".")[2], text) if error is None else error
 
 
-def as_record(call: Call, result: Result, iteration: int) -> dict[str, Any]:
-    """Return a call that came to its end, as data."""
+def as_record(call: Call, result: Result | None) -> dict[str, Any]:
+    """Return a call as data; without a result, nobody knows whether it was done."""
+    good = result is not None and result.good
+    value = None if result is None else result.value if good else result.value[2]
     return {
         "id": call.id,
         "tool_name": call.name,
         "arguments": call.arguments,
-        "result": result.value if result.good else result.value[2],
-        "success": result.good,
-        "iteration": iteration,
+        "result": value,
+        "success": good,
+        "iteration": int(call.id.partition(".")[0]),
         "irreversible": call.irreversible,
         "tool_call_id": call.tool_call_id,
-        "ended_at": when(result.when),
+        "ended_at": None if result is None else when(result.when),
     }
 
 
 def record_of(data: Mapping[str, Any]) -> ToolCallRecord:
-    """Return a call that came to its end, as a value."""
-    return ToolCallRecord(**data)
-
-
-def without_ids(value: Any) -> Any:
-    """Return arguments with messages as what they say: their ids and times differ whenever they are made anew.
-
-    What has no messages in it comes back as it is.
-    """
-    kind = type(value)
-    if kind is Message:
-        return said(to_data(value))
-    if kind is list or kind is tuple:
-        items = [without_ids(each) for each in value]
-        return value if all(map(is_, items, value)) else kind(items)
-    if kind is dict:
-        fields = {name: without_ids(each) for name, each in value.items()}
-        return value if all(map(is_, fields.values(), value.values())) else fields
-    return value
+    """Return a call as a value, of which nothing is shared with the data."""
+    return ToolCallRecord(**copy.deepcopy(dict(data)))
 
 
 def said(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a message says: all but its id and its time."""
     return {name: value for name, value in data.items() if name not in ("id", "timestamp")}
-
-
-def doubtful(call: Call) -> ToolCallRecord:
-    """Return a call of which nobody knows whether it was done, as a value."""
-    iteration = int(call.id.partition(".")[0])
-    return ToolCallRecord(
-        call.id,
-        call.name,
-        call.arguments,
-        result=None,
-        success=False,
-        iteration=iteration,
-        irreversible=call.irreversible,
-        tool_call_id=call.tool_call_id,
-    )

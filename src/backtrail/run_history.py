@@ -7,24 +7,24 @@ that are marked `irreversible` are told before anything is written, as a warning
 from __future__ import annotations
 
 import warnings
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from backtrail.arguments import check_id
-from backtrail.engine import log
+from backtrail.engine import changes, log
 from backtrail.engine.codec import Decoder
-from backtrail.engine.journal import Journal
-from backtrail.errors import Conflict, Invalid
-from backtrail.run_calls import as_record, doubtful, record_of
-from backtrail.run_threads import JOURNAL, SPACE, Work, types_of
+from backtrail.errors import Conflict, Corrupt
+from backtrail.run_calls import record_of
+from backtrail.run_points import OVER, irreversible, known_as
+from backtrail.run_threads import JOURNAL, SPACE, Work, forked_from, is_seen, types_of
 from backtrail.threads import Thread
 from backtrail.values import Diff, when
 
 if TYPE_CHECKING:
     import datetime as dt
-    from collections.abc import Iterator, Mapping
 
     from backtrail.checkpoints import Checkpoint
-    from backtrail.engine.engine import Engine
+    from backtrail.engine.engine import Desk, Engine
     from backtrail.handles import Ref
     from backtrail.strategies import ToolCallRecord
 
@@ -52,11 +52,26 @@ class RunThread(Thread[Any]):
 
     def fork(self, new_id: str, at: Ref = "@") -> RunThread:
         """Begin a new run at a checkpoint of this one; `Conflict` if there is a run of that id."""
-        standing = self._engine.desk.heads.standing(JOURNAL, check_id(new_id, "a session's id"))
-        if standing is not None and standing.head is not None:
-            raise Conflict(f"there is a run {new_id!r} already", code="conflict.exists")
-        made = super().fork(new_id, at)
-        return RunThread(self._engine, made.id)
+        check_id(new_id, "a session's id")
+
+        def work(desk: Desk) -> None:
+            standing = desk.heads.standing(JOURNAL, new_id)
+            if standing is not None and standing.head is not None:
+                raise Conflict(f"there is a run {new_id!r} already", code="conflict.exists")
+            head = super(RunThread, self).fork(new_id, at).load()
+            point = {**forked_from(head.state), "lease": None, "at": head.seq}
+            point["created_at"] = when(desk.heads.shared_time())
+            made = Work(self._engine, new_id, point["agent"])
+            made.read(desk)
+            made.put(desk, changes.Replace(point, desk.heads.nodes(), self._types))
+
+        self._engine.atomic(work)
+        return RunThread(self._engine, new_id)
+
+    def delete_checkpoint(self, ref: Ref) -> bool:
+        """Delete a checkpoint and say whether there was one. The run stays where it is."""
+        self._engine.atomic(Work(self._engine, self.id, None).settle_move)
+        return super().delete_checkpoint(ref)
 
     def rewind(self, ref: Ref) -> Checkpoint[Any]:
         """Make an older checkpoint the head again: the run goes on from there. What came after is not gone."""
@@ -90,39 +105,28 @@ class RunThread(Thread[Any]):
         tree = desk.heads.chain(standing.record, self._resolve(standing, ref)).tree
         seen = Decoder(tree.nodes, self._types).value(tree.rep)
         data, _ = Work(self._engine, self.id, None).point(desk)
-        if not isinstance(seen, dict) or not isinstance(seen.get("tool_calls"), list):
-            raise Invalid("this is no checkpoint of a run", code="invalid.run")
-        known = {(each["id"], each.get("ended_at")) for each in seen["tool_calls"]}
-        return [] if data is None else [call for call in made(data) if (call.id, call.ended_at) not in known]
-
-
-def made(data: Mapping[str, Any]) -> Iterator[ToolCallRecord]:
-    """Give the irreversible calls of a run, by what it goes on from; those in doubt, too."""
-    told = set()
-    for each in map(record_of, data["tool_calls"]):
-        told.add(each.id)
-        if each.irreversible:
-            yield each
-    for recorded in Journal(data["calls"] if data["iteration"] else data["zero"]).recorded():
-        call, result = recorded
-        if call.kind == "tool" and call.irreversible and call.id not in told:
-            yield doubtful(call) if result is None else record_of(as_record(call, result, data["iteration"]))
+        if data is None or not is_seen(seen):
+            return []
+        there = {known_as(each) for each in irreversible({**OVER, **seen, **(seen.get("journal") or OVER)})}
+        return [record_of(each) for each in irreversible(data) if known_as(each) not in there]
 
 
 def since(engine: Engine, agent: str, moment: dt.datetime) -> list[ToolCallRecord]:
     """Return the irreversible calls that runs of an agent have made after a moment, by the clocks of their workers."""
-    found: list[ToolCallRecord] = []
+    found: dict[tuple[Any, ...], ToolCallRecord] = {}
     backend = engine.desk.heads.backend
     after: tuple[int, int] | None = None
     while page := backend.threads(space=JOURNAL, agent=agent, prefix=None, after=after, limit=_PAGE):
         after = (page[-1][1].created_at, page[-1][0].no)
         for record, newest in page:
             if when(newest.created_at) < moment:
-                return found
-            data, _ = Work(engine, record.name, None).point(engine.desk)
-            calls = [] if data is None else made(data)
-            found += [call for call in calls if call.ended_at is None or call.ended_at > moment]
-    return found
+                return [*found.values()]
+            with suppress(Corrupt):  # of a run that is damaged, nothing can be told
+                data, _ = Work(engine, record.name, None).point(engine.desk)
+                calls = [] if data is None else irreversible(data)
+                late = (each for each in calls if each["ended_at"] is None or each["ended_at"] > moment)
+                found |= {known_as(each): record_of(each) for each in late}  # forks have the calls of their source
+    return [*found.values()]
 
 
 def tell(calls: list[ToolCallRecord]) -> None:

@@ -18,7 +18,7 @@ from backtrail.engine.writes import NOTHING, Expect
 from backtrail.entities import Message
 from backtrail.errors import Conflict, Corrupt, Error, Invalid
 from backtrail.handles import Handle
-from backtrail.run_points import LISTS, going_on
+from backtrail.run_points import LISTS, forked, rewound
 from backtrail.values import when
 
 if TYPE_CHECKING:
@@ -64,19 +64,25 @@ class Work(Handle[Any]):
         Whoever moves the head of its checkpoints, moves the run; what it had done since is not gone on with then.
         """
         data = self.read(desk)
-        seen = None if data is None else self._moved_to(desk, data.get("at", 0))
-        if data is None or seen is None:
-            return data, False
-        kept = {name: data[name] for name in ("agent", "lease", "created_at")}
-        return {**point_of(seen[1], own=True), **kept, "at": seen[0]}, True
-
-    def _moved_to(self, desk: Desk, at: int) -> tuple[int, Any] | None:
-        """Return the checkpoint that somebody made the head, and what it shows; None if nobody did."""
         standing = desk.heads.standing(SPACE, self.id)
-        if standing is None or standing.head is None or standing.newest.op not in _MOVES or standing.head.seq == at:
-            return None
-        tree = desk.heads.chain(standing.record, standing.head).tree
-        return standing.head.seq, Decoder(tree.nodes, self._types).value(tree.rep)
+        if data is None or standing is None or standing.head is None:
+            return data, False
+        at, newest, head = data.get("at", 0), standing.newest, standing.head
+        if newest.op not in _MOVES or newest.seq <= max(at, data.get("upto", 0)):
+            return data, False
+        if head.seq == at and newest.op != log.REWIND:  # an undo or a redo of what moved it away
+            return data, False
+        tree = desk.heads.chain(standing.record, head).tree
+        seen = Decoder(tree.nodes, self._types).value(tree.rep)
+        if not is_seen(seen):  # somebody's own
+            return data, False
+        return {**rewound(seen, data), "at": head.seq, "upto": newest.seq}, True
+
+    def settle_move(self, desk: Desk) -> None:
+        """Write down where the run goes on, if somebody has moved it: its checkpoints are not needed for that, then."""
+        data, moved = self.point(desk)
+        if data is not None and moved:
+            self.put(desk, changes.Replace(data, desk.heads.nodes(), self._types))
 
     def began_with(self, desk: Desk) -> Any:
         """Return the state with which the iteration began that is being run."""
@@ -172,6 +178,7 @@ class Shown(Handle[Any]):
 
     def _journaled(self, kept: dict[str, Any], last: dict[str, Any], *, again: bool) -> Iterator[changes.Edit]:
         """Give what changed in the journal; `again` if it is of the same iteration."""
+        yield from self._added(Path(("journal", "past")), kept["past"], last["past"])
         yield from self._added(Path(("journal", "zero")), kept["zero"], last["zero"])
         if again:
             yield from self._added(Path(("journal", "calls")), kept["calls"], last["calls"])
@@ -193,6 +200,11 @@ class Shown(Handle[Any]):
         if len(items) > count:
             yield changes.Append(path, tuple(items[count:]), self._types, self.id)
 
+    def newest(self, desk: Desk) -> int:
+        """Return the seq of the newest row, of whatever kind; 0 if there is none."""
+        standing = desk.heads.standing(SPACE, self.id)
+        return 0 if standing is None else standing.newest.seq
+
     def forget(self) -> None:
         """Write the next checkpoint whole: what the last one had is not known."""
         self._last = None
@@ -207,7 +219,7 @@ def _shape(seen: dict[str, Any]) -> dict[str, Any]:
     """Return what a checkpoint shows, as far as it takes to tell whether the next one shows more."""
     kept = seen["journal"]
     lists = {name: len(seen[name]) for name in LISTS}
-    entries = {name: len(kept[name]) for name in ("zero", "calls")}
+    entries = {name: len(kept[name]) for name in ("zero", "calls", "past")}
     began = None if kept["begun"] is None else seen["iteration"]
     return {**seen, **lists, **entries, "began": began, "journal": None, "state": None}
 
@@ -217,12 +229,16 @@ def types_of(engine: Engine) -> Types:
     return engine.types.for_state(Message)
 
 
-def point_of(seen: Any, *, own: bool) -> dict[str, Any]:
-    """Return the point of a checkpoint, or `Invalid` if it is not one of a run."""
-    try:
-        return going_on(seen, own=own)
-    except (AttributeError, KeyError, TypeError) as error:
-        raise Invalid(f"{seen!r:.100} is no checkpoint of a run", code="invalid.run") from error
+def is_seen(state: Any) -> bool:
+    """Tell whether this is what a checkpoint of a run shows."""
+    return isinstance(state, dict) and {"session_id", "iteration", *LISTS} <= state.keys()
+
+
+def forked_from(seen: Any) -> dict[str, Any]:
+    """Return the point at which a fork of a checkpoint begins, or `Invalid` if that is not one of a run."""
+    if not is_seen(seen):
+        raise Invalid(f"{seen!r:.100} is no checkpoint of a run", code="invalid.run")
+    return forked(seen)
 
 
 def leased(session_id: str, held: list[Any]) -> Conflict:

@@ -7,6 +7,7 @@ part of that call, and a plain one.
 from __future__ import annotations
 
 import functools
+import sys
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 from backtrail.errors import Invalid
@@ -84,10 +85,10 @@ def _decorated(
 
         @functools.wraps(fn)
         def journaled(*args: Any, **kwargs: Any) -> Any:
-            if inside.get() is not None:
-                return fn(*args, **kwargs)
-            reference = current.get()
+            reference, around = current.get(), inside.get()
             run = None if reference is None else reference()
+            if around is not None and around[0] is getattr(run, "_sync", run):
+                return fn(*args, **kwargs)
             if run is None:
                 raise Invalid(
                     f"{called} is journaled by a run, and there is none here: call it inside of `with store.run(...)`, "
@@ -95,8 +96,20 @@ def _decorated(
                     f"{called}.__wrapped__ is the plain function",
                     code="invalid.run",
                 )
+            if run is not getattr(run, "_sync", run) and not _in_a_loop():
+                raise Invalid(
+                    f"{called} is journaled by a run of backtrail.aio: await it in its event loop", code="invalid.run"
+                )
             return run._called(options, fn, args, kwargs)  # noqa: SLF001 - a part of it
 
         return journaled
 
     return decorate if fn is None else decorate(fn)
+
+
+def _in_a_loop() -> bool:
+    asyncio = sys.modules.get("asyncio")
+    try:
+        return asyncio is not None and asyncio.get_running_loop() is not None
+    except RuntimeError:
+        return False

@@ -6,6 +6,7 @@ adds one, too. So a worker that was taken over cannot write any more, whatever i
 
 from __future__ import annotations
 
+import copy
 import os
 import random
 import threading
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from blake3 import blake3
 
 from backtrail.arguments import check_duration, check_id
-from backtrail.engine import changes
+from backtrail.engine import changes, journal
 from backtrail.engine.codec import Decoder, Encoder
 from backtrail.engine.journal import Call, Journal
 from backtrail.engine.paths import Path
@@ -27,14 +28,14 @@ from backtrail.errors import CommitUnknown, Conflict, Error, Invalid
 from backtrail.repairs import repaired
 from backtrail.run_calls import name_of, record_of
 from backtrail.run_history import RunThread
-from backtrail.run_points import LISTS, beginning
-from backtrail.run_threads import Shown, Work, leased, point_of
+from backtrail.run_points import LISTS, beginning, left
+from backtrail.run_threads import Shown, Work, forked_from, leased
 from backtrail.strategies import AfterToolCall, RunState, RunStatus, ToolCallRecord
 from backtrail.values import MISSING, when
 
 if TYPE_CHECKING:
     import datetime as dt
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from backtrail.engine.engine import Desk, Engine
     from backtrail.strategies import Strategy
@@ -142,7 +143,7 @@ class Worker:
     @property
     def partial_results(self) -> list[Any]:
         """What `partial` was given."""
-        return list(self._partials)
+        return copy.deepcopy(self._partials)
 
     @property
     def state(self) -> Any:
@@ -213,6 +214,7 @@ class Worker:
         first = self._iteration == 0
         zero = [*self._logs["zero"], *(entries if first else ())]
         calls = [] if over or first else [*self._logs["calls"], *entries]
+        past = [*self._past, *(self._passing() if over else ())]
         begun: dict[str, Any] | None = None
         if not over:
             if self._started is MISSING:
@@ -228,7 +230,7 @@ class Worker:
             "tool_calls": list(self._calls),
             "partial_results": list(self._partials),
             "state": state,
-            "journal": {"zero": zero, "calls": calls, "begun": begun},
+            "journal": {"zero": zero, "calls": calls, "begun": begun, "past": past},
         }
 
     # -- the lease --------------------------------------------------------------------------------------
@@ -239,15 +241,15 @@ class Worker:
         now = desk.heads.shared_time()
         lease = [self._owner_name, self._token, now + int(self._seconds * 1_000_000)]
         going = {"lease": lease, "status": [str(RunState.IN_PROGRESS), None]}
+        if data is not None and "past" not in data:
+            going["past"] = []
         if data is None:
             fresh = self._repair({**self._beginning(), **going, "created_at": when(now)})
             self._work.put(desk, changes.Replace(fresh, desk.heads.nodes(), self._work._types))  # noqa: SLF001
             return {**fresh, "state": self._work.began_with(desk)}  # not the object that was given
         self.resumed = True
         if self.agent is not None and data["agent"] != self.agent:
-            raise Conflict(
-                f"run {self.session_id!r} belongs to agent {data['agent']!r}, not {self.agent!r}", code="conflict.agent"
-            )
+            raise self._others(data["agent"])
         held = data["lease"]
         if held is not None and held[2] > now and not self._takeover:
             raise leased(self.session_id, held)
@@ -266,12 +268,18 @@ class Worker:
         forked = self.thread.latest()
         if forked is None:
             return beginning(self.agent, *self._given)
-        point = point_of(forked.state, own=False)
+        point = forked_from(forked.state)
         self.resumed = True
         if self.agent is None and point["agent"] is not None:  # its journal belongs to that agent, too
             self.agent = point["agent"]
             self._work = Work(self._engine, self.session_id, self.agent)
+        if self.agent != point["agent"]:
+            raise self._others(point["agent"])
         return {**point, "agent": self.agent, "at": forked.seq}
+
+    def _others(self, agent: str | None) -> Conflict:
+        whose = "to no agent" if agent is None else f"to agent {agent!r}"
+        return Conflict(f"run {self.session_id!r} belongs {whose}, not {self.agent!r}", code="conflict.agent")
 
     def _repair(self, data: dict[str, Any]) -> dict[str, Any]:
         """Put answers behind tool calls of messages that can get none any more."""
@@ -279,8 +287,9 @@ class Worker:
         self._messages = messages
         if data["status"][0] == RunState.COMPLETED or not any("tool_calls" in each for each in data["messages"]):
             return data
-        results = {each["tool_call_id"]: each["result"] for each in data["tool_calls"] if each.get("tool_call_id")}
-        found = repaired(messages, results=results, last=False)
+        results = {each["tool_call_id"]: _answer(each) for each in data["tool_calls"] if each.get("tool_call_id")}
+        asked = {each.call.tool_call_id for each in Journal(data["calls"]).recorded()}
+        found = repaired(messages, results=results, last=False, leave=asked)
         there = {each.id for each in messages}
         self._repaired = [each for each in found if each.id not in there]
         if not self._repaired:
@@ -302,12 +311,27 @@ class Worker:
         self._started = MISSING
         self._logs = {"zero": list(data["zero"]), "calls": list(data["calls"])}
         free = data.get("free", 0)
+        self._past: list[dict[str, Any]] = list(data.get("past", ()))
+        self._own = bool(data.get("own", False))
+        self._digests: list[str] = []
+        """What the messages of this iteration say, hashed."""
+        self._marks: dict[str, list[tuple[str, int] | None]] = {journal.MESSAGE: [], journal.PARTIAL: []}
         self._zero = Journal(data["zero"], 0 if self._iteration else free)
         self._journal = self._zero if self._iteration == 0 else Journal(data["calls"], free)
         self._owner = self._engine.owner()
 
-    def _add(self, message: Message, data: dict[str, Any]) -> None:
+    def _passing(self) -> list[dict[str, Any]]:
+        """Return calls that cannot be undone and would be forgotten with this iteration.
+
+        Those are calls of models, and those that this run had made before it was rewound, and now did not ask for.
+        """
+        calls = [each for each in self._journal.recorded() if each.call.kind == "llm"]
+        calls += [each for each in self._journal.left_out() if each.call.kind == "tool"] if self._own else []
+        return left(calls)
+
+    def _add(self, message: Message, data: dict[str, Any], digest: str) -> None:
         """Take note of a message that is said."""
+        self._digests.append(digest)
         self._places[id(message)] = len(self._messages)
         self._messages.append(message)
         self._said_data.append(data)
@@ -354,7 +378,7 @@ class Worker:
                 now = self._work.standing.head if self._work.standing else None
                 if head is None or now is None or head.op_id != now.op_id:
                     raise self._taken_over() from error
-                if tries == _TRIES:
+                if tries == _TRIES or error.code == "conflict.agent":
                     raise
             tries += 1
             time.sleep(random.random() * 0.001 * tries)  # noqa: S311 - only to get out of step
@@ -437,6 +461,10 @@ def _as_data(messages: Any) -> list[dict[str, Any]]:
     if wrong:
         raise Invalid(f"this is {type(wrong[0]).__name__}, not a Message", code="invalid.value")
     return [to_data(each) for each in found]
+
+
+def _answer(record: Mapping[str, Any]) -> Any:
+    return record["result"] if record["success"] else f"failed: {record['result']}"
 
 
 def _named(errors: Any) -> dict[str, type[Exception]]:

@@ -86,7 +86,7 @@ class Run(Caller):
         self._open = False
         if self._pid != os.getpid():  # a fork of the process that has the run
             return False
-        halt = _halt_in(error)
+        halt = self._halted_by(error)
         error = error if halt is None else halt
         if self._status.name == RunState.COMPLETED:
             if error is None:
@@ -97,13 +97,20 @@ class Run(Caller):
                 if error is None and self._unsure is None:
                     self._complete()
                 else:
-                    self._leave(_status_of(error or self._unsure or Halt("interrupted")))
+                    self._leave(_status_of(error or self._unsure or Halt("interrupted", self)))
         except Conflict:
             if error is None or halt is not None:
                 raise
         if error is None and self._unsure is not None:
             raise self._unsure
         return halt is not None
+
+    def _halted_by(self, error: BaseException | None) -> Halt | None:
+        """Return the halt of this run that an exception is, alone or in a group of nothing else, as task groups do."""
+        if isinstance(error, BaseExceptionGroup):
+            found = [self._halted_by(each) for each in error.exceptions]
+            return found[0] if all(each is not None for each in found) else None
+        return error if isinstance(error, Halt) and error.args[1] is self else None
 
     def _complete(self) -> None:
         """End the run; if its last iteration cannot end, it has failed."""
@@ -127,7 +134,7 @@ class Run(Caller):
         self._check_open()
         if not isinstance(reason, str):
             raise Invalid(f"a reason is a text, not {reason!r:.100}", code="invalid.argument")
-        raise Halt(reason)
+        raise Halt(reason, self)
 
     # -- iterations ---------------------------------------------------------------------------------------
 
@@ -183,6 +190,7 @@ class Run(Caller):
             "tool_calls": self._calls[calls : kept[1]],
             "partial_results": self._partials[partials : kept[2]],
             "zero" if over == 0 else "calls": waiting if over == 0 or status is not None else [],
+            "past": self._passing(),
         }
         types, name = self._work._types, self.session_id  # noqa: SLF001 - its other half
         edits: list[changes.Edit] = [
@@ -200,6 +208,8 @@ class Run(Caller):
             if wanted or (status is not None and not isinstance(self.strategy, Never)):
                 seen = self._seen(desk, status or self._status, self._state, waiting, over=True)
                 at = {"at": self._shown.put(desk, seen, None, "automatic").seq}
+            elif status is not None:
+                at = {"upto": self._shown.newest(desk)}  # whoever moved the checkpoints meanwhile was too early
             self._work.put(desk, changes.Several([*edits, *self._work.edits({**given, **at})]))
             if status is None:
                 self._work.begin_anew(desk)
@@ -209,7 +219,9 @@ class Run(Caller):
         self._shown.settle()
         self._work.trim()
         self._kept = kept
+        self._past += added["past"]
         self._started = MISSING
+        self._digests.clear()
         if status is None:
             self._logs["calls"] = []
         else:
@@ -222,10 +234,12 @@ class Run(Caller):
                 (journal.MESSAGE, self._said_data, self._kept[0]),
                 (journal.PARTIAL, self._partials, self._kept[2]),
             ):
-                recorded = self._journal.said(kind)
-                known = {id(each) for each in recorded}
-                if not known <= {id(each) for each in said[start:]}:
-                    said[start:] = [*recorded, *(each for each in said[start:] if id(each) not in known)]
+                recorded, marks = self._journal.said(kind), self._marks[kind]
+                if {place for place, _ in recorded} - set(marks):
+                    new = [each for each, place in zip(said[start:], marks, strict=True) if place is None]
+                    said[start:] = [*(value for _, value in recorded), *new]
+                    self._shown.forget()  # they do not only grow at their ends
+                marks.clear()
             if len(self._said_data) > len(self._messages):
                 self._messages = [Message.from_data(each) for each in self._said_data]
                 self._places = {id(each): at for at, each in enumerate(self._messages)}
@@ -281,16 +295,11 @@ class Run(Caller):
 
 
 def _status_of(error: BaseException) -> RunStatus:
+    if isinstance(error, BaseExceptionGroup):
+        bugs = error.subgroup(Exception)
+        error = error if bugs is None else bugs
     if isinstance(error, Halt):
         return RunStatus(str(RunState.HALTED), str(error.args[0]))
     if not isinstance(error, Exception):  # Ctrl-C, cancellation, the end of a generator
         return RunStatus(str(RunState.HALTED), "interrupted")
     return RunStatus(str(RunState.FAILED), f"{type(error).__name__}: {text_of(error)}"[:500])
-
-
-def _halt_in(error: BaseException | None) -> Halt | None:
-    """Return the halt that an exception is, alone or in a group of nothing else, as task groups make them."""
-    if isinstance(error, BaseExceptionGroup):
-        found = [_halt_in(each) for each in error.exceptions]
-        return found[0] if all(each is not None for each in found) else None
-    return error if isinstance(error, Halt) else None

@@ -12,7 +12,8 @@ from backtrail.engine.paths import Path
 from backtrail.entities import Message
 from backtrail.errors import Conflict, Corrupt, Invalid, NotFound
 from backtrail.run_calls import record_of
-from backtrail.run_history import RunThread, made
+from backtrail.run_history import RunThread
+from backtrail.run_points import irreversible
 from backtrail.run_threads import JOURNAL, SPACE, Work, leased
 from backtrail.strategies import RunState, RunStatus, ToolCallRecord
 from backtrail.threads import Thread
@@ -122,7 +123,7 @@ class Runs:
         if ref is not None:
             return RunThread(self._engine, check_id(session_id, "a session's id")).passed(ref)
         data, _ = Work(self._engine, check_id(session_id, "a session's id"), None).point(self._engine.desk)
-        return [] if data is None else [*made(data)]
+        return [] if data is None else [record_of(each) for each in irreversible(data)]
 
     def steps(self, session_id: str) -> Checkpoints:
         """Return the checkpoints of a run, ascending."""
@@ -171,7 +172,8 @@ class Runs:
         work = Work(self._engine, check_id(session_id, "a session's id"), None)
 
         def write(desk: Desk) -> None:
-            data, moved = work.point(desk)
+            work.settle_move(desk)  # from here on, it stands there
+            data, _ = work.point(desk)
             if data is None:
                 raise NotFound(f"there is no run {session_id!r}", code="not_found.run")
             lease = data["lease"]
@@ -183,10 +185,7 @@ class Runs:
                 raise NotFound(f"run {session_id!r} has no call {call_id!r}", code="not_found.call")
             if found.result is not None:
                 raise Conflict(f"call {call_id!r} of run {session_id!r} is not in doubt", code="conflict.settled")
-            types = work._types  # noqa: SLF001 - its own
-            if moved:  # from here on, it stands there
-                work.put(desk, changes.Replace(data, desk.heads.nodes(), types))
-            work.put(desk, changes.Append(Path((where,)), (entry,), types, session_id))
+            work.put(desk, changes.Append(Path((where,)), (entry,), work._types, session_id))  # noqa: SLF001 - its own
 
         self._engine.atomic(write)
 

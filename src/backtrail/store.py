@@ -389,7 +389,7 @@ class Store:
             threads=usage.threads.get(THREAD, 0),
             agents=usage.threads.get("agent", 0),
             conversations=usage.threads.get("conversation", 0),
-            runs=usage.threads.get("run", 0),
+            runs=usage.threads.get("journal", 0),
             checkpoints=sum(count for space, count in usage.checkpoints.items() if space in SPACES),
             agent_checkpoints=counting.count_checkpoints(heads) if usage.threads.get(pins.SPACE) else 0,
             messages=counting.count_messages(heads, usage) if usage.threads.get("conversation") else 0,

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from backtrail.aio.checkpoints import Checkpoint
 from backtrail.aio.threads import Thread
 from backtrail.engine.journal import Result
+from backtrail.errors import InDoubt, Invalid
 from backtrail.run_calls import Options, current, failure_of, given
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class Run:
         self._crew = crew
         self._sync = run
         self._turn = asyncio.Lock()  # first come, first served
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     # -- how it stands --------------------------------------------------------------------------------
 
@@ -129,6 +131,7 @@ class Run:
             if self._sync._open:  # noqa: SLF001 - it was cancelled, but it has the run
                 await self._left(error)
             raise
+        self._loop = asyncio.get_running_loop()
         self._outer = current.get()
         current.set(weakref.ref(self))
         return self
@@ -248,6 +251,9 @@ class Run:
     ) -> Any:
         run = self._sync
         options.check(fn)
+        if self._loop is not None and asyncio.get_running_loop() is not self._loop:
+            text = f"run {self.session_id!r} was opened in another event loop: its calls are made there"
+            raise Invalid(text, code="invalid.run")
         arguments = run._arguments(args, kwargs)  # noqa: SLF001
         with suppress(Exception):  # what cannot even be copied is refused, with its path
             arguments = copy.deepcopy(arguments)
@@ -263,6 +269,8 @@ class Run:
             try:
                 with run._making(asked.call):  # noqa: SLF001
                     value = await _awaited(fn(*args, **run._passed(asked.call, kwargs)))  # noqa: SLF001
+            except InDoubt:  # of a run inside of this call, which is to be made again when that is settled
+                raise
             except Exception as error:
                 await self._ended(asked.call, Result(good=False, value=failure_of(error)), options)
                 raise

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from backtrail.errors import Corrupt, Invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 SPACE: Final = "journal"
 """The name space of the threads that runs go on from: nobody's to look at."""
@@ -78,32 +78,38 @@ class Journal:
 
     def __init__(self, entries: Sequence[Any] = (), free: int = 0) -> None:
         self._calls: dict[str, Recorded] = {}
-        self._by_key: dict[str, list[str]] = {}
+        self._alike: dict[str, list[str]] = {}
+        """The ids of calls that ask for the same, by their key."""
+        self._open: dict[str, list[str]] = {}
+        """Those of them that nobody has been answered yet."""
+        self._required: dict[str, Call] = {}
+        """Calls that must be asked for again."""
+        self._free: dict[str, Call] = {}
+        """Calls that may be."""
         self._said: dict[str, list[Any]] = {}
         self._order: list[tuple[str, int]] = []
-        self._asked: dict[str, int] = {}
-        self._claimed: set[str] = set()
-        """Calls that were asked for, as far as they are known to whoever asked."""
-        self._let_go: set[str] = set()
-        self._free: dict[str, int] = {}
+        """What was said, as its name and which of that name."""
+        self._optional: set[tuple[str, int]] = set()
+        self._heard: dict[str, int] = {}
         self.newest: Call | None = None
         """The last call that was begun, not read."""
         self.count = 0
         """Calls that were ever begun, those that were not done included."""
         for at, entry in enumerate(entries):
             try:
-                self._read(entry)
-                if at < free:
-                    self._let(entry)
+                self._read(entry, free=at < free)
             except (TypeError, ValueError, KeyError, IndexError) as error:
                 raise Corrupt(
                     f"an entry of a run's journal is damaged: {entry!r:.200}", code="corrupt.state"
                 ) from error
 
-    def _read(self, entry: list[Any]) -> None:
+    def _read(self, entry: list[Any], *, free: bool) -> None:
         kind = entry[0]
         if kind == INTENT:
-            self.began(Call(*entry[1:]))
+            call = Call(*entry[1:])
+            self._add(call)
+            self._open.setdefault(call.key, []).append(call.id)
+            (self._free if free else self._required)[call.id] = call
         elif kind == RESULT:
             self.ended(entry[1], Result(*entry[2:]))
         elif kind == AGAIN:
@@ -114,26 +120,20 @@ class Journal:
             name = f"{kind}:{entry[1]}"
             said = self._said.setdefault(name, [])
             self._order.append((name, len(said)))
+            if free:
+                self._optional.add(self._order[-1])
             said.append(entry[2])
 
-    def _let(self, entry: list[Any]) -> None:
-        """Take note that what an entry says need not be said again."""
-        if entry[0] == INTENT:
-            self._let_go.add(entry[1])
-        elif entry[0] in (MESSAGE, PARTIAL):
-            name = f"{entry[0]}:{entry[1]}"
-            self._free[name] = self._free.get(name, 0) + 1
-
-    def began(self, call: Call) -> None:
-        """Take note of an intent."""
+    def _add(self, call: Call) -> None:
         self.count += 1
         self._calls[call.id] = Recorded(call, None)
-        self._by_key.setdefault(call.key, []).append(call.id)
+        self._alike.setdefault(call.key, []).append(call.id)
+
+    # -- calls ----------------------------------------------------------------------------------------
 
     def begin(self, call: Call) -> None:
         """Take note of an intent that is asked for now: the next one alike is another."""
-        self.began(call)
-        self._claimed.add(call.id)
+        self._add(call)
         self.newest = call
 
     def ended(self, call_id: str, result: Result) -> None:
@@ -147,32 +147,29 @@ class Journal:
     def not_done(self, call_id: str) -> None:
         """Take note that a call which was begun was not done: the next one alike is new."""
         call = self._calls.pop(call_id).call
-        self._by_key[call.key].remove(call_id)
+        self._alike[call.key].remove(call_id)
+        if call_id in self._open.get(call.key, ()):
+            self._open[call.key].remove(call_id)
+        self._required.pop(call_id, None)
+        self._free.pop(call_id, None)
 
     def ask(self, key: str) -> Recorded | None:
         """Return the next recorded call that asks for this, None if there is none."""
-        found = next((each for each in self._by_key.get(key, ()) if each not in self._claimed), None)
-        if found is None:
+        waiting = self._open.get(key)
+        if not waiting:
             return None
-        self._claimed.add(found)
-        return self._calls[found]
+        found = self._calls[waiting.pop(0)]
+        self._required.pop(found.call.id, None)
+        self._free.pop(found.call.id, None)
+        return found
 
     def unask(self, call: Call) -> None:
         """Take note that whoever asked for a call got no answer: whoever asks next is to get the same."""
-        self._claimed.discard(call.id)
-        self._let_go.add(call.id)
+        self._open.setdefault(call.key, []).insert(0, call.id)
 
     def is_last(self, call: Call) -> bool:
         """Tell whether no call alike was begun after this one."""
-        return self._by_key[call.key][-1] == call.id
-
-    def heard(self, kind: str, key: str) -> tuple[bool, Any]:
-        """Return whether a message or partial result was said before, and as what."""
-        name = f"{kind}:{key}"
-        at = self._asked.get(name, 0)
-        self._asked[name] = at + 1
-        said = self._said.get(name, [])
-        return (True, said[at]) if at < len(said) else (False, None)
+        return self._alike[call.key][-1] == call.id
 
     def in_doubt(self) -> list[Call]:
         """Return the calls that were begun and have no result."""
@@ -189,30 +186,45 @@ class Journal:
 
     def expected(self) -> Call | None:
         """Return the first recorded call that was not asked for again, of those that came one after the other."""
-        return next((call for call in self._unclaimed() if call.main), None)
+        return next((call for call in self._required.values() if call.main), None)
 
     def forgotten(self) -> Call | None:
         """Return a recorded call that was not asked for again, if there is one."""
-        return next(self._unclaimed(), None)
+        return next(iter(self._required.values()), None)
 
-    def _unclaimed(self) -> Iterator[Call]:
-        done = self._claimed | self._let_go
-        return (each.call for each in self._calls.values() if each.call.id not in done)
+    def left_out(self) -> list[Recorded]:
+        """Return the free calls that were not asked for again."""
+        return [self._calls[call_id] for call_id in self._free]
 
-    def said(self, kind: str) -> list[Any]:
-        """Return the recorded messages, or partial results, in their order; free ones only if they were said again."""
-        found = []
-        for name, at in self._order:
-            heard, free = self._asked.get(name, 0), self._free.get(name, 0)
-            if name[0] == kind and (at < heard or at >= free):
-                found.append(self._said[name][at])
-        return found
+    # -- what was said --------------------------------------------------------------------------------
+
+    def heard(self, kind: str, key: str) -> tuple[tuple[str, int] | None, Any]:
+        """Return where a message or partial result stands that was said before, and as what; None: it was not."""
+        name = f"{kind}:{key}"
+        at = self._heard.get(name, 0)
+        self._heard[name] = at + 1
+        said = self._said.get(name, [])
+        return ((name, at), said[at]) if at < len(said) else (None, None)
+
+    def said(self, kind: str) -> list[tuple[tuple[str, int], Any]]:
+        """Return what was recorded, where it stands, in its order; what is free only if it was said again."""
+        return [
+            ((name, at), self._said[name][at])
+            for name, at in self._order
+            if name[0] == kind and (at < self._heard.get(name, 0) or (name, at) not in self._optional)
+        ]
 
 
 def finished(entries: Sequence[Any]) -> list[Any]:
-    """Return entries without the calls that nobody knows the end of."""
-    doubtful = {call.id for call in Journal(entries).in_doubt()}
-    return [entry for entry in entries if entry[0] in (MESSAGE, PARTIAL) or entry[1] not in doubtful]
+    """Return entries, with the calls that nobody knows the end of as not done."""
+    return [*entries, *([NOT_DONE, call.id] for call in Journal(entries).in_doubt())]
+
+
+def known(entries: Sequence[Any], later: Sequence[Any]) -> list[Any]:
+    """Return entries, with the results that later entries of the same calls have."""
+    doubtful = {call.id: call.entry() for call in Journal(entries).in_doubt()}
+    same = {entry[1] for entry in later if entry[0] == INTENT and doubtful.get(entry[1]) == entry}
+    return [*entries, *(entry for entry in later if entry[0] == RESULT and entry[1] in same)]
 
 
 def diverged(recorded: Call, asked: str) -> Invalid:

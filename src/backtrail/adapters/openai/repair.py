@@ -88,15 +88,22 @@ class Awaited:
         self._calls: defaultdict[str, set[str]] = defaultdict(set)
         self._turn = threading.Lock()
 
-    def note(self, session_id: str, items: Iterable[Item]) -> None:
-        """Take note of items that are about to be added."""
+    def calls(self, session_id: str, items: Iterable[Item]) -> None:
+        """Take note of the calls among items that are about to be added."""
+        with self._turn:
+            self._calls[session_id].update(item["call_id"] for item in items if _is_call(item) and _id_of(item))
+
+    def answers(self, session_id: str, items: Iterable[Item]) -> None:
+        """Take note of what items that were added answer: a user who speaks leaves nothing to be awaited."""
         with self._turn:
             calls = self._calls[session_id]
             for item in items:
                 if item.get("role") == "user":
                     calls.clear()
-                elif isinstance(call_id := item.get("call_id"), str):
-                    (calls.add if _is_call(item) else calls.discard)(call_id)
+                elif _is_call(item) and _id_of(item):
+                    calls.add(item["call_id"])  # behind the user's word
+                elif _id_of(item):
+                    calls.discard(item["call_id"])
             if not calls:
                 del self._calls[session_id]
 
@@ -104,6 +111,10 @@ class Awaited:
         """Return the calls of a session."""
         with self._turn:
             return frozenset(self._calls.get(session_id, ()))
+
+
+def _id_of(item: Item) -> bool:
+    return isinstance(item.get("call_id"), str)
 
 
 _awaited: weakref.WeakKeyDictionary[Store, Awaited] = weakref.WeakKeyDictionary()

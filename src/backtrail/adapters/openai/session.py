@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from backtrail.adapters.openai.items import Item
     from backtrail.adapters.openai.repair import Repair
     from backtrail.adapters.opening import Source
+    from backtrail.entities import Message
     from backtrail.values import ConversationInfo, Hit
 
 T = TypeVar("T")
@@ -96,25 +97,28 @@ class BacktrailSession(Session):
         """Add items, all or none, behind what is there then."""
         messages = [message_of(item, f"items[{place}]") for place, item in enumerate(items)]
         if messages:
-            self._awaited.note(self.session_id, [message.raw for message in messages])
+            raw = [message.raw for message in messages]
+            self._awaited.calls(self.session_id, raw)
             await _done(self._conversations.append(self.session_id, *messages, agent_id=self.agent))
+            self._awaited.answers(self.session_id, raw)
 
     async def pop_item(self) -> TResponseInputItem | None:
         """Take the newest item out and return it, or None. Those who pop at once get different ones."""
         try:
-            taken = await _done(self._conversations.pop(self.session_id))
+            taken = await _done(self._popped())
         except NotFound:
             return None
         items = [item for message in taken for item in items_of(to_data(message), "what was popped")]
         return cast("TResponseInputItem", items[-1]) if items else None
 
     async def clear_session(self) -> None:
-        """Take all items out. The conversation stays, and so does its history."""
+        """Take all items out, and forget the run that was kept. The conversation stays, and so does its history."""
 
         async def clear(head: aio.Checkpoint[Any]) -> None:
             await self.thread.set("messages", [], expect=cast("Any", head))
 
         await _done(self._change(clear))
+        await self.drop_run()
 
     # -- turns ------------------------------------------------------------------------------------------
 
@@ -260,6 +264,11 @@ class BacktrailSession(Session):
             if turn.number == number:
                 return turn.last_id
         raise NotFound(f"session {self.session_id!r} has no turn {number}", code="not_found.message")
+
+    @called
+    async def _popped(self) -> list[Message]:
+        await self._items(1)  # one that is damaged is told before it is taken out
+        return await self._conversations.pop(self.session_id)
 
     @called
     async def _change(self, change: Callable[[aio.Checkpoint[Any]], Awaitable[None]]) -> bool:
