@@ -29,6 +29,7 @@ GOLDEN = Path(__file__).parent / "golden"
 sys.path.insert(0, str(GOLDEN))
 
 import contents  # noqa: E402 - it lies beside the stores
+import runs  # noqa: E402
 
 FORMATS = sorted(GOLDEN.glob("format*.db"))
 DUMPS = sorted(GOLDEN.glob("postgres*.sql.zst"))
@@ -202,3 +203,26 @@ def test_a_golden_store_goes_on(golden: Golden) -> None:
         store.gc()
         assert store.verify().ok
         assert thread.load("grown").state == contents.histories()["long"][1][2]
+
+
+def test_runs_of_a_golden_store_go_on_where_they_were(tmp_path: Path) -> None:
+    """As they were left: killed inside of a call, rewound, forked."""
+    with backtrail.open(shutil.copy(GOLDEN / "runs1.db", tmp_path / "s.db")) as store:
+        found = {run.session_id: (str(run.status), run.iteration, len(run.messages)) for run in store.runs.list()}
+        assert found == {
+            "killed": ("halted(interrupted)", 3, 5),
+            "rewound": ("halted(rewound)", 2, 3),
+            "fork": ("halted(forked)", 3, 5),
+        }
+        assert [(call.id, call.name) for call in store.runs.load("killed").in_doubt] == [("3.2", "book")]
+        with pytest.raises(backtrail.InDoubt):
+            runs.work(store, "killed")
+        store.runs.settle("killed", "3.2", result={"name": "settled", "number": 3, "nights": (1, 2)})
+        for name in found:
+            run = runs.work(store, name)
+            assert (run.status.name, len(run.messages), len(run.tool_calls)) == ("completed", 7, 7)
+            assert [each["nights"] for each in run.state["booked"]] == [(1, 2)] * 3
+        assert (
+            len(store.runs.irreversible("rewound")) == 2
+        )  # that which it went back behind, and that which it did since
+        assert store.verify().ok
