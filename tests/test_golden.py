@@ -224,5 +224,5 @@ def test_runs_of_a_golden_store_go_on_where_they_were(tmp_path: Path) -> None:
             assert [each["nights"] for each in run.state["booked"]] == [(1, 2)] * 3
         assert (
             len(store.runs.irreversible("rewound")) == 2
-        )  # that which it went back behind, and that which it did since
+        )  # one of them it went back behind
         assert store.verify().ok

@@ -1,6 +1,6 @@
 """What the golden store of runs holds: one that was killed inside of a call, one that was rewound, one that is a fork.
 
-`python tests/golden/runs.py PATH` writes it with the code at hand. Once it has been checked in, it is never written again.
+`python tests/golden/runs.py PATH` writes it with the code at hand. One that has been checked in is never written again.
 """
 
 from __future__ import annotations
