@@ -222,7 +222,5 @@ def test_runs_of_a_golden_store_go_on_where_they_were(tmp_path: Path) -> None:
             run = runs.work(store, name)
             assert (run.status.name, len(run.messages), len(run.tool_calls)) == ("completed", 7, 7)
             assert [each["nights"] for each in run.state["booked"]] == [(1, 2)] * 3
-        assert (
-            len(store.runs.irreversible("rewound")) == 2
-        )  # one of them it went back behind
+        assert len(store.runs.irreversible("rewound")) == 2  # one of them it went back behind
         assert store.verify().ok
