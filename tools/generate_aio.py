@@ -252,7 +252,7 @@ class Maker:
 
     def _handle(self, node: ast.FunctionDef, _: str, overloads: list[ast.FunctionDef]) -> list[str]:
         """A method that does no I/O and gives a handle."""
-        parts = ["\n".join(line.strip() for line in self._verbatim(each)) + "\n" for each in overloads]
+        parts = [textwrap.dedent("\n".join(self._verbatim(each))) + "\n" for each in overloads]
         head = signature(f"def {node.name}", node, ast.unparse(node.returns))
         body = call("made: Thread[Any] = Thread", ["self._crew", f"self._sync.{node.name}({', '.join(passed(node))})"])
         return [*parts, head, doc(node), body, "    return made\n"]
@@ -462,7 +462,7 @@ from backtrail.aio.checkpoints import Checkpoint, plain
 
 if TYPE_CHECKING:
     import datetime as dt
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 
     from backtrail import threads as sync
     from backtrail.engine.queue import Crew
