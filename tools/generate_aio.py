@@ -336,6 +336,8 @@ def passed(node: ast.FunctionDef) -> list[str]:
         kind = ast.unparse(arg.annotation) if arg.annotation else ""
         if kind == "Iterable[str] | None":
             return f"None if {arg.arg} is None else tuple({arg.arg})"
+        if kind == "Collection[Ref]":
+            return f"[plain(each) for each in {arg.arg}]"
         return f"plain({arg.arg})" if "Ref" in kind or "Checkpoint" in kind else arg.arg
 
     made = [value(arg) for arg in node.args.args if arg.arg not in ("self", "cls")]

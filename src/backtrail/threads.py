@@ -357,12 +357,13 @@ class Thread(Handle[S]):
         keep_last: int | None = None,
         older_than: dt.timedelta | float | None = None,
         keep_tagged: bool = True,
+        keep: Collection[Ref] = (),
         dry_run: bool = False,
     ) -> PruneReport:
         """Hide checkpoints: those behind the newest `keep_last` and older than `older_than` (each if given).
 
-        The head stays, and so do labelled and tagged ones unless `keep_tagged` is False. What was rewound away is
-        counted apart: the newest `keep_last` of it stay too. Nothing that stays is harmed.
+        The head stays, and so do those that `keep` names, and labelled and tagged ones unless `keep_tagged` is False.
+        What was rewound away is counted apart: the newest `keep_last` of it stay too. Nothing that stays is harmed.
         """
         if keep_last is None and older_than is None:
             raise Invalid(
@@ -376,7 +377,10 @@ class Thread(Handle[S]):
         chosen: list[int] = []
 
         def choose(standing: Standing) -> list[int]:
-            chosen[:] = retention.prunable(self._engine.desk.heads, standing, policy)
+            kept = {self._resolve(standing, ref).seq for ref in keep}
+            chosen[:] = [
+                seq for seq in retention.prunable(self._engine.desk.heads, standing, policy) if seq not in kept
+            ]
             return chosen
 
         standing = self._standing()

@@ -261,15 +261,21 @@ class Thread(Generic[S]):
         keep_last: int | None = None,
         older_than: dt.timedelta | float | None = None,
         keep_tagged: bool = True,
+        keep: Collection[Ref] = (),
         dry_run: bool = False,
     ) -> PruneReport:
         """Hide checkpoints: those behind the newest `keep_last` and older than `older_than` (each if given).
 
-        The head stays, and so do labelled and tagged ones unless `keep_tagged` is False. What was rewound away is
-        counted apart: the newest `keep_last` of it stay too. Nothing that stays is harmed.
+        The head stays, and so do those that `keep` names, and labelled and tagged ones unless `keep_tagged` is False.
+        What was rewound away is counted apart: the newest `keep_last` of it stay too. Nothing that stays is harmed.
         """
         return await self._crew.write(
-            self._sync.prune, keep_last=keep_last, older_than=older_than, keep_tagged=keep_tagged, dry_run=dry_run
+            self._sync.prune,
+            keep_last=keep_last,
+            older_than=older_than,
+            keep_tagged=keep_tagged,
+            keep=[plain(each) for each in keep],
+            dry_run=dry_run,
         )
 
     @called
