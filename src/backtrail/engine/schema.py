@@ -34,6 +34,7 @@ from backtrail.engine.annotations import reachable
 from backtrail.engine.forms import CUSTOM, DATACLASS, ENUM, FORMS, NAMEDTUPLE, PYDANTIC, STRUCT
 from backtrail.engine.shapes import HIDDEN, Shape, unset_value
 from backtrail.engine.versions import (
+    Plan,
     check_name,
     check_reach,
     check_version,
@@ -198,6 +199,22 @@ class Types:
     def for_state(self, cls: type | None) -> Types:
         """This registry, the class of a state, and every class that its annotations name, at any depth."""
         return self.extended(*reachable(cls)) if cls is not None else self
+
+    def fielded(self, cls: type) -> Plan | None:
+        """What is known about a class that was named, and is saved as its own fields; None for any other."""
+        plan = plan_of(cls)
+        if plan is None or plan.shape is None or cls in self._customs:
+            return None
+        entry = self._entries.get(plan.name)
+        return plan if entry is not None and entry.cls is cls else None
+
+    def made_as(self, name: str, version: int, form: str) -> tuple[type, Shape] | None:
+        """The class that a schema name stands for, if what was saved is as its instances are now."""
+        entry = self._entries.get(name)
+        plan = None if entry is None else self.fielded(entry.cls)
+        if entry is None or plan is None or plan.shape is None or (plan.name, plan.version) != (name, version):
+            return None
+        return (entry.cls, plan.shape) if plan.shape.form == form else None
 
     # -- saving
 

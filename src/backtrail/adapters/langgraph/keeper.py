@@ -23,7 +23,7 @@ from backtrail.errors import Conflict, Invalid, NotFound
 from backtrail.values import NEW
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 
     from langchain_core.runnables import RunnableConfig
     from langgraph.checkpoint.base import DeltaChannelHistory
@@ -138,7 +138,7 @@ class Keeper:
         book = books.read(row) if row.label == label else None
         return None if book is None else (row, book)
 
-    def _tuple(self, book: Book, values: dict[str, Any], **token: str) -> CheckpointTuple:
+    def _tuple(self, book: Book, values: MutableMapping[str, Any], **token: str) -> CheckpointTuple:
         return CheckpointTuple(
             config=book.place.config(book.id, **token),
             checkpoint={**book.rest, "id": book.id, "channel_values": values},  # type: ignore[typeddict-item]
@@ -167,8 +167,7 @@ class Keeper:
                 return
             if all(key in book.metadata and book.metadata[key] == value for key, value in (filter or {}).items()):
                 given += 1
-                values = books.values(row) if loaded else Values(_loading(row))
-                yield self._tuple(book, values)
+                yield self._tuple(book, books.values(row) if loaded else Values(_loading(row)))
 
     def _chosen(
         self, config: RunnableConfig | None, before: str | None, name: str | None, limit: int | None

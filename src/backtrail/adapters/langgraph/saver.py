@@ -11,6 +11,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from backtrail.adapters.langgraph.classes import all_of
 from backtrail.adapters.langgraph.keeper import Keeper
+from backtrail.adapters.langgraph.values import settled
 from backtrail.adapters.opening import Opened
 
 if TYPE_CHECKING:
@@ -143,14 +144,17 @@ class BacktrailSaver(BaseCheckpointSaver[Any]):
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
         """Save a checkpoint on top of its parent; `Conflict` if somebody else did so meanwhile."""
-        work = partial(self._keeper.put, config, checkpoint, metadata, new_versions)
-        return await self._write(work, checkpoint["channel_values"])
+        values = checkpoint["channel_values"]
+        now = {channel: settled(values[channel]) for channel in new_versions if channel in values}
+        taken: Any = {**checkpoint, "channel_values": {**values, **now}}
+        return await self._write(partial(self._keeper.put, config, taken, metadata, new_versions), now)
 
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
         """Keep what a task has written on top of a checkpoint."""
-        await self._write(partial(self._keeper.put_writes, config, writes, task_id, task_path), writes)
+        now = settled(list(writes))
+        await self._write(partial(self._keeper.put_writes, config, now, task_id, task_path), now)
 
     async def adelete_thread(self, thread_id: str) -> None:
         """Delete a thread, with all its namespaces."""

@@ -1,55 +1,86 @@
-"""Channel values that are loaded when somebody looks at them: a listing has many checkpoints, and most are not read."""
+"""Channel values on their way: those that are loaded when somebody looks at them, and those that are to be saved.
+
+A listing has many checkpoints, and most are not read. What is handed over to be saved may be changed while it waits for
+its turn: LangGraph goes on with the next step, and some of its channels hand out what they go on to change.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import copy
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from typing import Any, Final
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+_PLAIN: Final = frozenset({list, dict, tuple})
+_OPEN: Final = _PLAIN | {set, bytearray, deque, defaultdict, OrderedDict, Counter}
+"""Containers that are taken along as they are now. What else can change, such as a message, is the user's own."""
 
 
-class Values(dict[str, Any]):
-    """A dict that gets its items when it is first used. A copy of it, of whatever kind, is a plain dict."""
+def settled(value: Any) -> Any:
+    """Return a value whose containers nobody else changes."""
+    try:
+        return _settled(value)
+    except RecursionError:  # it contains itself: to save it says so
+        return value
 
-    __slots__ = ("_load",)
+
+def _settled(value: Any) -> Any:
+    kind = type(value)
+    if kind not in _OPEN:
+        return value
+    if kind is dict:
+        return {key: _settled(each) if type(each) in _OPEN else each for key, each in value.items()}
+    if kind in _PLAIN:
+        parts = [_settled(each) if type(each) in _OPEN else each for each in value]
+        return parts if kind is list else tuple(parts)
+    return copy.copy(value)
+
+
+class Values(MutableMapping[str, Any]):
+    """A mapping that gets its items when it is first used. A copy of it, of whatever kind, is a dict.
+
+    It is no dict itself: code that reads one past its methods, as encoders do, would find it empty.
+    """
+
+    __slots__ = ("_found", "_load")
 
     def __init__(self, load: Callable[[], dict[str, Any]]) -> None:
-        super().__init__()
-        self._load: Callable[[], dict[str, Any]] | None = load
+        self._load = load
+        self._found: dict[str, Any] | None = None
 
-    def _filled(self) -> Values:
-        load = self._load
-        if load is not None:
-            found = load()
-            if self._load is not None:
-                dict.update(self, found)
-                self._load = None
-        return self
+    @property
+    def _items(self) -> dict[str, Any]:
+        if self._found is None:
+            self._found = self._load()
+        return self._found
 
     def copy(self) -> dict[str, Any]:
-        """Return a plain dict with the same items."""
-        return dict(self)
+        """Return a dict with the same items."""
+        return dict(self._items)
+
+    def __getitem__(self, key: str) -> Any:
+        return self._items[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._items[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self._items[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __or__(self, other: Mapping[str, Any]) -> dict[str, Any]:
+        return {**self._items, **other}
+
+    def __ror__(self, other: Mapping[str, Any]) -> dict[str, Any]:
+        return {**other, **self._items}
+
+    def __repr__(self) -> str:
+        return repr(self._items)
 
     def __reduce_ex__(self, _protocol: object) -> tuple[Any, ...]:
-        return dict, (dict(self),)
-
-    __hash__ = None
-
-
-def _method(name: str) -> Callable[..., Any]:
-    plain = getattr(dict, name)
-
-    def method(self: Values, *args: Any, **kwargs: Any) -> Any:
-        return plain(self._filled(), *args, **kwargs)
-
-    method.__name__ = name
-    return method
-
-
-# `__iter__` among them: so that C code, too, asks for the items instead of reading what is not there yet.
-for _name in (
-    *("__contains__", "__delitem__", "__eq__", "__getitem__", "__ior__", "__iter__", "__len__", "__ne__", "__or__"),
-    *("__repr__", "__reversed__", "__ror__", "__setitem__"),
-    *("clear", "get", "items", "keys", "pop", "popitem", "setdefault", "update", "values"),
-):
-    setattr(Values, _name, _method(_name))
+        return dict, (self._items,)
