@@ -8,7 +8,9 @@ None here, and is then done step by step; both ways give the same bytes, and the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import ormsgpack
 
 from backtrail.engine import wire
 from backtrail.engine.shapes import HIDDEN
@@ -16,6 +18,7 @@ from backtrail.engine.shapes import HIDDEN
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from backtrail.engine.nodes import Node
     from backtrail.engine.schema import Types
     from backtrail.engine.shapes import Shape
     from backtrail.engine.versions import Plan
@@ -24,6 +27,11 @@ _FIXMAP: Final = 15
 """A map of so many entries, at most, has a header of one byte; that of a longer one has three."""
 _KEY: Final = 12
 """By so many bytes of its beginning a record is told from those of most other classes."""
+_VARIANTS: Final = 8
+_EXTENSIONS: Final = frozenset({*range(0xC7, 0xCA), *range(0xD4, 0xD9)})
+"""What extensions begin with."""
+_ARRAYS: Final = {0xDC: 3, 0xDD: 5}
+"""How long the header of an array is, if it is not one byte."""
 
 
 def writer(plan: Plan, pack: Callable[[dict[str, Any]], bytes | None]) -> Callable[[object], bytes | None] | None:
@@ -53,6 +61,26 @@ def writer(plan: Plan, pack: Callable[[dict[str, Any]], bytes | None]) -> Callab
     return write
 
 
+class Variant(NamedTuple):
+    """Records that begin and end alike: those of one class, of which the same fields were set."""
+
+    start: bytes
+    end: bytes
+    head: bytes
+    """The header of their dict."""
+    cls: type
+    shape: Shape
+    was_set: frozenset[str]
+
+    def matches(self, payload: bytes) -> bool:
+        """Tell whether a payload begins and ends so."""
+        return payload.startswith(self.start) and payload.endswith(self.end)
+
+    def fields(self, payload: bytes) -> bytes:
+        """Return the bytes of its dict."""
+        return self.head + payload[len(self.start) : len(payload) - len(self.end)]
+
+
 class Reader:
     """Makes instances of the payloads of records. What it has met once, it knows by its first bytes."""
 
@@ -60,35 +88,116 @@ class Reader:
 
     def __init__(self, types: Types) -> None:
         self._types = types
-        self._known: dict[bytes, tuple[bytes, bytes, bytes, type, Shape, frozenset[str]]] = {}
+        self._known: dict[bytes, list[Variant]] = {}
+
+    def find(self, payload: bytes) -> Variant | None:
+        """Return what is known of records like this one."""
+        for variant in self._known.get(payload[:_KEY], ()):
+            if variant.matches(payload):
+                return variant
+        return None
 
     def read(self, payload: bytes, unpack: Callable[[bytes], Any]) -> object | None:
         """Return the instance that a payload stands for, if one like it was met before; `unpack` decodes its dict."""
-        known = self._known.get(payload[:_KEY])
+        known = self.find(payload)
         if known is None:
             return None
-        start, end, head, cls, shape, was_set = known
-        if not (payload.startswith(start) and payload.endswith(end)):
+        fields = unpack(known.fields(payload))
+        if type(fields) is not dict or tuple(fields) != known.shape.names:
             return None
-        fields = unpack(head + payload[len(start) : len(payload) - len(end)])
-        return shape.revived(cls, fields, was_set) if type(fields) is dict and tuple(fields) == shape.names else None
+        return known.shape.revived(known.cls, fields, known.was_set)
 
-    def meet(self, payload: bytes, schema: str, version: int, form: str, parts: list[Any]) -> None:
-        """Take note of a record that was decoded step by step: name, value, name, value ..."""
-        found = self._types.made_as(schema, version, form)
+    def meet(self, payload: bytes, parts: list[Any]) -> Variant | None:
+        """Take note of a record whose parts were decoded: schema, version, form, name, value, name, value ..."""
+        found = self._types.made_as(*parts[:3]) if len(parts) > 2 and type(parts[0]) is str else None  # noqa: PLR2004
         count = len(found[1].names) if found is not None else 0
-        if found is None or not count or tuple(parts[: 2 * count : 2]) != found[1].names:
-            return
-        rest = parts[2 * count :]
+        fields, rest = parts[3 : 3 + 2 * count], parts[3 + 2 * count :]
+        if found is None or not count or tuple(fields[::2]) != found[1].names:
+            return None
         was_set, end = found[1].nameset, b""
         if rest:
-            if len(rest) != 2 or rest[0] != HIDDEN or type(rest[1]) is not dict or rest[1].keys() != {"set"}:  # noqa: PLR2004
-                return
-            listed = rest[1]["set"]
-            if type(listed) is not list or not all(type(name) is str for name in listed):
-                return
-            was_set, end = frozenset(listed), wire.pack(HIDDEN) + wire.pack(rest[1])
-        start = wire.array_head(3 + len(parts)) + wire.pack_attrs(schema, version, form)
-        if payload.startswith(start) and payload.endswith(end):
-            head = wire.head(count, 0x80, _FIXMAP, 0xDE)
-            self._known[payload[:_KEY]] = (start, end, head, *found, was_set)
+            listed = _listed(rest)
+            if listed is None:
+                return None
+            was_set, end = frozenset(listed), wire.pack(HIDDEN) + wire.pack({"set": listed})
+        start = wire.array_head(len(parts)) + wire.pack_attrs(*parts[:3])
+        made = Variant(start, end, wire.head(count, 0x80, _FIXMAP, 0xDE), *found, was_set)
+        known = self._known.setdefault(payload[:_KEY], [])
+        if not made.matches(payload) or len(known) >= _VARIANTS:
+            return None
+        known.append(made)
+        return made
+
+
+def _listed(rest: list[Any]) -> list[str] | None:
+    """Return which fields were set, if that is all that the reserved field says."""
+    if len(rest) != 2 or rest[0] != HIDDEN or type(rest[1]) is not dict or rest[1].keys() != {"set"}:  # noqa: PLR2004
+        return None
+    listed = rest[1]["set"]
+    return listed if type(listed) is list and all(type(name) is str for name in listed) else None
+
+
+class Flat(NamedTuple):
+    """A leaf of nothing but such records, as their dicts: read and compared in one call, not in one for each."""
+
+    data: bytes
+    """An array of the dicts."""
+    variants: list[Variant]
+
+    @classmethod
+    def of(cls, leaf: bytes, types: Types) -> Flat | None:
+        """Return a leaf so; None if it holds anything else."""
+        if leaf[_ARRAYS.get(leaf[0], 1)] not in _EXTENSIONS:
+            return None
+        try:
+            entries = ormsgpack.unpackb(leaf, ext_hook=_apart)
+        except ValueError:
+            return None
+        reader = Reader(types)
+        found: list[Variant] = []
+        parts: list[bytes] = [wire.array_head(len(entries))]
+        for entry in entries:
+            if type(entry) is not tuple or entry[0] != wire.RECORD:
+                return None
+            known = reader.find(entry[1]) or reader.meet(entry[1], wire.unpackb(entry[1], ext_hook=_apart))
+            if known is None:
+                return None
+            found.append(known)
+            parts.append(known.fields(entry[1]))
+        return cls(b"".join(parts), found)
+
+    def held(self, values: list[Any]) -> list[dict[str, Any]] | None:
+        """Return the dicts of instances, if they are like those of the leaf in all but their fields."""
+        made: list[dict[str, Any]] = []
+        for value, variant in zip(values, self.variants, strict=False):
+            held = variant.shape.holds(value, variant.was_set) if type(value) is variant.cls else None
+            if held is None:
+                return None
+            made.append(held)
+        return made if len(values) == len(self.variants) else None
+
+    def made(self, dicts: list[Any]) -> list[Any] | None:
+        """Return the instances of the dicts that were decoded; None if one of them is to be looked at more closely."""
+        made: list[Any] = []
+        for fields, variant in zip(dicts, self.variants, strict=True):
+            if type(fields) is not dict or tuple(fields) != variant.shape.names:
+                return None
+            instance = variant.shape.revived(variant.cls, fields, variant.was_set)
+            if instance is None:
+                return None
+            made.append(instance)
+        return made
+
+
+def flat_of(node: Node, types: Types) -> Flat | None:
+    """Return a leaf in this form, which is kept with it; None if it holds anything but records of named classes."""
+    known = node.flat
+    if known is None or known[0] is not types:
+        known = node.flat = (types, Flat.of(node.data, types))
+    flat: Flat | None = known[1]
+    return flat
+
+
+def _apart(code: int, payload: bytes) -> tuple[int, bytes]:
+    """Stand in for an extension: nothing else that is decoded is a tuple."""
+    return code, payload

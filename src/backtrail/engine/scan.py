@@ -14,7 +14,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from backtrail.engine import diff, pace, packing, texts, wire
+from backtrail.engine import diff, pace, packing, records, texts, wire
 from backtrail.engine import spine as spines
 from backtrail.engine.codec import Encoder
 from backtrail.engine.nodes import LEAF, Chunk, Node, Nodes, Rep, as_ref, digest_of
@@ -109,6 +109,9 @@ class _Scan:
         """Return None if a leaf holds these parts, else their entries; `keyed` pairs the values with their steps."""
         pace.rest()
         packer, node = self._packer, self.nodes.at_hand(chunk.digest)
+        flat = None if node is None or mapping else records.flat_of(node, self._types)
+        if flat is not None and self._is_flat(flat, parts):
+            return None
         handed = packer.handed
         data = packer.nested(parts)
         if data is not None:
@@ -125,6 +128,14 @@ class _Scan:
                     self.nodes.keep(chunk.digest, node)
                     return None
         return self._entries_unless_same(chunk, keyed, where, mapping=mapping)
+
+    def _is_flat(self, flat: records.Flat, parts: list[Any]) -> bool:
+        """Tell whether a leaf of records holds these parts."""
+        held = flat.held(parts)
+        data = None if held is None else self._packer.nested(held)
+        if data is None or len(data) != len(flat.data) + packing.MARGIN or not data.endswith(flat.data):
+            return False
+        return self._packer.is_exact(data, held)
 
     def _entries_unless_same(
         self, chunk: Chunk, keyed: Iterable[tuple[Any, Any]], where: tuple[Any, ...], *, mapping: bool

@@ -91,6 +91,10 @@ class Shape:
         """
         return None
 
+    def holds(self, obj: Any, was_set: frozenset[str]) -> dict[str, Any] | None:  # noqa: ARG002
+        """The instance's own dict, whatever its order, if there is nothing else, and just these fields were set."""
+        return None
+
     def revived(self, cls: Any, held: dict[str, Any], was_set: frozenset[str]) -> object | None:  # noqa: ARG002
         """What `build` gives, in fewer steps, of all fields in their order; the dict becomes the instance's own."""
         return None
@@ -156,6 +160,9 @@ class _Dataclass(Shape):
 
     def held(self, obj: Any) -> tuple[dict[str, Any], frozenset[str] | None] | None:
         return (obj.__dict__, None) if self.plain and tuple(obj.__dict__) == self.names else None
+
+    def holds(self, obj: Any, was_set: frozenset[str]) -> dict[str, Any] | None:  # noqa: ARG002 - all are, always
+        return obj.__dict__ if self.plain else None
 
     def revived(self, cls: Any, held: dict[str, Any], was_set: frozenset[str]) -> object | None:
         if not self.plain or self.generic or was_set != self.nameset:
@@ -280,6 +287,15 @@ class _Model(Shape):
         if extra or (extra is None) == self.allows or private or tuple(held) != self.names:
             return None
         return held, None if was_set == self.nameset else frozenset(was_set)
+
+    def holds(self, obj: Any, was_set: frozenset[str]) -> dict[str, Any] | None:
+        try:
+            extra, is_set = obj.__pydantic_extra__, obj.__pydantic_fields_set__
+            if not self.plain or extra or (extra is None) == self.allows or obj.__pydantic_private__:
+                return None
+        except AttributeError:
+            return None
+        return obj.__dict__ if is_set == was_set else None
 
     def revived(self, cls: Any, held: dict[str, Any], was_set: frozenset[str]) -> object | None:
         if not self.plain:

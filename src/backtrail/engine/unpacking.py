@@ -210,7 +210,7 @@ class Unpacker:
             return self._types.load(Member(*parts))
         if code == wire.RECORD:
             schema, version, form, *fields = parts
-            self._reader.meet(payload, schema, version, form, fields)
+            self._reader.meet(payload, parts)
             return build_container(wire.RECORD, (schema, version, form), fields, self._types)
         return build_container(code, None, parts, self._types)
 
