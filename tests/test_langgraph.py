@@ -217,8 +217,10 @@ def test_what_cannot_be_kept_is_refused_by_its_path_and_nothing_is_written(value
     with pytest.raises(backtrail.Invalid) as caught:
         put(saver, at(), x=[1, {"y": value}])
     assert caught.value.path == where
-    with pytest.raises(backtrail.Invalid):
-        saver.put_writes(at(checkpoint_id="1"), [("a", 1), ("b", value)], "task")
+    with pytest.raises(backtrail.Invalid) as caught:
+        saver.put_writes(at(checkpoint_id="1"), [("a", 1), ("b", [{"c": value}])], "task")
+    assert caught.value.path == "writes.b[0].c"
+    assert str(caught.value).startswith("writes.b[0].c: ")
     with pytest.raises(backtrail.Invalid):
         put(saver, at(), metadata={"source": "loop", "odd": [value]})
     assert saver.get_tuple(at()) is None

@@ -333,7 +333,7 @@ def test_the_threads_of_a_graph_can_be_searched_compared_and_rewound():
         graph.invoke({"messages": [HumanMessage("Lisbon in May", id="m1")]}, at("trip"))
         thread = store.thread("trip")
         assert [info.id for info in store.threads()] == ["trip"]
-        assert [hit.message_id for hit in store.search("lisbon")] == ["m1"]
+        assert [(hit.message_id, hit.role) for hit in store.search("lisbon")] == [("m1", "human")]
         assert [change.op for change in thread.diff() if "messages" in str(change.path)] == ["+"]
         assert [each.metadata["source"] for each in thread.history()] == ["input", "loop", "loop"]
         first = thread.latest().label

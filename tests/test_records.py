@@ -105,15 +105,16 @@ def test_the_bytes_are_those_that_come_of_taking_instances_apart(values):
 
 
 @settings(max_examples=40)
-@given(st.lists(INSTANCES, min_size=1, max_size=8))
-def test_a_leaf_in_another_form_is_the_same_leaf(values):
+@given(st.lists(INSTANCES, min_size=1, max_size=8), st.lists(INSTANCES, min_size=1, max_size=2))
+def test_a_leaf_in_another_form_is_the_same_leaf(values, others):
     data = Slow(TYPES).fast(values)
     flat = None if data is None else records.flat_of(Node(LEAF, data), TYPES)
     if flat is None:
         return
-    held = flat.held(values)
-    if held is not None:
-        assert Slow(TYPES).fast(held) == flat.data
+    for listed in (values, others):
+        held = flat.held(listed)
+        if held is not None and Slow(TYPES).fast(held) == flat.data:
+            assert Slow(TYPES).fast(listed) == data
     made = flat.made(unpacking.Unpacker(TYPES).array(flat.data))
     assert made is None or Slow(TYPES).fast(made) == data
 

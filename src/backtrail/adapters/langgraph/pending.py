@@ -8,6 +8,7 @@ read: of several writes with one index of one task the first does, of those to L
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from langgraph.checkpoint.base import WRITES_IDX_MAP, writes_sort_key
@@ -24,8 +25,22 @@ if TYPE_CHECKING:
 def put(aside: Thread[Any], checkpoint_id: str, writes: Sequence[tuple[str, Any]], task_id: str, path: str) -> None:
     """Keep the writes of a task."""
     listed = [[channel, _kept(value)] for channel, value in writes]
-    if listed:
+    if not listed:
+        return
+    try:
         aside.save({"task": task_id, "path": path, "writes": listed}, label=label_of(checkpoint_id))
+    except Invalid as error:
+        raise _named(error, listed) from error
+
+
+def _named(error: Invalid, listed: list[list[Any]]) -> Invalid:
+    """Return an error that says which channel it is about, in place of where that stands in the row."""
+    found = re.match(r"state\.writes\[(\d+)\]\[1\]", error.path or "")
+    if found is None or error.path is None:
+        return error
+    where = f"writes.{listed[int(found[1])][0]}"
+    path = where + error.path[found.end() :]
+    return Invalid(error.message.replace(error.path, path), code=error.code, path=path)
 
 
 def _kept(value: Any) -> Any:
