@@ -266,7 +266,15 @@ def test_a_crafted_payload_is_plain_data(saver):
         saver.get_tuple(at())
     saver.delete_thread("t")
     put(saver, at(), "5")
-    for write in ({"task": "a"}, {"task": "a", "path": "", "writes": 3}, {"task": "a", "path": "", "writes": [1]}, [1]):
+    for write in (
+        {},
+        {"a": 1},
+        {"a": ["", 3]},
+        {"a": ["", [1]]},
+        {"a": ["", []], "b": ["", []]},
+        [1],
+        {"a": ["", [[7, 7]]], 7: 7},
+    ):
         saver.store.thread("t", aside=True).save(write, label="5")
         with pytest.raises(backtrail.Corrupt):
             saver.get_tuple(at())

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 import threading
-from collections import OrderedDict
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from langgraph.checkpoint.base import CheckpointTuple
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 _HELD: Final = 256
 """So many threads are remembered as they stood when they were last written to."""
+_COURTESY: Final = 0.5
+"""Seconds for which a task's writes wait for those of another one."""
 
 
 class Keeper:
@@ -41,19 +43,22 @@ class Keeper:
     def __init__(self, store: Store, types: tuple[Any, ...]) -> None:
         self._store = store
         self.types = types
-        self._held: OrderedDict[tuple[str, bool], Thread[Any]] = OrderedDict()
-        self._lock = threading.Lock()
+        self._held: dict[tuple[str, bool], tuple[Thread[Any], threading.Lock]] = {}
 
     def _thread(self, place: Place, *, aside: bool = False) -> Thread[Any]:
         """Return a new handle, which expects nothing."""
-        name = place.id
-        made = self._store.thread(name, types=self.types, aside=aside)
-        with self._lock:  # as long as there is a handle of a thread, the others need not read what it wrote
-            self._held.setdefault((name, aside), made)
-            self._held.move_to_end((name, aside))
-            if len(self._held) > _HELD:
-                self._held.popitem(last=False)
-        return made
+        return self._handle(place.id, aside=aside)[0]
+
+    def _handle(self, name: str, *, aside: bool) -> tuple[Thread[Any], threading.Lock]:
+        """Return a new handle, and a lock that all who ask for this thread share."""
+        made, held = self._store.thread(name, types=self.types, aside=aside), self._held
+        # as long as there is a handle of a thread, others need not read what it wrote; used last, they stand last
+        first, turn = held.pop((name, aside), None) or (made, threading.Lock())
+        held[name, aside] = (first, turn)
+        if len(held) > _HELD:
+            with suppress(RuntimeError, StopIteration):  # somebody else does the same
+                held.pop(next(iter(held)), None)
+        return made, turn
 
     # -- putting --------------------------------------------------------------------------------------
 
@@ -107,7 +112,13 @@ class Keeper:
             raise Invalid(
                 "the config of writes names their checkpoint: checkpoint_id is missing", code="invalid.argument"
             )
-        pending.put(self._thread(place, aside=True), name, writes, task_id, task_path)
+        aside, turn = self._handle(place.id, aside=True)
+        taken = turn.acquire(timeout=_COURTESY)  # they would not conflict, but get in each other's way
+        try:
+            pending.put(aside, name, writes, task_id, task_path)
+        finally:
+            if taken:
+                turn.release()
 
     # -- getting --------------------------------------------------------------------------------------
 

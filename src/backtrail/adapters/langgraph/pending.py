@@ -28,15 +28,16 @@ def put(aside: Thread[Any], checkpoint_id: str, writes: Sequence[tuple[str, Any]
     if not listed:
         return
     try:
-        aside.save({"task": task_id, "path": path, "writes": listed}, label=label_of(checkpoint_id))
+        # by its task, so that a row has next to nothing in common with the one before: there is nothing to compare
+        aside.save({task_id: [path, listed]}, label=label_of(checkpoint_id))
     except Invalid as error:
         raise _named(error, listed) from error
 
 
 def _named(error: Invalid, listed: list[list[Any]]) -> Invalid:
     """Return an error that says which channel it is about, in place of where that stands in the row."""
-    found = re.match(r"state\.writes\[(\d+)\]\[1\]", error.path or "")
-    if found is None or error.path is None:
+    found = re.match(r"state.*?\[1\]\[(\d+)\]\[1\]", error.path or "", re.DOTALL)
+    if found is None or error.path is None or int(found[1]) >= len(listed):
         return error
     where = f"writes.{listed[int(found[1])][0]}"
     path = where + error.path[found.end() :]
@@ -57,12 +58,12 @@ def merged(rows: Sequence[Checkpoint[Any]]) -> list[tuple[str, str, Any]]:
     found: dict[tuple[str, int], tuple[str, str, Any]] = {}
     for row in rows:
         try:
-            task, path, listed = (row.state[key] for key in ("task", "path", "writes"))
+            ((task, (path, listed)),) = row.state.items()
             for at, (channel, value) in enumerate(listed):
                 index = WRITES_IDX_MAP.get(channel, at)
                 if index < 0 or (task, index) not in found:
                     found[task, index] = (path, channel, value)
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, TypeError, ValueError) as error:
             if isinstance(error, Corrupt | Invalid):
                 raise
             text = f"writes of LangGraph's tasks in thread {row.thread_id!r} are damaged"
