@@ -238,9 +238,7 @@ class Decoder:
         """Return what a leaf holds."""
         flat = None if spine.is_mapping else records.flat_of(node, self._types)
         if flat is not None:
-            made = flat.made(self._unpacker.array(flat.data))
-            if made is not None:
-                return made
+            return flat.made(self._unpacker.array(flat.data))
         return self._unpacker.array(node.data)
 
     def _parts(self, spine: spines.Spine) -> list[Any]:

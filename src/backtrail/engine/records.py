@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from backtrail.engine.nodes import Node
     from backtrail.engine.schema import Types
-    from backtrail.engine.shapes import Shape
     from backtrail.engine.versions import Plan
 
 _FIXMAP: Final = 15
@@ -69,8 +68,11 @@ class Variant(NamedTuple):
     head: bytes
     """The header of their dict."""
     cls: type
-    shape: Shape
-    was_set: frozenset[str]
+    names: tuple[str, ...]
+    take: Callable[[Any], dict[str, Any] | None]
+    """Gives the dict of an instance, if it would be such a record."""
+    make: Callable[[dict[str, Any]], object]
+    """Makes an instance of such a dict."""
 
     def matches(self, payload: bytes) -> bool:
         """Tell whether a payload begins and ends so."""
@@ -103,9 +105,7 @@ class Reader:
         if known is None:
             return None
         fields = unpack(known.fields(payload))
-        if type(fields) is not dict or tuple(fields) != known.shape.names:
-            return None
-        return known.shape.revived(known.cls, fields, known.was_set)
+        return known.make(fields) if type(fields) is dict and tuple(fields) == known.names else None
 
     def meet(self, payload: bytes, parts: list[Any]) -> Variant | None:
         """Take note of a record whose parts were decoded: schema, version, form, name, value, name, value ..."""
@@ -120,8 +120,12 @@ class Reader:
             if listed is None:
                 return None
             was_set, end = frozenset(listed), wire.pack(HIDDEN) + wire.pack({"set": listed})
+        cls, shape = found
+        take, make = shape.opener(was_set), shape.maker(cls, was_set)
+        if take is None or make is None:
+            return None
         start = wire.array_head(len(parts)) + wire.pack_attrs(*parts[:3])
-        made = Variant(start, end, wire.head(count, 0x80, _FIXMAP, 0xDE), *found, was_set)
+        made = Variant(start, end, wire.head(count, 0x80, _FIXMAP, 0xDE), cls, shape.names, take, make)
         known = self._known.setdefault(payload[:_KEY], [])
         if not made.matches(payload) or len(known) >= _VARIANTS:
             return None
@@ -164,29 +168,33 @@ class Flat(NamedTuple):
                 return None
             found.append(known)
             parts.append(known.fields(entry[1]))
-        return cls(b"".join(parts), found)
+        flat = cls(b"".join(parts), found)
+        return flat if flat.is_sound() else None
 
     def held(self, values: list[Any]) -> list[dict[str, Any]] | None:
         """Return the dicts of instances, if they are like those of the leaf in all but their fields."""
-        made: list[dict[str, Any]] = []
-        for value, variant in zip(values, self.variants, strict=False):
-            held = variant.shape.holds(value, variant.was_set) if type(value) is variant.cls else None
-            if held is None:
-                return None
-            made.append(held)
-        return made if len(values) == len(self.variants) else None
+        if len(values) != len(self.variants):
+            return None
+        made = [
+            variant.take(value) if type(value) is variant.cls else None
+            for value, variant in zip(values, self.variants, strict=True)
+        ]
+        return None if None in made else made  # type: ignore[return-value]
 
-    def made(self, dicts: list[Any]) -> list[Any] | None:
-        """Return the instances of the dicts that were decoded; None if one of them is to be looked at more closely."""
-        made: list[Any] = []
-        for fields, variant in zip(dicts, self.variants, strict=True):
-            if type(fields) is not dict or tuple(fields) != variant.shape.names:
-                return None
-            instance = variant.shape.revived(variant.cls, fields, variant.was_set)
-            if instance is None:
-                return None
-            made.append(instance)
-        return made
+    def made(self, dicts: list[Any]) -> list[Any]:
+        """Return the instances of the dicts that were decoded."""
+        return [variant.make(fields) for fields, variant in zip(dicts, self.variants, strict=True)]
+
+    def is_sound(self) -> bool:
+        """Tell whether the dicts have the fields that they should, each in its place."""
+        try:
+            dicts = ormsgpack.unpackb(self.data, ext_hook=_apart)
+        except ValueError:
+            return False
+        return len(dicts) == len(self.variants) and all(
+            type(fields) is dict and tuple(fields) == variant.names
+            for fields, variant in zip(dicts, self.variants, strict=True)
+        )
 
 
 def flat_of(node: Node, types: Types) -> Flat | None:

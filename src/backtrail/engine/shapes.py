@@ -23,8 +23,9 @@ import copy
 import dataclasses
 import functools
 import inspect
+import operator
 import types
-from typing import Any, ClassVar, Final, Generic
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic
 
 from backtrail.engine.forms import (
     DATACLASS,
@@ -38,6 +39,9 @@ from backtrail.engine.forms import (
     unknown_field,
     unset,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 HIDDEN: Final = ""
 """The reserved field."""
@@ -91,12 +95,12 @@ class Shape:
         """
         return None
 
-    def holds(self, obj: Any, was_set: frozenset[str]) -> dict[str, Any] | None:  # noqa: ARG002
-        """The instance's own dict, whatever its order, if there is nothing else, and just these fields were set."""
+    def opener(self, was_set: frozenset[str]) -> Callable[[Any], dict[str, Any] | None] | None:  # noqa: ARG002
+        """What gives an instance's own dict, in any order, if it holds nothing else, and these fields were set."""
         return None
 
-    def revived(self, cls: Any, held: dict[str, Any], was_set: frozenset[str]) -> object | None:  # noqa: ARG002
-        """What `build` gives, in fewer steps, of all fields in their order; the dict becomes the instance's own."""
+    def maker(self, cls: Any, was_set: frozenset[str]) -> Callable[[dict[str, Any]], object] | None:  # noqa: ARG002
+        """What `build` does, in fewer steps, for all fields in their order; the dict becomes the instance's own."""
         return None
 
     def refuse_rest(self, obj: Any) -> None:
@@ -161,15 +165,19 @@ class _Dataclass(Shape):
     def held(self, obj: Any) -> tuple[dict[str, Any], frozenset[str] | None] | None:
         return (obj.__dict__, None) if self.plain and tuple(obj.__dict__) == self.names else None
 
-    def holds(self, obj: Any, was_set: frozenset[str]) -> dict[str, Any] | None:  # noqa: ARG002 - all are, always
-        return obj.__dict__ if self.plain else None
+    def opener(self, was_set: frozenset[str]) -> Callable[[Any], dict[str, Any] | None] | None:
+        return operator.attrgetter("__dict__") if self.plain and was_set == self.nameset else None
 
-    def revived(self, cls: Any, held: dict[str, Any], was_set: frozenset[str]) -> object | None:
+    def maker(self, cls: Any, was_set: frozenset[str]) -> Callable[[dict[str, Any]], object] | None:
         if not self.plain or self.generic or was_set != self.nameset:
             return None
-        obj: object = object.__new__(cls)
-        object.__setattr__(obj, "__dict__", held)
-        return obj
+
+        def make(held: dict[str, Any], new: Any = object.__new__, put: Any = object.__setattr__) -> object:
+            obj: object = new(cls)
+            put(obj, "__dict__", held)
+            return obj
+
+        return make
 
     def build(self, cls: type, fields: dict[str, Any], hidden: dict[str, Any]) -> object:
         if hidden or fields.keys() != self.nameset:
@@ -288,25 +296,36 @@ class _Model(Shape):
             return None
         return held, None if was_set == self.nameset else frozenset(was_set)
 
-    def holds(self, obj: Any, was_set: frozenset[str]) -> dict[str, Any] | None:
-        try:
-            extra, is_set = obj.__pydantic_extra__, obj.__pydantic_fields_set__
-            if not self.plain or extra or (extra is None) == self.allows or obj.__pydantic_private__:
-                return None
-        except AttributeError:
-            return None
-        return obj.__dict__ if is_set == was_set else None
-
-    def revived(self, cls: Any, held: dict[str, Any], was_set: frozenset[str]) -> object | None:
+    def opener(self, was_set: frozenset[str]) -> Callable[[Any], dict[str, Any] | None] | None:
+        allows = self.allows
         if not self.plain:
             return None
-        obj: object = object.__new__(cls)
-        setattribute = object.__setattr__
-        setattribute(obj, "__dict__", held)
-        setattribute(obj, "__pydantic_fields_set__", set(was_set))
-        setattribute(obj, "__pydantic_extra__", {} if self.allows else None)
-        setattribute(obj, "__pydantic_private__", None)
-        return obj
+
+        def take(obj: Any) -> dict[str, Any] | None:
+            try:
+                extra = obj.__pydantic_extra__
+                if extra or (extra is None) == allows or obj.__pydantic_private__:
+                    return None
+                return obj.__dict__ if obj.__pydantic_fields_set__ == was_set else None
+            except AttributeError:
+                return None
+
+        return take
+
+    def maker(self, cls: Any, was_set: frozenset[str]) -> Callable[[dict[str, Any]], object] | None:
+        allows = self.allows
+        if not self.plain:
+            return None
+
+        def make(held: dict[str, Any], new: Any = object.__new__, put: Any = object.__setattr__) -> object:
+            obj: object = new(cls)
+            put(obj, "__dict__", held)
+            put(obj, "__pydantic_fields_set__", set(was_set))
+            put(obj, "__pydantic_extra__", {} if allows else None)
+            put(obj, "__pydantic_private__", None)
+            return obj
+
+        return make
 
     def _take_fields(self, obj: Any) -> dict[str, Any]:
         held, fields = obj.__dict__, {}

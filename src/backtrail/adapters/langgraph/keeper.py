@@ -53,7 +53,7 @@ class Keeper:
         """Return a new handle, and a lock that all who ask for this thread share."""
         made, held = self._store.thread(name, types=self.types, aside=aside), self._held
         # as long as there is a handle of a thread, others need not read what it wrote; used last, they stand last
-        first, turn = held.pop((name, aside), None) or (made, threading.Lock())
+        first, turn = held.pop((name, aside), (made, threading.Lock()))
         held[name, aside] = (first, turn)
         if len(held) > _HELD:
             with suppress(RuntimeError, StopIteration):  # somebody else does the same
