@@ -110,7 +110,7 @@ class _Scan:
         pace.rest()
         packer, node = self._packer, self.nodes.at_hand(chunk.digest)
         flat = None if node is None or mapping else records.flat_of(node, self._types)
-        if flat is not None and self._is_flat(flat, parts):
+        if node is not None and flat is not None and self._is_flat(node, flat, parts):
             return None
         handed = packer.handed
         data = packer.nested(parts)
@@ -129,13 +129,17 @@ class _Scan:
                     return None
         return self._entries_unless_same(chunk, keyed, where, mapping=mapping)
 
-    def _is_flat(self, flat: records.Flat, parts: list[Any]) -> bool:
+    def _is_flat(self, node: Node, flat: records.Flat, parts: list[Any]) -> bool:
         """Tell whether a leaf of records holds these parts."""
+        packer, handed = self._packer, self._packer.handed
         held = flat.held(parts)
-        data = None if held is None else self._packer.nested(held)
+        data = None if held is None else packer.nested(held)
         if data is None or len(data) != len(flat.data) + packing.MARGIN or not data.endswith(flat.data):
             return False
-        return self._packer.is_exact(data, held)
+        if node.plain and packer.is_surely_exact():
+            return True
+        node.plain = handed == packer.handed and packer.is_plain(data, held)
+        return node.plain or packer.is_exact(data, held)
 
     def _entries_unless_same(
         self, chunk: Chunk, keyed: Iterable[tuple[Any, Any]], where: tuple[Any, ...], *, mapping: bool
