@@ -255,7 +255,7 @@ class Maker:
 
     def _handle(self, node: ast.FunctionDef, _: str, overloads: list[ast.FunctionDef]) -> list[str]:
         """A method that does no I/O and gives a handle."""
-        parts = ["\n".join(line.strip() for line in self._verbatim(each)) + "\n" for each in overloads]
+        parts = [textwrap.dedent("\n".join(self._verbatim(each))) + "\n" for each in overloads]
         head = signature(f"def {node.name}", node, ast.unparse(node.returns))
         body = call("made: Thread[Any] = Thread", ["self._crew", f"self._sync.{node.name}({', '.join(passed(node))})"])
         return [*parts, head, doc(node), body, "    return made\n"]
@@ -339,6 +339,8 @@ def passed(node: ast.FunctionDef) -> list[str]:
         kind = ast.unparse(arg.annotation) if arg.annotation else ""
         if kind == "Iterable[str] | None":
             return f"None if {arg.arg} is None else tuple({arg.arg})"
+        if kind == "Collection[Ref]":
+            return f"[plain(each) for each in {arg.arg}]"
         return f"plain({arg.arg})" if "Ref" in kind or "Checkpoint" in kind else arg.arg
 
     made = [value(arg) for arg in node.args.args if arg.arg not in ("self", "cls")]
@@ -465,7 +467,7 @@ from backtrail.aio.checkpoints import Checkpoint, plain
 
 if TYPE_CHECKING:
     import datetime as dt
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 
     from backtrail import threads as sync
     from backtrail.engine.queue import Crew

@@ -15,12 +15,12 @@ from backtrail.engine import drafts, log, owner, pins, refs
 from backtrail.engine.codec import Encoder
 from backtrail.engine.drafts import Draft
 from backtrail.engine.rows import Meta
-from backtrail.engine.writes import ANY, ANYTHING, NOTHING, Expect, Key
+from backtrail.engine.writes import ANY, ANYTHING, LABELLED, NOTHING, Expect, Key
 from backtrail.errors import Corrupt, Invalid, NotFound
 from backtrail.values import NEW, Sentinel
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from backtrail.backends.port import Row, ThreadRecord
     from backtrail.engine.engine import Engine
@@ -45,12 +45,14 @@ class Handle(Generic[S]):
         id: str,  # noqa: A002 - the name users know
         type: type[S] | None = None,  # noqa: A002
         agent: str | None = None,
+        *,
+        types: Iterable[Any] | None = None,
     ) -> None:
         self.id = check_id(id, "a thread's id")
         self._engine = engine
         self._key = Key(space, id, None if agent is None else check_id(agent, "an agent's id"))
         self._type = type
-        self._types = engine.types.for_state(type)
+        self._types = engine.types_with(types).for_state(type)
         self._shared = engine.known(space, id)
         self._drafts: list[Draft] = []
         """The draft that the last step left, if it is kept."""
@@ -67,6 +69,13 @@ class Handle(Generic[S]):
 
     def _resolve(self, standing: Standing, ref: Ref) -> Row:
         return refs.resolve(self._engine.desk.heads, standing, ref)
+
+    def _stand_on(self, standing: Standing, ref: Ref) -> Row:
+        """Return what a ref means, without looking for it if it is the label of the head."""
+        head = standing.head
+        if head is not None and type(ref) is str and head.label == ref and log.parse_id(ref) is None:
+            return head
+        return self._resolve(standing, ref)
 
     def _tree_at(self, ref: Ref) -> Tree:
         if isinstance(ref, Checkpoint):
@@ -135,13 +144,20 @@ class Handle(Generic[S]):
             pending.keep(shared, standing, lambda last: setattr(shared, "standing", last))
 
     def _write(
-        self, propose: Propose, meta: Meta, expect: Checkpoint[Any] | str | Sentinel | None, *, default: Expect
+        self,
+        propose: Propose,
+        meta: Meta,
+        expect: Checkpoint[Any] | str | Sentinel | None,
+        *,
+        default: Expect,
+        onto: Ref | None = None,
     ) -> Checkpoint[S]:
         desk = self._engine.desk
         expected = default if expect is None else self._explicit(expect)
         known = self._known if desk.overlay is None else None
         before = self._expectation()
-        standing = desk.writes.save(self._key, propose, meta, expect=expected, known=known)
+        find = None if onto is None else lambda there: self._stand_on(there, onto)
+        standing = desk.writes.save(self._key, propose, meta, expect=expected, known=known, onto=find)
         head = standing.head
         if head is None:
             raise Corrupt(f"thread {self.id!r} has lost its head", code="corrupt.row")
@@ -156,8 +172,12 @@ class Handle(Generic[S]):
             return Expect(NOTHING)
         text = expect.id if isinstance(expect, Checkpoint) else expect
         parsed = log.parse_id(text) if isinstance(text, str) else None
+        if parsed is None and isinstance(text, str) and text and not text.startswith("@"):
+            return Expect(LABELLED, label=text)
         if parsed is None:
-            raise Invalid(f"expect is a checkpoint, its id, or backtrail.NEW, not {expect!r}", code="invalid.argument")
+            raise Invalid(
+                f"expect is a checkpoint, its id or label, or backtrail.NEW, not {expect!r}", code="invalid.argument"
+            )
         record: ThreadRecord | None = self._engine.desk.heads.backend.find_thread(self._key.space, self._key.name)
         if parsed[1] == NOTHING or (record is not None and record.uid != parsed[0]):
             raise Invalid(f"expect={text!r} is not a checkpoint of this thread", code="invalid.argument")

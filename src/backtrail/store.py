@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 S = TypeVar("S")
 Progress = "Callable[[str, int], None]"
 THREAD: Final = "thread"
+ASIDE: Final = "aside"
 SPACES: Final = ("thread", "agent", "conversation", "run")
 _PAGE: Final = 200
 _ADDRESS: Final = re.compile(
@@ -165,12 +166,40 @@ class Store:
     # -- threads --------------------------------------------------------------------------------------
 
     @overload
-    def thread(self, id: str, type: None = None, *, agent: str | None = None) -> Thread[Any]: ...
+    def thread(
+        self,
+        id: str,
+        type: None = None,
+        *,
+        agent: str | None = None,
+        types: Iterable[Any] | None = None,
+        aside: bool = False,
+    ) -> Thread[Any]: ...
     @overload
-    def thread(self, id: str, type: type[S], *, agent: str | None = None) -> Thread[S]: ...
-    def thread(self, id: str, type: Any = None, *, agent: str | None = None) -> Thread[Any]:  # noqa: A002
-        """Return a handle; nothing is read or written until it is used."""
-        return Thread(self._engine, THREAD, id, type, agent)
+    def thread(
+        self,
+        id: str,
+        type: type[S],
+        *,
+        agent: str | None = None,
+        types: Iterable[Any] | None = None,
+        aside: bool = False,
+    ) -> Thread[S]: ...
+    def thread(
+        self,
+        id: str,  # noqa: A002
+        type: Any = None,  # noqa: A002
+        *,
+        agent: str | None = None,
+        types: Iterable[Any] | None = None,
+        aside: bool = False,
+    ) -> Thread[Any]:
+        """Return a handle; nothing is read or written until it is used.
+
+        `types` are classes that its states may hold, beside those of the store; instances of others are refused. With
+        `aside` it is not the thread of this id, but one that stands beside it: it is not listed, found or counted.
+        """
+        return Thread(self._engine, ASIDE if aside else THREAD, id, type, agent, types=types)
 
     def threads(
         self,

@@ -23,7 +23,7 @@ from backtrail.values import MISSING, NEW, Change, Diff, PruneReport, Reordered,
 
 if TYPE_CHECKING:
     import datetime as dt
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from backtrail.backends.port import Row
     from backtrail.checkpoints import Checkpoint
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 S = TypeVar("S")
 _PAGE: Final = 200
+_FEW: Final = 16
 
 
 class Thread(Handle[S]):
@@ -52,18 +53,25 @@ class Thread(Handle[S]):
         metadata: Mapping[str, Any] | None = None,
         kind: str = "manual",
         expect: Checkpoint[Any] | str | Sentinel | None = None,
+        changed: Collection[Any] | None = None,
+        onto: Ref | None = None,
     ) -> Checkpoint[S]:
         """Save a state as a new checkpoint, even if nothing changed.
 
         It goes on top of what this handle last read or wrote in the calling thread or task, else it is a `Conflict`; a
-        first write goes on top of whatever is there. `expect` says so instead: a checkpoint, its id, or `NEW`.
+        first write goes on top of whatever is there. `expect` says so instead: a checkpoint, its id or label, or `NEW`.
+        `changed` names the keys of the state, a dict, that may have other values than before: the others are not looked
+        at. `onto` makes another checkpoint the head first, in the same write: what was the head is then out of view.
         """
         meta = self._meta(label, tags, metadata, kind)
         if self._types.convert_root(state, self._type) is not state:
             name = getattr(self._type, "__name__", str(self._type))
             raise Invalid(f"this thread holds {name}, not {type(state).__name__}", code="invalid.value", path="state")
-        change = changes.Replace(state, self._engine.desk.heads.nodes(), self._types)
-        return self._write(change, meta, expect, default=self._expectation())
+        if changed is not None and type(state) is not dict:
+            name = type(state).__name__
+            raise Invalid(f"changed= names keys of a state that is a dict, not {name}", code="invalid.argument")
+        change = changes.Replace(state, self._engine.desk.heads.nodes(), self._types, changed)
+        return self._write(change, meta, expect, default=self._expectation(), onto=onto)
 
     def append(
         self,
@@ -182,10 +190,12 @@ class Thread(Handle[S]):
         tag: str | None = None,
         kind: str | None = None,
         metadata: Mapping[str, Any] | None = None,
+        everything: bool = False,
     ) -> Iterator[Checkpoint[S]]:
         """Give the checkpoints from the root to the head, without loading their states.
 
-        `before` leaves out a checkpoint and all that follow it; the others keep those that match.
+        `before` leaves out a checkpoint and all that follow it; the others keep those that match. `everything` gives
+        those that are out of view, too, all in the order in which they were saved.
         """
         if limit is not None:
             check_count(limit, "limit")
@@ -195,8 +205,8 @@ class Thread(Handle[S]):
         standing = self._standing()
         if standing is None or standing.head is None:
             return iter(())
-        last = self._resolve(standing, before).seq - 1 if before is not None else standing.head.seq
-        ranges = log.clip(self._engine.desk.heads.view(standing), 1, last)
+        view = ((1, standing.newest.seq),) if everything else self._engine.desk.heads.view(standing)
+        ranges = view if before is None else log.clip(view, 1, self._resolve(standing, before).seq - 1)
 
         def matches(checkpoint: Checkpoint[S]) -> bool:
             return (
@@ -218,14 +228,16 @@ class Thread(Handle[S]):
         newest_first: bool,
     ) -> Iterator[Checkpoint[S]]:
         given = 0
+        page = _PAGE if limit is None else min(_PAGE, max(limit, _FEW))
         while ranges and (limit is None or given < limit):
-            rows = self._engine.desk.heads.visible(standing, ranges, newest_first=newest_first, limit=_PAGE)
+            rows = self._engine.desk.heads.visible(standing, ranges, newest_first=newest_first, limit=page)
             for checkpoint in self._checkpoints(standing, rows):
                 if (limit is None or given < limit) and matches(checkpoint):
                     given += 1
                     yield checkpoint
-            if len(rows) < _PAGE:
+            if len(rows) < page:
                 return
+            page = _PAGE
             last = rows[-1].seq
             ranges = log.clip(ranges, 1, last - 1) if newest_first else log.clip(ranges, last + 1, log.MAX_SEQ)
 
@@ -345,12 +357,13 @@ class Thread(Handle[S]):
         keep_last: int | None = None,
         older_than: dt.timedelta | float | None = None,
         keep_tagged: bool = True,
+        keep: Collection[Ref] = (),
         dry_run: bool = False,
     ) -> PruneReport:
         """Hide checkpoints: those behind the newest `keep_last` and older than `older_than` (each if given).
 
-        The head stays, and so do labelled and tagged ones unless `keep_tagged` is False. What was rewound away is
-        counted apart: the newest `keep_last` of it stay too. Nothing that stays is harmed.
+        The head stays, and so do those that `keep` names, and labelled and tagged ones unless `keep_tagged` is False.
+        What was rewound away is counted apart: the newest `keep_last` of it stay too. Nothing that stays is harmed.
         """
         if keep_last is None and older_than is None:
             raise Invalid(
@@ -364,7 +377,10 @@ class Thread(Handle[S]):
         chosen: list[int] = []
 
         def choose(standing: Standing) -> list[int]:
-            chosen[:] = retention.prunable(self._engine.desk.heads, standing, policy)
+            kept = {self._resolve(standing, ref).seq for ref in keep}
+            chosen[:] = [
+                seq for seq in retention.prunable(self._engine.desk.heads, standing, policy) if seq not in kept
+            ]
             return chosen
 
         standing = self._standing()

@@ -77,12 +77,40 @@ class Store:
         self._runs = Runs(self._crew, store.runs)
 
     @overload
-    def thread(self, id: str, type: None = None, *, agent: str | None = None) -> Thread[Any]: ...
+    def thread(
+        self,
+        id: str,
+        type: None = None,
+        *,
+        agent: str | None = None,
+        types: Iterable[Any] | None = None,
+        aside: bool = False,
+    ) -> Thread[Any]: ...
     @overload
-    def thread(self, id: str, type: type[S], *, agent: str | None = None) -> Thread[S]: ...
-    def thread(self, id: str, type: Any = None, *, agent: str | None = None) -> Thread[Any]:  # noqa: A002 - the name users know
-        """Return a handle; nothing is read or written until it is used."""
-        made: Thread[Any] = Thread(self._crew, self._sync.thread(id, type, agent=agent))
+    def thread(
+        self,
+        id: str,
+        type: type[S],
+        *,
+        agent: str | None = None,
+        types: Iterable[Any] | None = None,
+        aside: bool = False,
+    ) -> Thread[S]: ...
+    def thread(
+        self,
+        id: str,  # noqa: A002 - the name users know
+        type: Any = None,  # noqa: A002 - the name users know
+        *,
+        agent: str | None = None,
+        types: Iterable[Any] | None = None,
+        aside: bool = False,
+    ) -> Thread[Any]:
+        """Return a handle; nothing is read or written until it is used.
+
+        `types` are classes that its states may hold, beside those of the store; instances of others are refused. With
+        `aside` it is not the thread of this id, but one that stands beside it: it is not listed, found or counted.
+        """
+        made: Thread[Any] = Thread(self._crew, self._sync.thread(id, type, agent=agent, types=types, aside=aside))
         return made
 
     async def threads(

@@ -14,7 +14,7 @@ from backtrail.aio.checkpoints import Checkpoint, plain
 
 if TYPE_CHECKING:
     import datetime as dt
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 
     from backtrail import threads as sync
     from backtrail.engine.queue import Crew
@@ -45,14 +45,26 @@ class Thread(Generic[S]):
         metadata: Mapping[str, Any] | None = None,
         kind: str = "manual",
         expect: Checkpoint[Any] | str | Sentinel | None = None,
+        changed: Collection[Any] | None = None,
+        onto: Ref | None = None,
     ) -> Checkpoint[S]:
         """Save a state as a new checkpoint, even if nothing changed.
 
         It goes on top of what this handle last read or wrote in the calling task, else it is a `Conflict`; a
-        first write goes on top of whatever is there. `expect` says so instead: a checkpoint, its id, or `NEW`.
+        first write goes on top of whatever is there. `expect` says so instead: a checkpoint, its id or label, or `NEW`.
+        `changed` names the keys of the state, a dict, that may have other values than before: the others are not looked
+        at. `onto` makes another checkpoint the head first, in the same write: what was the head is then out of view.
         """
         found = await self._crew.write(
-            self._sync.save, state, label=label, tags=tags, metadata=metadata, kind=kind, expect=plain(expect)
+            self._sync.save,
+            state,
+            label=label,
+            tags=tags,
+            metadata=metadata,
+            kind=kind,
+            expect=plain(expect),
+            changed=changed,
+            onto=plain(onto),
         )
         return Checkpoint(self._crew, found)
 
@@ -155,10 +167,12 @@ class Thread(Generic[S]):
         tag: str | None = None,
         kind: str | None = None,
         metadata: Mapping[str, Any] | None = None,
+        everything: bool = False,
     ) -> AsyncGenerator[Checkpoint[S], None]:
         """Give the checkpoints from the root to the head, without loading their states.
 
-        `before` leaves out a checkpoint and all that follow it; the others keep those that match.
+        `before` leaves out a checkpoint and all that follow it; the others keep those that match. `everything` gives
+        those that are out of view, too, all in the order in which they were saved.
         """
         pages = self._crew.pages(
             self._sync.history,
@@ -169,6 +183,7 @@ class Thread(Generic[S]):
             tag=tag,
             kind=kind,
             metadata=metadata,
+            everything=everything,
         )
         async for found in pages:
             yield Checkpoint(self._crew, found)
@@ -246,15 +261,21 @@ class Thread(Generic[S]):
         keep_last: int | None = None,
         older_than: dt.timedelta | float | None = None,
         keep_tagged: bool = True,
+        keep: Collection[Ref] = (),
         dry_run: bool = False,
     ) -> PruneReport:
         """Hide checkpoints: those behind the newest `keep_last` and older than `older_than` (each if given).
 
-        The head stays, and so do labelled and tagged ones unless `keep_tagged` is False. What was rewound away is
-        counted apart: the newest `keep_last` of it stay too. Nothing that stays is harmed.
+        The head stays, and so do those that `keep` names, and labelled and tagged ones unless `keep_tagged` is False.
+        What was rewound away is counted apart: the newest `keep_last` of it stay too. Nothing that stays is harmed.
         """
         return await self._crew.write(
-            self._sync.prune, keep_last=keep_last, older_than=older_than, keep_tagged=keep_tagged, dry_run=dry_run
+            self._sync.prune,
+            keep_last=keep_last,
+            older_than=older_than,
+            keep_tagged=keep_tagged,
+            keep=[plain(each) for each in keep],
+            dry_run=dry_run,
         )
 
     @called

@@ -16,7 +16,7 @@ from backtrail.engine.writes import Proposal
 from backtrail.errors import Invalid, NotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from backtrail.engine.heads import Standing
     from backtrail.engine.nodes import Nodes
@@ -28,18 +28,22 @@ OPS_MAX: Final = 256
 
 
 class Replace:
-    """Make this the state, whatever was there. What did not change is found by a scan, and not written again."""
+    """Make this the state, whatever was there. What did not change is found by a scan, and not written again.
 
-    def __init__(self, state: Any, nodes: Nodes, types: Types) -> None:
+    If it is said which keys of a dict may have `changed`, the others are not scanned.
+    """
+
+    def __init__(self, state: Any, nodes: Nodes, types: Types, changed: Collection[Any] | None = None) -> None:
         self._state = state
         self._nodes = nodes
         self._types = types
+        self._changed = changed
 
     def __call__(self, standing: Standing | None) -> Proposal:
         """Return the state as a change of the head's, unless that would take more than writing it anew."""
         if standing is not None and standing.chain is not None:
             before = standing.chain.tree
-            ops, nodes = scan.changes(before, self._state, self._types)
+            ops, nodes = scan.changes(before, self._state, self._types, self._changed)
             if len(ops) <= OPS_MAX:
                 return Proposal(Tree(before.rep, nodes).apply(ops), ops)
         return Proposal(encode(self._state, self._nodes.with_fresh({}), self._types), None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from backtrail.engine import pace, packing, texts, unpacking, wire
+from backtrail.engine import pace, packing, records, texts, unpacking, wire
 from backtrail.engine import spine as spines
 from backtrail.engine.nodes import INLINE, LEAF, Chunk, Nodes, decode_ref
 from backtrail.engine.paths import Path
@@ -20,6 +20,7 @@ from backtrail.errors import Corrupt, Invalid
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from backtrail.engine.nodes import Node
     from backtrail.engine.schema import Types
 
 MAX_NESTED: Final = wire.MAX_DEPTH
@@ -233,6 +234,13 @@ class Decoder:
             raise Corrupt("a reference names another kind of container than it leads to", code="corrupt.encoding")
         return unpacking.build_container(spine.code, spine.attrs, self._parts(spine), self._types)
 
+    def _items(self, node: Node, spine: spines.Spine) -> list[Any]:
+        """Return what a leaf holds."""
+        flat = None if spine.is_mapping else records.flat_of(node, self._types)
+        if flat is not None:
+            return flat.made(self._unpacker.array(flat.data))
+        return self._unpacker.array(node.data)
+
     def _parts(self, spine: spines.Spine) -> list[Any]:
         listed = spines.leaves(self._nodes, spine)
         chunks = [element for element in listed if type(element) is Chunk]
@@ -246,6 +254,6 @@ class Decoder:
                 node = nodes[chunk.digest]
                 if node.kind != LEAF:
                     raise Corrupt("a leaf is not what refers to it", code="corrupt.chunk")
-                parts += self._unpacker.array(node.data)
+                parts += self._items(node, spine)
         parts += self._unpacker.array(spines.tail_array(spine))
         return parts

@@ -18,7 +18,7 @@ from backtrail.engine.writes import PATIENCE, Writes
 from backtrail.errors import Conflict, Corrupt, Error, Invalid, NotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from backtrail.backends.port import Backend, ThreadRecord
     from backtrail.engine.schema import Types
@@ -97,6 +97,7 @@ class Engine:
         self._hub = Hub(heads)
         self._written: dict[int, int] = {}
         self._grouped = _Grouped()
+        self._closed: dict[tuple[Any, ...], Types] = {}
         self._known: weakref.WeakValueDictionary[tuple[str, str], Known] = weakref.WeakValueDictionary()
         self._open: weakref.WeakKeyDictionary[object, Desk] = weakref.WeakKeyDictionary()
         self._began = False
@@ -122,6 +123,13 @@ class Engine:
     def known(self, space: str, name: str) -> Known:
         """Return what the handles of a thread share, as long as there are any."""
         return self._known.get((space, name)) or self._known.setdefault((space, name), Known())
+
+    def types_with(self, named: Iterable[Any] | None) -> Types:
+        """Return the store's types; with those that are named for a thread, if any are: then there are no others."""
+        if named is None:
+            return self.types
+        key = tuple(named)
+        return self._closed.get(key) or self._closed.setdefault(key, self.types.closed(key))
 
     def _trim(self, record: ThreadRecord) -> None:
         """Now and then remove rows that the store's own options have hidden, so that they do not pile up.

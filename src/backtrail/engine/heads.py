@@ -45,6 +45,8 @@ class Standing(NamedTuple):
     head: Row | None
     chain: Chain | None = None
     """None until the head's state was needed."""
+    before: Row | None = None
+    """The newest row that is written, if `newest` is yet to be."""
 
 
 class Options(NamedTuple):

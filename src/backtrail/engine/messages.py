@@ -1,8 +1,9 @@
 """The messages of a state: what stands in the list `messages` at its top, and what search reads of each.
 
 A message is a dict, or an instance of a class, whose text is its `content`: a string, or a list of parts of which some
-have a `text`. It may have a `role`, an `id`, and a time: `created_at`, or `timestamp`. A plain string is a message,
-too. What has no text is none. Of a long message only the beginning is read, and of a large one only what counts here.
+have a `text`. It may have a `role` (or a `type`), an `id`, and a time: `created_at`, or `timestamp`. A plain string is
+a message, too. What has no text is none. Of a long message only the beginning is read, and of a large one only what
+counts here.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def read(nodes: Nodes, rep: bytes) -> Message | None:
     text = _clipped("\n".join(_texts(value.get("content")))) if isinstance(value, dict) else ""
     if not text:
         return None
-    role, name, time = value.get("role"), value.get("id"), _time(value.get("created_at"))
+    role, name, time = value.get("role", value.get("type")), value.get("id"), _time(value.get("created_at"))
     return Message(
         text,
         _word(role.value if isinstance(role, Member) else role),
@@ -95,9 +96,10 @@ def _large(nodes: Nodes, rep: bytes) -> Any:
     if spine is None or not spine.is_mapping:
         return text
     fields: dict[str, Any] = {}
-    for name in ("role", "id", "created_at", "timestamp"):
+    for name in ("role", "type", "id", "created_at", "timestamp"):
         found = _field(nodes, spine, name)
-        fields[name] = _value(found) if found is not None and len(found) <= _SHORT else None
+        if found is not None:
+            fields[name] = _value(found) if len(found) <= _SHORT else None
     content = _field(nodes, spine, "content")
     if content is not None:
         text = _text(nodes, content)

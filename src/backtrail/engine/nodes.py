@@ -201,7 +201,7 @@ def read_levels(data: bytes) -> tuple[int, tuple[str, int, str] | None, list[lis
 class Node:
     """A node's kind and bytes, and what was read from them, where that is at hand."""
 
-    __slots__ = ("data", "kind", "opened", "plain")
+    __slots__ = ("data", "flat", "kind", "opened", "plain")
 
     def __init__(self, kind: bytes, data: bytes, opened: Any = None) -> None:
         self.kind = kind
@@ -210,6 +210,8 @@ class Node:
         """A spine's `Spine`, an inner node's chunks, the digests of what a leaf refers to."""
         self.plain = False
         """Whether a leaf is known to hold nothing but what packs in one way only: see `scan`."""
+        self.flat: Any = None
+        """A leaf's records in another form, and the types that it is for: see `records`. Takes as much room again."""
 
     @property
     def weight(self) -> int:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import ormsgpack
 
-from backtrail.engine import wire
+from backtrail.engine import records, wire
 from backtrail.engine.schema import Member, Record, Types
 from backtrail.engine.tracked import TrackedDict, TrackedList
 from backtrail.errors import Invalid
@@ -277,7 +277,7 @@ _cells: list[tuple[list[Any], list[Any]]] = []
 class Packer:
     """Encodes values in one call of ormsgpack each; as its `default`, what it hands back. Not shared by threads."""
 
-    __slots__ = ("_depth", "_inner", "_interrupt", "_kinds", "_types", "handed")
+    __slots__ = ("_depth", "_foreign", "_inner", "_interrupt", "_kinds", "_types", "_writers", "handed")
 
     def __init__(self, types: Types) -> None:
         self._types = types
@@ -288,6 +288,9 @@ class Packer:
         self._kinds: set[type] = set()
         """Classes whose instances are handed back, and looked at then."""
         self._inner: dict[int, tuple[list[Any], list[Any]]] = {}
+        self._foreign = True
+        self._writers: dict[type, Callable[[object], bytes | None] | None] = {}
+        """What encodes instances of a class in few steps."""
 
     def fast(self, value: object) -> bytes | None:
         """Encode a value, or return None if that is not sure to be exact (then take the value apart)."""
@@ -298,6 +301,7 @@ class Packer:
         """Encode a value inside of MARGIN lists; None if that cannot be done in one call. See `is_exact`."""
         cell, nested = _cells.pop() if _cells else _new_cell()
         cell[0] = value
+        self._foreign = _Foreign.may_exist()
         try:
             return wire.pack(nested, default=self, option=_OPTIONS)
         except (TypeError, RecursionError):
@@ -327,7 +331,9 @@ class Packer:
         """Encode what ormsgpack hands back, or raise TypeError."""
         self.handed += 1
         try:
-            return self._extension(value)
+            write = self._writers.get(type(value))
+            data = None if write is None else write(value)
+            return self._extension(value) if data is None else ormsgpack.Ext(wire.RECORD, data)
         except Exception:
             raise
         except BaseException as error:  # such as Ctrl-C: ormsgpack replaces what is raised here
@@ -354,7 +360,23 @@ class Packer:
         if not self.is_exact(data, parts):
             raise TypeError
         self._kinds.add(kind)
+        if kind not in self._writers:
+            plan = self._types.fielded(kind)
+            self._writers[kind] = None if plan is None else records.writer(plan, self._quick)
         return ormsgpack.Ext(wire.RECORD, data)
+
+    def _quick(self, fields: dict[str, Any]) -> bytes | None:
+        """Encode the dict of an instance; None if that is not sure to be exact."""
+        if self._depth >= SHALLOW:
+            return None
+        self._depth += 1
+        try:
+            data = wire.pack(fields, default=self, option=_OPTIONS)
+        finally:
+            self._depth -= 1
+        if self._foreign or 0xC4 in data or 0xC5 in data or 0xC6 in data:
+            return data if self.is_exact(data, fields) else None
+        return data
 
     def _array(self, kind: type, value: Any) -> bytes:
         if kind is tuple or kind is Items:

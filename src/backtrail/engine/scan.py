@@ -14,7 +14,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from backtrail.engine import diff, pace, packing, wire
+from backtrail.engine import diff, pace, packing, records, texts, wire
 from backtrail.engine import spine as spines
 from backtrail.engine.codec import Encoder
 from backtrail.engine.nodes import LEAF, Chunk, Node, Nodes, Rep, as_ref, digest_of
@@ -22,7 +22,7 @@ from backtrail.engine.paths import Path
 from backtrail.engine.tree import CUT, SET, SPLICE, Op, Step, Tree, locate, value_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from backtrail.engine.schema import Types
     from backtrail.engine.spine import Entry, Spine
@@ -31,10 +31,14 @@ _DIFFERING_MAX: Final = 2
 """If more leaves of a container differ, something was put in or taken out: then all of it is encoded and aligned."""
 
 
-def changes(tree: Tree, value: object, types: Types) -> tuple[list[Op], Nodes]:
-    """Return the ops that make a state from a tree, and the tree's nodes with those that the ops need."""
+def changes(tree: Tree, value: object, types: Types, only: Collection[Any] | None = None) -> tuple[list[Op], Nodes]:
+    """Return the ops that make a state from a tree, and the tree's nodes with those that the ops need.
+
+    With `only`, the values of the other keys of a dict are taken to be what they were.
+    """
     scan = _Scan(tree, types)
-    return scan.value(tree.rep, value, [], ()), scan.nodes
+    found = scan.some(tree.rep, value, only) if only is not None and type(value) is dict else None
+    return scan.value(tree.rep, value, [], ()) if found is None else found, scan.nodes
 
 
 def below(tree: Tree, value: object, path: Path, types: Types) -> list[Op]:
@@ -65,6 +69,24 @@ class _Scan:
             found = self._sequence(spine, opened[2], path, where) if spine.code in (wire.LIST, wire.TUPLE) else None
         return self._whole(old, value, path, where) if found is None else found
 
+    def some(self, old: bytes, value: dict[Any, Any], only: Collection[Any]) -> list[Op] | None:
+        """Return the ops for a state of which only some keys may have changed; None if it was no dict."""
+        spine = spines.open_rep(old, self.nodes) if texts.code_of(old) is None else None
+        if spine is None or spine.code != wire.DICT:
+            return None
+        before = {spines.key_of(entry): value_of(entry) for entry in spines.entries(self.nodes, spine, 0)}
+        encoder = self._encoder(())
+        found: list[Op] = []
+        kept: set[bytes] = set()
+        for step, part in value.items():
+            key = encoder.key(step)
+            kept.add(key)
+            if key not in before:
+                found.append([SET, [key], encoder.part(step, part)])
+            elif step in only:
+                found += self.value(before[key], part, [key], (step,))
+        return [[CUT, [key]] for key in before if key not in kept] + found
+
     def _open(self, value: object) -> packing.Opened | None:
         try:
             return packing.open_container(value, self._types)
@@ -87,6 +109,9 @@ class _Scan:
         """Return None if a leaf holds these parts, else their entries; `keyed` pairs the values with their steps."""
         pace.rest()
         packer, node = self._packer, self.nodes.at_hand(chunk.digest)
+        flat = None if node is None or mapping else records.flat_of(node, self._types)
+        if node is not None and flat is not None and self._is_flat(node, flat, parts):
+            return None
         handed = packer.handed
         data = packer.nested(parts)
         if data is not None:
@@ -103,6 +128,18 @@ class _Scan:
                     self.nodes.keep(chunk.digest, node)
                     return None
         return self._entries_unless_same(chunk, keyed, where, mapping=mapping)
+
+    def _is_flat(self, node: Node, flat: records.Flat, parts: list[Any]) -> bool:
+        """Tell whether a leaf of records holds these parts."""
+        packer, handed = self._packer, self._packer.handed
+        held = flat.held(parts)
+        data = None if held is None else packer.nested(held)
+        if data is None or len(data) != len(flat.data) + packing.MARGIN or not data.endswith(flat.data):
+            return False
+        if node.plain and packer.is_surely_exact():
+            return True
+        node.plain = handed == packer.handed and packer.is_plain(data, held)
+        return node.plain or packer.is_exact(data, held)
 
     def _entries_unless_same(
         self, chunk: Chunk, keyed: Iterable[tuple[Any, Any]], where: tuple[Any, ...], *, mapping: bool

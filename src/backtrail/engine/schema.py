@@ -34,6 +34,7 @@ from backtrail.engine.annotations import reachable
 from backtrail.engine.forms import CUSTOM, DATACLASS, ENUM, FORMS, NAMEDTUPLE, PYDANTIC, STRUCT
 from backtrail.engine.shapes import HIDDEN, Shape, unset_value
 from backtrail.engine.versions import (
+    Plan,
     check_name,
     check_reach,
     check_version,
@@ -164,11 +165,15 @@ class _Entry(NamedTuple):
 
 
 class Types:
-    """The classes that a caller named: what a schema name may become on load. Immutable."""
+    """The classes that a caller named: what a schema name may become on load. Immutable.
 
-    __slots__ = ("_customs", "_entries")
+    A *closed* one refuses to save instances of any other class: whatever is saved comes back as what it was.
+    """
 
-    def __init__(self, classes: Iterable[type | Type] = ()) -> None:
+    __slots__ = ("_closed", "_customs", "_entries")
+
+    def __init__(self, classes: Iterable[type | Type] = (), *, closed: bool = False) -> None:
+        self._closed = closed
         self._entries: dict[str, _Entry] = {}
         for item in classes:
             _add(self._entries, item)
@@ -182,11 +187,34 @@ class Types:
 
     def extended(self, *classes: type | Type) -> Types:
         """This registry and more classes. A class may come twice; two classes of one schema name are refused."""
-        return Types((*self, *classes)) if classes else self
+        return Types((*self, *classes), closed=self._closed) if classes else self
+
+    def closed(self, named: Iterable[type | Type]) -> Types:
+        """This registry and more classes, with those that their annotations name, and no other."""
+        registry = Types((*self, *named), closed=True)
+        for item in tuple(registry):
+            registry = registry.for_state(item) if isinstance(item, type) else registry
+        return registry
 
     def for_state(self, cls: type | None) -> Types:
         """This registry, the class of a state, and every class that its annotations name, at any depth."""
         return self.extended(*reachable(cls)) if cls is not None else self
+
+    def fielded(self, cls: type) -> Plan | None:
+        """What is known about a class that was named, and is saved as its own fields; None for any other."""
+        plan = plan_of(cls)
+        if plan is None or plan.shape is None or cls in self._customs:
+            return None
+        entry = self._entries.get(plan.name)
+        return plan if entry is not None and entry.cls is cls else None
+
+    def made_as(self, name: str, version: int, form: str) -> tuple[type, Shape] | None:
+        """The class that a schema name stands for, if what was saved is as its instances are now."""
+        entry = self._entries.get(name)
+        plan = None if entry is None else self.fielded(entry.cls)
+        if entry is None or plan is None or plan.shape is None or (plan.name, plan.version) != (name, version):
+            return None
+        return (entry.cls, plan.shape) if plan.shape.form == form else None
 
     # -- saving
 
@@ -204,6 +232,12 @@ class Types:
         entry = self._entries.get(plan.name)
         if entry is not None and entry.cls is not cls:
             raise _clash(plan.name, entry.cls, cls)
+        if entry is None and self._closed:
+            raise Invalid(
+                f"{cls.__module__}.{cls.__qualname__} is not among the classes that were named, and would come back as "
+                "plain data: name it with types=[...]",
+                code="invalid.value",
+            )
         if plan.shape is None:
             return Member(plan.name, plan.version, *forms.take_member(obj))  # type: ignore[arg-type]
         return Record(plan.name, plan.version, plan.shape.form, plan.shape.take(obj))

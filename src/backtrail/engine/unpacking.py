@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import ormsgpack
 
-from backtrail.engine import wire
+from backtrail.engine import records, wire
 from backtrail.engine.packing import INNER, PATHS, SHALLOW
 from backtrail.engine.schema import Member, Record, Types
 from backtrail.errors import Corrupt, Error, Invalid
@@ -140,7 +140,7 @@ def _nothing(_code: int, _payload: bytes) -> None:
 class Unpacker:
     """Decodes values; `resolve` gives the value that a REF's payload stands for. Not shared by threads."""
 
-    __slots__ = ("_depth", "_failure", "_levels", "_resolve", "_types")
+    __slots__ = ("_depth", "_failure", "_levels", "_reader", "_resolve", "_types")
 
     def __init__(self, types: Types, resolve: Callable[[bytes], Any] | None = None) -> None:
         self._types = types
@@ -148,6 +148,7 @@ class Unpacker:
         self._failure: BaseException | None = None
         self._depth = 0
         self._levels = 0
+        self._reader = records.Reader(types)
 
     def __call__(self, data: bytes) -> Any:
         """Decode one value. Whatever is wrong with the bytes is `Corrupt`."""
@@ -191,6 +192,10 @@ class Unpacker:
             raise
 
     def _load(self, code: int, payload: bytes) -> Any:
+        if code == wire.RECORD and self._depth < SHALLOW:
+            made = self._reader.read(payload, self._fields)
+            if made is not None:
+                return made
         loader = _LOADERS.get(code)
         if loader is not None:
             return loader(payload)
@@ -205,5 +210,18 @@ class Unpacker:
             return self._types.load(Member(*parts))
         if code == wire.RECORD:
             schema, version, form, *fields = parts
+            self._reader.meet(payload, parts)
             return build_container(wire.RECORD, (schema, version, form), fields, self._types)
         return build_container(code, None, parts, self._types)
+
+    def _fields(self, data: bytes) -> Any:
+        """Decode the dict of an instance, from inside an extension that is not deep."""
+        self._depth += 1
+        try:
+            return ormsgpack.unpackb(data, ext_hook=self._ext)
+        except ValueError:
+            if self._failure is not None:
+                raise
+            return None  # it only began and ended like others
+        finally:
+            self._depth -= 1

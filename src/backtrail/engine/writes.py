@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
 from backtrail.backends.port import Batch, MissingChunks, NewThread, Row, Stale, ThreadRecord, Vanished
-from backtrail.engine import log, payload, retention, rows
+from backtrail.engine import log, payload, retention, rows, wire
 from backtrail.engine.heads import Chain, Heads, Standing
 from backtrail.engine.nodes import SPINE
 from backtrail.engine.pins import CONVERSATION, SPACE
@@ -59,8 +59,12 @@ class Expect(NamedTuple):
 
     head: int
     op_id: bytes | None = None
+    label: str | None = None
+    """The head's label, if that is what is known of it."""
 
 
+LABELLED: Final = -2
+"""The expectation of a head that has a certain label."""
 ANYTHING: Final = Expect(ANY)
 
 
@@ -89,23 +93,47 @@ class Writes:
     # -- checkpoints ----------------------------------------------------------------------------
 
     def save(
-        self, key: Key, propose: Propose, meta: Meta, *, expect: Expect = ANYTHING, known: Standing | None = None
+        self,
+        key: Key,
+        propose: Propose,
+        meta: Meta,
+        *,
+        expect: Expect = ANYTHING,
+        known: Standing | None = None,
+        onto: Callable[[Standing], Row] | None = None,
     ) -> Standing:
-        """Append a checkpoint and return how the thread stands then."""
+        """Append a checkpoint and return how the thread stands then; `onto` finds what it is to stand on, if told."""
 
         def attempt(standing: Standing | None) -> Standing:
             self._require(standing, expect, key)
+            if onto is not None:
+                standing = self._turned(standing, onto, key)
             if standing is not None and standing.head is not None:
                 try:
                     standing = self._heads.with_chain(standing)
                 except NotFound:  # it is the head no more
                     raise Stale from None
-            return self._save_on(standing, propose(standing), key, meta)
+            try:
+                return self._save_on(standing, propose(standing), key, meta)
+            except Vanished:  # what it was to stand on
+                raise Stale from None
 
         after = self._retrying(key, attempt, known)
         if self._after_write:
             self._after_write(after.record)
         return after
+
+    def _turned(self, standing: Standing | None, find: Callable[[Standing], Row], key: Key) -> Standing:
+        """Return how a thread stands once another checkpoint is its head: by a row that is yet to be written."""
+        if standing is None:
+            raise NotFound(f"there is no thread {key.name!r}", code="not_found.thread")
+        target = find(standing)
+        if target.seq == standing.newest.head:
+            return standing
+        ranges = self._heads.path(standing.record, target)
+        undo = standing.newest.seq if standing.newest.head else 0
+        row = rows.move(standing, log.REWIND, target, ranges, undo=undo, redo=0, at=self._heads.clock())
+        return Standing(standing.record, log.checked(row, standing.record.uid), target, None, standing.newest)
 
     def _save_on(self, standing: Standing | None, proposal: Proposal, key: Key, meta: Meta) -> Standing:
         chain = standing.chain if standing else None
@@ -153,7 +181,7 @@ class Writes:
         deep = chain is None or chain.depth + 1 >= payload.DEPTH_MAX or chain.weight > payload.CHAIN_MAX
         if proposal.ops is not None and not deep and not tree.sealed:
             stored = payload.delta(proposal.ops, tree.nodes, compress=compress)
-            if stored.weight <= payload.DELTA_MAX:
+            if stored.weight <= payload.DELTA_MAX and not _says_all(stored, tree):
                 return stored
         return payload.base(tree, chain.settled if chain else frozenset(), compress=compress)
 
@@ -169,6 +197,9 @@ class Writes:
         origin: str | None = None,
         visible: tuple[tuple[int, int], ...] = (),
     ) -> Standing:
+        moved = standing is not None and standing.before is not None
+        if standing is not None and moved and standing.head is not None:
+            visible = (*visible, (standing.record.no, standing.head.seq))
         if standing is not None and standing.newest.head and not (stored.chunks or tags or hide or visible):
             record = standing.record  # what most saves are: one more row
             row = log.checked(row, record.uid)
@@ -186,6 +217,7 @@ class Writes:
             visible=visible,
             hide=tuple((no, seq) for seq in hide),
             tag=tuple((no, row.seq, tag) for tag in tags),
+            rows=((no, standing.newest),) if standing is not None and moved else (),
         )
         row, numbers = self._commit_chunks(batch, row, stored.chunks, no=no, uid=uid)
         record = standing.record if standing else ThreadRecord(numbers[0], *created)
@@ -209,7 +241,7 @@ class Writes:
             row = log.checked(row._replace(stored=added), uid)
             try:
                 numbers = self._backend.commit(
-                    batch._replace(rows=((no, row),), chunks=chunks, touch=tuple(sorted(present)))
+                    batch._replace(rows=(*batch.rows, (no, row)), chunks=chunks, touch=tuple(sorted(present)))
                 )
             except MissingChunks as error:
                 present = present - error.digests
@@ -435,10 +467,12 @@ class Writes:
         same = expect.op_id is None or (there is not None and there.op_id == expect.op_id)
         if expect.head == ANY or (expect.head == head and same):
             return
+        if expect.label is not None and there is not None and there.label == expect.label:
+            return
         if expect.head == NOTHING and standing is not None:
             raise exists(key, standing)
         uid = standing.record.uid if standing else None
-        expected = log.checkpoint_id(uid, expect.head) if uid and expect.head else None
+        expected = log.checkpoint_id(uid, expect.head) if uid and expect.head > 0 else expect.label
         actual = log.checkpoint_id(uid, head) if uid and head else None
         raise Conflict(
             f"thread {key.name!r} moved on: this was derived from {expected or 'nothing'}, its head is now "
@@ -509,6 +543,11 @@ def _patiently(
             if tries > _AT_ONCE:
                 time.sleep(random.random() * min(0.001 * tries, 0.05))  # noqa: S311 - only to get out of step
             standing = read()
+
+
+def _says_all(stored: payload.Stored, tree: Tree) -> bool:
+    """Tell whether a delta is no shorter than the state: a base is then read without the rows before it."""
+    return len(tree.rep) <= stored.weight and not wire.may_hold_refs(tree.rep)
 
 
 def exists(key: Key, standing: Standing) -> Conflict:

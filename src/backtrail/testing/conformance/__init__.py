@@ -13,6 +13,7 @@ subject; none of them knows which backend it runs on, and there are no exemption
 
 from __future__ import annotations
 
+from backtrail.testing.conformance.adapting import Adapting
 from backtrail.testing.conformance.agents import AgentNames, Agents, AgentVersions
 from backtrail.testing.conformance.branching import Branching
 from backtrail.testing.conformance.changing import Changing, Roots
@@ -106,6 +107,7 @@ class StoreConformance(
     Leases,
     RunCheckpoints,
     RunListing,
+    Adapting,
 ):
     """All of the suite."""
 

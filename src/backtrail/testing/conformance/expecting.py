@@ -135,7 +135,7 @@ class Expecting(Suite):
             store.thread("t").save({"n": 2}, expect=gone)
         assert store.thread("t").latest() is None
 
-    @pytest.mark.parametrize("expect", ["nonsense", 5, "", True, b"x"])
+    @pytest.mark.parametrize("expect", ["@nonsense", 5, "", True, b"x"])
     def test_expecting_nonsense_is_invalid(self, store: Store, expect: Any) -> None:
         store.thread("t").save({"l": []})
         with pytest.raises(Invalid):

@@ -255,7 +255,7 @@ BAD: Final[dict[str, tuple[type[Exception], Callable[[Thread[Any]], object]]]] =
     "metadata that cannot be kept": (Invalid, lambda t: t.save({}, metadata={"a": object()})),
     "an unknown kind": (Invalid, lambda t: t.save({}, kind="other")),
     "no kind": (Invalid, lambda t: t.save({}, kind=None)),  # type: ignore[arg-type]
-    "an expectation that is none": (Invalid, lambda t: t.save({}, expect="x")),
+    "an expectation that is none": (Invalid, lambda t: t.save({}, expect="@x")),
     "a stale expectation": (Conflict, lambda t: t.save({}, expect=t.load(1))),
     "append without items": (Invalid, lambda t: t.append("l")),
     "append of an object": (Invalid, lambda t: t.append("l", object())),

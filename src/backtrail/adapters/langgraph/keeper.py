@@ -1,0 +1,351 @@
+"""What a saver does, synchronously: LangGraph's checkpoints as checkpoints of backtrail threads.
+
+- The id of a LangGraph checkpoint is the label of its row, so it is found by an index.
+- The head of a thread is LangGraph's latest checkpoint: the last one that was put, whatever any clock says.
+- A checkpoint is put on its parent. If that is not the head, it is a fork if the config asked for the parent by its id,
+  and a `Conflict` if it asked for the latest: then somebody else was faster.
+- Of the channels, only those that LangGraph says are new are looked at, and only what changed in them is stored.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from langgraph.checkpoint.base import CheckpointTuple
+
+from backtrail.adapters.langgraph import books, pending, places
+from backtrail.adapters.langgraph.places import Place, label_of
+from backtrail.adapters.langgraph.values import Values
+from backtrail.errors import Conflict, Invalid, NotFound
+from backtrail.values import NEW
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+
+    from langchain_core.runnables import RunnableConfig
+    from langgraph.checkpoint.base import DeltaChannelHistory
+
+    from backtrail import Checkpoint, Store, Thread
+    from backtrail.adapters.langgraph.books import Book
+
+_HELD: Final = 256
+"""So many threads are remembered as they stood when they were last written to."""
+_COURTESY: Final = 0.5
+"""Seconds for which a task's writes wait for those of another one."""
+
+
+class Keeper:
+    """Keeps the checkpoints of graphs in a store."""
+
+    def __init__(self, store: Store, types: tuple[Any, ...]) -> None:
+        self._store = store
+        self.types = types
+        self._held: dict[tuple[str, bool], tuple[Thread[Any], threading.Lock]] = {}
+
+    def _thread(self, place: Place, *, aside: bool = False) -> Thread[Any]:
+        """Return a new handle, which expects nothing."""
+        return self._handle(place.id, aside=aside)[0]
+
+    def _handle(self, name: str, *, aside: bool) -> tuple[Thread[Any], threading.Lock]:
+        """Return a new handle, and a lock that all who ask for this thread share."""
+        made, held = self._store.thread(name, types=self.types, aside=aside), self._held
+        # as long as there is a handle of a thread, others need not read what it wrote; used last, they stand last
+        first, turn = held.pop((name, aside), (made, threading.Lock()))
+        held[name, aside] = (first, turn)
+        if len(held) > _HELD:
+            with suppress(RuntimeError, StopIteration):  # somebody else does the same
+                held.pop(next(iter(held)), None)
+        return made, turn
+
+    # -- putting --------------------------------------------------------------------------------------
+
+    def put(
+        self,
+        config: RunnableConfig,
+        checkpoint: Mapping[str, Any],
+        metadata: Mapping[str, Any],
+        new_versions: Mapping[str, Any],
+    ) -> RunnableConfig:
+        """Save a checkpoint on top of its parent."""
+        place, parent = places.place_of(config), places.checkpoint_of(config)
+        about, large = books.written(place, config, checkpoint, metadata, parent)
+        state = dict(checkpoint["channel_values"])
+        changed = list(new_versions)
+        if large is not None:
+            state[books.KEY] = large
+            changed.append(books.KEY)
+        name = checkpoint["id"]
+        meta: dict[str, Any] = {"label": label_of(name), "metadata": about}
+        if parent is None:
+            self._begin(place, state, meta, first=places.is_first(config))
+        elif places.is_fork(config, parent):
+            self._fork(place, state, meta, changed, parent)
+        else:
+            self._thread(place).save(state, changed=changed, expect=label_of(parent), **meta)
+        return place.config(name)
+
+    def _begin(self, place: Place, state: dict[str, Any], meta: dict[str, Any], *, first: bool) -> None:
+        """Save a checkpoint that has no parent."""
+        thread = self._thread(place)
+        head = None if first else thread.latest()
+        if head is not None and books.read(head) is None:
+            text = f"there is a thread {place.id!r} already that is not LangGraph's: use another thread_id"
+            raise Conflict(text, code="conflict.exists", actual=head.id)
+        self._thread(place).save(state, expect=NEW if first else None, **meta)
+
+    def _fork(self, place: Place, state: dict[str, Any], meta: dict[str, Any], changed: list[str], parent: str) -> None:
+        """Save a checkpoint on its parent, whatever is the head; without it, if it is gone."""
+        try:
+            self._thread(place).save(state, changed=changed, onto=label_of(parent), **meta)
+        except NotFound:
+            self._begin(place, state, meta, first=False)
+
+    def put_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+    ) -> None:
+        """Keep what a task has written on top of a checkpoint."""
+        place, name = places.place_of(config), places.checkpoint_of(config)
+        if name is None:
+            raise Invalid(
+                "the config of writes names their checkpoint: checkpoint_id is missing", code="invalid.argument"
+            )
+        aside, turn = self._handle(place.id, aside=True)
+        taken = turn.acquire(timeout=_COURTESY)  # they would not conflict, but get in each other's way
+        try:
+            pending.put(aside, name, writes, task_id, task_path)
+        finally:
+            if taken:
+                turn.release()
+
+    # -- getting --------------------------------------------------------------------------------------
+
+    def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """Return the checkpoint that a config names, or the latest."""
+        place, name = places.place_of(config), places.checkpoint_of(config)
+        found = self._latest(place) if name is None else self._named(place, name)
+        if found is None:
+            return None
+        row, book = found
+        token = f"{'head' if name is None else 'fork'} {book.id}"
+        return self._tuple(book, books.values(row), **{places.TOKEN: token})
+
+    def _latest(self, place: Place) -> tuple[Checkpoint[Any], Book] | None:
+        head = self._thread(place).latest()
+        book = None if head is None else books.read(head)
+        if head is not None and book is None:
+            text = f"the head of thread {place.id!r} was not saved by LangGraph: rewind the thread to what was"
+            raise Conflict(text, code="conflict.stale", actual=head.id)
+        return None if head is None or book is None else (head, book)
+
+    def _named(self, place: Place, name: str) -> tuple[Checkpoint[Any], Book] | None:
+        label = label_of(name)
+        try:
+            row = self._thread(place).load(label)
+        except (NotFound, Invalid):  # as the beginning of an id it may mean several
+            return None
+        book = books.read(row) if row.label == label else None
+        return None if book is None else (row, book)
+
+    def _tuple(self, book: Book, values: MutableMapping[str, Any], **token: str) -> CheckpointTuple:
+        return CheckpointTuple(
+            config=book.place.config(book.id, **token),
+            checkpoint={**book.rest, "id": book.id, "channel_values": values},  # type: ignore[typeddict-item]
+            metadata=book.metadata,  # type: ignore[arg-type]
+            parent_config=None if book.parent is None else book.place.config(book.parent),
+            pending_writes=pending.read(self._thread(book.place, aside=True), book.id),
+        )
+
+    # -- listing --------------------------------------------------------------------------------------
+
+    def listed(
+        self,
+        config: RunnableConfig | None,
+        filter: Mapping[str, Any] | None = None,  # noqa: A002 - the name that LangGraph gave it
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+        *,
+        loaded: bool = False,
+    ) -> Iterator[CheckpointTuple]:
+        """Give checkpoints, newest first; their values are read when they are looked at, or at once: `loaded`."""
+        name = None if config is None else places.checkpoint_of(config)
+        limit = None if limit is None else max(limit, 0)
+        given = 0
+        for row, book in self._chosen(config, None if before is None else places.checkpoint_of(before), name, limit):
+            if limit is not None and given >= limit:
+                return
+            if all(key in book.metadata and book.metadata[key] == value for key, value in (filter or {}).items()):
+                given += 1
+                yield self._tuple(book, books.values(row) if loaded else Values(_loading(row)))
+
+    def _chosen(
+        self, config: RunnableConfig | None, before: str | None, name: str | None, limit: int | None
+    ) -> Iterator[tuple[Checkpoint[Any], Book]]:
+        if limit == 0:
+            return iter(())
+        chosen = self._places(config)
+        if name is not None:
+            found = (self._named(place, name) for place in chosen)
+            return (each for each in found if each is not None and (before is None or each[1].id < before))
+        rows = [self._rows(place, before) for place in chosen]
+        return rows[0] if len(rows) == 1 else heapq.merge(*rows, key=lambda each: each[0].created_at, reverse=True)
+
+    def _rows(self, place: Place, before: str | None) -> Iterator[tuple[Checkpoint[Any], Book]]:
+        """Give the checkpoints of a place, newest first; of those that were put twice, the later one."""
+        thread = self._thread(place)
+        end = None if before is None else self._named(place, before)
+        seen: set[str] = set()
+        for row in thread.history(newest_first=True, everything=True, before=None if end is None else end[0]):
+            book = books.read(row)
+            # one that is not here, such as that of another namespace, was before or after these by the time in its id
+            if book is None or book.id in seen or (before is not None and end is None and book.id >= before):
+                continue
+            seen.add(book.id)
+            yield row, book
+
+    def _places(self, config: RunnableConfig | None) -> list[Place]:
+        """Return the places that a config means: one, all of a thread, or all there are."""
+        if config is None:
+            return [place for info in self._store.threads() if (place := self._place(info.id)) is not None]
+        if places.asked(config).get("checkpoint_ns") is not None:
+            return [places.place_of(config)]
+        return self._places_of(places.thread_of(config))
+
+    def _places_of(self, thread_id: str) -> list[Place]:
+        inner = (self._place(info.id) for info in self._store.threads(prefix=places.below(thread_id)))
+        return [Place(thread_id, ""), *(place for place in inner if place is not None)]
+
+    def _place(self, name: str) -> Place | None:
+        """Return the place whose thread has this id; None if it is not LangGraph's."""
+        head = self._store.thread(name, types=self.types).latest()
+        book = None if head is None else books.read(head)
+        return None if book is None else book.place
+
+    # -- keeping order --------------------------------------------------------------------------------
+
+    def delete_thread(self, thread_id: str) -> None:
+        """Delete a thread of a graph, with all its namespaces: the outermost last, so that it can be done again."""
+        name = places.thread_of({"configurable": {"thread_id": thread_id}})
+        for place in reversed(self._places_of(name)):
+            self._thread(place, aside=True).delete()
+            self._thread(place).delete()
+
+    def delete_for_runs(self, run_ids: Iterable[str]) -> None:
+        """Delete what some runs have saved. Looks at the rows of all threads."""
+        wanted = set(run_ids)
+        if not wanted:
+            return
+        for place in self._places(None):
+            thread, aside = self._thread(place), self._thread(place, aside=True)
+            for row, book in list(self._rows(place, None)):
+                if book.metadata.get("run_id") in wanted:
+                    for write in aside.find(label=label_of(book.id)):
+                        aside.delete_checkpoint(write)
+                    thread.delete_checkpoint(row)
+
+    def copy_thread(self, source: str, target: str) -> None:
+        """Copy a thread of a graph: all its namespaces, checkpoints, branches and writes."""
+        for place in self._places_of(source):
+            to = Place(target, place.ns)
+            thread, made = self._thread(place), self._thread(to)
+            if made.latest() is not None:
+                text = f"there is a thread {to.id!r} already: copy to a new one"
+                raise Conflict(text, code="conflict.exists", actual=None)
+            head = thread.latest()
+            rows = list(thread.history(everything=True))
+            for row in rows:
+                self._copy(row, made, to)
+            if head is not None and rows and rows[-1] != head:
+                made.rewind(head.label)
+            aside = self._thread(to, aside=True)
+            for write in self._thread(place, aside=True).history():
+                aside.save(write.state, label=write.label)
+
+    def _copy(self, row: Checkpoint[Any], made: Thread[Any], to: Place) -> None:
+        book = books.read(row)
+        if book is None or row.label is None:
+            return
+        about = row.metadata
+        about[books.KEY].pop("place", None)
+        if not to.is_said:
+            about[books.KEY]["place"] = list(to)
+        meta: dict[str, Any] = {"label": row.label, "metadata": about}
+        if book.parent is None:
+            made.save(row.state, **meta)
+            return
+        try:
+            made.save(row.state, onto=label_of(book.parent), **meta)
+        except NotFound:
+            made.save(row.state, **meta)
+
+    def prune(self, thread_ids: Iterable[str], strategy: str) -> None:
+        """Delete all checkpoints of threads, or all but the latest of each namespace and what it is made from."""
+        if strategy not in ("keep_latest", "delete"):
+            raise Invalid(f'strategy is "keep_latest" or "delete", not {strategy!r}', code="invalid.argument")
+        for thread_id in thread_ids:
+            if strategy == "delete":
+                self.delete_thread(thread_id)
+                continue
+            for place in self._places_of(thread_id):
+                self._keep_latest(place)
+
+    def _keep_latest(self, place: Place) -> None:
+        found = self._latest(place)
+        if found is None:
+            return
+        thread, aside = self._thread(place), self._thread(place, aside=True)
+        kept = [found[0]]
+        wanted = set(found[1].metadata.get("counters_since_delta_snapshot") or ())
+        wanted -= {channel for channel in wanted if _has(found[0], channel)}
+        for row, _ in self._ancestors(place, found[1]) if wanted else ():
+            kept.append(row)
+            wanted -= {channel for channel in wanted if _has(row, channel)}
+            if not wanted:
+                break
+        labels = {row.label for row in kept}
+        thread.prune(keep_last=0, keep_tagged=False, keep=kept)
+        aside.prune(keep_last=0, keep_tagged=False, keep=[write for write in aside.history() if write.label in labels])
+
+    # -- delta channels -------------------------------------------------------------------------------
+
+    def _ancestors(self, place: Place, book: Book) -> Iterator[tuple[Checkpoint[Any], Book]]:
+        """Give the parent of a checkpoint, its parent, and so on: each stands before its child in the log."""
+        parent = book.parent
+        rows = self._rows(place, None)
+        while parent is not None:
+            found = next((each for each in rows if each[1].id == parent), None)
+            if found is None:
+                return
+            yield found
+            parent = found[1].parent
+
+    def delta_history(self, config: RunnableConfig, channels: Sequence[str]) -> dict[str, DeltaChannelHistory]:
+        """Return what each channel was last stored as on the way to a checkpoint, and what was written to it since."""
+        place, name = places.place_of(config), places.checkpoint_of(config)
+        writes: dict[str, list[Any]] = {channel: [] for channel in channels}
+        seeds: dict[str, Any] = {}
+        found = self._latest(place) if name is None else self._named(place, name)
+        aside = self._thread(place, aside=True)
+        for row, book in self._ancestors(place, found[1]) if found is not None and channels else ():
+            wanted = writes.keys() - seeds.keys()
+            if not wanted:
+                break
+            for write in reversed(pending.read(aside, book.id)):
+                if write[1] in wanted:
+                    writes[write[1]].append(write)
+            seeds.update({channel: row.get((channel,)) for channel in wanted if _has(row, channel)})
+        return {
+            channel: {"writes": writes[channel][::-1], **({"seed": seeds[channel]} if channel in seeds else {})}  # type: ignore[typeddict-item]
+            for channel in channels
+        }
+
+
+def _loading(row: Checkpoint[Any]) -> Callable[[], dict[str, Any]]:
+    return lambda: books.values(row)
+
+
+def _has(row: Checkpoint[Any], channel: str) -> bool:
+    missing = object()
+    return row.get((channel,), missing) is not missing

@@ -1,0 +1,72 @@
+"""Pending writes: what tasks have written on top of a checkpoint, before the next one is made of it.
+
+They come at any time, from any number of workers, even before their checkpoint does, and must not be in the way of
+whoever saves. So they stand in a thread of their own, beside the one of their place: each call is one row there, with
+the id of the checkpoint as its label, and rows are never compared or changed. What counts is settled when they are
+read: of several writes with one index of one task the first does, of those to LangGraph's special channels the last.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from langgraph.checkpoint.base import WRITES_IDX_MAP, writes_sort_key
+
+from backtrail.adapters.langgraph.places import label_of
+from backtrail.errors import Corrupt, Invalid
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from backtrail import Checkpoint, Thread
+
+
+def put(aside: Thread[Any], checkpoint_id: str, writes: Sequence[tuple[str, Any]], task_id: str, path: str) -> None:
+    """Keep the writes of a task."""
+    listed = [[channel, _kept(value)] for channel, value in writes]
+    if not listed:
+        return
+    try:
+        # by its task, so that a row has next to nothing in common with the one before: there is nothing to compare
+        aside.save({task_id: [path, listed]}, label=label_of(checkpoint_id))
+    except Invalid as error:
+        raise _named(error, listed) from error
+
+
+def _named(error: Invalid, listed: list[list[Any]]) -> Invalid:
+    """Return an error that says which channel it is about, in place of where that stands in the row."""
+    found = re.match(r"state.*?\[1\]\[(\d+)\]\[1\]", error.path or "", re.DOTALL)
+    if found is None or error.path is None or int(found[1]) >= len(listed):
+        return error
+    where = f"writes.{listed[int(found[1])][0]}"
+    path = where + error.path[found.end() :]
+    return Invalid(error.message.replace(error.path, path), code=error.code, path=path)
+
+
+def _kept(value: Any) -> Any:
+    return repr(value) if isinstance(value, BaseException) else value  # as LangGraph has it: errors are for reading
+
+
+def read(aside: Thread[Any], checkpoint_id: str) -> list[tuple[str, str, Any]]:
+    """Return the writes on a checkpoint, in the order in which LangGraph applies them."""
+    return merged(aside.find(label=label_of(checkpoint_id)))
+
+
+def merged(rows: Sequence[Checkpoint[Any]]) -> list[tuple[str, str, Any]]:
+    """Return the writes in these rows, oldest first."""
+    found: dict[tuple[str, int], tuple[str, str, Any]] = {}
+    for row in rows:
+        try:
+            ((task, (path, listed)),) = row.state.items()
+            for at, (channel, value) in enumerate(listed):
+                index = WRITES_IDX_MAP.get(channel, at)
+                if index < 0 or (task, index) not in found:
+                    found[task, index] = (path, channel, value)
+        except (AttributeError, TypeError, ValueError) as error:
+            if isinstance(error, Corrupt | Invalid):
+                raise
+            text = f"writes of LangGraph's tasks in thread {row.thread_id!r} are damaged"
+            raise Corrupt(text, code="corrupt.state", checkpoint_id=row.id) from error
+    ordered = sorted(found, key=lambda key: writes_sort_key(found[key][0], *key))
+    return [(task, *found[task, index][1:]) for task, index in ordered]

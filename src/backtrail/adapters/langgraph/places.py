@@ -1,0 +1,145 @@
+"""Places: which backtrail thread a config of LangGraph means, and what it asks for.
+
+The thread of the outermost namespace has the id that the user gave; that of another one has the two with a `|` between
+them. In the user's part, `|` and backslash are escaped with a backslash, so no two places have one id, and what begins
+with a thread's part and `|` are its other namespaces, and nobody else's. What would be longer than an id may be ends in
+a digest; then the rows say what was meant.
+
+LangGraph hands the config that a read returned to the writes that come of it. So a read leaves a *token* in it: `head`
+and an id if it asked for the latest checkpoint, `fork` and an id if it asked for that one. It tells a race of two
+workers from a journey to the past: in `put` they look the same.
+"""
+
+from __future__ import annotations
+
+import re
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from backtrail.errors import Invalid
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from langchain_core.runnables import RunnableConfig
+
+TOKEN: Final = "__backtrail__"  # noqa: S105 - LangGraph leaves keys like this one out of metadata
+_ID_MAX: Final = 512
+_HALF: Final = 300
+_DIGEST: Final = "\\#"
+"""Begins a digest. No escaped text holds it."""
+_LOOP: Final = "__pregel_"
+"""The keys that LangGraph adds to the config of a run begin so."""
+
+
+class Place(NamedTuple):
+    """A namespace of a thread of a graph."""
+
+    thread_id: str
+    ns: str
+
+    @property
+    def id(self) -> str:
+        """The id of its backtrail thread."""
+        mine = _escaped(self.thread_id)
+        return mine if self.ns == "" else _within(f"{mine}|", self.ns)
+
+    @property
+    def is_said(self) -> bool:
+        """Whether the id says which place it is; else the rows have to."""
+        return Place.said_by(self.id) == self
+
+    @staticmethod
+    def said_by(text: str) -> Place | None:
+        """Return the place that an id says; None if it ends in a digest."""
+        if _DIGEST in text:
+            return None
+        at = 0
+        while at < len(text) and text[at] != "|":
+            at += 2 if text[at] == "\\" else 1
+        thread_id = re.sub(r"\\(.)", r"\1", text[:at], flags=re.DOTALL)
+        return Place(thread_id, text[at + 1 :])
+
+    def config(self, checkpoint_id: str, **more: str) -> RunnableConfig:
+        """Return the config of one of its checkpoints."""
+        found = {"thread_id": self.thread_id, "checkpoint_ns": self.ns, "checkpoint_id": checkpoint_id}
+        return {"configurable": {**found, **more}}
+
+
+def below(thread_id: str) -> str:
+    """Return how the ids of all namespaces of a thread begin, but for the outermost."""
+    return f"{_escaped(thread_id)}|"
+
+
+def _escaped(thread_id: str) -> str:
+    text = thread_id.replace("\\", "\\\\").replace("|", "\\|")
+    return text if len(text) <= _HALF else f"{text[: _HALF - 80].rstrip(chr(92))}{_DIGEST}{digest(thread_id)}"
+
+
+def _within(start: str, ns: str) -> str:
+    whole = start + ns
+    return whole if len(whole) <= _ID_MAX and _DIGEST not in ns else f"{start}{_DIGEST}{digest(ns)}"
+
+
+def digest(text: str) -> str:
+    """Return a digest of a text, in hex."""
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=32).hexdigest()
+
+
+def label_of(checkpoint_id: str) -> str:
+    """Return the label of the row of a checkpoint: its id, if that can be one."""
+    plain = 0 < len(checkpoint_id) <= _ID_MAX and not checkpoint_id.startswith(("@", _DIGEST))
+    return checkpoint_id if plain else f"{_DIGEST}{digest(checkpoint_id)}"
+
+
+# -- what a config asks for -------------------------------------------------------------------------------
+
+
+def asked(config: Any) -> Mapping[str, Any]:
+    """Return what a config asks for; `Invalid` if it is no config."""
+    found = config.get("configurable") if isinstance(config, dict) else None
+    if not isinstance(found, dict):
+        raise Invalid(
+            'a config has a key "configurable": {"configurable": {"thread_id": "..."}}', code="invalid.argument"
+        )
+    return found
+
+
+def thread_of(config: Any) -> str:
+    """Return the thread id of a config."""
+    thread_id = asked(config).get("thread_id")
+    if thread_id is None or thread_id == "":
+        raise Invalid(
+            'the config names no thread: pass {"configurable": {"thread_id": "..."}}', code="invalid.argument"
+        )
+    return _text(thread_id if isinstance(thread_id, str) else str(thread_id), "thread_id")
+
+
+def place_of(config: Any) -> Place:
+    """Return the place that a config means."""
+    ns = asked(config).get("checkpoint_ns")
+    return Place(thread_of(config), _text("" if ns is None else ns, "checkpoint_ns"))
+
+
+def checkpoint_of(config: Any) -> str | None:
+    """Return the checkpoint that a config names."""
+    found = asked(config).get("checkpoint_id")
+    return None if found is None or found == "" else _text(found, "checkpoint_id")
+
+
+def _text(value: Any, what: str) -> str:
+    if not isinstance(value, str):
+        raise Invalid(f"{what} is a string, not {value!r:.100}", code="invalid.argument")
+    return value
+
+
+def is_fork(config: Any, parent: str) -> bool:
+    """Tell whether what is saved on a parent may leave out what came after it: nobody read the latest to get here."""
+    token = asked(config).get(TOKEN)
+    return token is None or token == f"fork {parent}"
+
+
+def is_first(config: Any) -> bool:
+    """Tell whether a checkpoint without a parent comes of a run that found none: there must still be none."""
+    found = asked(config)
+    return TOKEN not in found and any(str(key).startswith(_LOOP) for key in found)

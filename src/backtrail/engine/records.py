@@ -1,0 +1,211 @@
+"""Instances of classes that were named, as records in few steps: those that hold nothing unusual.
+
+Nearly all instances have just their fields, in their order, in their `__dict__`. The bytes of a record are a header,
+what it says about itself, and its fields: name, value, name, value. Those of a dict are a header and the same. So such
+an instance is packed and unpacked as its dict, and the beginning is put before it or compared. Whatever is different is
+None here, and is then done step by step; both ways give the same bytes, and the same instances.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import ormsgpack
+
+from backtrail.engine import wire
+from backtrail.engine.shapes import HIDDEN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from backtrail.engine.nodes import Node
+    from backtrail.engine.schema import Types
+    from backtrail.engine.versions import Plan
+
+_FIXMAP: Final = 15
+"""A map of so many entries, at most, has a header of one byte; that of a longer one has three."""
+_KEY: Final = 12
+"""By so many bytes of its beginning a record is told from those of most other classes."""
+_VARIANTS: Final = 8
+_EXTENSIONS: Final = frozenset({*range(0xC7, 0xCA), *range(0xD4, 0xD9)})
+"""What extensions begin with."""
+_ARRAYS: Final = {0xDC: 3, 0xDD: 5}
+"""How long the header of an array is, if it is not one byte."""
+
+
+def writer(plan: Plan, pack: Callable[[dict[str, Any]], bytes | None]) -> Callable[[object], bytes | None] | None:
+    """Return what encodes instances of a class as the payloads of records; `pack` encodes their dicts."""
+    shape = plan.shape
+    if shape is None:
+        return None
+    attrs = wire.pack_attrs(plan.name, plan.version, shape.form)
+    count, held_of = len(shape.names), shape.held
+    skip = 1 if count <= _FIXMAP else 3
+    whole, partly = wire.array_head(3 + 2 * count) + attrs, wire.array_head(5 + 2 * count) + attrs
+    tails: dict[frozenset[str], bytes] = {}
+
+    def write(value: object) -> bytes | None:
+        held = held_of(value)
+        data = None if held is None else pack(held[0])
+        if held is None or data is None:
+            return None
+        was_set = held[1]
+        if was_set is None:
+            return whole + data[skip:]
+        tail = tails.get(was_set)
+        if tail is None:
+            tail = tails[was_set] = wire.pack(HIDDEN) + wire.pack({"set": sorted(was_set)})
+        return partly + data[skip:] + tail
+
+    return write
+
+
+class Variant(NamedTuple):
+    """Records that begin and end alike: those of one class, of which the same fields were set."""
+
+    start: bytes
+    end: bytes
+    head: bytes
+    """The header of their dict."""
+    cls: type
+    names: tuple[str, ...]
+    take: Callable[[Any], dict[str, Any] | None]
+    """Gives the dict of an instance, if it would be such a record."""
+    make: Callable[[dict[str, Any]], object]
+    """Makes an instance of such a dict."""
+
+    def matches(self, payload: bytes) -> bool:
+        """Tell whether a payload begins and ends so."""
+        return payload.startswith(self.start) and payload.endswith(self.end)
+
+    def fields(self, payload: bytes) -> bytes:
+        """Return the bytes of its dict."""
+        return self.head + payload[len(self.start) : len(payload) - len(self.end)]
+
+
+class Reader:
+    """Makes instances of the payloads of records. What it has met once, it knows by its first bytes."""
+
+    __slots__ = ("_known", "_types")
+
+    def __init__(self, types: Types) -> None:
+        self._types = types
+        self._known: dict[bytes, list[Variant]] = {}
+
+    def find(self, payload: bytes) -> Variant | None:
+        """Return what is known of records like this one."""
+        for variant in self._known.get(payload[:_KEY], ()):
+            if variant.matches(payload):
+                return variant
+        return None
+
+    def read(self, payload: bytes, unpack: Callable[[bytes], Any]) -> object | None:
+        """Return the instance that a payload stands for, if one like it was met before; `unpack` decodes its dict."""
+        known = self.find(payload)
+        if known is None:
+            return None
+        fields = unpack(known.fields(payload))
+        return known.make(fields) if type(fields) is dict and tuple(fields) == known.names else None
+
+    def meet(self, payload: bytes, parts: list[Any]) -> Variant | None:
+        """Take note of a record whose parts were decoded: schema, version, form, name, value, name, value ..."""
+        found = self._types.made_as(*parts[:3]) if len(parts) > 2 and type(parts[0]) is str else None  # noqa: PLR2004
+        count = len(found[1].names) if found is not None else 0
+        fields, rest = parts[3 : 3 + 2 * count], parts[3 + 2 * count :]
+        if found is None or not count or tuple(fields[::2]) != found[1].names:
+            return None
+        was_set, end = found[1].nameset, b""
+        if rest:
+            listed = _listed(rest)
+            if listed is None:
+                return None
+            was_set, end = frozenset(listed), wire.pack(HIDDEN) + wire.pack({"set": listed})
+        cls, shape = found
+        take, make = shape.opener(was_set), shape.maker(cls, was_set)
+        if take is None or make is None:
+            return None
+        start = wire.array_head(len(parts)) + wire.pack_attrs(*parts[:3])
+        made = Variant(start, end, wire.head(count, 0x80, _FIXMAP, 0xDE), cls, shape.names, take, make)
+        known = self._known.setdefault(payload[:_KEY], [])
+        if not made.matches(payload) or len(known) >= _VARIANTS:
+            return None
+        known.append(made)
+        return made
+
+
+def _listed(rest: list[Any]) -> list[str] | None:
+    """Return which fields were set, if that is all that the reserved field says."""
+    if len(rest) != 2 or rest[0] != HIDDEN or type(rest[1]) is not dict or rest[1].keys() != {"set"}:  # noqa: PLR2004
+        return None
+    listed = rest[1]["set"]
+    return listed if type(listed) is list and all(type(name) is str for name in listed) else None
+
+
+class Flat(NamedTuple):
+    """A leaf of nothing but such records, as their dicts: read and compared in one call, not in one for each."""
+
+    data: bytes
+    """An array of the dicts."""
+    variants: list[Variant]
+
+    @classmethod
+    def of(cls, leaf: bytes, types: Types) -> Flat | None:
+        """Return a leaf so; None if it holds anything else."""
+        if leaf[_ARRAYS.get(leaf[0], 1)] not in _EXTENSIONS:
+            return None
+        try:
+            entries = ormsgpack.unpackb(leaf, ext_hook=_apart)
+        except ValueError:
+            return None
+        reader = Reader(types)
+        found: list[Variant] = []
+        parts: list[bytes] = [wire.array_head(len(entries))]
+        for entry in entries:
+            if type(entry) is not tuple or entry[0] != wire.RECORD:
+                return None
+            known = reader.find(entry[1]) or reader.meet(entry[1], wire.unpackb(entry[1], ext_hook=_apart))
+            if known is None:
+                return None
+            found.append(known)
+            parts.append(known.fields(entry[1]))
+        flat = cls(b"".join(parts), found)
+        return flat if flat.is_sound() else None
+
+    def held(self, values: list[Any]) -> list[dict[str, Any]] | None:
+        """Return the dicts of instances, if they are like those of the leaf in all but their fields."""
+        if len(values) != len(self.variants):
+            return None
+        made = [
+            variant.take(value) if type(value) is variant.cls else None
+            for value, variant in zip(values, self.variants, strict=True)
+        ]
+        return None if None in made else made  # type: ignore[return-value]
+
+    def made(self, dicts: list[Any]) -> list[Any]:
+        """Return the instances of the dicts that were decoded."""
+        return [variant.make(fields) for fields, variant in zip(dicts, self.variants, strict=True)]
+
+    def is_sound(self) -> bool:
+        """Tell whether the dicts have the fields that they should, each in its place."""
+        try:
+            dicts = ormsgpack.unpackb(self.data, ext_hook=_apart)
+        except ValueError:
+            return False
+        return len(dicts) == len(self.variants) and all(
+            type(fields) is dict and tuple(fields) == variant.names
+            for fields, variant in zip(dicts, self.variants, strict=True)
+        )
+
+
+def flat_of(node: Node, types: Types) -> Flat | None:
+    """Return a leaf in this form, which is kept with it; None if it holds anything but records of named classes."""
+    known = node.flat
+    if known is None or known[0] is not types:
+        known = node.flat = (types, Flat.of(node.data, types))
+    flat: Flat | None = known[1]
+    return flat
+
+
+def _apart(code: int, payload: bytes) -> tuple[int, bytes]:
+    """Stand in for an extension: nothing else that is decoded is a tuple."""
+    return code, payload
