@@ -1,7 +1,7 @@
 """A chat of an agent of the OpenAI Agents SDK, kept by its own sessions and by `BacktrailSession`.
 
-A turn is one `Runner.run` with a scripted model, which reads all of the session, adds what the user said and what came of
-it. Sessions are made as their documentation does. What the SDK takes by itself is the same without a session: its
+A turn is one `Runner.run` with a scripted model, which reads all of the session, adds what the user said and what came
+of it. Sessions are made as their documentation does. What the SDK takes by itself is the same without a session: its
 caller hands all items over each time.
 
 This module imports the SDK, SQLAlchemy and aiosqlite: it is only imported when all of them are installed.
@@ -44,7 +44,7 @@ RACE = "add_items at once"
 
 
 class Script(Model):
-    """Answers by the script. (The SDK's own scripted model keeps a copy of all that it was ever asked.)"""
+    """Answers by the script. The SDK's own scripted model would keep a copy of all that it was ever asked."""
 
     def __init__(self, turns: list[Turn]) -> None:
         self._turns = turns
@@ -71,9 +71,10 @@ class Talk:
         scale: Scale,
         *,
         runner: asyncio.Runner,
-        size: Callable[[], int] | None = None,
+        size: Callable[[], int],
+        note: str = "",
     ) -> None:
-        self.name, self.size = name, size
+        self.name, self.size, self.note = name, size, note
         self.turns = len(turns)
         self._run, self._scale, self._opened = runner.run, scale, opened
         self._session = opened("chat")
@@ -99,7 +100,7 @@ class Talk:
         return items
 
     def _race(self) -> Race:
-        """Add to one session from many at the same moment, each with a session of its own, as a server's requests do."""
+        """Add to one session from many at the same moment, each with an object of its own, as a server's requests."""
         count = self._scale.writers
 
         async def write() -> tuple[list[Any], list[Any]]:
@@ -121,7 +122,7 @@ class Talk:
 class Alone:
     """The agent without a session: its caller keeps the items and hands all of them over each time."""
 
-    name, size = ITSELF, None
+    name, note, size = ITSELF, "", None
 
     def __init__(self, turns: list[Turn], runner: asyncio.Runner) -> None:
         self.turns = len(turns)

@@ -1,8 +1,9 @@
 """A chat in a compiled LangGraph graph, kept by its own savers and by `BacktrailSaver`.
 
 The graph is one node, a scripted model, with a `messages` channel: `add_messages`, or a delta channel with LangGraph's
-reducer for it. A turn is one `invoke`. Savers are made as their documentation does. Two more say what LangGraph takes by itself:
-the graph without a checkpointer, whose caller hands all messages over each time, and a saver that keeps a reference.
+reducer for it. A turn is one `invoke`. Savers are made as their documentation does. Two more say what LangGraph takes
+by itself: the graph without a checkpointer, whose caller hands all messages over each time, and a saver that keeps a
+reference.
 
 This module imports LangGraph and its savers: it is only imported when all of them are installed.
 """
@@ -24,9 +25,8 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import _messages_delta_reducer, add_messages  # LangGraph's documentation names both
 
-import backtrail
 from backtrail.adapters.langgraph import BacktrailSaver
-from bench.langgraph import on_postgres, on_sqlite, size_on_sqlite
+from bench.langgraph import on_postgres, on_sqlite, size_on_sqlite, synchronous
 from bench.raw import pages
 from bench.sides import Compared, Race, against, measure, raced, script, share
 
@@ -113,8 +113,9 @@ class Graph:
         *,
         size: Callable[[], int] | None = None,
         close: Callable[[], None] = lambda: None,
+        note: str = "",
     ) -> None:
-        self.name, self.size, self.close = name, size, close
+        self.name, self.size, self.close, self.note = name, size, close, note
         self.turns = len(turns)
         self._saver, self._script, self._scale = saver, turns, scale
         self._state: type = Delta if name.endswith(DELTA) else State
@@ -213,8 +214,9 @@ def _floors(turns: list[Turn], scale: Scale) -> Iterator[Graph]:
 def _on_sqlite(directory: Path, turns: list[Turn], scale: Scale, stack: ExitStack) -> Iterator[Graph]:
     for name in (SQLITE, SQLITE + DELTA):
         saver = stack.enter_context(on_sqlite(directory / f"{name}.db"))
-        yield Graph(name, saver, turns, scale, size=partial(size_on_sqlite, saver))
-    for name, some in ((OURS, turns), (OURS + DELTA, turns)):
+        note = f"synchronous={synchronous(saver)}"
+        yield Graph(name, saver, turns, scale, size=partial(size_on_sqlite, saver), note=note)
+    for name, some in ((OURS, turns), (OURS + DELTA, turns[: scale.fewer])):
         path = directory / f"{name}.db"
         ours = BacktrailSaver(path)
         yield Graph(name, ours, some, scale, size=partial(pages, path), close=ours.close)
@@ -230,7 +232,7 @@ def _on_postgres(place: Place, turns: list[Turn], scale: Scale, stack: ExitStack
 
 
 def _figures(sides: dict[str, Side], scale: Scale) -> list[Figure]:
-    """Hold each of their savers against ours on the same database; the delta channel of both against each other, too."""
+    """Hold each of their savers against ours on the same database, and both with a delta channel."""
     pairs = {SQLITE: OURS, SQLITE + DELTA: OURS, POSTGRES: OURS_POSTGRES, POSTGRES + DELTA: OURS_POSTGRES}
     figures = []
     for theirs, ours in pairs.items():

@@ -86,6 +86,7 @@ class Chat(Protocol):
     """A chat in a store. One that is not kept has no size; reads and races are called by what they do."""
 
     name: str
+    note: str
     turns: int
     size: Callable[[], int] | None
     reads: dict[str, Callable[[], Any]]
@@ -103,6 +104,7 @@ class Side:
     """What was measured of one chat."""
 
     name: str
+    note: str = ""
     taken: list[Cost] = field(default_factory=list)
     bytes: dict[int, int] = field(default_factory=dict)
     """After so many turns."""
@@ -126,6 +128,7 @@ class Side:
         wall, cpu = self.total(len(self.taken))
         return {
             "name": self.name,
+            "note": self.note,
             "turns": len(self.taken),
             "seconds": wall,
             "cpu_seconds": cpu,
@@ -148,7 +151,7 @@ def measure(chats: Sequence[Chat], scale: Scale) -> list[Side]:
     with ExitStack() as stack:
         for chat in chats:
             stack.callback(chat.close)
-        sides = {chat.name: Side(chat.name) for chat in chats}
+        sides = {chat.name: Side(chat.name, chat.note) for chat in chats}
         _take(chats, sides, scale)
         for what in dict.fromkeys(what for chat in chats for what in chat.reads):
             actions = {chat.name: chat.reads[what] for chat in chats if what in chat.reads}
@@ -197,10 +200,16 @@ def against(theirs: Side, ours: Side, alone: Side, marks: dict[str, dict[str, fl
     over = first.over(second)
     beyond = [side.wall - floor.wall for side in (first, second)]
     figures = [
+        ratio(f"{what}: bytes after {turns:,} turns", theirs.bytes[turns], ours.bytes[turns], marks.get("bytes")),
         ratio(
-            f"{what}: bytes after {turns:,} turns", theirs.bytes[turns], ours.bytes[turns], marks.get("bytes")
+            f"{what}: time of {turns:,} turns",
+            over.wall,
+            1,
+            marks.get("time"),
+            cpu=over.cpu,
+            samples=turns,
+            note=theirs.note,
         ),
-        ratio(f"{what}: time of {turns:,} turns", over.wall, 1, marks.get("time"), cpu=over.cpu, samples=turns),
     ]
     if min(beyond) > 0:
         figures.append(ratio(f"{what}: the same without {alone.name}", *beyond, samples=turns))
@@ -228,6 +237,6 @@ def raced(side: Side, *, gated: bool) -> list[Figure]:
         told = f"{race.told} told by {', '.join(race.errors)}" if race.told else "none told"
         note = f"{race.kept} kept, {told}, {race.lost} lost silently"
         marks: dict[str, Any] = {"gate": count} if gated else {}
-        name = f"{side.name}: {what}, kept or told of {count}"
-        figures.append(Figure(name, race.kept + race.told, better="higher", unit="messages", note=note, **marks))
+        name = f"{side.name}: {what}, kept or told"
+        figures.append(Figure(name, race.kept + race.told, better="higher", unit=f"of {count}", note=note, **marks))
     return figures
