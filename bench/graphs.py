@@ -97,7 +97,7 @@ def compiled(state: type, saver: Any, turns: list[Turn], pause: float = 0) -> An
 
 
 def config(thread: str = "chat") -> Any:
-    """Return the config of a thread, with its namespace, as graphs ask: without one SqliteSaver sorts all to list ten."""
+    """Return the config of a thread, with a namespace, as graphs do: without one SqliteSaver sorts all to list ten."""
     return {"configurable": {"thread_id": thread, "checkpoint_ns": ""}}
 
 
