@@ -86,11 +86,12 @@ def as_json(described: dict[str, Any], results: dict[str, Compared], scale: Scal
 
 
 def plots(results: dict[str, Compared], scale: Scale) -> dict[str, str]:
-    """Return the plots by their file names: times for each framework, and bytes where something is kept."""
+    """Return the plots by their file names: times and bytes of the sides that have taken all turns."""
     drawn = {}
     for group, one in results.items():
-        times = {side.name: [(n, ms) for n in scale.lengths if (ms := side.ms(n, scale.window))] for side in one.sides}
-        sizes = {side.name: sorted((n, size) for n, size in side.bytes.items()) for side in one.sides if side.bytes}
+        whole = [side for side in one.sides if len(side.taken) == scale.turns]
+        times = {side.name: [(n, ms) for n in scale.lengths if (ms := side.ms(n, scale.window))] for side in whole}
+        sizes = {side.name: sorted(side.bytes.items()) for side in whole if side.bytes}
         for what, unit, lines in (("ms", "ms", times), ("bytes", "B", sizes)):
             if lines:
                 drawn[_file(group, what)] = plot.plot(f"{NAMES[group]}: {TITLES[what].lower()}", unit, lines, TURNS)

@@ -24,8 +24,6 @@ STYLES = (
     ("#e5484d", ""),
     ("#e8790a", "7 3"),
     ("#8a8f98", "2 3"),
-    ("#d6409f", ""),
-    ("#978365", "7 3"),
 )
 ACROSS = "messages of 1 KB in the history"
 

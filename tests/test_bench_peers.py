@@ -250,13 +250,13 @@ def test_the_table_has_a_row_for_each_side_and_a_dash_for_what_it_does_not_do():
     assert headers[-1] == "4 at once: kept / told / lost"
 
 
-def test_plots_have_a_line_for_each_side():
+def test_plots_have_a_line_for_each_side_that_has_taken_all_turns():
     drawn = frameworks.plots(FOUND, TINY)
     assert set(drawn) == {"peers-langgraph-ms.svg", "peers-langgraph-bytes.svg"}
     for svg in drawn.values():
         root = ET.fromstring(svg)
         lines = root.findall("{http://www.w3.org/2000/svg}polyline")
-        assert [len(line.get("points").split()) for line in lines] == [2, 1]
+        assert [len(line.get("points").split()) for line in lines] == [2]
         assert frameworks.TURNS in [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
 
 
