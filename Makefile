@@ -15,7 +15,7 @@ export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test lint bench torture format aio clean
+.PHONY: help demo test lint bench bench-peers torture format aio clean
 .NOTPARALLEL:
 
 help:
@@ -25,6 +25,7 @@ help:
 	@echo "make format    let ruff put the code in form"
 	@echo "make aio       make backtrail.aio from the synchronous code again"
 	@echo "make bench     measure, beside LangGraph's savers (ARGS=--quick takes a minute or two)"
+	@echo "make bench-peers  the same chat kept by LangGraph's savers, OpenAI's sessions and ours, side by side"
 	@echo "make torture   the long reliability runs"
 	@echo "make clean     remove .venv, builds and caches"
 
@@ -49,6 +50,9 @@ aio: $(CORE)
 
 bench: $(BENCH)
 	$(PY) -m bench $(ARGS)
+
+bench-peers: $(BENCH)
+	$(PY) -m bench.frameworks $(ARGS)
 
 # Every property test, with the examples of the 'torture' profile, and every test that is marked as one.
 torture: $(TEST)

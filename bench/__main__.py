@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from bench import agents, aio, cold, loads, machine, peers, plot, postgres, report, runs, saves, sizes
 from bench.scale import FULL, QUICK
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from bench.figures import Point, Result
     from bench.scale import Scale
 
+S = TypeVar("S")
+R = TypeVar("R", bound="Result")
 ROOT = Path(__file__).resolve().parent.parent
 GROUPS: dict[str, Callable[[Path, Scale], Result]] = {
     "append": saves.appends,
@@ -39,7 +41,7 @@ GROUPS: dict[str, Callable[[Path, Scale], Result]] = {
 ORDER = (saves.APPEND, saves.STEP, saves.PLAIN, peers.DEFAULT, peers.DELTA)
 
 
-def _apart(group: Callable[[Path, Scale], Result], directory: Path, scale: Scale) -> Result:
+def _apart(group: Callable[[Path, S], R], directory: Path, scale: S) -> R:
     """Run a group in a process of its own, where that can be: memory that another has left makes some loads cheaper."""
     if "fork" not in multiprocessing.get_all_start_methods():
         return group(directory, scale)
@@ -49,20 +51,20 @@ def _apart(group: Callable[[Path, Scale], Result], directory: Path, scale: Scale
     process.start()
     writer.close()
     try:
-        found: Result = reader.recv()
+        found: R = reader.recv()
     except EOFError:
         raise SystemExit("a group has failed: see above") from None
     process.join()
     return found
 
 
-def run(names: list[str], scale: Scale, place: Path | None) -> dict[str, Result]:
+def run(groups: dict[str, Callable[[Path, S], R]], scale: S, place: Path | None) -> dict[str, R]:
     """Run groups, each in a directory of its own, and print what they find."""
     results = {}
-    for name in names:
+    for name, group in groups.items():
         with tempfile.TemporaryDirectory(prefix="backtrail-bench-", dir=place) as directory:
             begun = time.monotonic()
-            results[name] = _apart(GROUPS[name], Path(directory), scale)
+            results[name] = _apart(group, Path(directory), scale)
             print(f"\n{name} ({time.monotonic() - begun:.0f} s)", flush=True)
             for line in report.table(results[name].figures):
                 print(f"  {line}", flush=True)
@@ -107,7 +109,7 @@ def main(arguments: list[str] | None = None) -> None:
     names = options.only or list(GROUPS)
     described = machine.facts(options.directory or Path(tempfile.gettempdir()))
     print(*machine.told(described), sep="\n")
-    results = run(names, QUICK if options.quick else FULL, options.directory)
+    results = run({name: GROUPS[name] for name in names}, QUICK if options.quick else FULL, options.directory)
     print(f"\n{report.summary(results)}")
     text, drawn = report.as_json(described, results, quick=options.quick), plots(results)
     made = ROOT / "build" / "bench"

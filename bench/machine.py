@@ -30,8 +30,8 @@ PACKAGES = (
 )
 
 
-def facts(directory: Path) -> dict[str, Any]:
-    """Return what is to be known about a run that keeps its files in this directory."""
+def facts(directory: Path, packages: tuple[str, ...] = PACKAGES) -> dict[str, Any]:
+    """Return what is to be known about a run that keeps its files in this directory, and uses these packages."""
     return {
         "date": dt.datetime.now(dt.UTC).isoformat(timespec="minutes"),
         "cpu": _cpu(),
@@ -44,7 +44,7 @@ def facts(directory: Path) -> dict[str, Any]:
         "sqlite": apsw.sqlite_lib_version(),
         "sqlite_of_python": sqlite3.sqlite_version,
         "postgres": server.version(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": {name: _version(name) for name in packages},
     }
 
 

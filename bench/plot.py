@@ -25,6 +25,7 @@ STYLES = (
     ("#e8790a", "7 3"),
     ("#8a8f98", "2 3"),
 )
+ACROSS = "messages of 1 KB in the history"
 
 
 class Axis(NamedTuple):
@@ -52,8 +53,8 @@ class Axis(NamedTuple):
         return [10.0**exponent for exponent in range(self.low, self.high + 1)]
 
 
-def plot(title: str, unit: str, lines: dict[str, list[tuple[float, float]]]) -> str:
-    """Return an SVG with one line for each series of (length of the history, value); values are above zero."""
+def plot(title: str, unit: str, lines: dict[str, list[tuple[float, float]]], across: str = ACROSS) -> str:
+    """Return an SVG with one line for each series of (length, value); values are above zero; `across` names lengths."""
     points = [point for line in lines.values() for point in line]
     x = Axis.over([length for length, _ in points], LEFT, WIDTH - RIGHT)
     y = Axis.over([value for _, value in points], HEIGHT - BOTTOM, TOP)
@@ -64,22 +65,22 @@ def plot(title: str, unit: str, lines: dict[str, list[tuple[float, float]]]) -> 
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{label}" {font}>',
         f"<title>{escape(title)}</title>",
         f'<text x="{LEFT}" y="22" font-size="15" font-weight="600">{escape(title)}</text>',
-        *_grid(x, y, unit),
+        *_grid(x, y, unit, across),
     ]
     ends = _spread([(name, y.at(line[-1][1])) for name, line in lines.items()])
     for at, (name, line) in enumerate(lines.items()):
         colour, dashes = STYLES[at % len(STYLES)]
         places = [(x.at(length), y.at(value)) for length, value in line]
-        path = " ".join(f"{across:.1f},{down:.1f}" for across, down in places)
+        path = " ".join(f"{right:.1f},{down:.1f}" for right, down in places)
         dashed = f' stroke-dasharray="{dashes}"' if dashes else ""
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2.2"{dashed}/>')
-        parts += [f'<circle cx="{across:.1f}" cy="{down:.1f}" r="3.4" fill="{colour}"/>' for across, down in places]
-        across = places[-1][0] + 10
-        parts.append(f'<text x="{across:.1f}" y="{ends[name] + 4:.1f}" fill="{colour}">{escape(name)}</text>')
+        parts += [f'<circle cx="{right:.1f}" cy="{down:.1f}" r="3.4" fill="{colour}"/>' for right, down in places]
+        after = places[-1][0] + 10
+        parts.append(f'<text x="{after:.1f}" y="{ends[name] + 4:.1f}" fill="{colour}">{escape(name)}</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def _grid(x: Axis, y: Axis, unit: str) -> list[str]:
+def _grid(x: Axis, y: Axis, unit: str, across: str) -> list[str]:
     parts = []
     for tick in x.ticks:
         place = x.at(tick)
@@ -90,9 +91,7 @@ def _grid(x: Axis, y: Axis, unit: str) -> list[str]:
         parts.append(f'<line x1="{LEFT}" y1="{place:.1f}" x2="{WIDTH - RIGHT}" y2="{place:.1f}" stroke="{GRID}"/>')
         parts.append(f'<text x="{LEFT - 8}" y="{place + 4:.1f}" text-anchor="end">{written(tick, unit)}</text>')
     middle = (LEFT + WIDTH - RIGHT) / 2
-    parts.append(
-        f'<text x="{middle:.1f}" y="{HEIGHT - 10}" text-anchor="middle">messages of 1 KB in the history</text>'
-    )
+    parts.append(f'<text x="{middle:.1f}" y="{HEIGHT - 10}" text-anchor="middle">{escape(across)}</text>')
     return parts
 
 

@@ -141,10 +141,10 @@ def highlights(machine: dict[str, Any], results: dict[str, Result]) -> str:
     return "\n".join([*lines, END])
 
 
-def write_section(page: Path, text: str) -> None:
-    """Put the section in the place of the one that the page has."""
-    before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+def write_section(page: Path, text: str, mark: str = BEGIN) -> None:
+    """Put the section in the place of the one that the page has, which begins with a mark."""
+    before, begin, rest = page.read_text(encoding="utf-8").partition(mark)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise ValueError(f"{page}: the marks of the section are missing: {BEGIN} and {END}")
+        raise ValueError(f"{page}: the marks of the section are missing: {mark} and {END}")
     page.write_text(before + text + after, encoding="utf-8")
