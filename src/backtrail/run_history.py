@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from backtrail.arguments import check_id
-from backtrail.engine import changes, log
+from backtrail.engine import changes
 from backtrail.engine.codec import Decoder
 from backtrail.errors import Conflict, Corrupt
 from backtrail.run_calls import record_of
@@ -89,14 +89,6 @@ class RunThread(Thread[Any]):
     def diff(self, a: Ref = "@-", b: Ref = "@") -> Diff:
         """Return what changed in the run from one checkpoint to another."""
         return Diff(tuple(change for change in super().diff(a, b) if change.path[:1] != ("journal",)))
-
-    def everything(self) -> list[Checkpoint[Any]]:
-        """Return all checkpoints that were not deleted, oldest first: those that are out of view, too."""
-        standing = self._standing()
-        if standing is None:
-            return []
-        rows = self._engine.desk.heads.visible(standing, ((1, standing.newest.seq),))
-        return self._checkpoints(standing, [row for row in rows if row.op in log.CHECKPOINTS])
 
     def passed(self, ref: Ref) -> list[ToolCallRecord]:
         """Return the irreversible calls that the run has made and that this checkpoint does not know of."""

@@ -142,7 +142,7 @@ class Runs:
 
     def _all(self, session_id: str) -> Checkpoints:
         """Return all checkpoints of a run, those that are out of view, too."""
-        return RunThread(self._engine, check_id(session_id, "a session's id")).everything()
+        return [*self.thread(session_id).history(everything=True)]
 
     def prune(self, agent: str, keep: int) -> int:
         """Hide all but the newest checkpoints of an agent's runs, and return how many went.

@@ -203,7 +203,7 @@ class Thread(Handle[S]):
             check_kind(kind)
         wanted = check_metadata(metadata)
         standing = self._standing()
-        if standing is None or standing.head is None:
+        if standing is None or (standing.head is None and not everything):
             return iter(())
         view = ((1, standing.newest.seq),) if everything else self._engine.desk.heads.view(standing)
         ranges = view if before is None else log.clip(view, 1, self._resolve(standing, before).seq - 1)
