@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import backtrail
 from backtrail import AgentState, Conflict, Conversation, Corrupt, Invalid
 from backtrail.adapters.claude import BacktrailSessionStore
+from backtrail.adapters.claude_entries import owner_of
 from backtrail.testing.conformance.base import SECOND, Clock
 from backtrail.testing.exact import same
 from tests.sessions import KEY, SUB, appended, loaded, said, somewhere
@@ -122,6 +123,8 @@ def test_no_two_keys_mean_the_same_conversation_whatever_is_in_them():
     ids = [BacktrailSessionStore.conversation_id(key) for key in keys]
     assert len(set(ids)) == len(keys)
     assert all(1 <= len(name) <= 512 for name in ids)
+    long = "x" * 600
+    assert len({owner_of(name) for name in [*ODD, owner_of(long)]}) == len(ODD) + 1
 
 
 def test_sessions_and_subagents_of_odd_names_are_listed_by_their_names(opener):
@@ -143,6 +146,15 @@ def test_sessions_and_subagents_of_odd_names_are_listed_by_their_names(opener):
 
     with opener() as store:
         asyncio.run(main(BacktrailSessionStore(store)))
+
+
+def test_a_fork_under_a_long_name_is_not_listed_by_the_name_of_another(store):
+    one, two = ({"project_key": "p", "session_id": letter * 200} for letter in "xy")
+    sessions = BacktrailSessionStore(store)
+    appended(store, said("hi"), key=one)
+    store.conversations.thread(sessions.conversation_id(one)).fork(sessions.conversation_id(two))
+    assert [each["session_id"] for each in asyncio.run(sessions.list_sessions("p"))] == [one["session_id"]]
+    assert loaded(store, two) == loaded(store, one)
 
 
 def test_mtime_is_when_it_was_written_in_milliseconds(store):

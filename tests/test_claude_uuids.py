@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import uuid
 
 import pytest
 
@@ -47,6 +48,7 @@ def test_a_uuid_is_kept_once_and_what_has_none_each_time(opener):
         assert loaded(store) == [one, mode, mode, two]
         appended(store, two, key=SUB)
         assert loaded(store, SUB) == [two]
+        assert "summary" not in store.conversations.info(BacktrailSessionStore.conversation_id(SUB)).metadata
 
 
 def test_a_uuid_that_was_rewound_away_may_come_again(opener):
@@ -110,18 +112,24 @@ def test_what_others_add_to_the_conversation_is_no_entry(store):
 
 
 def test_to_append_to_a_long_session_reads_and_writes_little(durable):
+    def entry(n):  # the same each time, and with it where chunks end
+        return said(
+            f"{n} " + f"{n * 7919 % 9973} " * 60,
+            uuid=str(uuid.UUID(int=n * 0x9E3779B97F4A7C15F39CC0605CEDC835 % 2**128)),
+        )
+
     with durable() as store:
         for start in range(0, 2000, 500):
-            appended(store, *(said(f"{n} " + f"{n * 7919 % 9973} " * 60) for n in range(start, start + 500)))
+            appended(store, *map(entry, range(start, start + 500)))
     with durable() as store:
         sessions = BacktrailSessionStore(store)
         thread = store.conversations.thread(sessions.conversation_id(KEY))
         with chunks_read(store) as asked:
-            appended(store, said("one more"))
+            appended(store, entry(2000))
         assert len(asked) <= 10
         assert thread.load().stored < 12_000
         with chunks_read(store) as asked:
-            appended(store, said("and another"))
+            appended(store, entry(2001))
         assert asked == []
         assert thread.load().stored < 1_500
 
