@@ -10,6 +10,7 @@ the conversation, and made anew in the same way.
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 import json
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -44,6 +45,8 @@ _RANK: Final = (_KEPT, "title")
 _MESSAGES: Final = "messages"
 _SUMMARY: Final = "summary"
 _TRIES: Final = 10
+_FEW: Final = 16
+"""Entries that are read in no time."""
 _MILLISECOND: Final = dt.timedelta(milliseconds=1)
 _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
@@ -61,8 +64,11 @@ class BacktrailSessionStore(SessionStore):
         where = Key.read(key)
         if not isinstance(entries, list | tuple):
             raise Invalid(f"entries are a list, not {type(entries).__name__}", code="invalid.argument")
+        adding = _Adding(where, entries)
+        if len(entries) > _FEW:
+            await asyncio.to_thread(adding.read)  # the event loop goes on meanwhile
         if entries:
-            await self.thread(key).edit(_Adding(where, entries))
+            await self.thread(key).edit(adding)
 
     async def load(self, key: SessionKey) -> list[SessionStoreEntry] | None:
         """Return the entries of a transcript as they came, oldest first; None if there is none."""
@@ -181,10 +187,17 @@ class _Adding:
     def __init__(self, key: Key, entries: list[Any] | tuple[Any, ...]) -> None:
         self._key = key
         self._given = entries
-        self._read: list[tuple[Entry, dict[str, Any]]] = []
+        self._batch: list[tuple[Entry, dict[str, Any]]] = []
+
+    def read(self) -> list[tuple[Entry, dict[str, Any]]]:
+        """Return the entries as messages; `Invalid` if one is none."""
+        if not self._batch:
+            entries = [Entry.read(entry, f"entries[{at}]") for at, entry in enumerate(self._given)]
+            self._batch = [(entry, entry.message()) for entry in entries]
+        return self._batch
 
     def __call__(self, editor: Editor) -> None:
-        batch = self._batch()
+        batch = self.read()
         if not editor.exists:
             value = Conversation(self._key.owner, id=self._key.id, metadata=self._key.metadata)
             editor.set((), {**to_data(value), _KEPT: {"uuids": {}, "title": 0}})
@@ -207,12 +220,6 @@ class _Adding:
         self._describe(editor, entries)
         editor.append(_MESSAGES, *(message for _, message in new))
         editor.update(_UUIDS, places)
-
-    def _batch(self) -> list[tuple[Entry, dict[str, Any]]]:
-        if not self._read:
-            read = [Entry.read(entry, f"entries[{at}]") for at, entry in enumerate(self._given)]
-            self._read = [(entry, entry.message()) for entry in read]
-        return self._read
 
     def _has(self, editor: Editor, uuid: str) -> bool:
         place = editor.get((*_UUIDS, uuid))
