@@ -35,8 +35,19 @@ def said(text, role="user", **others):
 
 
 def loaded(store, key=KEY):
-    return asyncio.run(BacktrailSessionStore(store).load(key))
+    return _done(store, lambda sessions: sessions.load(key))
 
 
 def appended(store, *entries, key=KEY):
-    asyncio.run(BacktrailSessionStore(store).append(key, [*entries]))
+    _done(store, lambda sessions: sessions.append(key, [*entries]))
+
+
+def _done(store, call):
+    async def main():
+        sessions = BacktrailSessionStore(store)
+        try:
+            return await call(sessions)
+        finally:
+            await sessions.store._crew.close(lambda: None)  # its threads end now, not when it is collected
+
+    return asyncio.run(main())
