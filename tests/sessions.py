@@ -8,7 +8,7 @@ from functools import partial
 import backtrail
 from backtrail.adapters.claude import BacktrailSessionStore
 from backtrail.testing.places import in_memory
-from tests.servers import place
+from tests.servers import swept
 
 KEY = {"project_key": "-home-ada-trip", "session_id": "7c9f0c1e-0000-4000-8000-000000000001"}
 SUB = {**KEY, "subpath": "subagents/agent-1"}
@@ -21,7 +21,7 @@ def somewhere(kind, tmp_path):
         with in_memory() as opener:
             yield opener
     elif kind == "postgres":
-        with place(durability="relaxed") as opener:
+        with swept(durability="relaxed") as opener:
             yield opener
     else:
         yield partial(backtrail.open, tmp_path / f"{uuid.uuid4()}.db", durability="relaxed")

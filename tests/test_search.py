@@ -28,7 +28,7 @@ from backtrail.backends.port import Batch, Entry, Indexed, Phrase, Splice
 from backtrail.engine import folding, indexing, query
 from backtrail.testing.conformance.indexing import interrupted as killed_at
 from backtrail.testing.places import in_memory
-from tests.servers import place as postgres
+from tests.servers import swept as postgres
 
 SPAWN = multiprocessing.get_context("spawn")
 
