@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import itertools
-import multiprocessing
 import random
 import threading
 import time
@@ -23,8 +22,6 @@ WRITES = r"\bcommit\b|commit_\d|insert into"
 """The exchanges that commit something."""
 ALL_KINDS = pytest.mark.parametrize("kind", [SWALLOW, BEFORE, DURING])
 DONE_OR_NOT = pytest.mark.parametrize("kind", [SWALLOW, BEFORE])  # what is cut during ends as one of them
-
-spawn = multiprocessing.get_context("spawn")
 
 
 def lengths(short, long):
