@@ -10,6 +10,6 @@ from hypothesis import settings
 
 pytest.register_assert_rewrite("backtrail.testing")
 
-settings.register_profile("default", deadline=None, max_examples=100, stateful_step_count=30)
+settings.register_profile("default", deadline=None, max_examples=60, stateful_step_count=30)
 settings.register_profile("torture", deadline=None, max_examples=5000, stateful_step_count=50)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))

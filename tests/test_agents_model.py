@@ -15,7 +15,7 @@ from backtrail.engine import changes
 from backtrail.testing.agent_script import AgentScript
 from backtrail.testing.chunks import small_chunks
 from backtrail.testing.places import in_memory
-from tests.servers import place
+from tests.servers import swept
 
 
 @contextlib.contextmanager
@@ -28,7 +28,7 @@ def in_file():
 
 
 def in_postgres():
-    return place(durability="relaxed")
+    return swept(durability="relaxed")
 
 
 PLACES = pytest.mark.parametrize("where", [in_memory, in_file, in_postgres])

@@ -17,7 +17,7 @@ from backtrail.testing.conformance.base import head
 from backtrail.testing.conformance.restoring import begun, moved_on
 from backtrail.testing.places import in_memory
 from backtrail.testing.scene import agent, contents, conversation, names, usage, view
-from tests.servers import place
+from tests.servers import swept
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
@@ -26,7 +26,7 @@ def stores(request, tmp_path):
     opening = {
         "memory": in_memory,
         "sqlite": lambda: _given(partial(backtrail.open, tmp_path / "s.db", durability="relaxed")),
-        "postgres": partial(place, durability="relaxed"),
+        "postgres": partial(swept, durability="relaxed"),
     }[request.param]
     with opening() as opener, opener() as mine, opener() as other:
         yield mine, other

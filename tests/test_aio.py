@@ -26,7 +26,7 @@ from backtrail.backends.sqlite import SqliteBackend
 from backtrail.engine import changes, pace, queue
 from backtrail.engine.queue import Crew
 from backtrail.testing.places import in_memory
-from tests.servers import place
+from tests.servers import swept
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
@@ -36,7 +36,7 @@ def opener(request, tmp_path):
         with in_memory() as opener:
             yield opener
     elif request.param == "postgres":
-        with place(durability="relaxed") as opener:
+        with swept(durability="relaxed") as opener:
             yield opener
     else:
         yield partial(backtrail.open, tmp_path / "store.db", durability="relaxed")

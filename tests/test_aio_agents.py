@@ -18,7 +18,7 @@ from backtrail.backends.port import Undone
 from backtrail.engine import queue
 from backtrail.schedules import LOG
 from backtrail.testing.places import in_memory
-from tests.servers import place
+from tests.servers import swept
 from tests.test_aio import LOST, counted_groups, failing, held, listed
 
 
@@ -29,7 +29,7 @@ def opener(request, tmp_path):
         with in_memory() as opener:
             yield opener
     elif request.param == "postgres":
-        with place(durability="relaxed") as opener:
+        with swept(durability="relaxed") as opener:
             yield opener
     else:
         yield partial(backtrail.open, tmp_path / "store.db", durability="relaxed")

@@ -28,7 +28,7 @@ from backtrail.backends.port import (
 from backtrail.backends.sqlite import SqliteBackend
 from backtrail.engine.overlay import Overlay
 from backtrail.errors import Invalid, Unavailable
-from tests.servers import place
+from tests.servers import swept
 
 # NUL, a lone surrogate, two of them that are not the character they would encode, wildcards, the last character.
 ODD_TEXTS = ["", "a\0b", "\ud800", "\ud83d\ude00", "😀", "%", "_", "'; --", "\U0010ffff", "é"]
@@ -119,7 +119,7 @@ def empty_store(tmp_path_factory):
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
 def backend(request, tmp_path, empty_store):
     if request.param == "postgres":
-        with place() as opener, opener(durability="relaxed") as store:
+        with swept() as opener, opener(durability="relaxed") as store:
             yield store._backend
         return
     made: Backend
@@ -901,7 +901,7 @@ def _do(backend, action, earlier):  # noqa: PLR0911 - one for each action
 @given(actions=st.lists(_batches | _appends | _others, max_size=25))
 def test_the_backends_give_the_same_answers(tmp_path_factory, empty_store, actions):
     sqlite = SqliteBackend(shutil.copy(empty_store, tmp_path_factory.mktemp("store")), durability="relaxed")
-    with closing(sqlite), place() as opener, opener(durability="relaxed") as store:
+    with closing(sqlite), swept() as opener, opener(durability="relaxed") as store:
         for other in (sqlite, store._backend):
             _hold_against_memory(other, actions)
 

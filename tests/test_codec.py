@@ -240,7 +240,7 @@ def test_nesting_is_exact_or_refused_at_every_depth(wraps, bulk):
         "i": lambda v: {1: v, **{n + 2: f for n, f in enumerate(filler)}},
     }
     kept, refused = 0, []
-    for depth in [1, 2, 7, 30, 60, 63, 64, 65, 66, 100, 128, 140, 240, 260, 3000]:
+    for depth in [1, 2, 7, 30, 60, 63, 64, 65, 100, 128, 260, 3000]:
         value = 7
         for at in range(depth):
             value = make[wraps[at % len(wraps)]](value)
@@ -252,9 +252,9 @@ def test_nesting_is_exact_or_refused_at_every_depth(wraps, bulk):
         kept = max(kept, depth)
         for tree in (made, stored_again(made)):
             assert depth_of(decode(tree)) == depth
-            assert depth_of(on_deep_stack(300, lambda tree=tree: decode(tree))) == depth
-            again = encode(on_deep_stack(300, lambda tree=tree: decode(tree)))
-            assert again.root == made.root
+            again = on_deep_stack(300, lambda tree=tree: decode(tree))
+            assert depth_of(again) == depth
+            assert encode(again).root == made.root
     assert kept >= 60
     assert all(depth > 60 and "nested" in why for depth, why in refused)
 

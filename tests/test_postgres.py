@@ -4,17 +4,17 @@ import pytest
 
 from backtrail.testing import machine
 from backtrail.testing.conformance import StoreConformance
-from tests.servers import place
+from tests.servers import swept
 
 
 class TestPostgres(StoreConformance):
     @pytest.fixture
     def opener(self):
-        with place() as opener:
+        with swept() as opener:
             yield opener
 
 
 @pytest.mark.hypothesis
 @pytest.mark.parametrize("part", range(4))  # so that the long run takes turns with others
 def test_random_histories_are_as_the_model_says(part):
-    machine.run(place, parts=8)  # half as many as elsewhere: each takes four times as long
+    machine.run(swept, parts=8)  # half as many as elsewhere: each takes four times as long

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import itertools
-import multiprocessing
 import random
 import threading
 import time
@@ -23,8 +22,6 @@ WRITES = r"\bcommit\b|commit_\d|insert into"
 """The exchanges that commit something."""
 ALL_KINDS = pytest.mark.parametrize("kind", [SWALLOW, BEFORE, DURING])
 DONE_OR_NOT = pytest.mark.parametrize("kind", [SWALLOW, BEFORE])  # what is cut during ends as one of them
-
-spawn = multiprocessing.get_context("spawn")
 
 
 def lengths(short, long):
@@ -388,7 +385,7 @@ def test_a_write_whose_reply_was_lost_is_unknown_if_nobody_can_look(store, own, 
 
 @DONE_OR_NOT
 def test_a_write_that_is_sent_in_pieces_may_lose_any_of_its_exchanges(proxy, schema, direct, kind, monkeypatch):
-    monkeypatch.setattr(postgres_commit, "PIECE", 50_000)
+    monkeypatch.setattr(postgres_commit, "PIECE", 10_000)
     rng = random.Random(1)
     states = []
     for skip in itertools.count():
@@ -396,7 +393,7 @@ def test_a_write_that_is_sent_in_pieces_may_lose_any_of_its_exchanges(proxy, sch
             if states:
                 store.thread("t").load()
             fault = proxy.fault(kind, skip=skip)
-            states.append({"n": skip, "parts": [rng.randbytes(40_000) for _ in range(4)]})
+            states.append({"n": skip, "parts": [rng.randbytes(8_000) for _ in range(4)]})
             store.thread("t").save(states[-1])
             proxy.disarm()
         if not fault.fired:

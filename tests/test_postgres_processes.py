@@ -1,7 +1,6 @@
 """Several processes on one store in PostgreSQL, beside crashes, deadlocks, poolers and collections: all of it exact."""
 
 import contextlib
-import multiprocessing
 import os
 import random
 import signal
@@ -15,9 +14,8 @@ import pytest
 
 import backtrail
 from tests import servers
+from tests.processes import spawn
 from tests.test_postgres_faults import lengths
-
-spawn = multiprocessing.get_context("spawn")
 
 
 @pytest.fixture(scope="module")

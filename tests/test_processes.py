@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -13,14 +12,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 import backtrail
+from tests.processes import spawn
 
 if TYPE_CHECKING:
+    import multiprocessing
     from pathlib import Path
 
 WRITERS = 8
 EACH = 40
-
-spawn = multiprocessing.get_context("spawn")
 
 
 def _append(path: str, writer: int, acknowledged: multiprocessing.Queue[tuple[int, int]]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
 import random
 import re
@@ -28,9 +27,8 @@ from backtrail.backends.port import Batch, Entry, Indexed, Phrase, Splice
 from backtrail.engine import folding, indexing, query
 from backtrail.testing.conformance.indexing import interrupted as killed_at
 from backtrail.testing.places import in_memory
-from tests.servers import place as postgres
-
-SPAWN = multiprocessing.get_context("spawn")
+from tests.processes import spawn
+from tests.servers import swept as postgres
 
 
 @contextmanager
@@ -271,7 +269,7 @@ def test_processes_that_append_and_search_each_find_what_is_there_once(place):
         where = (opener.args[0], opener.keywords.get("schema"))
         with opener() as store:
             store.thread("shared").save({"messages": []})
-        workers = [SPAWN.Process(target=append_and_search, args=(*where, name, 25)) for name in range(4)]
+        workers = [spawn.Process(target=append_and_search, args=(*where, name, 25)) for name in range(4)]
         for worker in workers:
             worker.start()
         for worker in workers:
@@ -290,7 +288,7 @@ def test_a_catch_up_that_is_killed_anywhere_is_simply_done_again(tmp_path):
         store.thread("u").save({"messages": [f"fox no{n}" for n in range(1500, 1600)]})
     done = 0
     for at in (1, 100, 300, 700):
-        worker = SPAWN.Process(target=search_and_be_killed, args=(path, at))
+        worker = spawn.Process(target=search_and_be_killed, args=(path, at))
         worker.start()
         worker.join(60)
         assert worker.exitcode == -signal.SIGKILL

@@ -11,6 +11,7 @@ import psutil
 import psycopg
 import pytest
 
+import backtrail
 from tests import servers
 from tests.proxy import BEFORE, DURING, STALL, SWALLOW, Proxy
 
@@ -108,6 +109,53 @@ def test_schemas_of_a_place_are_dropped():
         servers.server().execute(f"CREATE SCHEMA {name} CREATE TABLE t (n int)")
         assert servers.server().execute(schemas, (name,)) == [(1,)]
     assert servers.server().execute(schemas, (name,)) == [(0,)]
+
+
+def everything_in(schema):
+    """All rows of a schema, its sequences, and what is there to hold them."""
+    found = {}
+    listed = "SELECT relname, relkind::text FROM pg_class WHERE relnamespace = %s::regnamespace ORDER BY 1"
+    for name, kind in servers.server().execute(listed, (schema,)):
+        rows = servers.server().execute(f"SELECT * FROM {schema}.{name}") if kind in "rpS" else []
+        found[name] = kind, [row[::2] for row in rows] if kind == "S" else sorted(rows)  # not how far its log is ahead
+    return found
+
+
+def test_a_schema_that_was_swept_is_as_a_new_one(monkeypatch):
+    monkeypatch.setattr(servers, "_spare", [])
+    with servers.swept() as opener:
+        name = opener.keywords["schema"]
+        new = everything_in(name)
+        with opener() as store:
+            thread = store.thread("t", agent="a")
+            thread.save({"messages": [{"content": "fox " * 3000}]}, tags=["x"])
+            thread.append("messages", {"content": "dog"})
+            assert len(store.search("dog")) == 1
+            store.agents.save(backtrail.AgentState("a", "A", "x"))
+            store.agents.delete("a")
+            store.gc()
+        assert everything_in(name) != new
+    assert servers._spare == [name]
+    with servers.swept() as opener:
+        assert opener.keywords["schema"] == name
+        assert everything_in(name) == new
+
+
+def test_a_schema_in_which_somebody_is_at_work_or_that_is_large_is_dropped_not_swept(monkeypatch):
+    monkeypatch.setattr(servers, "_spare", [])
+    with servers.server().connect(application_name="backtrail") as other:
+        with servers.swept() as opener:
+            store = opener()
+            store.thread("t").save(1)
+            other.execute("BEGIN")
+        assert servers._spare == []
+        other.execute("COMMIT")
+    with pytest.raises(backtrail.Error, match="closed"):
+        store.thread("t").load()
+    monkeypatch.setattr(servers, "_BIG", 0)
+    with servers.swept() as opener, opener() as store:
+        store.thread("t").save(1)
+    assert servers._spare == []
 
 
 # ---- the proxy ------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from backtrail.backends import sqlite_moves
 from backtrail.backends.sqlite import SqliteBackend
 from backtrail.engine import hub as hubs
 from backtrail.testing.places import in_memory
-from tests.servers import place
+from tests.servers import swept
 
 LONG = 60
 
@@ -40,7 +40,7 @@ def opener(request, path):
         with in_memory() as opener:
             yield opener
     elif request.param == "postgres":
-        with place(durability="relaxed") as opener:
+        with swept(durability="relaxed") as opener:
             yield opener
     else:
         yield partial(backtrail.open, path, durability="relaxed")
@@ -50,7 +50,7 @@ def opener(request, path):
 def shared(request, path):
     """A store that processes share: a function that opens it, and what a script needs to do the same."""
     if request.param == "postgres":
-        with place(durability="relaxed") as opener:
+        with swept(durability="relaxed") as opener:
             yield opener, (opener.args[0], opener.keywords["schema"])
     else:
         yield partial(backtrail.open, path, durability="relaxed"), (path, "")

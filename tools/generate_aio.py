@@ -43,6 +43,7 @@ THREAD = {
     "set": "write",
     "delete_at": "write",
     "step": "block Step",
+    "edit": "write",
     "update": "update",
     "latest": "apart",
     "load": "apart",
@@ -470,6 +471,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 
     from backtrail import threads as sync
+    from backtrail.engine.editing import Editor
     from backtrail.engine.queue import Crew
     from backtrail.handles import Ref
     from backtrail.values import Diff, PruneReport, Sentinel

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from backtrail.agents import Agents, AgentVersion
 from backtrail.checkpoints import Checkpoint
 from backtrail.conversations import Conversations
+from backtrail.engine.editing import Editor
 from backtrail.engine.journal import Call
 from backtrail.engine.schema import Member, Record, Type, schema, upcast
 from backtrail.entities import (
@@ -91,6 +92,7 @@ __all__ = [
     "Damage",
     "Diff",
     "Done",
+    "Editor",
     "Error",
     "Event",
     "EveryN",

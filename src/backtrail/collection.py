@@ -147,22 +147,29 @@ class Collection:
 
     # -- listing ------------------------------------------------------------------------------------------
 
-    def _listed(self, agent: str | None, cursor: str | None = None) -> Iterator[tuple[ThreadRecord, Row]]:
+    def _listed(
+        self, agent: str | None, cursor: str | None = None, prefix: str | None = None
+    ) -> Iterator[tuple[ThreadRecord, Row]]:
         """Give the threads that have a head, each with its newest row, newest activity first; from a cursor on."""
         after = None if cursor is None else _place_of(cursor)
         while True:
             backend = self._engine.desk.heads.backend
-            page = backend.threads(space=self._space, agent=agent, prefix=None, after=after, limit=_PAGE)
+            page = backend.threads(space=self._space, agent=agent, prefix=prefix, after=after, limit=_PAGE)
             yield from page
             if len(page) < _PAGE:
                 return
             after = (page[-1][1].created_at, page[-1][0].no)
 
     def _headers(
-        self, agent: str | None, cursor: str | None, wanted: Callable[[ThreadRecord], bool] = lambda _: True
+        self,
+        agent: str | None,
+        cursor: str | None,
+        wanted: Callable[[ThreadRecord], bool] = lambda _: True,
+        *,
+        prefix: str | None = None,
     ) -> Iterator[tuple[ThreadRecord, Row, dict[str, Any] | str]]:
         """Give what a listing shows of each thread; one that is deleted meanwhile is passed over."""
-        for record, newest in self._listed(agent, cursor):
+        for record, newest in self._listed(agent, cursor, prefix):
             if wanted(record):
                 with suppress(NotFound):
                     yield record, newest, self._header(record)
@@ -182,6 +189,11 @@ class Collection:
             raise
         except Error as error:  # the others are still listed
             return str(error)
+
+
+def is_field(key: Any) -> bool:
+    """Tell whether a key of a state is a field of its value: what begins with @ is kept there by an adapter."""
+    return not (isinstance(key, str) and key.startswith("@"))
 
 
 def cursor_of(record: ThreadRecord, newest: Row) -> str:
@@ -204,7 +216,7 @@ def _header(tree: Tree, engine: Engine) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for entry in spines.entries(tree.nodes, top):
         key = unpack(spines.key_of(entry))
-        if key != "messages":
+        if key != "messages" and is_field(key):
             found[key] = decoder.value(value_of(entry))
     spine = listed(tree)
     if spine is not None:

@@ -12,7 +12,7 @@ from dataclasses import replace as replaced
 from typing import TYPE_CHECKING, Any, Final
 
 from backtrail.arguments import check_count, check_id, check_query
-from backtrail.collection import Collection, cursor_of
+from backtrail.collection import Collection, cursor_of, is_field
 from backtrail.engine import changes, search
 from backtrail.engine import spine as spines
 from backtrail.engine.codec import Decoder, Encoder
@@ -28,6 +28,7 @@ from backtrail.values import ConversationInfo, when
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from backtrail.backends.port import Row, ThreadRecord
     from backtrail.checkpoints import Checkpoint
     from backtrail.engine.engine import Engine
     from backtrail.engine.schema import Types
@@ -62,7 +63,7 @@ class Conversations(Collection):
     def load(self, id: str, *, at: Ref = "@") -> Conversation:  # noqa: A002 - the name users know
         """Return a conversation, or `NotFound`; `at` a checkpoint of its thread, or of its agent, not the newest."""
         checkpoint = self._load(id, at)
-        found = Conversation.from_data({**checkpoint.state, "id": id})  # its thread may be a fork of another one's
+        found = _value({**checkpoint.state, "id": id})  # its thread may be a fork of another one's
         self._came_from(found._saved, checkpoint)  # noqa: SLF001
         return found
 
@@ -151,7 +152,10 @@ class Conversations(Collection):
         record = self._engine.desk.heads.backend.find_thread(self._space, check_id(id, "the id of a conversation"))
         if record is None:
             raise self._unknown(id)
-        return _info(record.name, record.agent, self._header(record))
+        newest = self._engine.desk.heads.backend.newest(record.no)
+        if newest is None:
+            raise self._unknown(id)
+        return _info(record, newest, self._header(record))
 
     def tail(self, id: str, n: int) -> Messages:  # noqa: A002
         """Return the last n messages, oldest first, without reading the others."""
@@ -165,12 +169,13 @@ class Conversations(Collection):
         *,
         archived: bool | None = None,
         tag: str | None = None,
+        prefix: str | None = None,
         limit: int | None = None,
         after: str | None = None,
     ) -> Infos:
         """Return the conversations of an agent, newest activity first, without their messages.
 
-        `after` goes on behind an entry of an earlier listing: its `cursor`.
+        `prefix` is how their ids begin; `after` goes on behind an entry of an earlier listing: its `cursor`.
         """
         check_id(agent_id, "an agent's id")
         if limit is not None:
@@ -179,11 +184,13 @@ class Conversations(Collection):
             raise Invalid(f"archived is True, False or None, not {archived!r:.100}", code="invalid.argument")
         if not isinstance(tag, str | None):
             raise Invalid(f"tag is a text, not {tag!r:.100}", code="invalid.argument")
+        if not isinstance(prefix, str | None):
+            raise Invalid(f"prefix is the beginning of an id, not {prefix!r:.100}", code="invalid.argument")
         found: Infos = []
-        for record, newest, header in self._headers(agent_id, after):
+        for record, newest, header in self._headers(agent_id, after, prefix=prefix):
             if limit is not None and len(found) >= limit:
                 break
-            info = _info(record.name, record.agent, header)
+            info = _info(record, newest, header)
             if info.damaged or ((archived is None or info.archived == archived) and (tag is None or tag in info.tags)):
                 found.append(replaced(info, cursor=cursor_of(record, newest)))
         return found
@@ -199,9 +206,12 @@ class Conversations(Collection):
             check_id(agent_id, "an agent's id")
         return search.one_of_each(self._engine.desk.heads, sought, search.Where(self._space, agent_id), limit=limit)
 
-    def thread(self, id: str) -> Thread[Any]:  # noqa: A002
-        """Return a handle of the thread: its states are plain data, the header and the list `messages`."""
-        return self._thread(id)
+    def thread(self, id: str, *, agent_id: str | None = None) -> Thread[Any]:  # noqa: A002
+        """Return a handle of the thread: its states are plain data, the header and the list `messages`.
+
+        `agent_id` is whose it is to be if the handle begins it.
+        """
+        return self._thread(id, agent_id)
 
     def delete(self, id: str) -> bool:  # noqa: A002
         """Delete a conversation and say whether there was one. An agent checkpoint that holds it can bring it back."""
@@ -232,7 +242,7 @@ class Conversations(Collection):
             return []
         uid = record.uid.hex()
         found = self._headers(record.agent, None, lambda other: (other.origin or "").endswith(uid))
-        infos = [_info(other.name, other.agent, header) for other, _, header in sorted(found, key=lambda each: each[0])]
+        infos = [_info(*each) for each in sorted(found, key=lambda each: each[0])]
         return [info for info in infos if info.forked_from == id or info.damaged]
 
     def _branch(self, id: str, at: str | None, new_id: str | None, content: str | None) -> Conversation:  # noqa: A002
@@ -313,7 +323,7 @@ class _Branching:
         }
         for name, value in header.items():
             tree = tree.apply(changes.Put(Path((name,)), value, types, self._new_id).ops(tree))
-        self.made.append(Conversation.from_data(Decoder(tree.nodes, types).value(tree.rep)))
+        self.made.append(_value(Decoder(tree.nodes, types).value(tree.rep)))
         return tree
 
     def _place(self, tree: Tree, length: int) -> tuple[int, Message | None]:
@@ -355,9 +365,16 @@ def _message(value: Message | Mapping[str, Any]) -> Message:
     )
 
 
-def _info(name: str, agent: str | None, header: dict[str, Any] | str) -> ConversationInfo:
+def _value(state: dict[str, Any]) -> Conversation:
+    """Return the conversation that a state holds, whatever else is kept there."""
+    return Conversation.from_data({key: value for key, value in state.items() if is_field(key)})
+
+
+def _info(record: ThreadRecord, newest: Row, header: dict[str, Any] | str) -> ConversationInfo:
+    name, agent, updated = record.name, record.agent, when(newest.created_at)
     if isinstance(header, str):
-        return ConversationInfo(name, agent, None, 0, None, None, archived=False, tags=(), metadata={}, damaged=header)
+        damaged = ConversationInfo(name, agent, None, 0, None, None, archived=False, tags=(), metadata={})
+        return replaced(damaged, damaged=header, updated_at=updated)
     last = header.get("last")
     last_at = last.get("timestamp") if isinstance(last, dict) else None
     return ConversationInfo(
@@ -372,4 +389,5 @@ def _info(name: str, agent: str | None, header: dict[str, Any] | str) -> Convers
         metadata=header.get("metadata", {}),
         forked_from=header.get("forked_from"),
         forked_at=header.get("forked_at"),
+        updated_at=updated,
     )

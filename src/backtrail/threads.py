@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from backtrail.arguments import check_count, check_duration, check_kind, check_metadata, check_tags, check_timeout
 from backtrail.engine import changes, diff, log, pins, retention, unpacking
 from backtrail.engine.codec import Decoder
+from backtrail.engine.editing import Editing, Editor
 from backtrail.engine.paths import parse
 from backtrail.engine.watching import OneThread, Watch
-from backtrail.engine.writes import ANY, ANYTHING
+from backtrail.engine.writes import ANY, ANYTHING, Unchanged
 from backtrail.errors import Conflict, Corrupt, Invalid, NotFound
 from backtrail.handles import Handle, Ref
 from backtrail.values import MISSING, NEW, Change, Diff, PruneReport, Reordered, Sentinel
@@ -144,6 +145,30 @@ class Thread(Handle[S]):
             draft.drop()
             raise
         self._keep_draft(draft, made)
+
+    def edit(
+        self,
+        fn: Callable[[Editor], object],
+        *,
+        label: str | None = None,
+        tags: tuple[str, ...] | list[str] = (),
+        metadata: Mapping[str, Any] | None = None,
+        kind: str = "manual",
+    ) -> Checkpoint[S]:
+        """Call `fn` with an `Editor` of the head, and save the changes that it names as one checkpoint.
+
+        Never conflicts: `fn` is called again when somebody else saved meanwhile, so it should do nothing but edit. If
+        it changes nothing, nothing is written, and the head is returned.
+        """
+        meta = self._meta(label, tags, metadata, kind)
+        change = Editing(fn, self._engine.desk.heads.nodes(), self._types, self.id)
+        try:
+            return self._write(change, meta, None, default=ANYTHING)
+        except Unchanged as none:
+            standing = none.standing
+        if standing is None or standing.head is None:
+            raise Invalid("edit(fn): there was no state, and fn set none", code="invalid.argument")
+        return self._checkpoint(standing, standing.head)
 
     def update(self, fn: Callable[[Any], S | None], *, retries: int = 10) -> Checkpoint[S]:
         """Load the state (None if there is none), call `fn` with it, and save what it returns, else what it changed.

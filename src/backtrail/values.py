@@ -306,6 +306,8 @@ class ConversationInfo:
     """... and of the last message that both have; None if it left before the first one."""
     damaged: str | None = None
     """What is damaged, if anything is; then only the id and the agent are sure."""
+    updated_at: dt.datetime | None = field(default=None, compare=False)
+    """When it was last written to, by the clock of who did."""
     cursor: str | None = field(default=None, compare=False)
     """Where to go on: `list(..., after=info.cursor)`. None outside of a listing."""
 

@@ -101,14 +101,17 @@ class Conversations:
         *,
         archived: bool | None = None,
         tag: str | None = None,
+        prefix: str | None = None,
         limit: int | None = None,
         after: str | None = None,
     ) -> Infos:
         """Return the conversations of an agent, newest activity first, without their messages.
 
-        `after` goes on behind an entry of an earlier listing: its `cursor`.
+        `prefix` is how their ids begin; `after` goes on behind an entry of an earlier listing: its `cursor`.
         """
-        return await self._crew.apart(self._sync.list, agent_id, archived=archived, tag=tag, limit=limit, after=after)
+        return await self._crew.apart(
+            self._sync.list, agent_id, archived=archived, tag=tag, prefix=prefix, limit=limit, after=after
+        )
 
     @called
     async def search(self, query: str, *, agent_id: str | None = None, limit: int = 20, contains: bool = True) -> Hits:
@@ -118,9 +121,12 @@ class Conversations:
         """
         return await self._crew.apart(self._sync.search, query, agent_id=agent_id, limit=limit, contains=contains)
 
-    def thread(self, id: str) -> Thread[Any]:  # noqa: A002 - the name users know
-        """Return a handle of the thread: its states are plain data, the header and the list `messages`."""
-        made: Thread[Any] = Thread(self._crew, self._sync.thread(id))
+    def thread(self, id: str, *, agent_id: str | None = None) -> Thread[Any]:  # noqa: A002 - the name users know
+        """Return a handle of the thread: its states are plain data, the header and the list `messages`.
+
+        `agent_id` is whose it is to be if the handle begins it.
+        """
+        made: Thread[Any] = Thread(self._crew, self._sync.thread(id, agent_id=agent_id))
         return made
 
     @called

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 
     from backtrail import threads as sync
+    from backtrail.engine.editing import Editor
     from backtrail.engine.queue import Crew
     from backtrail.handles import Ref
     from backtrail.values import Diff, PruneReport, Sentinel
@@ -134,6 +135,24 @@ class Thread(Generic[S]):
         """
         make = partial(self._sync.step, label, tags=tags, metadata=metadata, kind=kind)
         return Step(self._crew, make)
+
+    @called
+    async def edit(
+        self,
+        fn: Callable[[Editor], object],
+        *,
+        label: str | None = None,
+        tags: tuple[str, ...] | list[str] = (),
+        metadata: Mapping[str, Any] | None = None,
+        kind: str = "manual",
+    ) -> Checkpoint[S]:
+        """Call `fn` with an `Editor` of the head, and save the changes that it names as one checkpoint.
+
+        Never conflicts: `fn` is called again when somebody else saved meanwhile, so it should do nothing but edit. If
+        it changes nothing, nothing is written, and the head is returned.
+        """
+        found = await self._crew.write(self._sync.edit, fn, label=label, tags=tags, metadata=metadata, kind=kind)
+        return Checkpoint(self._crew, found)
 
     @called
     async def update(self, fn: Callable[[Any], S | Awaitable[S | None] | None], *, retries: int = 10) -> Checkpoint[S]:

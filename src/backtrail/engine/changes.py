@@ -16,7 +16,7 @@ from backtrail.engine.writes import Proposal
 from backtrail.errors import Invalid, NotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from backtrail.engine.heads import Standing
     from backtrail.engine.nodes import Nodes
@@ -169,6 +169,32 @@ class Assign(Put):
         rep = self._encoder(tree, self._path).rep(self._value)
         encoder = self._encoder(tree, type(self._path)(()))
         return [[SET, [encoder.key(step) for step in self._path], rep]]
+
+
+class Update(_Edit):
+    """Put keys into a dict: those that are there get other values, new ones go last."""
+
+    def __init__(self, path: Path, entries: Mapping[Any, Any], types: Types, name: str) -> None:
+        super().__init__(path, types, name)
+        self._entries = entries
+
+    def ops(self, tree: Tree) -> list[Op]:
+        """Return what is put, as ops: one for all that is new."""
+        rep, steps = locate(tree, self._path, self._types)
+        spine = spines.open_rep(rep, tree.nodes)
+        if spine is None or spine.code != wire.DICT:
+            raise self._invalid("is not a dict, so no keys can be put into it; use set()")
+        encoder = self._encoder(tree, self._path)
+        ops: list[Op] = []
+        new: list[bytes] = []
+        for key, value in self._entries.items():
+            found = find_step(tree.nodes, spine, key, self._types)
+            rep = encoder.part(key, value)
+            if found is None:
+                new.append(spines.join(encoder.key(key), rep))
+            else:
+                ops.append([SET, [*steps, found[0]], rep])
+        return [*ops, [SPLICE, steps, spine.length, 0, new]] if new else ops
 
 
 class Cut(_Edit):

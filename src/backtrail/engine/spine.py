@@ -314,11 +314,12 @@ def entries(nodes: Nodes, spine: Spine, start: int = 0, stop: int | None = None)
     def walk(pos: int, level: int, element: Any) -> int:
         count = 1 if level == 0 else int(element.length)
         if pos + count > start and pos < end:
-            if level == 0:
-                wanted.append(element)
+            below = [element] if level == 0 else children(nodes, level, element, mapping=spine.is_mapping)
+            if level <= 1:
+                wanted.extend(below[max(start - pos, 0) : end - pos])
             else:
                 inner = pos
-                for child in children(nodes, level, element, mapping=spine.is_mapping):
+                for child in below:
                     inner = walk(inner, level - 1, child)
         return pos + count
 
@@ -332,30 +333,34 @@ def entries(nodes: Nodes, spine: Spine, start: int = 0, stop: int | None = None)
 
 def find_key(nodes: Nodes, spine: Spine, key: bytes) -> int | None:
     """Return the position of a key in a mapping; reads the inner nodes and the one leaf that holds it."""
-    if len(spine.levels) == 1:
-        return next((pos for pos, entry in enumerate(spine.levels[0]) if entry.startswith(key)), None)
-    mark = fingerprint(key)
-
-    def inside(level: int, element: Any) -> int | None:
-        if level == 0:
-            return 0 if element.startswith(key) else None
-        if level == 1 and not _has(element.keys, mark):
-            return None
-        pos = 0
-        for child in children(nodes, level, element, mapping=True):
-            found = inside(level - 1, child)
+    pos = 0
+    mark = fingerprint(key) if len(spine.levels) > 1 else b""
+    for level in range(len(spine.levels) - 1, 0, -1):
+        for chunk in spine.levels[level]:
+            found = _key_below(nodes, level, chunk, key, mark)
             if found is not None:
                 return pos + found
-            pos += 1 if level == 1 else child.length
-        return None
+            pos += chunk.length
+    found = _key_among(spine.levels[0], key)
+    return None if found is None else pos + found
 
+
+def _key_below(nodes: Nodes, level: int, chunk: Chunk, key: bytes, mark: bytes) -> int | None:
+    if level == 1:
+        if not _has(chunk.keys, mark) or key not in nodes.get(chunk.digest, LEAF):
+            return None  # not even as a part of something else
+        return _key_among(children(nodes, 1, chunk, mapping=True), key)
     pos = 0
-    for level, element in elements(spine):
-        found = inside(level, element)
+    for child in children(nodes, level, chunk, mapping=True):
+        found = _key_below(nodes, level - 1, child, key, mark)
         if found is not None:
             return pos + found
-        pos += 1 if level == 0 else element.length
+        pos += child.length
     return None
+
+
+def _key_among(entries: Sequence[Entry], key: bytes) -> int | None:
+    return next((pos for pos, entry in enumerate(entries) if entry.startswith(key)), None)
 
 
 def _has(keys: bytes | None, mark: bytes) -> bool:

@@ -82,6 +82,14 @@ class Propose(Protocol):
         """Return what is to be written."""
 
 
+class Unchanged(Exception):  # noqa: N818 - it is no error
+    """What a proposal raises that has nothing to write, with how the thread stands."""
+
+    def __init__(self, standing: Standing | None) -> None:
+        super().__init__()
+        self.standing = standing
+
+
 class Writes:
     """Writes to threads through a backend."""
 
@@ -521,7 +529,7 @@ def _patiently(
 ) -> T:
     """Try on what is known, then on what is there, until nobody else was first.
 
-    What is known may be old, so an error that comes of it counts only if it comes again.
+    What is known may be old, so an error that comes of it counts only if it comes again; so does that nothing is to do.
     """
     standing = known if known is not None else read()
     until = time.monotonic() + PATIENCE
@@ -533,6 +541,12 @@ def _patiently(
             if standing is not known or known is None:
                 raise
             standing = read()
+        except Unchanged:
+            if standing is not known or known is None:
+                raise
+            standing = read()
+            if standing is not None and standing.newest.op_id == known.newest.op_id:
+                raise
         except Stale:
             tries += 1
             if time.monotonic() > until:

@@ -21,6 +21,7 @@ from backtrail.testing.conformance.checkpointing import AgentCheckpoints, Guardi
 from backtrail.testing.conformance.conversations import Conversations, ConversationSearch, Headers
 from backtrail.testing.conformance.deriving import Values
 from backtrail.testing.conformance.doubting import Doubting, Replaying
+from backtrail.testing.conformance.editing import Beside, Editing
 from backtrail.testing.conformance.erasing import Erasing
 from backtrail.testing.conformance.expecting import Appending, Expecting, Lending
 from backtrail.testing.conformance.finding import Finding, Hits
@@ -49,6 +50,8 @@ class StoreConformance(
     Saving,
     Missing,
     Changing,
+    Editing,
+    Beside,
     Roots,
     History,
     Refs,
