@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import backtrail
 from backtrail import AgentState, Conflict, Conversation, Corrupt, Invalid
 from backtrail.adapters.claude import BacktrailSessionStore
-from backtrail.adapters.claude_entries import owner_of
+from backtrail.adapters.claude.entries import owner_of
 from backtrail.testing.conformance.base import SECOND, Clock
 from backtrail.testing.exact import same
 from tests.sessions import KEY, SUB, appended, loaded, said, somewhere

@@ -15,15 +15,12 @@ import datetime as dt
 import json
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from backtrail.adapters.claude_entries import FORMAT, Entry, Key, last_part, owner_of, sessions_below
-from backtrail.adapters.opening import Opened, Source, missing
+from claude_agent_sdk import SessionStore, fold_session_summary
+
+from backtrail.adapters.claude.entries import FORMAT, Entry, Key, last_part, owner_of, sessions_below
+from backtrail.adapters.opening import Opened, Source
 from backtrail.entities import TITLE_MAX, Conversation, to_data
 from backtrail.errors import Conflict, Corrupt, Invalid
-
-try:
-    from claude_agent_sdk import SessionStore, fold_session_summary
-except ImportError as error:
-    raise missing("claude", error) from error
 
 if TYPE_CHECKING:
     from types import TracebackType
