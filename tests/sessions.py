@@ -8,7 +8,7 @@ from functools import partial
 import backtrail
 from backtrail.adapters.claude import BacktrailSessionStore
 from backtrail.testing.places import in_memory
-from tests.servers import swept
+from tests.schemas import swept
 
 KEY = {"project_key": "-home-ada-trip", "session_id": "7c9f0c1e-0000-4000-8000-000000000001"}
 SUB = {**KEY, "subpath": "subagents/agent-1"}

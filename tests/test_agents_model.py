@@ -15,7 +15,7 @@ from backtrail.engine import changes
 from backtrail.testing.agent_script import AgentScript
 from backtrail.testing.chunks import small_chunks
 from backtrail.testing.places import in_memory
-from tests.servers import swept
+from tests.schemas import swept
 
 
 @contextlib.contextmanager

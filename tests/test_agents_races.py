@@ -17,7 +17,7 @@ from backtrail.testing.conformance.base import head
 from backtrail.testing.conformance.restoring import begun, moved_on
 from backtrail.testing.places import in_memory
 from backtrail.testing.scene import agent, contents, conversation, names, usage, view
-from tests.servers import swept
+from tests.schemas import swept
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])

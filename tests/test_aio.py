@@ -26,7 +26,7 @@ from backtrail.backends.sqlite import SqliteBackend
 from backtrail.engine import changes, pace, queue
 from backtrail.engine.queue import Crew
 from backtrail.testing.places import in_memory
-from tests.servers import swept
+from tests.schemas import swept
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])

@@ -18,7 +18,7 @@ from backtrail.backends.port import Undone
 from backtrail.engine import queue
 from backtrail.schedules import LOG
 from backtrail.testing.places import in_memory
-from tests.servers import swept
+from tests.schemas import swept
 from tests.test_aio import LOST, counted_groups, failing, held, listed
 
 

@@ -28,7 +28,7 @@ from backtrail.backends.port import (
 from backtrail.backends.sqlite import SqliteBackend
 from backtrail.engine.overlay import Overlay
 from backtrail.errors import Invalid, Unavailable
-from tests.servers import swept
+from tests.schemas import swept
 
 # NUL, a lone surrogate, two of them that are not the character they would encode, wildcards, the last character.
 ODD_TEXTS = ["", "a\0b", "\ud800", "\ud83d\ude00", "😀", "%", "_", "'; --", "\U0010ffff", "é"]

@@ -4,7 +4,7 @@ import pytest
 
 from backtrail.testing import machine
 from backtrail.testing.conformance import StoreConformance
-from tests.servers import swept
+from tests.schemas import swept
 
 
 class TestPostgres(StoreConformance):

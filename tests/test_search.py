@@ -28,7 +28,7 @@ from backtrail.engine import folding, indexing, query
 from backtrail.testing.conformance.indexing import interrupted as killed_at
 from backtrail.testing.places import in_memory
 from tests.processes import spawn
-from tests.servers import swept as postgres
+from tests.schemas import swept as postgres
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 import backtrail
-from tests import servers
+from tests import schemas, servers
 from tests.proxy import BEFORE, DURING, STALL, SWALLOW, Proxy
 
 INSERT = "INSERT INTO t VALUES (%s)"
@@ -81,7 +81,7 @@ def test_a_password_is_asked_for_from_those_whose_names_say_so(own):
 LEFT_ALONE = """
 import os, signal, sys
 sys.path[:0] = sys.argv[1:]
-from tests import servers
+from tests import schemas, servers
 server = servers.Server()
 server.start()
 print(server._process.pid, servers.home(), flush=True)
@@ -121,11 +121,13 @@ def everything_in(schema):
     return found
 
 
-def test_a_schema_that_was_swept_is_as_a_new_one(monkeypatch):
-    monkeypatch.setattr(servers, "_spare", [])
-    with servers.swept() as opener:
+@pytest.mark.parametrize("slack", [0, 1 << 30])
+def test_a_schema_that_was_swept_is_as_a_new_one(monkeypatch, slack):
+    monkeypatch.setattr(schemas, "_spare", [])
+    monkeypatch.setattr(schemas, "_SLACK", slack)
+    with schemas.swept() as opener:
         name = opener.keywords["schema"]
-        new = everything_in(name)
+        new, size = everything_in(name), schemas._size(name)
         with opener() as store:
             thread = store.thread("t", agent="a")
             thread.save({"messages": [{"content": "fox " * 3000}]}, tags=["x"])
@@ -135,27 +137,24 @@ def test_a_schema_that_was_swept_is_as_a_new_one(monkeypatch):
             store.agents.delete("a")
             store.gc()
         assert everything_in(name) != new
-    assert servers._spare == [name]
-    with servers.swept() as opener:
+    assert schemas._spare == [name]
+    with schemas.swept() as opener:
         assert opener.keywords["schema"] == name
         assert everything_in(name) == new
+        assert schemas._size(name) <= size + slack
 
 
-def test_a_schema_in_which_somebody_is_at_work_or_that_is_large_is_dropped_not_swept(monkeypatch):
-    monkeypatch.setattr(servers, "_spare", [])
+def test_a_schema_in_which_somebody_is_at_work_is_dropped_not_swept(monkeypatch):
+    monkeypatch.setattr(schemas, "_spare", [])
     with servers.server().connect(application_name="backtrail") as other:
-        with servers.swept() as opener:
+        with schemas.swept() as opener:
             store = opener()
             store.thread("t").save(1)
             other.execute("BEGIN")
-        assert servers._spare == []
+        assert schemas._spare == []
         other.execute("COMMIT")
     with pytest.raises(backtrail.Error, match="closed"):
         store.thread("t").load()
-    monkeypatch.setattr(servers, "_BIG", 0)
-    with servers.swept() as opener, opener() as store:
-        store.thread("t").save(1)
-    assert servers._spare == []
 
 
 # ---- the proxy ------------------------------------------------------------------------------------------------------

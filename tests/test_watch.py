@@ -24,7 +24,7 @@ from backtrail.backends import sqlite_moves
 from backtrail.backends.sqlite import SqliteBackend
 from backtrail.engine import hub as hubs
 from backtrail.testing.places import in_memory
-from tests.servers import swept
+from tests.schemas import swept
 
 LONG = 60
 
