@@ -29,7 +29,7 @@ def put(aside: Thread[Any], checkpoint_id: str, writes: Sequence[tuple[str, Any]
         return
     try:
         # by its task, so that a row has next to nothing in common with the one before: there is nothing to compare
-        aside.save({task_id: [path, listed]}, label=label_of(checkpoint_id))
+        aside.save({task_id: [path, listed]}, changed=[task_id], label=label_of(checkpoint_id))
     except Invalid as error:
         raise _named(error, listed) from error
 
