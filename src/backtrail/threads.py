@@ -237,7 +237,7 @@ class Thread(Handle[S]):
                     yield checkpoint
             if len(rows) < page:
                 return
-            page = min(_PAGE, 4 * page)
+            page = min(_PAGE, 2 * page)
             last = rows[-1].seq
             ranges = log.clip(ranges, 1, last - 1) if newest_first else log.clip(ranges, last + 1, log.MAX_SEQ)
 
