@@ -56,7 +56,7 @@ def turned(old, new):
     assert made.root == new.root
     assert made.size == new.size
     # as written to a row and read again
-    stored = payload.delta(ops, known, compress=True)
+    stored = payload.delta(ops, payload.packed(ops), known, compress=True)
     chunks = {**old.nodes.fresh, **stored.chunks}
     read = nodes.Nodes(lambda wanted: {d: b"\0" + chunks[d].kind + chunks[d].data for d in wanted}, nodes.Cache(0))
     assert old._replace(nodes=read).apply(payload.read_delta(stored.payload)).root == new.root
@@ -66,7 +66,7 @@ def turned(old, new):
 def cost(old, new):
     """How many bytes a save of `new` on top of `old` writes: the row, and chunks that were not there."""
     ops = turned(old, new)
-    stored = payload.delta(ops, new.nodes, compress=False)
+    stored = payload.delta(ops, payload.packed(ops), new.nodes, compress=False)
     return stored.weight + sum(len(n.data) for d, n in stored.chunks.items() if d not in old.nodes.fresh)
 
 

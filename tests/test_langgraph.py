@@ -14,6 +14,7 @@ import sys
 import uuid
 from dataclasses import dataclass
 from enum import Enum
+from unittest import mock
 
 import pydantic
 import pytest
@@ -30,6 +31,7 @@ from backtrail import aio
 from backtrail.adapters.langgraph import BacktrailSaver, places
 from backtrail.adapters.langgraph.places import Place
 from backtrail.adapters.langgraph.values import Values
+from backtrail.engine import log
 from tests.servers import place as in_postgres
 
 # -- LangGraph's own suite ------------------------------------------------------------------------------------
@@ -142,6 +144,12 @@ def checkpoint(name=None, **values):
 def put(saver, config, name=None, *, metadata=None, **values):
     made = checkpoint(name, **values)
     return saver.put(config, made, metadata or {"source": "loop", "step": 1}, made["channel_versions"])
+
+
+def calls(owner, name):
+    """Count the calls of a method, which does what it does."""
+    real = getattr(owner, name)
+    return mock.patch.object(owner, name, autospec=True, side_effect=real)
 
 
 def ids(listed):
@@ -690,6 +698,20 @@ def test_pruning_keeps_what_the_latest_is_made_from(saver):
     assert list(saver.list(None)) == []
 
 
+def test_a_value_beside_the_counters_of_its_channel_is_found(saver):
+    for n in range(4):
+        made = checkpoint(f"{n}", count=n, **({"log": [n]} if n == 1 else {}))
+        config = at(**({"checkpoint_id": f"{n - 1}"} if n else {}))
+        saver.put(config, made, {"counters_since_delta_snapshot": {"log": (n, n)}}, made["channel_versions"])
+    assert saver.get_delta_channel_history(config=at(), channels=["log"])["log"] == {"seed": [1], "writes": []}
+
+
+def test_counters_may_be_anything(saver):
+    for n, counters in enumerate([None, 7, "log", ["log"], {}]):
+        put(saver, at(), f"{n}", metadata={"counters_since_delta_snapshot": counters}, log=[n])
+        assert saver.get_tuple(at()).metadata["counters_since_delta_snapshot"] == counters
+
+
 def test_versions_count_up_and_those_of_other_savers_go_on(saver):
     assert [saver.get_next_version(each, None) for each in (None, 1, 2.0)] == [1, 2, 3.0]
     made = saver.get_next_version("00000000000000000000000000000009.0.5", None)
@@ -698,6 +720,30 @@ def test_versions_count_up_and_those_of_other_savers_go_on(saver):
 
 
 # -- what it costs --------------------------------------------------------------------------------------------
+
+
+def test_a_delta_channel_reads_no_state_that_cannot_hold_its_value(saver):
+    for n in range(40):
+        made = checkpoint(f"{n:02}", count=n, **({} if n else {"log": _DeltaSnapshot([0])}))
+        config = at(**({"checkpoint_id": f"{n - 1:02}"} if n else {}))
+        meta = {"counters_since_delta_snapshot": {"log": (n, n)}} if n else {}
+        saver.put(config, made, meta, made["channel_versions"])
+        saver.put_writes(at(checkpoint_id=f"{n:02}"), [("log", [n])], "task")
+    with calls(backtrail.Checkpoint, "get") as get, calls(saver.store._backend, "rows") as rows:
+        found = saver.get_delta_channel_history(config=at(), channels=["log"])["log"]
+    assert found == {"seed": _DeltaSnapshot([0]), "writes": [("task", "log", [n]) for n in range(39)]}
+    assert (get.call_count, rows.call_count < 8) == (1, True)
+
+
+def test_a_listing_reads_as_many_rows_as_it_gives(saver):
+    for n in range(100):
+        put(saver, at(**({"checkpoint_id": f"{n - 1}"} if n else {})), f"{n}", x=n)
+        saver.put_writes(at(checkpoint_id=f"{n}"), [("x", n)], "task")
+    with calls(saver.store._backend, "rows") as rows, calls(log, "is_sound") as checked:
+        found = list(saver.list(at(), limit=10))
+    assert [each.pending_writes for each in found] == [[("task", "x", n)] for n in range(99, 89, -1)]
+    assert rows.call_count <= 2
+    assert checked.call_count < 50
 
 
 def test_a_growing_list_costs_its_new_messages(saver):

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
+from unittest import mock
 
 import msgspec
 import pydantic
@@ -151,6 +152,47 @@ def test_a_class_that_is_not_named_or_has_changed_does_not_go_the_quick_way():
     old = wire.inline(wire.RECORD, ("Point", 7, "dataclass"), [wire.pack("x") + wire.pack(1)])
     with pytest.raises(backtrail.Invalid):
         unpacking.Unpacker(TYPES)(old)
+
+
+def test_what_was_learned_of_a_class_is_forgotten_when_something_else_is_declared_about_it():
+    @dataclass
+    class Item:
+        n: int
+
+    with backtrail.open("memory://", types=[Item]) as store:
+        thread = store.thread("t")
+        for count in (3, 3000):
+            thread.save({"items": [Item(n) for n in range(count)]}, label=f"{count}")
+        assert all(thread.load(f"{count}").state["items"][2] == Item(2) for count in (3, 3000))
+
+        @backtrail.upcast(Item, from_version=1)
+        def doubled(fields):
+            return {"n": 2 * fields["n"]}
+
+        assert all(thread.load(f"{count}").state["items"][2] == Item(4) for count in (3, 3000))
+        thread.save({"items": [Item(5)] * 3000}, label="new")
+        assert thread.load("new").state["items"] == [Item(5)] * 3000
+
+
+def test_what_was_learned_of_a_class_is_known_to_others():
+    packing.Packer(TYPES).fast([Point(b"bytes")])
+    packer = packing.Packer(TYPES)
+    with mock.patch.object(packing.Packer, "_extension", side_effect=AssertionError):
+        data = packer.fast([Point(b"bytes")])
+    assert data == Slow(TYPES).fast([Point(b"bytes")])
+    unpacking.Unpacker(TYPES)(data)
+    with mock.patch.object(schema.Types, "load", side_effect=AssertionError):
+        assert unpacking.Unpacker(TYPES)(data) == [Point(b"bytes")]
+
+
+def test_records_that_begin_alike_are_learned_once():
+    types = schema.Types([Point])
+    data = packing.Packer(types).fast(Point(1))
+    payload = wire.split_ext(data)[1]
+    reader = records.Reader(types)
+    for _ in range(3):
+        assert reader.meet(payload, wire.unpackb(payload)) is not None
+    assert [len(known) for known in records.learned(types).variants.values()] == [1]
 
 
 @pytest.mark.parametrize("change", ["value", "type", "inside", "class", "set", "order"])

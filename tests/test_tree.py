@@ -451,7 +451,7 @@ def test_a_delta_can_be_read_from_its_row_and_its_chunks(value, other):
     tree = encode({"a": value, "b": [1, 2]})
     source = tree.nodes.forked()
     ops = [[SET, [rep_in(tree, "c")], codec.Encoder(source, TYPES).rep(other)], [CUT, [rep_in(tree, "b"), 0]]]
-    stored = payload.delta(ops, source, compress=True)
+    stored = payload.delta(ops, payload.packed(ops), source, compress=True)
     read = payload.read_delta(stored.payload)
     before = fresh_nodes({**tree.nodes.fresh, **stored.chunks})
     after = Tree(nodes.measured(bytes(tree.rep)), before).apply(read)

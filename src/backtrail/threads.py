@@ -253,7 +253,7 @@ class Thread(Handle[S]):
         newest_first: bool,
     ) -> Iterator[Checkpoint[S]]:
         given = 0
-        page = _PAGE if limit is None else min(_PAGE, max(limit, _FEW))
+        page = min(_PAGE, max(limit or 0, _FEW))  # whoever asks for all may still stop after a few
         while ranges and (limit is None or given < limit):
             rows = self._engine.desk.heads.visible(standing, ranges, newest_first=newest_first, limit=page)
             for checkpoint in self._checkpoints(standing, rows):
@@ -262,12 +262,12 @@ class Thread(Handle[S]):
                     yield checkpoint
             if len(rows) < page:
                 return
-            page = _PAGE
+            page = min(_PAGE, 2 * page)
             last = rows[-1].seq
             ranges = log.clip(ranges, 1, last - 1) if newest_first else log.clip(ranges, last + 1, log.MAX_SEQ)
 
-    def find(self, *, label: str | None = None, tag: str | None = None) -> list[Checkpoint[S]]:
-        """Return the checkpoints in view with this label and this tag, oldest first."""
+    def find(self, *, label: str | Collection[str] | None = None, tag: str | None = None) -> list[Checkpoint[S]]:
+        """Return the checkpoints in view with this label, or one of these, and this tag, oldest first."""
         if label is None and tag is None:
             raise Invalid("find needs a label or a tag", code="invalid.argument")
         standing = self._standing()
@@ -275,12 +275,16 @@ class Thread(Handle[S]):
             return []
         heads = self._engine.desk.heads
         no, view = standing.record.no, heads.view(standing)
-        seqs = set(heads.backend.labelled(no, label)) if label is not None else None
+        labels = (label,) if isinstance(label, str) else label
+        seqs = None if labels is None else {seq for each in labels for seq in heads.backend.labelled(no, each)}
         if tag is not None:
             tagged = set(heads.backend.tagged(no, tag))
             seqs = tagged if seqs is None else seqs & tagged
         ranges = tuple((seq, seq) for seq in sorted(seqs or ()) if log.contains(view, seq))
-        return self._checkpoints(standing, heads.visible(standing, ranges)) if ranges else []
+        if not ranges:
+            return []
+        # those with a label are few, and looked for to be loaded
+        return self._checkpoints(standing, heads.visible(standing, ranges, payload=label is not None))
 
     @property
     def current_step(self) -> int:

@@ -208,8 +208,8 @@ class Thread(Generic[S]):
             yield Checkpoint(self._crew, found)
 
     @called
-    async def find(self, *, label: str | None = None, tag: str | None = None) -> list[Checkpoint[S]]:
-        """Return the checkpoints in view with this label and this tag, oldest first."""
+    async def find(self, *, label: str | Collection[str] | None = None, tag: str | None = None) -> list[Checkpoint[S]]:
+        """Return the checkpoints in view with this label, or one of these, and this tag, oldest first."""
         found = await self._crew.apart(self._sync.find, label=label, tag=tag)
         return [Checkpoint(self._crew, each) for each in found]
 

@@ -98,6 +98,7 @@ class Engine:
         self._written: dict[int, int] = {}
         self._grouped = _Grouped()
         self._closed: dict[tuple[Any, ...], Types] = {}
+        self._named_last: tuple[tuple[Any, ...] | None, Types] = (None, types)
         self._known: weakref.WeakValueDictionary[tuple[str, str], Known] = weakref.WeakValueDictionary()
         self._open: weakref.WeakKeyDictionary[object, Desk] = weakref.WeakKeyDictionary()
         self._began = False
@@ -128,8 +129,14 @@ class Engine:
         """Return the store's types; with those that are named for a thread, if any are: then there are no others."""
         if named is None:
             return self.types
+        last, types = self._named_last
+        if named is last:  # an adapter names the same for each handle, and to compare some dozens takes a while
+            return types
         key = tuple(named)
-        return self._closed.get(key) or self._closed.setdefault(key, self.types.closed(key))
+        types = self._closed.get(key) or self._closed.setdefault(key, self.types.closed(key))
+        if named is key:  # a tuple: it stays as it is
+            self._named_last = key, types
+        return types
 
     def _trim(self, record: ThreadRecord) -> None:
         """Now and then remove rows that the store's own options have hidden, so that they do not pile up.

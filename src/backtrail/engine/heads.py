@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from backtrail.engine import log, payload
@@ -158,6 +159,9 @@ class Heads:
     def chain(self, record: ThreadRecord, row: Row) -> Chain:
         """Read the tree of a checkpoint and hold it against its root; `NotFound` if it was deleted meanwhile."""
         self.require_sound(record, row)
+        if row.payload and row.base == row.seq:  # it was read with all that it takes
+            with suppress(Corrupt):
+                return self._read_chain(row, [row])
         before: list[Row] | None = None
         while True:
             try:
@@ -232,11 +236,14 @@ class Heads:
         *,
         newest_first: bool = False,
         limit: int | None = None,
+        payload: bool = False,
     ) -> list[Row]:
         """Return the checkpoints in these ranges that are to be seen, damaged ones included."""
         record, ttl = standing.record, self.options.ttl
         asked = limit if ttl is None else None  # what has expired must not count
-        rows = self.backend.rows(record.no, ranges, visible=True, newest_first=newest_first, limit=asked)
+        rows = self.backend.rows(
+            record.no, ranges, payload=payload, visible=True, newest_first=newest_first, limit=asked
+        )
         gone = self.expired(record, rows, standing.newest.head)
         return [row for row in rows if row.seq not in gone][:limit]
 

@@ -289,7 +289,7 @@ class Packer:
         """Classes whose instances are handed back, and looked at then."""
         self._inner: dict[int, tuple[list[Any], list[Any]]] = {}
         self._foreign = True
-        self._writers: dict[type, Callable[[object], bytes | None] | None] = {}
+        self._writers = records.learned(types).writers
         """What encodes instances of a class in few steps."""
 
     def fast(self, value: object) -> bytes | None:
@@ -332,8 +332,11 @@ class Packer:
         self.handed += 1
         try:
             write = self._writers.get(type(value))
-            data = None if write is None else write(value)
-            return self._extension(value) if data is None else ormsgpack.Ext(wire.RECORD, data)
+            data = None if write is None else write(value, self._quick)
+            if data is None:
+                return self._extension(value)
+            self._kinds.add(type(value))
+            return ormsgpack.Ext(wire.RECORD, data)
         except Exception:
             raise
         except BaseException as error:  # such as Ctrl-C: ormsgpack replaces what is raised here
@@ -362,7 +365,7 @@ class Packer:
         self._kinds.add(kind)
         if kind not in self._writers:
             plan = self._types.fielded(kind)
-            self._writers[kind] = None if plan is None else records.writer(plan, self._quick)
+            self._writers[kind] = None if plan is None else records.writer(plan)
         return ormsgpack.Ext(wire.RECORD, data)
 
     def _quick(self, fields: dict[str, Any]) -> bytes | None:

@@ -61,9 +61,13 @@ def reachable(nodes: Nodes, digests: Iterable[bytes]) -> dict[bytes, Node]:
     return found
 
 
-def delta(ops: list[Op], nodes: Nodes, *, compress: bool) -> Stored:
-    """Make the payload of a delta."""
-    data = wire.pack(ops, default=bytes, option=wire.SUBCLASSES)
+def packed(ops: list[Op]) -> bytes:
+    """Return ops as the bytes of a delta."""
+    return wire.pack(ops, default=bytes, option=wire.SUBCLASSES)
+
+
+def delta(ops: list[Op], data: bytes, nodes: Nodes, *, compress: bool) -> Stored:
+    """Make the payload of a delta; `data` is what it is `packed` as."""
     chunks = reachable(nodes, refs_of_ops(ops)) if wire.may_hold_refs(data) else {}
     return Stored(squeeze(data, enabled=compress), len(data), chunks, frozenset(), is_base=False)
 

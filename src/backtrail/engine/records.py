@@ -14,6 +14,7 @@ import ormsgpack
 
 from backtrail.engine import wire
 from backtrail.engine.shapes import HIDDEN
+from backtrail.engine.versions import LEARNED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,18 +23,38 @@ if TYPE_CHECKING:
     from backtrail.engine.schema import Types
     from backtrail.engine.versions import Plan
 
+    Pack = Callable[[dict[str, Any]], bytes | None]
+    Writer = Callable[[object, Pack], bytes | None]
+
 _FIXMAP: Final = 15
 """A map of so many entries, at most, has a header of one byte; that of a longer one has three."""
 _KEY: Final = 12
 """By so many bytes of its beginning a record is told from those of most other classes."""
-_VARIANTS: Final = 8
+_VARIANTS: Final = 16
 _EXTENSIONS: Final = frozenset({*range(0xC7, 0xCA), *range(0xD4, 0xD9)})
 """What extensions begin with."""
 _ARRAYS: Final = {0xDC: 3, 0xDD: 5}
 """How long the header of an array is, if it is not one byte."""
 
 
-def writer(plan: Plan, pack: Callable[[dict[str, Any]], bytes | None]) -> Callable[[object], bytes | None] | None:
+class Learned:
+    """What is known of the classes of a registry, until something else is declared about a class."""
+
+    __slots__ = ("variants", "writers")
+
+    def __init__(self) -> None:
+        self.variants: dict[bytes, list[Variant]] = {}
+        """By the first bytes of records."""
+        self.writers: dict[type, Writer | None] = {}
+
+
+def learned(types: Types) -> Learned:
+    """Return what is known of the classes of a registry; whoever learns more adds to it."""
+    found: Learned = LEARNED.get(types) or LEARNED.setdefault(types, Learned())
+    return found
+
+
+def writer(plan: Plan) -> Writer | None:
     """Return what encodes instances of a class as the payloads of records; `pack` encodes their dicts."""
     shape = plan.shape
     if shape is None:
@@ -44,7 +65,7 @@ def writer(plan: Plan, pack: Callable[[dict[str, Any]], bytes | None]) -> Callab
     whole, partly = wire.array_head(3 + 2 * count) + attrs, wire.array_head(5 + 2 * count) + attrs
     tails: dict[frozenset[str], bytes] = {}
 
-    def write(value: object) -> bytes | None:
+    def write(value: object, pack: Pack) -> bytes | None:
         held = held_of(value)
         data = None if held is None else pack(held[0])
         if held is None or data is None:
@@ -90,7 +111,7 @@ class Reader:
 
     def __init__(self, types: Types) -> None:
         self._types = types
-        self._known: dict[bytes, list[Variant]] = {}
+        self._known = learned(types).variants
 
     def find(self, payload: bytes) -> Variant | None:
         """Return what is known of records like this one."""
@@ -127,9 +148,10 @@ class Reader:
         start = wire.array_head(len(parts)) + wire.pack_attrs(*parts[:3])
         made = Variant(start, end, wire.head(count, 0x80, _FIXMAP, 0xDE), cls, shape.names, take, make)
         known = self._known.setdefault(payload[:_KEY], [])
-        if not made.matches(payload) or len(known) >= _VARIANTS:
+        if not made.matches(payload):
             return None
-        known.append(made)
+        if len(known) < _VARIANTS and not any(each[:2] == made[:2] for each in known):
+            known.append(made)
         return made
 
 
@@ -199,9 +221,9 @@ class Flat(NamedTuple):
 
 def flat_of(node: Node, types: Types) -> Flat | None:
     """Return a leaf in this form, which is kept with it; None if it holds anything but records of named classes."""
-    known = node.flat
-    if known is None or known[0] is not types:
-        known = node.flat = (types, Flat.of(node.data, types))
+    known, now = node.flat, learned(types)
+    if known is None or known[0] is not now:
+        known = node.flat = (now, Flat.of(node.data, types))
     flat: Flat | None = known[1]
     return flat
 

@@ -170,7 +170,7 @@ class Types:
     A *closed* one refuses to save instances of any other class: whatever is saved comes back as what it was.
     """
 
-    __slots__ = ("_closed", "_customs", "_entries")
+    __slots__ = ("__weakref__", "_closed", "_customs", "_entries")
 
     def __init__(self, classes: Iterable[type | Type] = (), *, closed: bool = False) -> None:
         self._closed = closed

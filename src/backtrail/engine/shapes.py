@@ -316,13 +316,16 @@ class _Model(Shape):
         allows = self.allows
         if not self.plain:
             return None
+        slots = vars(loaded("pydantic.main", "BaseModel"))  # to find them by name takes longer than to fill them
+        put_held, put_set = slots["__dict__"].__set__, slots["__pydantic_fields_set__"].__set__
+        put_extra, put_private = slots["__pydantic_extra__"].__set__, slots["__pydantic_private__"].__set__
 
-        def make(held: dict[str, Any], new: Any = object.__new__, put: Any = object.__setattr__) -> object:
+        def make(held: dict[str, Any], new: Any = object.__new__) -> object:
             obj: object = new(cls)
-            put(obj, "__dict__", held)
-            put(obj, "__pydantic_fields_set__", set(was_set))
-            put(obj, "__pydantic_extra__", {} if allows else None)
-            put(obj, "__pydantic_private__", None)
+            put_held(obj, held)
+            put_set(obj, set(was_set))
+            put_extra(obj, {} if allows else None)
+            put_private(obj, None)
             return obj
 
         return make

@@ -39,6 +39,8 @@ class Plan(NamedTuple):
 _DECLARED: weakref.WeakKeyDictionary[type, _Declared] = weakref.WeakKeyDictionary()
 _UPCASTERS: weakref.WeakKeyDictionary[type, dict[int, Upcaster]] = weakref.WeakKeyDictionary()
 _PLANS: weakref.WeakKeyDictionary[type, Plan] = weakref.WeakKeyDictionary()
+LEARNED: weakref.WeakKeyDictionary[object, Any] = weakref.WeakKeyDictionary()
+"""What others have made of plans; forgotten with them."""
 
 
 def schema(name: str | None = None, *, version: int | None = None) -> Callable[[C], C]:
@@ -57,7 +59,7 @@ def schema(name: str | None = None, *, version: int | None = None) -> Callable[[
             )
         check_reach(cls, version, upcasters_of(cls))
         _DECLARED[cls] = _Declared(name, version)
-        _PLANS.clear()
+        _forget()
         return cls
 
     return declare
@@ -84,7 +86,7 @@ def upcast(cls: type, *, from_version: int) -> Callable[[U], U]:
         declared = _DECLARED.get(target)
         check_reach(target, declared.version if declared else None, {from_version: function})
         known[from_version] = function
-        _PLANS.clear()
+        _forget()
         return function
 
     return register
@@ -121,6 +123,11 @@ def upcasters_of(cls: type) -> dict[int, Upcaster]:
     """The upcasters of a class, by the version they start from."""
     own, origin = _UPCASTERS.get(cls), forms.generic_origin(cls)
     return own or (_UPCASTERS.get(origin) if origin is not None else None) or {}
+
+
+def _forget() -> None:
+    _PLANS.clear()
+    LEARNED.clear()
 
 
 def plan_of(cls: type) -> Plan | None:

@@ -188,9 +188,9 @@ class Writes:
         tree, compress = proposal.tree, self._heads.options.compression
         deep = chain is None or chain.depth + 1 >= payload.DEPTH_MAX or chain.weight > payload.CHAIN_MAX
         if proposal.ops is not None and not deep and not tree.sealed:
-            stored = payload.delta(proposal.ops, tree.nodes, compress=compress)
-            if stored.weight <= payload.DELTA_MAX and not _says_all(stored, tree):
-                return stored
+            data = payload.packed(proposal.ops)
+            if len(data) <= payload.DELTA_MAX and not _says_all(data, tree):
+                return payload.delta(proposal.ops, data, tree.nodes, compress=compress)
         return payload.base(tree, chain.settled if chain else frozenset(), compress=compress)
 
     def _commit_checkpoint(
@@ -559,9 +559,9 @@ def _patiently(
             standing = read()
 
 
-def _says_all(stored: payload.Stored, tree: Tree) -> bool:
+def _says_all(delta: bytes, tree: Tree) -> bool:
     """Tell whether a delta is no shorter than the state: a base is then read without the rows before it."""
-    return len(tree.rep) <= stored.weight and not wire.may_hold_refs(tree.rep)
+    return len(tree.rep) <= len(delta) and not wire.may_hold_refs(tree.rep)
 
 
 def exists(key: Key, standing: Standing) -> Conflict:

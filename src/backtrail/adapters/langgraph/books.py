@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from backtrail import Checkpoint
 
 KEY: Final = "__langgraph__"
+COUNTERS: Final = "counters_since_delta_snapshot"
+"""Where LangGraph counts, in the metadata, how long its delta channels have had no value of their own."""
 _ROOM: Final = 3500
 """Bytes that metadata may take; the store's own limit is somewhat higher, and counts a little differently."""
 
@@ -35,6 +37,8 @@ class Book(NamedTuple):
     rest: dict[str, Any]
     """LangGraph's own fields: v, ts, channel_versions, versions_seen, updated_channels ..."""
     metadata: dict[str, Any]
+    lacks: frozenset[str] = frozenset()
+    """Delta channels of which it is known, without a look at the state, that it has no value."""
 
 
 def written(
@@ -51,6 +55,8 @@ def written(
         about["id"] = name
     if not place.is_said:
         about["place"] = list(place)
+    if type(counted := found.get(COUNTERS)) is dict:
+        about["held"] = [channel for channel in counted if channel in checkpoint["channel_values"]]
     small = {**found, KEY: {**about, "rest": rest}}
     if _size(small) <= _ROOM:
         return small, None
@@ -79,12 +85,14 @@ def read(checkpoint: Checkpoint[Any]) -> Book | None:
         place = Place.said_by(checkpoint.thread_id) if said is None else Place(*said)
         name = about.get("id", checkpoint.label)
         parent = about["parent"]
+        counted = metadata.get(COUNTERS) if "held" in about else None
+        lacks = frozenset(counted or ()).difference(about.get("held", ()))
         sound = type(rest) is dict and type(metadata) is dict and type(parent) in (str, type(None))
     except (AttributeError, KeyError, TypeError) as error:
         raise _damaged(checkpoint) from error
     if not sound or place is None or type(name) is not str:
         raise _damaged(checkpoint)
-    return Book(name, place, parent, rest, metadata)
+    return Book(name, place, parent, rest, metadata, lacks)
 
 
 def _damaged(checkpoint: Checkpoint[Any]) -> Corrupt:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import heapq
 import threading
 from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from langgraph.checkpoint.base import CheckpointTuple
@@ -20,10 +21,10 @@ from backtrail.adapters.langgraph import books, pending, places
 from backtrail.adapters.langgraph.places import Place, label_of
 from backtrail.adapters.langgraph.values import Values
 from backtrail.errors import Conflict, Invalid, NotFound
-from backtrail.values import NEW
+from backtrail.values import MISSING, NEW
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 
     from langchain_core.runnables import RunnableConfig
     from langgraph.checkpoint.base import DeltaChannelHistory
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 _HELD: Final = 256
 """So many threads are remembered as they stood when they were last written to."""
+_PAGE: Final = 16
+"""The writes on so many checkpoints are read at once by a listing."""
 _COURTESY: Final = 0.5
 """Seconds for which a task's writes wait for those of another one."""
 
@@ -130,7 +133,8 @@ class Keeper:
             return None
         row, book = found
         token = f"{'head' if name is None else 'fork'} {book.id}"
-        return self._tuple(book, books.values(row), **{places.TOKEN: token})
+        writes = pending.read(self._thread(place, aside=True), [book.id])[book.id]
+        return _tuple(book, books.values(row), writes, **{places.TOKEN: token})
 
     def _latest(self, place: Place) -> tuple[Checkpoint[Any], Book] | None:
         head = self._thread(place).latest()
@@ -149,15 +153,6 @@ class Keeper:
         book = books.read(row) if row.label == label else None
         return None if book is None else (row, book)
 
-    def _tuple(self, book: Book, values: MutableMapping[str, Any], **token: str) -> CheckpointTuple:
-        return CheckpointTuple(
-            config=book.place.config(book.id, **token),
-            checkpoint={**book.rest, "id": book.id, "channel_values": values},  # type: ignore[typeddict-item]
-            metadata=book.metadata,  # type: ignore[arg-type]
-            parent_config=None if book.parent is None else book.place.config(book.parent),
-            pending_writes=pending.read(self._thread(book.place, aside=True), book.id),
-        )
-
     # -- listing --------------------------------------------------------------------------------------
 
     def listed(
@@ -171,20 +166,26 @@ class Keeper:
     ) -> Iterator[CheckpointTuple]:
         """Give checkpoints, newest first; their values are read when they are looked at, or at once: `loaded`."""
         name = None if config is None else places.checkpoint_of(config)
-        limit = None if limit is None else max(limit, 0)
-        given = 0
-        for row, book in self._chosen(config, None if before is None else places.checkpoint_of(before), name, limit):
-            if limit is not None and given >= limit:
-                return
-            if all(key in book.metadata and book.metadata[key] == value for key, value in (filter or {}).items()):
-                given += 1
-                yield self._tuple(book, books.values(row) if loaded else Values(_loading(row)))
+        if limit is not None and limit <= 0:
+            return
+        chosen = self._chosen(config, None if before is None else places.checkpoint_of(before), name)
+        fitting = islice((each for each in chosen if _has_all(each[1].metadata, filter or {})), limit)
+        while page := list(islice(fitting, _PAGE)):
+            writes = self._writes(page)
+            for row, book in page:
+                values = books.values(row) if loaded else Values(_loading(row))
+                yield _tuple(book, values, writes[book.place][book.id])
+
+    def _writes(self, page: Sequence[tuple[Checkpoint[Any], Book]]) -> dict[Place, dict[str, pending.Writes]]:
+        """Return the writes on some checkpoints, by their places and ids."""
+        ids: dict[Place, list[str]] = {}
+        for _, book in page:
+            ids.setdefault(book.place, []).append(book.id)
+        return {place: pending.read(self._thread(place, aside=True), some) for place, some in ids.items()}
 
     def _chosen(
-        self, config: RunnableConfig | None, before: str | None, name: str | None, limit: int | None
+        self, config: RunnableConfig | None, before: str | None, name: str | None
     ) -> Iterator[tuple[Checkpoint[Any], Book]]:
-        if limit == 0:
-            return iter(())
         chosen = self._places(config)
         if name is not None:
             found = (self._named(place, name) for place in chosen)
@@ -297,11 +298,11 @@ class Keeper:
             return
         thread, aside = self._thread(place), self._thread(place, aside=True)
         kept = [found[0]]
-        wanted = set(found[1].metadata.get("counters_since_delta_snapshot") or ())
-        wanted -= {channel for channel in wanted if _has(found[0], channel)}
-        for row, _ in self._ancestors(place, found[1]) if wanted else ():
+        wanted = set(found[1].metadata.get(books.COUNTERS) or ())
+        wanted -= _seeds(*found, wanted).keys()
+        for row, book in self._ancestors(place, found[1]) if wanted else ():
             kept.append(row)
-            wanted -= {channel for channel in wanted if _has(row, channel)}
+            wanted -= _seeds(row, book, wanted).keys()
             if not wanted:
                 break
         labels = {row.label for row in kept}
@@ -324,20 +325,24 @@ class Keeper:
     def delta_history(self, config: RunnableConfig, channels: Sequence[str]) -> dict[str, DeltaChannelHistory]:
         """Return what each channel was last stored as on the way to a checkpoint, and what was written to it since."""
         place, name = places.place_of(config), places.checkpoint_of(config)
-        writes: dict[str, list[Any]] = {channel: [] for channel in channels}
         seeds: dict[str, Any] = {}
+        path: list[tuple[str, set[str]]] = []
+        """The checkpoints on the way, the newest first, and the channels that are made from writes on each."""
         found = self._latest(place) if name is None else self._named(place, name)
-        aside = self._thread(place, aside=True)
         for row, book in self._ancestors(place, found[1]) if found is not None and channels else ():
-            wanted = writes.keys() - seeds.keys()
+            wanted = set(channels) - seeds.keys()
             if not wanted:
                 break
-            for write in reversed(pending.read(aside, book.id)):
+            path.append((book.id, wanted))
+            seeds.update(_seeds(row, book, wanted))
+        writes: dict[str, list[Any]] = {channel: [] for channel in channels}
+        known = pending.read(self._thread(place, aside=True), [each for each, _ in path])
+        for each, wanted in reversed(path):
+            for write in known[each]:
                 if write[1] in wanted:
                     writes[write[1]].append(write)
-            seeds.update({channel: row.get((channel,)) for channel in wanted if _has(row, channel)})
         return {
-            channel: {"writes": writes[channel][::-1], **({"seed": seeds[channel]} if channel in seeds else {})}  # type: ignore[typeddict-item]
+            channel: {"writes": writes[channel], **({"seed": seeds[channel]} if channel in seeds else {})}  # type: ignore[typeddict-item]
             for channel in channels
         }
 
@@ -346,6 +351,21 @@ def _loading(row: Checkpoint[Any]) -> Callable[[], dict[str, Any]]:
     return lambda: books.values(row)
 
 
-def _has(row: Checkpoint[Any], channel: str) -> bool:
-    missing = object()
-    return row.get((channel,), missing) is not missing
+def _tuple(book: Book, values: MutableMapping[str, Any], writes: pending.Writes, **token: str) -> CheckpointTuple:
+    return CheckpointTuple(
+        config=book.place.config(book.id, **token),
+        checkpoint={**book.rest, "id": book.id, "channel_values": values},  # type: ignore[typeddict-item]
+        metadata=book.metadata,  # type: ignore[arg-type]
+        parent_config=None if book.parent is None else book.place.config(book.parent),
+        pending_writes=writes,
+    )
+
+
+def _has_all(metadata: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    return all(key in metadata and metadata[key] == value for key, value in wanted.items())
+
+
+def _seeds(row: Checkpoint[Any], book: Book, channels: Collection[str]) -> dict[str, Any]:
+    """Return the values that a checkpoint has of these channels. Its state is not read if it can have none."""
+    found = {channel: row.get((channel,), MISSING) for channel in channels if channel not in book.lacks}
+    return {channel: value for channel, value in found.items() if value is not MISSING}

@@ -17,7 +17,7 @@ from backtrail.adapters.langgraph.places import label_of
 from backtrail.errors import Corrupt, Invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from backtrail import Checkpoint, Thread
 
@@ -29,7 +29,7 @@ def put(aside: Thread[Any], checkpoint_id: str, writes: Sequence[tuple[str, Any]
         return
     try:
         # by its task, so that a row has next to nothing in common with the one before: there is nothing to compare
-        aside.save({task_id: [path, listed]}, label=label_of(checkpoint_id))
+        aside.save({task_id: [path, listed]}, changed=[task_id], label=label_of(checkpoint_id))
     except Invalid as error:
         raise _named(error, listed) from error
 
@@ -48,12 +48,20 @@ def _kept(value: Any) -> Any:
     return repr(value) if isinstance(value, BaseException) else value  # as LangGraph has it: errors are for reading
 
 
-def read(aside: Thread[Any], checkpoint_id: str) -> list[tuple[str, str, Any]]:
-    """Return the writes on a checkpoint, in the order in which LangGraph applies them."""
-    return merged(aside.find(label=label_of(checkpoint_id)))
+Writes = list[tuple[str, str, Any]]
+"""(task, channel, value), in the order in which LangGraph applies them."""
 
 
-def merged(rows: Sequence[Checkpoint[Any]]) -> list[tuple[str, str, Any]]:
+def read(aside: Thread[Any], checkpoint_ids: Collection[str]) -> dict[str, Writes]:
+    """Return the writes on each of these checkpoints."""
+    labels = {name: label_of(name) for name in checkpoint_ids}
+    found: dict[str | None, list[Checkpoint[Any]]] = {}
+    for row in aside.find(label=labels.values()):
+        found.setdefault(row.label, []).append(row)
+    return {name: _merged(found.get(label, ())) for name, label in labels.items()}
+
+
+def _merged(rows: Sequence[Checkpoint[Any]]) -> Writes:
     """Return the writes in these rows, oldest first."""
     found: dict[tuple[str, int], tuple[str, str, Any]] = {}
     for row in rows:

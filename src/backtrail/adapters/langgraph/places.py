@@ -13,6 +13,7 @@ workers from a journey to the past: in `put` they look the same.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -50,6 +51,7 @@ class Place(NamedTuple):
         return Place.said_by(self.id) == self
 
     @staticmethod
+    @lru_cache(256)
     def said_by(text: str) -> Place | None:
         """Return the place that an id says; None if it ends in a digest."""
         if _DIGEST in text:

@@ -104,9 +104,19 @@ class History(Suite):
         assert thread.find(label="x", tag="t") == [b]
         assert thread.find(label="z") == []
         assert thread.find(label="t") == []
+        assert thread.find(label=["y", "x", "z"]) == [a, b, c]
+        assert thread.find(label=["y", "x"], tag="t") == [b, c]
+        assert thread.find(label=[]) == []
         thread.rewind(a)
         assert thread.find(label="x") == [a]
         assert thread.find(tag="t") == []
+
+    def test_what_find_gives_is_loaded_whatever_it_stands_on(self, thread: Thread[Any]) -> None:
+        texts = [f"text {n} " * 300 for n in range(40)]
+        for n in range(40):
+            thread.save({"texts": texts[: n + 1]}, label=f"{n % 2}")
+        found = thread.find(label=["0", "1"])
+        assert [checkpoint.state["texts"] for checkpoint in found] == [texts[: n + 1] for n in range(40)]
 
     def test_tags_are_put_on_and_taken_off(self, store: Store, thread: Thread[Any]) -> None:
         a, b = fill(thread, 2)
