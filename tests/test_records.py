@@ -224,3 +224,21 @@ def test_a_change_in_place_of_one_of_many_is_saved(change):
         assert repr(back) == repr([*values[:57], back[57], *values[58:]])
         assert back[57] == values[57]
         assert back[57].model_fields_set == values[57].model_fields_set
+
+
+class Loose(pydantic.BaseModel, extra="allow"):
+    a: int = 0
+    b: int = 0
+
+
+@pytest.mark.parametrize("more", [0, 1, 300])
+def test_what_a_model_has_beside_its_fields_is_not_taken_for_the_end_of_the_record(more):
+    """One with all fields and one more has as many parts as one of which some were set, and may end alike."""
+    values = [Loose(a=1), *(Loose(a=n) for n in range(more)), Loose(a=1, b=2, reply=Loose(a=7))]
+    with backtrail.open("memory://", types=[Loose]) as store:
+        thread = store.thread("t")
+        thread.save({"v": values, "last": values[-1]})
+        for found in (store.thread("t").load().state, thread.load().state):
+            assert found["v"] == values
+            assert (found["v"][-1].reply, found["last"].reply) == (Loose(a=7), Loose(a=7))
+            assert found["v"][-1].model_fields_set == {"a", "b", "reply"}

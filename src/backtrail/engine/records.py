@@ -33,6 +33,8 @@ _KEY: Final = 12
 _VARIANTS: Final = 16
 _EXTENSIONS: Final = frozenset({*range(0xC7, 0xCA), *range(0xD4, 0xD9)})
 """What extensions begin with."""
+_PAIR: Final = wire.array_head(2)
+_NIL: Final = wire.pack(None)
 _ARRAYS: Final = {0xDC: 3, 0xDD: 5}
 """How long the header of an array is, if it is not one byte."""
 
@@ -125,8 +127,8 @@ class Reader:
         known = self.find(payload)
         if known is None:
             return None
-        fields = unpack(known.fields(payload))
-        return known.make(fields) if type(fields) is dict and tuple(fields) == known.names else None
+        fields, end = unpack(_PAIR + known.fields(payload) + _NIL)  # what is left over would stand before the end
+        return known.make(fields) if end is None and type(fields) is dict and tuple(fields) == known.names else None
 
     def meet(self, payload: bytes, parts: list[Any]) -> Variant | None:
         """Take note of a record whose parts were decoded: schema, version, form, name, value, name, value ..."""
@@ -209,11 +211,13 @@ class Flat(NamedTuple):
 
     def is_sound(self) -> bool:
         """Tell whether the dicts have the fields that they should, each in its place."""
-        try:
-            dicts = ormsgpack.unpackb(self.data, ext_hook=_apart)
+        count = len(self.variants)
+        body = self.data[len(wire.array_head(count)) :]
+        try:  # what is left over in the last one would stand before the end
+            *dicts, end = ormsgpack.unpackb(wire.array_head(count + 1) + body + _NIL, ext_hook=_apart)
         except ValueError:
             return False
-        return len(dicts) == len(self.variants) and all(
+        return end is None and all(
             type(fields) is dict and tuple(fields) == variant.names
             for fields, variant in zip(dicts, self.variants, strict=True)
         )
