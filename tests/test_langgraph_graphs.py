@@ -16,6 +16,7 @@ from typing import Annotated, Any, TypedDict
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage, ToolMessage
 from langgraph.channels.delta import DeltaChannel
+from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
@@ -458,3 +459,141 @@ def test_what_had_finished_when_the_process_was_killed_is_there_and_the_next_tur
         found = graph.invoke(None if then == "resume" else {"messages": ["again"]}, at())
         more = ["done"] if then == "resume" else ["again", "planned", "done"]
         assert [each.content for each in found["messages"]] == ["go", "planned", *more]
+
+
+# ---- what savers in memory do, and this one has to do, too ----------------------------------------------------------
+
+
+class Notes(TypedDict, total=False):
+    notes: Annotated[list, operator.add]
+    last: Any
+
+
+class Log(TypedDict):
+    log: Annotated[
+        list, DeltaChannel(lambda state, writes: [*state, *(e for w in writes for e in w)], snapshot_frequency=1000)
+    ]
+
+
+def noting(saver):
+    def step(state):
+        return {"notes": [f"n{len(state['notes'])}"]}
+
+    builder = StateGraph(Notes).add_node("one", step).add_node("two", step)
+    return builder.add_edge(START, "one").add_edge("one", "two").compile(checkpointer=saver)
+
+
+def logging(saver):
+    return StateGraph(Log).add_node("w", lambda _: {"log": ["r"]}).add_edge(START, "w").compile(checkpointer=saver)
+
+
+@pytest.mark.parametrize("saver", [InMemorySaver, lambda: BacktrailSaver("memory://")], ids=["theirs", "ours"])
+def test_a_copy_of_a_checkpoint_has_its_values(saver):
+    graph = noting(saver())
+    graph.invoke({"notes": ["a"]}, at())
+    graph.update_state(at(), None, as_node="__copy__")
+    assert graph.get_state(at()).values["notes"] == ["a", "n1", "n2"]
+
+
+@pytest.mark.parametrize("saver", [InMemorySaver, lambda: BacktrailSaver("memory://")], ids=["theirs", "ours"])
+def test_a_channel_that_a_graph_does_not_know_stays(saver):
+    made = saver()
+
+    def graph(*names):
+        state = TypedDict("State", dict.fromkeys(names, int))
+        return StateGraph(state).add_node("n", lambda _: {}).add_edge(START, "n").compile(checkpointer=made)
+
+    graph("x", "y").invoke({"x": 1, "y": 2}, at())
+    graph("x", "z").invoke({"x": 3, "z": 4}, at())
+    assert graph("x", "y").get_state(at()).values == {"x": 3, "y": 2}
+
+
+@pytest.mark.parametrize("saver", [InMemorySaver, lambda: BacktrailSaver("memory://")], ids=["theirs", "ours"])
+def test_a_subgraph_with_a_memory_is_replayed_from_before_its_first_turn(saver):
+    inner = StateGraph(Notes).add_node("j", lambda _: {"notes": [f"j{interrupt('q')}"]}).add_edge(START, "j")
+    outer = StateGraph(Notes).add_node("inner", inner.compile(checkpointer=True)).add_edge(START, "inner")
+    graph = outer.compile(checkpointer=saver())
+    for turn in "01":
+        graph.invoke({"notes": [f"a{turn}"]}, at(), durability="sync")
+        graph.invoke(Command(resume=f"r{turn}"), at(), durability="sync")
+    first = [each for each in graph.get_state_history(at()) if each.next == ("inner",)][-1]
+    graph.invoke(None, first.config, durability="sync")
+    found = graph.invoke(Command(resume="again"), at(), durability="sync")
+    assert found["notes"] == ["a0", "a0", "jagain"]
+
+
+def test_the_first_update_of_a_thread_does_not_overwrite_what_came_meanwhile():
+    saver = BacktrailSaver("memory://")
+    graph, real, once = noting(saver), saver.get_tuple, []
+
+    def slowly(config):
+        found = real(config)
+        if not once:
+            once.append(1)
+            graph.invoke({"notes": ["a whole turn"]}, at())
+        return found
+
+    saver.get_tuple = slowly
+    with pytest.raises(backtrail.Conflict):
+        graph.update_state(at(), {"notes": ["U"]}, as_node="one")
+    assert graph.get_state(at()).values["notes"][0] == "a whole turn"
+
+
+def test_pruning_while_a_graph_runs_takes_nothing_that_came_meanwhile(monkeypatch):
+    saver = BacktrailSaver("memory://")
+    graph, prune, late = logging(saver), backtrail.Thread.prune, [1]
+    graph.invoke({"log": ["one"]}, at())
+
+    def slowly(thread, **options):
+        if late and late.pop():
+            graph.invoke({"log": ["two"]}, at(), durability="sync")
+        return prune(thread, **options)
+
+    monkeypatch.setattr(backtrail.Thread, "prune", slowly)
+    saver.prune(["t"])
+    assert graph.get_state(at()).values == {"log": ["one", "r", "two", "r"]}
+
+
+def test_deleting_a_run_keeps_what_later_ones_are_made_from():
+    saver = BacktrailSaver("memory://")
+    graph = logging(saver)
+    for number in range(3):
+        graph.invoke({"log": [number]}, {**at(), "metadata": {"run_id": f"r{number}"}})
+    saver.delete_for_runs(["r1"])
+    assert graph.get_state(at()).values == {"log": [0, "r", 1, "r", 2, "r"]}
+
+
+def test_a_deleted_thread_leaves_nothing_and_an_ordinary_one_is_left_alone():
+    saver = BacktrailSaver("memory://")
+    saver.put(at(checkpoint_ns=""), {**empty_checkpoint(), "id": "1"}, {}, {})
+    saver.put_writes(at(checkpoint_ns="sub:1", checkpoint_id="x"), [("a", "secret")], "task")
+    saver.delete_thread("t")
+    assert list(saver.store.thread("t|sub:1", aside=True).history()) == []
+    saver.store.thread("mine").save({"x": 1})
+    with pytest.raises(backtrail.Conflict):
+        saver.delete_thread("mine")
+    assert saver.store.thread("mine").load().state == {"x": 1}
+
+
+def test_a_copy_is_all_or_nothing():
+    saver = BacktrailSaver("memory://")
+    for ns in ("", "sub"):
+        saver.put(at(checkpoint_ns=ns), {**empty_checkpoint(), "id": "1"}, {}, {})
+    saver.put(at("b", checkpoint_ns="sub"), {**empty_checkpoint(), "id": "2"}, {}, {})
+    with pytest.raises(backtrail.Conflict):
+        saver.copy_thread("t", "b")
+    assert saver.get_tuple(at("b")) is None
+
+
+def test_one_damaged_thread_does_not_hide_the_others():
+    saver = BacktrailSaver("memory://")
+    saver.put(at(checkpoint_ns=""), {**empty_checkpoint(), "id": "1"}, {}, {})
+    for number, book in enumerate([5, {"parent": None, "rest": {}, "place": [1, 2]}]):
+        saver.store.thread(f"evil {number}").save({}, label="1", metadata={"__langgraph__": book})
+        with pytest.raises(backtrail.Corrupt):
+            saver.get_tuple(at(f"evil {number}"))
+    saver.store.thread("sly").save(
+        {}, label="1", metadata={"__langgraph__": {"parent": None, "rest": {}, "place": ["t", ""]}}
+    )
+    assert saver.get_tuple(at("sly")).config["configurable"]["thread_id"] == "sly"
+    assert [each.config["configurable"]["thread_id"] for each in saver.list(None)] == ["sly", "t"]

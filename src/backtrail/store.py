@@ -488,8 +488,8 @@ class Store:
 def _space(kind: str | None, agent: str | None, prefix: str | None) -> str:
     """Return the name space of a kind; check what else says which threads are meant."""
     space = kind or THREAD
-    if space not in SPACES:
-        raise Invalid(f"kind is one of {', '.join(SPACES)}, not {kind!r}", code="invalid.argument")
+    if space not in (*SPACES, ASIDE):
+        raise Invalid(f"kind is one of {', '.join((*SPACES, ASIDE))}, not {kind!r}", code="invalid.argument")
     if agent is not None:
         check_id(agent, "an agent's id")
     if prefix is not None and not isinstance(prefix, str):

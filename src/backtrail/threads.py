@@ -387,11 +387,13 @@ class Thread(Handle[S]):
         older_than: dt.timedelta | float | None = None,
         keep_tagged: bool = True,
         keep: Collection[Ref] = (),
+        until: Ref | None = None,
         dry_run: bool = False,
     ) -> PruneReport:
         """Hide checkpoints: those behind the newest `keep_last` and older than `older_than` (each if given).
 
-        The head stays, and so do those that `keep` names, and labelled and tagged ones unless `keep_tagged` is False.
+        The head stays, and so do those that `keep` names, all that were saved after `until`, and labelled and tagged
+        ones unless `keep_tagged` is False.
         What was rewound away is counted apart: the newest `keep_last` of it stay too. Nothing that stays is harmed.
         """
         if keep_last is None and older_than is None:
@@ -407,9 +409,9 @@ class Thread(Handle[S]):
 
         def choose(standing: Standing) -> list[int]:
             kept = {self._resolve(standing, ref).seq for ref in keep}
-            chosen[:] = [
-                seq for seq in retention.prunable(self._engine.desk.heads, standing, policy) if seq not in kept
-            ]
+            last = log.MAX_SEQ if until is None else self._resolve(standing, until).seq
+            found = retention.prunable(self._engine.desk.heads, standing, policy)
+            chosen[:] = [seq for seq in found if seq <= last and seq not in kept]
             return chosen
 
         standing = self._standing()

@@ -281,11 +281,13 @@ class Thread(Generic[S]):
         older_than: dt.timedelta | float | None = None,
         keep_tagged: bool = True,
         keep: Collection[Ref] = (),
+        until: Ref | None = None,
         dry_run: bool = False,
     ) -> PruneReport:
         """Hide checkpoints: those behind the newest `keep_last` and older than `older_than` (each if given).
 
-        The head stays, and so do those that `keep` names, and labelled and tagged ones unless `keep_tagged` is False.
+        The head stays, and so do those that `keep` names, all that were saved after `until`, and labelled and tagged
+        ones unless `keep_tagged` is False.
         What was rewound away is counted apart: the newest `keep_last` of it stay too. Nothing that stays is harmed.
         """
         return await self._crew.write(
@@ -294,6 +296,7 @@ class Thread(Generic[S]):
             older_than=older_than,
             keep_tagged=keep_tagged,
             keep=[plain(each) for each in keep],
+            until=plain(until),
             dry_run=dry_run,
         )
 

@@ -20,6 +20,7 @@ from backtrail.engine.codec import Encoder
 from backtrail.engine.nodes import LEAF, Chunk, Node, Nodes, Rep, as_ref, digest_of
 from backtrail.engine.paths import Path
 from backtrail.engine.tree import CUT, SET, SPLICE, Op, Step, Tree, locate, value_of
+from backtrail.values import MISSING
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -70,7 +71,10 @@ class _Scan:
         return self._whole(old, value, path, where) if found is None else found
 
     def some(self, old: bytes, value: dict[Any, Any], only: Collection[Any]) -> list[Op] | None:
-        """Return the ops for a state of which only some keys may have changed; None if it was no dict."""
+        """Return the ops for a state of which only some keys may have changed; None if it was no dict.
+
+        What is MISSING is left as it was, there or not.
+        """
         spine = spines.open_rep(old, self.nodes) if texts.code_of(old) is None else None
         if spine is None or spine.code != wire.DICT:
             return None
@@ -81,6 +85,8 @@ class _Scan:
         for step, part in value.items():
             key = encoder.key(step)
             kept.add(key)
+            if part is MISSING:
+                continue
             if key not in before:
                 found.append([SET, [key], encoder.part(step, part)])
             elif step in only:

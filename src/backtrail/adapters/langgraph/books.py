@@ -69,7 +69,7 @@ def _size(value: Any) -> int:
     try:
         return len(ormsgpack.packb(value, default=repr, option=ormsgpack.OPT_NON_STR_KEYS))
     except (TypeError, ValueError):  # what cannot be kept is refused when it is saved, by its path
-        return 0
+        return len(repr(value))
 
 
 def read(checkpoint: Checkpoint[Any]) -> Book | None:
@@ -82,7 +82,9 @@ def read(checkpoint: Checkpoint[Any]) -> Book | None:
         more = {} if "rest" in about else checkpoint.get((KEY,), {})
         rest, metadata = (about if "rest" in about else more)["rest"], more.get("metadata", metadata)
         said = about.get("place")
-        place = Place.said_by(checkpoint.thread_id) if said is None else Place(*said)
+        place = Place.said_by(checkpoint.thread_id) if said is None else _said(*said)
+        if place is not None and place.id != checkpoint.thread_id:  # a fork of one whose id said nothing
+            place = Place.said_by(checkpoint.thread_id)
         name = about.get("id", checkpoint.label)
         parent = about["parent"]
         counted = metadata.get(COUNTERS) if "held" in about else None
@@ -93,6 +95,12 @@ def read(checkpoint: Checkpoint[Any]) -> Book | None:
     if not sound or place is None or type(name) is not str:
         raise _damaged(checkpoint)
     return Book(name, place, parent, rest, metadata, lacks)
+
+
+def _said(thread_id: Any, ns: Any) -> Place:
+    if type(thread_id) is not str or type(ns) is not str:
+        raise TypeError
+    return Place(thread_id, ns)
 
 
 def _damaged(checkpoint: Checkpoint[Any]) -> Corrupt:

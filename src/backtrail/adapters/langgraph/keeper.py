@@ -20,7 +20,7 @@ from langgraph.checkpoint.base import CheckpointTuple
 from backtrail.adapters.langgraph import books, pending, places
 from backtrail.adapters.langgraph.places import Place, label_of
 from backtrail.adapters.langgraph.values import Values
-from backtrail.errors import Conflict, Invalid, NotFound
+from backtrail.errors import Conflict, Corrupt, Invalid, NotFound
 from backtrail.values import MISSING, NEW
 
 if TYPE_CHECKING:
@@ -76,14 +76,17 @@ class Keeper:
         place, parent = places.place_of(config), places.checkpoint_of(config)
         about, large = books.written(place, config, checkpoint, metadata, parent)
         state = dict(checkpoint["channel_values"])
-        changed = list(new_versions)
+        versions = checkpoint.get("channel_versions") or {}
+        # a copy of a checkpoint (update_state as "__copy__") is put on that one's parent, and names no channel
+        changed = [*(new_versions or state), books.KEY]
+        if parent is not None:  # what has a version and is not given is of a channel that this graph does not know
+            state |= {each: MISSING for each in versions if each not in state and each not in new_versions}
         if large is not None:
             state[books.KEY] = large
-            changed.append(books.KEY)
         name = checkpoint["id"]
         meta: dict[str, Any] = {"label": label_of(name), "metadata": about}
         if parent is None:
-            self._begin(place, state, meta, first=places.is_first(config))
+            self._begin(place, state, meta, first=places.is_first(config, metadata))
         elif places.is_fork(config, parent):
             self._fork(place, state, meta, changed, parent)
         else:
@@ -101,10 +104,12 @@ class Keeper:
 
     def _fork(self, place: Place, state: dict[str, Any], meta: dict[str, Any], changed: list[str], parent: str) -> None:
         """Save a checkpoint on its parent, whatever is the head; without it, if it is gone."""
-        try:
-            self._thread(place).save(state, changed=changed, onto=label_of(parent), **meta)
-        except NotFound:
-            self._begin(place, state, meta, first=False)
+        found = self._named(place, parent)
+        if found is None:
+            given = {name: value for name, value in state.items() if value is not MISSING}
+            self._begin(place, given, meta, first=False)
+        else:
+            self._thread(place).save(state, changed=changed, onto=found[0], **meta)
 
     def put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
@@ -209,7 +214,11 @@ class Keeper:
     def _places(self, config: RunnableConfig | None) -> list[Place]:
         """Return the places that a config means: one, all of a thread, or all there are."""
         if config is None:
-            return [place for info in self._store.threads() if (place := self._place(info.id)) is not None]
+            found = []
+            for info in self._store.threads():
+                with suppress(Corrupt):  # one that is damaged does not hide the others
+                    found.append(self._place(info.id))
+            return [place for place in found if place is not None]
         if places.asked(config).get("checkpoint_ns") is not None:
             return [places.place_of(config)]
         return self._places_of(places.thread_of(config))
@@ -229,9 +238,14 @@ class Keeper:
     def delete_thread(self, thread_id: str) -> None:
         """Delete a thread of a graph, with all its namespaces: the outermost last, so that it can be done again."""
         name = places.thread_of({"configurable": {"thread_id": thread_id}})
-        for place in reversed(self._places_of(name)):
-            self._thread(place, aside=True).delete()
-            self._thread(place).delete()
+        outer = self._thread(Place(name, ""))
+        if outer.latest() is not None and not any(True for _ in self._rows(Place(name, ""), None)):
+            raise Conflict(f"thread {outer.id!r} is not LangGraph's", code="conflict.exists", actual=None)
+        below = places.below(name)
+        inner = {info.id for kind in (None, "aside") for info in self._store.threads(prefix=below, kind=kind)}
+        for each in (*sorted(inner), outer.id):
+            self._handle(each, aside=True)[0].delete()
+            self._handle(each, aside=False)[0].delete()
 
     def delete_for_runs(self, run_ids: Iterable[str]) -> None:
         """Delete what some runs have saved. Looks at the rows of all threads."""
@@ -240,14 +254,36 @@ class Keeper:
             return
         for place in self._places(None):
             thread, aside = self._thread(place), self._thread(place, aside=True)
-            for row, book in list(self._rows(place, None)):
-                if book.metadata.get("run_id") in wanted:
+            rows = [(row, book) for row in thread.history(everything=True) if (book := books.read(row)) is not None]
+            doomed = {book.id for _, book in rows if _is_text_in(book.metadata.get("run_id"), wanted)}
+            for row, book in rows:  # what later ones are made from stays
+                if book.id not in doomed and book.parent in doomed:
+                    doomed -= {each.label or "" for each in self._made_from(place, row, book)}
+            for row, book in rows:
+                if book.id in doomed:
                     for write in aside.find(label=label_of(book.id)):
                         aside.delete_checkpoint(write)
                     thread.delete_checkpoint(row)
 
+    def _made_from(self, place: Place, row: Checkpoint[Any], book: Book) -> list[Checkpoint[Any]]:
+        """Return the checkpoints without which the delta channels of one cannot be made."""
+        wanted = set(book.metadata.get(books.COUNTERS) or ())
+        wanted -= _seeds(row, book, wanted).keys()
+        found: list[Checkpoint[Any]] = []
+        for each, its in self._ancestors(place, book) if wanted else ():
+            found.append(each)
+            wanted -= _seeds(each, its, wanted).keys()
+            if not wanted:
+                break
+        return found
+
     def copy_thread(self, source: str, target: str) -> None:
-        """Copy a thread of a graph: all its namespaces, checkpoints, branches and writes."""
+        """Copy a thread of a graph: all its namespaces, checkpoints, branches and writes; all or nothing."""
+        source, target = (places.thread_of({"configurable": {"thread_id": each}}) for each in (source, target))
+        with self._store.transaction():
+            self._copy_all(source, target)
+
+    def _copy_all(self, source: str, target: str) -> None:
         for place in self._places_of(source):
             to = Place(target, place.ns)
             thread, made = self._thread(place), self._thread(to)
@@ -289,7 +325,7 @@ class Keeper:
             if strategy == "delete":
                 self.delete_thread(thread_id)
                 continue
-            for place in self._places_of(thread_id):
+            for place in self._places_of(places.thread_of({"configurable": {"thread_id": thread_id}})):
                 self._keep_latest(place)
 
     def _keep_latest(self, place: Place) -> None:
@@ -297,17 +333,13 @@ class Keeper:
         if found is None:
             return
         thread, aside = self._thread(place), self._thread(place, aside=True)
-        kept = [found[0]]
-        wanted = set(found[1].metadata.get(books.COUNTERS) or ())
-        wanted -= _seeds(*found, wanted).keys()
-        for row, book in self._ancestors(place, found[1]) if wanted else ():
-            kept.append(row)
-            wanted -= _seeds(row, book, wanted).keys()
-            if not wanted:
-                break
+        kept = [found[0], *self._made_from(place, *found)]
         labels = {row.label for row in kept}
-        thread.prune(keep_last=0, keep_tagged=False, keep=kept)
-        aside.prune(keep_last=0, keep_tagged=False, keep=[write for write in aside.history() if write.label in labels])
+        writes = list(aside.history())
+        thread.prune(keep_last=0, keep_tagged=False, keep=kept, until=found[0])  # a run may go on meanwhile
+        if writes:
+            last = [write for write in writes if write.label in labels]
+            aside.prune(keep_last=0, keep_tagged=False, keep=last, until=writes[-1])
 
     # -- delta channels -------------------------------------------------------------------------------
 
@@ -345,6 +377,10 @@ class Keeper:
             channel: {"writes": writes[channel], **({"seed": seeds[channel]} if channel in seeds else {})}  # type: ignore[typeddict-item]
             for channel in channels
         }
+
+
+def _is_text_in(value: Any, wanted: Collection[str]) -> bool:
+    return isinstance(value, str) and value in wanted
 
 
 def _loading(row: Checkpoint[Any]) -> Callable[[], dict[str, Any]]:

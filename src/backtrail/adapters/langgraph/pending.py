@@ -67,6 +67,7 @@ def _merged(rows: Sequence[Checkpoint[Any]]) -> Writes:
     for row in rows:
         try:
             ((task, (path, listed)),) = row.state.items()
+            task, path = task + "", path + ""  # texts, or a TypeError
             for at, (channel, value) in enumerate(listed):
                 index = WRITES_IDX_MAP.get(channel, at)
                 if index < 0 or (task, index) not in found:

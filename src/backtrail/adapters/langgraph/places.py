@@ -141,7 +141,11 @@ def is_fork(config: Any, parent: str) -> bool:
     return token is None or token == f"fork {parent}"
 
 
-def is_first(config: Any) -> bool:
-    """Tell whether a checkpoint without a parent comes of a run that found none: there must still be none."""
+def is_first(config: Any, metadata: Mapping[str, Any]) -> bool:
+    """Tell whether a checkpoint without a parent comes of one who found none: there must still be none.
+
+    A subgraph that is replayed may begin again beside what it has; whoever races there, races above it, too.
+    """
     found = asked(config)
-    return TOKEN not in found and any(str(key).startswith(_LOOP) for key in found)
+    ran = any(str(key).startswith(_LOOP) for key in found) or metadata.get("source") == "update"
+    return TOKEN not in found and ran and not found.get("checkpoint_ns")

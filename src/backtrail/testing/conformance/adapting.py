@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import backtrail
-from backtrail import Conflict, Invalid, NotFound
+from backtrail import MISSING, Conflict, Invalid, NotFound
 from backtrail.testing.conformance.base import Suite, head, states, steps
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class Adapting(Suite):
         assert head(thread).state == {"a": [2], "b": [1], "d": [2]}
         assert made.root == store.thread("other").save({"a": [2], "b": [1], "d": [2]}).root
         assert thread.save({"a": 1, "b": [1], "d": [2]}, changed={"a": True}).state["a"] == 1
+        assert thread.save({"b": MISSING, "no": MISSING}, changed=()).state == {"b": [1]}
         assert thread.save({}, changed=()).state == {}
 
     def test_what_is_no_change_of_a_dict_is_saved_as_a_whole(self, store: Store) -> None:
