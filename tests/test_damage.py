@@ -208,3 +208,14 @@ def test_a_missing_chunk_names_the_checkpoints_that_need_it(patient: Patient) ->
             store.gc()
         thread = store.thread("fresh")  # the store is usable all the same
         assert thread.save({"a": 1}).state == {"a": 1}
+
+
+def test_a_row_that_was_read_with_its_payload_is_read_again_if_that_does_not_fit() -> None:
+    with backtrail.open("memory://") as store:
+        made = store.thread("t").save({"n": 1})
+        heads = store._engine.desk.heads
+        standing = heads.standing("thread", "t")
+        (row,) = heads.visible(standing, [(1, 1)], payload=True)
+        for payload in (row.payload, None, b"", b"?", row.payload[:-1]):
+            tree = heads.chain(standing.record, row._replace(payload=payload)).tree
+            assert f"blake3:{tree.root.hex()}" == made.root
