@@ -6,6 +6,7 @@ import random
 from contextlib import closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import apsw
 import psycopg
@@ -208,3 +209,19 @@ def test_a_missing_chunk_names_the_checkpoints_that_need_it(patient: Patient) ->
             store.gc()
         thread = store.thread("fresh")  # the store is usable all the same
         assert thread.save({"a": 1}).state == {"a": 1}
+
+
+def test_a_row_that_was_read_with_its_payload_is_read_again_if_that_does_not_fit() -> None:
+    with backtrail.open("memory://") as store:
+        thread = store.thread("t")
+        thread.save({"n": 1}, label="x")
+        thread.save({"n": 2})
+        backend = store._backend
+        for damage in (lambda row: row, lambda row: row._replace(payload=b"?"), lambda row: row._replace(payload=b"")):
+            with mock.patch.object(backend, "rows", side_effect=partial(_each, backend.rows, damage)):
+                (found,) = thread.find(label="x")
+            assert found.state == {"n": 1}
+
+
+def _each(read: Callable[..., list[Any]], change: Callable[[Any], Any], *args: Any, **options: Any) -> list[Any]:
+    return [change(row) for row in read(*args, **options)]

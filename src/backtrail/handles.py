@@ -229,7 +229,9 @@ class Handle(Generic[S]):
                 raise NotFound(
                     f"there is no thread {record.name!r}: its transaction was dropped", code="not_found.thread"
                 )
-            return heads.chain(known, row).tree
+            # what was written here may have been dropped since: then only what is stored counts
+            at_hand = None if written or damaged else heads.at_hand(row)
+            return (at_hand or heads.chain(known, row)).tree
 
         return Checkpoint(
             row,

@@ -159,9 +159,6 @@ class Heads:
     def chain(self, record: ThreadRecord, row: Row) -> Chain:
         """Read the tree of a checkpoint and hold it against its root; `NotFound` if it was deleted meanwhile."""
         self.require_sound(record, row)
-        if row.payload and row.base == row.seq:  # it was read with all that it takes
-            with suppress(Corrupt):
-                return self._read_chain(row, [row])
         before: list[Row] | None = None
         while True:
             try:
@@ -174,6 +171,12 @@ class Heads:
                 if rows == before:
                     raise self._unreadable(record, row, error) from error
                 before = rows  # upkeep may have rewritten them, and taken what they stood beside: only twice counts
+
+    def at_hand(self, row: Row) -> Chain | None:
+        """Read the tree of a checkpoint, a sound row, if it was read with all that this takes; None if it was not."""
+        with suppress(Corrupt):  # such as for a chunk that upkeep has taken: whoever reads the row again is told
+            return self._read_chain(row, [row]) if row.payload and row.base == row.seq else None
+        return None
 
     def _unreadable(self, record: ThreadRecord, row: Row, error: Corrupt) -> Corrupt | NotFound:
         name = log.checkpoint_id(record.uid, row.seq)
