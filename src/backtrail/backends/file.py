@@ -1,0 +1,303 @@
+"""A store in a directory of plain files: tables in memory, and a log of their changes on disk.
+
+A write is checked on the tables, appended to the log as one frame, synced, and done: one lock, one fsync, one point at
+which it counts. Other processes append to the same log: before anything is read or written, what they wrote is done on
+these tables, too. With durability "full" a commit is on disk when it returns; "relaxed" leaves that to the system, and a
+power cut may take the last commits, never one without those behind it.
+
+`tables` are what is held, `file_log` is how it is kept, `file_directory` what is where, `file_lock` whose turn it is.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from backtrail.backends import file_directory as directory
+from backtrail.backends import file_snapshot as snapshot
+from backtrail.backends.file_disk import translated
+from backtrail.backends.file_lock import Turns
+from backtrail.backends.file_log import Log
+from backtrail.backends.table_backend import TableBackend
+from backtrail.backends.tables import Tables
+from backtrail.errors import Corrupt, Error, Invalid, NotFound, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from backtrail.backends.file_directory import Generation
+    from backtrail.backends.port import Usage
+    from backtrail.backends.tables import Body, Change
+
+_MAX_TIMEOUT: Final = 1_000_000.0
+_SNAPSHOT_FRAMES: Final = 2000
+"""A snapshot is made when so many frames have to be read without one."""
+
+
+class FileBackend(TableBackend):
+    """The port on files. `busy_timeout` bounds, in seconds, the wait for another thread's or process's turn."""
+
+    interval = 0.05
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        durability: str = "full",
+        read_only: bool = False,
+        busy_timeout: float = 10.0,
+    ) -> None:
+        super().__init__(Tables())
+        if durability not in ("full", "relaxed"):
+            raise Invalid(f"durability is {durability!r}: say 'full' or 'relaxed'", code="invalid.option")
+        if not 0 <= busy_timeout <= _MAX_TIMEOUT:
+            raise Invalid(f"busy_timeout is {busy_timeout!r}: say how many seconds to wait", code="invalid.option")
+        name = os.fspath(path)
+        if not name or "\0" in name:
+            raise Invalid(f"{name!r} is not the name of a directory: name one", code="invalid.store")
+        self.path = Path(os.path.realpath(name))
+        self.read_only = read_only
+        self._durable = durability == "full"
+        self._closed = False
+        self._pid = 0
+        """The process whose turn it is, if something is being written."""
+        self._generation: Generation | None = None
+        self._store_fd = -1
+        """The file that says which generation it is: it has no name any more when that is over."""
+        self._log: Log | None = None
+        self._whole = False
+        """Whether the tables are what the log says. If not, they are read anew."""
+        self._covered = 0
+        """How many frames of those that the log has read or written are in a snapshot."""
+        self._turns = Turns(
+            self.path / directory.LOCK, busy_timeout, read_only=read_only, forked=self._part_from_parent
+        )
+        self._open()
+
+    def _open(self) -> None:
+        if not directory.look(self.path):
+            if self.read_only:
+                raise NotFound(f"{self.path}: there is no such store", code="not_found.store")
+            directory.make_directory(self.path)
+            with self._locked():
+                if not directory.look(self.path):  # else somebody else was faster
+                    directory.make(self.path)
+        if self.read_only:
+            with self._read():
+                return
+        directory.read(self.path)  # what is newer is refused before its lock is touched
+        try:
+            self._take()
+        except Corrupt:
+            self._turns.close()
+            raise
+        try:
+            directory.sweep(self.path, self._now_in())
+            self._snapshot()
+        finally:
+            self._give()
+
+    # -- whose turn it is -------------------------------------------------------------------------
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        self._turns.take()
+        try:
+            self._turns.lock()
+            try:
+                yield
+            finally:
+                self._turns.unlock()
+        finally:
+            self._turns.give()
+
+    def _take(self) -> None:
+        self._refuse_if_read_only()
+        self._turns.take()
+        try:
+            self._refuse_if_closed()
+            self._turns.lock()
+            try:
+                log = self._catch_up()
+                if log.blind is not None:
+                    raise Corrupt(
+                        f"{log.blind}; what was there is not known, so nothing can be written: it can be opened "
+                        "read-only, see docs/files.md",
+                        code="corrupt.store",
+                    )
+                log.cut()
+            except BaseException:
+                self._turns.unlock()
+                raise
+        except BaseException:
+            self._turns.give()
+            raise
+        self._pid = os.getpid()
+
+    def _give(self) -> None:
+        self._turns.unlock()
+        self._turns.give()
+
+    @contextmanager
+    def _read(self) -> Iterator[Tables]:
+        self._turns.take()
+        try:
+            self._refuse_if_closed()
+            if not self._tables.began and self._is_behind():
+                with self._turns.shared():
+                    self._catch_up()
+            yield self._tables
+        finally:
+            self._turns.give()
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise Unavailable(f"{self.path}: this store is closed: open it again", code="unavailable.closed")
+
+    def _refuse_if_read_only(self) -> None:
+        if self.read_only and not self._closed:
+            raise Unavailable(f"{self.path}: was opened read-only: open it for writing", code="unavailable.read_only")
+
+    def _part_from_parent(self) -> None:
+        """Be a process of its own: what its parent was writing is not this one's to finish."""
+        if self._tables.began:
+            self._tables.undo()
+            self._tables.end()
+        group = self._grouped.group
+        if group is not None and group.taken:
+            group.lost = self._forked()
+
+    def _forked(self) -> Unavailable:
+        return Unavailable(
+            f"{self.path}: this process was forked in the middle of a write, which is its parent's: begin it again",
+            code="unavailable.forked",
+        )
+
+    # -- what others wrote ------------------------------------------------------------------------
+    def _is_behind(self) -> bool:
+        if self._log is None or not self._whole:
+            return True
+        try:
+            return self._log.has_news() or os.fstat(self._store_fd).st_nlink == 0
+        except OSError as error:
+            raise translated(error, self.path) from error
+
+    def _catch_up(self) -> Log:
+        """Do what others wrote on these tables. Nobody writes meanwhile."""
+        try:
+            if self._log is None or not self._whole or os.fstat(self._store_fd).st_nlink == 0:
+                self._load()
+            log = self._log
+            if log is None:
+                raise AssertionError
+            if log.has_news():
+                self._whole = False  # should this be interrupted
+                log.read(self._tables)
+                self._whole = True
+        except OSError as error:
+            raise translated(error, self.path) from error
+        return log
+
+    def _load(self) -> None:
+        """Read all of it: the snapshot, or the base, and the log behind."""
+        self._let_go()
+        self._generation, self._store_fd = directory.read(self.path)
+        now = self._generation
+        self._log = log = Log(self.path, now.uid, now.base, (now.file, now.frame), read_only=self.read_only)
+        tables = snapshot.read(self.path, now, log)
+        self._covered = 0
+        self._tables = tables or Tables()
+        log.read(self._tables)
+        self._whole = True
+
+    def _let_go(self) -> None:
+        log, self._log = self._log, None
+        if log is not None:
+            log.close()
+        fd, self._store_fd = self._store_fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def _now_in(self) -> Generation:
+        if self._generation is None:
+            raise AssertionError
+        return self._generation
+
+    def _at(self) -> Log:
+        if self._log is None:
+            raise AssertionError
+        return self._log
+
+    # -- what makes changes last --------------------------------------------------------------------
+    def _keep(self, changes: Sequence[Change]) -> None:
+        if self._pid != os.getpid():
+            raise self._forked()
+        if not changes:
+            return
+        tables, log = self._tables, self._at()
+        placed = log.append(changes, durable=self._durable)
+        # What was done is now done again as the log has it, so that bodies are not kept in memory.
+        self._whole = False
+        tables.undo()
+        tables.end()
+        for change in placed:
+            tables.do(change)
+        self._whole = True
+
+    def _bytes(self, bodies: Sequence[Body]) -> list[bytes]:
+        log = self._at()
+        try:
+            return [body if isinstance(body, bytes) else log.body(body) for body in bodies]
+        except OSError as error:
+            raise translated(error, self.path) from error
+
+    def _snapshot(self) -> None:
+        """Make a snapshot if much has been read or written since the last one. Its caller has the lock."""
+        log = self._at()
+        if log.frames - self._covered < max(_SNAPSHOT_FRAMES, len(self._tables.payloads) // 4) or log.damage:
+            return
+        with suppress(Error):  # it only saves time
+            log.sync()
+            snapshot.write(self.path, self._now_in(), log, self._tables)
+            self._covered = log.frames
+
+    # -- upkeep -------------------------------------------------------------------------------------
+    def reclaim(self) -> None:
+        self._refuse_in_group()
+        with self._write():
+            pass
+
+    def usage(self) -> Usage:
+        found = super().usage()
+        try:
+            return found._replace(stored_bytes=directory.size(self.path))
+        except OSError as error:
+            raise translated(error, self.path) from error
+
+    def close(self) -> None:
+        """Release everything; closing twice is allowed."""
+        self._refuse_in_group()
+        if self._closed:
+            return
+        with suppress(Error):
+            self._leave()
+        self._turns.take()
+        try:
+            self._closed = True
+            self._let_go()
+            self._turns.close()
+        finally:
+            self._turns.give()
+
+    def _leave(self) -> None:
+        """Do what is better done before one goes."""
+        log = self._log
+        if self.read_only or log is None or (log.synced >= log.number and log.frames - self._covered < _SNAPSHOT_FRAMES):
+            return
+        self._take()
+        try:
+            self._at().sync()
+            self._snapshot()
+        finally:
+            self._give()
