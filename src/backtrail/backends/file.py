@@ -2,8 +2,8 @@
 
 A write is checked on the tables, appended to the log as one frame, synced, and done: one lock, one fsync, one point at
 which it counts. Other processes append to the same log: before anything is read or written, what they wrote is done on
-these tables, too. With durability "full" a commit is on disk when it returns; "relaxed" leaves that to the system, and a
-power cut may take the last commits, never one without those behind it.
+these tables, too. With durability "full" a commit is on disk when it returns; "relaxed" leaves that to the system, and
+a power cut may take the last commits, never one without those behind it.
 
 `tables` are what is held, `file_log` is how it is kept, `file_directory` what is where, `file_lock` whose turn it is.
 """
@@ -15,11 +15,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from backtrail.backends import file_base as base
 from backtrail.backends import file_directory as directory
 from backtrail.backends import file_snapshot as snapshot
 from backtrail.backends.file_disk import translated
+from backtrail.backends.file_frames import FILE_HEADER
 from backtrail.backends.file_lock import Turns
-from backtrail.backends.file_log import Log
+from backtrail.backends.file_log import Generation, Log
 from backtrail.backends.table_backend import TableBackend
 from backtrail.backends.tables import Tables
 from backtrail.errors import Corrupt, Error, Invalid, NotFound, Unavailable
@@ -27,11 +29,11 @@ from backtrail.errors import Corrupt, Error, Invalid, NotFound, Unavailable
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from backtrail.backends.file_directory import Generation
+    from backtrail.backends.changes import Body, Change
     from backtrail.backends.port import Usage
-    from backtrail.backends.tables import Body, Change
 
 _MAX_TIMEOUT: Final = 1_000_000.0
+_ATTEMPTS: Final = 3
 _SNAPSHOT_FRAMES: Final = 2000
 """A snapshot is made when so many frames have to be read without one."""
 
@@ -120,12 +122,7 @@ class FileBackend(TableBackend):
             self._turns.lock()
             try:
                 log = self._catch_up()
-                if log.blind is not None:
-                    raise Corrupt(
-                        f"{log.blind}; what was there is not known, so nothing can be written: it can be opened "
-                        "read-only, see docs/files.md",
-                        code="corrupt.store",
-                    )
+                _refuse_if_blind(log)
                 log.cut()
             except BaseException:
                 self._turns.unlock()
@@ -204,7 +201,7 @@ class FileBackend(TableBackend):
         self._let_go()
         self._generation, self._store_fd = directory.read(self.path)
         now = self._generation
-        self._log = log = Log(self.path, now.uid, now.base, (now.file, now.frame), read_only=self.read_only)
+        self._log = log = Log(self.path, now, read_only=self.read_only)
         tables = snapshot.read(self.path, now, log)
         self._covered = 0
         self._tables = tables or Tables()
@@ -259,14 +256,69 @@ class FileBackend(TableBackend):
             return
         with suppress(Error):  # it only saves time
             log.sync()
-            snapshot.write(self.path, self._now_in(), log, self._tables)
+            snapshot.put(self.path, snapshot.prepare(self.path, self._now_in(), log, self._tables))
             self._covered = log.frames
 
     # -- upkeep -------------------------------------------------------------------------------------
     def reclaim(self) -> None:
+        """Write all that is left to new files, and remove the old ones. Others write meanwhile, but for two moments."""
         self._refuse_in_group()
-        with self._write():
-            pass
+        for _ in range(_ATTEMPTS):
+            if self._renewed():
+                return
+
+    def _renewed(self) -> bool:
+        """Begin another generation, unless nothing is to be gained; return False if somebody else did."""
+        self._take()
+        try:
+            if not self._tables.wasted:
+                return True
+            log, old = self._at(), self._now_in()
+            log.roll()
+            kept = self._tables.copy()
+            source = Log(self.path, old, read_only=True)  # files of its own: others may close those of this backend
+            source.stand(log.file, log.at, log.number, sealed=False, echo=[])
+        finally:
+            self._give()
+        name = directory.new_base(old.generation + 1)
+        try:
+            tables, count = base.write(self.path / name, old.uid, kept, source.body)
+            new = Generation(old.uid, old.generation + 1, name, count, source.file, source.number + 1)
+            return self._switched(old, new, tables)
+        finally:
+            source.close()
+
+    def _switched(self, old: Generation, new: Generation, tables: Tables) -> bool:
+        try:
+            log = Log(self.path, new, read_only=False)
+            try:
+                log.stand(new.file, FILE_HEADER, new.frame - 1, sealed=False, echo=[])
+                large = len(tables.payloads) >= _SNAPSHOT_FRAMES
+                prepared = snapshot.prepare(self.path, new, log, tables) if large else None
+                self._take()
+                try:
+                    if self._now_in() == old:
+                        log.read(tables)
+                        directory.switch(self.path, new)
+                        self._adopt(log, tables)
+                        snapshot.put(self.path, prepared)
+                    directory.sweep(self.path, self._now_in())
+                    return self._now_in() == new
+                finally:
+                    self._give()
+            finally:
+                if log is not self._log:
+                    log.close()
+        except OSError as error:
+            raise translated(error, self.path) from error
+
+    def _adopt(self, log: Log, tables: Tables) -> None:
+        """Go on with a new generation, whose tables these are."""
+        self._whole = False
+        self._let_go()
+        self._generation, self._store_fd = directory.read(self.path)
+        self._log, self._tables, self._covered = log, tables, log.frames
+        self._whole = True
 
     def usage(self) -> Usage:
         found = super().usage()
@@ -293,7 +345,9 @@ class FileBackend(TableBackend):
     def _leave(self) -> None:
         """Do what is better done before one goes."""
         log = self._log
-        if self.read_only or log is None or (log.synced >= log.number and log.frames - self._covered < _SNAPSHOT_FRAMES):
+        if self.read_only or log is None:
+            return
+        if log.synced >= log.number and log.frames - self._covered < _SNAPSHOT_FRAMES:
             return
         self._take()
         try:
@@ -301,3 +355,12 @@ class FileBackend(TableBackend):
             self._snapshot()
         finally:
             self._give()
+
+
+def _refuse_if_blind(log: Log) -> None:
+    if log.blind is not None:
+        raise Corrupt(
+            f"{log.blind}; what was there is not known, so nothing can be written: open it read-only, and see "
+            "docs/files.md",
+            code="corrupt.store",
+        )

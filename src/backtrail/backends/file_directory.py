@@ -1,7 +1,7 @@
 """The directory of a store in files: made, recognised, and switched to another generation.
 
-`backtrail.store` says that the directory is ours, and which files count: a base, if there is one, and the file of the log
-behind it. It is one line, written twice, each with a check of its own. It is replaced as a whole, by a rename, and that
+`backtrail.store` says that the directory is ours, and which files count: a base, if there is one, and the file of the
+log behind it. It is one line, written twice, each with a check of its own. It is replaced as a whole, by a rename, and that
 is the moment when another generation begins; whoever has the old one open sees that it has no name any more.
 Whatever it does not name is left over from something that was interrupted, and removed when nobody can miss it.
 
@@ -14,13 +14,13 @@ import os
 import re
 import secrets
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from blake3 import blake3
 
 from backtrail.backends import file_frames as frames
 from backtrail.backends.file_disk import synced, synced_directory, translated
-from backtrail.backends.file_log import begin_file
+from backtrail.backends.file_log import Generation, begin_file, log_name
 from backtrail.errors import Corrupt, Invalid, NotFound
 
 STORE: Final = "backtrail.store"
@@ -32,33 +32,18 @@ UID_BYTES: Final = 8
 _WORD: Final = "backtrail-files"
 _LINE: Final = re.compile(
     rf"{_WORD} (?P<format>\d+) uid=(?P<uid>[0-9a-f]{{16}}) generation=(?P<generation>\d+) base=(?P<base>\S+) "
-    r"file=(?P<file>\d+) frame=(?P<frame>\d+)"
+    r"frames=(?P<frames>\d+) file=(?P<file>\d+) frame=(?P<frame>\d+)"
 )
 _BEGUN: Final = re.compile(rf"{LOCK}|{STORE}\{NEW}|log-0{{11}}1")
 """What a directory has in it when the making of a store was interrupted."""
 _OURS: Final = re.compile(rf"log-\d{{12}}|base-\d{{12}}-[0-9a-f]{{8}}|{SNAPSHOT}")
 
 
-class Generation(NamedTuple):
-    """Which files count."""
-
-    uid: bytes
-    """Of the store, at random."""
-    generation: int
-    base: str | None
-    """The name of the base."""
-    file: int
-    """The first file of the log behind the base."""
-    frame: int
-    """The number of its first frame."""
-
-    def line(self) -> str:
-        """Return it as it is written."""
-        said = (
-            f"{_WORD} {frames.FORMAT} uid={self.uid.hex()} generation={self.generation} base={self.base or '-'} "
-            f"file={self.file} frame={self.frame}"
-        )
-        return f"{said} check={_check(said)}\n"
+def _line(generation: Generation) -> str:
+    uid, number, base, count, file, frame = generation
+    said = f"{_WORD} {frames.FORMAT} uid={uid.hex()} generation={number} base={base or '-'} frames={count} "
+    said += f"file={file} frame={frame}"
+    return f"{said} check={_check(said)}\n"
 
 
 def _check(said: str) -> str:
@@ -131,6 +116,7 @@ def _parsed(said: str, path: Path) -> Generation:
         bytes.fromhex(found["uid"]),
         int(found["generation"]),
         None if base == "-" else base,
+        int(found["frames"]),
         int(found["file"]),
         int(found["frame"]),
     )
@@ -152,14 +138,14 @@ def make_directory(path: Path) -> None:
 
 def make(path: Path) -> None:
     """Make a store in an empty directory. Whoever does has its lock."""
-    made = Generation(secrets.token_bytes(UID_BYTES), 1, None, 1, 1)
-    begin_file(path / "log-000000000001", made.uid, 1, 1)
+    made = Generation(secrets.token_bytes(UID_BYTES), 1, None, 0, 1, 1)
+    begin_file(path / log_name(1), made.uid, 1, 1)
     switch(path, made)
 
 
 def switch(path: Path, to: Generation) -> None:
     """Let another generation begin. Whoever does has the lock; all files that it names are durable."""
-    replace(path / STORE, to.line().encode() * 2)
+    replace(path / STORE, _line(to).encode() * 2)
 
 
 def replace(name: Path, data: bytes) -> None:
@@ -185,11 +171,11 @@ def sweep(path: Path, now: Generation) -> None:
     """
     for entry in list(os.scandir(path)):
         kind, _, rest = entry.name.partition("-")
-        number = int(rest[:12]) if _OURS.fullmatch(entry.name) and rest else None
-        old = (kind == "log" and number is not None and number < now.file) or (
-            kind == "base" and number is not None and number <= now.generation and entry.name != now.base
+        number = int(rest[:12]) if _OURS.fullmatch(entry.name) and rest else 0
+        old = (kind == "log" and number < now.file) or (
+            kind == "base" and number <= now.generation and entry.name != now.base
         )
-        if old:
+        if (number and old) or entry.name.startswith((STORE + NEW, SNAPSHOT + NEW)):
             Path(entry.path).unlink(missing_ok=True)
 
 

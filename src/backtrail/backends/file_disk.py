@@ -11,6 +11,8 @@ from backtrail.errors import Error, Unavailable
 if TYPE_CHECKING:
     from pathlib import Path
 
+__all__ = ["fcntl", "synced", "synced_directory", "translated"]
+
 try:
     import fcntl
 except ImportError:  # Windows
@@ -44,7 +46,9 @@ def translated(error: OSError, path: object) -> Error:
     if error.errno in _FULL:
         return Unavailable(f"{reason}: free some space and try again", code="unavailable.full")
     if error.errno in (errno.EACCES, errno.EPERM):
-        return Unavailable(f"{reason}: check the permissions of the directory and of its files", code="unavailable.open")
+        return Unavailable(
+            f"{reason}: check the permissions of the directory and of its files", code="unavailable.open"
+        )
     if error.errno == errno.EROFS:
         return Unavailable(f"{reason}: it can only be read: open it for writing", code="unavailable.read_only")
     return Unavailable(f"{reason}: the disk or its file system fails: try again, or elsewhere", code="unavailable.io")

@@ -1,7 +1,7 @@
 """The bytes of a log: files that hold frames, frames that hold records and bodies.
 
-A frame is a commit, or several: all of it counts, or nothing. Its header says how long it is and is checked by itself, so
-that the next frame is found even if this one is damaged; and it says up to which frame all were on disk when it was
+A frame is a commit, or several: all of it counts, or nothing. Its header says how long it is and is checked by itself,
+so that the next frame is found even if this one is damaged; and it says up to which frame all were on disk when it was
 written (`synced`), which tells damage from a write that was cut short. Each record is checked by itself, too, so that
 damage does not go further than it reaches. All checks begin with the store's uid: frames of another store do not count.
 """
@@ -120,7 +120,7 @@ class Window:
         self._held = b""
         self.size = os.fstat(fd).st_size
 
-    def bytes(self, at: int, length: int) -> bytes:
+    def piece(self, at: int, length: int) -> bytes:
         """Return bytes of the file; fewer if it ends before."""
         if not self._start <= at <= at + length <= self._start + len(self._held):
             self._start = at
@@ -129,7 +129,7 @@ class Window:
 
     def frame_at(self, at: int) -> Frame | None:
         """Return the frame that begins there, None if there is no good header, or the file ends inside of the frame."""
-        header = self.bytes(at, HEADER)
+        header = self.piece(at, HEADER)
         if len(header) < HEADER or header[:4] != MAGIC:
             return None
         if header[_HEADER.size :] != _crc(self._uid, header[: _HEADER.size]):
@@ -141,12 +141,12 @@ class Window:
     def frames_behind(self, at: int) -> Iterator[Frame]:
         """Give the frames whose headers are good, wherever they begin, from there on."""
         while at < self.size:
-            piece = self.bytes(at, min(_WINDOW, self.size - at))
-            here = piece.find(MAGIC)
+            held = self.piece(at, min(_WINDOW, self.size - at))
+            here = held.find(MAGIC)
             if here < 0:
-                if at + len(piece) >= self.size or not piece:
+                if at + len(held) >= self.size or not held:
                     return
-                at += max(len(piece) - len(MAGIC) + 1, 1)
+                at += max(len(held) - len(MAGIC) + 1, 1)
                 continue
             found = self.frame_at(at + here)
             if found is not None:
@@ -155,7 +155,7 @@ class Window:
 
     def content(self, found: Frame) -> bytes:
         """Return the records and bodies of a frame."""
-        return self.bytes(found.at + HEADER, found.records + found.bodies)
+        return self.piece(found.at + HEADER, found.records + found.bodies)
 
 
 def read_at(fd: int, at: int, length: int) -> bytes:

@@ -1,7 +1,7 @@
 """Turns: of the threads of a process by a lock, of processes by another, on a file.
 
-A forked child shares its parent's lock on the file: it closes that file, without unlocking it, and opens its own. A fork
-waits for the calls that are under way, so that what the child has in memory is whole.
+A forked child shares its parent's lock on the file: it closes that file, without unlocking it, and opens its own. A
+fork waits for the calls that are under way, so that what the child has in memory is whole.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The log of a store in files: frames, one after the other, in a base and in numbered files behind it.
 
-A `Log` stands at a place in it: all frames up to there were done on the tables. It reads what comes behind, and appends.
-Whoever appends has the store's lock, and has read to the end; whoever reads has it, too, or shares it, so that nothing
+A `Log` stands at a place in it: all frames up to there were done on the tables. It reads what comes behind, and
+appends. Whoever appends has the store's lock, and has read to the end; whoever reads has it, too, or shares it, so that nothing
 is seen that was not yet made durable.
 
 A frame that is not good is one of two things. If all frames behind it, too, were written before anything said that it
@@ -20,22 +20,39 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import ormsgpack
 
 from backtrail.backends import file_frames as frames
+from backtrail.backends.changes import Place
 from backtrail.backends.file_disk import synced, synced_directory, translated
 from backtrail.backends.file_records import ECHO, SEAL, echo, pack, unpack
-from backtrail.backends.tables import Place
 from backtrail.errors import CommitUnknown, Error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from backtrail.backends.tables import Body, Change, Tables
+    from backtrail.backends.changes import Body, Change
+    from backtrail.backends.tables import Tables
 
 LOG: Final = logging.getLogger("backtrail")
 BASE: Final = 0
 """The number of the base among the files."""
 FILE_BYTES: Final = 128 * 1024 * 1024
 """A file that would grow beyond this is sealed, and the log goes on in the next one."""
+
+
+class Generation(NamedTuple):
+    """Which files count."""
+
+    uid: bytes
+    """Of the store, at random."""
+    generation: int
+    base: str | None
+    """The name of the base."""
+    frames: int
+    """How many frames the base has."""
+    file: int
+    """The first file of the log behind the base."""
+    frame: int
+    """The number of its first frame."""
 
 
 class Built(NamedTuple):
@@ -60,9 +77,10 @@ class Built(NamedTuple):
 def build(
     uid: bytes,
     number: int,
+    changes: Sequence[Change],
+    *,
     on_disk: int,
     repeated: list[list[Any]],
-    changes: Sequence[Change],
     read: Callable[[Place], bytes],
 ) -> Built:
     """Return a frame of these changes; what it repeats is of the frame before."""
@@ -85,17 +103,14 @@ def build(
 class Log:
     """The log of one generation, and a place in it."""
 
-    def __init__(
-        self, directory: Path, uid: bytes, base: str | None, first: tuple[int, int], *, read_only: bool
-    ) -> None:
-        """Stand at the beginning: before the base, if there is one. `first` is the first file behind it, and frame."""
-        self.uid = uid
+    def __init__(self, directory: Path, generation: Generation, *, read_only: bool) -> None:
+        """Stand at the beginning: before the base, if there is one."""
+        self.uid = generation.uid
         self._directory = directory
+        self._generation = generation
         self._flags = (os.O_RDONLY if read_only else os.O_RDWR) | getattr(os, "O_CLOEXEC", 0)
-        self._base = base
-        self._first = first
         self._fds: dict[int, int] = {}
-        self.file, self.number = (first[0], first[1] - 1) if base is None else (BASE, 0)
+        self.file, self.number = (generation.file, generation.frame - 1) if generation.base is None else (BASE, 0)
         """The file that it stands in, and the last frame that was done."""
         self.at = frames.FILE_HEADER
         self.synced = self.number
@@ -118,7 +133,8 @@ class Log:
 
     def name(self, file: int) -> Path:
         """Return the path of a file of the log."""
-        return self._directory / (self._base if file == BASE and self._base is not None else f"log-{file:012d}")
+        base = self._generation.base
+        return self._directory / (base if file == BASE and base is not None else log_name(file))
 
     def _open(self, file: int) -> None:
         if file not in self._fds:
@@ -135,7 +151,7 @@ class Log:
 
     def stand(self, file: int, at: int, number: int, *, sealed: bool, echo: list[list[Any]]) -> None:
         """Stand at a place to which somebody else has read. Raises OSError if a file is not there."""
-        for each in (*([BASE] if self._base is not None else []), *range(self._first[0], file + 1)):
+        for each in range(self._generation.file, file + 1):
             self._open(each)
         if os.fstat(self._fds[file]).st_size < at:
             raise FileNotFoundError
@@ -243,11 +259,11 @@ class Log:
     def _next_file(self) -> bool:
         """Go on in the next file, if there is one."""
         if self.file == BASE:
-            lost, self._hurt = self._hurt, 0
-            if lost:
+            if self._hurt or self.number != self._generation.frames:
+                self._note(f"ends with frame {self.number}, and should with frame {self._generation.frames}")
                 self._lose_sight()
-            self.number = self._first[1] - 1
-            self.file = self._first[0]
+            self._hurt = 0
+            self.file, self.number = self._generation.file, self._generation.frame - 1
             self.echo = []
         else:
             first = self._first_of_next()
@@ -302,14 +318,18 @@ class Log:
         """
         if self.sealed:
             self._begin_file()
-        built = build(self.uid, self.number + 1, self.synced, self.echo, changes, self.body)
+        built = self._built(changes)
         if self.at + len(built.data) > FILE_BYTES and self.at > frames.FILE_HEADER:
             self.roll()
-            built = build(self.uid, self.number + 1, self.synced, [], changes, self.body)
+            built = self._built(changes)
         placed = built.placed(self.file, self.at)
         self._write(built.data, durable=durable)
         self.echo = echo(changes)
         return placed
+
+    def _built(self, changes: Sequence[Change]) -> Built:
+        number = self.number + 1
+        return build(self.uid, number, changes, on_disk=self.synced, repeated=self.echo, read=self.body)
 
     def _write(self, data: bytes, *, durable: bool) -> None:
         fd = self._fds[self.file]
@@ -378,6 +398,11 @@ class Log:
         self.file += 1
         self._open(self.file)
         self.at, self.sealed = frames.FILE_HEADER, False
+
+
+def log_name(file: int) -> str:
+    """Return the name of a file of the log."""
+    return f"log-{file:012d}"
 
 
 def begin_file(name: Path, uid: bytes, file: int, first: int) -> None:

@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import ormsgpack
 
-from backtrail.backends.columns import decoded, encoded
-from backtrail.backends.port import Entry, Indexed, Row, ThreadRecord
-from backtrail.backends.tables import (
+from backtrail.backends.changes import (
     DropList,
     Hide,
     Listed,
@@ -32,11 +30,13 @@ from backtrail.backends.tables import (
     Stamp,
     Touch,
 )
+from backtrail.backends.columns import decoded, encoded
+from backtrail.backends.port import Entry, Indexed, Row, ThreadRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from backtrail.backends.tables import Body, Change, Place
+    from backtrail.backends.changes import Body, Change, Place
 
 # The kinds of records. SEAL says that the log goes on in the next file, ECHO repeats the frame before.
 THREAD, ROW, LOST, UNROW, HIDE, TAGS, CHUNK, STAMP, UNCHUNK, TOUCH, MARK, LIST, UNLIST, META, SEAL, ECHO = range(16)

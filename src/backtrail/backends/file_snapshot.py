@@ -7,22 +7,24 @@ covers was on disk before it was written. Bodies stay where they are: it says wh
 from __future__ import annotations
 
 import os
+import secrets
 from typing import TYPE_CHECKING, Any, Final
 
 import ormsgpack
 from blake3 import blake3
 
-from backtrail.backends.file_directory import NEW, SNAPSHOT, Generation
+from backtrail.backends.changes import Place
+from backtrail.backends.file_directory import NEW, SNAPSHOT
 from backtrail.backends.file_disk import translated
 from backtrail.backends.file_frames import FORMAT, write_at
 from backtrail.backends.file_records import fields_of, unpack
-from backtrail.backends.tables import Place, Tables
+from backtrail.backends.tables import Tables
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from backtrail.backends.file_log import Log
-    from backtrail.backends.tables import Body
+    from backtrail.backends.changes import Body
+    from backtrail.backends.file_log import Generation, Log
 
 MAGIC: Final = b"BTRLSNAP"
 _DIGEST: Final = 32
@@ -32,22 +34,33 @@ def _wire(body: Body) -> list[int]:
     return [0, 0, 0] if isinstance(body, bytes) else list(body)  # of a lost row: there is nothing to keep
 
 
-def write(path: Path, generation: Generation, log: Log, tables: Tables) -> None:
-    """Write what the tables are where the log stands. All of it is on disk; whoever does this has the lock, or shares it."""
+def prepare(path: Path, generation: Generation, log: Log, tables: Tables) -> Path:
+    """Write what the tables are where the log stands, under another name yet. All of the log up to there is on disk."""
     where = [FORMAT, generation.uid, generation.generation, log.file, log.at, log.number, log.sealed, log.echo]
     records = [fields_of(change, _wire) for change in tables.whole()]
     content = ormsgpack.packb([where, tables.wasted, records])
-    name = path / f"{SNAPSHOT}{NEW}-{os.getpid()}"
+    name = path / f"{SNAPSHOT}{NEW}-{secrets.token_hex(4)}"
     try:
-        fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0), 0o666)
+        fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
         try:
             write_at(fd, 0, MAGIC + blake3(content).digest() + content)
         finally:
             os.close(fd)
-        name.replace(path / SNAPSHOT)
     except OSError as error:
         name.unlink(missing_ok=True)
         raise translated(error, name) from error
+    return name
+
+
+def put(path: Path, prepared: Path | None) -> None:
+    """Let a snapshot be the one that counts, or none. Whoever does has the lock."""
+    try:
+        if prepared is None:
+            (path / SNAPSHOT).unlink(missing_ok=True)
+        else:
+            prepared.replace(path / SNAPSHOT)
+    except OSError as error:
+        raise translated(error, path / SNAPSHOT) from error
 
 
 def read(path: Path, generation: Generation, log: Log) -> Tables | None:

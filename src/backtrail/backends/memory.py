@@ -18,7 +18,7 @@ from backtrail.errors import Unavailable
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from backtrail.backends.tables import Body, Change
+    from backtrail.backends.changes import Body, Change
 
 # One for all stores in memory, so that a single hook keeps a fork out of the middle of a call. It is re-entrant
 # because a signal handler may fork, too.

@@ -15,15 +15,16 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from backtrail.backends.changes import DropList, RemoveChunks, RemoveRows, SetMeta
 from backtrail.backends.port import Batch, Found, Indexed, Phrase, Row, Splice, Stand, ThreadRecord, Usage, written
-from backtrail.backends.tables import NO_LIST, DropList, RemoveChunks, RemoveRows, SetMeta, Tables
+from backtrail.backends.tables import NO_LIST, Tables
 from backtrail.errors import Error, Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from backtrail.backends.tables import Body, Change
+    from backtrail.backends.changes import Body, Change
 
 
 class _Group:
@@ -148,15 +149,15 @@ class TableBackend:
             self._tell(group.told)
 
     def _end(self, group: _Group, *, keep: bool) -> None:
-        if not group.taken:
-            if keep and group.lost is not None:
-                raise group.lost
-            return
+        if group.taken:
+            self._end_taken(group, keep=keep)
+        if keep and group.lost is not None:
+            raise group.lost
+
+    def _end_taken(self, group: _Group, *, keep: bool) -> None:
         tables = self._tables
         try:
-            if keep and group.lost is not None:
-                raise group.lost
-            if keep:
+            if keep and group.lost is None:
                 self._keep(tables.changes)
             else:
                 tables.undo()
@@ -402,9 +403,7 @@ class TableBackend:
         with self._write() as tables:
             log = tables.logs.get(thread, {})
             gone = tuple(
-                seq
-                for seq in dict.fromkeys(seqs)
-                if seq in log and log[seq].hidden and seq != tables.last(thread)
+                seq for seq in dict.fromkeys(seqs) if seq in log and log[seq].hidden and seq != tables.last(thread)
             )
             if gone:
                 tables.do(RemoveRows(thread, gone))

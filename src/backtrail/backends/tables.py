@@ -1,167 +1,41 @@
-"""What a store holds, as plain dicts, and the changes that make it so.
+"""What a store holds, as plain dicts.
 
-All that happens to a store is one of the changes below. A change says what is to be, not how it came to that: done again
-on the same tables, it gives the same. So a list of changes is a store: `whole` gives one that makes these tables anew.
+All that happens to a store is one of `changes`. A list of changes is a store: `whole` gives one that makes them.
 
 A batch is checked as a whole before its first change is made, and nothing after the checks can fail. Whoever may want
 to take changes back says `begin` before, and then `undo`, to the beginning or to any place in between, or `end`.
-
-Payloads, chunks and the texts of the index are *bodies*: bytes, or a place where the bytes are. What reads them knows.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any
 
+from backtrail.backends.changes import (
+    DropList,
+    Hide,
+    Listed,
+    LoseRow,
+    Mark,
+    PutChunk,
+    PutList,
+    PutRow,
+    PutThread,
+    RemoveChunks,
+    RemoveRows,
+    SetMeta,
+    SetTags,
+    Stamp,
+    Touch,
+)
 from backtrail.backends.columns import merged
-from backtrail.backends.port import Batch, Entry, Indexed, MissingChunks, NewThread, Row, Stale, ThreadRecord, Vanished
+from backtrail.backends.port import Batch, Indexed, MissingChunks, NewThread, Row, Stale, ThreadRecord, Vanished
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from backtrail.backends.changes import Body, Change
     from backtrail.backends.port import Splice
 
-
-class Place(NamedTuple):
-    """Where bytes are: in which file, from where on, how many."""
-
-    file: int
-    at: int
-    length: int
-
-
-Body: TypeAlias = bytes | Place
-
-
-class Listed(NamedTuple):
-    """An entry in a thread's list: its number, what is known of it at once, and its text."""
-
-    no: int
-    entry: Entry
-    """Without its text: that is empty."""
-    text: Body
-
-
-# -- changes ------------------------------------------------------------------------------------
-class PutThread(NamedTuple):
-    """A thread is made, or begins again; whether it is touched is another change."""
-
-    record: ThreadRecord
-
-
-class PutRow(NamedTuple):
-    """A row is there, with this payload. If it is news, its thread is marked and touched."""
-
-    thread: int
-    row: Row
-    """Without its payload."""
-    payload: Body
-    news: bool
-
-
-class LoseRow(NamedTuple):
-    """A row was there, and nothing is known of it: what stands in its place does not match its checksum."""
-
-    thread: int
-    seq: int
-
-
-class RemoveRows(NamedTuple):
-    """Rows are gone, with their tags."""
-
-    thread: int
-    seqs: tuple[int, ...]
-
-
-class Hide(NamedTuple):
-    """A row is hidden, or it is not."""
-
-    thread: int
-    seq: int
-    hidden: bool
-
-
-class SetTags(NamedTuple):
-    """The tags of a row are these."""
-
-    thread: int
-    seq: int
-    tags: tuple[str, ...]
-
-
-class PutChunk(NamedTuple):
-    """A chunk is there."""
-
-    digest: bytes
-    epoch: int
-    body: Body
-
-
-class Stamp(NamedTuple):
-    """Chunks that are there belong to an epoch."""
-
-    epoch: int
-    digests: tuple[bytes, ...]
-
-
-class RemoveChunks(NamedTuple):
-    """Chunks are gone."""
-
-    digests: tuple[bytes, ...]
-
-
-class Touch(NamedTuple):
-    """A thread that has an agent is touched, or it is not."""
-
-    thread: int
-    touched: bool
-
-
-class Mark(NamedTuple):
-    """A thread is marked, or it is not."""
-
-    thread: int
-    marked: bool
-
-
-class PutList(NamedTuple):
-    """A thread's list is what these splices make of it."""
-
-    thread: int
-    now: Indexed
-    splices: tuple[tuple[int, int, tuple[Listed | None, ...]], ...]
-    """(at, removed, what stands there instead)."""
-
-
-class DropList(NamedTuple):
-    """There is no list of a thread, and it is marked."""
-
-    thread: int
-
-
-class SetMeta(NamedTuple):
-    """A number of the store: "epoch", the present one, or "entry", the highest of an entry."""
-
-    name: str
-    value: int
-
-
-Change: TypeAlias = (
-    PutThread
-    | PutRow
-    | LoseRow
-    | RemoveRows
-    | Hide
-    | SetTags
-    | PutChunk
-    | Stamp
-    | RemoveChunks
-    | Touch
-    | Mark
-    | PutList
-    | DropList
-    | SetMeta
-)
 
 _ABSENT = object()
 NO_LIST = Indexed(0, 0, 0)
@@ -499,7 +373,7 @@ class Tables:
         wanted = (seq for low, high in merged(ranges) for seq in range(low, min(high, last) + 1))
         return [log[seq] for seq in wanted if seq in log]
 
-    def whole(self) -> Iterator[Change]:
+    def whole(self) -> Iterator[Change]:  # noqa: C901 - one for each table
         """Give changes that make these tables of empty ones."""
         for record in self.threads.values():
             yield PutThread(record)
