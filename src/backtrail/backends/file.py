@@ -20,7 +20,7 @@ from backtrail.backends import file_directory as directory
 from backtrail.backends import file_snapshot as snapshot
 from backtrail.backends.file_disk import translated
 from backtrail.backends.file_frames import FILE_HEADER
-from backtrail.backends.file_lock import Turns
+from backtrail.backends.file_lock import End, Turns
 from backtrail.backends.file_log import Generation, Log
 from backtrail.backends.table_backend import TableBackend
 from backtrail.backends.tables import Tables
@@ -89,13 +89,15 @@ class FileBackend(TableBackend):
         if self.read_only:
             with self._read():
                 return
-        directory.read(self.path)  # what is newer is refused before its lock is touched
+        os.close(directory.read(self.path)[1])  # what is newer is refused before its lock is touched
         try:
             self._take()
         except Corrupt:
             self._turns.close()
             raise
         try:
+            log = self._at()
+            self._turns.publish(End(log.file, log.at, log.number))
             directory.sweep(self.path, self._now_in())
             self._snapshot()
         finally:
@@ -141,7 +143,7 @@ class FileBackend(TableBackend):
         self._turns.take()
         try:
             self._refuse_if_closed()
-            if not self._tables.began and self._is_behind():
+            if not self._tables.began and self._is_behind() and not self._caught_up():
                 with self._turns.shared():
                     self._catch_up()
             yield self._tables
@@ -176,9 +178,25 @@ class FileBackend(TableBackend):
         if self._log is None or not self._whole:
             return True
         try:
-            return self._log.has_news() or os.fstat(self._store_fd).st_nlink == 0
+            if os.fstat(self._store_fd).st_nlink == 0:
+                return True
+            end = self._turns.published()
+            return self._log.has_news() if end is None else end.number > self._log.number
         except OSError as error:
             raise translated(error, self.path) from error
+
+    def _caught_up(self) -> bool:
+        """Do what others wrote, without a turn, as far as it is known to be good; return whether that is all."""
+        log, end = self._log, self._turns.published()
+        if log is None or not self._whole or end is None or os.fstat(self._store_fd).st_nlink == 0:
+            return False
+        self._whole = False  # should this be interrupted, or another generation begin meanwhile
+        try:
+            log.read(self._tables, end)
+        except OSError:
+            return False
+        self._whole = log.number >= end.number and not log.torn
+        return self._whole
 
     def _catch_up(self) -> Log:
         """Do what others wrote on these tables. Nobody writes meanwhile."""
@@ -234,8 +252,9 @@ class FileBackend(TableBackend):
             return
         tables, log = self._tables, self._at()
         placed = log.append(changes, durable=self._durable)
+        self._whole = False  # until the tables are where the log is
+        self._turns.publish(End(log.file, log.at, log.number))
         # What was done is now done again as the log has it, so that bodies are not kept in memory.
-        self._whole = False
         tables.undo()
         tables.end()
         for change in placed:
@@ -309,6 +328,8 @@ class FileBackend(TableBackend):
             finally:
                 if log is not self._log:
                     log.close()
+        except FileNotFoundError:
+            return False  # swept by somebody who was faster
         except OSError as error:
             raise translated(error, self.path) from error
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from backtrail.backends import file_frames as frames
 from backtrail.backends.changes import Listed, PutChunk, PutList, PutRow
-from backtrail.backends.file_disk import synced, translated
+from backtrail.backends.file_disk import remove, synced, synced_directory, translated, write_at
 from backtrail.backends.file_log import BASE, build
 from backtrail.backends.file_records import echo
 from backtrail.backends.tables import Tables
@@ -28,7 +28,7 @@ _LIST_ENTRIES: Final = 256
 
 
 def write(name: Path, uid: bytes, tables: Tables, read: Callable[[Place], bytes]) -> tuple[Tables, int]:
-    """Write a base of these tables, durably but for its name; return tables that have all in it, and its frames."""
+    """Write a base of these tables, durably; return tables that have all that is in it, and how many frames it has."""
     made = Tables()
     number = 0
     repeated: list[list[object]] = []
@@ -36,12 +36,12 @@ def write(name: Path, uid: bytes, tables: Tables, read: Callable[[Place], bytes]
         fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
         try:
             header = frames.file_header(uid, BASE, 1)
-            frames.write_at(fd, 0, header)
+            write_at(fd, 0, header)
             at = len(header)
             for changes in _slices(tables):  # the last one is empty: it repeats the one before
                 number += 1
                 built = build(uid, number, changes, on_disk=number - 1, repeated=repeated, read=read)
-                frames.write_at(fd, at, built.data)
+                write_at(fd, at, built.data)
                 for change in built.placed(BASE, at):
                     made.do(change)
                 at += len(built.data)
@@ -49,11 +49,12 @@ def write(name: Path, uid: bytes, tables: Tables, read: Callable[[Place], bytes]
             synced(fd)
         finally:
             os.close(fd)
+        synced_directory(name.parent)
     except OSError as error:
-        name.unlink(missing_ok=True)
+        remove(name)
         raise translated(error, name) from error
     except BaseException:
-        name.unlink(missing_ok=True)
+        remove(name)
         raise
     made.wasted = 0
     return made, number

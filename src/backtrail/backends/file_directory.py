@@ -1,8 +1,8 @@
 """The directory of a store in files: made, recognised, and switched to another generation.
 
 `backtrail.store` says that the directory is ours, and which files count: a base, if there is one, and the file of the
-log behind it. It is one line, written twice, each with a check of its own. It is replaced as a whole, by a rename, and that
-is the moment when another generation begins; whoever has the old one open sees that it has no name any more.
+log behind it. It is one line, written twice, each with a check of its own. It is replaced as a whole, by a rename, and
+that is the moment when another generation begins; whoever has the old one open sees that it has no name any more.
 Whatever it does not name is left over from something that was interrupted, and removed when nobody can miss it.
 
 A directory that is not ours, or newer than this code, is refused before anything in it is touched.
@@ -19,7 +19,7 @@ from typing import Final
 from blake3 import blake3
 
 from backtrail.backends import file_frames as frames
-from backtrail.backends.file_disk import synced, synced_directory, translated
+from backtrail.backends.file_disk import read_at, synced, synced_directory, translated, write_at
 from backtrail.backends.file_log import Generation, begin_file, log_name
 from backtrail.errors import Corrupt, Invalid, NotFound
 
@@ -87,7 +87,7 @@ def read(path: Path) -> tuple[Generation, int]:
     except OSError as error:
         raise translated(error, name) from error
     try:
-        lines = frames.read_at(fd, 0, 4096).decode("ascii", "replace").splitlines()
+        lines = read_at(fd, 0, 4096).decode("ascii", "replace").splitlines()
         for line in lines:
             said, _, check = line.rpartition(" check=")
             if said and check == _check(said):
@@ -154,7 +154,7 @@ def replace(name: Path, data: bytes) -> None:
     try:
         fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0), 0o666)
         try:
-            frames.write_at(fd, 0, data)
+            write_at(fd, 0, data)
             synced(fd)
         finally:
             os.close(fd)

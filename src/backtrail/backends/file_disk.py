@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from backtrail.errors import Error, Unavailable
@@ -11,7 +12,7 @@ from backtrail.errors import Error, Unavailable
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["fcntl", "synced", "synced_directory", "translated"]
+__all__ = ["fcntl", "read_at", "remove", "synced", "synced_directory", "translated", "write_at"]
 
 try:
     import fcntl
@@ -19,6 +20,34 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def read_at(fd: int, at: int, length: int) -> bytes:
+    """Return so many bytes of a file from a place on; fewer if it ends before."""
+    data = os.pread(fd, length, at)
+    if len(data) == length or not data:
+        return data
+    parts = [data]
+    got = len(data)
+    while got < length and (data := os.pread(fd, length - got, at + got)):
+        parts.append(data)
+        got += len(data)
+    return b"".join(parts)
+
+
+def write_at(fd: int, at: int, data: bytes) -> None:
+    """Write all of it."""
+    view = memoryview(data)
+    while view:
+        done = os.pwrite(fd, view, at)
+        view = view[done:]
+        at += done
+
+
+def remove(path: Path) -> None:
+    """Remove a file that is of no use; if that fails, somebody else will."""
+    with suppress(OSError):
+        path.unlink()
 
 
 def synced(fd: int) -> None:

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import ormsgpack
 from blake3 import blake3
 
+from backtrail.backends.file_disk import read_at
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -156,25 +158,3 @@ class Window:
     def content(self, found: Frame) -> bytes:
         """Return the records and bodies of a frame."""
         return self.piece(found.at + HEADER, found.records + found.bodies)
-
-
-def read_at(fd: int, at: int, length: int) -> bytes:
-    """Return so many bytes of a file from a place on; fewer if it ends before."""
-    data = os.pread(fd, length, at)
-    if len(data) == length or not data:
-        return data
-    parts = [data]
-    got = len(data)
-    while got < length and (data := os.pread(fd, length - got, at + got)):
-        parts.append(data)
-        got += len(data)
-    return b"".join(parts)
-
-
-def write_at(fd: int, at: int, data: bytes) -> None:
-    """Write all of it."""
-    view = memoryview(data)
-    while view:
-        done = os.pwrite(fd, view, at)
-        view = view[done:]
-        at += done

@@ -1,5 +1,8 @@
 """Turns: of the threads of a process by a lock, of processes by another, on a file.
 
+The file holds the end of the log as whoever wrote last has left it. Up to there all is as durable as was asked for, so
+others may read it without a turn: nobody who reads waits for one who writes. It tells nothing that the log does not.
+
 A forked child shares its parent's lock on the file: it closes that file, without unlocking it, and opens its own. A
 fork waits for the calls that are under way, so that what the child has in memory is whole.
 """
@@ -8,21 +11,33 @@ from __future__ import annotations
 
 import functools
 import os
+import struct
 import threading
 import time
 import weakref
+import zlib
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from backtrail.backends.file_disk import fcntl, translated
-from backtrail.errors import Unavailable
+from backtrail.backends.file_disk import fcntl, translated, write_at
+from backtrail.errors import CommitUnknown, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+_END: Final = struct.Struct(">QQQ")
+_CRC: Final = struct.Struct(">I")
 _FIRST_PAUSE: Final = 0.0002
 _LONGEST_PAUSE: Final = 0.004
+
+
+class End(NamedTuple):
+    """Where the log ended: in which file, where, with which frame."""
+
+    file: int
+    at: int
+    number: int
 
 
 class Turns:
@@ -79,6 +94,29 @@ class Turns:
         if self._fd >= 0:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
 
+    def publish(self, end: End) -> None:
+        """Say where the log ends now. Its caller has locked all others out."""
+        try:
+            try:
+                write_at(self._fd, 0, _end_bytes(end))
+            except OSError:
+                os.ftruncate(self._fd, 0)  # then nobody reads without a turn
+        except OSError as error:
+            raise CommitUnknown(
+                f"{self._path}: {error}: others may not see what was written: read again before you repeat it",
+                code="commit_unknown.io",
+            ) from error
+
+    def published(self) -> End | None:
+        """Return where the log ended when somebody last said so; None if that cannot be read."""
+        if self._fd < 0 and not self._open():
+            return None
+        data = os.pread(self._fd, _END.size + _CRC.size, 0)
+        if len(data) < _END.size + _CRC.size:
+            return None
+        end = End(*_END.unpack_from(data))
+        return end if data == _end_bytes(end) else None
+
     def close(self) -> None:
         """Let go of the file."""
         fd, self._fd = self._fd, -1
@@ -130,6 +168,11 @@ class Turns:
         self.close()
         self._forked()
         self._resume()
+
+
+def _end_bytes(end: End) -> bytes:
+    data = _END.pack(*end)
+    return data + _CRC.pack(zlib.crc32(data))
 
 
 # All turns of this process.

@@ -1,8 +1,8 @@
 """The log of a store in files: frames, one after the other, in a base and in numbered files behind it.
 
 A `Log` stands at a place in it: all frames up to there were done on the tables. It reads what comes behind, and
-appends. Whoever appends has the store's lock, and has read to the end; whoever reads has it, too, or shares it, so that nothing
-is seen that was not yet made durable.
+appends. Whoever appends has the store's lock, and has read to the end; whoever reads has it, too, or shares it, so that
+nothing is seen that was not yet made durable.
 
 A frame that is not good is one of two things. If all frames behind it, too, were written before anything said that it
 is on disk, then a write was cut short: the log ends before it (`torn`). Else it is damaged: what can be read of it
@@ -21,7 +21,7 @@ import ormsgpack
 
 from backtrail.backends import file_frames as frames
 from backtrail.backends.changes import Place
-from backtrail.backends.file_disk import synced, synced_directory, translated
+from backtrail.backends.file_disk import read_at, remove, synced, synced_directory, translated, write_at
 from backtrail.backends.file_records import ECHO, SEAL, echo, pack, unpack
 from backtrail.errors import CommitUnknown, Error
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from backtrail.backends.changes import Body, Change
+    from backtrail.backends.file_lock import End
     from backtrail.backends.tables import Tables
 
 LOG: Final = logging.getLogger("backtrail")
@@ -161,7 +162,7 @@ class Log:
     def body(self, place: Place) -> bytes:
         """Return the bytes at a place; fewer, or none, if they are not there any more."""
         fd = self._fds.get(place.file)
-        return frames.read_at(fd, place.at, place.length) if fd is not None and place.length else b""
+        return read_at(fd, place.at, place.length) if fd is not None and place.length else b""
 
     def has_news(self) -> bool:
         """Tell whether somebody has written since it was last read."""
@@ -170,12 +171,14 @@ class Log:
             return self.name(self.file + 1).exists()
         return found.st_size != self.at and (found.st_size, found.st_mtime_ns) != self.seen
 
-    def read(self, tables: Tables) -> None:
-        """Do all frames behind this place, and stand behind them."""
+    def read(self, tables: Tables, until: End | None = None) -> None:
+        """Do all frames behind this place, or those up to an end that is known to be good, and stand behind them."""
         self.torn, self.seen = 0, None
         while True:
             fd = self._fds[self.file]
             window = frames.Window(fd, self.uid)
+            if until is not None and until.file == self.file:
+                window.size = min(window.size, until.at)
             last = self._read_file(tables, window)
             if last is not None:
                 self.echo = echo(last)
@@ -183,7 +186,7 @@ class Log:
                 found = os.fstat(fd)
                 self.seen = (found.st_size, found.st_mtime_ns)
                 break
-            if not self._next_file():
+            if (until is not None and until.file == self.file) or not self._next_file():
                 break
         if self._hurt and self.blind is None:
             self._lose_sight()
@@ -286,7 +289,7 @@ class Log:
         except FileNotFoundError:
             return None
         try:
-            header = frames.read_at(fd, 0, frames.FILE_HEADER)
+            header = read_at(fd, 0, frames.FILE_HEADER)
             first = frames.first_frame(header, self.uid, self.file + 1)
             if first is None and len(header) == frames.FILE_HEADER:  # only the header is damaged, or nothing is there
                 found = frames.Window(fd, self.uid).frame_at(frames.FILE_HEADER)
@@ -334,7 +337,7 @@ class Log:
     def _write(self, data: bytes, *, durable: bool) -> None:
         fd = self._fds[self.file]
         try:
-            frames.write_at(fd, self.at, data)
+            write_at(fd, self.at, data)
         except BaseException as error:
             with suppress(Error):
                 self._truncate()  # if not, half a frame is as good as none
@@ -410,12 +413,11 @@ def begin_file(name: Path, uid: bytes, file: int, first: int) -> None:
     try:
         fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0), 0o666)
         try:
-            frames.write_at(fd, 0, frames.file_header(uid, file, first))
+            write_at(fd, 0, frames.file_header(uid, file, first))
             synced(fd)
         finally:
             os.close(fd)
         synced_directory(name.parent)
     except OSError as error:
-        with suppress(OSError):
-            name.unlink()
+        remove(name)
         raise translated(error, name) from error

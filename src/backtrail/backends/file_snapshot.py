@@ -15,8 +15,8 @@ from blake3 import blake3
 
 from backtrail.backends.changes import Place
 from backtrail.backends.file_directory import NEW, SNAPSHOT
-from backtrail.backends.file_disk import translated
-from backtrail.backends.file_frames import FORMAT, write_at
+from backtrail.backends.file_disk import remove, translated, write_at
+from backtrail.backends.file_frames import FORMAT
 from backtrail.backends.file_records import fields_of, unpack
 from backtrail.backends.tables import Tables
 
@@ -47,7 +47,7 @@ def prepare(path: Path, generation: Generation, log: Log, tables: Tables) -> Pat
         finally:
             os.close(fd)
     except OSError as error:
-        name.unlink(missing_ok=True)
+        remove(name)
         raise translated(error, name) from error
     return name
 
