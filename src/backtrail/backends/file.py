@@ -24,7 +24,7 @@ from backtrail.backends.file_lock import End, Turns
 from backtrail.backends.file_log import Generation, Log
 from backtrail.backends.table_backend import TableBackend
 from backtrail.backends.tables import Tables
-from backtrail.errors import Corrupt, Error, Invalid, NotFound, Unavailable
+from backtrail.errors import CommitUnknown, Corrupt, Error, Invalid, NotFound, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -251,9 +251,13 @@ class FileBackend(TableBackend):
         if not changes:
             return
         tables, log = self._tables, self._at()
-        placed = log.append(changes, durable=self._durable)
-        self._whole = False  # until the tables are where the log is
-        self._turns.publish(End(log.file, log.at, log.number))
+        try:
+            placed = log.append(changes, durable=self._durable)
+            self._whole = False  # until the tables are where the log is
+            self._turns.publish(End(log.file, log.at, log.number))
+        except CommitUnknown:
+            self._whole = False  # whoever reads next looks at what is there
+            raise
         # What was done is now done again as the log has it, so that bodies are not kept in memory.
         tables.undo()
         tables.end()
