@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from backtrail.backends.changes import Body, Change, Place
 
-_FRAME_CHANGES: Final = 256
-_FRAME_BYTES: Final = 256 * 1024
+_FRAME_CHANGES: Final = 32
+_FRAME_BYTES: Final = 64 * 1024
 _LIST_ENTRIES: Final = 256
 
 

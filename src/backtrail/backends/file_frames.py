@@ -112,6 +112,18 @@ def records_of(data: bytes, *, check: bool = True) -> Iterator[list[Any] | None]
         yield None
 
 
+def leading(data: bytes) -> int:
+    """Return how many bytes at the beginning are good records."""
+    at = 0
+    while at + _RECORD.size <= len(data):
+        length, crc = _RECORD.unpack_from(data, at)
+        end = at + _RECORD.size + length
+        if end > len(data) or zlib.crc32(data[at + _RECORD.size : end]) != crc:
+            break
+        at = end
+    return at
+
+
 class Window:
     """A file, read from the front to the back in large pieces."""
 

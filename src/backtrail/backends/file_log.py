@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import ormsgpack
 
 from backtrail.backends import file_frames as frames
-from backtrail.backends.changes import Place
+from backtrail.backends.changes import Place, PutThread
 from backtrail.backends.file_disk import read_at, remove, synced, synced_directory, translated, write_at
 from backtrail.backends.file_records import ECHO, SEAL, echo, pack, unpack
 from backtrail.errors import CommitUnknown, Error
@@ -96,8 +96,7 @@ def build(
         return size - len(data), len(data)
 
     records = [pack(change, put) for change in changes]
-    head = [ormsgpack.packb([ECHO, repeated])] if repeated else []
-    data = frames.frame(uid, number, on_disk, [*head, *records], bodies)
+    data = frames.frame(uid, number, on_disk, [ormsgpack.packb([ECHO, repeated]), *records], bodies)
     return Built(data, records, len(data) - size)
 
 
@@ -130,6 +129,8 @@ class Log:
         """What the next frame is to repeat."""
         self._hurt = 0
         """How many frames just before this place were lost, or in part."""
+        self._saved: list[Change] = []
+        """What can be read of the last of them."""
         self._open(self.file)
 
     def name(self, file: int) -> Path:
@@ -186,10 +187,10 @@ class Log:
                 found = os.fstat(fd)
                 self.seen = (found.st_size, found.st_mtime_ns)
                 break
-            if (until is not None and until.file == self.file) or not self._next_file():
+            if (until is not None and until.file == self.file) or not self._next_file(tables):
                 break
-        if self._hurt and self.blind is None:
-            self._lose_sight()
+        if self._hurt and until is None:
+            self._make_up(tables, None)
 
     def _read_file(self, tables: Tables, window: frames.Window) -> list[Change] | None:
         last: list[Change] | None = None
@@ -202,7 +203,7 @@ class Log:
                     last = self._do(tables, found, content[: found.records], good=good)
                     continue
             elif self._was_on_disk(window, self.at + 1):
-                self._skip(window)
+                self._skip(tables, window)
                 continue
             self.torn = window.size - self.at
             break
@@ -211,8 +212,8 @@ class Log:
     def _do(self, tables: Tables, found: frames.Frame, records: bytes, *, good: bool) -> list[Change]:
         """Do what can be read of a frame."""
         done: list[Change] = []
+        repeated: list[Change] | None = None
         whole = True
-        heard = False
 
         def place(wire: Any) -> Place:
             return Place(self.file, found.bodies_at + wire[0], wire[1])
@@ -221,24 +222,34 @@ class Log:
             if fields is None:
                 whole = False
             elif fields[0] == ECHO:
-                heard = True
-                if self._hurt == 1:
-                    for each in fields[1]:
-                        tables.do(unpack(each, place))
+                repeated = [unpack(each, place) for each in fields[1]] if self._hurt else []
             elif fields[0] == SEAL:
                 self.sealed = True
             else:
                 done.append(unpack(fields, place))
-                tables.do(done[-1])
-        if self._hurt > heard:
-            self._lose_sight()
-        self._hurt = 0 if whole else 1
+        if self._hurt:
+            self._make_up(tables, repeated)
         if not good:
-            what = "bytes that rows or chunks hold" if whole else "what it says"
+            what = "what it says is lost in part" if not whole else "bytes that rows or chunks hold, or its header"
             self._note(f"frame {found.number} at {found.at} is damaged: {what}")
+        if whole:
+            for change in done:
+                tables.do(change)
+        else:  # the next frame tells what is missing
+            self._hurt, self._saved = 1, done
         self.number, self.at, self.synced = found.number, found.end, max(self.synced, found.synced)
         self.frames += 1
         return done
+
+    def _make_up(self, tables: Tables, repeated: list[Change] | None) -> None:
+        """Do what is left of a frame that was damaged, and what the next one repeats of it."""
+        if self._hurt > 1 or repeated is None:
+            self._lose_sight()
+        heard = repeated or []
+        threads = [change for change in heard if isinstance(change, PutThread)]
+        for change in (*threads, *self._saved, *heard):
+            tables.do(change)
+        self._hurt, self._saved = 0, []
 
     def _was_on_disk(self, window: frames.Window, behind: int) -> bool:
         """Tell whether anything says that the frame behind this place was on disk."""
@@ -249,23 +260,48 @@ class Log:
         first = self._first_of_next()
         return first is not None and first > self.number + 1  # a file is on disk before the next one is begun
 
-    def _skip(self, window: frames.Window) -> None:
-        """Go on at the next frame that can be read."""
+    def _skip(self, tables: Tables, window: frames.Window) -> None:
+        """Go on at the next frame that can be read. If only a header is damaged, what was behind it counts."""
         found = next((each for each in window.frames_behind(self.at + 1) if each.number > self.number), None)
         end = window.size if found is None else found.at
+        if found is None or found.number == self.number + 2:
+            between = self._headless(window, end)
+            if between is not None:
+                self._do(tables, between, window.content(between)[: between.records], good=False)
+                return
         self._note(f"there is no frame at {self.at}: the next one is {end - self.at} bytes further on")
         self.at = end
         if found is not None:
             self._hurt += found.number - 1 - self.number
             self.number = found.number - 1
 
-    def _next_file(self) -> bool:
+    def _headless(self, window: frames.Window, end: int) -> frames.Frame | None:
+        """Return the frame between here and there, if its records are good and its bodies fill the rest."""
+        content = window.piece(self.at + frames.HEADER, end - self.at - frames.HEADER)
+        size = frames.leading(content)
+        reach = 0
+
+        def place(wire: Any) -> Place:
+            nonlocal reach
+            reach = max(reach, wire[0] + wire[1])
+            return Place(self.file, *wire)
+
+        for fields in frames.records_of(content[:size]):
+            if fields is not None and fields[0] not in (ECHO, SEAL):
+                unpack(fields, place)
+        if not size or size + reach != len(content):
+            return None
+        return frames.Frame(self.at, self.number + 1, self.number, size, reach, b"")
+
+    def _next_file(self, tables: Tables) -> bool:
         """Go on in the next file, if there is one."""
         if self.file == BASE:
-            if self._hurt or self.number != self._generation.frames:
-                self._note(f"ends with frame {self.number}, and should with frame {self._generation.frames}")
-                self._lose_sight()
-            self._hurt = 0
+            last = self._generation.frames
+            if self.number != last:
+                self._note(f"ends with frame {self.number}, and should with frame {last}")
+            if self.number < last - 1 or (self.number < last and self._hurt):  # the last one only repeats
+                self._make_up(tables, None)
+            self._hurt, self._saved = 0, []
             self.file, self.number = self._generation.file, self._generation.frame - 1
             self.echo = []
         else:
@@ -388,8 +424,7 @@ class Log:
     def roll(self) -> None:
         """Seal this file, and go on in the next one."""
         if not self.sealed:
-            head = [ormsgpack.packb([ECHO, self.echo])] if self.echo else []
-            seal = [*head, ormsgpack.packb([SEAL])]
+            seal = [ormsgpack.packb([ECHO, self.echo]), ormsgpack.packb([SEAL])]
             self._write(frames.frame(self.uid, self.number + 1, self.synced, seal, ()), durable=True)
             self.sealed = True
             self.echo = []

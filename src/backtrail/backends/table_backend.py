@@ -238,7 +238,7 @@ class TableBackend:
 
     def thread_numbers(self, after: int, limit: int) -> list[int]:
         with self._read() as tables:
-            return [no for no in range(max(after, 0) + 1, max(after, 0) + 1 + limit) if no in tables.threads]
+            return [no for no in tables.threads if no > after][:limit]
 
     def threads(
         self,

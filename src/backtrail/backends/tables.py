@@ -147,7 +147,9 @@ class Tables:
 
     def _put_row(self, change: PutRow) -> None:
         thread, row, payload, news = change
-        log = self.logs[thread]
+        log = self.logs.get(thread)
+        if log is None:
+            return  # the thread itself was lost
         self.wasted += row.seq in log
         self._set(log, row.seq, row)
         self._set(self.payloads, (thread, row.seq), payload)
@@ -157,14 +159,18 @@ class Tables:
             self._touch(Touch(thread, touched=True))
 
     def _lose_row(self, change: LoseRow) -> None:
-        if change.thread in self.logs and change.seq not in self.logs[change.thread]:
-            lost = Row(change.seq, *(0,) * 11, None, 0, 0, b"", b"", b"", b"", None, hidden=False)
-            self._put_row(PutRow(change.thread, lost, b"", news=True))
+        thread, seq = change
+        if seq not in self.logs.get(thread, {}):
+            # It may have been a checkpoint and the head: whoever needs it is to find out that it is damaged.
+            lost = Row(
+                seq, 0, seq - 1, 0, seq, 0, 0, 0, seq, 0, 0, 0, None, 0, 0, bytes(32), b"", b"", b"", None, hidden=False
+            )
+            self._put_row(PutRow(thread, lost, b"", news=True))
 
     def _remove_rows(self, change: RemoveRows) -> None:
         for seq in change.seqs:
             self.wasted += 1
-            self._set(self.logs[change.thread], seq, _ABSENT)
+            self._set(self.logs.get(change.thread, {}), seq, _ABSENT)
             for mapping in (self.payloads, self.tags):
                 self._set(mapping, (change.thread, seq), _ABSENT)
 
