@@ -258,11 +258,7 @@ class FileBackend(TableBackend):
         except CommitUnknown:
             self._whole = False  # whoever reads next looks at what is there
             raise
-        # What was done is now done again as the log has it, so that bodies are not kept in memory.
-        tables.undo()
-        tables.end()
-        for change in placed:
-            tables.do(change)
+        tables.settle(placed)
         self._whole = True
 
     def _bytes(self, bodies: Sequence[Body]) -> list[bytes]:

@@ -99,22 +99,41 @@ class Tables:
     def undo(self, place: tuple[int, int] = (0, 0)) -> None:
         """Take back all that was done since."""
         before = self._before or []
+        out_of_order: dict[int, dict[Any, Any]] = {}
         while len(before) > place[0]:
             mapping, key, old = before.pop()
             if old is _ABSENT:
                 mapping.pop(key, None)
-            elif key in mapping:
-                mapping[key] = old
-            else:  # it stands in its old place again
-                there = sorted([*mapping.items(), (key, old)], key=lambda entry: entry[0])
-                mapping.clear()
-                mapping.update(there)
+                continue
+            if key not in mapping:
+                out_of_order[id(mapping)] = mapping
+            mapping[key] = old
+        for mapping in out_of_order.values():  # what was taken out stands in its old place again
+            there = sorted(mapping.items(), key=lambda entry: entry[0])
+            mapping.clear()
+            mapping.update(there)
         del self.changes[place[1] :]
 
     def end(self) -> None:
         """Take note no longer."""
         self._before = None
         self.changes = []
+
+    def settle(self, placed: Iterable[Change]) -> None:
+        """Take note no longer; from now on the bodies of what was done are where these, the same changes, say."""
+        self.end()
+        for change in placed:
+            if isinstance(change, PutRow):
+                key = (change.thread, change.row.seq)
+                if key in self.payloads:
+                    self.payloads[key] = change.payload
+            elif isinstance(change, PutChunk):
+                if change.digest in self.chunks:
+                    self.chunks[change.digest] = (change.body, self.chunks[change.digest][1])
+            elif isinstance(change, PutList) and change.thread in self.lists:
+                moved = {each.no: each for _, _, new in change.splices for each in new if each is not None}
+                listed = self.lists[change.thread][1]
+                listed[:] = [each if each is None else moved.get(each.no, each) for each in listed]
 
     def do(self, change: Change) -> None:
         """Make a change."""
