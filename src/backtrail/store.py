@@ -427,7 +427,8 @@ class Store:
         threads, checkpoints, damaged = upkeep.verify(self._engine.desk.heads, progress)
         found = (Damage(log.checkpoint_id(r.uid, seq), r.name, reason) for r, seq, reason in damaged)
         misindexed = upkeep.misindexed(self._engine.desk.heads)
-        return VerifyReport(threads, checkpoints, tuple(found), tuple(record.name for record in misindexed))
+        names = tuple(record.name for record in misindexed)
+        return VerifyReport(threads, checkpoints, tuple(found), names, self._backend.usage().faults)
 
     def gc(self, *, progress: Callable[[str, int], None] | None = None) -> GcReport:
         """Remove for good what was deleted, pruned or outlived, keep once what was kept twice, give the space back."""

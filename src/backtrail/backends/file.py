@@ -344,7 +344,7 @@ class FileBackend(TableBackend):
     def usage(self) -> Usage:
         found = super().usage()
         try:
-            return found._replace(stored_bytes=directory.size(self.path))
+            return found._replace(stored_bytes=directory.size(self.path), faults=tuple(self._at().damage))
         except OSError as error:
             raise translated(error, self.path) from error
 

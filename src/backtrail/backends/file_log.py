@@ -184,6 +184,8 @@ class Log:
             if last is not None:
                 self.echo = echo(last)
             if self.torn:
+                name = self.name(self.file)
+                LOG.warning("%s: a write was cut short: %d bytes at %d do not count", name, self.torn, self.at)
                 found = os.fstat(fd)
                 self.seen = (found.st_size, found.st_mtime_ns)
                 break
@@ -343,10 +345,8 @@ class Log:
 
     # -- appending --------------------------------------------------------------------------------
     def cut(self) -> None:
-        """Cut off what is behind the end, and say so."""
+        """Cut off what is behind the end."""
         if self.torn:
-            name = self.name(self.file)
-            LOG.warning("%s: a write was cut short: %d bytes at %d do not count", name, self.torn, self.at)
             self._truncate()
             self.torn, self.seen = 0, None
 
