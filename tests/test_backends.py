@@ -904,8 +904,9 @@ def _do(backend, action, earlier):  # noqa: PLR0911 - one for each action
 @given(actions=st.lists(_batches | _appends | _others, max_size=25))
 def test_the_backends_give_the_same_answers(tmp_path_factory, empty_store, actions):
     sqlite = SqliteBackend(shutil.copy(empty_store, tmp_path_factory.mktemp("store")), durability="relaxed")
-    with closing(sqlite), place() as opener, opener(durability="relaxed") as store:
-        for other in (sqlite, store._backend):
+    files = FileBackend(tmp_path_factory.mktemp("files"), durability="relaxed")
+    with closing(sqlite), closing(files), place() as opener, opener(durability="relaxed") as store:
+        for other in (sqlite, files, store._backend):
             _hold_against_memory(other, actions)
 
 
