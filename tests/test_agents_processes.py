@@ -19,7 +19,7 @@ from tests.test_postgres_processes import run, running, spawn
 FIRST, SECOND = "A", "B"
 
 
-@pytest.fixture(params=["sqlite", "file", "postgres"])
+@pytest.fixture(params=["sqlite", pytest.param("file", marks=pytest.mark.torture), "postgres"])
 def opener(request, tmp_path):
     if request.param == "sqlite":
         yield partial(backtrail.open, tmp_path / "s.db", durability="relaxed")

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 
 import backtrail
 from backtrail.backends import file_directory, file_lock, file_log
@@ -115,6 +116,27 @@ class TestOpening:
         with raises(Corrupt, "corrupt.store"):
             FileBackend(path)
         assert contents(path) == before
+
+    @pytest.mark.parametrize("collected", [False, True])
+    def test_the_file_that_says_which_files_count_can_be_made_by_hand(self, path, collected):
+        backend = FileBackend(path)
+        fill(backend)
+        if collected:
+            backend.reclaim()
+            append(backend, 1)
+        expected = whole(backend)
+        backend.close()
+        (path / "backtrail.store").unlink()
+        log = min(path.glob("log-*"))
+        bases = [base.name for base in path.glob("base-*")]
+        header = log.read_bytes()[:40]
+        said = f"backtrail-files 1 uid={header[28:36].hex()} "
+        said += f"generation={int(bases[0][5:17])} base={bases[0]} frames=2 " if bases else "generation=1 base=- frames=0 "
+        said += f"file={int(log.name[4:])} frame={int.from_bytes(header[20:28])}"
+        (path / "backtrail.store").write_text(f"{said} check={blake3(said.encode()).hexdigest(length=8)}\n")
+        again = FileBackend(path)
+        assert whole(again) == expected
+        again.close()
 
     @pytest.mark.parametrize("options", [{"durability": "none"}, {"busy_timeout": -1}, {"busy_timeout": float("nan")}])
     def test_an_option_that_means_nothing_is_refused(self, path, options):

@@ -198,6 +198,20 @@ class TestDamage:
         with backtrail.open(made.as_uri(), read_only=True) as store:
             assert [found.state for found in store.thread("fresh").history()] == [{"n": 0}, {"n": 1}]
 
+    def test_a_collection_leaves_damage_behind_that_took_nothing(self, made):
+        name = min(name for name in contents(made) if name.startswith(("base", "log")))
+        data = bytearray((made / name).read_bytes())
+        data[file_frames.FILE_HEADER] ^= 1  # of a header: what is behind it is whole
+        (made / name).write_bytes(data)
+        with backtrail.open(made.as_uri()) as store:
+            found = states(store)
+            assert store.verify().faults
+            store.gc()
+            assert store.verify().ok
+            assert states(store) == found
+        with backtrail.open(made.as_uri()) as store:
+            assert store.verify().ok
+
     @pytest.mark.parametrize("made", ["log"], indirect=True)
     def test_several_frames_that_are_gone_leave_it_readable_and_nothing_can_be_written(self, made, caplog):
         name = min(name for name in contents(made) if name.startswith(("base", "log")))

@@ -290,9 +290,9 @@ class FileBackend(TableBackend):
         """Begin another generation, unless nothing is to be gained; return False if somebody else did."""
         self._take()
         try:
-            if not self._tables.wasted:
-                return True
             log, old = self._at(), self._now_in()
+            if not self._tables.wasted and not log.damage:
+                return True
             log.roll()
             kept = self._tables.copy()
             source = Log(self.path, old, read_only=True)  # files of its own: others may close those of this backend
