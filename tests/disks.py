@@ -7,7 +7,6 @@ that a power cut may have left: see `crash_states`.
 from __future__ import annotations
 
 import os
-import random
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 if TYPE_CHECKING:
+    import random
     from collections.abc import Callable, Iterator
 
 SECTOR = 512
@@ -48,7 +48,7 @@ class Disk:
 
 
 @contextmanager
-def traced() -> Iterator[Disk]:
+def traced() -> Iterator[Disk]:  # noqa: C901 - one function for each call
     """Let a disk stand in the place of the real one, which does what it is asked for."""
     disk = Disk()
     with pytest.MonkeyPatch.context() as patch:
@@ -75,13 +75,13 @@ def traced() -> Iterator[Disk]:
             return real["ftruncate"](fd, size)
 
         def sync(fd):
-            if os.path.isdir(f"/proc/self/fd/{fd}"):
-                disk._see(Call("sync directory", os.readlink(f"/proc/self/fd/{fd}")))
+            if Path(f"/proc/self/fd/{fd}").is_dir():
+                disk._see(Call("sync directory", str(Path(f"/proc/self/fd/{fd}").readlink())))
             else:
                 disk._see(Call("sync", os.fstat(fd).st_ino))
 
         def replaced(source, target, **_):
-            disk._see(Call("rename", os.stat(source).st_ino, os.fspath(source), os.fspath(target)))
+            disk._see(Call("rename", Path(source).stat().st_ino, os.fspath(source), os.fspath(target)))
             return replace(source, target)
 
         def unlink(path, **_):
@@ -102,30 +102,30 @@ def crash_states(calls: list[Call], rng: random.Random) -> dict[str, bytes]:
     before it; and of a write, any of its sectors. So it is with names in a directory.
     """
     contents: dict[int, bytearray] = {}
-    waiting: dict[int, list[Call]] = {}
     names: dict[str, int] = {}
-    moves: list[Call] = []
+    waiting: list[Call] = []
     for call in calls:
-        if call.what in ("write", "truncate"):
-            waiting.setdefault(call.file, []).append(call)
-        elif call.what == "sync":
-            for each in waiting.pop(call.file, []):
-                _write(contents, each, None)
+        if call.what == "sync":
+            done = [each for each in waiting if each.file == call.file and each.what in ("write", "truncate")]
         elif call.what == "sync directory":
-            mine = [move for move in moves if os.path.dirname(move.name) == call.file]
-            moves = [move for move in moves if move not in mine]
-            for move in mine:
-                _move(names, move)
+            done = [each for each in waiting if str(Path(each.name).parent) == call.file]
         else:
-            moves.append(call)
-    for pending in waiting.values():
-        for each in pending:
-            if rng.random() < 0.5:
-                _write(contents, each, rng)
-    for move in moves:
+            waiting.append(call)
+            continue
+        waiting = [each for each in waiting if not any(each is other for other in done)]
+        for each in done:
+            _happen(contents, names, each, None)
+    for call in waiting:
         if rng.random() < 0.5:
-            _move(names, move)
+            _happen(contents, names, call, rng)
     return {name: bytes(contents.get(file, b"")) for name, file in names.items()}
+
+
+def _happen(contents: dict[int, bytearray], names: dict[str, int], call: Call, rng: random.Random | None) -> None:
+    if call.what in ("write", "truncate"):
+        _write(contents, call, rng)
+    else:
+        _move(names, call)
 
 
 def _write(contents: dict[int, bytearray], call: Call, rng: random.Random | None) -> None:

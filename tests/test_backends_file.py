@@ -131,7 +131,9 @@ class TestOpening:
         bases = [base.name for base in path.glob("base-*")]
         header = log.read_bytes()[:40]
         said = f"backtrail-files 1 uid={header[28:36].hex()} "
-        said += f"generation={int(bases[0][5:17])} base={bases[0]} frames=2 " if bases else "generation=1 base=- frames=0 "
+        said += (
+            f"generation={int(bases[0][5:17])} base={bases[0]} frames=2 " if bases else "generation=1 base=- frames=0 "
+        )
         said += f"file={int(log.name[4:])} frame={int.from_bytes(header[20:28])}"
         (path / "backtrail.store").write_text(f"{said} check={blake3(said.encode()).hexdigest(length=8)}\n")
         again = FileBackend(path)
