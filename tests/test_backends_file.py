@@ -14,7 +14,7 @@ import pytest
 from blake3 import blake3
 
 import backtrail
-from backtrail.backends import file_directory, file_lock, file_log
+from backtrail.backends import file_directory, file_lock, file_log, file_snapshot
 from backtrail.backends.file import FileBackend
 from backtrail.backends.port import Batch, Entry, Indexed, Phrase, Splice
 from backtrail.errors import CommitUnknown, Corrupt, Invalid, NotFound, Unavailable
@@ -536,9 +536,8 @@ class TestReclaiming:
         entry = Entry(1, "id", None, canary.decode(), b"\0" + canary)
         backend.index(no, Indexed(0, 0, 0), Indexed(10, 1, 10), (Splice(0, 0, (entry,)),))
         backend.commit(Batch(chunks=((b"digest", canary * 100),), hide=tuple((no, seq) for seq in range(2, 11))))
-        with backend._read():
-            backend._covered = -(1 << 30)
-            backend._snapshot()
+        backend._covered = -(1 << 30)
+        backend._snapshot()
         assert sum(canary in content for content in contents(path).values()) == 2
         backend.remove_rows(no, range(2, 11))
         backend.remove_chunks([b"digest"], backend.next_epoch())
@@ -636,17 +635,36 @@ class TestSnapshots:
         else:
             append(again, no)
             again._covered = -9999
-            again._take()
             again._snapshot()
-            again._give()
             log = path / "log-000000000001"
-            again._log.at  # noqa: B018
             log.write_bytes(log.read_bytes()[:-1])
         again.close()
         last = FileBackend(path)
         assert last._log.frames > 0
         assert whole(last) == expected
         last.close()
+
+    def test_one_that_a_collection_overtakes_is_thrown_away(self, path, monkeypatch):
+        backend, other = FileBackend(path), FileBackend(path)
+        fill(backend)
+        prepare = file_snapshot.prepare
+
+        def late(*rest):
+            made = prepare(*rest)
+            monkeypatch.setattr(file_snapshot, "prepare", prepare)
+            other.reclaim()
+            return made
+
+        monkeypatch.setattr(file_snapshot, "prepare", late)
+        backend._snapshot()
+        assert not [name for name in contents(path) if ".new" in name]
+        assert (path / "snapshot").exists()
+        expected = whole(other)
+        for each in (backend, other):
+            each.close()
+        again = FileBackend(path)
+        assert (again._log.frames, whole(again)) == (0, expected)
+        again.close()
 
     def test_one_that_cannot_be_written_is_done_without(self, path, disk):
         backend = FileBackend(path)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from backtrail.backends import file_base as base
 from backtrail.backends import file_directory as directory
 from backtrail.backends import file_snapshot as snapshot
-from backtrail.backends.file_disk import translated
+from backtrail.backends.file_disk import remove, translated
 from backtrail.backends.file_frames import FILE_HEADER
 from backtrail.backends.file_lock import End, Turns
 from backtrail.backends.file_log import Generation, Log
@@ -92,16 +92,17 @@ class FileBackend(TableBackend):
         os.close(directory.read(self.path)[1])  # what is newer is refused before its lock is touched
         try:
             self._take()
-        except Corrupt:
+        except Error:
+            self._let_go()
             self._turns.close()
             raise
         try:
             log = self._at()
             self._turns.publish(End(log.file, log.at, log.number))
             directory.sweep(self.path, self._now_in())
-            self._snapshot()
         finally:
             self._give()
+        self._snapshot()
 
     # -- whose turn it is -------------------------------------------------------------------------
     @contextmanager
@@ -269,14 +270,25 @@ class FileBackend(TableBackend):
             raise translated(error, self.path) from error
 
     def _snapshot(self) -> None:
-        """Make a snapshot if much has been read or written since the last one. Its caller has the lock."""
-        log = self._at()
-        if log.frames - self._covered < max(_SNAPSHOT_FRAMES, len(self._tables.payloads) // 4) or log.damage:
-            return
-        with suppress(Error):  # it only saves time
-            log.sync()
-            snapshot.put(self.path, snapshot.prepare(self.path, self._now_in(), log, self._tables))
-            self._covered = log.frames
+        """Make a snapshot if much has been read or written since the last one. Others write meanwhile."""
+        self._turns.take()
+        try:
+            log, now = self._log, self._generation
+            if log is None or now is None or not self._whole or log.damage:
+                return
+            if log.frames - self._covered < max(_SNAPSHOT_FRAMES, len(self._tables.payloads) // 4):
+                return
+            with suppress(Error):  # it only saves time
+                log.sync()
+                prepared = snapshot.prepare(self.path, now, log, self._tables)
+                with self._locked():
+                    if os.fstat(self._store_fd).st_nlink == 0:  # it would keep what was collected meanwhile
+                        remove(prepared)
+                    else:
+                        snapshot.put(self.path, prepared)
+                self._covered = log.frames
+        finally:
+            self._turns.give()
 
     # -- upkeep -------------------------------------------------------------------------------------
     def reclaim(self) -> None:
@@ -365,17 +377,15 @@ class FileBackend(TableBackend):
 
     def _leave(self) -> None:
         """Do what is better done before one goes."""
-        log = self._log
-        if self.read_only or log is None:
+        if self.read_only:
             return
-        if log.synced >= log.number and log.frames - self._covered < _SNAPSHOT_FRAMES:
-            return
-        self._take()
+        self._turns.take()
         try:
-            self._at().sync()
+            if self._log is not None:
+                self._log.sync()
             self._snapshot()
         finally:
-            self._give()
+            self._turns.give()
 
 
 def _refuse_if_blind(log: Log) -> None:
