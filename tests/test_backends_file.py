@@ -385,8 +385,9 @@ class TestForks:
         append(backend, no)
         assert seqs(backend, no) == [1, 2, 3]
 
-    def test_a_group_that_was_open_is_the_parents(self, backend):
+    def test_a_group_that_was_open_is_the_parents(self, backend, path):
         no = start(backend)
+        other = FileBackend(path, busy_timeout=0.05)
 
         def child():
             with raises(Unavailable, "unavailable.forked"):
@@ -403,8 +404,11 @@ class TestForks:
                 finally:
                     os._exit(status)
             assert os.waitpid(pid, 0)[1] == 0
+            with raises(Unavailable, "unavailable.locked"):
+                append(other, no)
             append(backend, no)
-        assert seqs(backend, no) == [1, 2, 3]
+        assert seqs(backend, no) == seqs(other, no) == [1, 2, 3]
+        other.close()
 
     def test_a_child_that_leaves_such_a_group_can_begin_anew_when_its_parent_is_done(self, backend, path):
         no = start(backend)
@@ -690,6 +694,7 @@ class TestFailingDisk:
             for _ in range(3):
                 with raises(Unavailable, "unavailable.full"):
                     append(backend, no, payload=bytes(5000))
+                assert (path / "log-000000000001").stat().st_size == size
             with raises(Unavailable, "unavailable.full"), backend.group():
                 append(backend, no)
                 append(backend, no, payload=bytes(5000))
