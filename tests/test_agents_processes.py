@@ -20,10 +20,13 @@ from tests.test_postgres_processes import run, running
 FIRST, SECOND = "A", "B"
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", pytest.param("file", marks=pytest.mark.torture), "postgres"])
 def opener(request, tmp_path):
     if request.param == "sqlite":
         yield partial(backtrail.open, tmp_path / "s.db", durability="relaxed")
+        return
+    if request.param == "file":
+        yield partial(backtrail.open, (tmp_path / "s").as_uri(), durability="relaxed")
         return
     with place(durability="relaxed") as opened:
         yield opened

@@ -20,12 +20,13 @@ from backtrail.testing.scene import agent, contents, conversation, names, usage,
 from tests.schemas import swept
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
+@pytest.fixture(params=["memory", "sqlite", "file", "postgres"])
 def stores(request, tmp_path):
     """The same store, opened twice: mine, and that of others."""
     opening = {
         "memory": in_memory,
         "sqlite": lambda: _given(partial(backtrail.open, tmp_path / "s.db", durability="relaxed")),
+        "file": lambda: _given(partial(backtrail.open, (tmp_path / "s").as_uri(), durability="relaxed")),
         "postgres": partial(swept, durability="relaxed"),
     }[request.param]
     with opening() as opener, opener() as mine, opener() as other:

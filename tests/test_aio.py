@@ -29,7 +29,7 @@ from backtrail.testing.places import in_memory
 from tests.schemas import swept
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
+@pytest.fixture(params=["memory", "sqlite", "file", "postgres"])
 def opener(request, tmp_path):
     """Opens the same store each time it is called, for the synchronous code."""
     if request.param == "memory":
@@ -38,6 +38,8 @@ def opener(request, tmp_path):
     elif request.param == "postgres":
         with swept(durability="relaxed") as opener:
             yield opener
+    elif request.param == "file":
+        yield partial(backtrail.open, (tmp_path / "store").as_uri(), durability="relaxed")
     else:
         yield partial(backtrail.open, tmp_path / "store.db", durability="relaxed")
 

@@ -22,7 +22,7 @@ from tests.schemas import swept
 from tests.test_aio import LOST, counted_groups, failing, held, listed
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
+@pytest.fixture(params=["memory", "sqlite", "file", "postgres"])
 def opener(request, tmp_path):
     """Opens the same store each time it is called, for the synchronous code."""
     if request.param == "memory":
@@ -31,6 +31,8 @@ def opener(request, tmp_path):
     elif request.param == "postgres":
         with swept(durability="relaxed") as opener:
             yield opener
+    elif request.param == "file":
+        yield partial(backtrail.open, (tmp_path / "store").as_uri(), durability="relaxed")
     else:
         yield partial(backtrail.open, tmp_path / "store.db", durability="relaxed")
 

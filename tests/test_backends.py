@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from backtrail.backends.file import FileBackend
 from backtrail.backends.memory import MemoryBackend
 from backtrail.backends.port import (
     Backend,
@@ -116,7 +117,7 @@ def empty_store(tmp_path_factory):
     return path
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
+@pytest.fixture(params=["memory", "sqlite", "file", "postgres"])
 def backend(request, tmp_path, empty_store):
     if request.param == "postgres":
         with swept() as opener, opener(durability="relaxed") as store:
@@ -125,6 +126,8 @@ def backend(request, tmp_path, empty_store):
     made: Backend
     if request.param == "memory":
         made = MemoryBackend()
+    elif request.param == "file":
+        made = FileBackend(tmp_path / "files", durability="relaxed")
     else:
         made = SqliteBackend(shutil.copy(empty_store, tmp_path / "store"), durability="relaxed")
     yield made
@@ -901,8 +904,9 @@ def _do(backend, action, earlier):  # noqa: PLR0911 - one for each action
 @given(actions=st.lists(_batches | _appends | _others, max_size=25))
 def test_the_backends_give_the_same_answers(tmp_path_factory, empty_store, actions):
     sqlite = SqliteBackend(shutil.copy(empty_store, tmp_path_factory.mktemp("store")), durability="relaxed")
-    with closing(sqlite), swept() as opener, opener(durability="relaxed") as store:
-        for other in (sqlite, store._backend):
+    files = FileBackend(tmp_path_factory.mktemp("files"), durability="relaxed")
+    with closing(sqlite), closing(files), swept() as opener, opener(durability="relaxed") as store:
+        for other in (sqlite, files, store._backend):
             _hold_against_memory(other, actions)
 
 

@@ -272,11 +272,11 @@ def test_hundreds_of_changes_are_saved_as_the_state_that_comes_of_them():
         for message in state["messages"][::2]:
             message["id"] = -1
         thread.save(state)
-        assert store._backend._logs[1][2].depth == 0  # not five hundred ops that every load would apply again
+        assert store._backend._tables.logs[1][2].depth == 0  # not five hundred ops that every load would apply again
         assert same(thread.load().state, state)
         state["messages"][7]["id"] = -2
         thread.save(state)
-        assert store._backend._logs[1][3].depth == 1
+        assert store._backend._tables.logs[1][3].depth == 1
 
 
 def test_deeply_nested_states_are_compared_without_running_out_of_stack(scale):

@@ -17,7 +17,7 @@ import pytest
 import zstandard
 
 import backtrail
-from backtrail.backends import postgres_schema, sqlite_schema
+from backtrail.backends import file_frames, postgres_schema, sqlite_schema
 from backtrail.engine.squeeze import stands_beside
 from backtrail.testing.exact import same
 from tests.servers import server
@@ -33,6 +33,7 @@ import runs  # noqa: E402
 
 FORMATS = sorted(GOLDEN.glob("format*.db"))
 DUMPS = sorted(GOLDEN.glob("postgres*.sql.zst"))
+DIRECTORIES = sorted(GOLDEN.glob("files*"))
 
 
 class Golden(NamedTuple):
@@ -45,13 +46,18 @@ class Golden(NamedTuple):
     newest: int
 
 
-@pytest.fixture(params=[*FORMATS, *DUMPS], ids=lambda path: path.name.partition(".")[0])
+@pytest.fixture(params=[*FORMATS, *DIRECTORIES, *DUMPS], ids=lambda path: path.name.partition(".")[0])
 def golden(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Golden]:
     if request.param in FORMATS:
         path = Path(shutil.copy(request.param, tmp_path / "s.db"))
         made = partial(backtrail.open, path)
         found = format_of(path)
         yield Golden(made, lambda: format_of(path), found >= 2, found >= 4, len(sqlite_schema.STEPS))
+        return
+    if request.param in DIRECTORIES:
+        directory = Path(shutil.copytree(request.param, tmp_path / "s"))
+        made = partial(backtrail.open, directory.as_uri())
+        yield Golden(made, lambda: format_of_files(directory), True, True, file_frames.FORMAT)
         return
     server().execute("DROP SCHEMA IF EXISTS golden CASCADE")
     server().execute(zstandard.ZstdDecompressor().decompress(request.param.read_bytes()).decode())
@@ -78,7 +84,14 @@ def format_of(path: Path) -> int:
     return int(found)
 
 
+def format_of_files(directory: Path) -> int:
+    return int((directory / "backtrail.store").read_text().split()[1])
+
+
 def test_there_is_a_golden_store_of_every_format() -> None:
+    assert {path.name: format_of_files(path) for path in DIRECTORIES} == {
+        f"files{n}": n for n in range(1, file_frames.FORMAT + 1)
+    }
     assert {path.stem: format_of(path) for path in FORMATS} == {f"format{n}": n for n in range(1, 5)}
     assert len(sqlite_schema.STEPS) == len(FORMATS)
     assert [path.name for path in DUMPS] == [f"postgres{n}.sql.zst" for n in range(1, len(postgres_schema.STEPS) + 1)]

@@ -362,7 +362,7 @@ def stored():
                 identity = log.checkpoint_id(record.uid, row.seq)
                 whole[identity] = (name, record.no, row, Store(backend).thread(name).load(identity).state)
         assert len(whole) > 30
-        assert len(backend._chunks) > 10
+        assert len(backend._tables.chunks) > 10
         yield backend, whole
 
 
@@ -391,13 +391,13 @@ def test_a_flipped_bit_in_a_payload_is_corrupt_for_those_that_stand_on_it_and_no
     assert read_all(backend, whole) == set()
     hurt = 0
     for _, no, row, _ in list(whole.values())[::2]:
-        kept = backend._logs[no][row.seq]
+        kept = backend._tables.payloads[no, row.seq]
         standing_on_it = {i for i, (_, other, r, _) in whole.items() if other == no and r.base <= row.seq <= r.seq}
-        backend._logs[no][row.seq] = kept._replace(payload=flipped(kept.payload, rng))
+        backend._tables.payloads[no, row.seq] = flipped(kept, rng)
         try:
             corrupt = read_all(backend, whole)
         finally:
-            backend._logs[no][row.seq] = kept
+            backend._tables.payloads[no, row.seq] = kept
         assert corrupt <= standing_on_it
         hurt += bool(corrupt)
     assert hurt > 10
@@ -407,15 +407,15 @@ def test_a_flipped_bit_in_a_payload_is_corrupt_for_those_that_stand_on_it_and_no
 def test_a_flipped_bit_in_a_chunk_is_corrupt_for_those_that_need_it_and_no_others(stored):
     backend, whole = stored
     rng = random.Random(2)
-    for digest in sorted(backend._chunks)[:12]:
-        kept = backend._chunks[digest]
-        del backend._chunks[digest]
+    for digest in sorted(backend._tables.chunks)[:12]:
+        kept = backend._tables.chunks[digest]
+        del backend._tables.chunks[digest]
         try:
             needing = read_all(backend, whole)
-            backend._chunks[digest] = (flipped(kept[0], rng), kept[1])
+            backend._tables.chunks[digest] = (flipped(kept[0], rng), kept[1])
             assert read_all(backend, whole) <= needing
         finally:
-            backend._chunks[digest] = kept
+            backend._tables.chunks[digest] = kept
     assert read_all(backend, whole) == set()
 
 
@@ -424,11 +424,11 @@ def test_every_flipped_bit_of_every_payload_and_chunk_is_found(stored):
     backend, whole = stored
     rng = random.Random(3)
     for _, no, row, _ in whole.values():
-        kept = backend._logs[no][row.seq]
+        kept = backend._tables.payloads[no, row.seq]
         for _ in range(40):
-            backend._logs[no][row.seq] = kept._replace(payload=flipped(kept.payload, rng))
+            backend._tables.payloads[no, row.seq] = flipped(kept, rng)
             read_all(backend, whole)
-        backend._logs[no][row.seq] = kept
+        backend._tables.payloads[no, row.seq] = kept
 
 
 # ---- bytes that stand alone -----------------------------------------------------------------------------------------

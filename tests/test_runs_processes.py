@@ -30,10 +30,13 @@ EFFECTS = ["begin", "book 1", "plan", "book 2", "goodbye"]
 STRATEGIES = [AfterToolCall(), EveryN(1), AfterLlmResponse(), Never()]
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", "file", "postgres"])
 def opener(request, tmp_path):
     if request.param == "sqlite":
         yield partial(backtrail.open, tmp_path / "s.db", durability="relaxed")  # a kill is no power cut
+        return
+    if request.param == "file":
+        yield partial(backtrail.open, (tmp_path / "s").as_uri(), durability="relaxed")
         return
     with place(durability="relaxed") as opened:
         yield opened

@@ -34,7 +34,7 @@ def path(tmp_path):
     return tmp_path / "store.db"
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
+@pytest.fixture(params=["memory", "sqlite", "file", "postgres"])
 def opener(request, path):
     if request.param == "memory":
         with in_memory() as opener:
@@ -42,18 +42,21 @@ def opener(request, path):
     elif request.param == "postgres":
         with swept(durability="relaxed") as opener:
             yield opener
+    elif request.param == "file":
+        yield partial(backtrail.open, path.with_name("files").as_uri(), durability="relaxed")
     else:
         yield partial(backtrail.open, path, durability="relaxed")
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", "file", "postgres"])
 def shared(request, path):
     """A store that processes share: a function that opens it, and what a script needs to do the same."""
     if request.param == "postgres":
         with swept(durability="relaxed") as opener:
             yield opener, (opener.args[0], opener.keywords["schema"])
     else:
-        yield partial(backtrail.open, path, durability="relaxed"), (path, "")
+        url = path if request.param == "sqlite" else path.with_name("files").as_uri()
+        yield partial(backtrail.open, url, durability="relaxed"), (url, "")
 
 
 def python(code, *args):

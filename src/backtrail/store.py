@@ -84,9 +84,10 @@ def open(  # noqa: A001 - backtrail.open reads as it should
 ) -> Store:
     """Open a store, and create it if it is not there.
 
-    `url` is a path, `sqlite:///path` or `memory://`. `durability="relaxed"` may lose the newest writes in a power cut,
-    never more. `max_checkpoints` keeps that many per thread, newest first; `ttl` those that are younger; labelled and
-    tagged ones are exempt, and the head always stays. Of automatic checkpoints, one per `auto_interval` is kept.
+    `url` is a path, `sqlite:///path`, `file:///directory`, `postgresql://...` or `memory://`. `durability="relaxed"`
+    may lose the newest writes in a power cut, never more. `max_checkpoints` keeps that many per thread, newest first;
+    `ttl` those that are younger; labelled and tagged ones are exempt, and the head always stays. Of automatic
+    checkpoints, one per `auto_interval` is kept.
     `types` are classes that stored states may come back as, with the classes that their annotations name.
     """
     if durability not in ("full", "relaxed"):
@@ -118,6 +119,10 @@ def _backend(url: str, *, durability: str, read_only: bool, schema: str | None) 
         if read_only:
             raise Invalid("a store in memory is new: read_only=True would leave it empty", code="invalid.argument")
         return MemoryBackend()
+    if url.startswith("file:"):
+        from backtrail.backends.file import FileBackend  # noqa: PLC0415
+
+        return FileBackend(_directory(url), durability=durability, read_only=read_only)
     from backtrail.backends.sqlite import SqliteBackend  # noqa: PLC0415
 
     return SqliteBackend(_path(url), durability=durability, read_only=read_only)
@@ -131,6 +136,14 @@ def _postgres(url: str, *, durability: str, read_only: bool, schema: str | None)
             "a store in PostgreSQL needs psycopg: pip install 'backtrail[postgres]'", code="unavailable.extra"
         ) from error
     return PostgresBackend(url, schema=schema, durability=durability, read_only=read_only)
+
+
+def _directory(url: str) -> str:
+    if not url.startswith("file:///") or not url.strip("/").removeprefix("file:"):
+        raise Invalid(
+            f"cannot read {url!r}; write file:///var/lib/agents, the absolute path of a directory", code="invalid.url"
+        )
+    return unquote(url.removeprefix("file://"))
 
 
 def _path(url: str) -> str:
@@ -147,7 +160,7 @@ def _path(url: str) -> str:
     scheme, separator, _ = url.partition("://")
     if separator and scheme.replace("+", "").isalnum():
         raise Invalid(
-            f"there is no kind of store {scheme!r}; use a path, sqlite:///path, postgresql://... or memory://",
+            f"there is no kind of store {scheme!r}; use a path, sqlite:///path, file:///directory, postgresql://... or memory://",
             code="invalid.url",
         )
     return str(Path(url).expanduser())
@@ -444,7 +457,8 @@ class Store:
         threads, checkpoints, damaged = upkeep.verify(self._engine.desk.heads, progress)
         found = (Damage(log.checkpoint_id(r.uid, seq), r.name, reason) for r, seq, reason in damaged)
         misindexed = upkeep.misindexed(self._engine.desk.heads)
-        return VerifyReport(threads, checkpoints, tuple(found), tuple(record.name for record in misindexed))
+        names = tuple(record.name for record in misindexed)
+        return VerifyReport(threads, checkpoints, tuple(found), names, self._backend.usage().faults)
 
     def gc(self, *, progress: Callable[[str, int], None] | None = None) -> GcReport:
         """Remove for good what was deleted, pruned or outlived, keep once what was kept twice, give the space back."""

@@ -243,11 +243,13 @@ class VerifyReport:
     damaged: tuple[Damage, ...]
     misindexed: tuple[str, ...] = ()
     """The ids of threads whose messages `search` may miss; `reindex` mends that. No data is lost."""
+    faults: tuple[str, ...] = ()
+    """What is wrong with the files of the store, in words. What it means for checkpoints is in `damaged`."""
 
     @property
     def ok(self) -> bool:
         """Whether nothing is damaged."""
-        return not self.damaged and not self.misindexed
+        return not self.damaged and not self.misindexed and not self.faults
 
 
 def when(micros: int) -> dt.datetime:

@@ -46,9 +46,10 @@ def open(  # noqa: A001 - as backtrail.open
 
     Say `async with aio.open(...) as store:`, or `await aio.open(...)`.
 
-    `url` is a path, `sqlite:///path` or `memory://`. `durability="relaxed"` may lose the newest writes in a power cut,
-    never more. `max_checkpoints` keeps that many per thread, newest first; `ttl` those that are younger; labelled and
-    tagged ones are exempt, and the head always stays. Of automatic checkpoints, one per `auto_interval` is kept.
+    `url` is a path, `sqlite:///path`, `file:///directory`, `postgresql://...` or `memory://`. `durability="relaxed"`
+    may lose the newest writes in a power cut, never more. `max_checkpoints` keeps that many per thread, newest first;
+    `ttl` those that are younger; labelled and tagged ones are exempt, and the head always stays. Of automatic
+    checkpoints, one per `auto_interval` is kept.
     `types` are classes that stored states may come back as, with the classes that their annotations name.
     """
     make = partial(

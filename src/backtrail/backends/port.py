@@ -249,6 +249,8 @@ class Usage(NamedTuple):
     """Entries of the index."""
     index_bytes: int = 0
     """Bytes of the index, its own overhead not counted."""
+    faults: tuple[str, ...] = ()
+    """What is wrong with the files themselves, in words, as far as it was noticed."""
 
 
 class Backend(Protocol):

@@ -1,0 +1,397 @@
+"""A store in a directory of plain files: tables in memory, and a log of their changes on disk.
+
+A write is checked on the tables, appended to the log as one frame, synced, and done: one lock, one fsync, one point at
+which it counts. Other processes append to the same log: before anything is read or written, what they wrote is done on
+these tables, too. With durability "full" a commit is on disk when it returns; "relaxed" leaves that to the system, and
+a power cut may take the last commits, never one without those behind it.
+
+`tables` are what is held, `file_log` is how it is kept, `file_directory` what is where, `file_lock` whose turn it is.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from backtrail.backends import file_base as base
+from backtrail.backends import file_directory as directory
+from backtrail.backends import file_snapshot as snapshot
+from backtrail.backends.file_disk import remove, translated
+from backtrail.backends.file_frames import FILE_HEADER
+from backtrail.backends.file_lock import End, Turns
+from backtrail.backends.file_log import Generation, Log
+from backtrail.backends.table_backend import TableBackend
+from backtrail.backends.tables import Tables
+from backtrail.errors import CommitUnknown, Corrupt, Error, Invalid, NotFound, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from backtrail.backends.changes import Body, Change
+    from backtrail.backends.port import Usage
+
+_MAX_TIMEOUT: Final = 1_000_000.0
+_ATTEMPTS: Final = 3
+_SNAPSHOT_FRAMES: Final = 2000
+"""A snapshot is made when so many frames have to be read without one."""
+
+
+class FileBackend(TableBackend):
+    """The port on files. `busy_timeout` bounds, in seconds, the wait for another thread's or process's turn."""
+
+    interval = 0.05
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        durability: str = "full",
+        read_only: bool = False,
+        busy_timeout: float = 10.0,
+    ) -> None:
+        super().__init__(Tables())
+        if durability not in ("full", "relaxed"):
+            raise Invalid(f"durability is {durability!r}: say 'full' or 'relaxed'", code="invalid.option")
+        if not 0 <= busy_timeout <= _MAX_TIMEOUT:
+            raise Invalid(f"busy_timeout is {busy_timeout!r}: say how many seconds to wait", code="invalid.option")
+        name = os.fspath(path)
+        if not name or "\0" in name:
+            raise Invalid(f"{name!r} is not the name of a directory: name one", code="invalid.store")
+        self.path = Path(os.path.realpath(name))
+        self.read_only = read_only
+        self._durable = durability == "full"
+        self._closed = False
+        self._pid = 0
+        """The process whose turn it is, if something is being written."""
+        self._generation: Generation | None = None
+        self._store_fd = -1
+        """The file that says which generation it is: it has no name any more when that is over."""
+        self._log: Log | None = None
+        self._whole = False
+        """Whether the tables are what the log says. If not, they are read anew."""
+        self._covered = 0
+        """How many frames of those that the log has read or written are in a snapshot."""
+        self._turns = Turns(
+            self.path / directory.LOCK, busy_timeout, read_only=read_only, forked=self._part_from_parent
+        )
+        self._open()
+
+    def _open(self) -> None:
+        if not directory.look(self.path):
+            if self.read_only:
+                raise NotFound(f"{self.path}: there is no such store", code="not_found.store")
+            directory.make_directory(self.path)
+            with self._locked():
+                if not directory.look(self.path):  # else somebody else was faster
+                    directory.make(self.path)
+        if self.read_only:
+            with self._read():
+                return
+        os.close(directory.read(self.path)[1])  # what is newer is refused before its lock is touched
+        try:
+            self._take()
+        except Error:
+            self._let_go()
+            self._turns.close()
+            raise
+        try:
+            log = self._at()
+            self._turns.publish(End(log.file, log.at, log.number))
+            directory.sweep(self.path, self._now_in())
+        finally:
+            self._give()
+        self._snapshot()
+
+    # -- whose turn it is -------------------------------------------------------------------------
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        self._turns.take()
+        try:
+            self._turns.lock()
+            try:
+                yield
+            finally:
+                self._turns.unlock()
+        finally:
+            self._turns.give()
+
+    def _take(self) -> None:
+        self._refuse_if_read_only()
+        self._turns.take()
+        try:
+            self._refuse_if_closed()
+            self._turns.lock()
+            try:
+                log = self._catch_up()
+                _refuse_if_blind(log)
+                log.cut()
+            except BaseException:
+                self._turns.unlock()
+                raise
+        except BaseException:
+            self._turns.give()
+            raise
+        self._pid = os.getpid()
+
+    def _give(self) -> None:
+        self._turns.unlock()
+        self._turns.give()
+
+    @contextmanager
+    def _read(self) -> Iterator[Tables]:
+        self._turns.take()
+        try:
+            self._refuse_if_closed()
+            if not self._tables.began and self._is_behind() and not self._caught_up():
+                with self._turns.shared():
+                    self._catch_up()
+            yield self._tables
+        finally:
+            self._turns.give()
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise Unavailable(f"{self.path}: this store is closed: open it again", code="unavailable.closed")
+
+    def _refuse_if_read_only(self) -> None:
+        if self.read_only and not self._closed:
+            raise Unavailable(f"{self.path}: was opened read-only: open it for writing", code="unavailable.read_only")
+
+    def _part_from_parent(self) -> None:
+        """Be a process of its own: what its parent was writing is not this one's to finish."""
+        if self._tables.began:
+            self._tables.undo()
+            self._tables.end()
+        group = self._grouped.group
+        if group is not None and group.taken:
+            group.lost = self._forked()
+
+    def _forked(self) -> Unavailable:
+        return Unavailable(
+            f"{self.path}: this process was forked in the middle of a write, which is its parent's: begin it again",
+            code="unavailable.forked",
+        )
+
+    # -- what others wrote ------------------------------------------------------------------------
+    def _is_behind(self) -> bool:
+        if self._log is None or not self._whole:
+            return True
+        try:
+            if os.fstat(self._store_fd).st_nlink == 0:
+                return True
+            end = self._turns.published()
+            return self._log.has_news() if end is None else end.number > self._log.number
+        except OSError as error:
+            raise translated(error, self.path) from error
+
+    def _caught_up(self) -> bool:
+        """Do what others wrote, without a turn, as far as it is known to be good; return whether that is all."""
+        log, end = self._log, self._turns.published()
+        if log is None or not self._whole or end is None or os.fstat(self._store_fd).st_nlink == 0:
+            return False
+        self._whole = False  # should this be interrupted, or another generation begin meanwhile
+        try:
+            log.read(self._tables, end)
+        except OSError:
+            return False
+        self._whole = log.number >= end.number and not log.torn
+        return self._whole
+
+    def _catch_up(self) -> Log:
+        """Do what others wrote on these tables. Nobody writes meanwhile."""
+        try:
+            if self._log is None or not self._whole or os.fstat(self._store_fd).st_nlink == 0:
+                self._load()
+            log = self._log
+            if log is None:
+                raise AssertionError
+            if log.has_news():
+                self._whole = False  # should this be interrupted
+                log.read(self._tables)
+                self._whole = True
+        except OSError as error:
+            raise translated(error, self.path) from error
+        return log
+
+    def _load(self) -> None:
+        """Read all of it: the snapshot, or the base, and the log behind."""
+        self._let_go()
+        self._generation, self._store_fd = directory.read(self.path)
+        now = self._generation
+        self._log = log = Log(self.path, now, read_only=self.read_only)
+        tables = snapshot.read(self.path, now, log)
+        self._covered = 0
+        self._tables = tables or Tables()
+        log.read(self._tables)
+        self._whole = True
+
+    def _let_go(self) -> None:
+        log, self._log = self._log, None
+        if log is not None:
+            log.close()
+        fd, self._store_fd = self._store_fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def _now_in(self) -> Generation:
+        if self._generation is None:
+            raise AssertionError
+        return self._generation
+
+    def _at(self) -> Log:
+        if self._log is None:
+            raise AssertionError
+        return self._log
+
+    # -- what makes changes last --------------------------------------------------------------------
+    def _keep(self, changes: Sequence[Change]) -> None:
+        if self._pid != os.getpid():
+            raise self._forked()
+        if not changes:
+            return
+        tables, log = self._tables, self._at()
+        try:
+            placed = log.append(changes, durable=self._durable)
+            self._whole = False  # until the tables are where the log is
+            self._turns.publish(End(log.file, log.at, log.number))
+        except CommitUnknown:
+            self._whole = False  # whoever reads next looks at what is there
+            raise
+        tables.settle(placed)
+        self._whole = True
+
+    def _bytes(self, bodies: Sequence[Body]) -> list[bytes]:
+        log = self._at()
+        try:
+            return [body if isinstance(body, bytes) else log.body(body) for body in bodies]
+        except OSError as error:
+            raise translated(error, self.path) from error
+
+    def _snapshot(self) -> None:
+        """Make a snapshot if much has been read or written since the last one. Others write meanwhile."""
+        self._turns.take()
+        try:
+            log, now = self._log, self._generation
+            if log is None or now is None or not self._whole or log.damage:
+                return
+            if log.frames - self._covered < max(_SNAPSHOT_FRAMES, len(self._tables.payloads) // 4):
+                return
+            with suppress(Error):  # it only saves time
+                log.sync()
+                prepared = snapshot.prepare(self.path, now, log, self._tables)
+                with self._locked():
+                    if os.fstat(self._store_fd).st_nlink == 0:  # it would keep what was collected meanwhile
+                        remove(prepared)
+                    else:
+                        snapshot.put(self.path, prepared)
+                self._covered = log.frames
+        finally:
+            self._turns.give()
+
+    # -- upkeep -------------------------------------------------------------------------------------
+    def reclaim(self) -> None:
+        """Write all that is left to new files, and remove the old ones. Others write meanwhile, but for two moments."""
+        self._refuse_in_group()
+        for _ in range(_ATTEMPTS):
+            if self._renewed():
+                return
+
+    def _renewed(self) -> bool:
+        """Begin another generation, unless nothing is to be gained; return False if somebody else did."""
+        self._take()
+        try:
+            log, old = self._at(), self._now_in()
+            if not self._tables.wasted and not log.damage:
+                return True
+            log.roll()
+            kept = self._tables.copy()
+            source = Log(self.path, old, read_only=True)  # files of its own: others may close those of this backend
+            source.stand(log.file, log.at, log.number, sealed=False, echo=[])
+        finally:
+            self._give()
+        name = directory.new_base(old.generation + 1)
+        try:
+            tables, count = base.write(self.path / name, old.uid, kept, source.body)
+            new = Generation(old.uid, old.generation + 1, name, count, source.file, source.number + 1)
+            return self._switched(old, new, tables)
+        finally:
+            source.close()
+
+    def _switched(self, old: Generation, new: Generation, tables: Tables) -> bool:
+        try:
+            log = Log(self.path, new, read_only=False)
+            try:
+                log.stand(new.file, FILE_HEADER, new.frame - 1, sealed=False, echo=[])
+                large = len(tables.payloads) >= _SNAPSHOT_FRAMES
+                prepared = snapshot.prepare(self.path, new, log, tables) if large else None
+                self._take()
+                try:
+                    if self._now_in() == old:
+                        log.read(tables)
+                        directory.switch(self.path, new)
+                        self._adopt(log, tables)
+                        snapshot.put(self.path, prepared)
+                    directory.sweep(self.path, self._now_in())
+                    return self._now_in() == new
+                finally:
+                    self._give()
+            finally:
+                if log is not self._log:
+                    log.close()
+        except FileNotFoundError:
+            return False  # swept by somebody who was faster
+        except OSError as error:
+            raise translated(error, self.path) from error
+
+    def _adopt(self, log: Log, tables: Tables) -> None:
+        """Go on with a new generation, whose tables these are."""
+        self._whole = False
+        self._let_go()
+        self._generation, self._store_fd = directory.read(self.path)
+        self._log, self._tables, self._covered = log, tables, log.frames
+        self._whole = True
+
+    def usage(self) -> Usage:
+        found = super().usage()
+        try:
+            return found._replace(stored_bytes=directory.size(self.path), faults=tuple(self._at().damage))
+        except OSError as error:
+            raise translated(error, self.path) from error
+
+    def close(self) -> None:
+        """Release everything; closing twice is allowed."""
+        self._refuse_in_group()
+        if self._closed:
+            return
+        with suppress(Error):
+            self._leave()
+        self._turns.take()
+        try:
+            self._closed = True
+            self._let_go()
+            self._turns.close()
+        finally:
+            self._turns.give()
+
+    def _leave(self) -> None:
+        """Do what is better done before one goes."""
+        if self.read_only:
+            return
+        self._turns.take()
+        try:
+            if self._log is not None:
+                self._log.sync()
+            self._snapshot()
+        finally:
+            self._turns.give()
+
+
+def _refuse_if_blind(log: Log) -> None:
+    if log.blind is not None:
+        raise Corrupt(
+            f"{log.blind}; what was there is not known, so nothing can be written: open it read-only, and see "
+            "docs/files.md",
+            code="corrupt.store",
+        )

@@ -1,0 +1,190 @@
+"""The directory of a store in files: made, recognised, and switched to another generation.
+
+`backtrail.store` says that the directory is ours, and which files count: a base, if there is one, and the file of the
+log behind it. It is one line, written twice, each with a check of its own. It is replaced as a whole, by a rename, and
+that is the moment when another generation begins; whoever has the old one open sees that it has no name any more.
+Whatever it does not name is left over from something that was interrupted, and removed when nobody can miss it.
+
+A directory that is not ours, or newer than this code, is refused before anything in it is touched.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from pathlib import Path
+from typing import Final
+
+from blake3 import blake3
+
+from backtrail.backends import file_frames as frames
+from backtrail.backends.file_disk import read_at, synced, synced_directory, translated, write_at
+from backtrail.backends.file_log import Generation, begin_file, log_name
+from backtrail.errors import Corrupt, Invalid, NotFound
+
+STORE: Final = "backtrail.store"
+LOCK: Final = "backtrail.lock"
+SNAPSHOT: Final = "snapshot"
+NEW: Final = ".new"
+"""Behind the name of a file that is not finished: it gets its name when it is."""
+UID_BYTES: Final = 8
+_WORD: Final = "backtrail-files"
+_LINE: Final = re.compile(
+    rf"{_WORD} (?P<format>\d+) uid=(?P<uid>[0-9a-f]{{16}}) generation=(?P<generation>\d+) base=(?P<base>\S+) "
+    r"frames=(?P<frames>\d+) file=(?P<file>\d+) frame=(?P<frame>\d+)"
+)
+_BEGUN: Final = re.compile(rf"{LOCK}|{STORE}\{NEW}|log-0{{11}}1")
+"""What a directory has in it when the making of a store was interrupted."""
+_OURS: Final = re.compile(rf"log-\d{{12}}|base-\d{{12}}-[0-9a-f]{{8}}|{SNAPSHOT}")
+
+
+def _line(generation: Generation) -> str:
+    uid, number, base, count, file, frame = generation
+    said = f"{_WORD} {frames.FORMAT} uid={uid.hex()} generation={number} base={base or '-'} frames={count} "
+    said += f"file={file} frame={frame}"
+    return f"{said} check={_check(said)}\n"
+
+
+def _check(said: str) -> str:
+    return blake3(said.encode()).hexdigest(length=frames.CHECK_BYTES)
+
+
+def new_base(generation: int) -> str:
+    """Return the name of a base that nobody else makes."""
+    return f"base-{generation:012d}-{secrets.token_hex(4)}"
+
+
+# -- recognised -----------------------------------------------------------------------------------
+def look(path: Path) -> bool:
+    """Return whether there is a store in that directory; refuse what is no place for one."""
+    try:
+        entries = {entry.name for entry in os.scandir(path)}
+    except FileNotFoundError:
+        return False
+    except NotADirectoryError as error:
+        raise Invalid(f"{path}: is not a directory: name another place", code="invalid.store") from error
+    except OSError as error:
+        raise translated(error, path) from error
+    if STORE in entries:
+        return True
+    if all(_BEGUN.fullmatch(name) for name in entries):
+        return False
+    if any(_OURS.fullmatch(name) for name in entries):
+        raise Corrupt(
+            f"{path}: the file {STORE} is missing: docs/format.md says how to make it anew", code="corrupt.store"
+        )
+    raise Invalid(f"{path}: has files of something else in it: name an empty directory", code="invalid.store")
+
+
+def read(path: Path) -> tuple[Generation, int]:
+    """Return which files count, and the file that says so, open."""
+    name = path / STORE
+    try:
+        fd = os.open(name, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+    except FileNotFoundError as error:
+        raise NotFound(f"{path}: there is no such store", code="not_found.store") from error
+    except OSError as error:
+        raise translated(error, name) from error
+    try:
+        text = read_at(fd, 0, 4096).decode("latin-1")
+        for line in (text[: len(text) // 2], text[len(text) // 2 :], text):  # the last, if somebody wrote it by hand
+            said, _, check = line.rpartition(" check=")
+            if said and check[:-1] == _check(said):
+                return _parsed(said, path), fd
+    except BaseException:
+        os.close(fd)
+        raise
+    os.close(fd)
+    raise Corrupt(f"{name}: is damaged: docs/format.md says how to make it anew", code="corrupt.store")
+
+
+def _parsed(said: str, path: Path) -> Generation:
+    form = int(said.split()[1])
+    if form > frames.FORMAT:
+        raise Invalid(
+            f"{path}: has format {form}, and this version of backtrail knows formats up to {frames.FORMAT}: "
+            "upgrade backtrail",
+            code="invalid.format",
+            format=form,
+        )
+    found = _LINE.fullmatch(said)
+    if found is None:
+        raise Corrupt(f"{path / STORE}: cannot be read", code="corrupt.store")
+    base = found["base"]
+    return Generation(
+        bytes.fromhex(found["uid"]),
+        int(found["generation"]),
+        None if base == "-" else base,
+        int(found["frames"]),
+        int(found["file"]),
+        int(found["frame"]),
+    )
+
+
+# -- made -----------------------------------------------------------------------------------------
+def make_directory(path: Path) -> None:
+    """Make a directory and those above it, so that they survive a power cut as the files in them will."""
+    try:
+        missing = [place for place in (path, *path.parents) if not place.exists()]
+        path.mkdir(parents=True, exist_ok=True)
+        for place in missing:
+            synced_directory(place.parent)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise Invalid(f"{path}: is not a directory: name another place", code="invalid.store") from error
+    except OSError as error:
+        raise translated(error, path) from error
+
+
+def make(path: Path) -> None:
+    """Make a store in an empty directory. Whoever does has its lock."""
+    made = Generation(secrets.token_bytes(UID_BYTES), 1, None, 0, 1, 1)
+    begin_file(path / log_name(1), made.uid, 1, 1)
+    switch(path, made)
+
+
+def switch(path: Path, to: Generation) -> None:
+    """Let another generation begin. Whoever does has the lock; all files that it names are durable."""
+    replace(path / STORE, _line(to).encode() * 2)
+
+
+def replace(name: Path, data: bytes) -> None:
+    """Put a file in the place of another, durably: at any moment there is one of the two."""
+    new = name.with_name(name.name + NEW)
+    try:
+        fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0), 0o666)
+        try:
+            write_at(fd, 0, data)
+            synced(fd)
+        finally:
+            os.close(fd)
+        new.replace(name)
+        synced_directory(name.parent)
+    except OSError as error:
+        raise translated(error, name) from error
+
+
+def sweep(path: Path, now: Generation) -> None:
+    """Remove what older generations have left. Whoever does has the lock.
+
+    A base of a generation to come is somebody's who is making it, or was: it goes with the generation after this one.
+    """
+    for entry in list(os.scandir(path)):
+        kind, _, rest = entry.name.partition("-")
+        number = int(rest[:12]) if _OURS.fullmatch(entry.name) and rest else 0
+        old = (kind == "log" and number < now.file) or (
+            kind == "base" and number <= now.generation and entry.name != now.base
+        )
+        if (number and old) or entry.name.startswith((STORE + NEW, SNAPSHOT + NEW)):
+            Path(entry.path).unlink(missing_ok=True)
+
+
+def size(path: Path) -> int:
+    """Return the bytes of all files."""
+    found = 0
+    for entry in os.scandir(path):
+        try:
+            found += entry.stat().st_size
+        except FileNotFoundError:
+            continue
+    return found

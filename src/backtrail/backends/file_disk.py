@@ -1,0 +1,83 @@
+"""What a disk is asked for, and what it means when it refuses."""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from backtrail.errors import Error, Unavailable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["fcntl", "read_at", "remove", "synced", "synced_directory", "translated", "write_at"]
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def read_at(fd: int, at: int, length: int) -> bytes:
+    """Return so many bytes of a file from a place on; fewer if it ends before."""
+    data = os.pread(fd, length, at)
+    if len(data) == length or not data:
+        return data
+    parts = [data]
+    got = len(data)
+    while got < length and (data := os.pread(fd, length - got, at + got)):
+        parts.append(data)
+        got += len(data)
+    return b"".join(parts)
+
+
+def write_at(fd: int, at: int, data: bytes) -> None:
+    """Write all of it."""
+    view = memoryview(data)
+    while view:
+        done = os.pwrite(fd, view, at)
+        view = view[done:]
+        at += done
+
+
+def remove(path: Path) -> None:
+    """Remove a file that is of no use; if that fails, somebody else will."""
+    with suppress(OSError):
+        path.unlink()
+
+
+def synced(fd: int) -> None:
+    """Return when what was written to a file is on disk."""
+    if hasattr(fcntl, "F_FULLFSYNC"):  # macOS: there, fsync() leaves it to the drive when
+        fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
+    elif hasattr(os, "fdatasync"):
+        os.fdatasync(fd)
+    else:
+        os.fsync(fd)
+
+
+def synced_directory(path: Path) -> None:
+    """Return when it is on disk which files a directory has."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def translated(error: OSError, path: object) -> Error:
+    """Return backtrail's error for one of the system's."""
+    reason = f"{path}: {error.strerror or error}"
+    if error.errno in _FULL:
+        return Unavailable(f"{reason}: free some space and try again", code="unavailable.full")
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return Unavailable(
+            f"{reason}: check the permissions of the directory and of its files", code="unavailable.open"
+        )
+    if error.errno == errno.EROFS:
+        return Unavailable(f"{reason}: it can only be read: open it for writing", code="unavailable.read_only")
+    return Unavailable(f"{reason}: the disk or its file system fails: try again, or elsewhere", code="unavailable.io")

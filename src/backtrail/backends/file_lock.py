@@ -1,0 +1,204 @@
+"""Turns: of the threads of a process by a lock, of processes by another, on a file.
+
+The file holds the end of the log as whoever wrote last has left it. Up to there all is as durable as was asked for, so
+others may read it without a turn: nobody who reads waits for one who writes. It tells nothing that the log does not.
+
+A forked child shares its parent's lock on the file: it closes that file, without unlocking it, and opens its own. A
+fork waits for the calls that are under way, so that what the child has in memory is whole.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import struct
+import threading
+import time
+import weakref
+import zlib
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from backtrail.backends.file_disk import fcntl, translated, write_at
+from backtrail.errors import CommitUnknown, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+_END: Final = struct.Struct(">QQQ")
+_CRC: Final = struct.Struct(">I")
+_FIRST_PAUSE: Final = 0.0002
+_LONGEST_PAUSE: Final = 0.004
+
+
+class End(NamedTuple):
+    """Where the log ended: in which file, where, with which frame."""
+
+    file: int
+    at: int
+    number: int
+
+
+class Turns:
+    """The lock of one store, as one backend has it. `forked` is called in a child, before anything else is."""
+
+    def __init__(self, path: Path, wait: float, *, read_only: bool, forked: Callable[[], None]) -> None:
+        if fcntl is None:
+            raise Unavailable(
+                "a store in files needs the file locks of Unix, which this system has not: use sqlite:///path",
+                code="unavailable.platform",
+            )
+        self._path = path
+        self._wait = wait
+        self._flags = (os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT) | getattr(os, "O_CLOEXEC", 0)
+        self._read_only = read_only
+        self._forked = forked
+        self._fd = -1
+        self._lock = threading.RLock()
+        self._idle = False  # while a fork is under way: no call is, and none will begin
+        _watch_forks()
+        with _registry:
+            _all.add(self)
+
+    # -- threads ----------------------------------------------------------------------------------
+    def take(self) -> None:
+        """Wait for one's turn among the threads of this process. It may be taken several times."""
+        if not self._lock.acquire(timeout=self._wait):
+            raise self._locked("another thread has been using it")
+
+    def give(self) -> None:
+        """Let the next one have it."""
+        self._lock.release()
+
+    # -- processes --------------------------------------------------------------------------------
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """Keep writers out, but not others who read."""
+        if not self._open():
+            yield  # nobody has ever written here who would lock
+            return
+        self._flock(fcntl.LOCK_SH)
+        try:
+            yield
+        finally:
+            self.unlock()
+
+    def lock(self) -> None:
+        """Keep all others out, until `unlock`."""
+        self._open()
+        self._flock(fcntl.LOCK_EX)
+
+    def unlock(self) -> None:
+        """Let others in."""
+        if self._fd >= 0:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def publish(self, end: End) -> None:
+        """Say where the log ends now. Its caller has locked all others out."""
+        try:
+            try:
+                write_at(self._fd, 0, _end_bytes(end))
+            except OSError:
+                os.ftruncate(self._fd, 0)  # then nobody reads without a turn
+        except OSError as error:
+            raise CommitUnknown(
+                f"{self._path}: {error}: others may not see what was written: read again before you repeat it",
+                code="commit_unknown.io",
+            ) from error
+
+    def published(self) -> End | None:
+        """Return where the log ended when somebody last said so; None if that cannot be read."""
+        if self._fd < 0 and not self._open():
+            return None
+        data = os.pread(self._fd, _END.size + _CRC.size, 0)
+        if len(data) < _END.size + _CRC.size:
+            return None
+        end = End(*_END.unpack_from(data))
+        return end if data == _end_bytes(end) else None
+
+    def close(self) -> None:
+        """Let go of the file."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def _open(self) -> bool:
+        if self._fd < 0:
+            try:
+                self._fd = os.open(self._path, self._flags, 0o666)
+            except OSError as error:
+                if self._read_only and isinstance(error, FileNotFoundError):
+                    return False
+                raise translated(error, self._path) from error
+        return True
+
+    def _flock(self, how: int) -> None:
+        pause = _FIRST_PAUSE
+        end = time.monotonic() + self._wait
+        while True:
+            try:
+                fcntl.flock(self._fd, how | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    raise self._locked("another process has been writing") from None
+                time.sleep(pause)
+                pause = min(pause * 1.5, _LONGEST_PAUSE)
+            except OSError as error:
+                raise translated(error, self._path) from error
+            else:
+                return
+
+    def _locked(self, why: str) -> Unavailable:
+        text = f"{self._path.parent}: {why} for {self._wait:g} s: try again"
+        return Unavailable(text, code="unavailable.locked")
+
+    # -- forks ------------------------------------------------------------------------------------
+    def _pause(self) -> None:
+        self._idle = self._lock.acquire(timeout=2 * self._wait + 1)
+
+    def _resume(self) -> None:
+        if self._idle:
+            self._idle = False
+            self._lock.release()
+
+    def _resume_in_child(self) -> None:
+        if not self._idle:  # a thread has it that this process has not got
+            self._lock = threading.RLock()
+        self.close()
+        self._forked()
+        self._resume()
+
+
+def _end_bytes(end: End) -> bytes:
+    data = _END.pack(*end)
+    return data + _CRC.pack(zlib.crc32(data))
+
+
+# All turns of this process.
+_all: weakref.WeakSet[Turns] = weakref.WeakSet()
+_registry = threading.RLock()
+
+
+@functools.cache
+def _watch_forks() -> None:
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
+
+
+def _before_fork() -> None:
+    _registry.acquire()
+    for turns in list(_all):
+        turns._pause()  # noqa: SLF001 - the hooks are part of the class
+
+
+def _after_fork() -> None:
+    for turns in list(_all):
+        turns._resume()  # noqa: SLF001
+    _registry.release()
+
+
+def _after_fork_in_child() -> None:
+    for turns in list(_all):
+        turns._resume_in_child()  # noqa: SLF001
+    _registry.release()

@@ -1,0 +1,162 @@
+"""A disk under the file backend: every call that changes something is seen, and may fail, or be the last one.
+
+It stands in the place of the functions of `os` that the backend uses. What it has seen can be played back as the states
+that a power cut may have left: see `crash_states`.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Iterator
+
+SECTOR = 512
+
+
+class Call(NamedTuple):
+    """What was asked of the disk."""
+
+    what: str
+    """write, truncate, sync, create, rename, unlink, sync directory."""
+    file: Any
+    """The number of the file, or the path of a directory."""
+    name: str = ""
+    to: str = ""
+    at: int = 0
+    data: bytes = b""
+
+
+class Disk:
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.before: Callable[[Call], None] = lambda _: None
+        """Called before each of them; it may raise OSError, or never return."""
+
+    def count(self, what: str) -> int:
+        return sum(call.what == what for call in self.calls)
+
+    def _see(self, call: Call) -> None:
+        self.calls.append(call)
+        self.before(call)
+
+
+@contextmanager
+def traced() -> Iterator[Disk]:  # noqa: C901 - one function for each call
+    """Let a disk stand in the place of the real one, which does what it is asked for."""
+    disk = Disk()
+    with pytest.MonkeyPatch.context() as patch:
+        real = {name: getattr(os, name) for name in ("open", "pwrite", "ftruncate", "fdatasync", "fsync", "unlink")}
+        replace = os.replace
+
+        def opened(path, flags, mode=0o777, **rest):
+            made = flags & os.O_CREAT and not os.path.lexists(path)
+            if made:
+                disk._see(Call("create", None, os.fspath(path)))
+            fd = real["open"](path, flags, mode, **rest)
+            if made:
+                disk.calls[-1] = disk.calls[-1]._replace(file=os.fstat(fd).st_ino)
+            if flags & os.O_TRUNC and not made:
+                disk._see(Call("truncate", os.fstat(fd).st_ino))
+            return fd
+
+        def pwrite(fd, data, at):
+            disk._see(Call("write", os.fstat(fd).st_ino, at=at, data=bytes(data)))
+            return real["pwrite"](fd, data, at)
+
+        def ftruncate(fd, size):
+            disk._see(Call("truncate", os.fstat(fd).st_ino, at=size))
+            return real["ftruncate"](fd, size)
+
+        def sync(fd):
+            if Path(f"/proc/self/fd/{fd}").is_dir():
+                disk._see(Call("sync directory", str(Path(f"/proc/self/fd/{fd}").readlink())))
+            else:
+                disk._see(Call("sync", os.fstat(fd).st_ino))
+
+        def replaced(source, target, **_):
+            disk._see(Call("rename", Path(source).stat().st_ino, os.fspath(source), os.fspath(target)))
+            return replace(source, target)
+
+        def unlink(path, **_):
+            if os.path.lexists(path):
+                disk._see(Call("unlink", None, os.fspath(path)))
+            return real["unlink"](path)
+
+        patches = {"open": opened, "pwrite": pwrite, "ftruncate": ftruncate, "fdatasync": sync, "fsync": sync}
+        for name, function in {**patches, "replace": replaced, "unlink": unlink}.items():
+            patch.setattr(os, name, function)
+        yield disk
+
+
+def crash_states(calls: list[Call], rng: random.Random) -> dict[str, bytes]:
+    """Return files as a power cut behind the last of these calls may leave them.
+
+    What was synced is there. Of what was not, each call may have reached the disk or not, whatever became of those
+    before it; and of a write, any of its sectors. So it is with names in a directory.
+    """
+    contents: dict[int, bytearray] = {}
+    names: dict[str, int] = {}
+    waiting: list[Call] = []
+    for call in calls:
+        if call.what == "sync":
+            done = [each for each in waiting if each.file == call.file and each.what in ("write", "truncate")]
+        elif call.what == "sync directory":
+            done = [each for each in waiting if str(Path(each.name).parent) == call.file]
+        else:
+            waiting.append(call)
+            continue
+        waiting = [each for each in waiting if not any(each is other for other in done)]
+        for each in done:
+            _happen(contents, names, each, None)
+    for call in waiting:
+        if rng.random() < 0.5:
+            _happen(contents, names, call, rng)
+    return {name: bytes(contents.get(file, b"")) for name, file in names.items()}
+
+
+def _happen(contents: dict[int, bytearray], names: dict[str, int], call: Call, rng: random.Random | None) -> None:
+    if call.what in ("write", "truncate"):
+        _write(contents, call, rng)
+    else:
+        _move(names, call)
+
+
+def _write(contents: dict[int, bytearray], call: Call, rng: random.Random | None) -> None:
+    held = contents.setdefault(call.file, bytearray())
+    if call.what == "truncate":
+        del held[call.at :]
+        return
+    at = call.at
+    data = call.data
+    while data:
+        room = SECTOR - at % SECTOR
+        if rng is None or rng.random() < 0.7:
+            held.extend(bytes(max(at + len(data[:room]) - len(held), 0)))
+            held[at : at + len(data[:room])] = data[:room]
+        at += len(data[:room])
+        data = data[room:]
+
+
+def _move(names: dict[str, int], move: Call) -> None:
+    if move.what == "unlink":
+        names.pop(move.name, None)
+    elif move.what == "create":
+        names[move.name] = move.file
+    else:
+        names.pop(move.name, None)
+        names[move.to] = move.file
+
+
+def put(files: dict[str, bytes], source: Path, target: Path) -> None:
+    """Write such files into a directory, instead of where they were."""
+    target.mkdir(parents=True, exist_ok=True)
+    for name, data in files.items():
+        if Path(name).parent == source:
+            (target / Path(name).name).write_bytes(data)
