@@ -24,7 +24,9 @@ def somewhere(kind, tmp_path):
         with swept(durability="relaxed") as opener:
             yield opener
     else:
-        yield partial(backtrail.open, tmp_path / f"{uuid.uuid4()}.db", durability="relaxed")
+        name = f"{uuid.uuid4()}"
+        url = (tmp_path / name).as_uri() if kind == "file" else tmp_path / f"{name}.db"
+        yield partial(backtrail.open, url, durability="relaxed")
 
 
 def said(text, role="user", **others):

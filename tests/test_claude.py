@@ -24,7 +24,7 @@ from tests.sessions import KEY, SUB, appended, loaded, said, somewhere
 from tests.strategies import fewer
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
+@pytest.fixture(params=["memory", "sqlite", "file", "postgres"])
 def opener(request, tmp_path):
     with somewhere(request.param, tmp_path) as opened:
         yield opened

@@ -74,14 +74,16 @@ def opened(backend, tmp_path):
         def store():
             if backend == "postgres":
                 return stack.enter_context(stack.enter_context(in_postgres())())
-            url = "memory://" if backend == "memory" else tmp_path / f"{uuid.uuid4()}.db"
+            name = f"{uuid.uuid4()}"
+            urls = {"memory": "memory://", "sqlite": tmp_path / f"{name}.db", "file": (tmp_path / name).as_uri()}
+            url = urls[backend]
             return stack.enter_context(backtrail.open(url))
 
         yield store
 
 
 @pytest.mark.parametrize("cls", [BacktrailSaver, Twin])
-@pytest.mark.parametrize("backend", ["memory", "sqlite", "postgres"])
+@pytest.mark.parametrize("backend", ["memory", "sqlite", "file", "postgres"])
 def test_langgraphs_own_suite_passes_with_every_capability(backend, cls, tmp_path):
     with opened(backend, tmp_path) as store:
         shared = store()  # the suite uses new threads for each test

@@ -37,7 +37,7 @@ from tests.servers import place
 QUIET = RunConfig(tracing_disabled=True)
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
+@pytest.fixture(params=["memory", "sqlite", "file", "postgres"])
 def opener(request, tmp_path):
     if request.param == "memory":
         with in_memory() as opener:
@@ -46,7 +46,8 @@ def opener(request, tmp_path):
         with place(durability="relaxed") as opener:
             yield opener
     else:
-        yield partial(backtrail.open, tmp_path / "store.db", durability="relaxed")
+        url = tmp_path / "store.db" if request.param == "sqlite" else (tmp_path / "store").as_uri()
+        yield partial(backtrail.open, url, durability="relaxed")
 
 
 @pytest.fixture
