@@ -323,7 +323,7 @@ class Caller(Worker):
         """
         value = result.value
         try:
-            value = self._copied(value, "result")[1]  # whoever is given it may change it
+            value = self._as_kept(value, "result")  # whoever is given it may change it
         except Invalid as error:
             if result.good:  # what came of the call cannot be kept: that it failed is kept
                 trouble, value = error, failure_of(error)

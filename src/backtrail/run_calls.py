@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from backtrail.errors import Invalid
 from backtrail.strategies import ToolCallRecord
-from backtrail.values import when
+from backtrail.values import MISSING, when
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -162,6 +162,24 @@ def as_record(call: Call, result: Result | None) -> dict[str, Any]:
 def record_of(data: Mapping[str, Any]) -> ToolCallRecord:
     """Return a call as a value, of which nothing is shared with the data."""
     return ToolCallRecord(**copy.deepcopy(dict(data)))
+
+
+_SCALARS: Final = frozenset({str, int, float, bool, bytes, type(None)})
+_ROOM: Final = 32
+
+
+def copied(value: Any) -> Any:
+    """Return a copy of a small value of plain data; MISSING if it is another, which takes the codec."""
+    kind = type(value)
+    if kind in _SCALARS:
+        return value
+    if kind is list and len(value) <= _ROOM:
+        items = [copied(each) for each in value]
+        return MISSING if MISSING in items else items
+    if kind is dict and len(value) <= _ROOM and all(type(name) is str for name in value):
+        fields = {name: copied(each) for name, each in value.items()}
+        return MISSING if MISSING in fields.values() else fields
+    return MISSING
 
 
 def said(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from backtrail.engine.paths import Path
 from backtrail.entities import Message, to_data
 from backtrail.errors import CommitUnknown, Conflict, Error, Invalid
 from backtrail.repairs import repaired
-from backtrail.run_calls import name_of, record_of
+from backtrail.run_calls import copied, name_of, record_of
 from backtrail.run_history import RunThread
 from backtrail.run_points import LISTS, beginning, left
 from backtrail.run_threads import Shown, Work, forked_from, leased
@@ -450,7 +450,13 @@ class Worker:
         """Return the hash of a value, and the value as it will come back from the store; `Invalid` if it cannot."""
         nodes, types = self._engine.direct.heads.nodes(), self._work._types  # noqa: SLF001
         rep = bytes(Encoder(nodes, types, what=what).rep(value))
-        return blake3(rep).hexdigest(length=12), Decoder(nodes, types).value(rep)
+        kept = copied(value)
+        return blake3(rep).hexdigest(length=12), Decoder(nodes, types).value(rep) if kept is MISSING else kept
+
+    def _as_kept(self, value: Any, what: str) -> Any:
+        """Return a value as it will come back from the store; `Invalid` if it cannot."""
+        kept = copied(value)
+        return self._copied(value, what)[1] if kept is MISSING else kept
 
 
 def _as_data(messages: Any) -> list[dict[str, Any]]:
