@@ -258,6 +258,36 @@ def test_a_state_that_cannot_be_copied_takes_no_result_with_it(store):
     assert done == [1]
 
 
+def holding_itself():
+    value = []
+    value.append({"again": value})
+    return value
+
+
+def nested(depth):
+    value = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("result", [holding_itself(), nested(100_000), threading.Lock()], ids=["itself", "deep", "lock"])
+def test_a_result_that_cannot_be_kept_is_told_and_the_call_is_not_repeated(store, result):
+    calls = []
+
+    def look():
+        calls.append(1)
+        return result
+
+    with pytest.raises(Invalid, match=r"^result"):
+        once(store, lambda run: run.tool("look", look))
+    found = store.runs.load("s")
+    assert (found.owner, found.status.name) == (None, "failed")
+    with suppress(InDoubt, backtrail.CallError):
+        once(store, lambda run: run.tool("look", look))
+    assert calls == [1]
+
+
 def test_what_is_given_may_be_changed_and_what_is_recorded_is_not(store):
     def work(run):
         run.tool("find", lambda: ["a", "b"]).pop()

@@ -166,18 +166,24 @@ def record_of(data: Mapping[str, Any]) -> ToolCallRecord:
 
 _SCALARS: Final = frozenset({str, int, float, bool, bytes, type(None)})
 _ROOM: Final = 32
+_DEPTH: Final = 4
 
 
-def copied(value: Any) -> Any:
-    """Return a copy of a small value of plain data; MISSING if it is another, which takes the codec."""
+def copied(value: Any, depth: int = _DEPTH) -> Any:
+    """Return a copy of a small value of plain data; MISSING if it is another, which takes the codec.
+
+    Small means shallow, too: one that holds itself or is nested too deeply is for the codec to refuse.
+    """
     kind = type(value)
     if kind in _SCALARS:
         return value
+    if not depth:
+        return MISSING
     if kind is list and len(value) <= _ROOM:
-        items = [copied(each) for each in value]
+        items = [copied(each, depth - 1) for each in value]
         return MISSING if MISSING in items else items
     if kind is dict and len(value) <= _ROOM and all(type(name) is str for name in value):
-        fields = {name: copied(each) for name, each in value.items()}
+        fields = {name: copied(each, depth - 1) for name, each in value.items()}
         return MISSING if MISSING in fields.values() else fields
     return MISSING
 
