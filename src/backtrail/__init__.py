@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from backtrail.agents import Agents, AgentVersion
 from backtrail.checkpoints import Checkpoint
 from backtrail.conversations import Conversations
+from backtrail.copying import copy
 from backtrail.engine.journal import Call
 from backtrail.engine.schema import Member, Record, Type, schema, upcast
 from backtrail.entities import (
@@ -48,10 +49,13 @@ from backtrail.values import (
     AgentInfo,
     Change,
     ConversationInfo,
+    CopyReport,
     Damage,
     Diff,
+    ExportReport,
     GcReport,
     Hit,
+    ImportReport,
     Items,
     MigrateReport,
     PruneReport,
@@ -87,6 +91,7 @@ __all__ = [
     "Conversation",
     "ConversationInfo",
     "Conversations",
+    "CopyReport",
     "Corrupt",
     "Damage",
     "Diff",
@@ -94,8 +99,10 @@ __all__ = [
     "Error",
     "Event",
     "EveryN",
+    "ExportReport",
     "GcReport",
     "Hit",
+    "ImportReport",
     "InDoubt",
     "Invalid",
     "Irreversible",
@@ -126,6 +133,7 @@ __all__ = [
     "Type",
     "Unavailable",
     "VerifyReport",
+    "copy",
     "llm",
     "open",
     "repaired",

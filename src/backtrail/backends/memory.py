@@ -346,6 +346,18 @@ class MemoryBackend:
             if tag in tags:
                 self._set(self._tags, (no, seq), tuple(word for word in tags if word != tag))
 
+    # -- one moment -----------------------------------------------------------------------------
+    @contextmanager
+    def snapshot(self) -> Iterator[MemoryBackend]:
+        self._refuse_in_group()
+        view = MemoryBackend()
+        with self._use():
+            for name, held in vars(self).items():
+                if isinstance(held, dict) and name != "_listening":
+                    inner = {key: dict(each) if isinstance(each, dict) else each for key, each in held.items()}
+                    setattr(view, name, inner)
+        yield view
+
     # -- hearing of commits ---------------------------------------------------------------------
     @contextmanager
     def listen(self, wake: Callable[[Collection[int]], None]) -> Iterator[float]:

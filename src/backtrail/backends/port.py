@@ -37,11 +37,12 @@ transaction: `standings` then lists it among those of its agent that are touched
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
 
 class Row(NamedTuple):
@@ -251,6 +252,14 @@ class Usage(NamedTuple):
     """Bytes of the index, its own overhead not counted."""
 
 
+@runtime_checkable
+class Copyable(Protocol):
+    """A backend whose store can be copied as it is, to a file that can be opened like it."""
+
+    def backup(self, path: Path, progress: Callable[[str, int], None] | None) -> int:
+        """Copy the store as it is now to a file that is not there yet, while others write; return its size in bytes."""
+
+
 class Backend(Protocol):
     """Where rows and chunks live. See the module's text for what always holds."""
 
@@ -334,6 +343,13 @@ class Backend(Protocol):
         is refused) takes the whole group with it: all writes after it, and the end, raise that error, too, or `Undone`
         if the writes may simply be done again. A group inside a group is `Invalid`, and so are calls that cannot be
         part of one (`reclaim`, `close`).
+        """
+
+    # -- one moment -----------------------------------------------------------------------------
+    def snapshot(self) -> AbstractContextManager[Backend]:
+        """Give the store as it is now, to be read in the block by the calling thread; others go on writing meanwhile.
+
+        Nothing may be written to what is given. Inside a group it is `Invalid`.
         """
 
     # -- hearing of commits ---------------------------------------------------------------------

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from backtrail.backends import sqlite_search, sqlite_standings
+from backtrail.backends import sqlite_backup, sqlite_search, sqlite_standings
 from backtrail.backends.columns import MAX_SEQ, above, as_record, as_row, encoded, merged
 from backtrail.backends.port import (
     Batch,
@@ -160,6 +160,7 @@ class SqliteBackend:
         # SQLite keeps the WAL beside the file itself, not beside a link to it.
         self.path = os.path.realpath(name)
         self.read_only = read_only
+        self._busy_timeout = busy_timeout
         connect = partial(
             open_store,
             self.path,
@@ -318,6 +319,23 @@ class SqliteBackend:
             return
         for wake in tuple(self._listening.values()):
             wake(numbers)
+
+    # -- one moment -----------------------------------------------------------------------------
+    @contextmanager
+    def snapshot(self) -> Iterator[SqliteBackend]:
+        self._refuse_in_group()
+        view = SqliteBackend(self.path, read_only=True, busy_timeout=self._busy_timeout)
+        try:
+            with view._guard as connection:
+                connection.execute("BEGIN")
+                run(connection, "SELECT count(*) FROM meta")  # the first read says which moment it is
+            yield view
+        finally:
+            view.close()
+
+    def backup(self, path: Path, progress: Callable[[str, int], None] | None) -> int:
+        with self.snapshot() as view, view._guard as connection:  # noqa: SLF001 - it is another of the same class
+            return sqlite_backup.copy(connection, path, progress)
 
     # -- hearing of commits ---------------------------------------------------------------------
     @contextmanager
