@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 _SYNCHRONOUS = {"full": "FULL", "relaxed": "NORMAL"}
 _MAX_TIMEOUT = 1_000_000.0
 _VACUUM_PAGES = 256
+_TRUNCATE_WAIT = 100
+"""Milliseconds."""
 
 _THREAD = "no, space, name, uid, agent, thread.created_at, origin"
 _BY_NAME = f"SELECT {_THREAD} FROM thread WHERE space = ? AND name = ?"
@@ -459,7 +461,12 @@ class SqliteBackend:
                 run(connection, f"PRAGMA incremental_vacuum({_VACUUM_PAGES})")
         for mode in ("PASSIVE", "TRUNCATE"):  # the first, which blocks nobody, leaves the second little to do
             with self._guard as connection:
-                run(connection, f"PRAGMA wal_checkpoint({mode})")
+                # Writers wait while it waits for those who read: not for an export, which may read for long.
+                connection.set_busy_timeout(_TRUNCATE_WAIT)
+                try:
+                    run(connection, f"PRAGMA wal_checkpoint({mode})")
+                finally:
+                    connection.set_busy_timeout(round(self._busy_timeout * 1000))
 
     def usage(self) -> Usage:
         with self._guard as connection, _one_view(connection):

@@ -135,6 +135,9 @@ class _Check:
                 why = why or str(error)
             if why is not None:
                 raise self._unsound(plan, record, row, why)
+        last = heads.backend.rows(record.no, [(entry.newest, entry.newest)])[0]
+        if last.head and not heads.row(record, last.head):
+            raise self._unsound(plan, record, last._replace(seq=last.head), "it is missing")
         if gaps > GAPS_MAX:
             text = f"{gaps} rows of thread {record.name!r} were removed, which is more than can be imported"
             raise Invalid(text, code="invalid.export")
