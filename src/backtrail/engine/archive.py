@@ -94,7 +94,7 @@ class Known(NamedTuple):
     marks: bytes
     """See `Entry.marks`."""
     base: int
-    """The base that the head is read from: what is saved on it says so, and finds it to be one."""
+    """What the newest head in a file is read from: what is saved on it says so, and finds a base there."""
 
 
 class Totals(NamedTuple):

@@ -43,6 +43,7 @@ from backtrail.engine.archive import (
 from backtrail.engine.nodes import DIGEST_BYTES, NODE_LIMIT
 from backtrail.engine.squeeze import RAW, unsqueeze
 from backtrail.errors import Corrupt, Error, Invalid, NotFound
+from backtrail.fields import MAX_ID
 from backtrail.placing import translated
 
 if TYPE_CHECKING:
@@ -359,7 +360,7 @@ def _entry(value: Any) -> Entry:
     numbers = [start, newest, *flat, *listed]
     if (
         space not in SPACES
-        or not thread.name
+        or not 0 < len(thread.name) <= MAX_ID
         or any(type(each) is not bytes for each in (uid, start_op, newest_op))
         or len(uid) != log.UID_BYTES
         or type(created_at) is not int

@@ -141,8 +141,8 @@ class _Export:
             visible=_ranges(row.seq for row in rows if not row.hidden),
             tags={seq: words for seq, words in tags.items() if words},
         )
-        head = next((row for row in rows if row.seq == rows[-1].head), None)
-        now = Known(entry.newest, entry.newest_op, entry.marks(), head.base if head else 0)
+        base = next((row.base for row in rows if row.seq == rows[-1].head > start), known.base if known else 0)
+        now = Known(entry.newest, entry.newest_op, entry.marks(), base)
         if known is not None and now[:3] == known[:3]:
             return
         self._writer.thread(entry)

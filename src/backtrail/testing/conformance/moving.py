@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,9 +16,9 @@ from backtrail.testing.scene import contents, view
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from backtrail import Store, Thread
-    from backtrail.testing.conformance.base import Opener
     from backtrail.testing.furnishing import Contents
 
 
@@ -58,16 +57,14 @@ class Exporting(_Moving):
         assert report.bytes == (tmp_path / "one").stat().st_size
         assert other.export(tmp_path / "two").checkpoints == report.checkpoints
 
-    def test_an_export_is_one_moment_whoever_writes_meanwhile(
-        self, store: Store, other: Store, tmp_path: Path
-    ) -> None:
+    def test_an_export_is_one_moment_whoever_writes_meanwhile(self, store: Store, other: Store, tmp_path: Path) -> None:
         fill(store.thread("a"), 5)
         fill(store.thread("b"), 5)
         store.thread("c").save({"messages": messages(300)})
         before = everything(store)
         done: list[str] = []
 
-        def meanwhile(what: str, count: int) -> None:
+        def meanwhile(what: str, _: int) -> None:
             if not done:
                 done.append(what)
                 with store.transaction():
@@ -134,7 +131,7 @@ class Exporting(_Moving):
             ({"threads": [1]}, Invalid),
             ({"agent": "a", "threads": ["a"]}, Invalid),
         ):
-            options: dict[str, Any] = wrong  # type: ignore[assignment]
+            options: dict[str, Any] = wrong
             with pytest.raises(error):
                 store.export(tmp_path / "one", **options)
         for path in (tmp_path, "", "a\0b", 1):
@@ -152,7 +149,7 @@ class Exporting(_Moving):
     def test_an_export_that_is_interrupted_leaves_nothing(self, store: Store, tmp_path: Path) -> None:
         furnish(store)
 
-        def stop(what: str, count: int) -> None:
+        def stop(_: str, count: int) -> None:
             if count == 3:
                 raise KeyboardInterrupt
 
@@ -166,7 +163,7 @@ class Exporting(_Moving):
         with store.transaction():
             for call in (store.export, store.import_, store.backup):
                 with pytest.raises(Unavailable) as caught:
-                    call(tmp_path / "two")  # type: ignore[operator]
+                    call(tmp_path / "two")
                 assert caught.value.code == "unavailable.transaction"
 
 
@@ -295,19 +292,18 @@ class Importing(_Moving):
         other.export(tmp_path / "1", threads=["a"])
         store.import_(tmp_path / "1")
         store.thread("a").save({"mine": True})
-        before = everything(store)
-        for _ in range(2):  # as many rows as here, and more
+        for at in (1, 2):  # as many rows as here, and more
             other.thread("a").save({"theirs": True})
-            path = tmp_path / f"as of {len(other.thread('a'))}"
-            other.export(path)
+            other.export(tmp_path / f"ahead {at}")
+        other.thread("a").rewind(1)
+        other.export(tmp_path / "moved")
+        for path in ("ahead 1", "ahead 2", "moved"):
+            before = everything(store)
             with pytest.raises(Conflict, match="'a'") as caught:
-                store.import_(path)
+                store.import_(tmp_path / path)
             assert caught.value.code == "conflict.import"
             assert everything(store) == before
-        store.thread("a").save({"mine": True})
-        store.thread("a").save({"mine": True})
-        with pytest.raises(Conflict, match="'a'"):
-            store.import_(path)
+            store.thread("a").save({"mine": True})
 
     def test_what_was_pruned_here_does_not_come_back_and_what_stands_on_it_still_comes(
         self, store: Store, other: Store, tmp_path: Path
@@ -333,9 +329,7 @@ class Importing(_Moving):
             assert everything(store) == before
             thread.append("messages", "other")
 
-    def test_an_import_that_is_interrupted_leaves_nothing(
-        self, store: Store, furnished: tuple[Path, Contents]
-    ) -> None:
+    def test_an_import_that_is_interrupted_leaves_nothing(self, store: Store, furnished: tuple[Path, Contents]) -> None:
         for phase, at in (("bytes", 0), ("threads", 3), ("rows", 0), ("rows", 60)):
 
             def stop(what: str, count: int, phase: str = phase, at: int = at) -> None:
@@ -359,7 +353,7 @@ class Importing(_Moving):
         other.thread("b").save({"n": 1})
         other.export(tmp_path / "2")
 
-        def meanwhile(what: str, count: int) -> None:
+        def meanwhile(what: str, _: int) -> None:
             if what == "threads" and len(store.thread("a")) == 2:
                 store.thread("a").save({"mine": True})
 
@@ -369,11 +363,11 @@ class Importing(_Moving):
         assert store.thread("b").latest() is None
 
     def test_what_somebody_else_imports_meanwhile_counts_once(
-        self, store: Store, furnished: tuple[Path, Contents], opener: Opener
+        self, store: Store, furnished: tuple[Path, Contents]
     ) -> None:
         done: list[str] = []
 
-        def meanwhile(what: str, count: int) -> None:
+        def meanwhile(what: str, _: int) -> None:
             if what == "threads" and not done:
                 done.append(what)
                 store.import_(furnished[0])
