@@ -110,7 +110,7 @@ class Batch(NamedTuple):
     number, name and uid stay."""
     rows: tuple[tuple[int, Row], ...] = ()
     """Each row's predecessor (seq - 1) must be the newest row of its thread, else `Stale`; the first row of
-    a thread has seq 1. Rows of one thread come in ascending order."""
+    a thread has seq 1. Rows of one thread come in ascending order. A row may be hidden from its beginning."""
     chunks: tuple[tuple[bytes, bytes], ...] = ()
     """(digest, stored bytes): put if absent; either way its epoch becomes the current one."""
     touch: tuple[bytes, ...] = ()
