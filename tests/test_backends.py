@@ -930,7 +930,8 @@ class TestHiddenFromTheBeginning:
             rows = tuple((-1, row(seq, hidden=seq < 3)) for seq in range(1, 5))
             (no,) = backend.commit(Batch(threads=(new("x"),), rows=rows, tag=((-1, 2, "t"),)))
             assert backend.remove_rows(no, [1]) == 1
-        assert [(found.seq, found.hidden) for found in backend.rows(no, [(1, 9)])] == [(2, True), (3, False), (4, False)]
+        found = [(each.seq, each.hidden) for each in backend.rows(no, [(1, 9)])]
+        assert found == [(2, True), (3, False), (4, False)]
         assert [found.seq for found in backend.rows(no, [(1, 9)], visible=True)] == [3, 4]
         assert backend.tags(no) == {2: ("t",)}
 
