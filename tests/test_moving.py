@@ -331,6 +331,23 @@ def test_a_forged_file_is_refused(forge, small, memory, tmp_path):
     assert refused(memory, path, Corrupt).code == "corrupt.export"
 
 
+def test_sections_in_another_order_or_twice_are_noticed(small, memory, tmp_path):
+    parts = [*sections(small.read_bytes())]
+    end = parts.pop()
+    starts = [*itertools.accumulate((len(joined([part], line=b"")) for part in parts), initial=len(archive.MAGIC) + 2)]
+    data = small.read_bytes()
+    cut = [data[low:high] for low, high in itertools.pairwise(starts)]
+    chunks = at(parts, b"C")[0]
+    path = tmp_path / "moved"
+    for place in (*range(1, chunks), *range(chunks + 1, len(cut))):  # chunks may stand anywhere, but stood there
+        moved = cut[:chunks] + cut[chunks + 1 :]
+        moved.insert(place, cut[chunks])
+        path.write_bytes(data[: starts[0]] + b"".join(moved) + data[starts[-1] :])
+        assert path.stat().st_size == len(data)
+        assert refused(memory, path, Corrupt).code == "corrupt.export"
+    assert end[0] == archive.END
+
+
 def test_something_behind_the_end_is_refused(small, memory, tmp_path):
     path = tmp_path / "longer"
     path.write_bytes(small.read_bytes() + small.read_bytes())

@@ -376,6 +376,24 @@ class Importing(_Moving):
         assert done
         assert everything(store) == furnished[1]
 
+    def test_what_a_collection_takes_meanwhile_comes_from_the_file(
+        self, store: Store, other: Store, tmp_path: Path
+    ) -> None:
+        state = {"messages": messages(300)}
+        other.thread("a").save(state)
+        other.export(tmp_path / "1")
+        store.thread("b").save(state)
+        store.thread("b").delete()
+
+        def meanwhile(what: str, _: int) -> None:
+            if what == "threads":
+                store.gc()
+
+        assert store.import_(tmp_path / "1", progress=meanwhile).chunks > 0
+        store.gc()
+        assert head(store.thread("a")).state == state
+        assert store.verify().ok
+
     def test_those_who_watch_see_what_comes(self, store: Store, furnished: tuple[Path, Contents]) -> None:
         with store.watch(prefix="forked", timeout=10) as watch:
             store.import_(furnished[0])
