@@ -273,7 +273,7 @@ def test_a_newer_format_is_refused(small, memory, tmp_path):
 
 def at(parts, kind):
     """Return the places of the sections of a kind."""
-    return [place for place, (each, _) in enumerate(parts) if each == kind]
+    return [where for where, (each, _) in enumerate(parts) if each == kind]
 
 
 def first(parts, kind):
@@ -284,6 +284,11 @@ def first(parts, kind):
 def without_a_chunk(parts):
     first(parts, b"C").pop()
     parts[-1][1][0][3] -= 1
+
+
+def with_a_hidden_head(parts):
+    first(parts, b"T")[5] = [[2, 3]]
+    parts[-1][1][0][2] -= 1
 
 
 def with_another_state(parts):
@@ -309,7 +314,8 @@ FORGERIES = {
     "a chunk that is missing": without_a_chunk,
     "another chunk": lambda parts: first(parts, b"C").__setitem__(0, b"Tother"),
     "chunks that are numbers": lambda parts: first(parts, b"C").__setitem__(0, 7),
-    "a head that is hidden": lambda parts: first(parts, b"T").__setitem__(5, [[2, 3]]),
+    "a move that was changed": lambda parts: first(parts, b"R")[2].__setitem__(3, 9),
+    "a head that is hidden": with_a_hidden_head,
     "a name space of its own": lambda parts: first(parts, b"T")[0].__setitem__(0, "tests"),
     "no name": lambda parts: first(parts, b"T")[0].__setitem__(1, b""),
     "a name that is too long": lambda parts: first(parts, b"T")[0].__setitem__(1, b"x" * 513),
@@ -339,9 +345,9 @@ def test_sections_in_another_order_or_twice_are_noticed(small, memory, tmp_path)
     cut = [data[low:high] for low, high in itertools.pairwise(starts)]
     chunks = at(parts, b"C")[0]
     path = tmp_path / "moved"
-    for place in (*range(1, chunks), *range(chunks + 1, len(cut))):  # chunks may stand anywhere, but stood there
-        moved = cut[:chunks] + cut[chunks + 1 :]
-        moved.insert(place, cut[chunks])
+    for where in (*range(1, chunks), *range(chunks + 1, len(cut))):  # chunks may stand anywhere, but stood there
+        moved = [*cut[:chunks], *cut[chunks + 1 :]]
+        moved.insert(where, cut[chunks])
         path.write_bytes(data[: starts[0]] + b"".join(moved) + data[starts[-1] :])
         assert path.stat().st_size == len(data)
         assert refused(memory, path, Corrupt).code == "corrupt.export"
@@ -369,6 +375,21 @@ def test_nobody_is_kept_busy_by_rows_that_are_not_there(small, memory, tmp_path,
     assert len(memory._backend.rows(1, [(1, 100)])) == 1
 
 
+def test_an_export_does_not_continue_one_of_a_store_that_went_another_way(memory, tmp_path):
+    memory.thread("t").save([1])
+    memory.export(tmp_path / "1")
+    with backtrail.open("memory://") as other:
+        other.import_(tmp_path / "1")
+        memory.thread("t").save([2])
+        memory.export(tmp_path / "2")
+        for _ in range(2):  # it has fewer rows, and then another one in that place
+            with pytest.raises(Conflict) as caught:
+                other.export(tmp_path / "3", since=tmp_path / "2")
+            assert caught.value.code == "conflict.export"
+            other.thread("t").save([3])
+    assert not (tmp_path / "3").exists()
+
+
 # -- bad stores -------------------------------------------------------------------------------------
 
 
@@ -389,17 +410,26 @@ def test_a_store_that_can_only_be_read_is_exported_and_not_imported_into(small, 
         assert everything(store) == before
 
 
-@pytest.mark.parametrize(("table", "where"), [("row", "key >> 32 = 2"), ("chunk", "true")])
-def test_what_is_damaged_is_named_and_not_exported(table, where, tmp_path):
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE row SET payload = zeroblob(length(payload)) WHERE key >> 32 = 2",
+        "UPDATE row SET payload = (SELECT payload FROM row WHERE key >> 32 = 1) WHERE key >> 32 = 2",
+        "UPDATE row SET step = 7 WHERE key >> 32 = 2",
+        "UPDATE chunk SET payload = zeroblob(length(payload))",
+        "DELETE FROM chunk",
+    ],
+)
+def test_what_is_damaged_is_named_and_not_exported(damage, tmp_path):
     path = tmp_path / "s.db"
     with backtrail.open(path) as store:
         store.thread("good").save([1])
         made = store.thread("bad").save({"text": "line\n" * 2000})
     connection = apsw.Connection(str(path))
-    connection.execute(f"UPDATE {table} SET payload = zeroblob(length(payload)) WHERE {where}")
+    connection.execute(damage)
     connection.close()
     with backtrail.open(path) as store:
-        with pytest.raises(Corrupt, match="nothing was exported") as caught:
+        with pytest.raises(Corrupt) as caught:
             store.export(tmp_path / "1")
         assert caught.value.checkpoint_id == made.id
         assert [each.name for each in tmp_path.iterdir() if each.suffix != ".db" and "db-" not in each.name] == []

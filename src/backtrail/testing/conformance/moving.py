@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 
 import backtrail
 from backtrail import Conflict, Invalid, Message, NotFound, Unavailable
+from backtrail.engine import upkeep
 from backtrail.testing.conformance.base import Suite, fill, head, ids, messages, states
 from backtrail.testing.furnishing import everything, furnish, logs
 from backtrail.testing.places import in_memory
@@ -92,6 +94,9 @@ class Exporting(_Moving):
         assert logs(other) == {
             name: log for name, log in logs(store).items() if name in {*wanted, ("conversation", "c")}
         }
+        assert not [
+            tag for *_, tags in everything(other).values() for words in tags.values() for tag in words if "@" in tag
+        ]
         assert other.verify().ok
         other.gc()
         assert contents(other, "c") == ["hello", "world", "later"]
@@ -362,6 +367,20 @@ class Importing(_Moving):
         assert states(store.thread("a").history())[-1] == {"mine": True}
         assert store.thread("b").latest() is None
 
+    def test_what_becomes_the_head_meanwhile_is_not_hidden(self, store: Store, other: Store, tmp_path: Path) -> None:
+        fill(other.thread("a"), 3)
+        other.export(tmp_path / "1")
+        store.import_(tmp_path / "1")
+        other.thread("a").prune(keep_last=1)
+        other.export(tmp_path / "2")
+
+        def meanwhile(what: str, _: int) -> None:
+            if what == "threads":
+                store.thread("a").rewind(1)
+
+        assert not store.import_(tmp_path / "2", progress=meanwhile).changed
+        assert states(store.thread("a").history()) == [{"n": 1}]
+
     def test_what_somebody_else_imports_meanwhile_counts_once(
         self, store: Store, furnished: tuple[Path, Contents]
     ) -> None:
@@ -394,6 +413,25 @@ class Importing(_Moving):
         assert head(store.thread("a")).state == state
         assert store.verify().ok
 
+    def test_a_collection_takes_nothing_that_comes_meanwhile(self, store: Store, other: Store, tmp_path: Path) -> None:
+        state = {"messages": messages(300)}
+        other.thread("a").save(state)
+        other.export(tmp_path / "1")
+        store.thread("b").save(state)
+        store.thread("b").delete()
+        came: list[int] = []
+
+        def meanwhile(what: str, _: int) -> None:
+            if what == "chunks" and not came:
+                came.append(store.import_(tmp_path / "1").chunks)
+
+        with mock.patch.object(upkeep, "_PAGE", 2):
+            chunks = store.stats().chunks
+            store.gc(progress=meanwhile)
+        assert came == [2] != [chunks]  # the others were still there, and nothing led to them
+        assert store.verify().ok
+        assert head(store.thread("a")).state == state
+
     def test_those_who_watch_see_what_comes(self, store: Store, furnished: tuple[Path, Contents]) -> None:
         with store.watch(prefix="forked", timeout=10) as watch:
             store.import_(furnished[0])
@@ -411,6 +449,7 @@ def _is_pruned(store: Store) -> None:
     store.thread("trip").prune(keep_last=2)
     store.thread("forked").tag("@", "tagged")
     store.thread("pruned").set("n", 99)
+    store.conversations.delete("c")
 
 
 def _is_collected(store: Store) -> None:
