@@ -10,6 +10,7 @@ again before the group ends.
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import time
@@ -124,7 +125,7 @@ class _Check:
         heads = Heads(view, self._heads.types, self._heads.options, self._heads.clock)
         reading = upkeep.Reading(heads, record)
         gaps = entry.newest - plan.newest
-        for row in (*plan.rebased, *self._archive.rows(entry, plan.newest + 1, entry.newest)):
+        for row in itertools.chain(plan.rebased, self._archive.rows(entry, plan.newest + 1, entry.newest)):
             gaps -= row.seq > plan.newest
             if row.op not in log.CHECKPOINTS:
                 continue
