@@ -44,7 +44,7 @@ def test_the_modules_are_what_the_generator_makes_of_the_source(generator, name)
 
 def test_the_generator_makes_all_modules_but_those_written_by_hand(generator):
     there = {path.stem for path in (ROOT / "src" / "backtrail" / "aio").glob("*.py")}
-    assert there == {*generator.MODULES, "__init__", "blocks", "running", "schedules"}
+    assert there == {*generator.MODULES, "__init__", "blocks", "copying", "running", "schedules"}
 
 
 def test_a_public_name_without_a_rule_is_an_error(generator):

@@ -928,6 +928,63 @@ def _hold_against_memory(other, actions):
             assert memory.rows(no, spans, **options) == other.rows(no, spans, **options)
 
 
+class TestHiddenFromTheBeginning:
+    def test_a_row_that_comes_hidden_is_hidden_and_can_be_removed_in_the_group_that_brought_it(self, backend):
+        with backend.group():
+            rows = tuple((-1, row(seq, hidden=seq < 3)) for seq in range(1, 5))
+            (no,) = backend.commit(Batch(threads=(new("x"),), rows=rows, tag=((-1, 2, "t"),)))
+            assert backend.remove_rows(no, [1]) == 1
+        found = [(each.seq, each.hidden) for each in backend.rows(no, [(1, 9)])]
+        assert found == [(2, True), (3, False), (4, False)]
+        assert [found.seq for found in backend.rows(no, [(1, 9)], visible=True)] == [3, 4]
+        assert backend.tags(no) == {2: ("t",)}
+
+
+class TestSnapshot:
+    def test_it_is_the_store_as_it_was_whatever_is_written_meanwhile(self, backend):
+        no = start(backend, agent="a", rows=3)
+        gone = start(backend, "gone", rows=2)
+        chunk = (digest("a"), b"a")
+        backend.commit(Batch(chunks=(chunk,), tag=((no, 1, "t"),), hide=((gone, 1),)))
+        before = everything(backend)
+        with backend.snapshot() as view:
+            backend.commit(Batch(rows=((no, row(4)),), hide=((no, 1),), untag=((no, 1, "t"),)))
+            backend.commit(Batch(renew=((no, new("x", agent="b")),), untouch=((no, 4),)))
+            backend.rewrite(no, [backend.rows(no, [(2, 2)])[0]._replace(payload=b"other")])
+            backend.remove_rows(gone, [1])
+            backend.remove_chunks([digest("a")], backend.next_epoch())
+            start(backend, "y")
+            assert everything(backend) != before
+            assert everything(view) == before
+            assert view.find_thread("thread", "y") is None
+            assert [found.seq for found in view.rows(no, [(1, 1), (3, 9)])] == [1, 3]
+        assert everything(backend) != before
+
+    def test_each_is_of_its_own_moment(self, backend):
+        no = start(backend)
+        with backend.snapshot() as first:
+            backend.commit(Batch(rows=((no, row(2)),)))
+            with backend.snapshot() as second:
+                backend.commit(Batch(rows=((no, row(3)),)))
+                assert [each.newest(no).seq for each in (first, second, backend)] == [1, 2, 3]
+
+    def test_a_store_goes_on_after_a_block_that_failed(self, backend):
+        no = start(backend)
+        with pytest.raises(ZeroDivisionError), backend.snapshot():
+            raise ZeroDivisionError
+        backend.commit(Batch(rows=((no, row(2)),)))
+        with backend.snapshot() as view:
+            assert view.newest(no).seq == 2
+
+    def test_there_is_none_inside_a_group(self, backend):
+        no = start(backend)
+        with backend.group():
+            backend.commit(Batch(rows=((no, row(2)),)))
+            with pytest.raises(Invalid), backend.snapshot():
+                pass
+        assert backend.newest(no).seq == 2
+
+
 class TestGroup:
     def test_what_was_committed_in_it_is_there_afterwards(self, backend):
         no = start(backend)

@@ -394,7 +394,7 @@ def tables(text):
 
 FORMAT = (ROOT / "docs" / "format.md").read_text()
 # The modules whose constants make the format, and those among them that do not.
-FORMATTED = ["log", "nodes", "payload", "spine", "squeeze", "texts", "tree", "wire"]
+FORMATTED = ["archive", "log", "nodes", "payload", "spine", "squeeze", "texts", "tree", "wire"]
 UNRELATED = {"wire.SUBCLASSES", "log.AUTOMATIC"}
 
 

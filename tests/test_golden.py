@@ -18,6 +18,7 @@ import zstandard
 
 import backtrail
 from backtrail.backends import file_frames, postgres_schema, sqlite_schema
+from backtrail.engine import archive
 from backtrail.engine.squeeze import stands_beside
 from backtrail.testing.exact import same
 from tests.servers import server
@@ -34,6 +35,7 @@ import runs  # noqa: E402
 FORMATS = sorted(GOLDEN.glob("format*.db"))
 DUMPS = sorted(GOLDEN.glob("postgres*.sql.zst"))
 DIRECTORIES = sorted(GOLDEN.glob("files*"))
+EXPORTS = sorted(GOLDEN.glob("export?"))
 
 
 class Golden(NamedTuple):
@@ -44,10 +46,18 @@ class Golden(NamedTuple):
     knows_repacking: bool
     knows_agents: bool
     newest: int
+    knows_touched: bool = True
 
 
-@pytest.fixture(params=[*FORMATS, *DIRECTORIES, *DUMPS], ids=lambda path: path.name.partition(".")[0])
+@pytest.fixture(params=[*FORMATS, *DIRECTORIES, *DUMPS, *EXPORTS], ids=lambda path: path.name.partition(".")[0])
 def golden(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Golden]:
+    if request.param in EXPORTS:
+        made = partial(backtrail.open, path := tmp_path / "s.db")
+        with made() as store:
+            store.import_(request.param)
+        newest = len(sqlite_schema.STEPS)
+        yield Golden(made, lambda: format_of(path), True, True, newest, knows_touched=False)
+        return
     if request.param in FORMATS:
         path = Path(shutil.copy(request.param, tmp_path / "s.db"))
         made = partial(backtrail.open, path)
@@ -94,6 +104,7 @@ def test_there_is_a_golden_store_of_every_format() -> None:
     }
     assert {path.stem: format_of(path) for path in FORMATS} == {f"format{n}": n for n in range(1, 5)}
     assert len(sqlite_schema.STEPS) == len(FORMATS)
+    assert [path.name for path in EXPORTS] == [f"export{n}" for n in range(1, archive.VERSION + 1)]
     assert [path.name for path in DUMPS] == [f"postgres{n}.sql.zst" for n in range(1, len(postgres_schema.STEPS) + 1)]
 
 
@@ -137,7 +148,7 @@ def test_a_golden_store_knows_which_threads_of_an_agent_were_written_to_or_takes
             for touched in (True, False)
         )
     assert standing == ["long", "fork \0 of long"]
-    assert touched == (["long"] if golden.knows_agents else standing)
+    assert touched == (["long"] if golden.knows_agents and golden.knows_touched else standing)
 
 
 def test_a_golden_store_is_read_only_as_it_is_and_converted_when_it_is_written(golden: Golden) -> None:

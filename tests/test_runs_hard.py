@@ -271,7 +271,10 @@ def nested(depth):
     return value
 
 
-@pytest.mark.parametrize("result", [holding_itself(), nested(100_000), threading.Lock()], ids=["itself", "deep", "lock"])
+ODD = {"itself": holding_itself(), "deep": nested(100_000), "lock": threading.Lock()}
+
+
+@pytest.mark.parametrize("result", ODD.values(), ids=ODD)
 def test_a_result_that_cannot_be_kept_is_told_and_the_call_is_not_repeated(store, result):
     calls = []
 

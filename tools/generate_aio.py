@@ -130,6 +130,9 @@ STORE = {
     "verify": "watched",
     "gc": "watched",
     "prune": "apart",
+    "export": "watched",
+    "import_": "watched",
+    "backup": "watched",
     "close": "close",
 }
 # What the mirror says differently.
@@ -251,8 +254,17 @@ class Maker:
     def _watched(self, node: ast.FunctionDef, *_: object) -> list[str]:
         """A long method that tells how far it is."""
         head = signature(f"async def {node.name}", node, ast.unparse(node.returns))
-        work = f"lambda tell: self._sync.{node.name}(progress=tell)"
-        return [head, doc(node), f"    return await self._crew.watched({work}, progress)\n"]
+        given = [each for each in passed(node) if not each.startswith("progress=")]
+        if not given:
+            work = f"lambda tell: self._sync.{node.name}(progress=tell)"
+            return [head, doc(node), f"    return await self._crew.watched({work}, progress)\n"]
+        make = call("work = partial", [f"self._sync.{node.name}", *given])
+        return [
+            head,
+            doc(node),
+            make,
+            "    return await self._crew.watched(lambda tell: work(progress=tell), progress)\n",
+        ]
 
     def _handle(self, node: ast.FunctionDef, _: str, overloads: list[ast.FunctionDef]) -> list[str]:
         """A method that does no I/O and gives a handle."""
@@ -651,7 +663,17 @@ if TYPE_CHECKING:
 
     from backtrail.entities import Message
     from backtrail.strategies import Strategy
-    from backtrail.values import GcReport, Hit, MigrateReport, PruneReport, Stats, ThreadInfo, VerifyReport
+    from backtrail.values import (
+        ExportReport,
+        GcReport,
+        Hit,
+        ImportReport,
+        MigrateReport,
+        PruneReport,
+        Stats,
+        ThreadInfo,
+        VerifyReport,
+    )
 
 S = TypeVar("S")
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from backtrail.agents import Agents, AgentVersion
 from backtrail.checkpoints import Checkpoint
 from backtrail.conversations import Conversations
+from backtrail.copying import copy
 from backtrail.engine.editing import Editor
 from backtrail.engine.journal import Call
 from backtrail.engine.schema import Member, Record, Type, schema, upcast
@@ -49,10 +50,13 @@ from backtrail.values import (
     AgentInfo,
     Change,
     ConversationInfo,
+    CopyReport,
     Damage,
     Diff,
+    ExportReport,
     GcReport,
     Hit,
+    ImportReport,
     Items,
     MigrateReport,
     PruneReport,
@@ -88,6 +92,7 @@ __all__ = [
     "Conversation",
     "ConversationInfo",
     "Conversations",
+    "CopyReport",
     "Corrupt",
     "Damage",
     "Diff",
@@ -96,8 +101,10 @@ __all__ = [
     "Error",
     "Event",
     "EveryN",
+    "ExportReport",
     "GcReport",
     "Hit",
+    "ImportReport",
     "InDoubt",
     "Invalid",
     "Irreversible",
@@ -128,6 +135,7 @@ __all__ = [
     "Type",
     "Unavailable",
     "VerifyReport",
+    "copy",
     "llm",
     "open",
     "repaired",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, overload
 from urllib.parse import unquote
 
-from backtrail import migrating
+from backtrail import migrating, moving
 from backtrail.agents import Agents
 from backtrail.arguments import check_count, check_cursor, check_duration, check_id, check_query, check_timeout
 from backtrail.conversations import Conversations
@@ -24,7 +24,19 @@ from backtrail.run_worker import LEASE
 from backtrail.running import Run
 from backtrail.runs import Runs
 from backtrail.threads import Thread
-from backtrail.values import Damage, GcReport, Hit, MigrateReport, PruneReport, Stats, ThreadInfo, VerifyReport, when
+from backtrail.values import (
+    Damage,
+    ExportReport,
+    GcReport,
+    Hit,
+    ImportReport,
+    MigrateReport,
+    PruneReport,
+    Stats,
+    ThreadInfo,
+    VerifyReport,
+    when,
+)
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -481,6 +493,41 @@ class Store:
             report = thread.prune(keep_last=keep_last, older_than=older_than, keep_tagged=keep_tagged, dry_run=dry_run)
             removed += report.removed
         return PruneReport(tuple(removed), dry_run=dry_run)
+
+    # -- moving -----------------------------------------------------------------------------------------
+
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        threads: Iterable[str] | None = None,
+        agent: str | None = None,
+        since: str | os.PathLike[str] | None = None,
+        progress: Callable[[str, int], None] | None = None,
+    ) -> ExportReport:
+        """Write all of the store, as it is at this moment, to one new file; others may go on writing.
+
+        `threads` are ids of threads, conversations and runs; `agent` is all that belongs to one. `since` names an
+        earlier export, by its path, or by its id if it lies beside the new one: then only what has changed is written.
+        """
+        return moving.export(self._engine, path, threads=threads, agent=agent, since=since, progress=progress)
+
+    def import_(
+        self, path: str | os.PathLike[str], *, progress: Callable[[str, int], None] | None = None
+    ) -> ImportReport:
+        """Add what an export holds to this store: all of it, or nothing; what is here already is not added twice.
+
+        A thread that is here goes on, if the export goes on from where it is; one that has gone another way, or that is
+        another one under the same id, is a `Conflict`. The file is read and verified before anything is written.
+        """
+        return moving.import_(self._engine, path, progress)
+
+    def backup(self, path: str | os.PathLike[str], *, progress: Callable[[str, int], None] | None = None) -> int:
+        """Copy a store in SQLite, as it is at this moment, to a new SQLite file; return its size in bytes.
+
+        Others may go on writing. Stores of other kinds are `Invalid`: `export` them.
+        """
+        return moving.backup(self._engine, path, progress)
 
     # -- the end ----------------------------------------------------------------------------------------
 

@@ -209,6 +209,61 @@ class GcReport:
 
 
 @dataclass(frozen=True, slots=True)
+class ExportReport:
+    """What is in the file of an export."""
+
+    id: str
+    """By which a later export can name it."""
+    path: str
+    since: str | None
+    """The id of the export that it continues: whoever imports it needs that one first."""
+    threads: int
+    """Those that are in it; of an export that continues another, those that have changed since."""
+    rows: int
+    checkpoints: int
+    """Rows that are visible checkpoints, of all kinds of threads."""
+    chunks: int
+    bytes: int
+    """The size of the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportReport:
+    """What an import has added."""
+
+    id: str
+    """That of the export."""
+    threads: int
+    """Those in the file."""
+    created: int
+    """Those that were not here."""
+    extended: int
+    """Those that have gone on."""
+    rows: int
+    checkpoints: int
+    chunks: int
+
+    @property
+    def changed(self) -> bool:
+        """Whether rows came; hidden marks and tags may have changed without."""
+        return bool(self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class CopyReport:
+    """What a copy has added, and what was compared."""
+
+    threads: int
+    """Those of the store that was copied."""
+    created: int
+    """Those that were not there."""
+    extended: int
+    """Those that have gone on."""
+    checkpoints: int
+    """Visible ones of the store that was copied, each with the same root in both; not what was pruned in the other."""
+
+
+@dataclass(frozen=True, slots=True)
 class MigrateReport:
     """What was brought up to date."""
 

@@ -1,11 +1,12 @@
 """The async mirror of backtrail: the same names, awaited. docs/async.md says what differs.
 
 `checkpoints`, `threads`, `agents`, `conversations`, `runs` and `store` are made from the modules of those names by
-tools/generate_aio.py; `blocks`, `schedules` and `running` are written by hand.
+tools/generate_aio.py; `blocks`, `schedules`, `running` and `copying` are written by hand.
 """
 
 from backtrail.aio.checkpoints import Checkpoint
+from backtrail.aio.copying import copy
 from backtrail.aio.store import Store, open  # noqa: A004 - as backtrail.open
 from backtrail.aio.threads import Thread
 
-__all__ = ["Checkpoint", "Store", "Thread", "open"]
+__all__ = ["Checkpoint", "Store", "Thread", "copy", "open"]

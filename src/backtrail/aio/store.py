@@ -25,7 +25,17 @@ if TYPE_CHECKING:
 
     from backtrail.entities import Message
     from backtrail.strategies import Strategy
-    from backtrail.values import GcReport, Hit, MigrateReport, PruneReport, Stats, ThreadInfo, VerifyReport
+    from backtrail.values import (
+        ExportReport,
+        GcReport,
+        Hit,
+        ImportReport,
+        MigrateReport,
+        PruneReport,
+        Stats,
+        ThreadInfo,
+        VerifyReport,
+    )
 
 S = TypeVar("S")
 
@@ -275,6 +285,47 @@ class Store:
         return await self._crew.apart(
             self._sync.prune, keep_last=keep_last, older_than=older_than, keep_tagged=keep_tagged, dry_run=dry_run
         )
+
+    async def export(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        threads: Iterable[str] | None = None,
+        agent: str | None = None,
+        since: str | os.PathLike[str] | None = None,
+        progress: Callable[[str, int], None] | None = None,
+    ) -> ExportReport:
+        """Write all of the store, as it is at this moment, to one new file; others may go on writing.
+
+        `threads` are ids of threads, conversations and runs; `agent` is all that belongs to one. `since` names an
+        earlier export, by its path, or by its id if it lies beside the new one: then only what has changed is written.
+        """
+        work = partial(
+            self._sync.export, path, threads=None if threads is None else tuple(threads), agent=agent, since=since
+        )
+        return await self._crew.watched(lambda tell: work(progress=tell), progress)
+
+    async def import_(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        progress: Callable[[str, int], None] | None = None,
+    ) -> ImportReport:
+        """Add what an export holds to this store: all of it, or nothing; what is here already is not added twice.
+
+        A thread that is here goes on, if the export goes on from where it is; one that has gone another way, or that is
+        another one under the same id, is a `Conflict`. The file is read and verified before anything is written.
+        """
+        work = partial(self._sync.import_, path)
+        return await self._crew.watched(lambda tell: work(progress=tell), progress)
+
+    async def backup(self, path: str | os.PathLike[str], *, progress: Callable[[str, int], None] | None = None) -> int:
+        """Copy a store in SQLite, as it is at this moment, to a new SQLite file; return its size in bytes.
+
+        Others may go on writing. Stores of other kinds are `Invalid`: `export` them.
+        """
+        work = partial(self._sync.backup, path)
+        return await self._crew.watched(lambda tell: work(progress=tell), progress)
 
     async def close(self) -> None:
         """Wait until all that was begun is done, and release the store's resources; twice is allowed."""

@@ -23,6 +23,7 @@ from backtrail.backends.file_frames import FILE_HEADER
 from backtrail.backends.file_lock import End, Turns
 from backtrail.backends.file_log import Generation, Log
 from backtrail.backends.table_backend import TableBackend
+from backtrail.backends.table_view import TableView
 from backtrail.backends.tables import Tables
 from backtrail.errors import CommitUnknown, Corrupt, Error, Invalid, NotFound, Unavailable
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from backtrail.backends.changes import Body, Change
-    from backtrail.backends.port import Usage
+    from backtrail.backends.port import Backend, Usage
 
 _MAX_TIMEOUT: Final = 1_000_000.0
 _ATTEMPTS: Final = 3
@@ -289,6 +290,23 @@ class FileBackend(TableBackend):
                 self._covered = log.frames
         finally:
             self._turns.give()
+
+    @contextmanager
+    def snapshot(self) -> Iterator[Backend]:
+        self._refuse_in_group()
+        with self._read() as tables:
+            kept, log = tables.copy(), self._at().twin()
+
+        def read(bodies: Sequence[Body]) -> list[bytes]:
+            try:
+                return [body if isinstance(body, bytes) else log.body(body) for body in bodies]
+            except OSError as error:
+                raise translated(error, self.path) from error
+
+        try:
+            yield TableView(kept, read)
+        finally:
+            log.close()
 
     # -- upkeep -------------------------------------------------------------------------------------
     def reclaim(self) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import os
 from contextlib import suppress
+from copy import copy
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import ormsgpack
@@ -146,6 +147,12 @@ class Log:
         """Let go of the files."""
         while self._fds:
             os.close(self._fds.popitem()[1])
+
+    def twin(self) -> Log:
+        """Return one that reads the same files, and goes on to when they are closed here, or have no name any more."""
+        made = copy(self)
+        made._fds = {file: os.dup(fd) for file, fd in self._fds.items()}  # noqa: SLF001 - it is another of the same class
+        return made
 
     def fd(self) -> int:
         """Return the file that it stands in."""

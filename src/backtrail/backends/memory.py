@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from backtrail.backends.table_backend import TableBackend
+from backtrail.backends.table_view import TableView
 from backtrail.backends.tables import Tables
 from backtrail.errors import Unavailable
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from backtrail.backends.changes import Body, Change
+    from backtrail.backends.port import Backend
 
 # One for all stores in memory, so that a single hook keeps a fork out of the middle of a call. It is re-entrant
 # because a signal handler may fork, too.
@@ -61,6 +63,13 @@ class MemoryBackend(TableBackend):
     def _refuse_if_closed(self) -> None:
         if self._closed:
             raise Unavailable("this store is closed: open it again", code="unavailable.closed")
+
+    @contextmanager
+    def snapshot(self) -> Iterator[Backend]:
+        self._refuse_in_group()
+        with self._read() as tables:
+            kept = tables.copy()
+        yield TableView(kept, self._bytes)
 
     def reclaim(self) -> None:
         with self._read():

@@ -37,11 +37,12 @@ transaction: `standings` then lists it among those of its agent that are touched
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
 
 class Row(NamedTuple):
@@ -109,7 +110,7 @@ class Batch(NamedTuple):
     number, name and uid stay."""
     rows: tuple[tuple[int, Row], ...] = ()
     """Each row's predecessor (seq - 1) must be the newest row of its thread, else `Stale`; the first row of
-    a thread has seq 1. Rows of one thread come in ascending order."""
+    a thread has seq 1. Rows of one thread come in ascending order. A row may be hidden from its beginning."""
     chunks: tuple[tuple[bytes, bytes], ...] = ()
     """(digest, stored bytes): put if absent; either way its epoch becomes the current one."""
     touch: tuple[bytes, ...] = ()
@@ -253,6 +254,14 @@ class Usage(NamedTuple):
     """What is wrong with the files themselves, in words, as far as it was noticed."""
 
 
+@runtime_checkable
+class Copyable(Protocol):
+    """A backend whose store can be copied as it is, to a file that can be opened like it."""
+
+    def backup(self, path: Path, progress: Callable[[str, int], None] | None) -> int:
+        """Copy the store as it is now to a file that is not there yet, while others write; return its size in bytes."""
+
+
 class Backend(Protocol):
     """Where rows and chunks live. See the module's text for what always holds."""
 
@@ -336,6 +345,13 @@ class Backend(Protocol):
         is refused) takes the whole group with it: all writes after it, and the end, raise that error, too, or `Undone`
         if the writes may simply be done again. A group inside a group is `Invalid`, and so are calls that cannot be
         part of one (`reclaim`, `close`).
+        """
+
+    # -- one moment -----------------------------------------------------------------------------
+    def snapshot(self) -> AbstractContextManager[Backend]:
+        """Give the store as it is now, to be read in the block by the calling thread; others go on writing meanwhile.
+
+        Nothing may be written to what is given. Inside a group it is `Invalid`.
         """
 
     # -- hearing of commits ---------------------------------------------------------------------

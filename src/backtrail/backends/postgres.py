@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from contextlib import contextmanager
+from copy import copy
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from backtrail.backends.columns import above, as_record, as_row, encoded, merged
@@ -34,6 +35,7 @@ from backtrail.backends.postgres_pool import Pool
 from backtrail.backends.postgres_schema import place_of, prepare
 from backtrail.backends.postgres_search import Search
 from backtrail.backends.postgres_session import Given, Statement
+from backtrail.backends.postgres_snapshot import Snapshot
 from backtrail.backends.postgres_standings import Standings
 from backtrail.backends.postgres_tables import BARE, COLUMNS, SECOND, THREAD
 from backtrail.backends.postgres_url import read_url
@@ -88,6 +90,7 @@ class PostgresBackend:
         self._commit = Commit(self._place.quoted, durable=durability == "full")
         self._sql = _Statements(self._place.quoted)
         self._grouped = _Grouped()
+        self._moment: Snapshot | None = None
         self._moves = Moves(self._place.quoted)
         self._search = Search(self._place.quoted)
         self._standings = Standings(self._place.quoted)
@@ -101,6 +104,8 @@ class PostgresBackend:
             raise
 
     def _read(self, statement: Statement, *values: Any) -> list[tuple[Any, ...]]:
+        if self._moment is not None:
+            return self._moment.read(lambda session: session.run(statement, values))
         group = self._grouped.group
         if group is not None:
             return group.read(lambda session: session.run(statement, values))
@@ -240,6 +245,18 @@ class PostgresBackend:
         self._crier.tell(numbers)
         for wake in tuple(self._listening.values()):
             wake(numbers)
+
+    # -- one moment -----------------------------------------------------------------------------
+    @contextmanager
+    def snapshot(self) -> Iterator[PostgresBackend]:
+        self._refuse_in_group()
+        view = copy(self)
+        view.read_only = True
+        view._moment = moment = Snapshot(self._pool)  # noqa: SLF001 - it is another of the same class
+        try:
+            yield view
+        finally:
+            moment.end()
 
     # -- hearing of commits ---------------------------------------------------------------------
     @contextmanager

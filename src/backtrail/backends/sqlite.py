@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from backtrail.backends import sqlite_search, sqlite_standings
+from backtrail.backends import sqlite_backup, sqlite_search, sqlite_standings
 from backtrail.backends.columns import MAX_SEQ, above, as_record, as_row, encoded, merged
 from backtrail.backends.port import (
     Batch,
@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 _SYNCHRONOUS = {"full": "FULL", "relaxed": "NORMAL"}
 _MAX_TIMEOUT = 1_000_000.0
 _VACUUM_PAGES = 256
+_TRUNCATE_WAIT = 100
+"""Milliseconds."""
 
 _THREAD = "no, space, name, uid, agent, thread.created_at, origin"
 _BY_NAME = f"SELECT {_THREAD} FROM thread WHERE space = ? AND name = ?"
@@ -160,6 +162,7 @@ class SqliteBackend:
         # SQLite keeps the WAL beside the file itself, not beside a link to it.
         self.path = os.path.realpath(name)
         self.read_only = read_only
+        self._busy_timeout = busy_timeout
         connect = partial(
             open_store,
             self.path,
@@ -319,6 +322,23 @@ class SqliteBackend:
         for wake in tuple(self._listening.values()):
             wake(numbers)
 
+    # -- one moment -----------------------------------------------------------------------------
+    @contextmanager
+    def snapshot(self) -> Iterator[SqliteBackend]:
+        self._refuse_in_group()
+        view = SqliteBackend(self.path, read_only=True, busy_timeout=self._busy_timeout)
+        try:
+            with view._guard as connection:
+                connection.execute("BEGIN")
+                run(connection, "SELECT count(*) FROM meta")  # the first read says which moment it is
+            yield view
+        finally:
+            view.close()
+
+    def backup(self, path: Path, progress: Callable[[str, int], None] | None) -> int:
+        with self.snapshot() as view, view._guard as connection:  # noqa: SLF001 - it is another of the same class
+            return sqlite_backup.copy(connection, path, progress)
+
     # -- hearing of commits ---------------------------------------------------------------------
     @contextmanager
     def listen(self, wake: Callable[[Collection[int]], None]) -> Iterator[float]:
@@ -441,7 +461,12 @@ class SqliteBackend:
                 run(connection, f"PRAGMA incremental_vacuum({_VACUUM_PAGES})")
         for mode in ("PASSIVE", "TRUNCATE"):  # the first, which blocks nobody, leaves the second little to do
             with self._guard as connection:
-                run(connection, f"PRAGMA wal_checkpoint({mode})")
+                # Writers wait while it waits for those who read: not for an export, which may read for long.
+                connection.set_busy_timeout(_TRUNCATE_WAIT)
+                try:
+                    run(connection, f"PRAGMA wal_checkpoint({mode})")
+                finally:
+                    connection.set_busy_timeout(round(self._busy_timeout * 1000))
 
     def usage(self) -> Usage:
         with self._guard as connection, _one_view(connection):

@@ -332,6 +332,9 @@ class Overlay:
     def group(self) -> AbstractContextManager[None]:
         raise _outside()
 
+    def snapshot(self) -> AbstractContextManager[Backend]:
+        raise _outside()
+
     def listen(self, wake: Callable[[Collection[int]], None]) -> AbstractContextManager[float]:
         raise _outside()
 

@@ -18,10 +18,11 @@ from backtrail.engine.squeeze import squeeze
 from backtrail.errors import Corrupt, NotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Container, Iterator
 
     from backtrail.backends.port import Row, ThreadRecord
     from backtrail.engine.heads import Heads
+    from backtrail.engine.nodes import Node, Nodes
     from backtrail.engine.tree import Tree
 
 _PAGE: Final = 500
@@ -155,19 +156,8 @@ def _mark_newer(heads: Heads, record: ThreadRecord, live: set[bytes], since: int
 
 
 def _mark_row(heads: Heads, record: ThreadRecord, row: Row, live: set[bytes]) -> None:
-    nodes = heads.nodes()
-    below: set[bytes] = set()  # live only once all of it was followed: who finds a digest in `live` goes no further
     try:
-        if row.base == row.seq:
-            tree, inlined = payload.read_base(row.payload or b"", nodes)
-            found = payload.refs_of(tree.rep) + [c for d in inlined for c in nodes.fresh[d].children()]
-        else:
-            found = payload.refs_of_ops(payload.read_delta(row.payload or b"", nodes))
-        todo = [digest for digest in found if digest not in live and digest not in nodes.fresh]
-        while todo:
-            below.update(todo)
-            loaded = nodes.load(todo)
-            todo = [c for node in loaded.values() for c in node.children() if c not in live and c not in below]
+        below = chunks_below(heads.nodes(), row, live)
     except Corrupt as error:
         found_now = heads.backend.rows(record.no, [(row.seq, row.seq)], payload=True)
         if not found_now:
@@ -179,7 +169,23 @@ def _mark_row(heads: Heads, record: ThreadRecord, row: Row, live: set[bytes]) ->
         raise heads.damaged(
             record, row.seq, f"{error}; nothing was collected, because what this one stands on is not known"
         ) from error
-    live |= below
+    live.update(below)  # only once all of it was followed: who finds a digest in `live` goes no further
+
+
+def chunks_below(nodes: Nodes, row: Row, known: Container[bytes]) -> dict[bytes, Node]:
+    """Return the chunks that a checkpoint's row leads to, but for those that are known, and what they lead to."""
+    if row.base == row.seq:
+        tree, inlined = payload.read_base(row.payload or b"", nodes)
+        found = payload.refs_of(tree.rep) + [c for d in inlined for c in nodes.fresh[d].children()]
+    else:
+        found = payload.refs_of_ops(payload.read_delta(row.payload or b"", nodes))
+    below: dict[bytes, Node] = {}
+    todo = [digest for digest in found if digest not in known and digest not in nodes.fresh]
+    while todo:
+        loaded = nodes.load(todo)
+        below.update(loaded)
+        todo = [c for node in loaded.values() for c in node.children() if c not in known and c not in below]
+    return below
 
 
 def _repack(heads: Heads, live: set[bytes], progress: Callable[[str, int], None] | None) -> int:
@@ -227,7 +233,7 @@ def verify(heads: Heads, progress: Callable[[str, int], None] | None = None) -> 
     count = seen = 0
     for count, record in enumerate(threads(heads), 1):  # noqa: B007 - counted
         newest = heads.backend.newest(record.no)
-        reading = _Reading(heads, record)
+        reading = Reading(heads, record)
         low = 1
         while newest is not None and low <= newest.seq:
             rows = heads.backend.rows(record.no, [(low, newest.seq)], payload=True, limit=_PAGE)
@@ -244,7 +250,7 @@ def verify(heads: Heads, progress: Callable[[str, int], None] | None = None) -> 
     return count, seen, damaged
 
 
-class _Reading:
+class Reading:
     """Reads the checkpoints of a thread one after the other: the next one is mostly a change of the last."""
 
     def __init__(self, heads: Heads, record: ThreadRecord) -> None:

@@ -31,6 +31,7 @@ from backtrail.testing.conformance.indexing import Indexing
 from backtrail.testing.conformance.large import Large
 from backtrail.testing.conformance.leasing import Leases, RunCheckpoints, RunListing
 from backtrail.testing.conformance.looking import Looking
+from backtrail.testing.conformance.moving import Exporting, Importing
 from backtrail.testing.conformance.naming import BadInput, Listing, Names
 from backtrail.testing.conformance.options import AutoInterval, MaxCheckpoints, Others, TimeToLive
 from backtrail.testing.conformance.reading import Differences, History, Parts, Refs
@@ -111,6 +112,8 @@ class StoreConformance(
     RunCheckpoints,
     RunListing,
     Adapting,
+    Exporting,
+    Importing,
 ):
     """All of the suite."""
 

@@ -1,0 +1,37 @@
+"""A copy of a store in SQLite as another SQLite file, made while others write.
+
+The pages are those of one moment: the connection that they are read from has a transaction open, and in a WAL what
+others commit meanwhile is not a part of it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import apsw
+
+from backtrail.backends.sqlite_connection import translated
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+_PAGES: Final = 512
+"""Pages that are copied at once."""
+
+
+def copy(source: apsw.Connection, path: Path, progress: Callable[[str, int], None] | None) -> int:
+    """Copy all pages to a new file; return how many bytes it has."""
+    try:
+        target = apsw.Connection(str(path))
+        try:
+            with target.backup("main", source, "main") as pages:
+                while not pages.done:
+                    pages.step(_PAGES)
+                    if progress:
+                        progress("pages", pages.page_count - pages.remaining)
+        finally:
+            target.close()
+    except apsw.Error as error:
+        raise translated(error, str(path)) from error
+    return path.stat().st_size

@@ -1,0 +1,212 @@
+"""Exporting: what is in a store at one moment, or a part of it, as one file.
+
+All that is written was read and checked: a checkpoint that cannot be read is named, and no file is made. Rows come as
+they are, hidden ones, too, as long as no collection has removed them; and with them every chunk that they lead to. An
+export that continues another one has the rows and chunks that are new since, and what was hidden, tagged or begun anew.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from backtrail.backends.port import NewThread
+from backtrail.engine import journal, log, payload, pins, upkeep
+from backtrail.engine.archive import ID_BYTES, Entry, Header, Known, Writer
+from backtrail.engine.archive_reader import Archive, id_of
+from backtrail.engine.heads import Heads
+from backtrail.errors import Conflict, Corrupt, NotFound
+from backtrail.placing import path_of, placed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from backtrail.backends.port import Row, ThreadRecord
+    from backtrail.engine.archive import Totals
+
+_PAGE: Final = 200
+_NAMED: Final = ("thread", "aside", pins.CONVERSATION, "run", journal.SPACE)
+"""The name spaces in which a thread that is named may be: a run has its journal with it."""
+
+
+class Scope(NamedTuple):
+    """What is to be exported: everything, all of an agent, or the threads with these ids."""
+
+    agent: str | None = None
+    threads: tuple[str, ...] | None = None
+
+    def has(self, record: ThreadRecord) -> bool:
+        """Tell whether a thread is meant."""
+        if self.agent is not None:
+            own = record.name == self.agent and record.space in (pins.AGENT, pins.SPACE)
+            return own or record.agent == self.agent
+        return self.threads is None or (record.name in self.threads and record.space in _NAMED)
+
+    def require(self, records: list[ThreadRecord]) -> None:
+        """Raise `NotFound` if something that was named is not there."""
+        if self.agent is not None and not records:
+            raise NotFound(f"there is no agent {self.agent!r}, and nothing of it", code="not_found.agent")
+        missing = [name for name in self.threads or () if not any(record.name == name for record in records)]
+        if missing:
+            raise NotFound(f"there is no thread {missing[0]!r}", code="not_found.thread")
+
+    def stated(self) -> list[Any] | None:
+        """Return it as a file says it."""
+        if self == (None, None):
+            return None
+        names = None if self.threads is None else [name.encode("utf-8", "surrogatepass") for name in self.threads]
+        return [None if self.agent is None else self.agent.encode("utf-8", "surrogatepass"), names]
+
+
+class Exported(NamedTuple):
+    """What a file holds."""
+
+    id: str
+    since: str | None
+    totals: Totals
+    size: int
+
+
+class Before(NamedTuple):
+    """What an earlier export says of the store."""
+
+    id: bytes
+    known: dict[bytes, Known]
+    digests: list[bytes]
+
+
+def export(heads: Heads, path: Path, scope: Scope, since: Any, progress: Callable[[str, int], None] | None) -> Exported:
+    """Write what is in the store now to a new file."""
+    before = None if since is None else _before(since, path)
+    with placed(path) as part, heads.backend.snapshot() as view:
+        seen = Heads(view, heads.types, heads.options, heads.clock)
+        with part.open("xb") as file:
+            number = os.urandom(ID_BYTES)
+            header = Header(number, heads.clock(), before.id if before else None)
+            totals = _Export(seen, Writer(file, header, scope.stated()), before).write(scope, progress)
+        size = part.stat().st_size
+    return Exported(number.hex(), before.id.hex() if before else None, totals, size)
+
+
+def _before(since: Any, path: Path) -> Before:
+    """Read what an earlier export says: it is named by its path, or by its id if it lies beside the new one."""
+    named = path_of(since)
+    if not named.exists() and isinstance(since, str) and len(since) == 2 * ID_BYTES:
+        beside = sorted(path.parent.iterdir()) if path.parent.is_dir() else []
+        named = next((each for each in beside if each.is_file() and id_of(each) == since), named)
+    with Archive(named) as archive:
+        return Before(archive.header.id, archive.known, archive.digests())
+
+
+class _Export:
+    """One export, from a store that stands still."""
+
+    def __init__(self, heads: Heads, writer: Writer, before: Before | None) -> None:
+        self._heads = heads
+        self._writer = writer
+        self._known = dict(before.known) if before else {}
+        self._digests = dict.fromkeys(before.digests if before else ())
+        """Chunks that were written, by this export or those before."""
+        self._good: set[bytes] = set()
+        """Chunks that were read and found good."""
+
+    def write(self, scope: Scope, progress: Callable[[str, int], None] | None) -> Totals:
+        """Write all threads that are meant."""
+        records = [record for record in upkeep.threads(self._heads) if scope.has(record)]
+        scope.require(records)
+        manifests = {pins.pin_of(record.uid) for record in records if record.space == pins.SPACE}
+        for count, record in enumerate(records, 1):
+            self._thread(record, manifests)
+            if progress:
+                progress("threads", count)
+        self._writer.end(self._known, list(self._digests))
+        return self._writer.totals
+
+    def _thread(self, record: ThreadRecord, manifests: set[str]) -> None:
+        rows = self._heads.backend.rows(record.no, [(1, log.MAX_SEQ)])
+        if not rows:
+            return
+        for row in rows:
+            self._heads.require_sound(record, row)
+        tags = {seq: _kept(words, manifests) for seq, words in self._heads.backend.tags(record.no).items()}
+        known = self._known.get(record.uid)
+        start = self._continued(record, rows, known)
+        entry = Entry(
+            thread=NewThread(*record[1:]),
+            start=start,
+            start_op=known.op_id if known else b"",
+            newest=rows[-1].seq,
+            newest_op=rows[-1].op_id,
+            visible=_ranges(row.seq for row in rows if not row.hidden),
+            tags={seq: words for seq, words in tags.items() if words},
+        )
+        base = next((row.base for row in rows if row.seq == rows[-1].head > start), known.base if known else 0)
+        now = Known(entry.newest, entry.newest_op, entry.marks(), base)
+        if known is not None and now[:3] == known[:3]:
+            return
+        self._writer.thread(entry)
+        self._rows(record, [*_rebased(rows, known), *(row.seq for row in rows if row.seq > start)])
+        self._known[record.uid] = now
+
+    def _continued(self, record: ThreadRecord, rows: list[Row], known: Known | None) -> int:
+        """Return behind which row the thread is new; `Conflict` if it is not what the earlier export had."""
+        if known is None:
+            return 0
+        there = next((row for row in rows if row.seq == known.newest), None)
+        if rows[-1].seq < known.newest or (there is not None and there.op_id != known.op_id):
+            raise Conflict(
+                f"thread {record.name!r} does not go on from what the earlier export holds: export without since=",
+                code="conflict.export",
+            )
+        return known.newest
+
+    def _rows(self, record: ThreadRecord, seqs: list[int]) -> None:
+        reading = upkeep.Reading(self._heads, record)
+        for at in range(0, len(seqs), _PAGE):
+            ranges = _ranges(seqs[at : at + _PAGE])
+            for row in self._heads.backend.rows(record.no, ranges, payload=True):
+                self._row(record, row, reading)
+
+    def _row(self, record: ThreadRecord, row: Row, reading: upkeep.Reading) -> None:
+        if row.op not in log.CHECKPOINTS:
+            self._writer.row(row, b"")
+            return
+        why = reading.reason(row, self._good)
+        if why is not None:
+            raise self._heads.damaged(record, row.seq, f"{why}; nothing was exported")
+        nodes = self._heads.nodes()
+        try:
+            plain = payload.plain(row.payload or b"", nodes)
+            below = upkeep.chunks_below(nodes, row, self._digests)
+        except Corrupt as error:
+            raise self._heads.damaged(record, row.seq, f"{error}; nothing was exported", error.code) from error
+        for digest, node in below.items():
+            self._writer.chunk(node.kind + node.data)
+            self._digests[digest] = None
+        self._writer.row(row, plain)
+
+
+def _rebased(rows: list[Row], known: Known | None) -> list[int]:
+    """Return the seqs of rows that were exported before, and that new ones may find to be bases only since then."""
+    if known is None:
+        return []
+    bases = [row.base for row in rows if row.seq > known.newest and 0 < row.base <= known.newest]
+    lowest = min((base for base in bases if base != known.base), default=log.MAX_SEQ)
+    return [row.seq for row in rows if lowest <= row.seq <= known.newest and row.base == row.seq]
+
+
+def _kept(tags: Iterable[str], manifests: set[str]) -> tuple[str, ...]:
+    """Return tags, without the pins of agent checkpoints that are not exported."""
+    return tuple(tag for tag in tags if tag in manifests or not pins.pins_in((tag,)))
+
+
+def _ranges(seqs: Iterable[int]) -> log.Ranges:
+    """Return ascending seqs as ranges."""
+    found: list[tuple[int, int]] = []
+    for seq in seqs:
+        if found and found[-1][1] == seq - 1:
+            found[-1] = (found[-1][0], seq)
+        else:
+            found.append((seq, seq))
+    return tuple(found)

@@ -1,0 +1,150 @@
+"""What an import is to do: each thread of a file, held against what is in the store.
+
+A thread is the same one if it has the same uid. Its log here and the one in the file must be the same up to where the
+shorter one ends, which the row there shows; else they have gone different ways, and that is a `Conflict`. If the file
+has more, the rest is to come, and what is hidden or tagged will be as the file says. If both end at the same row, what
+the file has hidden is hidden here, and its tags are added; nothing is taken back. If there is more here, nothing is to
+be done.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from backtrail.engine import pins
+from backtrail.errors import Conflict, NotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from backtrail.backends.port import Backend, Row, ThreadRecord
+    from backtrail.engine.archive import Entry
+    from backtrail.engine.archive_reader import Archive
+
+
+class Plan(NamedTuple):
+    """What is to be done for one thread."""
+
+    entry: Entry
+    record: ThreadRecord | None
+    """The thread as it is here, None if it is new."""
+    newest: int
+    """The seq of its newest row here: those behind are to come."""
+    hide: tuple[int, ...] = ()
+    show: tuple[int, ...] = ()
+    tag: tuple[tuple[int, str], ...] = ()
+    untag: tuple[tuple[int, str], ...] = ()
+    rebased: tuple[Row, ...] = ()
+    """Rows that are here already and have to become bases, because the new ones take them for such."""
+
+    @property
+    def does(self) -> bool:
+        """Whether there is anything to do."""
+        return self.grows or any((self.hide, self.show, self.tag, self.untag))
+
+    @property
+    def grows(self) -> bool:
+        """Whether rows are to come."""
+        return self.newest < self.entry.newest
+
+    @property
+    def renewed(self) -> bool:
+        """Whether it has begun anew since."""
+        return self.record is not None and self.grows and self.record[4:] != self.entry.thread[3:]
+
+
+def plan_of(backend: Backend, archive: Archive, entry: Entry) -> Plan:
+    """Hold a thread against what is here."""
+    thread = entry.thread
+    record = backend.find_thread(thread.space, thread.name)
+    other = backend.thread_with_uid(thread.uid)
+    if record is None and other is None:
+        if entry.start:
+            raise _needs(archive, entry)
+        return Plan(entry, None, 0)
+    if record is None or other is None or record.no != other.no:
+        raise Conflict(
+            f"the {thread.space} {thread.name!r} that is here is another one than that of the import (even if it was "
+            "deleted, it keeps its id): import into another store",
+            code="conflict.exists",
+            thread=thread.name,
+            kind=thread.space,
+        )
+    newest = backend.newest(record.no)
+    here = newest.seq if newest is not None else 0
+    _require_same_log(backend, archive, entry, record, newest)
+    if here > entry.newest:
+        return Plan(entry, record, here)  # it has gone on from there
+    return _marks(backend, archive, entry, record, here)
+
+
+def _require_same_log(
+    backend: Backend, archive: Archive, entry: Entry, record: ThreadRecord, newest: Row | None
+) -> None:
+    """Raise unless one of the two logs is the beginning of the other: the same row where the shorter one ends."""
+    here = newest.seq if newest is not None else 0
+    if here < entry.start:
+        raise _needs(archive, entry)
+    if here > entry.newest:
+        there, op_id = _op_ids(backend.rows(record.no, [(entry.newest, entry.newest)])), entry.newest_op
+    else:
+        op_id = newest.op_id if newest is not None else b""
+        there = [entry.start_op] if here == entry.start else _op_ids(archive.rows(entry, here, here))
+    if there != [op_id]:
+        raise Conflict(
+            f"{record.space} {record.name!r} has gone another way here than in the import"
+            + ("" if there else ", as far as can be told: the rows that would show it were removed"),
+            code="conflict.import",
+            thread=record.name,
+            kind=record.space,
+        )
+
+
+def _op_ids(rows: Iterable[Row]) -> list[bytes]:
+    return [row.op_id for row in rows]
+
+
+def _needs(archive: Archive, entry: Entry) -> NotFound:
+    return NotFound(
+        f"{archive.path} continues export {archive.since}: import that one first "
+        f"({entry.thread.space} {entry.thread.name!r} is not here up to row {entry.start})",
+        code="not_found.export",
+        needs=archive.since,
+    )
+
+
+def _marks(backend: Backend, archive: Archive, entry: Entry, record: ThreadRecord, here: int) -> Plan:
+    """Find what is hidden, shown or tagged otherwise; what goes on from here is right, else nothing is taken back."""
+    grows = here < entry.newest
+    rows = backend.rows(record.no, [(1, here)])
+    tags = backend.tags(record.no)
+    both = [(row.seq, set(tags.get(row.seq, ())), entry.tags.get(row.seq, ())) for row in rows]
+    return Plan(
+        entry,
+        record,
+        here,
+        hide=tuple(row.seq for row in rows if not row.hidden and not entry.shows(row.seq)),
+        show=tuple(row.seq for row in rows if grows and row.hidden and entry.shows(row.seq)),
+        tag=tuple((seq, word) for seq, has, wanted in both for word in wanted if word not in has),
+        untag=tuple(
+            (seq, word)
+            for seq, has, wanted in both
+            for word in sorted(has.difference(wanted, pins.pins_in(has)))
+            if grows
+        ),
+        rebased=_rebased(archive, entry, rows) if grows else (),
+    )
+
+
+def _rebased(archive: Archive, entry: Entry, rows: list[Row]) -> tuple[Row, ...]:
+    """Return the rows that are bases in the file, and are not here, and that new ones may be read from."""
+    here = {row.seq: row for row in rows}
+    last = rows[-1].seq if rows else 0
+    lowest = min((row.base for row in archive.rows(entry, last + 1, entry.newest) if row.base), default=last + 1)
+    if lowest > last:
+        return ()
+    return tuple(
+        row
+        for row in archive.rows(entry, lowest, last)
+        if row.base == row.seq and row.seq in here and here[row.seq].base != row.seq
+    )

@@ -1,0 +1,325 @@
+"""Importing: what a file holds becomes part of a store, all of it or nothing.
+
+First the file is read to its end (`archive_reader`), and its threads are held against what is here (`import_plans`).
+Then every state that is to come is put together, from the file and from what is here already, and compared with its
+root. Only then is something written, in one group of commits.
+
+Rows keep their seqs. Where a collection had removed some, the place is held by rows that say nothing, which are removed
+again before the group ends.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import time
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
+
+from backtrail.backends.port import Batch, MissingChunks, Row, Stale, ThreadRecord, Undone, Vanished
+from backtrail.engine import log, upkeep, wire
+from backtrail.engine.heads import Heads
+from backtrail.engine.import_plans import plan_of
+from backtrail.engine.squeeze import squeeze
+from backtrail.engine.writes import PATIENCE
+from backtrail.errors import Conflict, Corrupt, Invalid, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from backtrail.backends.port import Backend
+    from backtrail.engine.archive_reader import Archive
+    from backtrail.engine.import_plans import Plan
+
+_PAGE_ROWS: Final = 500
+_PAGE_BYTES: Final = 4 << 20
+GAPS_MAX: Final = 1 << 24
+"""Rows of a thread that were removed, at most: nobody is to be kept busy by a made-up file."""
+
+
+class Imported(NamedTuple):
+    """What came of a file."""
+
+    created: int = 0
+    extended: int = 0
+    rows: int = 0
+    checkpoints: int = 0
+    chunks: int = 0
+
+
+def import_(heads: Heads, archive: Archive, progress: Callable[[str, int], None] | None) -> Imported:
+    """Make a file's threads part of a store; if somebody else writes to one of them meanwhile, look again."""
+    until = time.monotonic() + PATIENCE
+    tries = 0
+    while True:
+        try:
+            plans = [plan for entry in archive.entries if (plan := plan_of(heads.backend, archive, entry)).does]
+            needed = _Check(heads, archive).check(plans, progress)
+            return _write(heads, archive, plans, needed, progress) if plans else Imported()
+        except (Stale, Vanished, MissingChunks, Undone) as error:
+            if time.monotonic() > until:
+                raise Unavailable(
+                    "others write to what is to be imported without pause: try again", code="unavailable.contended"
+                ) from error
+            tries += 1
+            time.sleep(random.random() * min(0.01 * tries, 0.5))  # noqa: S311 - only to get out of step
+
+
+# -- whether it is sound --------------------------------------------------------------------------------
+
+
+class _View:
+    """What the store will be, as far as it is looked at: one thread of the file, on top of what is here."""
+
+    def __init__(self, backend: Backend, archive: Archive, plan: Plan) -> None:
+        self._backend = backend
+        self._archive = archive
+        self._plan = plan
+        self._rebased = {row.seq: row for row in plan.rebased}
+
+    def rows(self, thread: int, ranges: Sequence[tuple[int, int]], **_: object) -> list[Row]:
+        """Return rows with their payloads."""
+        last, entry = self._plan.newest, self._plan.entry
+        found: list[Row] = []
+        for low, high in ranges:
+            if low <= last and self._plan.record is not None:
+                old = self._backend.rows(thread, [(low, min(high, last))], payload=True)
+                found += [self._rebased.get(row.seq, row) for row in old]
+            if high > last:
+                found += self._archive.rows(entry, max(low, last + 1), high)
+        return found
+
+    def tags(self, thread: int, seqs: object = None) -> dict[int, tuple[str, ...]]:
+        """Return the tags that will be there."""
+        del thread, seqs
+        return self._plan.entry.tags
+
+    def chunks(self, digests: Sequence[bytes]) -> dict[bytes, bytes]:
+        """Return chunks."""
+        found = self._archive.chunks(digests)
+        rest = [digest for digest in digests if digest not in found]
+        return {**found, **self._backend.chunks(rest)} if rest else found
+
+
+class _Check:
+    """Puts the states together that are to come."""
+
+    def __init__(self, heads: Heads, archive: Archive) -> None:
+        self._heads = heads
+        self._archive = archive
+        self._good: set[bytes] = set()
+        self._needed: dict[bytes, None] = {}
+
+    def check(self, plans: list[Plan], progress: Callable[[str, int], None] | None) -> list[bytes]:
+        """Return the digests of all chunks that the new rows lead to; `Corrupt` if a state is not what it should be."""
+        for count, plan in enumerate(plans, 1):
+            self._thread(plan)
+            if progress:
+                progress("threads", count)
+        return list(self._needed)
+
+    def _thread(self, plan: Plan) -> None:
+        entry = plan.entry
+        record = plan.record or ThreadRecord(0, *entry.thread)
+        view = cast("Backend", _View(self._heads.backend, self._archive, plan))  # all that is asked of it here
+        heads = Heads(view, self._heads.types, self._heads.options, self._heads.clock)
+        reading = upkeep.Reading(heads, record)
+        gaps = entry.newest - plan.newest
+        for row in itertools.chain(plan.rebased, self._archive.rows(entry, plan.newest + 1, entry.newest)):
+            gaps -= row.seq > plan.newest
+            if row.op not in log.CHECKPOINTS:
+                continue
+            why = reading.reason(row, self._good)
+            try:
+                self._needed.update(dict.fromkeys(upkeep.chunks_below(heads.nodes(), row, self._needed)))
+            except Corrupt as error:
+                why = why or str(error)
+            if why is not None:
+                raise self._unsound(plan, record, row, why)
+        last = heads.backend.rows(record.no, [(entry.newest, entry.newest)])[0]
+        if last.head and not heads.row(record, last.head):
+            raise self._unsound(plan, record, last._replace(seq=last.head), "it is missing")
+        if gaps > GAPS_MAX:
+            text = f"{gaps} rows of thread {record.name!r} were removed, which is more than can be imported"
+            raise Invalid(text, code="invalid.export")
+
+    def _unsound(self, plan: Plan, record: ThreadRecord, row: Row, why: str) -> Conflict | Corrupt:
+        name = log.checkpoint_id(record.uid, row.seq)
+        if plan.record is None:
+            return self._archive.damaged(f"checkpoint {name} of thread {record.name!r} cannot be read: {why}")
+        return Conflict(
+            f"checkpoint {name} of {record.space} {record.name!r} stands on what is not here any more ({why}): "
+            "import the whole thread into another store",
+            code="conflict.import",
+            thread=record.name,
+            kind=record.space,
+        )
+
+
+# -- writing --------------------------------------------------------------------------------------------
+
+
+def _write(
+    heads: Heads,
+    archive: Archive,
+    plans: list[Plan],
+    needed: list[bytes],
+    progress: Callable[[str, int], None] | None,
+) -> Imported:
+    """Write all of it, in one group."""
+    with heads.backend.group():
+        chunks = _put(heads, archive, needed)
+        rows = checkpoints = 0
+        for plan in plans:
+            written, saved = _Thread(heads, archive, plan).write()
+            rows, checkpoints = rows + written, checkpoints + saved
+            if progress:
+                progress("rows", rows)
+    created = sum(plan.record is None for plan in plans)
+    return Imported(created, sum(plan.grows for plan in plans) - created, rows, checkpoints, chunks)
+
+
+def _put(heads: Heads, archive: Archive, needed: list[bytes]) -> int:
+    """Put the chunks that are not here, and touch those that are; return how many were put."""
+    count = 0
+    for start in range(0, len(needed), _PAGE_ROWS):
+        page = needed[start : start + _PAGE_ROWS]
+        present = heads.backend.present(page)
+        if present:
+            heads.backend.commit(Batch(touch=tuple(sorted(present))))
+        waiting: list[tuple[bytes, bytes]] = []
+        weight = 0
+        for digest in page:
+            if digest in present:
+                continue
+            plain = archive.chunks([digest]).get(digest)
+            if plain is None:  # it was here when the states were put together
+                raise MissingChunks(frozenset((digest,)))
+            stored = squeeze(plain[1:], enabled=heads.options.compression)
+            waiting.append((digest, stored))
+            weight += len(stored)
+            count += 1
+            if weight > _PAGE_BYTES:
+                heads.backend.commit(Batch(chunks=tuple(waiting)))
+                waiting, weight = [], 0
+        if waiting:
+            heads.backend.commit(Batch(chunks=tuple(waiting)))
+    return count
+
+
+class _Thread:
+    """Writes what is to come of one thread."""
+
+    def __init__(self, heads: Heads, archive: Archive, plan: Plan) -> None:
+        self._backend = heads.backend
+        self._compress = heads.options.compression
+        self._archive = archive
+        self._plan = plan
+        self._no = plan.record.no if plan.record else 0
+        self._rows = 0
+        self._checkpoints = 0
+
+    def write(self) -> tuple[int, int]:
+        """Write it; return how many rows and how many visible checkpoints came."""
+        plan = self._plan
+        if plan.record is not None:
+            self._change()
+        gone: list[int] = []
+        for page in self._pages(gone):
+            self._append(page)
+        for start in range(0, len(gone), _PAGE_ROWS):
+            self._backend.remove_rows(self._no, gone[start : start + _PAGE_ROWS])
+        return self._rows, self._checkpoints
+
+    def _change(self) -> None:
+        """Change what is here: if nobody else has meanwhile."""
+        plan, no = self._plan, self._no
+        renewed = ((no, plan.entry.thread),) if plan.renewed else ()
+        rebased = [
+            row._replace(payload=squeeze((row.payload or b"")[1:], enabled=self._compress)) for row in plan.rebased
+        ]
+        self._backend.commit(
+            Batch(
+                newest=((no, plan.newest),),
+                renew=renewed,
+                hide=tuple((no, seq) for seq in plan.hide),
+                show=tuple((no, seq) for seq in plan.show),
+                tag=tuple((no, *each) for each in plan.tag),
+                untag=tuple((no, *each) for each in plan.untag),
+            )
+        )
+        if rebased and self._backend.rewrite(no, rebased) != len(rebased):
+            raise Stale
+
+    def _pages(self, gone: list[int]) -> Iterator[list[Row]]:
+        """Give the rows to come, with others in the places of those that were removed; note which these are."""
+        entry, last = self._plan.entry, self._plan.newest
+        page: list[Row] = []
+        weight = 0
+        for row in self._archive.rows(entry, last + 1, entry.newest):
+            for seq in range(last + 1, row.seq):
+                gone.append(seq)
+                page.append(_placeholder(seq, entry.uid))
+                if len(page) >= _PAGE_ROWS:
+                    yield page
+                    page, weight = [], 0
+            last = row.seq
+            page.append(self._stored(row))
+            weight += len(page[-1].payload or b"")
+            if len(page) >= _PAGE_ROWS or weight > _PAGE_BYTES:
+                yield page
+                page, weight = [], 0
+        if page:
+            yield page
+
+    def _stored(self, row: Row) -> Row:
+        self._rows += 1
+        if row.op not in log.CHECKPOINTS:
+            return row
+        self._checkpoints += not row.hidden
+        return row._replace(payload=squeeze((row.payload or b"")[1:], enabled=self._compress))
+
+    def _append(self, page: list[Row]) -> None:
+        new = () if self._no else (self._plan.entry.thread,)
+        no = self._no or -1
+        tags = self._plan.entry.tags
+        created = self._backend.commit(
+            Batch(
+                threads=new,
+                rows=tuple((no, row) for row in page),
+                tag=tuple((no, row.seq, word) for row in page for word in tags.get(row.seq, ())),
+            )
+        )
+        if new:
+            self._no = created[0]
+
+
+_NOTHING: Final = squeeze(wire.pack([wire.pack(None), []]))
+
+
+def _placeholder(seq: int, uid: bytes) -> Row:
+    """Return a row for a place whose own row was removed: a hidden checkpoint, as that one was."""
+    row = Row(
+        seq=seq,
+        op=log.SAVE,
+        parent=0,
+        step=0,
+        head=seq,
+        undo=seq - 1,
+        redo=0,
+        view=0,
+        base=seq,
+        depth=0,
+        created_at=0,
+        kind=0,
+        label=None,
+        size=0,
+        stored=0,
+        root=b"",
+        op_id=os.urandom(16),
+        extra=log.pack_extra(b"", None, None),
+        check=b"",
+        payload=_NOTHING,
+        hidden=True,
+    )
+    return log.checked(row, uid)

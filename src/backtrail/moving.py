@@ -1,0 +1,72 @@
+"""Stores on the move: exported to a file, imported from one, backed up. What callers hand in is checked here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from backtrail.arguments import check_id
+from backtrail.backends.port import Copyable
+from backtrail.engine import exporting, importing
+from backtrail.engine.archive_reader import Archive
+from backtrail.errors import Invalid, Unavailable
+from backtrail.placing import path_of, placed
+from backtrail.values import ExportReport, ImportReport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from backtrail.engine.engine import Engine
+    from backtrail.engine.heads import Heads
+
+    Progress = Callable[[str, int], None] | None
+
+
+def export(
+    engine: Engine, path: Any, *, threads: Any = None, agent: Any = None, since: Any = None, progress: Progress = None
+) -> ExportReport:
+    """Write a store, or a part of it, to a new file."""
+    if threads is not None and agent is not None:
+        raise Invalid("say threads=, or agent=, not both", code="invalid.argument")
+    scope = exporting.Scope(
+        None if agent is None else check_id(agent, "an agent's id"), None if threads is None else _ids(threads)
+    )
+    target = path_of(path)
+    made = exporting.export(_outside(engine), target, scope, since, progress)
+    return ExportReport(made.id, str(target), made.since, *made.totals, made.size)
+
+
+def import_(engine: Engine, path: Any, progress: Progress) -> ImportReport:
+    """Make what is in a file part of a store."""
+    heads = _outside(engine)
+    with Archive(path_of(path), progress) as archive:
+        made = importing.import_(heads, archive, progress)
+        return ImportReport(archive.id, archive.totals.threads, *made)
+
+
+def backup(engine: Engine, path: Any, progress: Progress) -> int:
+    """Copy a store to a new file of its own kind; return its size in bytes."""
+    backend = _outside(engine).backend
+    if not isinstance(backend, Copyable):
+        raise Invalid(
+            "only a store in SQLite is one file that can be copied as it is: use export(path) for this one",
+            code="invalid.backup",
+        )
+    with placed(path_of(path)) as part:
+        return backend.backup(part, progress)
+
+
+def _outside(engine: Engine) -> Heads:
+    """Return where to read and write, outside of any transaction."""
+    if engine.desk.overlay is not None:
+        raise Unavailable("not inside a transaction; do it before or after", code="unavailable.transaction")
+    return engine.direct.heads
+
+
+def _ids(threads: Any) -> tuple[str, ...]:
+    try:
+        listed = None if isinstance(threads, str | bytes) else tuple(threads)
+    except TypeError:
+        listed = None
+    if not listed:
+        raise Invalid(f"threads= is a list of ids, not {threads!r}", code="invalid.argument")
+    return tuple(dict.fromkeys(check_id(each, "a thread's id") for each in listed))

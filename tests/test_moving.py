@@ -1,0 +1,669 @@
+"""Exports, imports, copies and backups: between all kinds of stores, with bad files, and killed in the middle."""
+
+import asyncio
+import errno
+import itertools
+import os
+import random
+import shutil
+import signal
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import apsw
+import ormsgpack
+import pytest
+from blake3 import blake3
+
+import backtrail
+from backtrail import Conflict, Corrupt, Invalid, NotFound, Unavailable, aio, moving
+from backtrail.backends.memory import MemoryBackend
+from backtrail.engine import archive, importing, log, wire
+from backtrail.engine.archive_reader import Archive
+from backtrail.engine.squeeze import squeeze, unsqueeze
+from backtrail.testing.conformance.moving import _shown as shown
+from backtrail.testing.furnishing import everything, furnish, logs
+from tests.servers import place
+
+KINDS = ["memory", "sqlite", "file", "postgres"]
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """Open a new store of a kind."""
+    with ExitStack() as stack:
+
+        def opened(kind):
+            if kind == "memory":
+                return stack.enter_context(backtrail.open("memory://"))
+            if kind == "sqlite":
+                return stack.enter_context(backtrail.open(tmp_path / f"{os.urandom(4).hex()}.db", durability="relaxed"))
+            if kind == "file":
+                return stack.enter_context(
+                    backtrail.open(f"file://{tmp_path}/{os.urandom(4).hex()}", durability="relaxed")
+                )
+            return stack.enter_context(stack.enter_context(place())(durability="relaxed"))
+
+        yield opened
+
+
+@pytest.fixture
+def memory():
+    with backtrail.open("memory://") as store:
+        yield store
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """An export with something of everything, as small as can be."""
+    path = tmp_path_factory.mktemp("small") / "export"
+    with backtrail.open("memory://") as store:
+        small_store(store)
+        store.export(path)
+    return path
+
+
+def small_store(store):
+    thread = store.thread("a \0", agent="x")
+    thread.save({"text": "line\n" * 2000}, label="first", tags=["t"])
+    thread.set("n", 1)
+    thread.rewind(1)
+    store.thread("b").save([1, 2])
+    store.thread("b").delete()
+
+
+# -- between stores ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("source", "target"), [*itertools.product(KINDS, KINDS)])
+def test_exported_imported_and_exported_again_it_has_the_same_roots(source, target, opened, tmp_path):
+    there, here = opened(source), opened(target)
+    furnish(there)
+    there.export(tmp_path / "1")
+    here.import_(tmp_path / "1")
+    here.export(tmp_path / "2")
+    assert logs(here) == logs(there)
+    with Archive(tmp_path / "1") as first, Archive(tmp_path / "2") as second:
+        assert first.totals == second.totals
+        assert first.totals.checkpoints > 50
+        assert {entry.uid: entry for entry in first.entries} == {entry.uid: entry for entry in second.entries}
+        assert first.known == second.known
+        assert sorted(first.digests()) == sorted(second.digests())
+        for entry in first.entries:
+            assert [*first.rows(entry, 1, log.MAX_SEQ)] == [*second.rows(entry, 1, log.MAX_SEQ)]
+
+
+def test_what_is_compressed_here_need_not_be_there(tmp_path):
+    with backtrail.open("memory://", compression=False) as store, backtrail.open("memory://") as other:
+        furnish(store)
+        store.export(tmp_path / "1")
+        other.import_(tmp_path / "1")
+        assert everything(other) == everything(store)
+        assert other.stats().payload_bytes < 0.7 * store.stats().payload_bytes
+        other.export(tmp_path / "2")
+        assert (tmp_path / "2").stat().st_size < 1.05 * (tmp_path / "1").stat().st_size
+
+
+def test_a_large_thread_is_cut_into_sections_and_does_not_get_larger(tmp_path, memory):
+    thread = memory.thread("t")
+    thread.save({"messages": []})
+    rng = random.Random(1)
+    for n in range(700):
+        content = " ".join(rng.choices(["one", "two", "three", "four", "five"], k=300))
+        thread.append("messages", {"n": n, "content": content})
+    report = memory.export(tmp_path / "1")
+    with Archive(tmp_path / "1") as found:
+        assert len(found._pages[found.entries[0].uid]) > 1
+    assert report.bytes < memory.stats().payload_bytes
+    with backtrail.open("memory://") as other:
+        other.import_(tmp_path / "1")
+        assert other.thread("t").load().state == thread.load().state
+        assert other.thread("t").load(350).state == thread.load(350).state
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_mirror_that_is_fed_by_what_is_new_shows_what_is_there(seed, tmp_path):
+    rng = random.Random(seed)
+    with ExitStack() as stack:
+        source, mirror = (stack.enter_context(backtrail.open("memory://")) for _ in range(2))
+        last = None
+        for at in range(12):
+            for _ in range(rng.randrange(1, 12)):
+                change(rng, source)
+            path = tmp_path / f"{at}"
+            source.export(path, since=last)
+            for _ in range(rng.choice([1, 1, 2])):
+                mirror.import_(path)
+            last = path
+            if rng.random() < 0.3:
+                mirror.gc()
+            assert shown(mirror) == shown(source)
+            assert mirror.verify().ok
+
+
+def save(rng, store, thread):
+    states = [{"text": "x" * 1500, "n": rng.random(), "l": []}, {"l": [*range(9)]}]
+    thread.save(rng.choice(states), label=rng.choice([None, "x"]))
+
+
+def edit(rng, store, thread):
+    thread.set(("l",), [rng.random()], tags=rng.choice([(), ("y",)]))
+
+
+def travel(rng, store, thread):
+    try:
+        rng.choice([thread.undo, thread.redo])()
+    except Invalid:
+        thread.rewind(rng.choice([*thread.history()]))
+
+
+def drop(rng, store, thread):
+    if rng.random() < 0.5:
+        thread.prune(keep_last=rng.randrange(1, 4))
+    else:
+        thread.delete_checkpoint(rng.choice([*thread.history()]))
+
+
+def branch(rng, store, thread):
+    fork = store.thread(rng.choice("cde"))
+    if fork.latest() is None:
+        thread.fork(fork.id, at=rng.choice([*thread.history()]))
+    elif rng.random() < 0.3:
+        fork.delete()
+
+
+def collect(rng, store, thread):
+    store.gc()
+
+
+def change(rng, store):
+    thread = store.thread(rng.choice("abc"))
+    deed = rng.choice([save, edit, edit, travel, travel, drop, drop, branch, collect])
+    (save if thread.latest() is None else deed)(rng, store, thread)
+
+
+# -- bad files --------------------------------------------------------------------------------------
+
+
+def refused(store, path, *kinds):
+    """Import a file that cannot be: an error of one of these kinds, and nothing is written."""
+    before = everything(store)
+    with pytest.raises(kinds) as caught:
+        store.import_(path)
+    assert str(path) in str(caught.value)
+    assert everything(store) == before
+    assert store.stats().chunks == 0
+    return caught.value
+
+
+def test_a_file_that_is_cut_short_anywhere_is_refused(small, memory, tmp_path):
+    data = small.read_bytes()
+    path = tmp_path / "cut"
+    for size in {*range(0, len(data), 7), *range(60), *range(len(data) - 60, len(data))}:
+        path.write_bytes(data[:size])
+        error = refused(memory, path, Corrupt, Invalid)
+        assert error.code == ("corrupt.export" if size else "invalid.export"), size
+    path.write_bytes(data)
+    memory.import_(path)
+
+
+def test_a_flipped_bit_anywhere_is_noticed(small, memory, tmp_path):
+    data = bytearray(small.read_bytes())
+    path = tmp_path / "flipped"
+    start = len(archive.MAGIC) + 2
+    for at in range(len(data)):
+        data[at] ^= 1 << at % 8
+        path.write_bytes(data)
+        error = refused(memory, path, Corrupt, Invalid)
+        assert error.code == "corrupt.export" or at < start
+        data[at] ^= 1 << at % 8
+    assert bytes(data) == small.read_bytes()
+
+
+def test_what_is_no_export_is_refused(memory, tmp_path):
+    path = tmp_path / "some"
+    assert refused(memory, tmp_path, Invalid).code == "invalid.export"
+    assert refused(memory, path, NotFound).code == "not_found.export"
+    assert refused(memory, path / "below", NotFound).code == "not_found.export"
+    for data in (b"", b"\0" * 1000, b"backtrail checkpoint 1\n...", b"backtrail export x\n", b"{}" * 100):
+        path.write_bytes(data)
+        assert refused(memory, path, Invalid).code == "invalid.export"
+    with backtrail.open(tmp_path / "s.db") as store:
+        store.thread("t").save([1])
+    assert refused(memory, tmp_path / "s.db", Invalid).code == "invalid.export"
+    os.mkfifo(tmp_path / "pipe")
+    assert refused(memory, tmp_path / "pipe", Invalid).code == "invalid.export"
+    for wrong in ("", "a\0b", None, 7):
+        with pytest.raises(Invalid):
+            memory.import_(wrong)
+
+
+def sections(data):
+    """Cut a file into its sections: (kind, what is in it)."""
+    at = len(archive.MAGIC) + 2
+    while at < len(data):
+        length = int.from_bytes(data[at + 1 : at + 9], "big")
+        stored = data[at + 9 : at + 9 + length]
+        yield data[at : at + 1], ormsgpack.unpackb(unsqueeze(stored, limit=1 << 20))
+        at += 9 + length + 32
+
+
+def joined(parts, *, line=b"backtrail export 1\n"):
+    """Make a file of sections, with checksums that are right."""
+    made = line
+    for kind, value in parts:
+        stored = squeeze(wire.pack([value[0], blake3(made).digest()] if kind == archive.END else value))
+        head = kind + len(stored).to_bytes(8, "big")
+        made += head + stored + blake3(head + stored).digest()
+    return made
+
+
+def test_the_sections_of_a_file_can_be_put_together_again(small):
+    assert joined(sections(small.read_bytes())) == small.read_bytes()
+
+
+def test_a_newer_format_is_refused(small, memory, tmp_path):
+    path = tmp_path / "newer"
+    parts = [*sections(small.read_bytes())]
+    path.write_bytes(joined(parts, line=b"backtrail export 2\n"))
+    error = refused(memory, path, Invalid)
+    assert (error.code, error.details["format"]) == ("invalid.format", 2)
+    assert "upgrade" in str(error)
+    parts[0][1][0] = archive.FORMAT + 1
+    path.write_bytes(joined(parts))
+    assert refused(memory, path, Invalid).code == "invalid.format"
+
+
+def at(parts, kind):
+    """Return the places of the sections of a kind."""
+    return [where for where, (each, _) in enumerate(parts) if each == kind]
+
+
+def first(parts, kind):
+    """Return what is in the first section of a kind."""
+    return parts[at(parts, kind)[0]][1]
+
+
+def without_a_chunk(parts):
+    first(parts, b"C").pop()
+    parts[-1][1][0][3] -= 1
+
+
+def with_a_hidden_head(parts):
+    first(parts, b"T")[5] = [[2, 3]]
+    parts[-1][1][0][2] -= 1
+
+
+def with_another_state(parts):
+    delta = first(parts, b"R")[1]
+    delta[-1] = delta[-1].replace(b"\x01", b"\x02")
+
+
+# What a file may say although its checksums are right.
+FORGERIES = {
+    "an unknown section": lambda parts: parts.insert(2, (b"Z", [])),
+    "no header": lambda parts: parts.pop(0),
+    "two headers": lambda parts: parts.insert(1, parts[0]),
+    "a header that is none": lambda parts: parts[0][1].pop(),
+    "an id that is none": lambda parts: parts[0][1].__setitem__(1, "id"),
+    "a thread twice": lambda parts: parts.__setitem__(at(parts, b"T")[1], parts[at(parts, b"T")[0]]),
+    "rows before their thread": lambda parts: parts.insert(1, parts.pop(at(parts, b"R")[0])),
+    "no row at the end": lambda parts: first(parts, b"R").pop(),
+    "rows in another order": lambda parts: first(parts, b"R").reverse(),
+    "a row that was changed": lambda parts: first(parts, b"R")[0].__setitem__(3, 9),
+    "a row that is too short": lambda parts: first(parts, b"R")[0].pop(0),
+    "another state": with_another_state,
+    "a payload that is none": lambda parts: first(parts, b"R")[0].__setitem__(-1, b"\xc1"),
+    "a chunk that is missing": without_a_chunk,
+    "another chunk": lambda parts: first(parts, b"C").__setitem__(0, b"Tother"),
+    "chunks that are numbers": lambda parts: first(parts, b"C").__setitem__(0, 7),
+    "a move that was changed": lambda parts: first(parts, b"R")[2].__setitem__(3, 9),
+    "a head that is hidden": with_a_hidden_head,
+    "a name space of its own": lambda parts: first(parts, b"T")[0].__setitem__(0, "tests"),
+    "no name": lambda parts: first(parts, b"T")[0].__setitem__(1, b""),
+    "a name that is too long": lambda parts: first(parts, b"T")[0].__setitem__(1, b"x" * 513),
+    "ranges that make no sense": lambda parts: first(parts, b"T").__setitem__(5, [[3, 1]]),
+    "tags that are numbers": lambda parts: first(parts, b"T").__setitem__(6, [[1, [7]]]),
+    "wrong numbers": lambda parts: parts[-1][1][0].__setitem__(1, 99),
+    "a thread that is not known": lambda parts: first(parts, b"K").clear(),
+    "half a digest": lambda parts: parts.__setitem__(at(parts, b"D")[0], (b"D", b"x" * 31)),
+}
+
+
+@pytest.mark.parametrize("forge", FORGERIES.values(), ids=FORGERIES)
+def test_a_forged_file_is_refused(forge, small, memory, tmp_path):
+    path = tmp_path / "forged"
+    parts = [*sections(small.read_bytes())]
+    forge(parts)
+    path.write_bytes(joined(parts))
+    assert path.read_bytes() != small.read_bytes()
+    assert refused(memory, path, Corrupt).code == "corrupt.export"
+
+
+def test_sections_in_another_order_or_twice_are_noticed(small, memory, tmp_path):
+    parts = [*sections(small.read_bytes())]
+    end = parts.pop()
+    starts = [*itertools.accumulate((len(joined([part], line=b"")) for part in parts), initial=len(archive.MAGIC) + 2)]
+    data = small.read_bytes()
+    cut = [data[low:high] for low, high in itertools.pairwise(starts)]
+    chunks = at(parts, b"C")[0]
+    path = tmp_path / "moved"
+    for where in (*range(1, chunks), *range(chunks + 1, len(cut))):  # chunks may stand anywhere, but stood there
+        moved = [*cut[:chunks], *cut[chunks + 1 :]]
+        moved.insert(where, cut[chunks])
+        path.write_bytes(data[: starts[0]] + b"".join(moved) + data[starts[-1] :])
+        assert path.stat().st_size == len(data)
+        assert refused(memory, path, Corrupt).code == "corrupt.export"
+    assert end[0] == archive.END
+
+
+def test_something_behind_the_end_is_refused(small, memory, tmp_path):
+    path = tmp_path / "longer"
+    path.write_bytes(small.read_bytes() + small.read_bytes())
+    assert refused(memory, path, Corrupt).code == "corrupt.export"
+
+
+def test_nobody_is_kept_busy_by_rows_that_are_not_there(small, memory, tmp_path, monkeypatch):
+    with backtrail.open("memory://") as store:
+        for n in range(30):
+            store.thread("t").save({"n": n})
+        store.thread("t").prune(keep_last=1)
+        store.gc()
+        store.export(tmp_path / "gaps")
+    monkeypatch.setattr(importing, "GAPS_MAX", 28)
+    with pytest.raises(Invalid):
+        memory.import_(tmp_path / "gaps")
+    monkeypatch.setattr(importing, "GAPS_MAX", 29)
+    memory.import_(tmp_path / "gaps")
+    assert len(memory._backend.rows(1, [(1, 100)])) == 1
+
+
+def test_an_export_does_not_continue_one_of_a_store_that_went_another_way(memory, tmp_path):
+    memory.thread("t").save([1])
+    memory.export(tmp_path / "1")
+    with backtrail.open("memory://") as other:
+        other.import_(tmp_path / "1")
+        memory.thread("t").save([2])
+        memory.export(tmp_path / "2")
+        for _ in range(2):  # it has fewer rows, and then another one in that place
+            with pytest.raises(Conflict) as caught:
+                other.export(tmp_path / "3", since=tmp_path / "2")
+            assert caught.value.code == "conflict.export"
+            other.thread("t").save([3])
+    assert not (tmp_path / "3").exists()
+
+
+# -- bad stores -------------------------------------------------------------------------------------
+
+
+def test_a_store_that_can_only_be_read_is_exported_and_not_imported_into(small, tmp_path):
+    path = tmp_path / "s.db"
+    with backtrail.open(path) as store:
+        store.thread("t").save([1])
+        before = everything(store)
+    with backtrail.open(path, read_only=True) as store:
+        with pytest.raises(Unavailable) as caught:
+            store.import_(small)
+        assert caught.value.code == "unavailable.read_only"
+        assert everything(store) == before
+        store.export(tmp_path / "1")
+        store.backup(tmp_path / "2.db")
+    with backtrail.open("memory://") as store:
+        store.import_(tmp_path / "1")
+        assert everything(store) == before
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE row SET payload = zeroblob(length(payload)) WHERE key >> 32 = 2",
+        "UPDATE row SET payload = (SELECT payload FROM row WHERE key >> 32 = 1) WHERE key >> 32 = 2",
+        "UPDATE row SET step = 7 WHERE key >> 32 = 2",
+        "UPDATE chunk SET payload = zeroblob(length(payload))",
+        "DELETE FROM chunk",
+    ],
+)
+def test_what_is_damaged_is_named_and_not_exported(damage, tmp_path):
+    path = tmp_path / "s.db"
+    with backtrail.open(path) as store:
+        store.thread("good").save([1])
+        made = store.thread("bad").save({"text": "line\n" * 2000})
+    connection = apsw.Connection(str(path))
+    connection.execute(damage)
+    connection.close()
+    with backtrail.open(path) as store:
+        with pytest.raises(Corrupt) as caught:
+            store.export(tmp_path / "1")
+        assert caught.value.checkpoint_id == made.id
+        assert [each.name for each in tmp_path.iterdir() if each.suffix != ".db" and "db-" not in each.name] == []
+        store.export(tmp_path / "1", threads=["good"])
+
+
+@pytest.mark.parametrize(("number", "code"), [(errno.ENOSPC, "full"), (errno.EIO, "io"), (errno.EACCES, "open")])
+def test_a_disk_that_fails_is_told_and_leaves_nothing(number, code, memory, tmp_path, monkeypatch):
+    furnish(memory)
+    write = archive.Writer._write
+
+    def fail(self, data):
+        if self._file.tell() > 100:
+            raise OSError(number, os.strerror(number))
+        write(self, data)
+
+    monkeypatch.setattr(archive.Writer, "_write", fail)
+    with pytest.raises(Unavailable) as caught:
+        memory.export(tmp_path / "1")
+    assert caught.value.code == f"unavailable.{code}"
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_file_is_synced_before_it_has_its_name_and_its_directory_after(memory, tmp_path, monkeypatch):
+    deeds = []
+    fsync, rename = os.fsync, Path.rename
+    monkeypatch.setattr(os, "fsync", lambda fd: (deeds.append(str(Path(f"/proc/self/fd/{fd}").readlink())), fsync(fd)))
+    monkeypatch.setattr(Path, "rename", lambda path, to: (deeds.append("rename"), rename(path, to)))
+    memory.export(tmp_path / "1")
+    assert deeds[0].endswith(".part")
+    assert deeds[1:] == ["rename", str(tmp_path)]
+
+
+# -- killed in the middle ---------------------------------------------------------------------------
+
+
+def killed(path, file, at):
+    """Import in a process that is killed at its `at`-th write; return whether it was."""
+    child = os.fork()
+    if child == 0:
+        count = itertools.count(1)
+
+        def counted(call, *args, **options):
+            if next(count) == at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(*args, **options)
+
+        try:
+            with backtrail.open(path) as store:
+                for name in ("commit", "remove_rows", "rewrite"):
+                    setattr(store._backend, name, partial(counted, getattr(store._backend, name)))
+                store.import_(file)
+        finally:
+            os._exit(0)
+    return os.waitpid(child, 0)[1] == signal.SIGKILL
+
+
+def test_an_import_that_is_killed_is_there_whole_or_not_at_all(tmp_path):
+    with backtrail.open("memory://") as source:
+        furnish(source)
+        source.export(tmp_path / "1")
+        first = everything(source)
+        source.thread("trip").prune(keep_last=2)
+        source.gc()
+        source.thread("trip").append("messages", 1)
+        source.thread("new").save([1])
+        source.export(tmp_path / "2")
+        second = shown(source)
+    with backtrail.open(tmp_path / "empty.db"):
+        pass
+    with backtrail.open(tmp_path / "half.db") as store:
+        store.import_(tmp_path / "1")
+    for name, file, before in (("empty.db", "1", {}), ("half.db", "2", first)):
+        points = 0
+        for at in itertools.count(1, 3):
+            shutil.copy(tmp_path / name, tmp_path / "s.db")
+            if not killed(tmp_path / "s.db", tmp_path / file, at):
+                break
+            points += 1
+            with backtrail.open(tmp_path / "s.db") as store:
+                assert everything(store) == before
+            for beside in tmp_path.glob("s.db*"):
+                beside.unlink()
+        assert points > 1
+        with backtrail.open(tmp_path / "s.db") as store:
+            assert (everything(store) if file == "1" else shown(store)) == (first if file == "1" else second)
+            assert store.verify().ok
+
+
+# -- copies and backups -----------------------------------------------------------------------------
+
+
+def test_a_copy_is_the_same_in_another_kind_of_store(opened, tmp_path):
+    with backtrail.open(tmp_path / "a.db") as store:
+        furnish(store)
+        wanted = everything(store)
+    report = backtrail.copy(tmp_path / "a.db", f"sqlite:///{tmp_path}/b.db")
+    assert report.created == report.threads == len(wanted)
+    assert report.checkpoints > 50
+    other = opened("postgres")
+    backtrail.copy(f"sqlite:///{tmp_path}/b.db", other)
+    assert everything(other) == wanted
+    other.thread("trip").append("messages", 1)
+    other.thread("mine").save([1])
+    with backtrail.open(tmp_path / "b.db") as store:
+        report = backtrail.copy(other, store)
+        assert (report.created, report.extended) == (1, 1)
+        assert shown(store) == shown(other)
+        assert backtrail.copy(other, store).created == 0
+
+
+def test_a_copy_needs_two_stores(tmp_path, memory):
+    with pytest.raises(NotFound):
+        backtrail.copy(tmp_path / "none.db", memory)
+    assert not (tmp_path / "none.db").exists()
+    for wrong in (None, 7):
+        with pytest.raises(Invalid):
+            backtrail.copy(wrong, memory)
+        with pytest.raises(Invalid):
+            backtrail.copy(memory, wrong)
+
+
+def test_a_copy_that_has_another_root_is_not_taken_for_one(memory, monkeypatch):
+    memory.thread("t").save([1])
+    commit = MemoryBackend.commit
+
+    def wrong(self, batch):
+        return commit(self, batch._replace(rows=tuple((no, row._replace(root=b"x" * 32)) for no, row in batch.rows)))
+
+    with backtrail.open("memory://") as other:
+        monkeypatch.setattr(MemoryBackend, "commit", wrong)
+        with pytest.raises(Corrupt) as caught:
+            backtrail.copy(memory, other)
+    assert caught.value.code == "corrupt.root"
+
+
+def test_a_backup_is_the_store_of_one_moment_as_a_store(tmp_path):
+    with backtrail.open(tmp_path / "s.db") as store:
+        furnish(store)
+        store.search("word")
+        wanted = everything(store)
+        told = []
+
+        def meanwhile(what, count):
+            told.append((what, count))
+            if len(told) == 1:
+                store.thread("trip").save({"after": "that"})
+                with backtrail.open(tmp_path / "s.db") as other:
+                    other.thread("other").save(["x" * 100_000])
+
+        size = store.backup(tmp_path / "new" / "b.db", progress=meanwhile)
+        assert size == (tmp_path / "new" / "b.db").stat().st_size
+        assert told[-1] == ("pages", size // 4096)
+        assert everything(store) != wanted
+    assert [each.name for each in (tmp_path / "new").iterdir()] == ["b.db"]
+    with backtrail.open(tmp_path / "new" / "b.db") as store:
+        assert everything(store) == wanted
+        assert store.verify().ok
+        assert len(store.search("another way")) == 1
+        store.thread("trip").save({"goes": "on"})
+
+
+def test_a_backup_replaces_nothing_and_other_stores_have_none(tmp_path, memory, opened):
+    with backtrail.open(tmp_path / "s.db") as store:
+        for path in ("s.db", "b.db"):
+            (tmp_path / "b.db").touch()
+            with pytest.raises(Conflict) as caught:
+                store.backup(tmp_path / path)
+            assert caught.value.code == "conflict.exists"
+
+        def stop(what, count):
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            store.backup(tmp_path / "c.db", progress=stop)
+    for other in (memory, opened("postgres")):
+        with pytest.raises(Invalid, match="export") as caught:
+            other.backup(tmp_path / "c.db")
+        assert caught.value.code == "invalid.backup"
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith((".", "c.db"))]
+
+
+def test_a_backup_that_cannot_be_written_is_told(tmp_path, monkeypatch):
+    with backtrail.open(tmp_path / "s.db") as store:
+        monkeypatch.setattr(moving, "placed", lambda _: ExitStack())
+        with pytest.raises(Unavailable), monkeypatch.context() as patched:
+            patched.setattr(ExitStack, "__enter__", lambda _: tmp_path / "no" / "such" / "place")
+            store.backup(tmp_path / "b.db")
+
+
+# -- awaited ----------------------------------------------------------------------------------------
+
+
+def test_all_of_it_can_be_awaited(tmp_path):
+    async def go():
+        seen = []
+        async with aio.open(tmp_path / "s.db") as store, aio.open("memory://") as other:
+            await store.thread("t").save([1])
+            made = await store.export(tmp_path / "1", progress=lambda *what: seen.append(what))
+            await store.thread("t").save([2])
+            again = await store.export(tmp_path / "2", since=made.id, threads=["t"])
+            assert (await other.import_(tmp_path / "1")).created == 1
+            assert (await other.import_(tmp_path / "2", progress=lambda *what: seen.append(what))).extended == 1
+            assert [c.root async for c in other.thread("t").history()] == [
+                c.root async for c in store.thread("t").history()
+            ]
+            assert again.since == made.id
+            assert await store.backup(tmp_path / "b.db") > 0
+            report = await aio.copy(store, tmp_path / "c.db", progress=lambda *what: seen.append(what))
+            assert report.checkpoints == 2
+            report = await aio.copy(tmp_path / "c.db", other)
+            assert report.checkpoints == 2
+        await asyncio.sleep(0)
+        assert {"threads", "rows", "bytes"} <= {what for what, _ in seen}
+
+    asyncio.run(go())
+
+
+# -- golden files: `test_golden.py` has what is in them ----------------------------------------------
+
+
+def test_a_golden_export_of_what_is_new_is_read_for_ever(memory):
+    golden = Path(__file__).parent / "golden"
+    with pytest.raises(NotFound):
+        memory.import_(golden / "export1-since")
+    memory.import_(golden / "export1")
+    report = memory.import_(golden / "export1-since")
+    assert (report.created, report.extended) == (1, 1)
+    assert memory.thread("since").load().state == {"text": "line\n" * 3000}
+    (since,) = memory.thread("counted").find(tag="since")
+    assert since.state == {"n": [*range(79), "since"]}
+    assert len(memory.thread("repacked")) == 79  # those with a label, and the last but one
+    assert memory.verify().ok
