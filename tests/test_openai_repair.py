@@ -170,6 +170,26 @@ def test_an_output_that_is_being_written_is_awaited_until_it_is_there(tmp_path):
     asyncio.run(main())
 
 
+def test_an_output_that_comes_while_items_are_read_is_not_taken_for_missing(tmp_path, monkeypatch):
+    async def main():
+        async with aio.open(tmp_path / "s.db") as store:
+            one, other = BacktrailSession("s", store), BacktrailSession("s", store)
+            await one.add_items([{"type": "function_call", "call_id": "late", "name": "look", "arguments": "{}"}])
+            read = other._items
+
+            async def slowly(limit):
+                items = await read(limit)
+                if len(items) == 1:
+                    await one.add_items([{"type": "function_call_output", "call_id": "late", "output": "found"}])
+                return items
+
+            monkeypatch.setattr(other, "_items", slowly)
+            assert [item["type"] for item in await other.get_items()] == ["function_call"]
+            assert [item.get("output") for item in await other.get_items()] == [None, "found"]
+
+    asyncio.run(main())
+
+
 def test_what_is_damaged_is_told_before_it_is_taken_out(memory):
     async def main():
         session = BacktrailSession("s", memory)

@@ -89,8 +89,9 @@ class BacktrailSession(Session):
         limit = self.session_settings.limit if limit is None and self.session_settings else limit
         if limit is not None:
             check_count(limit, "limit")
+        before = self._awaited(self.session_id)
         items = await self._items(limit)
-        found = repaired(items, await self._orphans(items)) if self._repair else items
+        found = repaired(items, await self._orphans(items, before)) if self._repair else items
         return cast("list[TResponseInputItem]", found if limit is None else found[max(len(found) - limit, 0) :])
 
     async def add_items(self, items: list[TResponseInputItem]) -> None:
@@ -174,8 +175,9 @@ class BacktrailSession(Session):
 
     async def repairs(self) -> list[Repair]:
         """Return the calls without an output that `get_items` answers, oldest first."""
+        before = self._awaited(self.session_id)
         items = await self._items(None)
-        return [repair_of(items[place]) for place in await self._orphans(items)] if self._repair else []
+        return [repair_of(items[place]) for place in await self._orphans(items, before)] if self._repair else []
 
     # -- paused runs ------------------------------------------------------------------------------------
 
@@ -228,9 +230,12 @@ class BacktrailSession(Session):
             raise self._corrupt("has no list of messages")
         return [item for message in stored for item in items_of(message, f"a message of session {self.session_id!r}")]
 
-    async def _orphans(self, items: list[Item]) -> list[int]:
-        """Return the places of calls that nobody will answer."""
-        awaited = self._awaited(self.session_id)
+    async def _orphans(self, items: list[Item], before: frozenset[str]) -> list[int]:
+        """Return the places of calls that nobody will answer; `before` were awaited before the items were read.
+
+        One that was answered since is not there yet, and one that was added since is awaited only now.
+        """
+        awaited = before | self._awaited(self.session_id)
         found = [place for place in orphans(items) if items[place]["call_id"] not in awaited]
         kept = await self._kept() if found else None
         return found if kept is None else [place for place in found if items[place]["call_id"] not in kept["waiting"]]
