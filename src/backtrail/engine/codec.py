@@ -28,6 +28,8 @@ MAX_NESTED: Final = wire.MAX_DEPTH
 _TEXT_CODES: Final[dict[type, int]] = {str: wire.STR, bytes: wire.BYTES, bytearray: wire.BYTEARRAY}
 _SIZED: Final = frozenset({list, dict, tuple, set, frozenset, str, bytes, bytearray, TrackedList, TrackedDict})
 _FEW: Final = 64
+_MANY: Final = 200
+"""So many parts are worth it to let Python's collector wait."""
 _BATCH: Final = 256
 """How many leaves are read at once: bounds the memory of a load."""
 
@@ -232,7 +234,10 @@ class Decoder:
         spine = spines.read_spine(self._nodes, ref)
         if spine.code != ref.code:
             raise Corrupt("a reference names another kind of container than it leads to", code="corrupt.encoding")
-        return unpacking.build_container(spine.code, spine.attrs, self._parts(spine), self._types)
+        if spine.length < _MANY:
+            return unpacking.build_container(spine.code, spine.attrs, self._parts(spine), self._types)
+        with pace.uncollected():
+            return unpacking.build_container(spine.code, spine.attrs, self._parts(spine), self._types)
 
     def _items(self, node: Node, spine: spines.Spine) -> list[Any]:
         """Return what a leaf holds."""

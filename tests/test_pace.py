@@ -1,0 +1,72 @@
+"""Python's collector waits while many objects are made, and never for good."""
+
+import gc
+import os
+import threading
+
+import pytest
+
+import backtrail
+from backtrail.engine import pace
+
+
+@pytest.fixture(autouse=True)
+def collecting():
+    gc.enable()
+    yield
+    gc.enable()
+
+
+def test_it_waits_while_a_long_list_is_read_and_goes_on_behind_it(monkeypatch):
+    seen = []
+    with backtrail.open("memory://") as store:
+        thread = store.thread("t")
+        thread.save([{"n": n, "text": "x" * 50} for n in range(2000)])
+        rest = pace.rest
+        monkeypatch.setattr(pace, "rest", lambda: (seen.append(gc.isenabled()), rest())[1])
+        assert len(store.thread("t").load().state) == 2000
+    assert seen
+    assert not any(seen)
+    assert gc.isenabled()
+
+
+def test_it_goes_on_after_an_error():
+    with pytest.raises(KeyboardInterrupt), pace.uncollected():
+        assert not gc.isenabled()
+        raise KeyboardInterrupt
+    assert gc.isenabled()
+
+
+def test_whoever_has_switched_it_off_finds_it_off():
+    gc.disable()
+    with pace.uncollected():
+        pass
+    assert not gc.isenabled()
+
+
+def test_where_blocks_overlap_it_goes_on_in_the_end():
+    inner, outer = threading.Event(), threading.Event()
+
+    def work():
+        with pace.uncollected():
+            inner.set()
+            outer.wait()
+
+    thread = threading.Thread(target=work)
+    with pace.uncollected():
+        thread.start()
+        inner.wait()
+    outer.set()
+    thread.join()
+    assert gc.isenabled()
+    assert not pace._uncollected
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_child_that_was_forked_meanwhile_collects():
+    with pace.uncollected():
+        child = os.fork()
+        if not child:
+            os._exit(0 if gc.isenabled() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
