@@ -72,18 +72,16 @@ def redo_survives_a_save(patch):
 
 
 def prune_takes_labelled_ones(patch):
-    patch.setattr(retention, "_exempt", lambda *_: set())
+    patch.setattr(retention, "_keep_marked", lambda *_: None)
 
 
 def prune_takes_one_too_many(patch):
-    chosen = retention.prunable
-    patch.setattr(
-        retention,
-        "prunable",
-        lambda heads, standing, policy: chosen(
-            heads, standing, policy._replace(keep_last=max(policy.keep_last - 1, 0))
-        ),
-    )
+    chosen = retention.sort_out
+
+    def sort_out(heads, standing, rules, **options):
+        return chosen(heads, standing, rules._replace(keep_last=max(rules.keep_last - 1, 0)), **options)
+
+    patch.setattr(retention, "sort_out", sort_out)
 
 
 def a_maximum_keeps_one_too_many(patch):

@@ -129,7 +129,7 @@ STORE = {
     "migrate": "watched",
     "verify": "watched",
     "gc": "watched",
-    "prune": "apart",
+    "prune": "watched",
     "export": "watched",
     "import_": "watched",
     "backup": "watched",
@@ -486,6 +486,7 @@ if TYPE_CHECKING:
     from backtrail.engine.editing import Editor
     from backtrail.engine.queue import Crew
     from backtrail.handles import Ref
+    from backtrail.policies import Policy
     from backtrail.values import Diff, PruneReport, Sentinel
 
 S = TypeVar("S")
@@ -662,6 +663,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from backtrail.entities import Message
+    from backtrail.policies import Policy
     from backtrail.strategies import Strategy
     from backtrail.values import (
         ExportReport,
