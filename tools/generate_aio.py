@@ -59,7 +59,7 @@ THREAD = {
     "redo": "write",
     "tag": "write",
     "untag": "write",
-    "prune": "write",
+    "prune": "apart",
     "delete_checkpoint": "write",
     "delete": "write",
 }

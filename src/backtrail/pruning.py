@@ -60,7 +60,8 @@ def _pruned(engine: Engine, record: ThreadRecord, rules: retention.Rules, *, dry
         if standing is not None:
             choose(standing)
     else:
-        engine.desk.writes.hide(Key(record.space, record.name, record.agent), choose)
+        hidden = engine.desk.writes.hide(Key(record.space, record.name, record.agent), choose)
+        found = found and found._replace(gone=sorted(hidden))
     return found
 
 

@@ -417,7 +417,8 @@ class Thread(Handle[S]):
         if standing is not None and dry_run:
             choose(standing)
         elif standing is not None:
-            self._engine.desk.writes.hide(self._key, choose)
+            hidden = self._engine.desk.writes.hide(self._key, choose)
+            found = found._replace(gone=sorted(hidden))
         account = Account(rules, dry_run=dry_run)
         if standing is not None:
             account.add(standing.record, found)

@@ -293,7 +293,7 @@ class Thread(Generic[S]):
         saved after `until`, and what a checkpoint of an agent holds.
         What was rewound away is counted apart: the newest `keep_last` of it stay too. Nothing that stays is harmed.
         """
-        return await self._crew.write(
+        return await self._crew.apart(
             self._sync.prune,
             policy,
             keep_last=keep_last,

@@ -2,13 +2,21 @@
 
 Python runs one thread at a time and takes the turn from a busy one every 5 ms, no sooner. A thread that works for an
 event loop slows down: it gives its turn away by itself, many times as often.
+
+Upkeep writes much, and has time: it writes in slices, and leaves the store to others between them.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from typing import Any, Final
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+T = TypeVar("T")
 
 LIGHT: Final = 64 * 1024
 """Bytes of text, roughly, that a value may have to be light."""
@@ -17,6 +25,10 @@ _PARTS: Final = 400
 _PLAIN: Final = frozenset({int, float, bool, type(None), complex})
 _STRETCH: Final = 0.001
 _REST: Final = 0.00005
+SLICE: Final = 200
+"""Rows or chunks that upkeep changes in one write, at most: whoever else writes waits for one of these."""
+_SPELL: Final = 0.002
+_LONGEST_BREAK: Final = 0.02
 
 
 class _Pace(threading.local):
@@ -42,6 +54,28 @@ def rest() -> None:
     if _pace.until and time.monotonic() > _pace.until:
         time.sleep(_REST)
         _pace.until = time.monotonic() + _STRETCH
+
+
+class Upkeep:
+    """Writes of upkeep: after some, others have the store for as long as these have taken."""
+
+    def __init__(self) -> None:
+        self._taken = 0.0
+
+    @contextmanager
+    def write(self) -> Iterator[None]:
+        """Write one slice in the block; then pause, if it is time."""
+        begun = time.monotonic()
+        yield
+        self._taken += time.monotonic() - begun
+        if self._taken >= _SPELL:
+            time.sleep(min(self._taken, _LONGEST_BREAK))
+            self._taken = 0.0
+
+
+def slices(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Give items, a slice at a time."""
+    return (items[start : start + SLICE] for start in range(0, len(items), SLICE))
 
 
 def is_light(*values: Any) -> bool:
