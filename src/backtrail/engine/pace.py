@@ -25,7 +25,7 @@ _PARTS: Final = 400
 _PLAIN: Final = frozenset({int, float, bool, type(None), complex})
 _STRETCH: Final = 0.001
 _REST: Final = 0.00005
-SLICE: Final = 200
+SLICE: Final = 128
 """Rows or chunks that upkeep changes in one write, at most: whoever else writes waits for one of these."""
 _SPELL: Final = 0.002
 _LONGEST_BREAK: Final = 0.02

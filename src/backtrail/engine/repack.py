@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from backtrail.engine import log, payload, wire
 from backtrail.engine.nodes import INNER, LEAF, NODE_LIMIT, SPINE, Node, check_chunk, read_levels
-from backtrail.engine.pace import SLICE
+from backtrail.engine.pace import SLICE, Upkeep
 from backtrail.engine.squeeze import BESIDE_MAX, Beside, squeeze, stands_beside, unsqueeze_beside
 from backtrail.engine.tree import SET, SPLICE
 from backtrail.errors import Corrupt
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from backtrail.backends.port import Row, ThreadRecord
     from backtrail.engine.heads import Heads
     from backtrail.engine.nodes import Nodes
-    from backtrail.engine.pace import Upkeep
 
 PART_MIN: Final = 32
 """What is looked for in chunks is at least this long: a digest, or a line of text."""
@@ -45,8 +44,8 @@ WAITING_BYTES: Final = 4 * 1024 * 1024
 _TRIES: Final = 8
 """A row that was beside this many chunks in vain gives up."""
 _PAGE: Final = 256
-_BATCH: Final = 128
-"""Chunks that are read at once."""
+_BATCH: Final = SLICE
+"""Rows per transaction: a writer waits for one of them at most."""
 
 
 class _Waiting(NamedTuple):
@@ -57,13 +56,15 @@ class _Waiting(NamedTuple):
     tried: int = 0
 
 
-def repack(heads: Heads, record: ThreadRecord, live: set[bytes], paced: Upkeep, told: Callable[[int], None]) -> int:
+def repack(
+    heads: Heads, record: ThreadRecord, live: set[bytes], told: Callable[[int], None], paced: Upkeep | None = None
+) -> int:
     """Store the rows of a thread as small as can be beside chunks that states lead to; return how many were changed.
 
     `live` are those chunks, as a collection has marked them; chunks that damaged rows stand beside are added. `told` is
     called with the count as it grows.
     """
-    walk = _Walk(heads, record, live, paced, told)
+    walk = _Walk(heads, record, live, told, paced)
     newest = heads.backend.newest(record.no)
     low = 1
     while newest is not None and low <= newest.seq:
@@ -82,13 +83,18 @@ class _Walk:
     """Goes through a thread from its first row on: rows wait until a base shows the chunks that closed over them."""
 
     def __init__(
-        self, heads: Heads, record: ThreadRecord, live: set[bytes], paced: Upkeep, told: Callable[[int], None]
+        self,
+        heads: Heads,
+        record: ThreadRecord,
+        live: set[bytes],
+        told: Callable[[int], None],
+        paced: Upkeep | None = None,
     ) -> None:
         self._heads = heads
         self._record = record
         self._live = live
-        self._paced = paced
         self._told = told
+        self._paced = paced or Upkeep()
         self._nodes = heads.nodes()
         self._seen: set[bytes] = set()
         self._waiting: OrderedDict[int, _Waiting] = OrderedDict()
@@ -196,7 +202,7 @@ class _Walk:
         if digests and row.seq in self._done:
             self.write()  # stored without what it stood beside, first: this one may yet be dropped
         self._done[row.seq] = (row, digests)
-        if len(self._done) >= SLICE:
+        if len(self._done) >= _BATCH:
             self.write()
 
     def write(self) -> None:

@@ -206,7 +206,7 @@ def _repack(heads: Heads, live: set[bytes], paced: pace.Upkeep, progress: Callab
             if progress:
                 progress("repack", before + count)
 
-        repacked += repack(heads, record, live, paced, told)
+        repacked += repack(heads, record, live, told, paced)
     return repacked
 
 
