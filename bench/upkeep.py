@@ -48,7 +48,9 @@ def upkeep(directory: Path, scale: Scale) -> Result:
     for kind, url in (("SQLite", f"{directory}/{{}}.db"), ("files", f"{directory.absolute().as_uri()}/{{}}")):
         result.figures.extend(figures(kind, lambda name, url=url: {"url": url.format(name)}, size))
     if why := missing():
-        result.figures.append(Figure("PostgreSQL: writers' wait during gc, p99", None, gate=GATE, unit="ms", note=why))
+        result.figures.append(
+            Figure("PostgreSQL: writers' wait during prune and gc, p99", None, gate=GATE, unit="ms", note=why)
+        )
     else:
         with server(directory) as url:
             result.figures.extend(figures("PostgreSQL", lambda name: {"url": url, "schema": name}, size))
@@ -61,25 +63,28 @@ def figures(kind: str, place: Callable[[str], Place], size: Upkeep) -> Iterator[
     names = fill(filled, size)
     before = _bytes(filled)
     writers = [Writer(filled, number, size.pause) for number in range(size.writers)]
-    spans: dict[str, Span] = {}
     try:
         for writer in writers:
             writer.ready()
-        spans["nothing else"] = _timed(lambda: time.sleep(size.seconds))
+        alone = _timed(lambda: time.sleep(size.seconds))
         with backtrail.open(**filled) as store:
             policy = backtrail.Policy(keep_last=size.keep // len(names))
-            spans["prune"] = _timed(lambda: store.prune(policy, threads=names))
-            spans["gc"] = _timed(store.gc)
+            pruned = _timed(lambda: store.prune(policy, threads=names))
+            collected = _timed(store.gc)
     finally:
         waits = [wait for writer in writers for wait in writer.end()]
-    with backtrail.open(**filled) as store:
-        after = store.stats().stored_bytes
-    yield Figure(f"{kind}: {size.checkpoints:,} checkpoints", before, unit="B")
-    yield Figure(f"{kind}: pruned to {size.keep}, with {len(waits):,} appends of writers", after, unit="B")
-    yield Figure(f"{kind}: the same / a new store of what is left", after / _anew(filled, place("anew")))
-    for what, (begin, end) in spans.items():
-        yield Figure(f"{kind}: {what}", end - begin, unit="s")
-        yield from _waits(f"{kind}: writers' wait during {what}", waits, (begin, end))
+    after = _bytes(filled)
+    left = {"note": f"{size.keep} checkpoints, and {len(waits):,} appends of writers"}
+    gate = {} if kind == "PostgreSQL" else {"gate": 1.3}
+    yield Figure(f"{kind}: a store of many checkpoints", before, unit="B", note=f"{size.checkpoints:,}")
+    yield Figure(f"{kind}: pruned and collected", after, unit="B", **left)
+    yield Figure(
+        f"{kind}: pruned and collected / a new store of what is left", after / _anew(filled, place("anew")), **gate
+    )
+    for what, (begin, end) in (("prune", pruned), ("gc", collected)):
+        yield Figure(f"{kind}: {what}, beside writers", end - begin, unit="s")
+    yield from _waits(f"{kind}: writers' wait", waits, alone)
+    yield from _waits(f"{kind}: writers' wait during prune and gc", waits, (pruned[0], collected[1]), gate=GATE)
 
 
 def fill(place: Place, size: Upkeep) -> list[str]:
@@ -121,13 +126,9 @@ def _timed(work: Callable[[], object]) -> Span:
     return begin, time.monotonic()
 
 
-def _waits(what: str, waits: list[Span], span: Span) -> Iterator[Figure]:
-    """Tell the waits of the appends that were under way in a span of time."""
+def _waits(what: str, waits: list[Span], span: Span, **gate: float) -> Iterator[Figure]:
+    """Tell the waits of the appends that were under way in a span of time; the gate is that of the 99th of 100."""
     found = sorted(1000 * (end - begin) for begin, end in waits if begin < span[1] and end > span[0])
-    if not found:
-        yield Figure(f"{what}, p99", None, unit="ms", note="too short: nobody wrote meanwhile")
-        return
-    gate = {} if "nothing" in what else {"gate": GATE}
     told: dict[str, Any] = {"unit": "ms", "samples": len(found)}
     yield Figure(f"{what}, median", statistics.median(found), **told)
     yield Figure(f"{what}, p99", found[len(found) * 99 // 100], **gate, **told)
@@ -150,13 +151,14 @@ class Writer:
     def ready(self) -> None:
         """Wait until it writes."""
         assert self._process.stdout is not None
-        if not self._process.stdout.readline():
-            raise RuntimeError("a writer has failed: see above")
+        self._process.stdout.readline()  # nothing, if it has failed: its end says so
 
     def end(self) -> list[Span]:
         """End it; return when each of its appends began and ended."""
         told, _ = self._process.communicate()
-        return [(begin, end) for begin, end in json.loads(told or "[]")]
+        if not told:
+            raise RuntimeError("a writer has failed: see above")
+        return [(begin, end) for begin, end in json.loads(told)]
 
 
 def write(place: Place, number: int, pause: float) -> None:
