@@ -5,13 +5,15 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import apsw
 import pytest
 
 import backtrail
-from backtrail.engine import log, upkeep
+from backtrail.engine import log, pace, upkeep
 from backtrail.engine import spine as spines
 from backtrail.engine.paths import parse
 from backtrail.engine.tree import locate
@@ -153,3 +155,65 @@ def test_a_returned_checkpoint_does_not_hold_on_to_its_state() -> None:
         assert not reads
         assert first.get("m[0]") == "a" * 5_000
         assert reads
+
+
+def test_upkeep_leaves_the_store_to_others_for_as_long_as_it_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, slept = [100.0], []
+    monkeypatch.setattr(pace.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(pace.time, "sleep", slept.append)
+    paced = pace.Upkeep()
+    for took in (0.0005, 0.001, 0.001, 0.004, 0.9):  # little is added up; nobody sleeps for long
+        with paced.write():
+            now[0] += took
+    assert slept == pytest.approx([0.0025, 0.004, 0.02])
+
+
+def test_much_is_hidden_and_removed_a_slice_at_a_time_and_the_newest_first(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden: list[int] = []
+    removed: list[list[int]] = []
+    with backtrail.open(path) as store:
+        thread = store.thread("t")
+        with store.transaction():
+            for n in range(300):
+                thread.save({"n": n})
+        commit, remove = store._backend.commit, store._backend.remove_rows
+        monkeypatch.setattr(store._backend, "commit", lambda b: (hidden.append(len(b.hide)), commit(b))[1])
+        monkeypatch.setattr(store._backend, "remove_rows", lambda no, s: (removed.append(list(s)), remove(no, s))[1])
+        thread.prune(keep_last=1)
+        store.gc()
+        assert hidden == [128, 128, 43]
+        assert [len(part) for part in removed] == [128, 128, 43]
+        assert [seq for part in removed for seq in part] == list(range(299, 0, -1))
+        assert store.verify().ok
+
+
+def test_a_writer_finds_the_gaps_between_the_writes_of_another(path: Path) -> None:
+    waits = []
+    with backtrail.open(path) as store:
+        thread = store.thread("t")
+        thread.save({"l": []})
+        over = threading.Event()
+
+        def hog() -> None:
+            connection = apsw.Connection(str(path))
+            connection.set_busy_timeout(10_000)
+            while not over.is_set():
+                connection.execute("BEGIN IMMEDIATE")
+                time.sleep(0.02)
+                connection.execute("COMMIT")
+                time.sleep(0.01)
+
+        other = threading.Thread(target=hog)
+        other.start()
+        try:
+            for n in range(40):
+                began = time.monotonic()
+                thread.append("l", n)
+                waits.append(time.monotonic() - began)
+        finally:
+            over.set()
+            other.join()
+    # by SQLite's own way of waiting, every fourth misses several gaps in a row
+    assert sorted(waits)[35] < 0.1

@@ -162,7 +162,7 @@ def rows_stand_beside_chunks_that_go(patch):
         def issuperset(self, _):
             return True
 
-    patch.setattr(upkeep, "repack", lambda heads, record, live, told: walked(heads, record, Everything(), told))
+    patch.setattr(upkeep, "repack", lambda heads, record, live, *rest: walked(heads, record, Everything(), *rest))
 
 
 def repacking_takes_the_wrong_bytes(patch):

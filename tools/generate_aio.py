@@ -606,6 +606,7 @@ from backtrail.values import MISSING
 if TYPE_CHECKING:
     from backtrail import runs as sync
     from backtrail.engine.queue import Crew
+    from backtrail.policies import Policy
     from backtrail.runs import Calls, Records, RunRecord
 
     Checkpoints = list[Checkpoint[Any]]

@@ -278,6 +278,18 @@ class Policies(Suite):
                 store.prune(Policy(keep_last=1), **wrong)
         assert len(store.thread("c")) == 3
 
+    def test_runs_of_an_agent_are_pruned_each_by_itself(self, store: Store) -> None:
+        for session, whose in (("one", "x"), ("two", "x"), ("other", "y")):
+            with store.run(session, agent=whose) as run:
+                for _ in zip(range(3), run.iterations(), strict=False):
+                    run.checkpoint()
+        fill(store.thread("t", agent="x"), 3)
+        before = {name: len(store.runs.steps(name)) for name in ("one", "two", "other")}
+        assert store.runs.prune("x", Policy(keep_last=1)) == before["one"] + before["two"] - 2 > 0
+        assert [len(store.runs.steps(name)) for name in before] == [1, 1, before["other"]]
+        assert len(store.thread("t")) == 3
+        assert store.runs.load("one").status.name == "completed"
+
     def test_words_and_the_policy_of_them_are_the_same(self, store: Store, thread: Thread[Any]) -> None:
         clock = Clock(store)
         for n in range(8):
