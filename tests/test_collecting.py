@@ -5,14 +5,13 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
-import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import apsw
 import pytest
 
 import backtrail
+from backtrail.backends import sqlite_connection
 from backtrail.engine import log, pace, upkeep
 from backtrail.engine import spine as spines
 from backtrail.engine.paths import parse
@@ -189,31 +188,29 @@ def test_much_is_hidden_and_removed_a_slice_at_a_time_and_the_newest_first(
         assert store.verify().ok
 
 
-def test_a_writer_finds_the_gaps_between_the_writes_of_another(path: Path) -> None:
-    waits = []
+def test_a_writer_that_waits_for_another_looks_often_and_not_for_ever(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
     with backtrail.open(path) as store:
         thread = store.thread("t")
         thread.save({"l": []})
-        over = threading.Event()
+        other = apsw.Connection(str(path))
+        other.execute("BEGIN IMMEDIATE")
 
-        def hog() -> None:
-            connection = apsw.Connection(str(path))
-            connection.set_busy_timeout(10_000)
-            while not over.is_set():
-                connection.execute("BEGIN IMMEDIATE")
-                time.sleep(0.02)
-                connection.execute("COMMIT")
-                time.sleep(0.01)
+        def sleep(seconds: float) -> None:
+            slept.append(seconds)
+            if len(slept) == 300:
+                other.execute("COMMIT")
 
-        other = threading.Thread(target=hog)
-        other.start()
-        try:
-            for n in range(40):
-                began = time.monotonic()
-                thread.append("l", n)
-                waits.append(time.monotonic() - began)
-        finally:
-            over.set()
-            other.join()
-    # by SQLite's own way of waiting, every fourth misses several gaps in a row
-    assert sorted(waits)[35] < 0.1
+        with monkeypatch.context() as patch:
+            patch.setattr(sqlite_connection.time, "sleep", sleep)
+            assert thread.append("l", 1).step == 2
+        assert len(slept) == 300
+        assert 0 < max(slept) <= 0.005  # SQLite's own way of waiting comes to 0.1
+        other.execute("BEGIN IMMEDIATE")
+        store._backend._guard._connection.set_busy_handler(None)
+        sqlite_connection.wait_for_others(store._backend._guard._connection, 0.05)
+        with pytest.raises(backtrail.Unavailable):
+            thread.append("l", 2)
+        other.close()
