@@ -214,3 +214,20 @@ def test_a_writer_that_waits_for_another_looks_often_and_not_for_ever(
         with pytest.raises(backtrail.Unavailable):
             thread.append("l", 2)
         other.close()
+
+
+def test_nobody_who_saves_pauses_for_what_the_options_remove(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(pace, "_SPELL", 0.0)
+    with backtrail.open(path, max_checkpoints=2) as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(pace.time, "sleep", slept.append)
+            for n in range(150):
+                store.thread("t").save({"n": n})
+        assert store.stats().checkpoints == 2
+        assert set(slept) == {0.0}
+        store.thread("t").prune(keep_last=1)
+        with monkeypatch.context() as patch:
+            patch.setattr(pace.time, "sleep", slept.append)
+            store.gc()
+        assert max(slept) > 0

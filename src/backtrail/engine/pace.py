@@ -59,7 +59,8 @@ def rest() -> None:
 class Upkeep:
     """Writes of upkeep: after some, others have the store for as long as these have taken."""
 
-    def __init__(self) -> None:
+    def __init__(self, longest: float = _LONGEST_BREAK) -> None:
+        self._longest = longest
         self._taken = 0.0
 
     @contextmanager
@@ -69,7 +70,7 @@ class Upkeep:
         yield
         self._taken += time.monotonic() - begun
         if self._taken >= _SPELL:
-            time.sleep(min(self._taken, _LONGEST_BREAK))
+            time.sleep(min(self._taken, self._longest))
             self._taken = 0.0
 
 

@@ -94,7 +94,7 @@ class _Walk:
         self._record = record
         self._live = live
         self._told = told
-        self._paced = paced or Upkeep()
+        self._paced = paced or Upkeep(longest=0.0)
         self._nodes = heads.nodes()
         self._seen: set[bytes] = set()
         self._waiting: OrderedDict[int, _Waiting] = OrderedDict()

@@ -81,8 +81,11 @@ def collect(heads: Heads, progress: Callable[[str, int], None] | None = None) ->
 
 
 def collect_rows(heads: Heads, record: ThreadRecord, paced: pace.Upkeep | None = None) -> int:
-    """Remove the rows of a thread's hidden checkpoints that no visible or pinned one stands on."""
-    paced = paced or pace.Upkeep()
+    """Remove the rows of a thread's hidden checkpoints that no visible or pinned one stands on.
+
+    Without pauses, if it is not said how it is `paced`: then somebody waits for it, such as after a save.
+    """
+    paced = paced or pace.Upkeep(longest=0.0)
     rows = heads.backend.rows(record.no, [(1, log.MAX_SEQ)])  # in one read: what is hidden in it has no newer child
     if not rows:
         return 0
