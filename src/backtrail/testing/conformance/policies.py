@@ -199,6 +199,14 @@ class Policies(Suite):
             "head",
         ]
 
+    def test_what_is_just_as_old_as_that_stays(self, store: Store, thread: Thread[Any]) -> None:
+        clock = Clock(store)
+        fill(thread, 2)
+        clock.advance(60)
+        fill(thread, 1)
+        assert thread.prune(Policy(older_than=60)) == 0
+        assert thread.prune(Policy(older_than=59)) == 2
+
     def test_reasons_are_told(self, store: Store) -> None:
         clock = Clock(store)
         thread: Thread[Any] = store.thread("t")
