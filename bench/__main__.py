@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from bench import agents, aio, cold, loads, machine, peers, plot, postgres, report, runs, saves, sizes
+from bench import agents, aio, cold, loads, machine, peers, plot, postgres, report, runs, saves, sizes, upkeep
 from bench.scale import FULL, QUICK
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ GROUPS: dict[str, Callable[[Path, Scale], Result]] = {
     "agents": agents.agents,
     "runs": runs.runs,
     "postgres": postgres.postgres,
+    "upkeep": upkeep.upkeep,
 }
 ORDER = (saves.APPEND, saves.STEP, saves.PLAIN, peers.DEFAULT, peers.DELTA)
 

@@ -39,6 +39,19 @@ class Agents:
 
 
 @dataclass(frozen=True, slots=True)
+class Upkeep:
+    """What is pruned and collected, beside how many writers."""
+
+    checkpoints: int = 10_000
+    keep: int = 100
+    writers: int = 2
+    pause: float = 0.002
+    """Seconds between two appends of one of them."""
+    seconds: float = 5.0
+    """For how long they write while nothing else goes on."""
+
+
+@dataclass(frozen=True, slots=True)
 class Scale:
     """Lengths are counted in messages of about 1 KB; budgets in seconds of one action in one loop."""
 
@@ -65,6 +78,7 @@ class Scale:
     """Bytes of the state that is saved while the event loop is watched."""
     server: Server = Server()
     agents: Agents = Agents()
+    upkeep: Upkeep = Upkeep()
 
 
 FULL = Scale()
@@ -81,4 +95,5 @@ QUICK = Scale(
     async_rounds=3,
     server=Server(seconds=0.5, windows=3, async_rounds=1),
     agents=Agents(long=10_000, many=100, restores=3),
+    upkeep=Upkeep(checkpoints=2_000, seconds=2.0),
 )

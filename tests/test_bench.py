@@ -39,12 +39,13 @@ from bench import (  # noqa: E402
     report,
     saves,
     server,
+    upkeep,
     writers,
 )
 from bench.data import Messages  # noqa: E402
 from bench.figures import Figure, Point, Result  # noqa: E402
 from bench.raw import Raw, pages  # noqa: E402
-from bench.scale import FULL, QUICK, Agents, Scale, Server  # noqa: E402
+from bench.scale import FULL, QUICK, Agents, Scale, Server, Upkeep  # noqa: E402
 
 TINY = Scale(
     lengths=(4, 8),
@@ -73,6 +74,7 @@ TINY = Scale(
     ),
     agents=Agents(long=60, short=20, many=12, few=2, each=6, restores=2),
     run_steps=(2, 12),
+    upkeep=Upkeep(checkpoints=60, keep=20, pause=0.001, seconds=0.1),
 )
 needs_langgraph = pytest.mark.skipif(
     not (peers.installed() and peers.installed("postgres")),
@@ -387,6 +389,43 @@ def test_a_writer_waits_for_the_beginning_and_stops_at_the_end():
 def test_a_writer_that_fails_is_noticed():
     with pytest.raises(RuntimeError, match="writer has failed"):
         writers._rates("postgresql:///x?host=/nowhere", "s", 10, TINY.server)
+
+
+# -- upkeep -----------------------------------------------------------------------------------------
+
+
+def test_upkeep_is_measured_beside_writers_that_go_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(upkeep, "missing", lambda: "no server")
+    result = program.GROUPS["upkeep"](tmp_path, TINY)
+    found = {figure.name: figure for figure in result.figures}
+    assert len(found) == len(result.figures) == 2 * 11 + 1
+    assert {name.partition(":")[0] for name in found} == {"SQLite", "files", "PostgreSQL"}
+    gated = [name for name, figure in found.items() if figure.gate]
+    assert [name.partition(": ")[2] for name in gated[:2]] == [
+        "pruned and collected / a new store of what is left",
+        "writers' wait during prune and gc, p99",
+    ]
+    assert found["PostgreSQL: writers' wait during prune and gc, p99"].note == "no server"
+    for name, figure in found.items():
+        assert name.startswith("PostgreSQL") or (math.isfinite(figure.value) and figure.value > 0)
+    with backtrail.open(tmp_path / "pruned.db") as store:
+        left = {info.id: info.checkpoints for info in store.threads()}
+        assert sum(count for name, count in left.items() if not name.startswith("writer")) == TINY.upkeep.keep
+        assert min(count for name, count in left.items() if name.startswith("writer")) > 1
+        assert store.verify().ok
+
+
+def test_waits_are_those_that_were_under_way_in_a_span_of_time():
+    waits = [(0.0, 1.0), (0.9, 2.0), (1.5, 1.7), (1.9, 5.0), (3.0, 4.0)]
+    told = [(figure.name, round(figure.value), figure.samples) for figure in upkeep._waits("w", waits, (1.2, 2.5))]
+    assert told == [("w, median", 1100, 3), ("w, p99", 3100, 3), ("w, longest", 3100, 3)]
+
+
+def test_a_writer_of_upkeep_that_fails_is_noticed(tmp_path):
+    writer = upkeep.Writer({"url": str(tmp_path)}, 0, 0.001)
+    writer.ready()
+    with pytest.raises(RuntimeError, match="writer has failed"):
+        writer.end()
 
 
 # -- turns ------------------------------------------------------------------------------------------

@@ -11,7 +11,8 @@ import apsw
 import pytest
 
 import backtrail
-from backtrail.engine import log, upkeep
+from backtrail.backends import sqlite_connection
+from backtrail.engine import log, pace, upkeep
 from backtrail.engine import spine as spines
 from backtrail.engine.paths import parse
 from backtrail.engine.tree import locate
@@ -153,3 +154,80 @@ def test_a_returned_checkpoint_does_not_hold_on_to_its_state() -> None:
         assert not reads
         assert first.get("m[0]") == "a" * 5_000
         assert reads
+
+
+def test_upkeep_leaves_the_store_to_others_for_as_long_as_it_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, slept = [100.0], []
+    monkeypatch.setattr(pace.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(pace.time, "sleep", slept.append)
+    paced = pace.Upkeep()
+    for took in (0.0005, 0.001, 0.001, 0.004, 0.9):  # little is added up; nobody sleeps for long
+        with paced.write():
+            now[0] += took
+    assert slept == pytest.approx([0.0025, 0.004, 0.02])
+
+
+def test_much_is_hidden_and_removed_a_slice_at_a_time_and_the_newest_first(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden: list[int] = []
+    removed: list[list[int]] = []
+    with backtrail.open(path) as store:
+        thread = store.thread("t")
+        with store.transaction():
+            for n in range(300):
+                thread.save({"n": n})
+        commit, remove = store._backend.commit, store._backend.remove_rows
+        monkeypatch.setattr(store._backend, "commit", lambda b: (hidden.append(len(b.hide)), commit(b))[1])
+        monkeypatch.setattr(store._backend, "remove_rows", lambda no, s: (removed.append(list(s)), remove(no, s))[1])
+        thread.prune(keep_last=1)
+        store.gc()
+        assert hidden == [128, 128, 43]
+        assert [len(part) for part in removed] == [128, 128, 43]
+        assert [seq for part in removed for seq in part] == list(range(299, 0, -1))
+        assert store.verify().ok
+
+
+def test_a_writer_that_waits_for_another_looks_often_and_not_for_ever(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    with backtrail.open(path) as store:
+        thread = store.thread("t")
+        thread.save({"l": []})
+        other = apsw.Connection(str(path))
+        other.execute("BEGIN IMMEDIATE")
+
+        def sleep(seconds: float) -> None:
+            slept.append(seconds)
+            if len(slept) == 300:
+                other.execute("COMMIT")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(sqlite_connection.time, "sleep", sleep)
+            assert thread.append("l", 1).step == 2
+        assert len(slept) == 300
+        assert 0 < max(slept) <= 0.005  # SQLite's own way of waiting comes to 0.1
+        other.execute("BEGIN IMMEDIATE")
+        store._backend._guard._connection.set_busy_handler(None)
+        sqlite_connection.wait_for_others(store._backend._guard._connection, 0.05)
+        with pytest.raises(backtrail.Unavailable):
+            thread.append("l", 2)
+        other.close()
+
+
+def test_nobody_who_saves_pauses_for_what_the_options_remove(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(pace, "_SPELL", 0.0)
+    with backtrail.open(path, max_checkpoints=2) as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(pace.time, "sleep", slept.append)
+            for n in range(150):
+                store.thread("t").save({"n": n})
+        assert store.stats().checkpoints == 2
+        assert set(slept) == {0.0}
+        store.thread("t").prune(keep_last=1)
+        with monkeypatch.context() as patch:
+            patch.setattr(pace.time, "sleep", slept.append)
+            store.gc()
+        assert max(slept) > 0

@@ -1,11 +1,16 @@
 """The life of a store in PostgreSQL: what is left of it when it is dropped, or when the interpreter ends."""
 
 import gc
+import random
 import subprocess
 import sys
 import threading
 import time
 
+import psycopg
+from psycopg import sql
+
+from backtrail.backends.postgres_session import Statement
 from tests.servers import place, server
 
 LONG = 20
@@ -53,3 +58,39 @@ def test_what_is_saved_while_the_interpreter_ends_is_saved():
         assert (done.stdout, done.stderr) == ("1\n", "")
         with opener() as store:
             assert store.thread("t").load().state == {"last": True}
+
+
+def filled(store):
+    """A store of about 2 MB, most of which may go."""
+    with store.transaction():
+        thread = store.thread("t")
+        for n in range(700):
+            thread.save({"n": n, "text": random.Random(n).randbytes(1500)})
+    thread.prune(keep_last=3)
+    return thread, store.stats().stored_bytes
+
+
+def test_a_table_of_which_little_is_left_is_written_anew():
+    with place() as opener, opener() as store:
+        thread, before = filled(store)
+        store.gc()
+        assert store.stats().stored_bytes < before / 3
+        assert [c.state["n"] for c in thread.history()] == [697, 698, 699]
+        assert thread.save({"n": 700}).step == 701
+        assert store.verify().ok
+
+
+def test_a_table_that_somebody_reads_is_left_as_it_is_and_nobody_waits():
+    with place() as opener, opener() as store:
+        thread, before = filled(store)
+        schema = opener.keywords["schema"]
+        with psycopg.connect(opener.args[0]) as reader:
+            reader.execute(sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(schema, "row")))
+            began = time.monotonic()
+            store.gc()
+            assert time.monotonic() - began < LONG / 2
+            assert store.stats().stored_bytes > before / 2
+            assert thread.save({"n": 700}).step == 701
+        assert store._backend._pool.do(lambda session: session.run(Statement("SHOW lock_timeout"))) == [("0",)]
+        store.gc()
+        assert store.stats().stored_bytes < before / 3

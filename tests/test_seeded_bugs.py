@@ -72,18 +72,16 @@ def redo_survives_a_save(patch):
 
 
 def prune_takes_labelled_ones(patch):
-    patch.setattr(retention, "_exempt", lambda *_: set())
+    patch.setattr(retention, "_keep_marked", lambda *_: None)
 
 
 def prune_takes_one_too_many(patch):
-    chosen = retention.prunable
-    patch.setattr(
-        retention,
-        "prunable",
-        lambda heads, standing, policy: chosen(
-            heads, standing, policy._replace(keep_last=max(policy.keep_last - 1, 0))
-        ),
-    )
+    chosen = retention.sort_out
+
+    def sort_out(heads, standing, rules, **options):
+        return chosen(heads, standing, rules._replace(keep_last=max(rules.keep_last - 1, 0)), **options)
+
+    patch.setattr(retention, "sort_out", sort_out)
 
 
 def a_maximum_keeps_one_too_many(patch):
@@ -164,7 +162,7 @@ def rows_stand_beside_chunks_that_go(patch):
         def issuperset(self, _):
             return True
 
-    patch.setattr(upkeep, "repack", lambda heads, record, live, told: walked(heads, record, Everything(), told))
+    patch.setattr(upkeep, "repack", lambda heads, record, live, *rest: walked(heads, record, Everything(), *rest))
 
 
 def repacking_takes_the_wrong_bytes(patch):

@@ -59,7 +59,7 @@ THREAD = {
     "redo": "write",
     "tag": "write",
     "untag": "write",
-    "prune": "write",
+    "prune": "apart",
     "delete_checkpoint": "write",
     "delete": "write",
 }
@@ -129,7 +129,7 @@ STORE = {
     "migrate": "watched",
     "verify": "watched",
     "gc": "watched",
-    "prune": "apart",
+    "prune": "watched",
     "export": "watched",
     "import_": "watched",
     "backup": "watched",
@@ -486,6 +486,7 @@ if TYPE_CHECKING:
     from backtrail.engine.editing import Editor
     from backtrail.engine.queue import Crew
     from backtrail.handles import Ref
+    from backtrail.policies import Policy
     from backtrail.values import Diff, PruneReport, Sentinel
 
 S = TypeVar("S")
@@ -605,6 +606,7 @@ from backtrail.values import MISSING
 if TYPE_CHECKING:
     from backtrail import runs as sync
     from backtrail.engine.queue import Crew
+    from backtrail.policies import Policy
     from backtrail.runs import Calls, Records, RunRecord
 
     Checkpoints = list[Checkpoint[Any]]
@@ -662,6 +664,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from backtrail.entities import Message
+    from backtrail.policies import Policy
     from backtrail.strategies import Strategy
     from backtrail.values import (
         ExportReport,

@@ -21,6 +21,7 @@ from backtrail.entities import (
     ToolStatus,
 )
 from backtrail.errors import CommitUnknown, Conflict, Corrupt, Error, InDoubt, Invalid, NotFound, Unavailable
+from backtrail.policies import Policy
 from backtrail.repairs import repaired
 from backtrail.run_calls import CallError
 from backtrail.run_history import Irreversible
@@ -115,6 +116,7 @@ __all__ = [
     "Never",
     "NotDone",
     "NotFound",
+    "Policy",
     "PruneReport",
     "Record",
     "Reordered",

@@ -22,6 +22,17 @@ def check_count(value: Any, what: str, *, least: int = 0) -> int:
     return value
 
 
+def check_ids(threads: Any) -> tuple[str, ...]:
+    """Return ids of threads, each once; there is at least one."""
+    try:
+        listed = None if isinstance(threads, str | bytes) else tuple(threads)
+    except TypeError:
+        listed = None
+    if not listed:
+        raise Invalid(f"threads= is a list of ids, not {threads!r}", code="invalid.argument")
+    return tuple(dict.fromkeys(check_id(each, "a thread's id") for each in listed))
+
+
 def check_kind(kind: Any) -> int:
     """Return the number of a checkpoint's kind."""
     if kind not in log.KINDS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from backtrail.arguments import check_id
+from backtrail.arguments import check_id, check_ids
 from backtrail.backends.port import Copyable
 from backtrail.engine import exporting, importing
 from backtrail.engine.archive_reader import Archive
@@ -28,7 +28,7 @@ def export(
     if threads is not None and agent is not None:
         raise Invalid("say threads=, or agent=, not both", code="invalid.argument")
     scope = exporting.Scope(
-        None if agent is None else check_id(agent, "an agent's id"), None if threads is None else _ids(threads)
+        None if agent is None else check_id(agent, "an agent's id"), None if threads is None else check_ids(threads)
     )
     target = path_of(path)
     made = exporting.export(_outside(engine), target, scope, since, progress)
@@ -60,13 +60,3 @@ def _outside(engine: Engine) -> Heads:
     if engine.desk.overlay is not None:
         raise Unavailable("not inside a transaction; do it before or after", code="unavailable.transaction")
     return engine.direct.heads
-
-
-def _ids(threads: Any) -> tuple[str, ...]:
-    try:
-        listed = None if isinstance(threads, str | bytes) else tuple(threads)
-    except TypeError:
-        listed = None
-    if not listed:
-        raise Invalid(f"threads= is a list of ids, not {threads!r}", code="invalid.argument")
-    return tuple(dict.fromkeys(check_id(each, "a thread's id") for each in listed))

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from backtrail import pruning
 from backtrail.arguments import check_count, check_id
 from backtrail.engine import changes, journal
 from backtrail.engine.journal import Journal
 from backtrail.engine.paths import Path
 from backtrail.entities import Message
 from backtrail.errors import Conflict, Corrupt, Invalid, NotFound
+from backtrail.policies import Policy
 from backtrail.run_calls import record_of
 from backtrail.run_history import RunThread
 from backtrail.run_points import irreversible
@@ -144,11 +146,14 @@ class Runs:
         """Return all checkpoints of a run, those that are out of view, too."""
         return [*self.thread(session_id).history(everything=True)]
 
-    def prune(self, agent: str, keep: int) -> int:
+    def prune(self, agent: str, keep: int | Policy) -> int:
         """Hide all but the newest checkpoints of an agent's runs, and return how many went.
 
-        No run needs them to go on.
+        A number is that of all its runs together; a `Policy` is held against each run by itself, and the answer is a
+        `PruneReport`. No run needs them to go on.
         """
+        if isinstance(keep, Policy):
+            return pruning.prune(self._engine, keep, (SPACE,), agent=agent)
         check_count(keep, "keep")
         found = [c for record in self._listed(SPACE, agent) for c in self._all(record.name)]
         surplus = sorted(found, key=_age)[: max(len(found) - keep, 0)]  # the oldest first: heads go last

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, overload
 from urllib.parse import unquote
 
-from backtrail import migrating, moving
+from backtrail import migrating, moving, pruning
 from backtrail.agents import Agents
 from backtrail.arguments import check_count, check_cursor, check_duration, check_id, check_query, check_timeout
 from backtrail.conversations import Conversations
@@ -20,6 +20,7 @@ from backtrail.engine.heads import Options, Standing
 from backtrail.engine.schema import Types
 from backtrail.engine.watching import AllThreads, Watch
 from backtrail.errors import Invalid, NotFound, Unavailable
+from backtrail.policies import check_policy
 from backtrail.run_worker import LEASE
 from backtrail.running import Run
 from backtrail.runs import Runs
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from backtrail.backends.port import Backend, Row, ThreadRecord
     from backtrail.checkpoints import Checkpoint
     from backtrail.entities import Message
+    from backtrail.policies import Policy
     from backtrail.strategies import Strategy
 
 S = TypeVar("S")
@@ -478,21 +480,25 @@ class Store:
 
     def prune(
         self,
+        policy: Policy | None = None,
         *,
         keep_last: int | None = None,
         older_than: dt.timedelta | float | None = None,
         keep_tagged: bool = True,
+        agent: str | None = None,
+        threads: Iterable[str] | None = None,
         dry_run: bool = False,
+        progress: Callable[[str, int], None] | None = None,
     ) -> PruneReport:
-        """Prune every thread; see `Thread.prune`. Agent checkpoints stay, and with them what they hold."""
-        removed: list[tuple[str, str]] = []
-        for record in upkeep.threads(self._engine.desk.heads):
-            if record.space not in SPACES:
-                continue
-            thread: Thread[Any] = Thread(self._engine, record.space, record.name)
-            report = thread.prune(keep_last=keep_last, older_than=older_than, keep_tagged=keep_tagged, dry_run=dry_run)
-            removed += report.removed
-        return PruneReport(tuple(removed), dry_run=dry_run)
+        """Prune every thread by a `Policy`, or by these words; see `Thread.prune`.
+
+        `agent` narrows it down to what belongs to one, `threads` to these ids. Agent checkpoints stay, and with them
+        what they hold. Each thread is a write by itself: interrupted, it goes on when it is called again.
+        """
+        chosen = check_policy(policy, keep_last, older_than, keep_tagged)
+        return pruning.prune(
+            self._engine, chosen, SPACES, agent=agent, threads=threads, dry_run=dry_run, progress=progress
+        )
 
     # -- moving -----------------------------------------------------------------------------------------
 

@@ -11,16 +11,18 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from backtrail.arguments import check_count, check_duration, check_kind, check_metadata, check_tags, check_timeout
+from backtrail.arguments import check_count, check_kind, check_metadata, check_tags, check_timeout
 from backtrail.engine import changes, diff, log, pins, retention, unpacking
 from backtrail.engine.codec import Decoder
 from backtrail.engine.editing import Editing, Editor
 from backtrail.engine.paths import parse
+from backtrail.engine.retention import Sorted
 from backtrail.engine.watching import OneThread, Watch
 from backtrail.engine.writes import ANY, ANYTHING, Unchanged
 from backtrail.errors import Conflict, Corrupt, Invalid, NotFound
 from backtrail.handles import Handle, Ref
-from backtrail.values import MISSING, NEW, Change, Diff, PruneReport, Reordered, Sentinel
+from backtrail.policies import Account, rules_for_one
+from backtrail.values import MISSING, NEW, Change, Diff, Reordered, Sentinel
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from backtrail.engine.diff import Edit
     from backtrail.engine.heads import Standing
     from backtrail.engine.tree import Tree
+    from backtrail.policies import Policy
+    from backtrail.values import PruneReport
 
 S = TypeVar("S")
 _PAGE: Final = 200
@@ -382,6 +386,7 @@ class Thread(Handle[S]):
 
     def prune(
         self,
+        policy: Policy | None = None,
         *,
         keep_last: int | None = None,
         older_than: dt.timedelta | float | None = None,
@@ -390,37 +395,34 @@ class Thread(Handle[S]):
         until: Ref | None = None,
         dry_run: bool = False,
     ) -> PruneReport:
-        """Hide checkpoints: those behind the newest `keep_last` and older than `older_than` (each if given).
+        """Hide the checkpoints that a `Policy` does not keep; the report says which, and why the others stay.
 
-        The head stays, and so do those that `keep` names, all that were saved after `until`, and labelled and tagged
-        ones unless `keep_tagged` is False.
+        Without one: those behind the newest `keep_last` and older than `older_than` (each if given), but not labelled
+        and tagged ones unless `keep_tagged` is False. The head stays, and so do those that `keep` names, all that were
+        saved after `until`, and what a checkpoint of an agent holds.
         What was rewound away is counted apart: the newest `keep_last` of it stay too. Nothing that stays is harmed.
         """
-        if keep_last is None and older_than is None:
-            raise Invalid(
-                "prune needs keep_last or older_than; to remove everything, delete the thread", code="invalid.policy"
-            )
-        policy = retention.Policy(
-            None if keep_last is None else check_count(keep_last, "keep_last"),
-            None if older_than is None else check_duration(older_than, "older_than"),
-            keep_tagged,
-        )
-        chosen: list[int] = []
+        heads = self._engine.desk.heads
+        rules = rules_for_one(policy, keep_last, older_than, keep_tagged, heads.clock())
+        found = Sorted([], [])
 
         def choose(standing: Standing) -> list[int]:
-            kept = {self._resolve(standing, ref).seq for ref in keep}
+            nonlocal found
+            named = {self._resolve(standing, ref).seq for ref in keep}
             last = log.MAX_SEQ if until is None else self._resolve(standing, until).seq
-            found = retention.prunable(self._engine.desk.heads, standing, policy)
-            chosen[:] = [seq for seq in found if seq <= last and seq not in kept]
-            return chosen
+            found = retention.sort_out(heads, standing, rules, named=named, until=last)
+            return found.gone
 
         standing = self._standing()
         if standing is not None and dry_run:
             choose(standing)
         elif standing is not None:
-            self._engine.desk.writes.hide(self._key, choose)
-        uid = standing.record.uid if standing else b""
-        return PruneReport(tuple((log.checkpoint_id(uid, seq), policy.reason) for seq in chosen), dry_run=dry_run)
+            hidden = self._engine.desk.writes.hide(self._key, choose)
+            found = found._replace(gone=sorted(hidden))
+        account = Account(rules, dry_run=dry_run)
+        if standing is not None:
+            account.add(standing.record, found)
+        return account.report()
 
     def delete_checkpoint(self, ref: Ref) -> bool:
         """Delete a checkpoint and say whether there was one. If it was the head, its nearest ancestor left is now."""

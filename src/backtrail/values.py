@@ -8,7 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 
 class Sentinel(Enum):
@@ -179,16 +179,29 @@ class Hit:
 
 
 class PruneReport(int):
-    """How many checkpoints went, or would go; `removed` says which and why."""
+    """How many checkpoints went, or would go; `removed` says which, `kept` which stay, and both why."""
 
-    removed: tuple[tuple[str, str], ...]
+    removed: Sequence[tuple[str, str]]
     """(checkpoint id, reason)."""
+    kept: Sequence[tuple[str, str, tuple[str, ...]]]
+    """(checkpoint id, thread id, reasons). When a store is pruned, only of threads of which something goes."""
+    untouched: int
+    """How many threads there were of which nothing goes."""
     dry_run: bool
 
-    def __new__(cls, removed: tuple[tuple[str, str], ...], *, dry_run: bool) -> Self:
-        """Make a report of what was removed."""
+    def __new__(
+        cls,
+        removed: Sequence[tuple[str, str]],
+        kept: Sequence[tuple[str, str, tuple[str, ...]]] = (),
+        *,
+        untouched: int = 0,
+        dry_run: bool,
+    ) -> Self:
+        """Make a report of what was removed and what was kept."""
         made = super().__new__(cls, len(removed))
         made.removed = removed
+        made.kept = kept
+        made.untouched = untouched
         made.dry_run = dry_run
         return made
 

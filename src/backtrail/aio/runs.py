@@ -13,6 +13,7 @@ from backtrail.values import MISSING
 if TYPE_CHECKING:
     from backtrail import runs as sync
     from backtrail.engine.queue import Crew
+    from backtrail.policies import Policy
     from backtrail.runs import Calls, Records, RunRecord
 
     Checkpoints = list[Checkpoint[Any]]
@@ -74,10 +75,11 @@ class Runs:
         return None if found is None else Checkpoint(self._crew, found)
 
     @called
-    async def prune(self, agent: str, keep: int) -> int:
+    async def prune(self, agent: str, keep: int | Policy) -> int:
         """Hide all but the newest checkpoints of an agent's runs, and return how many went.
 
-        No run needs them to go on.
+        A number is that of all its runs together; a `Policy` is held against each run by itself, and the answer is a
+        `PruneReport`. No run needs them to go on.
         """
         return await self._crew.apart(self._sync.prune, agent, keep)
 

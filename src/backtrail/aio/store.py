@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from backtrail.entities import Message
+    from backtrail.policies import Policy
     from backtrail.strategies import Strategy
     from backtrail.values import (
         ExportReport,
@@ -272,19 +273,34 @@ class Store:
         """Remove for good what was deleted, pruned or outlived, keep once what was kept twice, give the space back."""
         return await self._crew.watched(lambda tell: self._sync.gc(progress=tell), progress)
 
-    @called
     async def prune(
         self,
+        policy: Policy | None = None,
         *,
         keep_last: int | None = None,
         older_than: dt.timedelta | float | None = None,
         keep_tagged: bool = True,
+        agent: str | None = None,
+        threads: Iterable[str] | None = None,
         dry_run: bool = False,
+        progress: Callable[[str, int], None] | None = None,
     ) -> PruneReport:
-        """Prune every thread; see `Thread.prune`. Agent checkpoints stay, and with them what they hold."""
-        return await self._crew.apart(
-            self._sync.prune, keep_last=keep_last, older_than=older_than, keep_tagged=keep_tagged, dry_run=dry_run
+        """Prune every thread by a `Policy`, or by these words; see `Thread.prune`.
+
+        `agent` narrows it down to what belongs to one, `threads` to these ids. Agent checkpoints stay, and with them
+        what they hold. Each thread is a write by itself: interrupted, it goes on when it is called again.
+        """
+        work = partial(
+            self._sync.prune,
+            policy,
+            keep_last=keep_last,
+            older_than=older_than,
+            keep_tagged=keep_tagged,
+            agent=agent,
+            threads=None if threads is None else tuple(threads),
+            dry_run=dry_run,
         )
+        return await self._crew.watched(lambda tell: work(progress=tell), progress)
 
     async def export(
         self,

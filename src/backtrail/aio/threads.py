@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from backtrail.engine.editing import Editor
     from backtrail.engine.queue import Crew
     from backtrail.handles import Ref
+    from backtrail.policies import Policy
     from backtrail.values import Diff, PruneReport, Sentinel
 
 S = TypeVar("S")
@@ -276,6 +277,7 @@ class Thread(Generic[S]):
     @called
     async def prune(
         self,
+        policy: Policy | None = None,
         *,
         keep_last: int | None = None,
         older_than: dt.timedelta | float | None = None,
@@ -284,14 +286,16 @@ class Thread(Generic[S]):
         until: Ref | None = None,
         dry_run: bool = False,
     ) -> PruneReport:
-        """Hide checkpoints: those behind the newest `keep_last` and older than `older_than` (each if given).
+        """Hide the checkpoints that a `Policy` does not keep; the report says which, and why the others stay.
 
-        The head stays, and so do those that `keep` names, all that were saved after `until`, and labelled and tagged
-        ones unless `keep_tagged` is False.
+        Without one: those behind the newest `keep_last` and older than `older_than` (each if given), but not labelled
+        and tagged ones unless `keep_tagged` is False. The head stays, and so do those that `keep` names, all that were
+        saved after `until`, and what a checkpoint of an agent holds.
         What was rewound away is counted apart: the newest `keep_last` of it stay too. Nothing that stays is harmed.
         """
-        return await self._crew.write(
+        return await self._crew.apart(
             self._sync.prune,
+            policy,
             keep_last=keep_last,
             older_than=older_than,
             keep_tagged=keep_tagged,

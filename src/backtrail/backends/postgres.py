@@ -32,6 +32,7 @@ from backtrail.backends.postgres_commit import Commit
 from backtrail.backends.postgres_group import Group
 from backtrail.backends.postgres_moves import Crier, Listening, Moves
 from backtrail.backends.postgres_pool import Pool
+from backtrail.backends.postgres_room import Room
 from backtrail.backends.postgres_schema import place_of, prepare
 from backtrail.backends.postgres_search import Search
 from backtrail.backends.postgres_session import Given, Statement
@@ -346,12 +347,13 @@ class PostgresBackend:
         return self._write(lambda session: self._commit.rewrite(session, thread, rows, chunks, alone=alone))
 
     def reclaim(self) -> None:
-        """Let PostgreSQL use the space again, and give back what is free at the ends of its files."""
+        """Let PostgreSQL use the space again, and give back what is free at the ends of its files, or nearly all."""
         self._refuse_if_read_only()
         self._refuse_in_group()
         self._pool.do(self._search.clean)
         tables = ", ".join(f"{self._place.quoted}.{name}" for name in _TABLES)
         self._pool.do(lambda session: session.script(f"VACUUM (SKIP_LOCKED) {tables}", seconds=None))
+        self._pool.do(Room(self._place.quoted).give_back)
 
     def usage(self) -> Usage:
         ((*spaces, rows, row_bytes, chunks, chunk_bytes, entries, index_bytes, stored),) = self._read(self._sql.usage)

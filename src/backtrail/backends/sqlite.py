@@ -37,7 +37,7 @@ from backtrail.backends.port import (
     written,
 )
 from backtrail.backends.sqlite_commit import PUT_CHUNK, commit
-from backtrail.backends.sqlite_connection import Guard, savepoint
+from backtrail.backends.sqlite_connection import Guard, savepoint, wait_for_others
 from backtrail.backends.sqlite_group import Group
 from backtrail.backends.sqlite_moves import INTERVAL, Mark, moved
 from backtrail.backends.sqlite_schema import open_store, run
@@ -51,9 +51,9 @@ if TYPE_CHECKING:
 
 _SYNCHRONOUS = {"full": "FULL", "relaxed": "NORMAL"}
 _MAX_TIMEOUT = 1_000_000.0
-_VACUUM_PAGES = 256
-_TRUNCATE_WAIT = 100
-"""Milliseconds."""
+_VACUUM_PAGES = 64
+_VACUUM_PAUSE = 0.005
+_TRUNCATE_WAIT = 0.02
 
 _THREAD = "no, space, name, uid, agent, thread.created_at, origin"
 _BY_NAME = f"SELECT {_THREAD} FROM thread WHERE space = ? AND name = ?"
@@ -459,14 +459,15 @@ class SqliteBackend:
         for _ in range(0, free, _VACUUM_PAGES):
             with self._guard as connection:
                 run(connection, f"PRAGMA incremental_vacuum({_VACUUM_PAGES})")
+            time.sleep(_VACUUM_PAUSE)
         for mode in ("PASSIVE", "TRUNCATE"):  # the first, which blocks nobody, leaves the second little to do
             with self._guard as connection:
                 # Writers wait while it waits for those who read: not for an export, which may read for long.
-                connection.set_busy_timeout(_TRUNCATE_WAIT)
+                wait_for_others(connection, _TRUNCATE_WAIT)
                 try:
                     run(connection, f"PRAGMA wal_checkpoint({mode})")
                 finally:
-                    connection.set_busy_timeout(round(self._busy_timeout * 1000))
+                    wait_for_others(connection, self._busy_timeout)
 
     def usage(self) -> Usage:
         with self._guard as connection, _one_view(connection):

@@ -15,6 +15,7 @@ import ctypes
 import functools
 import os
 import threading
+import time
 import weakref
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
@@ -235,6 +236,31 @@ def savepoint(connection: apsw.Connection) -> Iterator[None]:
             connection.execute("RELEASE part")
         raise
     connection.execute("RELEASE part")
+
+
+_FIRST_PAUSE = 0.0002
+_LONGEST_PAUSE = 0.004
+
+
+def wait_for_others(connection: apsw.Connection, seconds: float) -> None:
+    """Have a connection wait so long for others who have the file locked, and look often whether they still do.
+
+    SQLite's own way of waiting looks once in 100 ms after a while: whoever writes much, with short pauses, would keep
+    all others out for long.
+    """
+    until = 0.0
+
+    def wait(tried: int) -> bool:
+        nonlocal until
+        now = time.monotonic()
+        if tried == 0:
+            until = now + seconds
+        if now >= until:
+            return False
+        time.sleep(min(_FIRST_PAUSE * 1.5 ** min(tried, 10), _LONGEST_PAUSE, until - now))
+        return True
+
+    connection.set_busy_handler(wait)
 
 
 # What SQLite's errors mean to a caller: the first that fits.

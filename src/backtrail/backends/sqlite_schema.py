@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import apsw
 
-from backtrail.backends.sqlite_connection import roll_back, translated
+from backtrail.backends.sqlite_connection import roll_back, translated, wait_for_others
 from backtrail.errors import Error, Invalid, NotFound, Unavailable
 
 if TYPE_CHECKING:
@@ -233,7 +233,7 @@ def _make_directory(directory: Path) -> None:
 def _connect(path: str, options: str, flags: int, busy_timeout: float) -> apsw.Connection:
     # As a URI, any file name goes: one that is not UTF-8, too.
     connection = apsw.Connection(f"{Path(path).as_uri()}?{options}", flags=flags | apsw.SQLITE_OPEN_URI)
-    connection.set_busy_timeout(round(busy_timeout * 1000))
+    wait_for_others(connection, busy_timeout)
     return connection
 
 

@@ -5,6 +5,8 @@ event loop slows down: it gives its turn away by itself, many times as often.
 
 Python also looks for garbage whenever some hundreds of containers were made, and goes through all new ones each time:
 for a long list of messages that is half of what it takes to read it. So it waits until they are made.
+
+Upkeep writes much, and has time: it writes in slices, and leaves the store to others between them.
 """
 
 from __future__ import annotations
@@ -14,10 +16,12 @@ import os
 import threading
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+
+T = TypeVar("T")
 
 LIGHT: Final = 64 * 1024
 """Bytes of text, roughly, that a value may have to be light."""
@@ -26,6 +30,10 @@ _PARTS: Final = 400
 _PLAIN: Final = frozenset({int, float, bool, type(None), complex})
 _STRETCH: Final = 0.001
 _REST: Final = 0.00005
+SLICE: Final = 128
+"""Rows or chunks that upkeep changes in one write, at most: whoever else writes waits for one of these."""
+_SPELL: Final = 0.002
+_LONGEST_BREAK: Final = 0.02
 
 
 class _Pace(threading.local):
@@ -84,6 +92,29 @@ def uncollected() -> Iterator[None]:
     finally:
         gc.enable()
         _uncollected.discard(token)
+
+
+class Upkeep:
+    """Writes of upkeep: after some, others have the store for as long as these have taken."""
+
+    def __init__(self, longest: float = _LONGEST_BREAK) -> None:
+        self._longest = longest
+        self._taken = 0.0
+
+    @contextmanager
+    def write(self) -> Iterator[None]:
+        """Write one slice in the block; then pause, if it is time."""
+        begun = time.monotonic()
+        yield
+        self._taken += time.monotonic() - begun
+        if self._taken >= _SPELL:
+            time.sleep(min(self._taken, self._longest))
+            self._taken = 0.0
+
+
+def slices(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Give items, a slice at a time."""
+    return (items[start : start + SLICE] for start in range(0, len(items), SLICE))
 
 
 def is_light(*values: Any) -> bool:

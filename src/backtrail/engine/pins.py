@@ -160,6 +160,14 @@ def pin_of(uid: bytes) -> str:
     return _MARK + uid.hex()
 
 
+def uid_of(pin: str) -> bytes:
+    """Return the uid of the thread of manifests that a pin names; no thread has it if the pin is damaged."""
+    try:
+        return bytes.fromhex(pin.removeprefix(_MARK))
+    except ValueError:
+        return b""
+
+
 def pins_in(tags: Iterable[str]) -> tuple[str, ...]:
     """Return those of a row's tags that are pins."""
     return tuple(tag for tag in tags if tag.startswith(_MARK))
@@ -208,9 +216,9 @@ class Loosening:
         """Return what the manifests of a pin need, and as of which row; None if that is not known."""
         if pin not in self._held:
             try:
-                record = self._heads.backend.thread_with_uid(bytes.fromhex(pin.removeprefix(_MARK)))
+                record = self._heads.backend.thread_with_uid(uid_of(pin))
                 self._held[pin] = None if record is None else (record, *needed(self._heads, record))
-            except (Corrupt, NotFound, ValueError):
+            except (Corrupt, NotFound):
                 self._held[pin] = None
         return self._held[pin]
 

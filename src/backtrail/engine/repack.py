@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from backtrail.engine import log, payload, wire
 from backtrail.engine.nodes import INNER, LEAF, NODE_LIMIT, SPINE, Node, check_chunk, read_levels
+from backtrail.engine.pace import SLICE, Upkeep
 from backtrail.engine.squeeze import BESIDE_MAX, Beside, squeeze, stands_beside, unsqueeze_beside
 from backtrail.engine.tree import SET, SPLICE
 from backtrail.errors import Corrupt
@@ -43,7 +44,7 @@ WAITING_BYTES: Final = 4 * 1024 * 1024
 _TRIES: Final = 8
 """A row that was beside this many chunks in vain gives up."""
 _PAGE: Final = 256
-_BATCH: Final = 128
+_BATCH: Final = SLICE
 """Rows per transaction: a writer waits for one of them at most."""
 
 
@@ -55,13 +56,15 @@ class _Waiting(NamedTuple):
     tried: int = 0
 
 
-def repack(heads: Heads, record: ThreadRecord, live: set[bytes], told: Callable[[int], None]) -> int:
+def repack(
+    heads: Heads, record: ThreadRecord, live: set[bytes], told: Callable[[int], None], paced: Upkeep | None = None
+) -> int:
     """Store the rows of a thread as small as can be beside chunks that states lead to; return how many were changed.
 
     `live` are those chunks, as a collection has marked them; chunks that damaged rows stand beside are added. `told` is
     called with the count as it grows.
     """
-    walk = _Walk(heads, record, live, told)
+    walk = _Walk(heads, record, live, told, paced)
     newest = heads.backend.newest(record.no)
     low = 1
     while newest is not None and low <= newest.seq:
@@ -79,11 +82,19 @@ def repack(heads: Heads, record: ThreadRecord, live: set[bytes], told: Callable[
 class _Walk:
     """Goes through a thread from its first row on: rows wait until a base shows the chunks that closed over them."""
 
-    def __init__(self, heads: Heads, record: ThreadRecord, live: set[bytes], told: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        heads: Heads,
+        record: ThreadRecord,
+        live: set[bytes],
+        told: Callable[[int], None],
+        paced: Upkeep | None = None,
+    ) -> None:
         self._heads = heads
         self._record = record
         self._live = live
         self._told = told
+        self._paced = paced or Upkeep(longest=0.0)
         self._nodes = heads.nodes()
         self._seen: set[bytes] = set()
         self._waiting: OrderedDict[int, _Waiting] = OrderedDict()
@@ -204,7 +215,8 @@ class _Walk:
         rows = [row for row, digests in done if all(digest in stored for digest in digests)]
         needed = sorted({digest for _, digests in done for digest in digests if digest in stored})
         chunks = [(digest, stored[digest]) for digest in needed]
-        self.changed += self._heads.backend.rewrite(self._record.no, rows, chunks)
+        with self._paced.write():
+            self.changed += self._heads.backend.rewrite(self._record.no, rows, chunks)
         self._told(self.changed)
 
 

@@ -1,40 +1,68 @@
-"""Which checkpoints may go: by the store's options when one is saved, and by a policy when a thread is pruned.
+"""Which checkpoints may go: by the store's options when one is saved, and by rules when a thread is pruned.
 
-The head never goes. Labelled and tagged checkpoints are exempt, and so are the checkpoints of agents. What was rewound
-away is counted apart from what is in view, so neither crowds the other out.
+The head never goes, nor does what a checkpoint of an agent holds. Labelled and tagged checkpoints are exempt, unless
+the rules say otherwise. What was rewound away is counted apart from what is in view: neither crowds the other out.
+Order comes from the log, age and dates from the clock of whoever saved: the newest of a day is the last one in the log
+of those that were saved on it. Days are those of UTC.
 """
 
 from __future__ import annotations
 
 import datetime as dt
+from functools import cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from backtrail.engine import log, pins
+from backtrail.values import when
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Container, Iterator
 
-    from backtrail.backends.port import Row
+    from backtrail.backends.port import Row, ThreadRecord
     from backtrail.engine.heads import Heads, Standing
 
 
 _PAGE: Final = 50
+_HOUR: Final = 3_600_000_000
+_DAY: Final = 24 * _HOUR
+_WEEK: Final = 7 * _DAY
+_MONDAY: Final = 3 * _DAY
+"""What 1970 began with is a Thursday."""
 
 
-class Policy(NamedTuple):
-    """What stays: the newest `keep_last`, and what is younger than `older_than` (microseconds); None: not asked."""
+class Rules(NamedTuple):
+    """What stays; None: not asked. Whatever one of them keeps stays."""
 
-    keep_last: int | None
-    older_than: int | None
-    keep_tagged: bool = True
+    keep_last: int | None = None
+    oldest: int | None = None
+    """What was saved at this time or later stays (microseconds since 1970) ..."""
+    older_than: int | None = None
+    """... because it is younger than this (microseconds)."""
+    keep_hourly: int | None = None
+    keep_daily: int | None = None
+    keep_weekly: int | None = None
+    """The newest of each of the last so many hours, days, weeks that have one."""
+    keep_tagged: bool | frozenset[str] = True
+    keep_labelled: bool = True
 
     @property
     def reason(self) -> str:
-        """Why something goes under this policy."""
+        """Why something goes under these rules."""
         parts = [f"not among the newest {self.keep_last}"] if self.keep_last is not None else []
+        periods = (("hours", self.keep_hourly), ("days", self.keep_daily), ("weeks", self.keep_weekly))
+        parts += [f"not the newest of one of the last {count} {name}" for name, count in periods if count is not None]
         if self.older_than is not None:
             parts.append(f"older than {dt.timedelta(microseconds=self.older_than)}")
+        if isinstance(self.keep_tagged, frozenset):
+            parts.append(f"not tagged {', '.join(sorted(self.keep_tagged))}")
         return " and ".join(parts)
+
+
+class Sorted(NamedTuple):
+    """The checkpoints of a thread: the seqs of those that go, and those that stay, each with its reasons; ascending."""
+
+    gone: list[int]
+    kept: list[tuple[int, tuple[str, ...]]]
 
 
 def _places(heads: Heads, standing: Standing, rows: list[Row], first: int = 0) -> Iterator[tuple[int, Row]]:
@@ -44,8 +72,10 @@ def _places(heads: Heads, standing: Standing, rows: list[Row], first: int = 0) -
     yield from enumerate(row for row in rows if not log.contains(view, row.seq))
 
 
-def _all(heads: Heads, standing: Standing) -> list[Row]:
-    return heads.backend.rows(standing.record.no, [(1, standing.newest.seq)], visible=True, newest_first=True)
+def _all(heads: Heads, standing: Standing, limit: int | None = None) -> list[Row]:
+    return heads.backend.rows(
+        standing.record.no, [(1, standing.newest.seq)], visible=True, newest_first=True, limit=limit
+    )
 
 
 def _exempt(heads: Heads, standing: Standing, rows: list[Row]) -> set[int]:
@@ -53,17 +83,87 @@ def _exempt(heads: Heads, standing: Standing, rows: list[Row]) -> set[int]:
     return {row.seq for row in rows if row.label is not None or row.seq in tagged}
 
 
-def prunable(heads: Heads, standing: Standing, policy: Policy) -> list[int]:
-    """Return the seqs of the checkpoints that a policy lets go."""
+def all_stay(heads: Heads, record: ThreadRecord, rules: Rules) -> bool:
+    """Tell whether a thread has so few checkpoints that all of them stay, without reading more of them than that."""
+    if rules.keep_last is None:
+        return False
+    newest = heads.backend.newest(record.no)
+    if newest is None or newest.seq <= rules.keep_last:
+        return True
+    rows = heads.backend.rows(record.no, [(1, newest.seq)], visible=True, limit=rules.keep_last + 1)
+    return len(rows) <= rules.keep_last
+
+
+def sort_out(
+    heads: Heads, standing: Standing, rules: Rules, *, named: Container[int] = (), until: int = log.MAX_SEQ
+) -> Sorted:
+    """Say which checkpoints of a thread go and which stay, and why. Those `named` stay, and those behind `until`."""
     rows = _all(heads, standing)
-    kept = _exempt(heads, standing, rows) if policy.keep_tagged else set()
-    kept.add(standing.newest.head)
-    if policy.keep_last is not None:
-        kept.update(row.seq for place, row in _places(heads, standing, rows) if place < policy.keep_last)
-    if policy.older_than is not None:
-        oldest = heads.clock() - policy.older_than
-        kept.update(row.seq for row in rows if row.created_at >= oldest)
-    return sorted(row.seq for row in rows if row.seq not in kept)
+    why: dict[int, list[str]] = {row.seq: [] for row in reversed(rows)}
+    if standing.newest.head in why:
+        why[standing.newest.head].append("head")
+    for place, row in _places(heads, standing, rows):
+        if rules.keep_last is not None and place < rules.keep_last:
+            why[row.seq].append(f"newest {rules.keep_last}")
+    _keep_periods(heads, standing, rules, rows, why)
+    for row in rows:
+        if rules.oldest is not None and row.created_at >= rules.oldest:
+            why[row.seq].append(f"younger than {dt.timedelta(microseconds=rules.older_than or 0)}")
+    _keep_marked(heads, standing, rules, rows, why)
+    for seq, reasons in why.items():
+        if seq in named:
+            reasons.append("named")
+        if seq > until:
+            reasons.append("saved later")
+    gone = [seq for seq, reasons in why.items() if not reasons]
+    return Sorted(gone, [(seq, tuple(reasons)) for seq, reasons in why.items() if reasons])
+
+
+def _keep_periods(heads: Heads, standing: Standing, rules: Rules, rows: list[Row], why: dict[int, list[str]]) -> None:
+    """Note the newest of the last hours, days and weeks."""
+    periods: tuple[tuple[int | None, Callable[[int], int], Callable[[int], str]], ...] = (
+        (rules.keep_hourly, lambda at: at // _HOUR, lambda at: f"hour {when(at):%Y-%m-%d %H:00}"),
+        (rules.keep_daily, lambda at: at // _DAY, lambda at: f"day {when(at):%Y-%m-%d}"),
+        (rules.keep_weekly, lambda at: (at + _MONDAY) // _WEEK, _week),
+    )
+    if not any(count for count, _, _ in periods):
+        return
+    view = heads.view(standing)
+    seen = [row for row in rows if log.contains(view, row.seq)]
+    unseen = [row for row in rows if not log.contains(view, row.seq)]
+    for count, period, name in periods:
+        for group in (seen, unseen):
+            newest: dict[int, Row] = {}
+            for row in group:  # the newest first
+                newest.setdefault(period(row.created_at), row)
+            for number in sorted(newest, reverse=True)[: count or 0]:
+                why[newest[number].seq].append(name(newest[number].created_at))
+
+
+def _week(at: int) -> str:
+    year, week, _ = when(at).isocalendar()
+    return f"week {year}-W{week:02}"
+
+
+def _keep_marked(heads: Heads, standing: Standing, rules: Rules, rows: list[Row], why: dict[int, list[str]]) -> None:
+    """Note what is tagged, labelled, or held by a checkpoint of an agent."""
+    given = heads.backend.tags(standing.record.no, list(why))
+    holder = cache(lambda pin: _holder(heads, pin))
+    for row in rows:
+        tags = given.get(row.seq, ())
+        shown = pins.shown(tags)
+        if isinstance(rules.keep_tagged, frozenset):
+            shown = tuple(tag for tag in shown if tag in rules.keep_tagged)
+        if shown and rules.keep_tagged:
+            why[row.seq].append(f"tagged {', '.join(shown)}")
+        if row.label is not None and rules.keep_labelled:
+            why[row.seq].append("labelled")
+        why[row.seq] += dict.fromkeys(f"held by a checkpoint of agent {holder(pin)}" for pin in pins.pins_in(tags))
+
+
+def _holder(heads: Heads, pin: str) -> str:
+    record = heads.backend.thread_with_uid(pins.uid_of(pin))
+    return "?" if record is None else record.name
 
 
 def retired(heads: Heads, standing: Standing, new: Row) -> tuple[int, ...]:

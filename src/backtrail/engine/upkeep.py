@@ -5,13 +5,14 @@ of its own first. What rows hold and chunks hold, too, is then kept once (see `r
 that no remaining row leads to goes, except those put or touched since the collection began: a new epoch is begun
 first, and writers stamp what they rely on, so a chunk that a writer is about to use is never taken from under it.
 A collection that cannot read something it needs to follow stops before it removes any chunk.
+It writes in slices, with pauses between them: nobody who writes waits for more than one.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from backtrail.engine import indexing, log, payload, pins
+from backtrail.engine import indexing, log, pace, payload, pins
 from backtrail.engine.nodes import check_chunk
 from backtrail.engine.repack import repack
 from backtrail.engine.squeeze import squeeze
@@ -64,22 +65,27 @@ def collect(heads: Heads, progress: Callable[[str, int], None] | None = None) ->
     live: set[bytes] = set()
     marked: dict[int, int] = {}
     loosening = pins.Loosening(heads)
+    paced = pace.Upkeep()
     for count, record in enumerate(threads(heads), 1):
         loosening.loosen(record)
-        removed += collect_rows(heads, record)
+        removed += collect_rows(heads, record, paced)
         marked[record.no] = _mark(heads, record, live)
         if progress:
             progress("threads", count)
     for record in threads(heads):
         _mark_newer(heads, record, live, marked.get(record.no, 0))
-    repacked = _repack(heads, live, progress)
-    chunks, size = _sweep(heads, live, epoch, progress)
+    repacked = _repack(heads, live, paced, progress)
+    chunks, size = _sweep(heads, live, epoch, paced, progress)
     backend.reclaim()
     return Collected(removed, chunks, size, repacked)
 
 
-def collect_rows(heads: Heads, record: ThreadRecord) -> int:
-    """Remove the rows of a thread's hidden checkpoints that no visible or pinned one stands on."""
+def collect_rows(heads: Heads, record: ThreadRecord, paced: pace.Upkeep | None = None) -> int:
+    """Remove the rows of a thread's hidden checkpoints that no visible or pinned one stands on.
+
+    Without pauses, if it is not said how it is `paced`: then somebody waits for it, such as after a save.
+    """
+    paced = paced or pace.Upkeep(longest=0.0)
     rows = heads.backend.rows(record.no, [(1, log.MAX_SEQ)])  # in one read: what is hidden in it has no newer child
     if not rows:
         return 0
@@ -92,18 +98,23 @@ def collect_rows(heads: Heads, record: ThreadRecord) -> int:
         return 0  # what a damaged row stands on is not known
     for row in rows:
         if row.op == log.SAVE and row.seq in kept and row.base != row.seq and row.parent not in kept:
-            by_seq[row.seq] = _on_its_own(heads, record, row)
+            with paced.write():
+                by_seq[row.seq] = _on_its_own(heads, record, row)
     rows = list(by_seq.values())
     cleared = max((row.seq for row in rows if row.op == log.CLEAR), default=0)
     needed = {seq for row in rows if row.op in log.CHECKPOINTS and row.seq in kept for seq in _chain(row, by_seq)}
     gone = [
         row.seq
-        for row in rows
+        for row in reversed(rows)  # the newest first: what is left at any time can still be read
         if row.seq not in needed
         and row.seq != newest.seq
         and (row.seq < cleared or (row.op in log.CHECKPOINTS and row.hidden))
     ]
-    return heads.backend.remove_rows(record.no, gone) if gone else 0
+    removed = 0
+    for part in pace.slices(gone):
+        with paced.write():
+            removed += heads.backend.remove_rows(record.no, part)
+    return removed
 
 
 def _on_its_own(heads: Heads, record: ThreadRecord, row: Row) -> Row:
@@ -188,7 +199,7 @@ def chunks_below(nodes: Nodes, row: Row, known: Container[bytes]) -> dict[bytes,
     return below
 
 
-def _repack(heads: Heads, live: set[bytes], progress: Callable[[str, int], None] | None) -> int:
+def _repack(heads: Heads, live: set[bytes], paced: pace.Upkeep, progress: Callable[[str, int], None] | None) -> int:
     """Keep once what rows and chunks hold. It comes before the sweep: no row is left beside a chunk that goes."""
     repacked = 0
     for record in threads(heads):
@@ -198,19 +209,22 @@ def _repack(heads: Heads, live: set[bytes], progress: Callable[[str, int], None]
             if progress:
                 progress("repack", before + count)
 
-        repacked += repack(heads, record, live, told)
+        repacked += repack(heads, record, live, told, paced)
     return repacked
 
 
-def _sweep(heads: Heads, live: set[bytes], epoch: int, progress: Callable[[str, int], None] | None) -> tuple[int, int]:
+def _sweep(
+    heads: Heads, live: set[bytes], epoch: int, paced: pace.Upkeep, progress: Callable[[str, int], None] | None
+) -> tuple[int, int]:
     chunks = size = seen = 0
     after = b""
     while page := heads.backend.chunk_page(after, _PAGE):
         after = page[-1][0]
         dead = [digest for digest, stamped in page if stamped < epoch and digest not in live]
-        if dead:
-            size += heads.backend.remove_chunks(dead, epoch)
-            chunks += len(dead)
+        for part in pace.slices(dead):
+            with paced.write():
+                size += heads.backend.remove_chunks(part, epoch)
+        chunks += len(dead)
         seen += len(page)
         if progress:
             progress("chunks", seen)

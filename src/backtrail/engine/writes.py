@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
 from backtrail.backends.port import Batch, MissingChunks, NewThread, Row, Stale, ThreadRecord, Vanished
-from backtrail.engine import log, payload, retention, rows, wire
+from backtrail.engine import log, pace, payload, retention, rows, wire
 from backtrail.engine.heads import Chain, Heads, Standing
 from backtrail.engine.nodes import SPINE
 from backtrail.engine.pins import CONVERSATION, SPACE
@@ -432,18 +432,24 @@ class Writes:
         nothing: tuple[bool, Standing | None] = (False, None)
         return self._existing(key, attempt, nothing)
 
-    def hide(self, key: Key, choose: Callable[[Standing], Iterable[int]]) -> int:
-        """Hide the checkpoints that `choose` names (never the head) and return how many."""
+    def hide(self, key: Key, choose: Callable[[Standing], Iterable[int]]) -> list[int]:
+        """Hide the checkpoints that `choose` names (never the head), and return which.
 
-        def attempt(standing: Standing) -> int:
+        Many are hidden a slice at a time. If somebody else writes meanwhile, `choose` is asked again about the rest.
+        """
+        hidden: list[int] = []
+        paced = pace.Upkeep()
+
+        def attempt(standing: Standing) -> list[int]:
             record, newest = standing.record, standing.newest
-            seqs = [seq for seq in choose(standing) if seq != newest.head]
-            if seqs:
-                batch = Batch(newest=((record.no, newest.seq),), hide=tuple((record.no, seq) for seq in seqs))
-                self._backend.commit(batch)
-            return len(seqs)
+            for part in pace.slices([seq for seq in choose(standing) if seq != newest.head]):
+                with paced.write():
+                    hide = tuple((record.no, seq) for seq in part)
+                    self._backend.commit(Batch(newest=((record.no, newest.seq),), hide=hide))
+                hidden.extend(part)
+            return hidden
 
-        return self._existing(key, attempt, 0)
+        return self._existing(key, attempt, hidden)
 
     def tag(self, record: ThreadRecord, seq: int, add: Iterable[str], remove: Iterable[str]) -> None:
         """Put tags on a checkpoint, take others off."""

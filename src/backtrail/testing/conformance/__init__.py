@@ -34,6 +34,7 @@ from backtrail.testing.conformance.looking import Looking
 from backtrail.testing.conformance.moving import Exporting, Importing
 from backtrail.testing.conformance.naming import BadInput, Listing, Names
 from backtrail.testing.conformance.options import AutoInterval, MaxCheckpoints, Others, TimeToLive
+from backtrail.testing.conformance.policies import Policies
 from backtrail.testing.conformance.reading import Differences, History, Parts, Refs
 from backtrail.testing.conformance.removing import Deleting, Ending, Pruning
 from backtrail.testing.conformance.restoring import Restoring, Undoing
@@ -62,6 +63,7 @@ class StoreConformance(
     Rewinds,
     Deleting,
     Pruning,
+    Policies,
     Ending,
     Expecting,
     Appending,

@@ -1,0 +1,205 @@
+"""Policies: which checkpoints are to stay when threads are pruned, and the report of what went and what stayed.
+
+A report may be of very many checkpoints: it holds numbers, and makes ids and words of them when they are read.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
+
+from backtrail.arguments import check_count, check_duration, check_tags
+from backtrail.engine import log
+from backtrail.engine.retention import Rules, Sorted
+from backtrail.errors import Invalid
+from backtrail.values import PruneReport
+
+if TYPE_CHECKING:
+    import datetime as dt
+    from collections.abc import Callable, Iterator
+
+    from backtrail.backends.port import ThreadRecord
+
+T = TypeVar("T")
+_COUNTS = ("keep_last", "keep_hourly", "keep_daily", "keep_weekly")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What stays of each thread that is pruned: all that one of these keeps. All other checkpoints go.
+
+    It has to keep something: `Invalid` if it says nothing, or keeps nothing. The head always stays, and what a
+    checkpoint of an agent holds. What was rewound away is counted apart from what is in view.
+    """
+
+    keep_last: int | None = None
+    """So many, the newest."""
+    keep_hourly: int | None = None
+    """The newest one of each of the last so many hours that have one; hours, days and weeks are those of UTC."""
+    keep_daily: int | None = None
+    keep_weekly: int | None = None
+    """Weeks begin on Mondays, as ISO 8601 has them."""
+    older_than: dt.timedelta | float | None = None
+    """Those that are not older than this."""
+    keep_tagged: bool | tuple[str, ...] = True
+    """Those that have a tag, or one of these tags."""
+    keep_labelled: bool = True
+    """Those that have a label."""
+
+    def __post_init__(self) -> None:
+        given = [name for name in _COUNTS if getattr(self, name) is not None]
+        for name in given:
+            check_count(getattr(self, name), name)
+        if self.older_than is not None:
+            check_duration(self.older_than, "older_than")
+        if not isinstance(self.keep_tagged, bool):
+            object.__setattr__(self, "keep_tagged", check_tags(self.keep_tagged))
+        if not isinstance(self.keep_labelled, bool):
+            raise Invalid(f"keep_labelled is True or False, not {self.keep_labelled!r}", code="invalid.argument")
+        if not given and self.older_than is None and self.keep_tagged in (True, False, ()):
+            raise Invalid(
+                f"a policy needs one of {', '.join(_COUNTS)} and older_than, or the names of tags; to remove "
+                "everything, delete the thread",
+                code="invalid.policy",
+            )
+        counted = any(getattr(self, name) for name in given)
+        if not counted and self.older_than is None and not self.keep_tagged and not self.keep_labelled:
+            raise Invalid(
+                "this policy keeps nothing: keep at least the newest one; to remove everything, delete the thread",
+                code="invalid.policy",
+            )
+
+
+def rules_of(policy: Policy, now: int) -> Rules:
+    """Return a policy as rules that hold at a time, in microseconds since 1970."""
+    age = None if policy.older_than is None else check_duration(policy.older_than, "older_than")
+    return Rules(
+        keep_last=policy.keep_last,
+        oldest=None if age is None else now - age,
+        older_than=age,
+        keep_hourly=policy.keep_hourly,
+        keep_daily=policy.keep_daily,
+        keep_weekly=policy.keep_weekly,
+        keep_tagged=frozenset(policy.keep_tagged) if isinstance(policy.keep_tagged, tuple) else policy.keep_tagged,
+        keep_labelled=policy.keep_labelled,
+    )
+
+
+def check_policy(policy: Any, keep_last: Any, older_than: Any, keep_tagged: Any) -> Policy:
+    """Return the policy that was handed in: as one, or in words."""
+    if policy is None:
+        _require_words(keep_last, older_than)
+        tagged = bool(keep_tagged)
+        return Policy(keep_last=keep_last, older_than=older_than, keep_tagged=tagged, keep_labelled=tagged)
+    if not isinstance(policy, Policy):
+        raise Invalid(f"a policy is a backtrail.Policy, not {policy!r:.100}", code="invalid.policy")
+    if keep_last is not None or older_than is not None or keep_tagged is not True:
+        raise Invalid("say a policy, or keep_last, older_than and keep_tagged, not both", code="invalid.policy")
+    return policy
+
+
+def rules_for_one(policy: Any, keep_last: Any, older_than: Any, keep_tagged: Any, now: int) -> Rules:
+    """Return the rules for one thread. In words they may keep nothing but its head, and what else is named."""
+    if policy is None and keep_last == 0 and older_than is None and not keep_tagged:
+        return Rules(keep_last=check_count(keep_last, "keep_last"), keep_tagged=False, keep_labelled=False)
+    return rules_of(check_policy(policy, keep_last, older_than, keep_tagged), now)
+
+
+def _require_words(keep_last: Any, older_than: Any) -> None:
+    if keep_last is None and older_than is None:
+        raise Invalid(
+            "prune needs a policy, keep_last or older_than; to remove everything, delete the thread",
+            code="invalid.policy",
+        )
+
+
+# -- the report ---------------------------------------------------------------------------------------
+
+
+class _Part(NamedTuple):
+    """What is told of one thread."""
+
+    uid: bytes
+    name: str
+    seqs: array[int]
+    reasons: tuple[tuple[str, ...], ...] = ()
+
+
+class _Told(Sequence[T]):
+    """What was told of threads, one after the other; each entry is made when it is read."""
+
+    def __init__(self, parts: list[_Part], make: Callable[[_Part, int], T]) -> None:
+        self._parts = parts
+        self._make = make
+        self._begins = [0]
+        for part in parts:
+            self._begins.append(self._begins[-1] + len(part.seqs))
+
+    def __len__(self) -> int:
+        return self._begins[-1]
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[T, ...]: ...
+    def __getitem__(self, index: int | slice) -> T | tuple[T, ...]:
+        places = range(len(self))[index]
+        return tuple(map(self._at, places)) if isinstance(places, range) else self._at(places)
+
+    def _at(self, place: int) -> T:
+        number = bisect_right(self._begins, place) - 1
+        return self._make(self._parts[number], place - self._begins[number])
+
+    def __iter__(self) -> Iterator[T]:
+        return (self._make(part, at) for part in self._parts for at in range(len(part.seqs)))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence) or len(self) != len(other):
+            return NotImplemented if not isinstance(other, Sequence) else False
+        return all(mine == theirs for mine, theirs in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} checkpoints>"
+
+
+class Account:
+    """Adds up what goes and what stays."""
+
+    def __init__(self, rules: Rules, *, dry_run: bool) -> None:
+        self._reason = rules.reason
+        self._dry_run = dry_run
+        self._gone: list[_Part] = []
+        self._kept: list[_Part] = []
+        self._reasons: dict[tuple[str, ...], tuple[str, ...]] = {}
+        self._untouched = 0
+
+    def add(self, record: ThreadRecord, found: Sorted) -> None:
+        """Take note of what becomes of a thread."""
+        if found.gone:
+            self._gone.append(_Part(record.uid, record.name, array("I", found.gone)))
+        if found.kept:
+            seqs = array("I", (seq for seq, _ in found.kept))
+            reasons = tuple(self._reasons.setdefault(each, each) for _, each in found.kept)
+            self._kept.append(_Part(record.uid, record.name, seqs, reasons))
+
+    def pass_over(self) -> None:
+        """Take note of a thread of which everything stays."""
+        self._untouched += 1
+
+    def report(self) -> PruneReport:
+        """Return what was noted."""
+        reason = self._reason
+
+        def gone(part: _Part, at: int) -> tuple[str, str]:
+            return log.checkpoint_id(part.uid, part.seqs[at]), reason
+
+        def kept(part: _Part, at: int) -> tuple[str, str, tuple[str, ...]]:
+            return log.checkpoint_id(part.uid, part.seqs[at]), part.name, part.reasons[at]
+
+        removed = _Told(self._gone, gone)
+        return PruneReport(removed, _Told(self._kept, kept), untouched=self._untouched, dry_run=self._dry_run)

@@ -1,0 +1,86 @@
+"""Pruning a store: its threads one after the other. Each is a write by itself; called again, it goes on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from backtrail.arguments import check_id, check_ids
+from backtrail.engine import retention, upkeep
+from backtrail.engine.writes import Key
+from backtrail.errors import Invalid, NotFound
+from backtrail.policies import Account, rules_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from backtrail.backends.port import ThreadRecord
+    from backtrail.engine.engine import Engine
+    from backtrail.engine.heads import Heads, Standing
+    from backtrail.policies import Policy
+    from backtrail.values import PruneReport
+
+
+def prune(
+    engine: Engine,
+    policy: Policy,
+    spaces: tuple[str, ...],
+    *,
+    agent: Any = None,
+    threads: Any = None,
+    dry_run: bool = False,
+    progress: Callable[[str, int], None] | None = None,
+) -> PruneReport:
+    """Prune the threads of some name spaces: all, those of an agent, or those of these ids."""
+    heads = engine.desk.heads
+    rules = rules_of(policy, heads.clock())
+    account = Account(rules, dry_run=dry_run)
+    for count, record in enumerate(_chosen(heads, spaces, agent, threads), 1):
+        found = None if retention.all_stay(heads, record, rules) else _pruned(engine, record, rules, dry_run=dry_run)
+        if found is None or not found.gone:
+            account.pass_over()
+        else:
+            account.add(record, found)
+        if progress:
+            progress("threads", count)
+    return account.report()
+
+
+def _pruned(engine: Engine, record: ThreadRecord, rules: retention.Rules, *, dry_run: bool) -> retention.Sorted | None:
+    """Prune one thread; return what became of it, None if there is none any more."""
+    heads = engine.desk.heads
+    found: retention.Sorted | None = None
+
+    def choose(standing: Standing) -> list[int]:
+        nonlocal found
+        found = retention.sort_out(heads, standing, rules)
+        return found.gone
+
+    if dry_run:
+        standing = heads.standing_of(record)
+        if standing is not None:
+            choose(standing)
+    else:
+        hidden = engine.desk.writes.hide(Key(record.space, record.name, record.agent), choose)
+        found = found and found._replace(gone=sorted(hidden))
+    return found
+
+
+def _chosen(heads: Heads, spaces: tuple[str, ...], agent: Any, threads: Any) -> Iterator[ThreadRecord]:
+    if agent is not None and threads is not None:
+        raise Invalid("say threads=, or agent=, not both", code="invalid.argument")
+    if agent is not None:
+        stands = heads.backend.standings(check_id(agent, "an agent's id"), touched=False)
+        return (stand.record for stand in stands if stand.record.space in spaces)
+    if threads is not None:
+        return iter(_named(heads, spaces, check_ids(threads)))
+    return (record for record in upkeep.threads(heads) if record.space in spaces)
+
+
+def _named(heads: Heads, spaces: tuple[str, ...], names: tuple[str, ...]) -> list[ThreadRecord]:
+    found: list[ThreadRecord] = []
+    for name in names:
+        there = [record for space in spaces if (record := heads.backend.find_thread(space, name)) is not None]
+        if not there:
+            raise NotFound(f"there is no thread {name!r}", code="not_found.thread")
+        found += there
+    return found
