@@ -100,7 +100,7 @@ def test_steps_that_are_no_transaction_would_be_found(tmp_path):
 
     with (
         mock.patch.object(sqlite_schema, "migrate", migrate),
-        pytest.raises((AssertionError, backtrail.Error), match=r"assert|already exists"),
+        pytest.raises((AssertionError, backtrail.Error), match=r"At index 0 diff|already exists"),
     ):
         kill_migrations(FORMATS[0], tmp_path, 4)
 
@@ -199,7 +199,7 @@ def check_import(opener, export, *, done):
     path, whole = export
     with opener() as store:
         found = everything(store)
-        assert found == whole if done else found in ({}, whole)
+        assert found in ((whole,) if done else ({}, whole)), "a part of it"
         assert store.verify().ok
         store.import_(path)
         assert everything(store) == whole
@@ -214,7 +214,10 @@ def test_an_import_killed_before_any_write_is_there_whole_or_not_at_all(kind, tm
 
 
 def test_an_import_that_is_no_group_would_be_found(tmp_path, export):
-    with mock.patch.object(SqliteBackend, "group", contextlib.nullcontext), pytest.raises(AssertionError):
+    with (
+        mock.patch.object(SqliteBackend, "group", contextlib.nullcontext),
+        pytest.raises(AssertionError, match="a part of it"),
+    ):
         kill_imports("sqlite", tmp_path, export, 6)
 
 
