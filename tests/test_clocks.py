@@ -21,7 +21,7 @@ from tests.test_runs_processes import Child
 
 HOUR = 3600
 YEAR = 365 * 24 * HOUR
-EACH = 12
+EACH = 6
 
 
 @pytest.fixture(params=["sqlite", "file", "postgres"])
@@ -193,7 +193,7 @@ def test_agents_go_back_to_what_was_made_before_whatever_the_clock_says(opener):
 # ---- what goes by age -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wrong", [-HOUR, HOUR, -60 * YEAR, 100 * YEAR])
+@pytest.mark.parametrize("wrong", [-HOUR, 100 * YEAR])
 def test_what_goes_by_age_goes_by_created_at_and_takes_neither_head_nor_label(opener, wrong):
     with clock(wrong, 0) as jump, opener(ttl=600) as store:
         thread = store.thread("t")

@@ -62,7 +62,7 @@ def test_what_eight_processes_saw_has_one_order(opener, tmp_path):
     report(history, refused, began)
 
 
-@pytest.mark.parametrize("total", lengths(600, 100_000))
+@pytest.mark.parametrize("total", lengths(400, 100_000))
 def test_processes_that_are_killed_and_stopped_change_nothing_about_that(opener, tmp_path, total):
     history, refused, final, clients = recorded(opener, tmp_path / "clients", total, every=0.08)
     assert clients.kills > 0
@@ -152,7 +152,7 @@ def with_transactions_in_two_parts():
 )
 def test_a_fault_of_the_clients_is_found(tmp_path, seed, kinds):
     opener = partial(backtrail.open, tmp_path / "s.db", durability="relaxed")
-    history, _, final, _ = recorded(opener, tmp_path / "clients", 250, seed=seed)
+    history, _, final, _ = recorded(opener, tmp_path / "clients", 200, seed=seed)
     found = {anomaly.kind for anomaly in check(history, final)}
     assert found & kinds, found
 
