@@ -64,7 +64,7 @@ def erase(store):
 def test_of_what_was_deleted_and_collected_no_file_of_a_directory_has_anything_left(tmp_path):
     opener = partial(backtrail.open, tmp_path.as_uri(), compression=False)
     with opener() as store:
-        live(store, rounds=100)
+        live(store, rounds=80)
     with opener() as store:
         assert found_in(tmp_path)
         erase(store)
@@ -75,7 +75,7 @@ def test_of_what_was_deleted_and_collected_no_file_of_a_directory_has_anything_l
 def test_of_what_was_deleted_and_collected_sqlite_has_nothing_left_after_vacuum(tmp_path):
     """No free page, no row, no index and no log has it. Between the rows of a page that was split it may be."""
     with backtrail.open(tmp_path / "s.db", compression=False) as store:
-        live(store, rounds=100)
+        live(store, rounds=80)
         assert found_in(tmp_path)
         erase(store)
         assert set(found_in(tmp_path)) <= {tmp_path / "s.db"}
@@ -102,7 +102,7 @@ def between_rows(path, size=4096):
 
 def test_of_what_was_deleted_and_collected_postgresql_has_nothing_left_in_its_tables_after_vacuum_full(own):
     with backtrail.open(own.url, schema="erased", compression=False) as store:
-        live(store, rounds=50)
+        live(store, rounds=30)
         own.execute("CHECKPOINT")
         assert found_in(own.directory / "base")
         erase(store)
