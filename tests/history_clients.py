@@ -1,0 +1,290 @@
+"""Processes that append to lists, read them, and write down what they did, for `tests.histories` to check.
+
+A list is the `items` of a thread. Every `ROUND` operations all clients go on to other lists, so that lists stay short.
+Each client writes a line when it begins an operation and one when it knows its end, so that one that is killed leaves
+what it had done and what it was doing. The system's monotonic clock is one for all processes.
+"""
+
+import asyncio
+import contextlib
+import json
+import mmap
+import os
+import random
+import signal
+import struct
+import time
+import traceback
+from collections import defaultdict
+
+from backtrail import NEW, CommitUnknown, Conflict, Unavailable, aio
+from tests.histories import APPEND, FAILED, FOREVER, OK, READ, UNKNOWN, Operation
+
+LISTS = 4
+ROUND = 800
+TOGETHER = 6
+
+
+class Counts:
+    """How many operations each client has begun, in memory that processes share."""
+
+    def __init__(self, clients):
+        self._memory = mmap.mmap(-1, 8 * clients)
+        self._clients = clients
+
+    def add(self, client, count):
+        (before,) = struct.unpack_from("q", self._memory, 8 * client)
+        struct.pack_into("q", self._memory, 8 * client, before + count)
+        return self.total()
+
+    def total(self):
+        return sum(struct.unpack_from(f"{self._clients}q", self._memory))
+
+
+class Client:
+    """One process's view: which lists are in use, which values are new, and where to write down what is done."""
+
+    def __init__(self, number, place, counts, total):
+        self._number = number
+        self._place = place
+        self._counts = counts
+        self._total = total
+        self._values = 0
+        self._seen = set()
+        self._file = os.open(place / f"client {number}", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+        self.chance = random.Random(number)
+        self.lists = []
+
+    def goes_on(self, count=1):
+        """Count so many more operations; False if all have been done."""
+        total = self._counts.add(self._number, count)
+        self.lists = [f"{total // ROUND}-{at}" for at in range(LISTS)]
+        return total <= self._total
+
+    def unseen(self, name):
+        """Whether this client has not used a list yet."""
+        seen = name in self._seen
+        self._seen.add(name)
+        return not seen
+
+    def value(self):
+        self._values += 1
+        return self._number * 1_000_000 + self._values
+
+    @contextlib.contextmanager
+    def operation(self, what, *appends):
+        """Write down an operation: what it appends is known before, what it reads when it has ended."""
+        name = f"{self._number}.{what}.{self.value()}"
+        parts = [[APPEND, key, value] for key, value in appends]
+        self._write("begin", name, parts)
+        try:
+            yield parts
+        except Conflict:
+            self._write(FAILED, name, parts)
+        except CommitUnknown:
+            self._write(UNKNOWN, name, parts)
+        except Unavailable as error:
+            self._write(FAILED, name, parts, error.code)
+        else:
+            self._write(OK, name, parts)
+
+    def _write(self, what, name, parts, *more):
+        line = json.dumps([what, name, time.monotonic_ns(), parts, *more])
+        os.write(self._file, line.encode() + b"\n")
+
+
+def read_history(place):
+    """Return what all clients wrote down; what a client did not get to know the end of is unknown."""
+    history, refused = [], defaultdict(int)
+    for path in place.glob("client *"):
+        begun = {}
+        for line in path.read_text().splitlines():
+            what, name, at, parts, *more = json.loads(line)
+            if what == "begin":
+                begun[name] = at, parts
+            else:
+                history.append(Operation(name, _frozen(parts), begun.pop(name)[0], at, what))
+                for code in more:
+                    refused[code] += 1
+        history += [Operation(name, _frozen(parts), at, FOREVER, UNKNOWN) for name, (at, parts) in begun.items()]
+    return history, dict(refused)
+
+
+def _frozen(parts):
+    return tuple(map(tuple, parts))
+
+
+# ---- what clients do ------------------------------------------------------------------------------------------------
+
+
+def work(opener, client):
+    """Do one thing after the other."""
+    deeds = [append, append, append, append_several, read, read, read, both, both, save, step, update]
+    with opener() as store:
+        while client.goes_on():
+            for name in filter(client.unseen, client.lists):
+                with contextlib.suppress(Conflict):
+                    store.thread(name).save({"items": []}, expect=NEW)
+            client.chance.choice(deeds)(store, client, client.chance.choice(client.lists))
+
+
+def append(store, client, name):
+    value = client.value()
+    with client.operation("append", (name, value)):
+        store.thread(name).append("items", value)
+
+
+def append_several(store, client, name):
+    values = [client.value() for _ in range(3)]
+    with client.operation("several", *((name, value) for value in values)):
+        store.thread(name).append("items", *values)
+
+
+def read(store, client, name):
+    with client.operation("read") as parts:
+        parts.append((READ, name, store.thread(name).load().state["items"]))
+
+
+def both(store, client, name):
+    """A transaction over two lists; what it sees of them behind its own appends must not have changed at its end."""
+    other = client.chance.choice([each for each in client.lists if each != name])
+    value, second = client.value(), client.value()
+    with client.operation("both", (name, value), (other, second)) as parts, store.transaction():
+        store.thread(name).append("items", value)
+        store.thread(other).append("items", second)
+        parts += [(READ, each, store.thread(each).load().state["items"]) for each in (name, other)]
+
+
+def save(store, client, name):
+    """A state derived from one that was read is saved on top of that, or not at all."""
+    with client.operation("load") as parts:
+        seen = store.thread(name).load()
+        items = seen.state["items"]
+        parts.append((READ, name, items))
+    value = client.value()
+    with client.operation("save", (name, value)) as parts:
+        store.thread(name).save({"items": [*items, value]}, expect=seen)
+        parts.insert(0, (READ, name, items))
+
+
+def step(store, client, name):
+    value = client.value()
+    with client.operation("step", (name, value)) as parts, store.thread(name).step() as state:
+        parts.insert(0, (READ, name, list(state["items"])))
+        state["items"].append(value)
+
+
+def update(store, client, name):
+    value, seen = client.value(), []
+
+    def changed(state):
+        seen[:] = state["items"]
+        return {"items": [*state["items"], value]}
+
+    with client.operation("update", (name, value)) as parts:
+        store.thread(name).update(changed)
+        parts.insert(0, (READ, name, list(seen)))
+
+
+async def work_together(opener, client):
+    """Do several things at once: their commits come in groups."""
+    async with aio.Store(opener()) as store:
+        while client.goes_on(TOGETHER):
+            for name in filter(client.unseen, client.lists):
+                with contextlib.suppress(Conflict):
+                    await store.thread(name).save({"items": []}, expect=NEW)
+            chosen = client.chance.choices([aio_append, aio_read, aio_step, aio_both], [3, 2, 1, 1], k=TOGETHER)
+            await asyncio.gather(*(deed(store, client, client.chance.choice(client.lists)) for deed in chosen))
+
+
+async def aio_append(store, client, name):
+    value = client.value()
+    with client.operation("aio append", (name, value)):
+        await store.thread(name).append("items", value)
+
+
+async def aio_read(store, client, name):
+    with client.operation("aio read") as parts:
+        parts.append((READ, name, (await (await store.thread(name).load()).load_state())["items"]))
+
+
+async def aio_step(store, client, name):
+    value = client.value()
+    with client.operation("aio step", (name, value)) as parts:
+        async with store.thread(name).step() as state:
+            parts.insert(0, (READ, name, list(state["items"])))
+            state["items"].append(value)
+
+
+async def aio_both(store, client, name):
+    other = client.chance.choice([each for each in client.lists if each != name])
+    value, second = client.value(), client.value()
+    with client.operation("aio both", (name, value), (other, second)) as parts:
+        async with store.transaction():
+            await store.thread(name).append("items", value)
+            await store.thread(other).append("items", second)
+            for each in (name, other):
+                parts.append((READ, each, (await (await store.thread(each).load()).load_state())["items"]))
+
+
+# ---- processes ------------------------------------------------------------------------------------------------------
+
+
+class Clients:
+    """Eight processes at work; what goes wrong in one of them is told at the end."""
+
+    def __init__(self, opener, place, total, *, seed=None, most=8):
+        self._opener = opener
+        self._place = place
+        self._total = total
+        self._seed = seed
+        self._counts = Counts(most)
+        self._most = most
+        self._begun = 0
+        self._running = {}
+        self.kills = self.stops = 0
+        for _ in range(8):
+            self._begin()
+
+    def _begin(self):
+        number, self._begun = self._begun, self._begun + 1
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                with self._seed() if self._seed else contextlib.nullcontext():
+                    client = Client(number, self._place, self._counts, self._total)
+                    if number % 4 == 3:
+                        asyncio.run(work_together(self._opener, client))
+                    else:
+                        work(self._opener, client)
+                code = 0
+            except BaseException:  # noqa: BLE001 - it is told by the parent
+                (self._place / f"error {number}").write_text(traceback.format_exc())
+            finally:
+                os._exit(code)
+        self._running[pid] = number
+
+    def disturb(self, every):
+        """Until the work is done, kill a process now and then and begin another, or stop one for a while."""
+        chance = random.Random(1)
+        while self._counts.total() < self._total:
+            time.sleep(every)
+            pid = chance.choice(list(self._running))
+            if self._begun < self._most and chance.random() < 0.5:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                del self._running[pid]
+                self.kills += 1
+                self._begin()
+            else:
+                os.kill(pid, signal.SIGSTOP)
+                time.sleep(chance.random() * 0.3)
+                os.kill(pid, signal.SIGCONT)
+                self.stops += 1
+
+    def wait(self):
+        for pid in self._running:
+            os.waitpid(pid, 0)
+        errors = [path.read_text() for path in self._place.glob("error *")]
+        assert not errors, errors[0]

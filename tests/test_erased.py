@@ -1,0 +1,117 @@
+"""What was deleted and collected is in no file any more: a word that was in every place where a word can be.
+
+Nothing is compressed, so that it can be looked for. Names of threads and agents stay, by which a store knows that their
+numbers are used; what they held does not.
+"""
+
+import contextlib
+import random
+import struct
+from functools import partial
+
+import apsw
+import pytest
+
+import backtrail
+from tests import servers
+
+CANARY = "canarythatistobegone"
+
+
+@pytest.fixture(scope="module")
+def own():
+    with servers.Server() as server:
+        yield server
+
+
+def found_in(directory):
+    """Return the files that have the word in them."""
+    return [path for path in sorted(directory.rglob("*")) if path.is_file() and CANARY.encode() in path.read_bytes()]
+
+
+def live(store, *, rounds):
+    """Write to threads that stay and to threads that go, one after the other, so that their rows lie side by side."""
+    rng = random.Random(1)
+    for number in range(6):
+        store.thread(f"stays {number}").save({"messages": []})
+        store.thread(f"goes {number}").save({"messages": [], "large": [CANARY * 500]})
+    for at in range(rounds):
+        number = rng.randrange(6)
+        text = "".join(rng.choices("abcdefghij ", k=rng.randrange(10, 900)))
+        store.thread(f"stays {number}").append("messages", {"role": "user", "content": text})
+        store.thread(f"goes {number}").append(
+            "messages",
+            {"role": CANARY, "id": f"{CANARY}{at}", "content": f"{text} {CANARY} {text}"},
+            label=f"{CANARY}{at}",
+            tags=[CANARY],
+            metadata={CANARY: CANARY},
+        )
+        if at % 40 == 20:
+            store.search(CANARY, kind="thread")
+            store.thread(f"goes {number}").rewind("@~3")
+            store.gc()
+    store.search(CANARY, kind="thread")
+
+
+def erase(store):
+    for number in range(6):
+        assert store.thread(f"goes {number}").delete()
+    store.gc()
+    assert store.search(CANARY, kind="thread") == []
+    assert store.verify().ok
+
+
+def test_of_what_was_deleted_and_collected_no_file_of_a_directory_has_anything_left(tmp_path):
+    opener = partial(backtrail.open, tmp_path.as_uri(), compression=False)
+    with opener() as store:
+        live(store, rounds=80)
+    with opener() as store:
+        assert found_in(tmp_path)
+        erase(store)
+        assert found_in(tmp_path) == []
+        assert len(store.thread("stays 0").load().state["messages"]) > 5
+
+
+def test_of_what_was_deleted_and_collected_sqlite_has_nothing_left_after_vacuum(tmp_path):
+    """No free page, no row, no index and no log has it. Between the rows of a page that was split it may be."""
+    with backtrail.open(tmp_path / "s.db", compression=False) as store:
+        live(store, rounds=80)
+        assert found_in(tmp_path)
+        erase(store)
+        assert set(found_in(tmp_path)) <= {tmp_path / "s.db"}
+        assert between_rows(tmp_path / "s.db") == (tmp_path / "s.db").read_bytes().count(CANARY.encode())
+        with contextlib.closing(apsw.Connection(str(tmp_path / "s.db"))) as database:
+            database.execute("VACUUM")
+            database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        assert found_in(tmp_path) == []
+        assert len(store.thread("stays 0").load().state["messages"]) > 5
+        assert store.verify().ok
+
+
+def between_rows(path, size=4096):
+    """Count the word in what is between the list of a b-tree page's cells and the first of them."""
+    data = path.read_bytes()
+    count = 0
+    for at in range(0, len(data), size):
+        page, header = data[at : at + size], 100 if at == 0 else 0
+        kind, cells, start = page[header], *struct.unpack_from(">HH", page, header + 3)
+        if kind in (2, 5, 10, 13):
+            count += page[header + (8 if kind > 5 else 12) + 2 * cells : start].count(CANARY.encode())
+    return count
+
+
+def test_of_what_was_deleted_and_collected_postgresql_has_nothing_left_in_its_tables_after_vacuum_full(own):
+    with backtrail.open(own.url, schema="erased", compression=False) as store:
+        live(store, rounds=30)
+        own.execute("CHECKPOINT")
+        assert found_in(own.directory / "base")
+        erase(store)
+        tables = own.execute(
+            "SELECT DISTINCT c.oid::regclass::text FROM pg_class c WHERE relnamespace = 'erased'::regnamespace "
+            "AND relkind = 'r' ORDER BY 1"
+        )
+        for (table,) in tables:
+            own.execute(f"VACUUM FULL {table}")
+        own.execute("CHECKPOINT")
+        assert found_in(own.directory / "base") == []
+        assert store.verify().ok
