@@ -16,7 +16,7 @@ from backtrail.engine import changes, journal, log, upkeep
 from backtrail.engine.codec import Decoder, Encoder
 from backtrail.engine.paths import Path
 from backtrail.engine.tree import locate
-from backtrail.engine.writes import NOTHING, Expect
+from backtrail.engine.trying import NOTHING, Expect
 from backtrail.entities import Message
 from backtrail.errors import Conflict, Corrupt, Error, Invalid
 from backtrail.handles import Handle
