@@ -19,6 +19,7 @@ from typing import Annotated, Any, NamedTuple, TypedDict
 import ormsgpack
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
+from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.types import Command, Send, interrupt
@@ -27,8 +28,6 @@ from pydantic import BaseModel
 import backtrail
 from backtrail import Corrupt, Invalid, NotFound
 from backtrail.adapters.langgraph import BacktrailSaver, import_database
-
-SqliteSaver = pytest.importorskip("langgraph.checkpoint.sqlite").SqliteSaver
 
 
 class Chat(TypedDict, total=False):
@@ -241,6 +240,8 @@ def test_a_thread_that_has_gone_on_here_stays_as_it_is(path, store):
     graph = chatting().compile(checkpointer=BacktrailSaver(store))
     graph.invoke({"messages": [HumanMessage("here")]}, at("chat"))
     there = rows_of(store)
+    with saver_at(path) as saver:
+        saver.put_writes(saver.get_tuple(at("chat")).config, [("notes", ["late"])], "task")
     assert import_database(path, store).skipped == ()
     assert rows_of(store) == there
     with saver_at(path) as saver:
