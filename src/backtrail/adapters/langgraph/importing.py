@@ -121,7 +121,7 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[_Source]:
     """Open a file, to be read as it is at one moment."""
     name = Path(path).resolve()
     if not name.is_file():
-        raise NotFound(f"there is no file {name}", code="not_found.file")
+        raise NotFound(f"there is no file {name}", code="not_found.store")
     with _understood(name):
         connection = apsw.Connection(str(name), flags=apsw.SQLITE_OPEN_READONLY)
     try:
