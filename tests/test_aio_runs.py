@@ -60,7 +60,7 @@ class Tools:
 @contextmanager
 def held_writes(run, *, written=False):
     """Let the writes of a run wait in the block, before or after they are done; gives what tells that one waits."""
-    go_on, there, real = threading.Event(), threading.Event(), run._sync._write
+    go_on, there, real = threading.Event(), threading.Event(), run._sync._writer.write
 
     def write(*args, **kwargs):
         if written:
@@ -70,7 +70,7 @@ def held_writes(run, *, written=False):
         if not written:
             real(*args, **kwargs)
 
-    with mock.patch.object(run._sync, "_write", write):
+    with mock.patch.object(run._sync._writer, "write", write):
         try:
             yield there
         finally:
@@ -230,7 +230,7 @@ def test_calls_made_at_once_find_their_own_results_whatever_order_they_ended_in(
                     await until(lambda: asyncio.sleep(0, len(run.tool_calls) == 8))
                     ended = [call.arguments["args"] for call in run.tool_calls if call.tool_name == "roll"]
                     assert len(ended) == 6
-                    run._sync._lost = Conflict("dead", code="conflict.lease")
+                    run._sync._writer.lost = Conflict("dead", code="conflict.lease")
                     task.cancel()
                     await asyncio.gather(task, return_exceptions=True)
                     raise Cut
@@ -699,3 +699,16 @@ def test_a_completed_run_without_iterations_says_nothing_twice_and_does_nothing_
         run.tool("do", str, 2)
     assert len(store.runs.load("s").tool_calls) == 1
     store.close()
+
+
+def test_a_run_that_was_not_entered_says_so(opened):
+    async def main():
+        async with opened() as store:
+            run = store.run("s")
+            for read in (lambda: run.messages, lambda: run.tool_calls, lambda: run.state, lambda: run.status):
+                with pytest.raises(Invalid, match="enter it first"):
+                    read()
+            with pytest.raises(Invalid, match="enter it first"):
+                await run.checkpoint()
+
+    asyncio.run(main())

@@ -652,7 +652,7 @@ class TestFork:
 
     def test_a_fork_without_pythons_hooks_is_noticed(self, backend, path, monkeypatch):
         no = start(backend)
-        for hook in ("_pause", "_resume", "_resume_in_child"):
+        for hook in ("pause", "resume", "resume_in_child"):
             monkeypatch.setattr(sqlite_connection.Guard, hook, lambda _: None)
 
         def work():

@@ -374,9 +374,10 @@ def test_who_moves_the_checkpoints_all_the_time_takes_nothing_over(store):
 
 
 def test_one_thread_renews_all_leases_and_a_run_that_was_dropped_is_not_renewed(store):
-    before = set(threading.enumerate())  # those of other stores end by and by
+    others = set(threading.enumerate())
     runs = [store.run(f"s{number}", lease=0.2).__enter__() for number in range(50)]
-    assert set(threading.enumerate()) - before <= {beats_of(store._engine)._thread}
+    begun = [each for each in threading.enumerate() if each.name == "backtrail leases" and each not in others]
+    assert begun == [beats_of(store._engine)._thread]
     before = store.runs.load("s49").until
     dropped = store.runs.load("s0").until
     runs.pop(0)
@@ -1193,3 +1194,30 @@ def test_calls_alike_are_found_in_the_order_in_which_they_were_begun():
     found = Journal([[INTENT, f"1.{n}", "tool", "t", "k", {}, "ask", False, True] for n in range(3)])
     asked = [found.ask("k").call.id for _ in range(3)]
     assert (asked, found.ask("k"), found.expected(), found.forgotten()) == (["1.0", "1.1", "1.2"], None, None, None)
+
+
+WHAT_IS_KNOWN = ("status", "iteration", "messages", "tool_calls", "partial_results", "repaired", "state", "in_doubt")
+
+
+@pytest.mark.parametrize("name", WHAT_IS_KNOWN)
+def test_a_run_that_was_not_entered_says_so(store, name):
+    with pytest.raises(Invalid, match="enter it first") as caught:
+        getattr(store.run("s"), name)
+    assert caught.value.code == "invalid.run"
+
+
+@pytest.mark.parametrize("name", WHAT_IS_KNOWN)
+def test_a_run_that_somebody_else_has_says_that_it_is_not_open(store, name):
+    with store.run("s"):
+        refused = store.run("s")
+        with pytest.raises(Conflict):
+            refused.__enter__()
+        with pytest.raises(Invalid, match="enter it first"):
+            getattr(refused, name)
+
+
+@pytest.mark.parametrize("name", WHAT_IS_KNOWN)
+def test_what_a_run_knew_last_can_be_read_when_its_block_is_left(store, name):
+    with store.run("s") as run:
+        inside = getattr(run, name)
+    assert name == "status" or getattr(run, name) == inside

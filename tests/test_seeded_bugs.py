@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 from hypothesis import Phase, settings
 
-from backtrail.engine import codec, log, nodes, payload, refs, repack, retention, rows, scan, upkeep, writes
+from backtrail.engine import codec, log, nodes, payload, refs, repack, retention, rows, scan, trying, upkeep
 from backtrail.engine.heads import Heads
 from backtrail.engine.overlay import Overlay
 from backtrail.engine.writes import Writes
@@ -205,7 +205,7 @@ def test_without_a_bug_nothing_is_found():
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
 def test_a_bug_is_found(monkeypatch, bug):
-    monkeypatch.setattr(writes, "PATIENCE", 1.0)  # some make the engine try in vain
+    monkeypatch.setattr(trying, "PATIENCE", 1.0)  # some make the engine try in vain
     bug(monkeypatch)
     with pytest.raises((AssertionError, pytest.fail.Exception, Error)):
         machine.run(in_memory, TRY)

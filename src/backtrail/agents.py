@@ -18,8 +18,8 @@ from backtrail.arguments import check_count, check_duration, check_id, check_kin
 from backtrail.collection import Collection, Kept, cursor_of
 from backtrail.engine import pins
 from backtrail.engine.pins import AGENT
+from backtrail.engine.trying import Key
 from backtrail.engine.versions import upcasted
-from backtrail.engine.writes import Key
 from backtrail.entities import AgentState, newest_version, to_data
 from backtrail.errors import Corrupt, Invalid, NotFound
 from backtrail.manifests import Manifests, manifests_of
@@ -134,10 +134,10 @@ class Agents(Collection):
         def work(desk: Desk) -> bool:
             keys = {(pins.SPACE, agent_id)}
             keys |= {(s.record.space, s.record.name) for s in desk.heads.backend.standings(agent_id, touched=False)}
-            deleted = {key for key in sorted(keys) if desk.writes.delete_thread(Key(*key))[0]}
+            deleted = {key for key in sorted(keys) if desk.moves.delete_thread(Key(*key))[0]}
             if deleted and (pins.SPACE, agent_id) not in deleted:
                 self._manifests(agent_id).begin(desk)  # so that a first checkpoint that is made meanwhile is a conflict
-                desk.writes.delete_thread(Key(pins.SPACE, agent_id))
+                desk.moves.delete_thread(Key(pins.SPACE, agent_id))
             return bool(deleted)
 
         return self._engine.atomic(work)

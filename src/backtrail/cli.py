@@ -29,7 +29,7 @@ def cli() -> None:
 @cli.command()
 def where() -> None:
     """Print the URL of the store that is used when none is named, without its password."""
-    from backtrail.store import default_url, shown
+    from backtrail.urls import default_url, shown
 
     click.echo(shown(default_url()))
 

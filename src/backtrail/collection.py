@@ -20,8 +20,8 @@ from backtrail.engine.codec import Decoder
 from backtrail.engine.messages import listed
 from backtrail.engine.pins import AGENT
 from backtrail.engine.tree import value_of
+from backtrail.engine.trying import ANYTHING, NOTHING, Expect
 from backtrail.engine.unpacking import Unpacker
-from backtrail.engine.writes import ANYTHING, NOTHING, Expect
 from backtrail.errors import Conflict, Corrupt, Error, Invalid, NotFound
 from backtrail.manifests import Manifests, manifests_of
 from backtrail.threads import Thread

@@ -20,7 +20,7 @@ from backtrail.engine.messages import listed
 from backtrail.engine.paths import Path
 from backtrail.engine.pins import CONVERSATION
 from backtrail.engine.tree import SPLICE, Op, Tree, locate
-from backtrail.engine.writes import ANYTHING, Key
+from backtrail.engine.trying import ANYTHING, Key
 from backtrail.entities import Conversation, Items, Message, to_data
 from backtrail.errors import Conflict, Invalid, NotFound
 from backtrail.values import ConversationInfo, when

@@ -21,6 +21,8 @@ from backtrail.values import Items
 MAX_ID: Final = 512
 EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 """The time of what was stored without one: it must not change from read to read."""
+_SHOWN: Final = 60
+"""Characters of a text that a value shows of itself."""
 _VARIANT: Final = {digit: "89ab"[at % 4] for at, digit in enumerate("0123456789abcdef")}
 """For any digit one of those that RFC 9562 has in this place, each as often as the others."""
 
@@ -33,6 +35,16 @@ def new_id() -> str:
     """Return an id that nothing else has: what `str(uuid.uuid4())` gives, in a third of its time."""
     digits = os.urandom(16).hex()
     return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{_VARIANT[digits[16]]}{digits[17:20]}-{digits[20:]}"
+
+
+def now() -> dt.datetime:
+    """Return the time, in UTC."""
+    return dt.datetime.now(dt.UTC)
+
+
+def shortened(text: str) -> str:
+    """Return a text as a value shows it of itself."""
+    return repr(text) if len(text) <= _SHOWN else f"{text[:_SHOWN]!r}... ({len(text):,} characters)"
 
 
 def check_id(text: Any, what: str) -> str:

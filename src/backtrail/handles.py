@@ -15,7 +15,7 @@ from backtrail.engine import drafts, log, owner, pins, refs
 from backtrail.engine.codec import Encoder
 from backtrail.engine.drafts import Draft
 from backtrail.engine.rows import Meta
-from backtrail.engine.writes import ANY, ANYTHING, LABELLED, NOTHING, Expect, Key
+from backtrail.engine.trying import ANY, ANYTHING, LABELLED, NOTHING, Expect, Key
 from backtrail.errors import Corrupt, Invalid, NotFound
 from backtrail.values import NEW, Sentinel
 

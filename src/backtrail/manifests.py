@@ -15,7 +15,8 @@ from backtrail.engine.codec import Decoder
 from backtrail.engine.paths import Path
 from backtrail.engine.pins import AFTER, AGENT, BEFORE, CHECKPOINT, CONVERSATION, CONVERSATIONS, Manifest, Note, Pointer
 from backtrail.engine.tree import locate
-from backtrail.engine.writes import NOTHING, Expect, Key, Proposal
+from backtrail.engine.trying import NOTHING, Expect, Key
+from backtrail.engine.writes import Proposal
 from backtrail.errors import Conflict, Corrupt, Invalid, NotFound
 from backtrail.handles import Handle
 from backtrail.values import AgentCheckpoint
@@ -362,9 +363,9 @@ class Manifests(Handle[Any]):
             row = rows[space, name]
             current = ours.pop((space, name), None)
             if current is None or current.seq != pointer.seq:
-                desk.writes.bring_back(Key(space, name, self.id), row, current.seq if current else 0)
+                desk.moves.bring_back(Key(space, name, self.id), row, current.seq if current else 0)
         for (space, name), pointer in ours.items():
-            desk.writes.leave(Key(space, name), pointer.seq)
+            desk.moves.leave(Key(space, name), pointer.seq)
 
     def _stand(
         self,

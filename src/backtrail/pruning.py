@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from backtrail.arguments import check_id, check_ids
 from backtrail.engine import retention, upkeep
-from backtrail.engine.writes import Key
+from backtrail.engine.trying import Key
 from backtrail.errors import Invalid, NotFound
 from backtrail.policies import Account, rules_of
 
@@ -60,7 +60,7 @@ def _pruned(engine: Engine, record: ThreadRecord, rules: retention.Rules, *, dry
         if standing is not None:
             choose(standing)
     else:
-        hidden = engine.desk.writes.hide(Key(record.space, record.name, record.agent), choose)
+        hidden = engine.desk.moves.hide(Key(record.space, record.name, record.agent), choose)
         found = found and found._replace(gone=sorted(hidden))
     return found
 

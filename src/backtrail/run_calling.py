@@ -41,7 +41,7 @@ class Caller(Worker):
         if not isinstance(message, Message):
             raise Invalid(f"this is {type(message).__name__}, not a Message", code="invalid.value")
         data = to_data(message)
-        key = self._hash(said(data), "message")
+        key = self._work.hash(said(data), "message")
         with self._saying:
             place, found = self._said(journal.MESSAGE, key, data)
             kept = message if place is None and id(message) not in self._places else Message.from_data(found)
@@ -52,7 +52,7 @@ class Caller(Worker):
 
     def partial(self, value: Any) -> Any:
         """Add a partial result."""
-        key, kept = self._copied(value, "partial")
+        key, kept = self._work.copied(value, "partial")
         with self._saying:
             place, found = self._said(journal.PARTIAL, key, kept)
             if self._is_live():
@@ -69,7 +69,7 @@ class Caller(Worker):
         if not self._is_live():
             text = value["content"] if kind == journal.MESSAGE else value
             raise self._too_late(f"{'message' if kind == journal.MESSAGE else 'partial result'} {text!r:.200}")
-        self._buffer.append([kind, key, value])
+        self._writer.buffer.append([kind, key, value])
         return None, value
 
     def _too_late(self, what: str) -> Invalid:
@@ -218,10 +218,10 @@ class Caller(Worker):
         """Do what comes before a call: find what is known of it, else write its intent. With no result, it is held."""
         self._check_open()
         self._check_outside(f"call {options.name}")
-        shape, kept = self._copied(arguments, "arguments")
+        shape, kept = self._work.copied(arguments, "arguments")
         said_only = self._without_ids(arguments)
         if said_only is not arguments:
-            shape = self._hash(said_only, "arguments")
+            shape = self._work.hash(said_only, "arguments")
         with self._lock:
             asked = self._asked(options, kept, f"{options.kind}:{options.tool_call_id or options.name}:{shape}")
             if asked.result is None:
@@ -313,8 +313,8 @@ class Caller(Worker):
 
     def _journal_only(self, entries: list[list[Any]]) -> None:
         """Write entries, and no checkpoint."""
-        self._write(lambda desk: self._flush(desk, entries), several=False)
-        self._flushed(entries)
+        self._writer.write(lambda desk: self._writer.flush(desk, entries), several=False)
+        self._writer.flushed(entries)
 
     def _ended(self, call: Call, result: Result, wanted: bool, trouble: Exception | None, *, state: Any) -> None:  # noqa: FBT001
         """Do what comes after a call: write its result, and the checkpoint that is wanted, in one commit.
@@ -323,7 +323,7 @@ class Caller(Worker):
         """
         value = result.value
         try:
-            value = self._as_kept(value, "result")  # whoever is given it may change it
+            value = self._work.as_kept(value, "result")  # whoever is given it may change it
         except Invalid as error:
             if result.good:  # what came of the call cannot be kept: that it failed is kept
                 trouble, value = error, failure_of(error)
@@ -337,8 +337,8 @@ class Caller(Worker):
                 self._calls.append(as_record(call, result))
             try:
                 if wanted:
-                    self._write(lambda desk: self._write_both(desk, entries, state))
-                    self._flushed(entries)
+                    self._writer.write(lambda desk: self._write_both(desk, entries, state))
+                    self._writer.flushed(entries)
                     self._shown.settle()
                 else:
                     self._journal_only(entries)
@@ -353,15 +353,15 @@ class Caller(Worker):
 
     def _write_both(self, desk: Desk, entries: list[list[Any]], state: Any) -> None:
         """Write entries, and a checkpoint."""
-        seen = self._seen(desk, self._status, state, self._waiting(entries))
+        seen = self._seen(desk, self._status, state, self._writer.waiting(entries))
         made = self._shown.put(desk, seen, None, "automatic")
-        self._flush(desk, entries, at=made.seq)
+        self._writer.flush(desk, entries, at=made.seq)
 
     def _withdraw(self, call: Call) -> None:
         """Take back a call whose intent was written, and that was not made: the next write says so."""
         with self._lock, self._saying:
             self._book.not_done(call.id)
-            self._buffer.append([journal.NOT_DONE, call.id])
+            self._writer.buffer.append([journal.NOT_DONE, call.id])
 
     def _verified(self, call: Call, found: Any) -> Result | None:
         """Return what `verify` says of a call that is in doubt: its result, or None: it is to be made."""

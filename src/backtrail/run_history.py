@@ -81,7 +81,7 @@ class RunThread(Thread[Any]):
     def undo(self) -> Checkpoint[Any]:
         """Take back the last save, rewind or redo."""
         standing = self._standing()
-        to = None if standing is None else self._engine.desk.writes.before(standing)
+        to = None if standing is None else self._engine.desk.moves.before(standing)
         if to is not None:
             tell(self.passed(to))
         return super().undo()

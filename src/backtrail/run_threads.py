@@ -9,20 +9,23 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
+from blake3 import blake3
+
 from backtrail.backends.port import Batch
 from backtrail.engine import changes, journal, log, upkeep
-from backtrail.engine.codec import Decoder
+from backtrail.engine.codec import Decoder, Encoder
 from backtrail.engine.paths import Path
 from backtrail.engine.tree import locate
-from backtrail.engine.writes import NOTHING, Expect
+from backtrail.engine.trying import NOTHING, Expect
 from backtrail.entities import Message
 from backtrail.errors import Conflict, Corrupt, Error, Invalid
 from backtrail.handles import Handle
+from backtrail.run_calls import copied
 from backtrail.run_points import LISTS, forked, rewound
-from backtrail.values import when
+from backtrail.values import MISSING, when
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from backtrail.checkpoints import Checkpoint
     from backtrail.engine.engine import Desk, Engine
@@ -44,6 +47,10 @@ class Work(Handle[Any]):
         self._types = types_of(engine)
         self.standing: Standing | None = None
         self._ended = 0
+
+    def belongs_to(self, agent: str) -> None:
+        """Take note of whose run it is, if that turns out when it is opened."""
+        self._key = self._key._replace(agent=agent)
 
     def read(self, desk: Desk) -> dict[str, Any] | None:
         """Look at how it stands."""
@@ -82,7 +89,7 @@ class Work(Handle[Any]):
         """Write down where the run goes on, if somebody has moved it: its checkpoints are not needed for that, then."""
         data, moved = self.point(desk)
         if data is not None and moved:
-            self.put(desk, changes.Replace(data, desk.heads.nodes(), self._types))
+            self.put(desk, self.whole(desk, data))
 
     def began_with(self, desk: Desk) -> Any:
         """Return the state with which the iteration began that is being run."""
@@ -123,9 +130,43 @@ class Work(Handle[Any]):
             with suppress(Error):
                 upkeep.collect_rows(self._engine.direct.heads, self.standing.record)
 
+    # -- what is put there ----------------------------------------------------------------------------------
+
+    def whole(self, desk: Desk, data: dict[str, Any]) -> changes.Replace:
+        """Return the change that writes all of it."""
+        return changes.Replace(data, desk.heads.nodes(), self._types)
+
     def edits(self, given: dict[str, Any]) -> list[changes.Put | changes.Cut]:
         """Return edits that put values at paths of one step."""
         return [changes.Put(Path((name,)), value, self._types, self.id) for name, value in given.items()]
+
+    def added(self, name: str, items: Sequence[Any]) -> changes.Edit:
+        """Return the edit that adds items to one of its lists."""
+        return changes.Append(Path((name,)), tuple(items), self._types, self.id)
+
+    def matched(self, name: str, value: Any) -> changes.Edit:
+        """Return the edit that writes what is different of a value."""
+        return changes.Match(Path((name,)), value, self._types, self.id)
+
+    def hash(self, value: Any, what: str = "state") -> str:
+        """Return the hash of a value; `Invalid` if it cannot be kept."""
+        return _hashed(Encoder(self._engine.direct.heads.nodes(), self._types, what=what).rep(value))
+
+    def copied(self, value: Any, what: str) -> tuple[str, Any]:
+        """Return the hash of a value, and the value as it will come back from the store; `Invalid` if it cannot."""
+        nodes = self._engine.direct.heads.nodes()
+        rep = bytes(Encoder(nodes, self._types, what=what).rep(value))
+        kept = copied(value)
+        return _hashed(rep), Decoder(nodes, self._types).value(rep) if kept is MISSING else kept
+
+    def as_kept(self, value: Any, what: str) -> Any:
+        """Return a value as it will come back from the store; `Invalid` if it cannot."""
+        kept = copied(value)
+        return self.copied(value, what)[1] if kept is MISSING else kept
+
+
+def _hashed(rep: Any) -> str:
+    return blake3(bytes(rep)).hexdigest(length=12)
 
 
 class Shown(Handle[Any]):

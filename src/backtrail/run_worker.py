@@ -1,41 +1,34 @@
-"""A worker of a run: it has the lease, knows how the run stands, and writes on top of what it wrote last.
+"""A worker of a run: it has the lease, and knows how the run stands.
 
-Every write adds a row to the run's journal, on top of the last one that the worker knows; whoever takes the run over
-adds one, too. So a worker that was taken over cannot write any more, whatever it does.
+Nothing is known before the run is entered; what was known last stays known when its block is left.
 """
 
 from __future__ import annotations
 
 import copy
 import os
-import random
 import threading
-import time
-import uuid
 from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from blake3 import blake3
-
 from backtrail.arguments import check_duration, check_id
 from backtrail.engine import changes, journal
-from backtrail.engine.codec import Decoder, Encoder
 from backtrail.engine.journal import Call, Journal
-from backtrail.engine.paths import Path
 from backtrail.entities import Message, to_data
 from backtrail.errors import CommitUnknown, Conflict, Error, Invalid
 from backtrail.repairs import repaired
-from backtrail.run_calls import copied, name_of, record_of
+from backtrail.run_calls import name_of, record_of
 from backtrail.run_history import RunThread
 from backtrail.run_points import LISTS, beginning, left
 from backtrail.run_threads import Shown, Work, forked_from, leased
+from backtrail.run_writing import Writer
 from backtrail.strategies import AfterToolCall, RunState, RunStatus, ToolCallRecord
 from backtrail.values import MISSING, when
 
 if TYPE_CHECKING:
     import datetime as dt
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from backtrail.engine.engine import Desk, Engine
     from backtrail.strategies import Strategy
@@ -65,91 +58,82 @@ class Worker:
     ) -> None:
         self.session_id = check_id(session_id, "a session's id")
         self.agent = None if agent is None else check_id(agent, "an agent's id")
-        self.strategy: Strategy = AfterToolCall() if strategy is None else strategy
-        if isinstance(self.strategy, type) or not callable(getattr(self.strategy, "should_checkpoint", None)):
-            raise Invalid(
-                f"a strategy has should_checkpoint(iteration, event), as AfterToolCall() has, not {strategy!r}",
-                code="invalid.argument",
-            )
+        self.strategy = _strategy(strategy)
         if type(takeover) is not bool:
             raise Invalid(f"takeover is True or False, not {takeover!r:.100}", code="invalid.argument")
+        self.resumed = False
         self._engine = engine
         self._given = _as_data(messages), {} if state is None else state
         self._takeover = takeover
-        self._seconds = check_duration(lease, "lease") / 1_000_000
-        if self._seconds > LEASE_MAX:
-            raise Invalid(f"a lease is {LEASE_MAX} seconds at most; it is renewed", code="invalid.argument")
+        self._seconds = _seconds(lease)
         self._errors = _named(errors)
         self._work = Work(engine, session_id, agent)
         self._shown = Shown(engine, session_id, agent)
-        self._token = uuid.uuid4().hex
+        self._writer = Writer(engine, self._work, self._shown)
         self._owner_name = ""
         self._lock = threading.RLock()
         """Held while something is written."""
         self._saying = threading.Lock()
         """Held while something is said; never while anything is read or written, so that nobody waits for it."""
-        self._lost: Conflict | None = None
-        self._unsure: CommitUnknown | None = None
-        """Why nobody knows if the last write was done: the run is to be opened again, then."""
-        self._stale = False
-        """Whether the lease may have been renewed: the journal is looked at before the next write."""
         self._pid = 0
+        """The process that has the run, or had it; 0 until then."""
         self._open = False
         self._looping = False
         self._entered = False
         self._lent: str | None = None
         """The hash of the state, if it was read before the loop, where it is not to be changed."""
-        self._buffer: list[list[Any]] = []
-        """Entries of the journal that wait for the next write."""
-        self._flushing = 0
         self._places: dict[int, int] = {}
         """Where each message stands, by its identity: they are kept as long as the run is."""
         self._repaired: list[Message] = []
-        self._logs: dict[str, list[Any]] = {}
-        """Entries of the journal that are written: of iteration 0, and of this one."""
         self._started: Any = MISSING
         """The state with which the iteration began, once that was needed."""
         self._under_way: set[str] = set()
         """Calls that are being made."""
-        self.resumed = False
 
     # -- how it stands --------------------------------------------------------------------------------
 
     @property
     def status(self) -> RunStatus:
         """How the run stands."""
+        self._check_entered()
         return self._status
 
     @property
     def iteration(self) -> int:
         """The number of the iteration; 0 before the first one."""
+        self._check_entered()
         return self._iteration
 
     @property
     def messages(self) -> list[Message]:
         """The messages, those of this iteration included."""
+        self._check_entered()
         return list(self._messages)
 
     @property
     def repaired(self) -> list[Message]:
         """Answers that were put behind tool calls which had none, when the run was opened."""
+        self._check_entered()
         return list(self._repaired)
 
     @property
     def tool_calls(self) -> list[ToolCallRecord]:
         """The tool calls that came to an end, those of this iteration included."""
+        self._check_entered()
         return [record_of(each) for each in self._calls]
 
     @property
     def partial_results(self) -> list[Any]:
         """What `partial` was given."""
+        self._check_entered()
         return copy.deepcopy(self._partials)
 
     @property
     def state(self) -> Any:
         """The state: change it in place, inside of an iteration. It is kept when the iteration ends."""
+        self._check_entered()
         if self._open and not self._looping and self._lent is None:
-            self._lent = self._hash(self._state)
+            self._lent = self._work.hash(self._state)
         return self._state
 
     @state.setter
@@ -161,13 +145,14 @@ class Worker:
 
     def _check_state(self) -> None:
         """Refuse a state that was changed before the loop: a resumed run would change it again."""
-        if self._lent is not None and self._lent != self._hash(self._state):
+        if self._lent is not None and self._lent != self._work.hash(self._state):
             raise _early()
         self._lent = None
 
     @property
     def in_doubt(self) -> list[Call]:
         """The calls of this iteration whose result nobody knows, and that are not being made just now."""
+        self._check_entered()
         return [call for call in self._journal.in_doubt() if call.id not in self._under_way]
 
     @property
@@ -175,23 +160,20 @@ class Worker:
         """The thread of the run's checkpoints."""
         return RunThread(self._engine, self.session_id)
 
+    def _check_entered(self) -> None:
+        if not self._pid:
+            text = f"run {self.session_id!r} is not open: enter it first, with store.run(...) as run:"
+            raise Invalid(text, code="invalid.run")
+
     def _check_open(self) -> None:
         if not self._open:
             raise Invalid("a run is used inside of its block: with store.run(...) as run:", code="invalid.run")
-        if self._lost is not None:
-            raise self._lost
-        if self._unsure is not None:
-            raise self._unsure
+        self._writer.check()
         if self._pid != os.getpid():
             text = f"run {self.session_id!r} was opened by another process: this one is a fork of it"
             raise Invalid(text, code="invalid.run")
         if self._engine.desk.overlay is not None:
             raise Invalid("a run writes by itself: use it outside of a transaction", code="invalid.transaction")
-
-    @property
-    def _where(self) -> str:
-        """Where the journal of what is done now is."""
-        return "calls" if self._looping else "zero"
 
     @property
     def _book(self) -> Journal:
@@ -212,8 +194,8 @@ class Worker:
     ) -> dict[str, Any]:
         """Return what a checkpoint of the run shows; `entries` are written with it, `over` if its iteration is."""
         first = self._iteration == 0
-        zero = [*self._logs["zero"], *(entries if first else ())]
-        calls = [] if over or first else [*self._logs["calls"], *entries]
+        zero = [*self._writer.logs["zero"], *(entries if first else ())]
+        calls = [] if over or first else [*self._writer.logs["calls"], *entries]
         past = [*self._past, *(self._passing() if over else ())]
         begun: dict[str, Any] | None = None
         if not over:
@@ -239,13 +221,13 @@ class Worker:
         """Take the lease, or say who has it; begin the run if it is new. Return what it goes on from."""
         data, moved = self._work.point(desk)
         now = desk.heads.shared_time()
-        lease = [self._owner_name, self._token, now + int(self._seconds * 1_000_000)]
+        lease = [self._owner_name, self._writer.token, now + int(self._seconds * 1_000_000)]
         going = {"lease": lease, "status": [str(RunState.IN_PROGRESS), None]}
         if data is not None and "past" not in data:
             going["past"] = []
         if data is None:
             fresh = self._repair({**self._beginning(), **going, "created_at": when(now)})
-            self._work.put(desk, changes.Replace(fresh, desk.heads.nodes(), self._work._types))  # noqa: SLF001
+            self._work.put(desk, self._work.whole(desk, fresh))
             return {**fresh, "state": self._work.began_with(desk)}  # not the object that was given
         self.resumed = True
         if self.agent is not None and data["agent"] != self.agent:
@@ -258,7 +240,7 @@ class Worker:
             return data
         whole = {**repaired, **going}
         if moved or repaired is not data:
-            self._work.put(desk, changes.Replace(whole, desk.heads.nodes(), self._work._types))  # noqa: SLF001
+            self._work.put(desk, self._work.whole(desk, whole))
         else:
             self._work.put(desk, changes.Several(self._work.edits(going)))
         return whole
@@ -272,7 +254,7 @@ class Worker:
         self.resumed = True
         if self.agent is None and point["agent"] is not None:  # its journal belongs to that agent, too
             self.agent = point["agent"]
-            self._work = Work(self._engine, self.session_id, self.agent)
+            self._work.belongs_to(point["agent"])
         if self.agent != point["agent"]:
             raise self._others(point["agent"])
         return {**point, "agent": self.agent, "at": forked.seq}
@@ -309,7 +291,7 @@ class Worker:
         self._state = data["state"]
         self._kept = len(self._messages), len(self._calls), len(self._partials)
         self._started = MISSING
-        self._logs = {"zero": list(data["zero"]), "calls": list(data["calls"])}
+        self._writer.logs = {"zero": list(data["zero"]), "calls": list(data["calls"])}
         free = data.get("free", 0)
         self._past: list[dict[str, Any]] = list(data.get("past", ()))
         self._own = bool(data.get("own", False))
@@ -341,15 +323,20 @@ class Worker:
         if not self._lock.acquire(blocking=False):
             return 0.0  # it is writing just now
         try:
-            if not self._open or self._lost is not None or self._unsure is not None or self._pid != os.getpid():
+            if (
+                not self._open
+                or self._writer.lost is not None
+                or self._writer.unsure is not None
+                or self._pid != os.getpid()
+            ):
                 return None
             until = self._engine.direct.heads.shared_time() + int(self._seconds * 1_000_000)
-            edits = changes.Several(self._work.edits({"lease": [self._owner_name, self._token, until]}))
-            self._write(partial(self._work.put, propose=edits), several=False)
+            edits = changes.Several(self._work.edits({"lease": [self._owner_name, self._writer.token, until]}))
+            self._writer.write(partial(self._work.put, propose=edits), several=False)
         except Conflict:
             return None
         except CommitUnknown:
-            self._unsure, self._stale = None, True
+            self._writer.unsure, self._writer.stale = None, True
         except Error as error:  # the store is away: the next beat, or the next write, will tell
             if error.code == "unavailable.closed":
                 return None
@@ -357,106 +344,23 @@ class Worker:
             self._lock.release()
         return self._seconds / 3
 
-    # -- writing ------------------------------------------------------------------------------------------
 
-    def _write(self, write: Callable[[Desk], None], *, several: bool = True) -> None:
-        """Write to the journal, on top of what this worker wrote last; if that is not the newest, the run is lost."""
-        if self._lost is not None:
-            raise self._lost
-        if self._unsure is not None:
-            raise self._unsure
-        if self._stale:
-            self._look_again()
-        tries = 0
-        while True:
-            try:
-                self._try(write, several=several)
-                return
-            except Conflict as error:  # of the journal, or of the checkpoints, which others may move
-                head = self._work.standing.head if self._work.standing else None
-                self._look_again(error)
-                now = self._work.standing.head if self._work.standing else None
-                if head is None or now is None or head.op_id != now.op_id:
-                    raise self._taken_over() from error
-                if tries == _TRIES or error.code == "conflict.agent":
-                    raise
-            tries += 1
-            time.sleep(random.random() * 0.001 * tries)  # noqa: S311 - only to get out of step
+def _strategy(given: Strategy | None) -> Strategy:
+    if given is None:
+        return AfterToolCall()
+    if isinstance(given, type) or not callable(getattr(given, "should_checkpoint", None)):
+        raise Invalid(
+            f"a strategy has should_checkpoint(iteration, event), as AfterToolCall() has, not {given!r}",
+            code="invalid.argument",
+        )
+    return given
 
-    def _try(self, write: Callable[[Desk], None], *, several: bool) -> None:
-        stood = self._work.standing, self._shown.standing
-        try:
-            if several:
-                self._engine.at_once(write)
-            else:  # one row is a transaction by itself
-                write(self._engine.direct)
-        except BaseException as error:
-            self._work.standing, self._shown.standing = stood  # what was written in a transaction went with it
-            self._shown.forget()
-            if isinstance(error, CommitUnknown) or not isinstance(error, Exception):  # it may have been written
-                self._unsure = CommitUnknown(
-                    f"nobody knows whether the last write of run {self.session_id!r} was done: leave its block, and "
-                    "open it again; it goes on from what was written",
-                    code="commit_unknown.run",
-                )
-            raise
 
-    def _look_again(self, error: Conflict | None = None) -> None:
-        """See how the journal stands; it is this worker's as long as it has its token."""
-        data = self._work.read(self._engine.direct)
-        if data is None or data["lease"] is None or data["lease"][1] != self._token:
-            raise self._taken_over(gone=data is None) from error
-        self._shown.standing = None
-        self._shown.forget()
-        self._stale = False
-
-    def _taken_over(self, *, gone: bool = False) -> Conflict:
-        what = "deleted" if gone else "taken over by another worker"
-        text = f"run {self.session_id!r} was {what}: what this one does is not kept any more"
-        self._lost = Conflict(text, code="conflict.lease")
-        return self._lost
-
-    def _flush(
-        self, desk: Desk, entries: list[list[Any]], given: dict[str, Any] | None = None, at: int | None = None
-    ) -> None:
-        """Write entries, and those that were waiting for company; `at` is the checkpoint that is made with them."""
-        items = self._waiting(entries)
-        types = self._work._types  # noqa: SLF001 - its other half
-        edits: list[changes.Edit] = []
-        if items:
-            edits.append(changes.Append(Path((self._where,)), tuple(items), types, self.session_id))
-        if given or at is not None:
-            edits += self._work.edits({**(given or {}), **({} if at is None else {"at": at})})
-        if edits:
-            self._work.put(desk, edits[0] if len(edits) == 1 else changes.Several(edits))
-
-    def _waiting(self, entries: Sequence[Any] = ()) -> list[Any]:
-        """Return entries, behind those that were waiting for company."""
-        waiting = list(self._buffer)
-        self._flushing = len(waiting)
-        return [*waiting, *entries]
-
-    def _flushed(self, entries: Sequence[Any] = ()) -> None:
-        """Take note of what was written; what was said meanwhile waits for the next write."""
-        self._logs[self._where] += [*self._buffer[: self._flushing], *entries]
-        del self._buffer[: self._flushing]
-        self._flushing = 0
-
-    def _hash(self, value: Any, what: str = "state") -> str:
-        encoder = Encoder(self._engine.direct.heads.nodes(), self._work._types, what=what)  # noqa: SLF001
-        return blake3(bytes(encoder.rep(value))).hexdigest(length=12)
-
-    def _copied(self, value: Any, what: str) -> tuple[str, Any]:
-        """Return the hash of a value, and the value as it will come back from the store; `Invalid` if it cannot."""
-        nodes, types = self._engine.direct.heads.nodes(), self._work._types  # noqa: SLF001
-        rep = bytes(Encoder(nodes, types, what=what).rep(value))
-        kept = copied(value)
-        return blake3(rep).hexdigest(length=12), Decoder(nodes, types).value(rep) if kept is MISSING else kept
-
-    def _as_kept(self, value: Any, what: str) -> Any:
-        """Return a value as it will come back from the store; `Invalid` if it cannot."""
-        kept = copied(value)
-        return self._copied(value, what)[1] if kept is MISSING else kept
+def _seconds(lease: dt.timedelta | float) -> float:
+    seconds = check_duration(lease, "lease") / 1_000_000
+    if seconds > LEASE_MAX:
+        raise Invalid(f"a lease is {LEASE_MAX} seconds at most; it is renewed", code="invalid.argument")
+    return seconds
 
 
 def _as_data(messages: Any) -> list[dict[str, Any]]:

@@ -2,8 +2,8 @@
 
 A run is two threads. The one in the name space `run` has its checkpoints: those that its strategy asks for. The one in
 `journal` is what it goes on from: the state at the beginning of the iteration, the journal of that iteration, and the
-lease of whoever works on it. `run_worker` has the lease and writes, `run_calling` is what is done through a run; here
-are its block and its iterations.
+lease of whoever works on it. `run_worker` has the lease, `run_writing` writes, `run_calling` is what is done through a
+run; here are its block and its iterations.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 from backtrail.engine import changes, journal
 from backtrail.engine.journal import Journal
-from backtrail.engine.paths import Path
 from backtrail.entities import Message
 from backtrail.errors import Conflict, Error, Invalid
 from backtrail.run_calling import Caller
@@ -94,15 +93,15 @@ class Run(Caller):
             return halt is not None
         try:
             with self._lock:  # the lease may be being renewed, and calls of others come to their end
-                if error is None and self._unsure is None:
+                if error is None and self._writer.unsure is None:
                     self._complete()
                 else:
-                    self._leave(_status_of(error or self._unsure or Halt("interrupted", self)))
+                    self._leave(_status_of(error or self._writer.unsure or Halt("interrupted", self)))
         except Conflict:
             if error is None or halt is not None:
                 raise
-        if error is None and self._unsure is not None:
-            raise self._unsure
+        if error is None and self._writer.unsure is not None:
+            raise self._writer.unsure
         return halt is not None
 
     def _halted_by(self, error: BaseException | None) -> Halt | None:
@@ -125,7 +124,7 @@ class Run(Caller):
 
     def _check_untouched(self) -> None:
         """Refuse a state that was changed although the run is completed."""
-        if self._lent is not None and self._lent != self._hash(self._state):
+        if self._lent is not None and self._lent != self._work.hash(self._state):
             text = f"run {self.session_id!r} is completed: its state was changed, and that is not kept"
             raise Invalid(text, code="invalid.run")
 
@@ -147,16 +146,21 @@ class Run(Caller):
         if self._looping:
             raise Invalid("the iterations of a run are gone through once", code="invalid.run")
         if self._status.name == RunState.COMPLETED:
-            self._looping = True
+            self._loop()
             return
         self._check_state()
         if self._iteration == 0:
             self._next_iteration()
-        self._looping = True
+        self._loop()
         while True:
             yield self._iteration
             self._check_open()
             self._next_iteration()
+
+    def _loop(self) -> None:
+        """From here on, what is done belongs to an iteration."""
+        self._looping = True
+        self._writer.where = "calls"
 
     def _next_iteration(self) -> None:
         with self._lock:
@@ -166,25 +170,13 @@ class Run(Caller):
 
     def _end(self, status: RunStatus | None) -> None:
         """End the iteration, and the run if there is a status; both in one commit."""
-        forgotten = self._journal.forgotten()
-        doubts = [call for call in self.in_doubt if call.policy != "pure"]
-        if doubts:
-            raise self._in_doubt(doubts[0])
-        if forgotten is not None:
-            newest = self._journal.newest
-            raise journal.diverged(forgotten, "nothing of the kind" if newest is None else journal.described(newest))
-        if self._under_way:
-            raise Invalid(
-                f"call {min([*self._under_way])!r} of run {self.session_id!r} is still being made: wait for it "
-                "before the iteration ends",
-                code="invalid.run",
-            )
+        self._check_done()
         over = self._iteration
         self._keep_unsaid()
         messages, calls, partials = self._kept
         with self._saying:
             kept = len(self._messages), len(self._calls), len(self._partials)
-            waiting = self._waiting()
+            waiting = self._writer.waiting()
         added = {
             "messages": self._said_data[messages : kept[0]],
             "tool_calls": self._calls[calls : kept[1]],
@@ -192,11 +184,8 @@ class Run(Caller):
             "zero" if over == 0 else "calls": waiting if over == 0 or status is not None else [],
             "past": self._passing(),
         }
-        types, name = self._work._types, self.session_id  # noqa: SLF001 - its other half
-        edits: list[changes.Edit] = [
-            changes.Append(Path((where,)), tuple(items), types, name) for where, items in added.items() if items
-        ]
-        edits.append(changes.Match(Path(("state",)), self._state, types, name))
+        edits = [self._work.added(where, items) for where, items in added.items() if items]
+        edits.append(self._work.matched("state", self._state))
         if status is None:
             given: dict[str, Any] = {"iteration": over + 1, "free": 0, **({} if over == 0 else {"calls": []})}
         else:
@@ -214,8 +203,8 @@ class Run(Caller):
             if status is None:
                 self._work.begin_anew(desk)
 
-        self._write(write)
-        self._flushed()
+        self._writer.write(write)
+        self._writer.flushed()
         self._shown.settle()
         self._work.trim()
         self._kept = kept
@@ -223,9 +212,25 @@ class Run(Caller):
         self._started = MISSING
         self._digests.clear()
         if status is None:
-            self._logs["calls"] = []
+            self._writer.logs["calls"] = []
         else:
             self._status = status
+
+    def _check_done(self) -> None:
+        """Refuse to end an iteration that has not done all it had begun."""
+        forgotten = self._journal.forgotten()
+        doubts = [call for call in self.in_doubt if call.policy != "pure"]
+        if doubts:
+            raise self._in_doubt(doubts[0])
+        if forgotten is not None:
+            newest = self._journal.newest
+            raise journal.diverged(forgotten, "nothing of the kind" if newest is None else journal.described(newest))
+        if self._under_way:
+            raise Invalid(
+                f"call {min([*self._under_way])!r} of run {self.session_id!r} is still being made: wait for it "
+                "before the iteration ends",
+                code="invalid.run",
+            )
 
     def _keep_unsaid(self) -> None:
         """Put what the iteration had said before it was cut short, and now did not say, where it stood."""
@@ -247,28 +252,30 @@ class Run(Caller):
     def _leave(self, status: RunStatus) -> None:
         """Record that the run failed or was halted. What the iteration had done stays in its journal."""
         given = {"status": [status.name, status.reason], "lease": None}
-        if self._unsure is not None:  # what is there is what it goes on from
+        if self._writer.unsure is not None:  # what is there is what it goes on from
             there = self._work.read(self._engine.direct)
             if there is not None and there["lease"] is not None:  # else it was left already, as it turns out
-                self._look_again()
-                self._try(lambda desk: self._work.put(desk, changes.Several(self._work.edits(given))), several=False)
+                self._writer.look_again()
+                self._writer.attempt(
+                    lambda desk: self._work.put(desk, changes.Several(self._work.edits(given))), several=False
+                )
             self._status = status
             return
 
         def write(desk: Desk) -> None:
             at: int | None = None
             if not isinstance(self.strategy, Never):
-                seen = self._seen(desk, status, self._state, self._waiting())
+                seen = self._seen(desk, status, self._state, self._writer.waiting())
                 at = self._shown.put(desk, seen, None, "automatic").seq
-            self._flush(desk, [], given, at)
+            self._writer.flush(desk, [], given, at)
 
         try:
-            self._write(write)
+            self._writer.write(write)
         except Exception as error:  # the state cannot be kept as it is now: what was kept before stays
             if isinstance(error, Error) and not isinstance(error, Invalid):
                 raise
-            self._write(lambda desk: self._flush(desk, [], given))
-        self._flushed()
+            self._writer.write(lambda desk: self._writer.flush(desk, [], given))
+        self._writer.flushed()
         self._status = status
 
     def checkpoint(self, label: str | None = None, *, metadata: Mapping[str, Any] | None = None) -> Checkpoint[Any]:
@@ -283,13 +290,13 @@ class Run(Caller):
         made: list[Checkpoint[Any]] = []
 
         def write(desk: Desk) -> None:
-            seen = self._seen(desk, self._status, state, self._waiting())
+            seen = self._seen(desk, self._status, state, self._writer.waiting())
             made[:] = [self._shown.put(desk, seen, label, "manual", metadata)]
-            self._flush(desk, [], at=made[0].seq)
+            self._writer.flush(desk, [], at=made[0].seq)
 
         with self._lock:
-            self._write(write)
-            self._flushed()
+            self._writer.write(write)
+            self._writer.flushed()
             self._shown.settle()
         return made[0]
 

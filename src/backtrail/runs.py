@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from backtrail import pruning
 from backtrail.arguments import check_count, check_id
-from backtrail.engine import changes, journal
+from backtrail.engine import journal
 from backtrail.engine.journal import Journal
-from backtrail.engine.paths import Path
 from backtrail.entities import Message
 from backtrail.errors import Conflict, Corrupt, Invalid, NotFound
 from backtrail.policies import Policy
@@ -190,7 +189,7 @@ class Runs:
                 raise NotFound(f"run {session_id!r} has no call {call_id!r}", code="not_found.call")
             if found.result is not None:
                 raise Conflict(f"call {call_id!r} of run {session_id!r} is not in doubt", code="conflict.settled")
-            work.put(desk, changes.Append(Path((where,)), (entry,), work._types, session_id))  # noqa: SLF001 - its own
+            work.put(desk, work.added(where, [entry]))
 
         self._engine.atomic(write)
 

@@ -1,14 +1,11 @@
-"""Stores: where threads live. `open(url)` picks the backend; a `Store` hands out handles and does the upkeep."""
+"""Stores: where threads live. `open(url)` makes one; a `Store` hands out handles and does the upkeep."""
 
 from __future__ import annotations
 
 import os
-import re
 import sys
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, overload
-from urllib.parse import unquote
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from backtrail import migrating, moving, pruning
 from backtrail.agents import Agents
@@ -19,12 +16,14 @@ from backtrail.engine.engine import Engine
 from backtrail.engine.heads import Options, Standing
 from backtrail.engine.schema import Types
 from backtrail.engine.watching import AllThreads, Watch
-from backtrail.errors import Invalid, NotFound, Unavailable
+from backtrail.errors import Invalid, NotFound
+from backtrail.listing import ASIDE, SPACES, THREAD, listed, place_of, space_of
 from backtrail.policies import check_policy
 from backtrail.run_worker import LEASE
 from backtrail.running import Run
 from backtrail.runs import Runs
 from backtrail.threads import Thread
+from backtrail.urls import backend_at, default_url
 from backtrail.values import (
     Damage,
     ExportReport,
@@ -36,7 +35,6 @@ from backtrail.values import (
     Stats,
     ThreadInfo,
     VerifyReport,
-    when,
 )
 
 if TYPE_CHECKING:
@@ -44,44 +42,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from types import TracebackType
 
-    from backtrail.backends.port import Backend, Row, ThreadRecord
+    from backtrail.backends.port import Backend, Row
     from backtrail.checkpoints import Checkpoint
     from backtrail.entities import Message
     from backtrail.policies import Policy
     from backtrail.strategies import Strategy
 
 S = TypeVar("S")
-Progress = "Callable[[str, int], None]"
-THREAD: Final = "thread"
-ASIDE: Final = "aside"
-SPACES: Final = ("thread", "agent", "conversation", "run")
-_PAGE: Final = 200
-_ADDRESS: Final = re.compile(
-    r"//(?:(?P<user>[^:@/]*)(?::[^@]*)?(?=@))?(?P<host>@?[\w.,\[\]-]*(?::\d{1,5})?)(?P<path>/[\w-]*)?"
-)
-
-
-def default_url() -> str:
-    """Return the store that is used when none is named: $BACKTRAIL_URL, else a file in the user's data directory."""
-    named = os.environ.get("BACKTRAIL_URL")
-    if named:
-        return named
-    if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Application Support"
-    else:
-        base = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
-    return str(base / "backtrail" / "backtrail.db")
-
-
-def shown(url: str) -> str:
-    """Return a URL as it may be shown: without the password, and whatever else may hold a secret."""
-    scheme, colon, rest = url.partition(":")
-    if not colon or not scheme.startswith("postgres"):
-        return url
-    found = _ADDRESS.fullmatch(rest.partition("?")[0])
-    return f"{scheme}://{found['user'] or ''}{found['host']}{found['path'] or ''}" if found else f"{scheme}://..."
 
 
 def open(  # noqa: A001 - backtrail.open reads as it should
@@ -116,68 +83,8 @@ def open(  # noqa: A001 - backtrail.open reads as it should
     for cls in named:
         registry = registry.for_state(cls) if isinstance(cls, type) else registry
     target = default_url() if url is None else os.fspath(url)
-    backend = _backend(target, durability=durability, read_only=read_only, schema=schema)
+    backend = backend_at(target, durability=durability, read_only=read_only, schema=schema)
     return Store(backend, registry, options)
-
-
-def _backend(url: str, *, durability: str, read_only: bool, schema: str | None) -> Backend:
-    if url.startswith(("postgresql:", "postgres:")):
-        return _postgres(url, durability=durability, read_only=read_only, schema=schema)
-    if schema is not None:
-        raise Invalid("schema= is for PostgreSQL; this kind of store has none", code="invalid.argument")
-    if url.startswith("memory:"):
-        if url not in ("memory:", "memory://", "memory:///"):
-            raise Invalid(f"a store in memory has no name: use memory://, not {url!r}", code="invalid.url")
-        from backtrail.backends.memory import MemoryBackend  # noqa: PLC0415 - only what is used is loaded
-
-        if read_only:
-            raise Invalid("a store in memory is new: read_only=True would leave it empty", code="invalid.argument")
-        return MemoryBackend()
-    if url.startswith("file:"):
-        from backtrail.backends.file import FileBackend  # noqa: PLC0415
-
-        return FileBackend(_directory(url), durability=durability, read_only=read_only)
-    from backtrail.backends.sqlite import SqliteBackend  # noqa: PLC0415
-
-    return SqliteBackend(_path(url), durability=durability, read_only=read_only)
-
-
-def _postgres(url: str, *, durability: str, read_only: bool, schema: str | None) -> Backend:
-    try:
-        from backtrail.backends.postgres import PostgresBackend  # noqa: PLC0415 - only what is used is loaded
-    except ImportError as error:
-        raise Unavailable(
-            "a store in PostgreSQL needs psycopg: pip install 'backtrail[postgres]'", code="unavailable.extra"
-        ) from error
-    return PostgresBackend(url, schema=schema, durability=durability, read_only=read_only)
-
-
-def _directory(url: str) -> str:
-    if not url.startswith("file:///") or not url.strip("/").removeprefix("file:"):
-        raise Invalid(
-            f"cannot read {url!r}; write file:///var/lib/agents, the absolute path of a directory", code="invalid.url"
-        )
-    return unquote(url.removeprefix("file://"))
-
-
-def _path(url: str) -> str:
-    """Return the path of an SQLite store."""
-    if "\0" in url or not url:
-        raise Invalid(f"this is not a path: {url!r}", code="invalid.url")
-    if url.startswith("sqlite:"):
-        if not url.startswith("sqlite:///") or url == "sqlite:///":
-            raise Invalid(
-                f"cannot read {url!r}; write sqlite:///agents.db, or sqlite:////var/lib/agents.db for an absolute path",
-                code="invalid.url",
-            )
-        return unquote(url.removeprefix("sqlite:///"))
-    scheme, separator, _ = url.partition("://")
-    if separator and scheme.replace("+", "").isalnum():
-        raise Invalid(
-            f"there is no kind of store {scheme!r}; use a path, sqlite:///path, file:///directory, postgresql://... or memory://",
-            code="invalid.url",
-        )
-    return str(Path(url).expanduser())
 
 
 class Store:
@@ -241,49 +148,11 @@ class Store:
 
         `after` goes on behind a thread: an info from an earlier listing, or an id.
         """
-        space = _space(kind, agent, prefix)
+        space = space_of(kind, agent, prefix)
         if limit is not None:
             check_count(limit, "limit")
-        return self._list(space, agent, prefix, limit, None if after is None else self._place(space, after))
-
-    def _list(
-        self, space: str, agent: str | None, prefix: str | None, limit: int | None, after: tuple[int, int] | None
-    ) -> Iterator[ThreadInfo]:
-        left = limit
-        while left is None or left > 0:
-            size = _PAGE if left is None else min(_PAGE, left)
-            backend = self._engine.desk.heads.backend
-            page = backend.threads(space=space, agent=agent, prefix=prefix, after=after, limit=size)
-            for record, newest in page:
-                yield self._info(record, newest)
-            if len(page) < size:
-                return
-            after = (page[-1][1].created_at, page[-1][0].no)
-            left = None if left is None else left - size
-
-    def _place(self, space: str, after: ThreadInfo | str) -> tuple[int, int]:
-        name = after.id if isinstance(after, ThreadInfo) else after
-        standing = self._engine.desk.heads.standing(space, check_id(name, "a thread's id"))
-        if standing is None:
-            raise NotFound(f"there is no thread {name!r} to go on behind", code="not_found.thread")
-        return standing.newest.created_at, standing.record.no
-
-    def _info(self, record: ThreadRecord, newest: Row) -> ThreadInfo:
-        heads = self._engine.desk.heads
-        head = newest if newest.head == newest.seq else heads.row(record, newest.head)
-        view = heads.path(record, head) if head is not None else ()
-        count = len(heads.visible(Standing(record, newest, head), view))
-        return ThreadInfo(
-            id=record.name,
-            kind=record.space,
-            agent=record.agent,
-            created_at=when(record.created_at),
-            updated_at=when(newest.created_at),
-            step=newest.step,
-            checkpoints=count,
-            head_id=log.checkpoint_id(record.uid, newest.head),
-            forked_from=record.origin,
-        )
+        place = None if after is None else place_of(self._engine.desk, space, after)
+        return listed(self._engine, space, agent=agent, prefix=prefix, limit=limit, after=place)
 
     def checkpoint(self, id: str) -> Checkpoint[Any] | None:  # noqa: A002
         """Return the checkpoint with this id, whatever its thread, or None."""
@@ -320,7 +189,7 @@ class Store:
             thread: Thread[Any] = Thread(self._engine, standing.record.space, standing.record.name)
             return thread._checkpoints(standing, rows)  # noqa: SLF001 - a handle makes them, this one for itself
 
-        space = _space(kind, agent, prefix)
+        space = space_of(kind, agent, prefix)
         seconds = check_timeout(timeout)
         return AllThreads(self._engine, space=space, agent=agent, prefix=prefix, timeout=seconds, make=made)
 
@@ -550,15 +419,3 @@ class Store:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _space(kind: str | None, agent: str | None, prefix: str | None) -> str:
-    """Return the name space of a kind; check what else says which threads are meant."""
-    space = kind or THREAD
-    if space not in (*SPACES, ASIDE):
-        raise Invalid(f"kind is one of {', '.join((*SPACES, ASIDE))}, not {kind!r}", code="invalid.argument")
-    if agent is not None:
-        check_id(agent, "an agent's id")
-    if prefix is not None and not isinstance(prefix, str):
-        raise Invalid(f"prefix is the beginning of an id, not {prefix!r}", code="invalid.argument")
-    return space

@@ -17,8 +17,8 @@ from backtrail.engine.codec import Decoder
 from backtrail.engine.editing import Editing, Editor
 from backtrail.engine.paths import parse
 from backtrail.engine.retention import Sorted
+from backtrail.engine.trying import ANY, ANYTHING, Unchanged
 from backtrail.engine.watching import OneThread, Watch
-from backtrail.engine.writes import ANY, ANYTHING, Unchanged
 from backtrail.errors import Conflict, Corrupt, Invalid, NotFound
 from backtrail.handles import Handle, Ref
 from backtrail.policies import Account, rules_for_one
@@ -350,15 +350,15 @@ class Thread(Handle[S]):
 
     def rewind(self, ref: Ref) -> Checkpoint[S]:
         """Make an older checkpoint the head again. What came after is out of view, not gone."""
-        return self._moved(self._engine.desk.writes.rewind(self._key, lambda standing: self._resolve(standing, ref)))
+        return self._moved(self._engine.desk.moves.rewind(self._key, lambda standing: self._resolve(standing, ref)))
 
     def undo(self) -> Checkpoint[S]:
         """Take back the last save, rewind, restore or redo."""
-        return self._moved(self._engine.desk.writes.undo(self._key))
+        return self._moved(self._engine.desk.moves.undo(self._key))
 
     def redo(self) -> Checkpoint[S]:
         """Take back the last undo."""
-        return self._moved(self._engine.desk.writes.redo(self._key))
+        return self._moved(self._engine.desk.moves.redo(self._key))
 
     def _moved(self, standing: Standing) -> Checkpoint[S]:
         self._remember(standing)
@@ -381,7 +381,7 @@ class Thread(Handle[S]):
             raise Invalid("name at least one tag", code="invalid.argument")
         standing = self._require_standing()
         row = self._resolve(standing, ref)
-        self._engine.desk.writes.tag(standing.record, row.seq, add, remove)
+        self._engine.desk.moves.tag(standing.record, row.seq, add, remove)
         return self._checkpoint(standing, row)
 
     def prune(
@@ -417,7 +417,7 @@ class Thread(Handle[S]):
         if standing is not None and dry_run:
             choose(standing)
         elif standing is not None:
-            hidden = self._engine.desk.writes.hide(self._key, choose)
+            hidden = self._engine.desk.moves.hide(self._key, choose)
             found = found._replace(gone=sorted(hidden))
         account = Account(rules, dry_run=dry_run)
         if standing is not None:
@@ -437,14 +437,14 @@ class Thread(Handle[S]):
             found[:] = [row.seq]
             return row
 
-        done, standing = self._engine.desk.writes.delete_checkpoint(self._key, find)
+        done, standing = self._engine.desk.moves.delete_checkpoint(self._key, find)
         if done and standing is not None and before.head in (ANY, *found):  # else there is a head it has not read
             self._remember(standing)
         return done
 
     def delete(self) -> bool:
         """Delete the thread and say whether there was one. It starts again at step 1."""
-        done, standing = self._engine.desk.writes.delete_thread(self._key)
+        done, standing = self._engine.desk.moves.delete_thread(self._key)
         if done and standing is not None:
             self._remember(standing)
         return done

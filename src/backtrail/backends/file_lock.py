@@ -9,16 +9,15 @@ fork waits for the calls that are under way, so that what the child has in memor
 
 from __future__ import annotations
 
-import functools
 import os
 import struct
 import threading
 import time
-import weakref
 import zlib
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from backtrail.backends import forks
 from backtrail.backends.file_disk import fcntl, translated, write_at
 from backtrail.errors import CommitUnknown, Unavailable
 
@@ -57,9 +56,7 @@ class Turns:
         self._fd = -1
         self._lock = threading.RLock()
         self._idle = False  # while a fork is under way: no call is, and none will begin
-        _watch_forks()
-        with _registry:
-            _all.add(self)
+        forks.watch(self)
 
     # -- threads ----------------------------------------------------------------------------------
     def take(self) -> None:
@@ -154,51 +151,25 @@ class Turns:
         return Unavailable(text, code="unavailable.locked")
 
     # -- forks ------------------------------------------------------------------------------------
-    def _pause(self) -> None:
+    def pause(self) -> None:
+        """Wait for the calls that are under way."""
         self._idle = self._lock.acquire(timeout=2 * self._wait + 1)
 
-    def _resume(self) -> None:
+    def resume(self) -> None:
+        """Let others begin again."""
         if self._idle:
             self._idle = False
             self._lock.release()
 
-    def _resume_in_child(self) -> None:
+    def resume_in_child(self) -> None:
+        """Let go of what is the parent's."""
         if not self._idle:  # a thread has it that this process has not got
             self._lock = threading.RLock()
         self.close()
         self._forked()
-        self._resume()
+        self.resume()
 
 
 def _end_bytes(end: End) -> bytes:
     data = _END.pack(*end)
     return data + _CRC.pack(zlib.crc32(data))
-
-
-# All turns of this process.
-_all: weakref.WeakSet[Turns] = weakref.WeakSet()
-_registry = threading.RLock()
-
-
-@functools.cache
-def _watch_forks() -> None:
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
-
-
-def _before_fork() -> None:
-    _registry.acquire()
-    for turns in list(_all):
-        turns._pause()  # noqa: SLF001 - the hooks are part of the class
-
-
-def _after_fork() -> None:
-    for turns in list(_all):
-        turns._resume()  # noqa: SLF001
-    _registry.release()
-
-
-def _after_fork_in_child() -> None:
-    for turns in list(_all):
-        turns._resume_in_child()  # noqa: SLF001
-    _registry.release()

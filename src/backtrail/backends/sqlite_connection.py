@@ -12,16 +12,15 @@ no call was under way when the fork happened, which is why a fork waits for the 
 from __future__ import annotations
 
 import ctypes
-import functools
 import os
 import threading
 import time
-import weakref
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import apsw
 
+from backtrail.backends import forks
 from backtrail.errors import Corrupt, Error, Unavailable
 
 if TYPE_CHECKING:
@@ -61,10 +60,8 @@ class Guard:
         self._idle = False  # while a fork is under way: no call is, and none will begin
         self._closed = False
         self._pid = os.getpid()
-        _watch_forks()
         _part_from_parent()
-        with _registry:
-            _guards.add(self)
+        forks.watch(self)
         with self:
             pass  # whatever keeps it from being opened is to be known now
 
@@ -135,15 +132,18 @@ class Guard:
         return self._connect()
 
     # -- forks --------------------------------------------------------------------------------
-    def _pause(self) -> None:
+    def pause(self) -> None:
+        """Wait for the calls that are under way."""
         self._idle = self._lock.acquire(timeout=2 * self._wait + 1)
 
-    def _resume(self) -> None:
+    def resume(self) -> None:
+        """Let others begin again."""
         if self._idle:
             self._idle = False
             self._lock.release()
 
-    def _resume_in_child(self) -> None:
+    def resume_in_child(self) -> None:
+        """Let go of what is the parent's."""
         self._pid = 0  # not this process, even if it has got the number of the one that opened it
         if not self._idle and not self._lock.acquire(blocking=False):
             self._abandon()
@@ -167,50 +167,22 @@ class Guard:
 
     def _part(self, pid: int) -> None:
         """Give up the connection of a parent process."""
-        self._resume_in_child()  # again, in case it was not forked by Python, and so without its hooks
+        self.resume_in_child()  # again, in case it was not forked by Python, and so without its hooks
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
         self._pid = pid
 
 
-# All guards of this process and of those it was forked from.
-_guards: weakref.WeakSet[Guard] = weakref.WeakSet()
-_registry = threading.RLock()
 # Files whose connection was in use when this process was forked off.
 _abandoned: set[str] = set()
 
 
-@functools.cache
-def _watch_forks() -> None:
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
-
-
-def _before_fork() -> None:
-    _registry.acquire()
-    for guard in list(_guards):
-        guard._pause()  # noqa: SLF001 - the hooks are part of the class
-
-
-def _after_fork() -> None:
-    for guard in list(_guards):
-        guard._resume()  # noqa: SLF001
-    _registry.release()
-
-
-def _after_fork_in_child() -> None:
-    global _registry  # noqa: PLW0603 - if it is held, then by a thread that this process has not got
-    _registry = threading.RLock()
-    for guard in list(_guards):
-        guard._resume_in_child()  # noqa: SLF001
-
-
 def _part_from_parent() -> None:
     """Give up whatever a parent process had opened: all of it, since connections to one file share their locks."""
-    with _registry:
+    with forks.watched(Guard) as guards:
         pid = os.getpid()
-        for guard in list(_guards):
+        for guard in guards:
             if guard._pid != pid:  # noqa: SLF001
                 guard._part(pid)  # noqa: SLF001
 

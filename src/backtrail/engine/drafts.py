@@ -24,7 +24,7 @@ from backtrail.engine.owning import Owner, fields_of, inner_of, lent_of, parts_o
 from backtrail.engine.schema import CUSTOM, Record
 from backtrail.engine.stepping import Walk
 from backtrail.engine.tracked import Top, TrackedDict, TrackedList
-from backtrail.engine.writes import Expect, Proposal
+from backtrail.engine.writes import Proposal
 from backtrail.errors import Invalid
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from backtrail.engine.nodes import Nodes
     from backtrail.engine.schema import Types
     from backtrail.engine.tree import Tree
+    from backtrail.engine.trying import Expect
 
 KEPT_MAX: Final = 256 * 1024 * 1024
 """The logical size of a state above which its draft is not kept from one step to the next."""

@@ -14,7 +14,8 @@ from backtrail.engine import spine as spines
 from backtrail.engine.codec import Decoder, encode
 from backtrail.engine.paths import parse
 from backtrail.engine.tree import Tree, locate
-from backtrail.engine.writes import Proposal, Unchanged
+from backtrail.engine.trying import Unchanged
+from backtrail.engine.writes import Proposal
 from backtrail.errors import Invalid, NotFound
 
 if TYPE_CHECKING:

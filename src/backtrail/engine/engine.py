@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from backtrail.engine import owner, upkeep
 from backtrail.engine.heads import Heads, Options, Standing
 from backtrail.engine.hub import Hub
+from backtrail.engine.moves import Moves
 from backtrail.engine.overlay import Overlay
-from backtrail.engine.writes import PATIENCE, Writes
+from backtrail.engine.trying import PATIENCE
+from backtrail.engine.writes import Writes
 from backtrail.errors import Conflict, Corrupt, Error, Invalid, NotFound
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ class Desk(NamedTuple):
 
     heads: Heads
     writes: Writes
+    moves: Moves
     overlay: Overlay | None = None
     owner: weakref.ref[object] | None = None
     """Whose transaction it is."""
@@ -93,7 +96,7 @@ class Engine:
         self.types = types
         self.options = options
         heads = Heads(backend, types, options)
-        self._direct = Desk(heads, Writes(heads, self._trim))
+        self._direct = Desk(heads, Writes(heads, self._trim), Moves(heads))
         self._hub = Hub(heads)
         self._written: dict[int, int] = {}
         self._grouped = _Grouped()
@@ -162,7 +165,7 @@ class Engine:
         heads = Heads(overlay, self.types, self.options)
         heads.cache = self._direct.heads.cache
         self._began = True
-        desk = self._open[me] = Desk(heads, Writes(heads), overlay, weakref.ref(me))
+        desk = self._open[me] = Desk(heads, Writes(heads), Moves(heads), overlay, weakref.ref(me))
         return desk
 
     def end(self, desk: Desk, *, commit: bool) -> None:

@@ -21,7 +21,7 @@ from backtrail.engine import log, upkeep, wire
 from backtrail.engine.heads import Heads
 from backtrail.engine.import_plans import plan_of
 from backtrail.engine.squeeze import squeeze
-from backtrail.engine.writes import PATIENCE
+from backtrail.engine.trying import PATIENCE
 from backtrail.errors import Conflict, Corrupt, Invalid, Unavailable
 
 if TYPE_CHECKING:

@@ -14,30 +14,24 @@ What always holds:
 - One name, one class: a registry never holds two classes of one schema name, and refuses to save an instance of a
   class whose name another one has.
 
-Which classes have fields is in `forms`; how they are taken apart, in `shapes`; what is declared about them, in
-`versions`; which classes they name, in `annotations`.
+What an instance is as data is in `typed`; which classes have fields, in `forms`; how they are taken apart, in `shapes`;
+what is declared about them, in `versions`; which classes they name, in `annotations`.
 """
 
 from __future__ import annotations
 
-import datetime as dt
-import decimal
 import enum
-import pathlib
 import types
-import uuid
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 from backtrail.engine import forms
 from backtrail.engine.annotations import reachable
 from backtrail.engine.forms import CUSTOM, DATACLASS, ENUM, FORMS, NAMEDTUPLE, PYDANTIC, STRUCT
 from backtrail.engine.shapes import HIDDEN, Shape, unset_value
+from backtrail.engine.typed import Member, Record, Type, checked, dump_custom, load_custom
 from backtrail.engine.versions import (
     Plan,
-    check_name,
     check_reach,
-    check_version,
     invalid,
     is_fields,
     name_of,
@@ -51,7 +45,7 @@ from backtrail.engine.versions import (
 from backtrail.errors import Invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
 __all__ = [
     "CUSTOM",
@@ -68,93 +62,6 @@ __all__ = [
     "schema_of",
     "upcast",
 ]
-
-_PLAIN: Final = frozenset(
-    {
-        *(type(None), bool, int, float, str, bytes, bytearray, list, tuple, set, frozenset, dict),
-        *(dt.datetime, dt.date, dt.time, dt.timedelta, uuid.UUID, decimal.Decimal),
-        *(pathlib.Path, pathlib.PosixPath, pathlib.WindowsPath),
-        *(pathlib.PurePath, pathlib.PurePosixPath, pathlib.PureWindowsPath),
-    }
-)
-
-
-# ---- values ---------------------------------------------------------------------------------------------------------
-
-
-class Record(dict[str, Any]):
-    """The fields of an instance, without its class: a dict that carries the schema it was saved with.
-
-    It equals a Record of the same schema, version and form, and a plain dict, with the same items.
-    """
-
-    __slots__ = ("form", "schema", "version")
-
-    def __init__(self, schema: str, version: int, form: str, fields: Mapping[str, Any]) -> None:
-        super().__init__(fields)
-        self.schema = schema
-        self.version = version
-        self.form = form
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, Record):
-            ours, theirs = (self.schema, self.version, self.form), (other.schema, other.version, other.form)
-            return ours == theirs and dict.__eq__(self, other)
-        return dict.__eq__(self, other)
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    __hash__ = None
-
-    def __repr__(self) -> str:
-        return f"Record({self.schema!r}, {self.version!r}, {self.form!r}, {dict.__repr__(self)})"
-
-    def copy(self) -> Record:
-        """A shallow copy, schema included."""
-        return Record(self.schema, self.version, self.form, self)
-
-    def __reduce__(self) -> tuple[Any, ...]:  # the items apart, so that a Record may contain itself
-        return Record, (self.schema, self.version, self.form, {}), None, None, iter(self.items())
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A member of an Enum, without its class. A combination of flags has no name (None), only a value."""
-
-    schema: str
-    version: int
-    name: str | None
-    value: Any
-
-    def __hash__(self) -> int:  # without the value, which need not be hashable
-        return hash((self.schema, self.version, self.name))
-
-
-@dataclass(frozen=True)
-class Type:
-    """How to keep instances of a class that does not say which fields it has, such as `defaultdict`.
-
-    `dump` gives a dict of what an instance holds, `load` makes an instance of such a dict. Only instances of this very
-    class are meant, not those of its subclasses.
-    """
-
-    cls: type
-    name: str
-    dump: Callable[[Any], dict[str, Any]] = field(kw_only=True)
-    load: Callable[[dict[str, Any]], Any] = field(kw_only=True)
-    version: int = field(default=1, kw_only=True)
-
-    def __post_init__(self) -> None:
-        if forms.class_of(self.cls) is not self.cls:
-            raise invalid(f"backtrail.Type takes a class, not {self.cls!r}")
-        if self.cls in _PLAIN or self.cls in (Record, Member):
-            raise invalid(f"{self.cls.__name__} is kept as it is: leave out backtrail.Type({self.cls.__name__}, ...)")
-        check_name(self.name)
-        check_version(self.version, "version")
-        if not all(callable(function) for function in (self.dump, self.load)):
-            raise invalid(f"backtrail.Type({self.cls.__name__}, ...) takes functions as dump and load")
-
 
 # ---- the registry ---------------------------------------------------------------------------------------------------
 
@@ -223,9 +130,9 @@ class Types:
         cls = type(obj)
         custom = self._customs.get(cls)
         if custom is not None:
-            return _dump_custom(custom, obj)
+            return dump_custom(custom, obj)
         if cls is Record or cls is Member:
-            return _checked(obj)  # type: ignore[arg-type]
+            return checked(obj)  # type: ignore[arg-type]
         plan = plan_of(cls)
         if plan is None:
             return None
@@ -252,7 +159,7 @@ class Types:
         if isinstance(value, Member):
             return self._load_member(entry, value)
         if entry.custom is not None:
-            return _load_custom(entry.custom, value)
+            return load_custom(entry.custom, value)
         return _load_fields(entry.cls, value.schema, value.version, dict(value), form=value.form)
 
     def _load_member(self, entry: _Entry, value: Member) -> object:
@@ -391,45 +298,6 @@ def _mismatch(value: object, wanted: object) -> Invalid:
 
 
 # ---- saving and loading one instance --------------------------------------------------------------------------------
-
-
-def _checked(value: Record | Member) -> Record | Member:
-    """A Record or Member that may have been made or changed by hand."""
-    try:
-        check_name(value.schema)
-        check_version(value.version, "version")
-    except Invalid as error:
-        raise Invalid(f"a {type(value).__name__} made by hand: {error}", code="invalid.value") from error
-    if isinstance(value, Record) and not (value.form in FORMS and all(type(name) is str for name in value)):
-        message = f"a Record made by hand needs names as keys and one of the forms {FORMS}: {value!r:.200}"
-        raise Invalid(message, code="invalid.value")
-    return value
-
-
-def _dump_custom(custom: Type, obj: object) -> Record:
-    try:
-        fields: object = custom.dump(obj)
-    except Exception as error:
-        raise Invalid(f"the dump function of {custom.name!r} raised {error!r}", code="invalid.value") from error
-    if not is_fields(fields):
-        raise Invalid(
-            f"the dump function of {custom.name!r} has to return a dict with names as keys, not {fields!r:.200}",
-            code="invalid.value",
-        )
-    return Record(custom.name, custom.version, CUSTOM, fields)
-
-
-def _load_custom(custom: Type, record: Record) -> object:
-    fields = upcasted(custom.cls, record.schema, record.version, custom.version, dict(record))
-    if record.form != CUSTOM and record.version == custom.version:
-        raise invalid(
-            f"{record.schema!r} was saved as a {record.form} and is a backtrail.Type now: give it version="
-            f"{custom.version + 1} and an upcaster from version {custom.version} that makes what load takes"
-        )
-    try:
-        return custom.load(fields)
-    except Exception as error:
-        raise invalid(f"the load function of {record.schema!r} raised {error!r}") from error
 
 
 def _load_fields(cls: type, name: str, version: int, fields: dict[str, Any], *, form: str | None) -> object:

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Final
 from unittest import mock
 
-from backtrail import collection, conversations, store, threads
+from backtrail import collection, conversations, listing, threads
 from backtrail.engine import codec, diff, engine, nodes, payload, repack, retention, spine, texts, upkeep, writes
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _SIZES: Final[tuple[tuple[ModuleType, str, int], ...]] = (
     (engine, "_TRIM_EVERY", 4),
     (threads, "_PAGE", 3),
     (retention, "_PAGE", 2),
-    (store, "_PAGE", 2),
+    (listing, "_PAGE", 2),
     (collection, "_PAGE", 2),
     (conversations, "_PAGE", 2),
     (upkeep, "_PAGE", 3),

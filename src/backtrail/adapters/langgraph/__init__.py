@@ -10,6 +10,8 @@ channels. docs/langgraph.md is the guide.
     values      channel values that are loaded when they are looked at
     keeper      everything that a saver does, synchronously
     saver       `BacktrailSaver`: LangGraph's interface, in both colours
+    decoding    values as LangGraph's own savers keep them
+    importing   threads of LangGraph's SqliteSaver, taken over
 """
 
 from backtrail.adapters.opening import missing
@@ -20,6 +22,7 @@ try:
 except ImportError as error:
     raise missing("langgraph", error) from error
 
+from backtrail.adapters.langgraph.importing import DatabaseReport, Skipped, import_database
 from backtrail.adapters.langgraph.saver import BacktrailSaver
 
-__all__ = ["BacktrailSaver"]
+__all__ = ["BacktrailSaver", "DatabaseReport", "Skipped", "import_database"]

@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 
 from backtrail import Conflict, Message
-from backtrail.engine import engine, log, pins, writes
+from backtrail.engine import engine, log, pins, trying
 from backtrail.testing.conformance.base import Clock, Suite
 from backtrail.testing.conformance.restoring import begun, moved_on
 from backtrail.testing.scene import agent, contents, conversation, names, note, view
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @contextmanager
 def impatient() -> Iterator[None]:
     """Let what is tried again and again be given up soon."""
-    with mock.patch.object(engine, "PATIENCE", 0.05), mock.patch.object(writes, "PATIENCE", 0.05):
+    with mock.patch.object(engine, "PATIENCE", 0.05), mock.patch.object(trying, "PATIENCE", 0.05):
         yield
 
 

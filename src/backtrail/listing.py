@@ -1,0 +1,84 @@
+"""Listings of threads: what is known of each without loading its state, newest activity first, page by page."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from backtrail.arguments import check_id
+from backtrail.engine import log
+from backtrail.engine.heads import Standing
+from backtrail.errors import Invalid, NotFound
+from backtrail.values import ThreadInfo, when
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from backtrail.backends.port import Row, ThreadRecord
+    from backtrail.engine.engine import Desk, Engine
+    from backtrail.engine.heads import Heads
+
+THREAD: Final = "thread"
+ASIDE: Final = "aside"
+SPACES: Final = ("thread", "agent", "conversation", "run")
+_PAGE: Final = 200
+
+
+def space_of(kind: str | None, agent: str | None, prefix: str | None) -> str:
+    """Return the name space of a kind; check what else says which threads are meant."""
+    space = kind or THREAD
+    if space not in (*SPACES, ASIDE):
+        raise Invalid(f"kind is one of {', '.join((*SPACES, ASIDE))}, not {kind!r}", code="invalid.argument")
+    if agent is not None:
+        check_id(agent, "an agent's id")
+    if prefix is not None and not isinstance(prefix, str):
+        raise Invalid(f"prefix is the beginning of an id, not {prefix!r}", code="invalid.argument")
+    return space
+
+
+def listed(
+    engine: Engine,
+    space: str,
+    *,
+    agent: str | None,
+    prefix: str | None,
+    limit: int | None,
+    after: tuple[int, int] | None,
+) -> Iterator[ThreadInfo]:
+    """Give what is known of threads, newest activity first, behind a place if there is one."""
+    left = limit
+    while left is None or left > 0:
+        size = _PAGE if left is None else min(_PAGE, left)
+        backend = engine.desk.heads.backend
+        page = backend.threads(space=space, agent=agent, prefix=prefix, after=after, limit=size)
+        for record, newest in page:
+            yield _info(engine.desk.heads, record, newest)
+        if len(page) < size:
+            return
+        after = (page[-1][1].created_at, page[-1][0].no)
+        left = None if left is None else left - size
+
+
+def place_of(desk: Desk, space: str, after: ThreadInfo | str) -> tuple[int, int]:
+    """Return where a listing goes on."""
+    name = after.id if isinstance(after, ThreadInfo) else after
+    standing = desk.heads.standing(space, check_id(name, "a thread's id"))
+    if standing is None:
+        raise NotFound(f"there is no thread {name!r} to go on behind", code="not_found.thread")
+    return standing.newest.created_at, standing.record.no
+
+
+def _info(heads: Heads, record: ThreadRecord, newest: Row) -> ThreadInfo:
+    head = newest if newest.head == newest.seq else heads.row(record, newest.head)
+    view = heads.path(record, head) if head is not None else ()
+    count = len(heads.visible(Standing(record, newest, head), view))
+    return ThreadInfo(
+        id=record.name,
+        kind=record.space,
+        agent=record.agent,
+        created_at=when(record.created_at),
+        updated_at=when(newest.created_at),
+        step=newest.step,
+        checkpoints=count,
+        head_id=log.checkpoint_id(record.uid, newest.head),
+        forked_from=record.origin,
+    )

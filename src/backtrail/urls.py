@@ -1,0 +1,103 @@
+"""URLs of stores: which one is meant when none is named, what of it may be shown, and the backend that it names."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote
+
+from backtrail.errors import Invalid, Unavailable
+
+if TYPE_CHECKING:
+    from backtrail.backends.port import Backend
+
+_ADDRESS: Final = re.compile(
+    r"//(?:(?P<user>[^:@/]*)(?::[^@]*)?(?=@))?(?P<host>@?[\w.,\[\]-]*(?::\d{1,5})?)(?P<path>/[\w-]*)?"
+)
+
+
+def default_url() -> str:
+    """Return the store that is used when none is named: $BACKTRAIL_URL, else a file in the user's data directory."""
+    named = os.environ.get("BACKTRAIL_URL")
+    if named:
+        return named
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Application Support"
+    else:
+        base = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    return str(base / "backtrail" / "backtrail.db")
+
+
+def shown(url: str) -> str:
+    """Return a URL as it may be shown: without the password, and whatever else may hold a secret."""
+    scheme, colon, rest = url.partition(":")
+    if not colon or not scheme.startswith("postgres"):
+        return url
+    found = _ADDRESS.fullmatch(rest.partition("?")[0])
+    return f"{scheme}://{found['user'] or ''}{found['host']}{found['path'] or ''}" if found else f"{scheme}://..."
+
+
+def backend_at(url: str, *, durability: str, read_only: bool, schema: str | None) -> Backend:
+    """Open the backend that a URL names; only what is used is loaded."""
+    if url.startswith(("postgresql:", "postgres:")):
+        return _postgres(url, durability=durability, read_only=read_only, schema=schema)
+    if schema is not None:
+        raise Invalid("schema= is for PostgreSQL; this kind of store has none", code="invalid.argument")
+    if url.startswith("memory:"):
+        if url not in ("memory:", "memory://", "memory:///"):
+            raise Invalid(f"a store in memory has no name: use memory://, not {url!r}", code="invalid.url")
+        from backtrail.backends.memory import MemoryBackend  # noqa: PLC0415
+
+        if read_only:
+            raise Invalid("a store in memory is new: read_only=True would leave it empty", code="invalid.argument")
+        return MemoryBackend()
+    if url.startswith("file:"):
+        from backtrail.backends.file import FileBackend  # noqa: PLC0415
+
+        return FileBackend(_directory(url), durability=durability, read_only=read_only)
+    from backtrail.backends.sqlite import SqliteBackend  # noqa: PLC0415
+
+    return SqliteBackend(_path(url), durability=durability, read_only=read_only)
+
+
+def _postgres(url: str, *, durability: str, read_only: bool, schema: str | None) -> Backend:
+    try:
+        from backtrail.backends.postgres import PostgresBackend  # noqa: PLC0415
+    except ImportError as error:
+        raise Unavailable(
+            "a store in PostgreSQL needs psycopg: pip install 'backtrail[postgres]'", code="unavailable.extra"
+        ) from error
+    return PostgresBackend(url, schema=schema, durability=durability, read_only=read_only)
+
+
+def _directory(url: str) -> str:
+    if not url.startswith("file:///") or not url.strip("/").removeprefix("file:"):
+        raise Invalid(
+            f"cannot read {url!r}; write file:///var/lib/agents, the absolute path of a directory", code="invalid.url"
+        )
+    return unquote(url.removeprefix("file://"))
+
+
+def _path(url: str) -> str:
+    """Return the path of an SQLite store."""
+    if "\0" in url or not url:
+        raise Invalid(f"this is not a path: {url!r}", code="invalid.url")
+    if url.startswith("sqlite:"):
+        if not url.startswith("sqlite:///") or url == "sqlite:///":
+            raise Invalid(
+                f"cannot read {url!r}; write sqlite:///agents.db, or sqlite:////var/lib/agents.db for an absolute path",
+                code="invalid.url",
+            )
+        return unquote(url.removeprefix("sqlite:///"))
+    scheme, separator, _ = url.partition("://")
+    if separator and scheme.replace("+", "").isalnum():
+        raise Invalid(
+            f"there is no kind of store {scheme!r}; use a path, sqlite:///path, file:///directory, postgresql://... or memory://",
+            code="invalid.url",
+        )
+    return str(Path(url).expanduser())

@@ -1,0 +1,429 @@
+"""Databases of LangGraph's SqliteSaver, taken over: what one saver gives, the other gives."""
+
+import contextlib
+import datetime as dt
+import decimal
+import json
+import operator
+import pathlib
+import pickle
+import re
+import shutil
+import sqlite3
+import uuid
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated, Any, NamedTuple, TypedDict
+
+import ormsgpack
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage
+from langgraph.checkpoint.sqlite import SqliteSaver
+from langgraph.graph import END, START, StateGraph
+from langgraph.graph.message import add_messages
+from langgraph.types import Command, Send, interrupt
+from pydantic import BaseModel
+
+import backtrail
+from backtrail import Corrupt, Invalid, NotFound
+from backtrail.adapters.langgraph import BacktrailSaver, import_database
+
+
+class Chat(TypedDict, total=False):
+    messages: Annotated[list, add_messages]
+    notes: Annotated[list, operator.add]
+    plan: Any
+
+
+class Place(Enum):
+    NORTH = "north"
+
+
+class Leg(NamedTuple):
+    start: str
+    end: str
+
+
+class Hotel(BaseModel):
+    name: str
+    place: Place
+
+
+@dataclass
+class Plan:
+    city: str
+    hotel: Hotel
+    legs: list[Leg]
+
+
+@dataclass
+class Unnamed:
+    x: int
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "langgraph.sqlite"
+
+
+@pytest.fixture
+def store():
+    with backtrail.open("memory://") as store:
+        yield store
+
+
+@contextlib.contextmanager
+def saver_at(path):
+    with SqliteSaver.from_conn_string(str(path)) as saver:
+        yield saver
+
+
+def at(thread="t", **more):
+    return {"configurable": {"thread_id": thread, **more}}
+
+
+def plain(found):
+    """A tuple as it is to be compared: the config without what a read has left in it, the values as a dict."""
+    if found is None:
+        return None
+    config = {key: value for key, value in found.config["configurable"].items() if key != "__backtrail__"}
+    checkpoint = {**found.checkpoint, "channel_values": dict(found.checkpoint["channel_values"])}
+    parent = found.parent_config and found.parent_config["configurable"]
+    return config, checkpoint, found.metadata, parent, [tuple(each) for each in found.pending_writes or ()]
+
+
+def name_of(found):
+    return tuple(found[0].values())
+
+
+def assert_same(path, store, threads, types=()):
+    """Every config of every thread gives the same with both savers."""
+    ours = BacktrailSaver(store, types=types)
+    with saver_at(path) as theirs:
+        every = [plain(each) for each in theirs.list(None)]
+        listed = [plain(each) for each in ours.list(None)]
+        assert sorted(listed, key=name_of) == sorted(every, key=name_of)
+        for thread in threads:
+            namespaces = {each[0]["checkpoint_ns"] for each in every if each[0]["thread_id"] == thread}
+            assert [plain(each) for each in ours.list(at(thread))] == [plain(each) for each in theirs.list(at(thread))]
+            for ns in namespaces:
+                config = at(thread, checkpoint_ns=ns)
+                assert plain(ours.get_tuple(config)) == plain(theirs.get_tuple(config)) is not None
+                listed = [plain(each) for each in theirs.list(config)]
+                assert [plain(each) for each in ours.list(config)] == listed
+                middle = {"configurable": listed[len(listed) // 2][0]}
+                for given in ({"before": middle}, {"limit": 2}, {"filter": {"source": "loop"}}):
+                    expected = [plain(each) for each in theirs.list(config, **given)]
+                    assert [plain(each) for each in ours.list(config, **given)] == expected
+            for config, *_ in [each for each in every if each[0]["thread_id"] == thread]:
+                named = {"configurable": config}
+                assert plain(ours.get_tuple(named)) == plain(theirs.get_tuple(named)) is not None
+    return len(every)
+
+
+def chat(state):
+    return {"messages": [AIMessage(f"reply {len(state['messages'])}")], "notes": [len(state["messages"])]}
+
+
+def chatting():
+    return StateGraph(Chat).add_node("chat", chat).add_edge(START, "chat").add_edge("chat", END)
+
+
+def asking():
+    def ask(state):
+        return {"notes": [interrupt("how many?"), interrupt({"and": "when"})]}
+
+    def beside(state):
+        return {"notes": ["beside"]}
+
+    builder = StateGraph(Chat).add_node("ask", ask).add_node("beside", beside)
+    return builder.add_edge(START, "ask").add_edge(START, "beside")
+
+
+def nesting():
+    inner = asking().compile()
+    deeper = StateGraph(Chat).add_node("inner", inner).add_edge(START, "inner").compile()
+    builder = StateGraph(Chat).add_node("chat", chat).add_node("deeper", deeper)
+    return builder.add_edge(START, "chat").add_edge("chat", "deeper")
+
+
+def spreading():
+    def spread(state):
+        return [Send("one", {"notes": [n]}) for n in range(3)]
+
+    def one(state):
+        if state["notes"] == [1]:
+            raise ValueError("one fails")
+        return {"notes": state["notes"]}
+
+    builder = StateGraph(Chat).add_node("start", chat).add_node("one", one).add_edge(START, "start")
+    return builder.add_conditional_edges("start", spread, ["one"])
+
+
+def talk(path):
+    """Fill a database as graphs do; returns its threads."""
+    said = {"messages": [HumanMessage("hi")]}
+    with saver_at(path) as saver:
+        graph = chatting().compile(checkpointer=saver)
+        for _ in range(3):
+            graph.invoke(said, at("chat"))
+        past = list(graph.get_state_history(at("chat")))[4]
+        graph.update_state(past.config, {"notes": ["a fork"]})
+        graph.invoke(None, graph.update_state(at("chat"), {"messages": [HumanMessage("on the fork")]}, as_node=START))
+        graph.invoke(None, past.config)
+        graph = asking().compile(checkpointer=saver)
+        graph.invoke(said, at("asked"))
+        graph.invoke(said, at("answered"))
+        graph.invoke(Command(resume=3), at("answered"))
+        graph.invoke(Command(resume="May"), at("answered"))
+        graph = nesting().compile(checkpointer=saver)
+        graph.invoke(said, at("nested|odd\\id"))
+        graph.invoke(Command(resume=1), at("nested|odd\\id"))
+        with pytest.raises(ValueError, match="one fails"):
+            spreading().compile(checkpointer=saver).invoke(said, at("failed"))
+    return ["chat", "asked", "answered", "nested|odd\\id", "failed"]
+
+
+def rows_of(store):
+    return {
+        kind: [(each.id, each.checkpoints, each.head_id) for each in store.threads(kind=kind)]
+        for kind in (None, "aside")
+    }
+
+
+def test_every_config_gives_the_same_and_doing_it_again_adds_nothing(path, tmp_path):
+    threads = talk(path)
+    before = path.read_bytes()
+    with backtrail.open(tmp_path / "s.db") as store:
+        counts = []
+        report = import_database(path, store, progress=lambda what, count: counts.append((what, count)))
+        assert report.skipped == ()
+        assert report.threads == len(threads)
+        assert counts == [("threads", n + 1) for n in range(len(threads))]
+        there = rows_of(store)
+        again = import_database(path, store)
+        assert (again.threads, again.checkpoints, again.skipped) == (len(threads), 0, ())
+        assert rows_of(store) == there
+        assert path.read_bytes() == before
+        assert report.checkpoints == assert_same(path, store, threads) > 25
+
+
+def test_a_graph_goes_on_where_it_was(path, store):
+    talk(path)
+    import_database(path, store)
+    graph = asking().compile(checkpointer=BacktrailSaver(store))
+    assert [each.interrupts[0].value for each in graph.get_state(at("asked")).tasks if each.interrupts] == ["how many?"]
+    graph.invoke(Command(resume=3), at("asked"))
+    assert sorted(map(str, graph.invoke(Command(resume="May"), at("asked"))["notes"])) == ["3", "May", "beside"]
+    graph = nesting().compile(checkpointer=BacktrailSaver(store))
+    done = graph.invoke(Command(resume="soon"), at("nested|odd\\id"))
+    assert {1, "soon"} <= set(done["notes"])
+
+
+def test_what_has_come_since_comes_when_it_is_done_again(path, store):
+    threads = talk(path)
+    first = import_database(path, store)
+    with saver_at(path) as saver:
+        chatting().compile(checkpointer=saver).invoke({"messages": [HumanMessage("more")]}, at("chat"))
+        asking().compile(checkpointer=saver).invoke(Command(resume=3), at("asked"))
+        chatting().compile(checkpointer=saver).invoke({"messages": [HumanMessage("new")]}, at("new"))
+        second = import_database(path, store)  # what is in the WAL comes, too
+    assert second.skipped == ()
+    assert second.threads == len(threads) + 1
+    assert first.checkpoints + second.checkpoints == assert_same(path, store, [*threads, "new"])
+
+
+def test_a_thread_that_has_gone_on_here_stays_as_it_is(path, store):
+    talk(path)
+    import_database(path, store)
+    graph = chatting().compile(checkpointer=BacktrailSaver(store))
+    graph.invoke({"messages": [HumanMessage("here")]}, at("chat"))
+    there = rows_of(store)
+    with saver_at(path) as saver:
+        saver.put_writes(saver.get_tuple(at("chat")).config, [("notes", ["late"])], "task")
+    assert import_database(path, store).skipped == ()
+    assert rows_of(store) == there
+    with saver_at(path) as saver:
+        chatting().compile(checkpointer=saver).invoke({"messages": [HumanMessage("there")]}, at("chat"))
+    (skipped,) = import_database(path, store).skipped
+    assert skipped.thread_id == "chat"
+    assert "gone on" in skipped.reason
+    assert rows_of(store) == there
+
+
+def test_values_of_all_kinds_come_as_they_were(path, store):
+    plan = Plan("Faro", Hotel(name="Sol", place=Place.NORTH), [Leg("a", "b")])
+    values = {
+        "plan": plan,
+        "times": [dt.datetime.now(dt.UTC), dt.date(2026, 1, 2), dt.time(3, 4), dt.timedelta(5, 6)],
+        "others": [uuid.uuid4(), decimal.Decimal("1.50"), {1, 2}, frozenset({3}), deque([4]), pathlib.Path("/a/b")],
+        "pattern": re.compile("a+", re.IGNORECASE),
+        "bytes": b"\x00\xff",
+        "text": "a\x00b",
+        "send": Send("node", {"x": 1}),
+        "none": None,
+    }
+    graph = StateGraph(Chat).add_node("n", lambda _: {"plan": values}).add_edge(START, "n")
+    with saver_at(path) as saver:
+        graph.compile(checkpointer=saver).invoke({"messages": []}, at())
+        saver.put_writes(
+            saver.get_tuple(at()).config, [("plan", None), ("raw", b"raw"), ("more", bytearray(b"x"))], "task"
+        )
+    report = import_database(path, store, types=[Plan])  # the others are in its annotations
+    assert report.skipped == ()
+    assert_same(path, store, ["t"], [Plan])
+    found = BacktrailSaver(store, types=[Plan]).get_tuple(at()).checkpoint["channel_values"]["plan"]
+    assert found["plan"] == plan
+    assert type(found["plan"].hotel) is Hotel
+
+
+def test_a_class_that_is_not_named_skips_its_thread_and_no_other(path, store):
+    with saver_at(path) as saver:
+        chatting().compile(checkpointer=saver).invoke({"messages": []}, at("good"))
+        graph = StateGraph(Chat).add_node("n", lambda _: {"plan": [Unnamed(1)]}).add_edge(START, "n")
+        graph.compile(checkpointer=saver).invoke({"messages": []}, at("bad"))
+    report = import_database(path, store)
+    assert [each.thread_id for each in report.skipped] == ["bad"]
+    assert "Unnamed" in report.skipped[0].reason
+    assert [each.id for each in store.threads()] == ["good"]
+    assert list(store.threads(kind="aside", prefix="bad")) == []
+    assert import_database(path, store, types=[Unnamed]).skipped == ()
+    assert_same(path, store, ["good", "bad"], [Unnamed])
+
+
+class Evil:
+    def __reduce__(self):
+        return pathlib.Path.touch, (pathlib.Path("evil"),)
+
+
+def ext(code, *parts, name="1"):
+    return ormsgpack.packb({"id": name, "channel_values": {"x": ormsgpack.Ext(code, ormsgpack.packb(parts))}})
+
+
+CRAFTED = {
+    "a pickle": ("pickle", pickle.dumps(Evil())),
+    "a function": ("msgpack", ext(0, "os", "system", "touch evil")),
+    "a method": ("msgpack", ext(3, "pathlib", "Path", "evil", "touch")),
+    "an import": ("msgpack", ext(0, "antigravity", "x", 1)),
+    "a class inside": ("msgpack", ext(2, "builtins", "set", {"x": ormsgpack.Ext(0, b"\x93\xa2os\xa6system\xa1x")})),
+    "an array": ("msgpack", ext(6, "<f8", [1], "C", b"12345678")),
+    "an unknown extension": ("msgpack", ext(99, "a", "b", "c")),
+    "no tuple": ("msgpack", ormsgpack.packb({"id": "1", "channel_values": {"x": ormsgpack.Ext(1, b"\x01")}})),
+    "cut short": ("msgpack", ormsgpack.packb({"id": "1", "channel_values": {}})[:-3]),
+    "another id": ("msgpack", ormsgpack.packb({"id": "2", "channel_values": {}})),
+    "no checkpoint": ("msgpack", ormsgpack.packb([1])),
+    "objects as JSON": ("json", json.dumps({"id": "1", "channel_values": {"x": {"lc": 1, "id": ["os"]}}}).encode()),
+    "text": ("msgpack", "text"),
+    "nothing": ("msgpack", None),
+    "no kind": (None, b""),
+}
+
+
+@pytest.mark.parametrize("what", CRAFTED)
+def test_what_is_crafted_or_damaged_is_skipped_and_runs_nothing(path, store, tmp_path, monkeypatch, what):
+    monkeypatch.chdir(tmp_path)
+    kind, data = CRAFTED[what]
+    with saver_at(path) as saver:
+        chatting().compile(checkpointer=saver).invoke({"messages": []}, at("good"))
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
+        good = ext(0, "uuid", "UUID", "0" * 32, name="0")
+        db.execute("INSERT INTO checkpoints VALUES ('bad', '', '0', NULL, 'msgpack', ?, '{}')", (good,))
+        db.execute("INSERT INTO checkpoints VALUES ('bad', '', '1', '0', ?, ?, '{}')", (kind, data))
+    report = import_database(path, store)
+    assert [each.thread_id for each in report.skipped] == ["bad"]
+    assert report.skipped[0].reason.startswith("checkpoint 1: ")
+    assert [each.id for each in store.threads()] == ["good"]
+    assert not pathlib.Path("evil").exists()
+
+
+@pytest.mark.parametrize(
+    ("statement", "value"),
+    [
+        ("UPDATE checkpoints SET metadata = ? WHERE thread_id = 'bad'", b"{"),
+        ("UPDATE checkpoints SET metadata = ? WHERE thread_id = 'bad'", b"[]"),
+        ("UPDATE checkpoints SET checkpoint_ns = ? WHERE thread_id = 'bad'", b"\xff"),
+        ("UPDATE checkpoints SET checkpoint_ns = CAST(? AS TEXT) WHERE thread_id = 'bad'", b"\xff"),
+        ("UPDATE checkpoints SET parent_checkpoint_id = ? WHERE thread_id = 'bad'", b"\xff"),
+        ("UPDATE writes SET value = ? WHERE thread_id = 'bad'", b"\xc1"),
+        ("UPDATE writes SET type = ? WHERE thread_id = 'bad'", "pickle"),
+        ("UPDATE writes SET channel = ? WHERE thread_id = 'bad'", b"x"),
+    ],
+)
+def test_a_damaged_row_skips_its_thread(path, store, statement, value):
+    with saver_at(path) as saver:
+        for name in ("bad", "good"):
+            asking().compile(checkpointer=saver).invoke({"messages": []}, at(name))
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
+        assert db.execute(statement, (value,)).rowcount > 0
+    report = import_database(path, store)
+    assert [each.thread_id for each in report.skipped] == ["bad"]
+    assert [each.id for each in store.threads()] == ["good"]
+    assert len(list(store.threads(kind="aside"))) == 1
+
+
+def test_ids_that_are_no_texts_are_named(path, store):
+    with saver_at(path) as saver:
+        chatting().compile(checkpointer=saver).invoke({"messages": []}, at("good"))
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
+        for name, cast in ((b"\xff", "TEXT"), (b"blob", "BLOB")):
+            copied = f"SELECT CAST(? AS {cast}), '', 'x', NULL, type, checkpoint, metadata FROM checkpoints LIMIT 1"
+            db.execute(f"INSERT INTO checkpoints {copied}", (name,))
+    report = import_database(path, store)
+    assert [each.thread_id for each in report.skipped] == ["blob", repr(b"\xff")]
+    assert report.threads == 1
+
+
+def test_a_thread_that_is_not_langgraphs_is_left_alone(path, store):
+    store.thread("chat").save({"mine": True})
+    talk(path)
+    report = import_database(path, store)
+    assert [each.thread_id for each in report.skipped] == ["chat"]
+    assert store.thread("chat").load().state == {"mine": True}
+
+
+def test_a_database_without_paths_of_tasks_is_read(path, store):
+    threads = talk(path)
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
+        db.execute("ALTER TABLE writes DROP COLUMN task_path")
+    assert import_database(path, store).skipped == ()
+    assert_same(path, store, threads)
+
+
+def test_a_checkpoint_whose_parent_is_gone_still_names_it(path, store):
+    threads = talk(path)
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
+        db.execute(
+            "DELETE FROM checkpoints WHERE thread_id = 'chat' AND checkpoint_id IN"
+            " (SELECT checkpoint_id FROM checkpoints WHERE thread_id = 'chat' ORDER BY checkpoint_id LIMIT 4)"
+        )
+    assert import_database(path, store).skipped == ()
+    assert_same(path, store, threads)
+
+
+def test_what_comes_late_does_not_become_the_head(path, store, tmp_path):
+    threads = talk(path)
+    shutil.copy(path, tmp_path / "part")
+    with contextlib.closing(sqlite3.connect(tmp_path / "part")) as db, db:
+        first = "SELECT checkpoint_id FROM checkpoints WHERE thread_id = 'chat' ORDER BY 1 LIMIT 4"
+        db.execute(f"DELETE FROM checkpoints WHERE checkpoint_id IN ({first})")
+    import_database(tmp_path / "part", store)
+    report = import_database(path, store)
+    assert (report.threads, report.checkpoints, report.skipped) == (len(threads), 4, ())
+    ours = BacktrailSaver(store)
+    with saver_at(path) as theirs:
+        assert plain(ours.get_tuple(at("chat"))) == plain(theirs.get_tuple(at("chat")))
+        assert len(list(ours.list(at("chat")))) == len(list(theirs.list(at("chat"))))
+
+
+def test_what_is_no_database_of_langgraphs_is_refused(tmp_path, store):
+    with pytest.raises(NotFound):
+        import_database(tmp_path / "none", store)
+    (tmp_path / "text").write_text("no database at all" * 100)
+    with pytest.raises(Corrupt):
+        import_database(tmp_path / "text", store)
+    with contextlib.closing(sqlite3.connect(tmp_path / "other")) as db, db:
+        db.execute("CREATE TABLE checkpoints (x)")
+    with pytest.raises(Invalid):
+        import_database(tmp_path / "other", store)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["other", "text"]
