@@ -8,9 +8,7 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, overload
-from urllib.parse import unquote
 
-from backtrail import migrating, moving
 from backtrail.agents import Agents
 from backtrail.arguments import check_count, check_cursor, check_duration, check_id, check_query, check_timeout
 from backtrail.conversations import Conversations
@@ -155,7 +153,15 @@ def _directory(url: str) -> str:
         raise Invalid(
             f"cannot read {url!r}; write file:///var/lib/agents, the absolute path of a directory", code="invalid.url"
         )
-    return unquote(url.removeprefix("file://"))
+    return _unquoted(url.removeprefix("file://"))
+
+
+def _unquoted(path: str) -> str:
+    if "%" not in path:
+        return path
+    from urllib.parse import unquote  # noqa: PLC0415 - few paths need it
+
+    return unquote(path)
 
 
 def _path(url: str) -> str:
@@ -168,7 +174,7 @@ def _path(url: str) -> str:
                 f"cannot read {url!r}; write sqlite:///agents.db, or sqlite:////var/lib/agents.db for an absolute path",
                 code="invalid.url",
             )
-        return unquote(url.removeprefix("sqlite:///"))
+        return _unquoted(url.removeprefix("sqlite:///"))
     scheme, separator, _ = url.partition("://")
     if separator and scheme.replace("+", "").isalnum():
         raise Invalid(
@@ -462,6 +468,8 @@ class Store:
         and states of the classes that the store was opened with. Each thread is a write by itself: interrupted, it goes
         on where it was when it is called again. What cannot be brought up to date is in the report.
         """
+        from backtrail import migrating  # noqa: PLC0415 - few programs do it
+
         return migrating.migrate(self._engine, progress)
 
     def verify(self, *, progress: Callable[[str, int], None] | None = None) -> VerifyReport:
@@ -510,6 +518,8 @@ class Store:
         `threads` are ids of threads, conversations and runs; `agent` is all that belongs to one. `since` names an
         earlier export, by its path, or by its id if it lies beside the new one: then only what has changed is written.
         """
+        from backtrail import moving  # noqa: PLC0415 - few programs move stores
+
         return moving.export(self._engine, path, threads=threads, agent=agent, since=since, progress=progress)
 
     def import_(
@@ -520,6 +530,8 @@ class Store:
         A thread that is here goes on, if the export goes on from where it is; one that has gone another way, or that is
         another one under the same id, is a `Conflict`. The file is read and verified before anything is written.
         """
+        from backtrail import moving  # noqa: PLC0415
+
         return moving.import_(self._engine, path, progress)
 
     def backup(self, path: str | os.PathLike[str], *, progress: Callable[[str, int], None] | None = None) -> int:
@@ -527,6 +539,8 @@ class Store:
 
         Others may go on writing. Stores of other kinds are `Invalid`: `export` them.
         """
+        from backtrail import moving  # noqa: PLC0415
+
         return moving.backup(self._engine, path, progress)
 
     # -- the end ----------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -50,7 +50,7 @@ def call(session: Session, *, out: Output, builtin: str | None, arguments: str) 
     out.value(answer)
 
 
-def _parsed(text: str) -> object:
+def _parsed(text: str) -> Any:
     import json
 
     try:

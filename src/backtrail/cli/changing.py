@@ -383,8 +383,8 @@ def tag(
 def delete(session: Session, *, out: Output, ref: str, kind: str | None, yes: bool) -> None:
     """Delete a THREAD, or the checkpoint REF of one.
 
-    An agent goes with all that belongs to it. This cannot be taken back; `backtrail export` first, if in doubt. `backtrail gc` then
-    gives the space back.
+    An agent goes with all that belongs to it. This cannot be taken back: `backtrail export` first, if in doubt.
+    `backtrail gc` then gives the space back.
     """
     with session.write() as store:
         whole = look_for(store, ref, kind)
@@ -402,12 +402,12 @@ def delete(session: Session, *, out: Output, ref: str, kind: str | None, yes: bo
         else:
             say("this cannot be taken back")
         confirm(f"Delete {whole.kind} {ref!r}?", yes=yes)
-        {
-            "agent": store.agents.delete,
-            "conversation": store.conversations.delete,
-            "run": store.runs.cleanup,
-            "thread": lambda _: whole.thread.delete(),
-        }[whole.kind](ref)
+        if whole.kind == "agent":
+            store.agents.delete(ref)
+        elif whole.kind == "run":
+            store.runs.cleanup(ref)
+        else:
+            whole.thread.delete()
     _deleted(out, {"deleted": ref, "kind": whole.kind, "checkpoints": total})
 
 

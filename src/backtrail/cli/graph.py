@@ -1,7 +1,7 @@
 """The graph of a log: which checkpoint stands on which, drawn beside them, newest first.
 
-Each checkpoint has one parent, so lines only join on the way down. What is in view is in the first lane, all the way; what was
-rewound away is in lanes beside it, which join where it left.
+Each checkpoint has one parent, so lines only join on the way down. What is in view is in the first lane, all the way;
+what was rewound away is in lanes beside it, which join where it left.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -10,17 +10,17 @@ from backtrail.cli.output import Column, Progress, clean, count, line, say, size
 from backtrail.cli.terms import Duration, command, confirm, yes_option
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from backtrail.cli.output import Output
     from backtrail.cli.terms import Session
     from backtrail.values import VerifyReport
 
-_SHOWN: Final = 20
+F = TypeVar("F", bound="Callable[..., Any]")
 DAMAGED: Final = 5
 
 
-def _number(name: str, what: str) -> Any:
+def _number(name: str, what: str) -> Callable[[F], F]:
     return click.option(f"--keep-{name}", type=click.IntRange(min=0), metavar="N", help=f"Keep {what}.")
 
 
@@ -112,19 +112,20 @@ def verify(ctx: click.Context, session: Session, *, out: Output, repair: bool, y
     if repair:
         confirm("Mend what is damaged?", yes=yes)
     with (session.write if repair else session.read)() as store, Progress() as progress:
-        report = store.verify(repair=True, progress=progress) if repair else store.verify(progress=progress)
+        report = _verified(store, repair=repair, progress=progress)
     if out.human:
         _show_damage(out, report)
     else:
-        out.value(_verified(report))
+        from dataclasses import asdict
+
+        out.value({"ok": report.ok, **asdict(report)})
     if not report.ok:
         ctx.exit(DAMAGED)
 
 
-def _verified(report: VerifyReport) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    return {"ok": report.ok, **asdict(report)}
+def _verified(store: Any, *, repair: bool, progress: Any) -> VerifyReport:
+    found: VerifyReport = store.verify(repair=True, progress=progress) if repair else store.verify(progress=progress)
+    return found
 
 
 def _show_damage(out: Output, report: VerifyReport) -> None:

@@ -349,7 +349,8 @@ def watch(
 ) -> None:
     """Follow THREAD, or all of them, live.
 
-    Shows each checkpoint that becomes a head, as it comes, until Ctrl-C. With --json, too, each is printed in a line of its own.
+    Shows each checkpoint that becomes a head, as it comes, until Ctrl-C. With --json, too, each is a line
+    of its own.
     """
     if thread is None and after is not None:
         raise click.UsageError("--after is for one thread: name it")

@@ -48,13 +48,11 @@ def export(
 def import_(session: Session, *, out: Output, file: str, source: str) -> None:
     """Add what FILE holds to the store.
 
-    All of it, or nothing; what is there already is not added twice. Makes the store if it is not there. FILE is an export; with --from langgraph, an SQLite database of LangGraph's checkpoints.
+    All of it, or nothing; what is there already is not added twice. Makes the store if it is not there. FILE is an
+    export; with --from langgraph, an SQLite database of LangGraph's checkpoints.
     """
     with session.write(create=True) as store, Progress() as progress:
-        if source == "langgraph":
-            report = _from_langgraph(store, file)
-        else:
-            report = store.import_(file, progress=progress)
+        report: Any = _from_langgraph(store, file) if source == "langgraph" else store.import_(file, progress=progress)
     if not out.human:
         out.value(report)
     elif source == "langgraph":
@@ -63,9 +61,8 @@ def import_(session: Session, *, out: Output, file: str, source: str) -> None:
         rest = len(report.skipped) - _SHOWN
         if rest > 0:
             say(f"... and {rest:,} more")
-        line(
-            f"{count(report.threads, 'thread')}, {count(report.checkpoints, 'checkpoint')}, {len(report.skipped):,} skipped"
-        )
+        held = f"{count(report.threads, 'thread')}, {count(report.checkpoints, 'checkpoint')}"
+        line(f"{held}, {len(report.skipped):,} skipped")
     else:
         line(
             f"{count(report.created, 'new thread')}, {report.extended:,} gone on, "
@@ -74,9 +71,9 @@ def import_(session: Session, *, out: Output, file: str, source: str) -> None:
 
 
 def _from_langgraph(store: Any, file: str) -> Any:
-    from backtrail.adapters import langgraph
+    from importlib import import_module
 
-    return langgraph.import_database(file, store)
+    return import_module("backtrail.adapters.langgraph").import_database(file, store)
 
 
 @command(examples=("backtrail copy sqlite:///agents.db sqlite:///copied.db",))

@@ -25,9 +25,12 @@ if TYPE_CHECKING:
     from backtrail.store import Store
     from backtrail.threads import Thread
 
+USAGE: Final = 2
+"""The exit code of a command that is wrong."""
 KINDS: Final = ("thread", "agent", "conversation", "run")
 _DURATION: Final = re.compile(r"(\d{1,9})([smhdw])")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+_STEP: Final = re.compile(r"[1-9][0-9]{0,8}")
 _NEAR: Final = 200
 _COMPLETED: Final = 50
 
@@ -37,7 +40,12 @@ class Failure(click.ClickException):
 
     def __init__(self, message: str, code: int = 1) -> None:
         super().__init__(" ".join(message.splitlines()))
-        self.exit_code = code
+        self.code = code
+
+    @property
+    def exit_code(self) -> int:  # type: ignore[override]
+        """The code that the command exits with."""
+        return self.code
 
     def show(self, file: Any = None) -> None:
         """Tell it."""
@@ -83,6 +91,7 @@ class Command(click.Command):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the examples below the options."""
+        del ctx
         if self.examples:
             with formatter.section("Examples"):
                 formatter.write("".join(f"  {example}\n" for example in self.examples))
@@ -127,7 +136,7 @@ def _form(*, as_json: bool, as_jsonl: bool) -> str | None:
 # -- parameters -------------------------------------------------------------------------------------------
 
 
-class Duration(click.ParamType):
+class Duration(click.ParamType):  # type: ignore[type-arg]  # older clicks have no type arguments
     """A time such as 30d, as seconds."""
 
     name = "duration"
@@ -142,7 +151,7 @@ class Duration(click.ParamType):
         return float(int(found[1]) * _SECONDS[found[2]])
 
 
-class ThreadId(click.ParamType):
+class ThreadId(click.ParamType):  # type: ignore[type-arg]
     """The id of a thread; a shell completes it."""
 
     name = "thread"
@@ -216,7 +225,7 @@ def confirm(question: str, *, yes: bool) -> None:
     if yes:
         return
     if not (is_terminal(sys.stdin) and is_terminal(sys.stderr)):
-        raise click.UsageError("there is nobody to ask, and nothing was changed; say --yes to do it without asking")
+        raise Failure("there is nobody to ask, and nothing was changed: say --yes to do it without asking", USAGE)
     if not click.confirm(question, err=True):
         raise Failure("nothing was changed")
 
@@ -236,7 +245,9 @@ def handle(store: Store, kind: str, name: str) -> Thread[Any]:
     """Return the handle of a thread."""
     if kind == "thread":
         return store.thread(name)
-    return {"agent": store.agents, "conversation": store.conversations, "run": store.runs}[kind].thread(name)
+    if kind == "run":
+        return store.runs.thread(name)
+    return (store.agents if kind == "agent" else store.conversations).thread(name)
 
 
 def look_for(store: Store, name: str, kind: str | None = None) -> Found | None:
@@ -286,16 +297,26 @@ def at(found: Found, ref: str, *, missing: bool = False) -> Any:
 
     text = f"@{ref}" if ref in ("", "-") or ref.startswith("~") else ref
     try:
-        if ref.isascii() and ref.isdigit() and len(ref) <= 9:  # noqa: PLR2004 - more is an id
-            try:
-                return found.thread.load(int(ref))
-            except NotFound:  # a label, or the beginning of an id
-                return found.thread.load(text)
+        if _STEP.fullmatch(ref):
+            return _at_step(found, int(ref))
         return found.thread.load(text)
     except NotFound:
         if missing:
             return None
         raise
+
+
+def _at_step(found: Found, step: int) -> Checkpoint[Any]:
+    """Return the checkpoint of a step; if there is none, the number may be a label, or the beginning of an id."""
+    from backtrail.errors import NotFound
+
+    try:
+        return found.thread.load(step)
+    except NotFound as none:
+        try:
+            return found.thread.load(str(step))
+        except NotFound:
+            raise none from None
 
 
 def _missing(store: Store, name: str, kind: str | None) -> NoReturn:
