@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from backtrail.cli.output import Column, Progress, clean, count, line, say, size
-from backtrail.cli.terms import Duration, command, confirm, yes_option
+from backtrail.cli.terms import Duration, agent_option, command, confirm, yes_option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound="Callable[..., Any]")
 DAMAGED: Final = 5
+_SHOWN: Final = 20
+"""Checkpoints that are shown before a question."""
 
 
 def _number(name: str, what: str) -> Callable[[F], F]:
@@ -26,61 +28,87 @@ def _number(name: str, what: str) -> Callable[[F], F]:
 
 @command(
     examples=(
-        "backtrail prune --keep-last 2 --dry-run",
-        "backtrail prune --keep-last 2 --yes",
+        "backtrail prune --keep-last 1 --dry-run",
+        "backtrail prune --keep-last 1 --keep-daily 7 --no-keep-labelled --thread trip --yes",
     )
 )
 @_number("last", "the newest N of each thread")
-@_number("hourly", "the newest of each of N hours")
-@_number("daily", "the newest of each of N days")
-@_number("weekly", "the newest of each of N weeks")
-@click.option("--keep-tagged/--no-keep-tagged", default=True, show_default=True, help="Keep labelled and tagged ones.")
-@click.option("--older-than", type=Duration(), metavar="TIME", help="Only what is older: 12h, 30d, 8w.")
-@click.option("--dry-run", is_flag=True, help="Only say what would go, and why.")
+@_number("hourly", "the newest of each of the last N hours that have one")
+@_number("daily", "the same by days")
+@_number("weekly", "the same by weeks")
+@click.option("--keep-tagged/--no-keep-tagged", default=True, show_default=True, help="Keep those that have a tag.")
+@click.option("--keep-labelled/--no-keep-labelled", default=True, show_default=True, help="Keep those with a label.")
+@click.option("--older-than", type=Duration(), metavar="TIME", help="Keep what is not older: 12h, 30d, 8w.")
+@click.option("--thread", "threads", metavar="THREAD", multiple=True, help="Only this one; may be repeated.")
+@agent_option
+@click.option("--dry-run", is_flag=True, help="Only say what would go, what stays, and why.")
 @yes_option
-def prune(session: Session, *, out: Output, dry_run: bool, yes: bool, **rules: Any) -> None:
+def prune(
+    session: Session,
+    *,
+    out: Output,
+    threads: tuple[str, ...],
+    agent: str | None,
+    dry_run: bool,
+    yes: bool,
+    **rules: Any,
+) -> None:
     """Hide old checkpoints of all threads.
 
-    Heads always stay. What is hidden cannot be brought back; `backtrail gc` then gives the space back.
+    What one of the options keeps stays; all else goes. Heads always stay, and what a checkpoint of an agent holds. What
+    goes cannot be brought back; `backtrail gc` then gives the space back.
     """
     given = {name: value for name, value in rules.items() if value is not None}
-    if not {*given} - {"keep_tagged"}:
+    if not {*given} - {"keep_tagged", "keep_labelled"}:
         raise click.UsageError("say what to keep: --keep-last N, --keep-daily N ..., or --older-than TIME")
+    where = {"threads": threads or None, "agent": agent}
     with (session.read if dry_run else session.write)() as store:
-        with Progress() as progress:
-            plan = _pruned(store, given, dry_run=True, progress=progress)
+        report = _pruned(store, given, where, dry_run=True)
         if out.human:
-            _show_plan(out, plan, full=dry_run)
-        if not dry_run and plan.removed:
-            confirm(f"Hide {count(len(plan.removed), 'checkpoint')}?", yes=yes)
-            with Progress() as progress:
-                plan = _pruned(store, given, dry_run=False, progress=progress)
+            _show_plan(out, report, full=dry_run)
+        if not dry_run and report.removed:
+            confirm(f"Hide {count(len(report.removed), 'checkpoint')}? This cannot be taken back.", yes=yes)
+            report = _pruned(store, given, where, dry_run=False)
     if not out.human:
-        out.values(_told(plan))
+        out.values(_told(report))
     elif not dry_run:
-        say(f"{count(len(plan.removed), 'checkpoint')} hidden; `backtrail gc` gives the space back")
+        say(f"{count(len(report.removed), 'checkpoint')} hidden; `backtrail gc` gives the space back")
 
 
-def _pruned(store: Any, rules: dict[str, Any], *, dry_run: bool, progress: Any) -> Any:
+def _pruned(store: Any, rules: dict[str, Any], where: dict[str, Any], *, dry_run: bool) -> Any:
     """Return the report of a policy."""
     import backtrail
 
-    return store.prune(backtrail.Policy(**rules), dry_run=dry_run, progress=progress)
+    with Progress() as progress:
+        return store.prune(backtrail.Policy(**rules), **where, dry_run=dry_run, progress=progress)
 
 
-def _told(plan: Any) -> Iterator[dict[str, Any]]:
-    for checkpoint_id, reason in plan.removed:
-        yield {"id": checkpoint_id, "removed": True, "reasons": [reason]}
-    for checkpoint_id, thread, reasons in plan.kept:
-        yield {"id": checkpoint_id, "thread_id": thread, "removed": False, "reasons": list(reasons)}
+def _told(report: Any) -> Iterator[dict[str, Any]]:
+    """Give what goes and what stays, of the threads of which something goes."""
+    names = _names(report)
+    for checkpoint_id, reason in report.removed:
+        name = names.get(checkpoint_id[8:])
+        yield {"id": checkpoint_id, "thread_id": name, "removed": True, "reasons": [reason]}
+    for checkpoint_id, name, reasons in report.kept:
+        yield {"id": checkpoint_id, "thread_id": name, "removed": False, "reasons": list(reasons)}
 
 
-def _show_plan(out: Output, plan: Any, *, full: bool) -> None:
-    rows = [("go", each[:8], "", reason) for each, reason in plan.removed]
-    rows += [("keep", each[:8], thread, ", ".join(reasons)) for each, thread, reasons in plan.kept if full]
+def _names(report: Any) -> dict[str, str]:
+    """Return the threads by what all ids of one end with; each keeps its head, so each is among those that stay."""
+    return {checkpoint_id[8:]: name for checkpoint_id, name, _ in report.kept}
+
+
+def _show_plan(out: Output, report: Any, *, full: bool) -> None:
+    """Show what goes; `full`: all of it, and what stays beside it."""
+    told = ((each["removed"], each["id"][:8], each["thread_id"] or "", each["reasons"]) for each in _told(report))
+    rows = [("goes" if gone else "stays", id_, name, ", ".join(why)) for gone, id_, name, why in told if gone or full]
     columns = (Column("", "red"), Column("CHECKPOINT", "yellow"), Column("THREAD"), Column("WHY", wide=True))
-    out.table(columns, rows)
-    say(f"{count(len(plan.removed), 'checkpoint')} would go, {len(plan.kept):,} stay")
+    out.table(columns, rows if full else rows[:_SHOWN])
+    rest = 0 if full else len(rows) - _SHOWN
+    if rest > 0:
+        say(f"... and {rest:,} more")
+    stays = f"{len(report.kept):,} of the same threads stay"
+    say(f"{count(len(report.removed), 'checkpoint')} of {count(len(_names(report)), 'thread')} would go, {stays}")
 
 
 @command(examples=("backtrail gc",))
