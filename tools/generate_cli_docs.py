@@ -7,6 +7,7 @@ so that the same code gives the same page.
 from __future__ import annotations
 
 import argparse
+import datetime as dt
 import os
 import random
 import re
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack, chdir, contextmanager
+from inspect import cleandoc
 from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest import mock
@@ -55,6 +57,10 @@ class Clock:
         """Stand for time.time."""
         return self.now
 
+    def moment(self) -> dt.datetime:
+        """Return the time as values have it."""
+        return dt.datetime.fromtimestamp(self.now, dt.UTC)
+
     def time_ns(self) -> int:
         """Stand for time.time_ns."""
         return int(self.now * 1_000_000) * 1000
@@ -69,7 +75,8 @@ def repeatable() -> Iterator[Clock]:
         stack.enter_context(mock.patch("time.time", clock.time))
         stack.enter_context(mock.patch("time.time_ns", clock.time_ns))
         stack.enter_context(mock.patch("os.urandom", numbers.randbytes))
-        stack.enter_context(mock.patch("secrets.token_bytes", numbers.randbytes))
+        stack.enter_context(mock.patch("socket.gethostname", return_value="host"))
+        stack.enter_context(mock.patch("os.getpid", return_value=1))
         stack.enter_context(mock.patch.dict(os.environ, {"BACKTRAIL_URL": URL, "COLUMNS": str(COLUMNS), "TZ": "UTC"}))
         time.tzset()
         yield clock
@@ -97,11 +104,15 @@ def fill(clock: Clock) -> None:
             state["messages"].append({"role": "assistant", "content": "Flights are 60 each way."})
             state["budget"] -= 60
         trip.tag("@", "cheap")
-        store.agents.save(AgentState("planner", name="Planner", agent_type="travel"))
-        talk = Conversation("planner", id="lunch", messages=[Message.user("Where do we eat in Lisbon?")])
+        now = clock.moment()
+        state = AgentState("planner", name="Planner", agent_type="travel", created_at=now, modified_at=now)
+        store.agents.save(state)
+        asked = Message.user("Where do we eat in Lisbon?", timestamp=now)
+        talk = Conversation("planner", id="lunch", messages=[asked], created_at=now, last_message_at=now)
         store.conversations.save(talk.auto_title())
         store.agents.checkpoint("planner", "before-lunch")
-        store.conversations.append("lunch", Message.assistant("At the market, at noon."))
+        clock.now += 60
+        store.conversations.append("lunch", Message.assistant("At the market, at noon.", timestamp=clock.moment()))
         with store.run("session-42", agent="planner") as run:
             for _ in run.iterations():
                 run.tool("book_table", lambda: "table 4", irreversible=True)
@@ -145,9 +156,10 @@ def section(command: Command) -> Iterator[str]:
     yield f"### {command.name}\n"
     usage = " ".join(command.collect_usage_pieces(context))
     yield f"```console\nbacktrail {command.name} {usage}\n```\n"
-    yield re.sub(r"(?<=\S)\n(?=\S)", " ", command.help or "") + "\n"
-    options = [record for param in command.params if (record := param.get_help_record(context))]
-    own = [each for each in options if not each[0].startswith(_COMMON)]
+    yield cleandoc(command.help or "") + "\n"
+    options = [param for param in command.params if isinstance(param, click.Option)]
+    records = [record for param in options if (record := param.get_help_record(context))]
+    own = [each for each in records if not each[0].startswith(_COMMON)]
     if own:
         yield "| option | |\n|---|---|"
         yield from (f"| `{_cell(name)}` | {_cell(text)} |" for name, text in own)

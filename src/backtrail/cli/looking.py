@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from backtrail.store import Store
     from backtrail.values import Change, ThreadInfo
 
-_FORKS: Final = 500
+_FORKS: Final = 200
 """Threads that are looked at for forks: those of the newest activity."""
 _STYLES: Final = {"+": "green", "-": "red", "~": "yellow"}
 _WORDS: Final = 200
@@ -329,7 +329,7 @@ def _searched(session: Session) -> Store:
         return session.read()
 
 
-@command(examples=("backtrail watch trip --timeout 1s", "backtrail watch --agent planner --timeout 1s --jsonl"))
+@command(examples=("backtrail watch trip --after before-booking --timeout 0s",))
 @click.argument("thread", required=False, type=ThreadId())
 @click.option("--after", metavar="REF", help="Begin behind this checkpoint of the thread, not now.")
 @click.option("--timeout", type=Duration(), metavar="TIME", help="End when there was no news for so long: 30s, 5m, 2h.")

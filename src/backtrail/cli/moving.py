@@ -39,7 +39,7 @@ def export(
 
 @command(
     name="import",
-    examples=("backtrail import all.backtrail --store sqlite:///other.db",),
+    examples=("backtrail export all.backtrail", "backtrail import all.backtrail --store sqlite:///other.db"),
 )
 @click.argument("file")
 @click.option(

@@ -105,7 +105,8 @@ def line(text: str, *, end: str = "\n") -> None:
 
 
 def say(text: str) -> None:
-    """Tell something that is not data."""
+    """Tell something that is not data, behind the data that was printed before."""
+    sys.stdout.flush()
     click.echo(text, err=True)
 
 

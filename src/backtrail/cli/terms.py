@@ -31,7 +31,7 @@ KINDS: Final = ("thread", "agent", "conversation", "run")
 _DURATION: Final = re.compile(r"(\d{1,9})([smhdw])")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 _STEP: Final = re.compile(r"[1-9][0-9]{0,8}")
-_NEAR: Final = 200
+_NEAR: Final = 100
 _COMPLETED: Final = 50
 
 
