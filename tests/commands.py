@@ -2,10 +2,12 @@
 
 import importlib.util
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
 from click.testing import CliRunner
 
 from backtrail.cli.main import cli
@@ -54,3 +56,21 @@ def bad(code, *words, stdin=""):
     assert last.startswith(("backtrail: ", "Error: ")), done
     assert "Traceback" not in done.err
     return last
+
+
+@pytest.fixture(scope="session")
+def trip_files(tmp_path_factory):
+    with docs.repeatable() as clock:
+        docs.fill(clock)
+        kept = shutil.copytree(".", tmp_path_factory.mktemp("store") / "kept")
+    return kept
+
+
+@pytest.fixture
+def trip_store(trip_files, tmp_path, monkeypatch):
+    """A directory with the store of docs/cli.md."""
+    shutil.copytree(trip_files, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BACKTRAIL_URL", docs.URL)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    return tmp_path

@@ -168,7 +168,7 @@ def section(command: Command) -> Iterator[str]:
         yield f"```console\n$ {example}\n{printed.rstrip()}".rstrip() + "\n```\n"
 
 
-_COMMON = ("--json", "--jsonl", "--store", "--debug")
+_COMMON = ("--json", "--jsonl", "--store", "--schema", "--debug")
 
 
 def _cell(text: str) -> str:

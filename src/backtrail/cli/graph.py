@@ -31,21 +31,23 @@ class Signs(NamedTuple):
     tee: str
     across: str
     corner: str
+    meeting: str
+    beginning: str
     branch: str
 
 
-LINES: Final = Signs("@", "●", "○", "│", "├", "─", "╯", "├─▶")
-ASCII: Final = Signs("@", "*", "o", "|", "|", "_", "/", "|->")
+LINES: Final = Signs("@", "●", "○", "│", "├", "─", "╯", "┴", "╭", "├─▶")
+ASCII: Final = Signs("@", "*", "o", "|", "|", "_", "/", "/", " ", "|->")
 
 
-def drawn(nodes: Sequence[Node], signs: Signs) -> Iterator[tuple[str, Node | None]]:
-    """Give the lines of a graph: what is drawn, and the checkpoint that it is beside, if it is beside one."""
+def drawn(nodes: Sequence[Node], signs: Signs) -> Iterator[tuple[str, Node | None, int]]:
+    """Give the lines of a graph: what is drawn, the checkpoint that it is beside, if any, and its place in the line."""
     lanes: list[str | None] = [next((node.id for node in nodes if node.in_view), None)]
     begun = False  # the first lane is kept for what is in view, and empty above the head
     for node in nodes:
         waiting = [at for at, wanted in enumerate(lanes) if wanted == node.id]
         if len(waiting) > 1:
-            yield _joined(lanes, waiting, signs, begun=begun), None
+            yield _joined(lanes, waiting, signs, begun=begun), None, 0
             for at in waiting[1:]:
                 lanes[at] = None
         at = waiting[0] if waiting else _free(lanes)
@@ -54,7 +56,7 @@ def drawn(nodes: Sequence[Node], signs: Signs) -> Iterator[tuple[str, Node | Non
         sign = signs.head if node.is_head else signs.in_view if node.in_view else signs.out_of_view
         marks = [_mark(lane, signs, shown=begun or place > 0) for place, lane in enumerate(lanes)]
         marks[at] = sign
-        yield " ".join(marks).rstrip(), node
+        yield " ".join(marks).rstrip(), node, 2 * at
         lanes[at] = node.parent
         while lanes[1:] and lanes[-1] is None:
             lanes.pop()
@@ -79,9 +81,9 @@ def _joined(lanes: Sequence[str | None], waiting: Sequence[int], signs: Signs, *
     drawing = ""
     for at, lane in enumerate(lanes):
         if at == first:
-            sign = signs.tee if begun or first > 0 else " "
+            sign = signs.tee if begun or first > 0 else signs.beginning
         elif at in waiting:
-            sign = signs.corner
+            sign = signs.corner if at == last else signs.meeting
         elif first < at < last:
             sign = signs.across if lane is None else signs.line
         else:

@@ -76,7 +76,7 @@ def log(
                 for each in shown
             )
         elif graph:
-            out.table(_COLUMNS, _graph(store, found, shown, seen))
+            out.table(_COLUMNS, _graph(store, found, shown, seen, more=more))
         else:
             out.table(_COLUMNS, (("", *_row(each)) for each in shown))
         if more:
@@ -107,20 +107,22 @@ def _in_view(found: Found, shown: list[Checkpoint[Any]]) -> set[str]:
     return seen
 
 
-def _graph(store: Store, found: Found, shown: list[Checkpoint[Any]], seen: set[str]) -> Iterator[tuple[str, ...]]:
+def _graph(
+    store: Store, found: Found, shown: list[Checkpoint[Any]], seen: set[str], *, more: bool
+) -> Iterator[tuple[str, ...]]:
     from backtrail.cli.graph import drawn
 
     signs = _signs()
     forks = _forks(store, found)
     known = {each.id: each for each in shown}
     nothing = ("",) * (len(_COLUMNS) - 2)
-    for drawing, node in drawn(_nodes(found, shown, seen), signs):
+    for drawing, node, place in drawn(_nodes(found, shown, seen, more=more), signs):
         if node is None:
             yield (drawing, *nothing, "")
             continue
         for fork in forks.get(node.id, ()):
-            stem = drawing[: len(drawing) - 1]
-            yield (stem + signs.branch, *nothing, f"fork {fork.id}, now at step {fork.step}")
+            beside = drawing[:place] + signs.branch + drawing[place + len(signs.branch) :]
+            yield (beside, *nothing, f"fork {fork.id}, now at step {fork.step}")
         yield (drawing, *_row(known[node.id]))
     root = shown[-1] if shown else None
     if root is not None and root.parent_id is not None and root.step > 1:
@@ -129,14 +131,16 @@ def _graph(store: Store, found: Found, shown: list[Checkpoint[Any]], seen: set[s
             yield (signs.line, *nothing, f"forked from {origin.thread_id}@{origin.id[:8]}, step {origin.step}")
 
 
-def _nodes(found: Found, shown: list[Checkpoint[Any]], seen: set[str]) -> list[Node]:
-    """Return what is drawn; the parent of one whose own is pruned is the next in view."""
+def _nodes(found: Found, shown: list[Checkpoint[Any]], seen: set[str], *, more: bool) -> list[Node]:
+    """Return what is drawn; of one whose parent is pruned, the next in view stands in for it."""
     from backtrail.cli.graph import Node
 
     here = {each.id for each in shown}
     nodes, below = [], None
     for each in reversed(shown):
-        parent = each.parent_id if each.parent_id in here else below if each.id in seen else None
+        parent = each.parent_id
+        if parent not in here:
+            parent = below if each.id in seen and below is not None else parent if more else None
         nodes.append(Node(each.id, parent, each.id in seen, each.id == found.head.id))
         below = each.id if each.id in seen else below
     return nodes[::-1]
@@ -180,10 +184,11 @@ def show(session: Session, *, out: Output, ref: str, path: str | None, kind: str
         elif not out.human:
             out.value({**checkpoint_data(checkpoint), "of": found.kind, "state": checkpoint.state})
         else:
+            state = checkpoint.state  # before anything is printed: it may be damaged
             for name, value in _facts(found, checkpoint):
                 line(f"{out.paint(f'{name:<10}', 'dim')} {clean(value)}")
             line("")
-            out.value(checkpoint.state)
+            out.value(state)
 
 
 def _facts(found: Found, checkpoint: Checkpoint[Any]) -> Iterator[tuple[str, str]]:

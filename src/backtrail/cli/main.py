@@ -44,19 +44,19 @@ class Commands(click.Group):
         """Run a command."""
         from backtrail.errors import Error
 
-        session = ctx.ensure_object(Session)
         try:
             return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise
         except Exception as error:
-            if session.debug:
+            debug = ctx.ensure_object(Session).debug
+            if debug:
                 import traceback
 
                 traceback.print_exc()
             if isinstance(error, Error):
                 raise Failure(str(error), exit_code(error)) from error
-            where = "" if session.debug else "; --debug shows where"
+            where = "" if debug else "; --debug shows where"
             raise Failure(f"{type(error).__name__}: {error}{where}") from error
         except KeyboardInterrupt as stop:
             raise Failure("interrupted", 130) from stop
@@ -71,16 +71,17 @@ class Commands(click.Group):
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--store", metavar="URL", help="The store; else $BACKTRAIL_URL, else the user's own.")
+@click.option("--schema", metavar="NAME", help="The schema of a store in PostgreSQL.")
 @click.option("--debug", is_flag=True, help="Show the stack trace of an error.")
 @click.version_option(package_name="backtrail", message="%(prog)s %(version)s")
 @click.pass_context
-def cli(ctx: click.Context, store: str | None, *, debug: bool) -> None:
+def cli(ctx: click.Context, store: str | None, schema: str | None, *, debug: bool) -> None:
     """Save, resume, fork, diff and rewind the state of agents.
 
     A THREAD is an id. A REF is a checkpoint: trip (its head), trip@12 (a step), trip@~3 (three back), trip@label,
     trip@tag, trip@1f83 (the beginning of its id), or a whole id.
     """
-    ctx.obj = Session(store, debug)
+    ctx.obj = Session(store, schema, debug)
 
 
 for _commands in SECTIONS.values():

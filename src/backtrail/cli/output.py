@@ -135,10 +135,9 @@ def _fitted(columns: Sequence[Column], widths: list[int], room: int | None) -> l
     fitted = list(widths)
     over = sum(fitted) + len(_GAP) * (len(fitted) - 1) - room
     wide = [at for at, column in enumerate(columns) if column.wide]
-    for at in [*wide, *sorted(range(len(fitted)), key=lambda at: -fitted[at])]:
-        if over <= 0:
-            break
-        gone = min(over, max(fitted[at] - _LEAST, 0))
+    widest = sorted(range(len(fitted)), key=lambda at: -fitted[at])
+    for at, least in [(at, least) for least in (_LEAST, 1) for at in (*wide, *widest)]:
+        gone = max(min(over, fitted[at] - least), 0)
         fitted[at] -= gone
         over -= gone
     return fitted
@@ -277,14 +276,18 @@ class Progress:
         now = time.monotonic()
         if self._shown and now - self._last >= _TICK:
             self._last = now
-            click.echo(f"\r\x1b[K{what} {number:,} ", nl=False, err=True)
+            self._put(f"\r\x1b[K{what} {number:,} ")
 
     def __enter__(self) -> Callable[[str, int], None]:
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._last:
-            click.echo("\r\x1b[K", nl=False, err=True)
+            self._put("\r\x1b[K")
+
+    def _put(self, text: str) -> None:
+        sys.stderr.write(text)
+        sys.stderr.flush()
 
 
 def pages(items: Iterator[Any], most: int) -> tuple[list[Any], bool]:

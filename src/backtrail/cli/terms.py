@@ -60,6 +60,7 @@ class Session:
     """What was said in front of the command, or behind it."""
 
     url: str | None = None
+    schema: str | None = None
     debug: bool = False
 
     def read(self) -> Store:
@@ -78,7 +79,7 @@ class Session:
     def _open(self, *, read_only: bool) -> Store:
         import backtrail
 
-        return backtrail.open(self.url, read_only=read_only)
+        return backtrail.open(self.url, read_only=read_only, schema=self.schema)
 
 
 # -- commands ---------------------------------------------------------------------------------------------
@@ -105,6 +106,7 @@ def command(*, examples: Sequence[str] = (), prints: bool = True, name: str | No
         def run(ctx: click.Context, /, **options: Any) -> None:
             session = ctx.ensure_object(Session)
             session.url = options.pop("store") or session.url
+            session.schema = options.pop("schema") or session.schema
             session.debug = options.pop("debug") or session.debug
             if prints:
                 options["out"] = Output(_form(as_json=options.pop("as_json"), as_jsonl=options.pop("as_jsonl")))
@@ -112,6 +114,7 @@ def command(*, examples: Sequence[str] = (), prints: bool = True, name: str | No
 
         update_wrapper(run, function)
         run = click.option("--debug", is_flag=True, help="Show the stack trace of an error.")(run)
+        run = click.option("--schema", metavar="NAME", help="The schema of a store in PostgreSQL.")(run)
         run = click.option("--store", metavar="URL", help="The store; else $BACKTRAIL_URL, else the user's own.")(run)
         if prints:
             run = click.option("--jsonl", "as_jsonl", is_flag=True, help="Print JSON, one value in each line.")(run)
@@ -124,7 +127,7 @@ def command(*, examples: Sequence[str] = (), prints: bool = True, name: str | No
     return made
 
 
-_LAST: Final = ("yes", "as_json", "as_jsonl", "store", "debug")
+_LAST: Final = ("yes", "as_json", "as_jsonl", "store", "schema", "debug")
 
 
 def _form(*, as_json: bool, as_jsonl: bool) -> str | None:
@@ -163,7 +166,9 @@ class ThreadId(click.ParamType):  # type: ignore[type-arg]
         from backtrail.errors import Error
 
         del param
-        session = Session(ctx.params.get("store") or (ctx.parent.params.get("store") if ctx.parent else None))
+        before = ctx.parent.params if ctx.parent else {}
+        said = {name: ctx.params.get(name) or before.get(name) for name in ("store", "schema")}
+        session = Session(said["store"], said["schema"])
         kinds = [ctx.params["kind"]] if ctx.params.get("kind") else KINDS
         try:
             with session.read() as store:
@@ -226,7 +231,14 @@ def confirm(question: str, *, yes: bool) -> None:
         return
     if not (is_terminal(sys.stdin) and is_terminal(sys.stderr)):
         raise Failure("there is nobody to ask, and nothing was changed: say --yes to do it without asking", USAGE)
-    if not click.confirm(question, err=True):
+    try:
+        agreed = click.confirm(question, err=True)
+    except click.Abort as end:
+        say("")  # the answer's line is still open
+        if isinstance(end.__context__, KeyboardInterrupt):
+            raise KeyboardInterrupt from None
+        agreed = False
+    if not agreed:
         raise Failure("nothing was changed")
 
 
