@@ -62,8 +62,7 @@ def bad(code, *words, stdin=""):
 def trip_files(tmp_path_factory):
     with docs.repeatable() as clock:
         docs.fill(clock)
-        kept = shutil.copytree(".", tmp_path_factory.mktemp("store") / "kept")
-    return kept
+        return shutil.copytree(".", tmp_path_factory.mktemp("store") / "kept")
 
 
 @pytest.fixture
