@@ -129,31 +129,36 @@ def gc(session: Session, *, out: Output) -> None:
 
 
 @command(examples=("backtrail verify",))
-@click.option("--repair", is_flag=True, help="Mend what can be mended.")
+@click.option("--repair", is_flag=True, help="Give up what cannot be read, so that all else goes on.")
 @yes_option
 @click.pass_context
 def verify(ctx: click.Context, session: Session, *, out: Output, repair: bool, yes: bool) -> None:
     """Read and check everything.
 
-    Exits with 5 if something is damaged.
+    Exits with 5 if something is damaged, unless it was repaired. A repair is shown first, and cannot be taken back.
     """
-    if repair:
-        confirm("Mend what is damaged?", yes=yes)
-    with (session.write if repair else session.read)() as store, Progress() as progress:
-        report = _verified(store, repair=repair, progress=progress)
-    if out.human:
-        _show_damage(out, report)
-    else:
+    with (session.write if repair else session.read)() as store:
+        report = _verified(store)
+        repaired = repair and not report.ok
+        if out.human:
+            _show_damage(out, report)
+        if repaired:
+            for each in report.repairs:
+                say(f"repair: {clean(each)}")
+            confirm("Repair it? What cannot be read is given up for good.", yes=yes)
+            report = _verified(store, repair=True)
+            say("repaired")
+    if not out.human:
         from dataclasses import asdict
 
         out.value({"ok": report.ok, **asdict(report)})
-    if not report.ok:
+    if not report.ok and not repaired:
         ctx.exit(DAMAGED)
 
 
-def _verified(store: Any, *, repair: bool, progress: Any) -> VerifyReport:
-    found: VerifyReport = store.verify(repair=True, progress=progress) if repair else store.verify(progress=progress)
-    return found
+def _verified(store: Any, **options: Any) -> Any:
+    with Progress() as progress:
+        return store.verify(progress=progress, **options)
 
 
 def _show_damage(out: Output, report: VerifyReport) -> None:

@@ -52,12 +52,14 @@ def import_(session: Session, *, out: Output, file: str, source: str) -> None:
     export; with --from langgraph, an SQLite database of LangGraph's checkpoints.
     """
     with session.write(create=True) as store, Progress() as progress:
-        report: Any = _from_langgraph(store, file) if source == "langgraph" else store.import_(file, progress=progress)
+        report: Any = (
+            _from_langgraph(store, file, progress) if source == "langgraph" else store.import_(file, progress=progress)
+        )
     if not out.human:
         out.value(report)
     elif source == "langgraph":
-        for what, reason in report.skipped[:_SHOWN]:
-            say(f"not carried over: {clean(str(what))}: {clean(str(reason))}")
+        for each in report.skipped[:_SHOWN]:
+            say(f"not carried over: thread {clean(each.thread_id)}: {clean(each.reason)}")
         rest = len(report.skipped) - _SHOWN
         if rest > 0:
             say(f"... and {rest:,} more")
@@ -70,10 +72,10 @@ def import_(session: Session, *, out: Output, file: str, source: str) -> None:
         )
 
 
-def _from_langgraph(store: Any, file: str) -> Any:
-    from importlib import import_module
+def _from_langgraph(store: Any, file: str, progress: Any) -> Any:
+    from importlib import import_module  # by its name: neither of the two packages needs the other
 
-    return import_module("backtrail.adapters.langgraph").import_database(file, store)
+    return import_module("backtrail.adapters.langgraph").import_database(file, store, progress=progress)
 
 
 @command(examples=("backtrail copy sqlite:///agents.db sqlite:///copied.db",))
