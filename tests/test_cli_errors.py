@@ -39,7 +39,7 @@ LINES = {
     "migrate": "migrate --yes",
     "backup": "backup copy.db",
     "export": "export all",
-    "import": "import all",
+    "import": "import notes.json",
     "call": "call persistence_stats",
 }
 WITHOUT_STORE = {"where", "copy"}  # they take a URL and open nothing, or name both

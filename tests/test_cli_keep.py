@@ -146,7 +146,8 @@ def test_parts_of_a_store_are_exported(trip_store):
     assert good("export", "one", "--thread", "trip", "--json").json["threads"] == 1
     assert good("export", "two", "--agent", "planner", "--json").json["threads"] > 1
     bad(4, "export", "one")
-    bad(3, "import", "nothing")
+    bad(3, "import", "nothing", "--store", "sqlite:///fresh.db")
+    assert not (trip_store / "fresh.db").exists()
     (trip_store / "bad").write_text("not an export, but long enough to be looked at")
     bad(1, "import", "bad")
 
@@ -174,6 +175,7 @@ def test_a_database_of_langgraph_is_imported_by_its_adapter(trip_store, monkeypa
     adapter = types.ModuleType("backtrail.adapters.langgraph")
     adapter.import_database = lambda path, store, progress: calls.append((path, type(store).__name__)) or report
     monkeypatch.setitem(sys.modules, "backtrail.adapters.langgraph", adapter)
+    (trip_store / "graph.db").write_bytes(b"")
     done = good("import", "--from", "langgraph", "graph.db")
     assert calls == [("graph.db", "Store")]
     assert done.out == "2 threads, 5 checkpoints, 25 skipped\n"

@@ -309,8 +309,9 @@ def test_every_operation_of_others_is_walked(heading, facts, tmp_path, monkeypat
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     section = (ROOT / "docs" / "coming-from.md").read_text().partition(f"\n## {heading}")[2].partition("\n## ")[0]
     with contextlib.ExitStack() as stack:
-        names = {"backtrail": backtrail, "Path": Path, "enter": stack.enter_context}
-        walk(section, facts, {**vars(backtrail), **names, "rolls_back": rolls_back, "halts": halts, "resumes": resumes})
+        names = {name: getattr(backtrail, name) for name in backtrail.__all__}
+        names |= {"backtrail": backtrail, "Path": Path, "enter": stack.enter_context}
+        walk(section, facts, {**names, "rolls_back": rolls_back, "halts": halts, "resumes": resumes})
 
 
 def walk(section, facts, scope):

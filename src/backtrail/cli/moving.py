@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from backtrail.cli.output import Progress, clean, count, line, say, size
-from backtrail.cli.terms import agent_option, command
+from backtrail.cli.terms import Failure, agent_option, command
 
 if TYPE_CHECKING:
     from backtrail.cli.output import Output
@@ -51,6 +52,8 @@ def import_(session: Session, *, out: Output, file: str, source: str) -> None:
     All of it, or nothing; what is there already is not added twice. Makes the store if it is not there. FILE is an
     export; with --from langgraph, an SQLite database of LangGraph's checkpoints.
     """
+    if not Path(file).expanduser().is_file():
+        raise Failure(f"there is no file {file}", 3)
     with session.write(create=True) as store, Progress() as progress:
         report: Any = (
             _from_langgraph(store, file, progress) if source == "langgraph" else store.import_(file, progress=progress)
