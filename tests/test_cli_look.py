@@ -49,6 +49,15 @@ def test_after_a_rewind_the_head_is_drawn_where_it_is(trip_store):
     assert drawn == ["  ○", "  │ ○", "  ├─╯", "  ├─▶", "  ○", "╭─╯", "@"]
 
 
+def test_the_graph_passes_over_what_was_deleted_and_goes_on_below_a_page(trip_store):
+    def drawn(*words):
+        return [line[:5].rstrip() for line in good("log", "trip", "--graph", *words).out.splitlines()[1:]]
+
+    assert drawn("-n", 2) == ["@", "│ ○"]
+    good("delete", "trip@before-booking", "--yes")
+    assert drawn() == ["@", "│ ○", "●"]
+
+
 def test_show_tells_a_checkpoint_and_its_state(trip_store):
     out = good("show", "trip@before-booking").out
     assert "label      before-booking\n" in out

@@ -133,6 +133,15 @@ def test_a_pipe_that_closes_early_is_quiet(trip_store):
     assert json.loads(done.stdout)["step"] == 300
 
 
+def test_a_pipe_that_is_closed_before_anything_is_printed_is_quiet(trip_store):
+    read, write = os.pipe()
+    os.close(read)
+    buffered = {name: value for name, value in environment().items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run([*COMMAND, "threads"], stdout=write, stderr=subprocess.PIPE, env=buffered, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
 def test_ctrl_c_ends_a_watch_with_130_and_the_store_whole(trip_store):
     child = subprocess.Popen(
         [*COMMAND, "watch", "trip", "--jsonl", "--after", "fly"],
