@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from backtrail.cli.output import brief
+from backtrail.cli.output import brief, clean, line
 
 if TYPE_CHECKING:
     from backtrail.checkpoints import Checkpoint
@@ -65,8 +65,6 @@ def _said(message: Any) -> Any:
 
 def made(out: Output, checkpoint: Checkpoint[Any], **more: Any) -> None:
     """Print the checkpoint that came of a change, in one line."""
-    from backtrail.cli.output import clean, line
-
     if not out.human:
         out.value({**checkpoint_data(checkpoint), **more})
         return

@@ -264,13 +264,9 @@ def change_line(change: Change, room: int | None) -> str:
     if isinstance(change, Reordered):
         return f"{head}keys in another order"
     if change.op == "~":
-        old = brief(_quoted(change.old), left // 2 - 2)
-        return f"{head}{old} -> {brief(_quoted(change.new), left - width(old) - 4)}"
-    return head + brief(_quoted(change.new if change.op == "+" else change.old), left)
-
-
-def _quoted(value: Any) -> str:
-    return compact(value)
+        old = brief(compact(change.old), left // 2 - 2)
+        return f"{head}{old} -> {brief(compact(change.new), left - width(old) - 4)}"
+    return head + brief(compact(change.new if change.op == "+" else change.old), left)
 
 
 @command(examples=("backtrail search lisbon", 'backtrail search "window seat" --jsonl'))

@@ -343,11 +343,6 @@ def _missing(store: Store, name: str, kind: str | None) -> NoReturn:
     raise NotFound(f"there is no {kind or 'thread'} {name!r}{hint}", code="not_found.thread")
 
 
-def shorter(name: str, checkpoint: Checkpoint[Any]) -> str:
-    """Return how people call a checkpoint: by the beginning of its id, which no other of its thread has."""
-    return f"{name}@{checkpoint.id[:8]}"
-
-
 def told(calls: Sequence[Any]) -> None:
     """Tell which calls stay done outside, whatever the store goes back to."""
     if calls:
