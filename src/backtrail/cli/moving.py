@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -52,6 +51,8 @@ def import_(session: Session, *, out: Output, file: str, source: str) -> None:
     All of it, or nothing; what is there already is not added twice. Makes the store if it is not there. FILE is an
     export; with --from langgraph, an SQLite database of LangGraph's checkpoints.
     """
+    from pathlib import Path
+
     if not Path(file).expanduser().is_file():
         raise Failure(f"there is no file {file}", 3)
     with session.write(create=True) as store, Progress() as progress:
