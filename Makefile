@@ -15,15 +15,16 @@ export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test lint bench bench-peers torture format aio clean
+.PHONY: help demo test lint bench bench-peers torture format aio cli-docs clean
 .NOTPARALLEL:
 
 help:
 	@echo "make demo      install backtrail into .venv and show what it does"
 	@echo "make test      run the tests (ARGS='-k fork' passes options to pytest)"
-	@echo "make lint      ruff, mypy and the layers"
+	@echo "make lint      ruff, mypy, the layers, and the page of the command line"
 	@echo "make format    let ruff put the code in form"
 	@echo "make aio       make backtrail.aio from the synchronous code again"
+	@echo "make cli-docs  make docs/cli.md from the commands again"
 	@echo "make bench     measure, beside LangGraph's savers (ARGS=--quick takes a minute or two)"
 	@echo "make bench-peers  the same chat kept by LangGraph's savers, OpenAI's sessions and ours, side by side"
 	@echo "make torture   the long reliability runs"
@@ -40,6 +41,7 @@ lint: $(LINT)
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	$(PY) $(VENV)/bin/lint-imports --no-logo
+	$(PY) tools/generate_cli_docs.py --check
 
 format: $(LINT)
 	$(PY) -m ruff format .
@@ -47,6 +49,9 @@ format: $(LINT)
 
 aio: $(CORE)
 	$(PY) tools/generate_aio.py
+
+cli-docs: $(CORE)
+	$(PY) tools/generate_cli_docs.py
 
 bench: $(BENCH)
 	$(PY) -m bench $(ARGS)

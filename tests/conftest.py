@@ -8,6 +8,8 @@ import os
 import pytest
 from hypothesis import settings
 
+from tests.commands import trip_files, trip_store  # noqa: F401 - fixtures, for those who ask for them by name
+
 pytest.register_assert_rewrite("backtrail.testing")
 
 settings.register_profile("default", deadline=None, max_examples=60, stateful_step_count=30)

@@ -149,6 +149,13 @@ def test_the_commands_of_the_readme_are_in_the_makefile():
     assert {"demo", "test"} <= named <= targets
 
 
+def test_what_the_readme_shows_of_the_command_line_is_what_it_prints():
+    real = {block.text for block in blocks((ROOT / "docs/cli.md").read_text())}  # made by running it
+    shown = [block.text for block in blocks((ROOT / "README.md").read_text()) if block.text.startswith("$ backtrail")]
+    assert {text.split()[2] for text in shown} >= {"log", "diff", "prune", "stats"}
+    assert set(shown) <= real
+
+
 def test_the_tests_that_the_readme_names_are_there():
     named = re.findall(r"`((?:tests|src/backtrail/testing)/[\w/]+\.py)::([\w:]+)`", (ROOT / "README.md").read_text())
     assert named
@@ -309,8 +316,9 @@ def test_every_operation_of_others_is_walked(heading, facts, tmp_path, monkeypat
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     section = (ROOT / "docs" / "coming-from.md").read_text().partition(f"\n## {heading}")[2].partition("\n## ")[0]
     with contextlib.ExitStack() as stack:
-        names = {"backtrail": backtrail, "Path": Path, "enter": stack.enter_context}
-        walk(section, facts, {**vars(backtrail), **names, "rolls_back": rolls_back, "halts": halts, "resumes": resumes})
+        names = {name: getattr(backtrail, name) for name in backtrail.__all__}
+        names |= {"backtrail": backtrail, "Path": Path, "enter": stack.enter_context}
+        walk(section, facts, {**names, "rolls_back": rolls_back, "halts": halts, "resumes": resumes})
 
 
 def walk(section, facts, scope):

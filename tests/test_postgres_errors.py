@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 import backtrail
 from backtrail.backends import postgres_schema
-from backtrail.cli import cli
+from backtrail.cli.main import cli
 from tests import servers
 
 SECRET = "s3cret-Zq7"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +36,7 @@ def placed(path: Path) -> Iterator[Path]:
             raise Invalid(f"{path}: is a directory: name a file in it", code="invalid.argument")
         _refuse_existing(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".backtrail-{secrets.token_hex(8)}.part")
+        part = path.with_name(f".backtrail-{os.urandom(8).hex()}.part")
         try:
             yield part
             _sync(part)

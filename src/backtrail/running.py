@@ -9,7 +9,6 @@ run; here are its block and its iterations.
 from __future__ import annotations
 
 import os
-import socket
 import weakref
 from typing import TYPE_CHECKING, Any, Self
 
@@ -55,6 +54,8 @@ class Run(Caller):
                 "the block of a run is entered once: ask for another, with store.run(...)", code="invalid.run"
             )
         self._entered = True
+        import socket  # noqa: PLC0415 - who only looks at a store does without
+
         self._owner_name = f"{socket.gethostname()}:{os.getpid()}"
         data: dict[str, Any] | None = None
         while data is None:

@@ -7,7 +7,7 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
-from backtrail import migrating, moving, pruning
+from backtrail import pruning
 from backtrail.agents import Agents
 from backtrail.arguments import check_count, check_cursor, check_duration, check_id, check_query, check_timeout
 from backtrail.conversations import Conversations
@@ -333,6 +333,8 @@ class Store:
         and states of the classes that the store was opened with. Each thread is a write by itself: interrupted, it goes
         on where it was when it is called again. What cannot be brought up to date is in the report.
         """
+        from backtrail import migrating  # noqa: PLC0415 - few programs do it
+
         return migrating.migrate(self._engine, progress)
 
     def verify(self, *, progress: Callable[[str, int], None] | None = None) -> VerifyReport:
@@ -385,6 +387,8 @@ class Store:
         `threads` are ids of threads, conversations and runs; `agent` is all that belongs to one. `since` names an
         earlier export, by its path, or by its id if it lies beside the new one: then only what has changed is written.
         """
+        from backtrail import moving  # noqa: PLC0415 - few programs move stores
+
         return moving.export(self._engine, path, threads=threads, agent=agent, since=since, progress=progress)
 
     def import_(
@@ -395,6 +399,8 @@ class Store:
         A thread that is here goes on, if the export goes on from where it is; one that has gone another way, or that is
         another one under the same id, is a `Conflict`. The file is read and verified before anything is written.
         """
+        from backtrail import moving  # noqa: PLC0415
+
         return moving.import_(self._engine, path, progress)
 
     def backup(self, path: str | os.PathLike[str], *, progress: Callable[[str, int], None] | None = None) -> int:
@@ -402,6 +408,8 @@ class Store:
 
         Others may go on writing. Stores of other kinds are `Invalid`: `export` them.
         """
+        from backtrail import moving  # noqa: PLC0415
+
         return moving.backup(self._engine, path, progress)
 
     # -- the end ----------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
-from urllib.parse import unquote
 
 from backtrail.errors import Invalid, Unavailable
 
@@ -80,7 +79,15 @@ def _directory(url: str) -> str:
         raise Invalid(
             f"cannot read {url!r}; write file:///var/lib/agents, the absolute path of a directory", code="invalid.url"
         )
-    return unquote(url.removeprefix("file://"))
+    return _unquoted(url.removeprefix("file://"))
+
+
+def _unquoted(path: str) -> str:
+    if "%" not in path:
+        return path
+    from urllib.parse import unquote  # noqa: PLC0415 - few paths need it
+
+    return unquote(path)
 
 
 def _path(url: str) -> str:
@@ -93,7 +100,7 @@ def _path(url: str) -> str:
                 f"cannot read {url!r}; write sqlite:///agents.db, or sqlite:////var/lib/agents.db for an absolute path",
                 code="invalid.url",
             )
-        return unquote(url.removeprefix("sqlite:///"))
+        return _unquoted(url.removeprefix("sqlite:///"))
     scheme, separator, _ = url.partition("://")
     if separator and scheme.replace("+", "").isalnum():
         raise Invalid(

@@ -23,7 +23,6 @@ a child that is forked at any moment has what it needs.
 from __future__ import annotations
 
 import functools
-import importlib.resources
 import threading
 from typing import TYPE_CHECKING, Final
 
@@ -164,6 +163,8 @@ def _refuse_above(limit: int, size: int) -> None:
 @functools.cache
 def dictionary1() -> bytes:
     """Return dictionary 1. bench/train_dictionary.py tells how it was made."""
+    import importlib.resources  # noqa: PLC0415 - who reads no state does without
+
     return importlib.resources.files(__package__).joinpath("dictionary1.bin").read_bytes()
 
 

@@ -1,0 +1,1 @@
+"""The command line: the library made visible. `main` says what always holds for every command."""

@@ -1,0 +1,443 @@
+"""Commands that change threads: save, fork, rewind, undo, redo, restore, tag, delete.
+
+A change is made in a transaction, shown, and kept only if whoever asked for it says yes: so what is shown is what will
+be. What somebody else writes meanwhile is a `Conflict`, and nothing was changed. Each says how to take it back; what
+was done outside of the store is told before.
+"""
+
+from __future__ import annotations
+
+import shlex
+import warnings
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from backtrail.cli.facts import made
+from backtrail.cli.looking import change_line
+from backtrail.cli.output import clean, count, say
+from backtrail.cli.terms import (
+    Failure,
+    ThreadId,
+    at,
+    command,
+    confirm,
+    find_ref,
+    find_thread,
+    kind_option,
+    look_for,
+    read_json,
+    thread_argument,
+    told,
+    yes_option,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from backtrail.checkpoints import Checkpoint
+    from backtrail.cli.output import Output
+    from backtrail.cli.terms import Found, Session
+    from backtrail.store import Store
+    from backtrail.values import AgentCheckpoint
+
+_SHOWN: Final = 20
+"""Changes that are shown before a question."""
+
+
+def proposed(store: Store, question: str, change: Callable[[], Any], show: Callable[[Any], None], *, yes: bool) -> Any:
+    """Make a change, show what came of it, and keep it if that is what was meant."""
+    from backtrail.run_history import Irreversible
+
+    with store.transaction():
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", Irreversible)
+            result = change()
+        show(result)
+        told([call for each in caught if isinstance(each.message, Irreversible) for call in each.message.calls])
+        confirm(question, yes=yes)
+    return result
+
+
+def _show_changes(lines: Iterable[str]) -> None:
+    """Show the first changes, and that there are more."""
+    rest = iter(lines)
+    for each in islice(rest, _SHOWN):
+        say(f"  {each}")
+    more = sum(1 for _ in rest)
+    if more:
+        say(f"  ... and {count(more, 'more change')}")
+
+
+def _show_move(found: Found) -> Callable[[Checkpoint[Any]], None]:
+    """Return what shows how the state changes when the head moves."""
+
+    def show(to: Checkpoint[Any]) -> None:
+        say(f"{_name(found)}: step {found.head.step} ({found.head.id[:8]}) -> step {to.step} ({to.id[:8]})")
+        _show_changes(change_line(each, 100) for each in found.thread.diff(found.head, to))
+
+    return show
+
+
+def _name(found: Found) -> str:
+    return clean(found.thread.id)
+
+
+def _back(command_line: str, name: str, kind: str | None, more: str = "") -> None:
+    """Say how to take a change back."""
+    words = [command_line, shlex.quote(name), *([f"--kind {kind}"] if kind else []), *([more] if more else [])]
+    say(f"to take it back: backtrail {' '.join(words)}")
+
+
+# -- saving -------------------------------------------------------------------------------------------------
+
+
+@command(
+    examples=(
+        "backtrail save notes notes.json --label first --yes",
+        "echo '90' | backtrail save trip --set budget --yes",
+        'echo \'{"role": "user", "content": "By train"}\' | backtrail save trip --append messages --yes',
+    )
+)
+@thread_argument
+@click.argument("file", required=False, default="-")
+@click.option("--set", "put", metavar="P", help="Put the value at this path of the state.")
+@click.option("--append", metavar="P", help="Append the value to the list at this path of the state.")
+@click.option("--label", metavar="LABEL", help="A name for the checkpoint.")
+@click.option("--tag", "tags", metavar="TAG", multiple=True, help="A tag for it; may be repeated.")
+@click.option("--expect", metavar="REF", help="Only on top of this checkpoint; new: only if there is no such thread.")
+@yes_option
+def save(
+    session: Session,
+    *,
+    out: Output,
+    thread: str,
+    file: str,
+    put: str | None,
+    append: str | None,
+    label: str | None,
+    tags: tuple[str, ...],
+    expect: str | None,
+    yes: bool,
+) -> None:
+    """Save JSON as the state of THREAD.
+
+    It comes from FILE, else from stdin. Makes the thread, and the store, if they are not there.
+    """
+    if put is not None and append is not None:
+        raise click.UsageError("say --set or --append, not both")
+    value = read_json(file)
+    new = _is_new(session)
+    if new:
+        confirm(f"Make a new store, and save to thread {thread!r} in it?", yes=yes)
+    with session.write(create=True) as store:
+        before = look_for(store, thread, "thread")
+        handle = store.thread(thread) if before is None else before.thread
+        meta: dict[str, Any] = {"label": label, "tags": tags, "expect": _expected(before, expect)}
+
+        def change() -> Checkpoint[Any]:
+            if put is not None:
+                return handle.set(put, value, **meta)
+            if append is not None:
+                return handle.append(append, value, **meta)
+            return handle.save(value, **meta)
+
+        def show(to: Checkpoint[Any]) -> None:
+            if before is not None:
+                _show_move(before)(to)
+            else:
+                say(f"{clean(thread)}: a new thread")
+
+        saved = proposed(store, f"Save to {thread!r}?", change, show, yes=yes or new)
+        made(out, saved)
+    _back("undo" if before else "delete", thread, None)
+
+
+def _is_new(session: Session) -> bool:
+    from backtrail.errors import NotFound
+
+    try:
+        session.read().close()
+    except NotFound:
+        return True
+    return False
+
+
+def _expected(before: Found | None, expect: str | None) -> Any:
+    from backtrail.errors import Conflict
+    from backtrail.values import NEW
+
+    if expect is None:
+        return before and before.head
+    if expect == "new":
+        return NEW
+    if before is None:
+        raise Conflict(f"there is no thread yet, so no checkpoint {expect!r} to save on top of", code="conflict.stale")
+    return at(before, expect.removeprefix("@"))
+
+
+# -- time travel --------------------------------------------------------------------------------------------
+
+
+@command(examples=("backtrail fork trip@before-booking trip-train --yes",))
+@click.argument("ref", type=ThreadId())
+@click.argument("new_id")
+@kind_option
+@yes_option
+def fork(session: Session, *, out: Output, ref: str, new_id: str, kind: str | None, yes: bool) -> None:
+    """Begin the thread NEW_ID at REF."""
+    with session.write() as store:
+        found, checkpoint = find_ref(store, ref, kind)
+        if found.kind == "agent":
+            raise Failure("an agent is not forked by itself: fork its conversations, its runs or its threads")
+
+        def show(_: Any) -> None:
+            say(f"{clean(new_id)}: a new {found.kind} that goes on from {_name(found)}, step {checkpoint.step}")
+
+        def change() -> Checkpoint[Any]:
+            return found.thread.fork(new_id, checkpoint).load()
+
+        made(out, proposed(store, f"Fork {new_id!r}?", change, show, yes=yes))
+    _back("delete", new_id, None if found.kind == "thread" else found.kind)
+
+
+@command(examples=("backtrail rewind trip@before-booking --yes", "backtrail undo trip --yes"))
+@click.argument("ref", type=ThreadId())
+@kind_option
+@yes_option
+def rewind(session: Session, *, out: Output, ref: str, kind: str | None, yes: bool) -> None:
+    """Make REF the head of its thread again.
+
+    What came after it is out of view, not gone.
+    """
+    with session.write() as store:
+        found, checkpoint = find_ref(store, ref, kind)
+        if checkpoint.id == found.head.id:
+            say(f"{_name(found)} is there already")
+            made(out, checkpoint)
+            return
+        question = f"Rewind {found.thread.id!r}?"
+        made(out, proposed(store, question, lambda: found.thread.rewind(checkpoint), _show_move(found), yes=yes))
+    _back("undo", found.thread.id, kind)
+
+
+@command(examples=("backtrail undo trip --yes", "backtrail redo trip --yes"))
+@thread_argument
+@click.option("--restore", is_flag=True, help="Take back the last restore of the agent of this id.")
+@click.option("--force", is_flag=True, help="With --restore: even if conversations have moved on since.")
+@kind_option
+@yes_option
+def undo(
+    session: Session, *, out: Output, thread: str, restore: bool, force: bool, kind: str | None, yes: bool
+) -> None:
+    """Take back the last save, rewind or redo of THREAD.
+
+    Again and again, if wanted.
+    """
+    if force and not restore:
+        raise click.UsageError("--force goes with --restore")
+    with session.write() as store:
+        if restore:
+            _undo_restore(store, out, thread, force=force, yes=yes)
+            return
+        found = find_thread(store, thread, kind)
+        made(out, proposed(store, f"Undo in {thread!r}?", found.thread.undo, _show_move(found), yes=yes))
+    _back("redo", thread, kind)
+
+
+def _undo_restore(store: Store, out: Output, agent: str, *, force: bool, yes: bool) -> None:
+    before = _standing(store, agent)
+    question = f"Take back the last restore of agent {agent!r}?"
+    proposed(
+        store,
+        question,
+        lambda: store.agents.undo(agent, force=force),
+        lambda _: _show_agent(store, agent, before),
+        yes=yes,
+    )
+    _agent_made(store, out, agent)
+
+
+@command(examples=("backtrail undo trip --yes", "backtrail redo trip --yes"))
+@thread_argument
+@kind_option
+@yes_option
+def redo(session: Session, *, out: Output, thread: str, kind: str | None, yes: bool) -> None:
+    """Take back the last undo of THREAD."""
+    with session.write() as store:
+        found = find_thread(store, thread, kind)
+        made(out, proposed(store, f"Redo in {thread!r}?", found.thread.redo, _show_move(found), yes=yes))
+    _back("undo", thread, kind)
+
+
+# -- agents -------------------------------------------------------------------------------------------------
+
+
+@command(examples=("backtrail restore planner@before-lunch --yes", "backtrail undo planner --restore --yes"))
+@click.argument("checkpoint")
+@yes_option
+def restore(session: Session, *, out: Output, checkpoint: str, yes: bool) -> None:
+    """Bring an agent back to one of its checkpoints.
+
+    All of its conversations go with it.
+
+    CHECKPOINT is AGENT@NAME, AGENT@ and the beginning of an id, or a whole id: `backtrail agents AGENT` lists them.
+    """
+    with session.write() as store:
+        target = _agent_checkpoint(store, checkpoint)
+        agent = target.agent_id
+        before = _standing(store, agent)
+        say(f"agent {clean(agent)}: back to {clean(target.name)!r}, {count(target.conversations, 'conversation')}")
+        question = f"Restore agent {agent!r}?"
+        proposed(
+            store, question, lambda: store.agents.restore(target), lambda _: _show_agent(store, agent, before), yes=yes
+        )
+        _agent_made(store, out, agent)
+    _back("undo", agent, None, "--restore")
+
+
+def _agent_checkpoint(store: Store, text: str) -> AgentCheckpoint:
+    from backtrail.errors import Invalid, NotFound
+
+    for place in [place for place, char in enumerate(text) if char == "@" and place][::-1]:
+        agent, name = text[:place], text[place + 1 :]
+        listed = store.agents.checkpoints(agent)
+        named = [each for each in listed if each.name == name]
+        if named:
+            return named[0]  # the newest
+        begun = [each for each in listed if name and each.id.startswith(name)]
+        if len(begun) > 1:
+            ids = ", ".join(each.id[:12] for each in begun[:4])
+            raise Invalid(f"{name!r} is the beginning of {len(begun)} ids ({ids})", code="invalid.ambiguous")
+        if begun:
+            return begun[0]
+    found = store.agents.get_checkpoint(text)
+    if found is None:
+        raise NotFound(f"there is no agent checkpoint {text!r}", code="not_found.checkpoint")
+    return found
+
+
+def _standing(store: Store, agent: str) -> dict[tuple[str, str], tuple[str, int]]:
+    """Return where an agent and its conversations stand."""
+    return {
+        (kind, info.id): (info.head_id, info.step)
+        for kind in ("agent", "conversation")
+        for info in store.threads(kind=kind, agent=agent)
+    }
+
+
+def _show_agent(store: Store, agent: str, before: dict[tuple[str, str], tuple[str, int]]) -> None:
+    after = _standing(store, agent)
+    lines = []
+    for key in sorted({*before, *after}):
+        was, now = before.get(key), after.get(key)
+        if was != now:
+            old, new = (f"step {each[1]}" if each else "out of view" for each in (was, now))
+            lines.append(f"{key[0]} {clean(key[1])}: {old} -> {new}")
+    _show_changes(lines)
+
+
+def _agent_made(store: Store, out: Output, agent: str) -> None:
+    found = look_for(store, agent, "agent")
+    if found is None:
+        say(f"agent {clean(agent)} has no state")
+    else:
+        made(out, found.head)
+
+
+# -- keeping order ------------------------------------------------------------------------------------------
+
+
+@command(
+    examples=("backtrail tag trip@before-booking keep --yes", "backtrail tag trip@before-booking keep --remove --yes")
+)
+@click.argument("ref", type=ThreadId())
+@click.argument("tags", nargs=-1, required=True)
+@click.option("--remove", is_flag=True, help="Take the tags off.")
+@kind_option
+@yes_option
+def tag(
+    session: Session, *, out: Output, ref: str, tags: tuple[str, ...], remove: bool, kind: str | None, yes: bool
+) -> None:
+    """Put TAGS on REF, or take them off."""
+    with session.write() as store:
+        found, checkpoint = find_ref(store, ref, kind)
+
+        def change() -> Checkpoint[Any]:
+            do = found.thread.untag if remove else found.thread.tag
+            return do(checkpoint, *tags)
+
+        def show(to: Checkpoint[Any]) -> None:
+            old, new = (" ".join(sorted(each.tags)) or "none" for each in (checkpoint, to))
+            say(f"{_name(found)}, step {checkpoint.step}: tags {clean(old)} -> {clean(new)}")
+
+        made(out, proposed(store, f"Change the tags of {ref!r}?", change, show, yes=yes))
+    _back(f"tag {shlex.quote(ref)}", " ".join(tags), kind, "" if remove else "--remove")
+
+
+@command(examples=("backtrail delete trip-cheap@~1 --yes", "backtrail delete trip-cheap --yes"))
+@click.argument("ref", type=ThreadId())
+@kind_option
+@yes_option
+def delete(session: Session, *, out: Output, ref: str, kind: str | None, yes: bool) -> None:
+    """Delete a THREAD, or the checkpoint REF of one.
+
+    An agent goes with all that belongs to it. This cannot be taken back: `backtrail export` first, if in doubt.
+    `backtrail gc` then gives the space back.
+    """
+    with session.write() as store:
+        whole = look_for(store, ref, kind)
+        if whole is None:
+            _delete_checkpoint(store, out, *find_ref(store, ref, kind), yes=yes)
+            return
+        total = len(whole.thread)
+        say(f"{whole.kind} {_name(whole)}: {count(total, 'checkpoint')}, the last of step {whole.head.step}, will go")
+        if whole.kind == "run":
+            told(store.runs.irreversible(ref))
+        if whole.kind == "agent":
+            _tell_belongings(store, ref)
+        if whole.kind == "conversation":
+            say("a checkpoint of its agent that holds it can still bring it back")
+        else:
+            say("this cannot be taken back")
+        confirm(f"Delete {whole.kind} {ref!r}?", yes=yes)
+        if whole.kind == "agent":
+            store.agents.delete(ref)
+        elif whole.kind == "run":
+            store.runs.cleanup(ref)
+        else:
+            whole.thread.delete()
+    _deleted(out, {"deleted": ref, "kind": whole.kind, "checkpoints": total})
+
+
+def _tell_belongings(store: Store, agent: str) -> None:
+    counts = {kind: sum(1 for _ in store.threads(kind=kind, agent=agent)) for kind in ("conversation", "run", "thread")}
+    with_it = [count(number, kind) for kind, number in counts.items() if number]
+    points = len(store.agents.checkpoints(agent))
+    with_it += [count(points, "agent checkpoint")] if points else []
+    if with_it:
+        say(f"with it will go: {', '.join(with_it)}")
+
+
+def _delete_checkpoint(store: Store, out: Output, found: Found, checkpoint: Checkpoint[Any], *, yes: bool) -> None:
+    say(f"{_name(found)}: checkpoint {checkpoint.id[:8]} of step {checkpoint.step} will go; this cannot be taken back")
+
+    def show(_: Any) -> None:
+        head = found.thread.latest()
+        if checkpoint.id == found.head.id:
+            say(f"the head is then step {head.step} ({head.id[:8]})" if head else "nothing is left of the thread then")
+
+    question = f"Delete checkpoint {checkpoint.id[:8]}?"
+    proposed(store, question, lambda: found.thread.delete_checkpoint(checkpoint), show, yes=yes)
+    _deleted(out, {"deleted": checkpoint.id, "kind": "checkpoint", "checkpoints": 1})
+
+
+def _deleted(out: Output, data: dict[str, Any]) -> None:
+    if out.human:
+        say(f"deleted {data['kind']} {clean(data['deleted'])}")
+    else:
+        out.value(data)
+
+
+COMMANDS: Final = (save, fork, rewind, undo, redo, restore, tag, delete)

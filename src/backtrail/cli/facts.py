@@ -1,0 +1,73 @@
+"""What is told of checkpoints: to programs as JSON, to people in a few words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from backtrail.cli.output import brief, clean, line
+
+if TYPE_CHECKING:
+    from backtrail.checkpoints import Checkpoint
+    from backtrail.cli.output import Output
+
+_SMALL: Final = 65_536
+"""Bytes of a state that is loaded only to show how it begins."""
+
+
+def checkpoint_data(checkpoint: Checkpoint[Any]) -> dict[str, Any]:
+    """Return what is known of a checkpoint without loading its state."""
+    return {
+        "id": checkpoint.id,
+        "thread_id": checkpoint.thread_id,
+        "seq": checkpoint.seq,
+        "step": checkpoint.step,
+        "parent_id": checkpoint.parent_id,
+        "label": checkpoint.label,
+        "tags": sorted(checkpoint.tags),
+        "kind": checkpoint.kind,
+        "metadata": checkpoint.metadata,
+        "created_at": checkpoint.created_at,
+        "size": checkpoint.size,
+        "stored": checkpoint.stored,
+        "root": checkpoint.root,
+        "damaged": checkpoint.damaged,
+    }
+
+
+def words(checkpoint: Checkpoint[Any], most: int) -> str:
+    """Return the first words of a checkpoint: of its last message, else of its state if that is small."""
+    from backtrail.errors import Corrupt, Invalid, NotFound
+
+    try:
+        try:
+            last = checkpoint.tail("messages", 1)
+        except (Invalid, NotFound):
+            last = []
+        if last:
+            return brief(_said(last[0]), most)
+        return brief(checkpoint.state, most) if checkpoint.size <= _SMALL else ""
+    except Corrupt:
+        return "(damaged)"
+
+
+def _said(message: Any) -> Any:
+    """Return who said what, of a message in any of the usual forms."""
+    if not isinstance(message, dict) or "content" not in message:
+        return message
+    content = message["content"]
+    if isinstance(content, list):  # of parts, those that are texts
+        texts = [part.get("text") for part in content if isinstance(part, dict)]
+        content = " ".join(text for text in texts if isinstance(text, str)) or content
+    role = message.get("role")
+    text = content if isinstance(content, str) else brief(content, _SMALL)
+    return f"{role}: {text}" if isinstance(role, str) else text
+
+
+def made(out: Output, checkpoint: Checkpoint[Any], **more: Any) -> None:
+    """Print the checkpoint that came of a change, in one line."""
+    if not out.human:
+        out.value({**checkpoint_data(checkpoint), **more})
+        return
+    label = f"  {clean(checkpoint.label)}" if checkpoint.label is not None else ""
+    name = out.paint(f"{clean(checkpoint.thread_id)}@{checkpoint.id[:8]}", "yellow")
+    line(f"{name}  step {checkpoint.step}{label}")

@@ -1,0 +1,214 @@
+"""Commands that keep a store in order: prune, gc, verify, migrate, backup."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from backtrail.cli.output import Column, Progress, clean, count, line, say, size
+from backtrail.cli.terms import Duration, agent_option, command, confirm, yes_option
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from backtrail.cli.output import Output
+    from backtrail.cli.terms import Session
+    from backtrail.values import VerifyReport
+
+F = TypeVar("F", bound="Callable[..., Any]")
+DAMAGED: Final = 5
+_SHOWN: Final = 20
+"""Checkpoints that are shown before a question."""
+
+
+def _number(name: str, what: str) -> Callable[[F], F]:
+    return click.option(f"--keep-{name}", type=click.IntRange(min=0), metavar="N", help=f"Keep {what}.")
+
+
+@command(
+    examples=(
+        "backtrail prune --keep-last 1 --dry-run",
+        "backtrail prune --keep-last 1 --keep-daily 7 --no-keep-labelled --thread trip --yes",
+    )
+)
+@_number("last", "the newest N of each thread")
+@_number("hourly", "the newest of each of the last N hours that have one")
+@_number("daily", "the same by days")
+@_number("weekly", "the same by weeks")
+@click.option("--keep-tagged/--no-keep-tagged", default=True, show_default=True, help="Keep those that have a tag.")
+@click.option("--keep-labelled/--no-keep-labelled", default=True, show_default=True, help="Keep those with a label.")
+@click.option("--older-than", type=Duration(), metavar="TIME", help="Keep what is not older: 12h, 30d, 8w.")
+@click.option("--thread", "threads", metavar="THREAD", multiple=True, help="Only this one; may be repeated.")
+@agent_option
+@click.option("--dry-run", is_flag=True, help="Only say what would go, what stays, and why.")
+@yes_option
+def prune(
+    session: Session,
+    *,
+    out: Output,
+    threads: tuple[str, ...],
+    agent: str | None,
+    dry_run: bool,
+    yes: bool,
+    **rules: Any,
+) -> None:
+    """Hide old checkpoints of all threads.
+
+    What one of the options keeps stays; all else goes. Heads always stay, and what a checkpoint of an agent holds. What
+    goes cannot be brought back; `backtrail gc` then gives the space back.
+    """
+    given = {name: value for name, value in rules.items() if value is not None}
+    if not {*given} - {"keep_tagged", "keep_labelled"}:
+        raise click.UsageError("say what to keep: --keep-last N, --keep-daily N ..., or --older-than TIME")
+    where = {"threads": threads or None, "agent": agent}
+    with (session.read if dry_run else session.write)() as store:
+        report = _pruned(store, given, where, dry_run=True)
+        if out.human:
+            _show_plan(out, report, full=dry_run)
+        if not dry_run and report.removed:
+            confirm(f"Hide {count(len(report.removed), 'checkpoint')}? This cannot be taken back.", yes=yes)
+            report = _pruned(store, given, where, dry_run=False)
+    if not out.human:
+        out.values(_told(report))
+    elif not dry_run:
+        say(f"{count(len(report.removed), 'checkpoint')} hidden; `backtrail gc` gives the space back")
+
+
+def _pruned(store: Any, rules: dict[str, Any], where: dict[str, Any], *, dry_run: bool) -> Any:
+    """Return the report of a policy."""
+    import backtrail
+
+    with Progress() as progress:
+        return store.prune(backtrail.Policy(**rules), **where, dry_run=dry_run, progress=progress)
+
+
+def _told(report: Any) -> Iterator[dict[str, Any]]:
+    """Give what goes and what stays, of the threads of which something goes."""
+    names = _names(report)
+    for checkpoint_id, reason in report.removed:
+        name = names.get(checkpoint_id[8:])
+        yield {"id": checkpoint_id, "thread_id": name, "removed": True, "reasons": [reason]}
+    for checkpoint_id, name, reasons in report.kept:
+        yield {"id": checkpoint_id, "thread_id": name, "removed": False, "reasons": list(reasons)}
+
+
+def _names(report: Any) -> dict[str, str]:
+    """Return the threads by what all ids of one end with; each keeps its head, so each is among those that stay."""
+    return {checkpoint_id[8:]: name for checkpoint_id, name, _ in report.kept}
+
+
+def _show_plan(out: Output, report: Any, *, full: bool) -> None:
+    """Show what goes; `full`: all of it, and what stays beside it."""
+    told = ((each["removed"], each["id"][:8], each["thread_id"] or "", each["reasons"]) for each in _told(report))
+    rows = [("goes" if gone else "stays", id_, name, ", ".join(why)) for gone, id_, name, why in told if gone or full]
+    columns = (Column("", "red"), Column("CHECKPOINT", "yellow"), Column("THREAD"), Column("WHY", wide=True))
+    out.table(columns, rows if full else rows[:_SHOWN])
+    rest = 0 if full else len(rows) - _SHOWN
+    if rest > 0:
+        say(f"... and {rest:,} more")
+    stays = f"{len(report.kept):,} of the same threads stay"
+    say(f"{count(len(report.removed), 'checkpoint')} of {count(len(_names(report)), 'thread')} would go, {stays}")
+
+
+@command(examples=("backtrail gc",))
+def gc(session: Session, *, out: Output) -> None:
+    """Remove for good what was deleted or pruned.
+
+    And give the space back.
+    """
+    with session.write() as store, Progress() as progress:
+        report = store.gc(progress=progress)
+    if not out.human:
+        out.value(report)
+        return
+    line(
+        f"{count(report.rows, 'row')} and {count(report.chunks, 'chunk')} ({size(report.bytes)}) removed, "
+        f"{count(report.repacked, 'row')} stored anew"
+    )
+
+
+@command(examples=("backtrail verify",))
+@click.option("--repair", is_flag=True, help="Give up what cannot be read, so that all else goes on.")
+@yes_option
+@click.pass_context
+def verify(ctx: click.Context, session: Session, *, out: Output, repair: bool, yes: bool) -> None:
+    """Read and check everything.
+
+    Exits with 5 if something is damaged, unless it was repaired. A repair is shown first, and cannot be taken back.
+    """
+    with (session.write if repair else session.read)() as store:
+        report = _verified(store)
+        repaired = repair and not report.ok
+        if out.human:
+            _show_damage(out, report)
+        if repaired:
+            for each in report.repairs:
+                say(f"repair: {clean(each)}")
+            confirm("Repair it? What cannot be read is given up for good.", yes=yes)
+            report = _verified(store, repair=True)
+            say("repaired")
+    if not out.human:
+        from dataclasses import asdict
+
+        out.value({"ok": report.ok, **asdict(report)})
+    if not report.ok and not repaired:
+        ctx.exit(DAMAGED)
+
+
+def _verified(store: Any, **options: Any) -> Any:
+    with Progress() as progress:
+        return store.verify(progress=progress, **options)
+
+
+def _show_damage(out: Output, report: VerifyReport) -> None:
+    columns = (Column("DAMAGED", "red"), Column("THREAD", "yellow"), Column("WHY", wide=True))
+    out.table(columns, ((each.checkpoint_id, each.thread_id, each.reason) for each in report.damaged))
+    for fault in report.faults:
+        line(f"fault: {clean(fault)}")
+    for name in report.misindexed:
+        line(f"search may miss messages of {clean(name)}")
+    told = f"{count(report.threads, 'thread')}, {count(report.checkpoints, 'checkpoint')}"
+    line(f"{told}: {'all is well' if report.ok else count(len(report.damaged), 'checkpoint') + ' damaged'}")
+
+
+@command(examples=("backtrail migrate --yes",))
+@yes_option
+@click.pass_context
+def migrate(ctx: click.Context, session: Session, *, out: Output, yes: bool) -> None:
+    """Bring agents of older versions up to date.
+
+    States of your own classes are brought up to date by `store.migrate()`, in a program that knows them.
+    """
+    with session.write() as store:
+        confirm("Save anew what is of an older version? Each head can be undone.", yes=yes)
+        with Progress() as progress:
+            report = store.migrate(progress=progress)
+    if out.human:
+        for kind, name, reason in report.failed:
+            line(f"{kind} {clean(name)} stays as it was: {clean(reason)}")
+        line(f"{count(report.threads, 'thread')} looked at, {report.migrated:,} brought up to date")
+    else:
+        from dataclasses import asdict
+
+        out.value({"ok": report.ok, **asdict(report)})
+    if not report.ok:
+        ctx.exit(1)
+
+
+@command(examples=("backtrail backup backup.db",))
+@click.argument("file")
+def backup(session: Session, *, out: Output, file: str) -> None:
+    """Copy a store in SQLite to the new file FILE.
+
+    As it is now; others may go on writing.
+    """
+    with session.read() as store, Progress() as progress:
+        written = store.backup(file, progress=progress)
+    if out.human:
+        line(f"{clean(file)}: {size(written)}")
+    else:
+        out.value({"path": file, "bytes": written})
+
+
+COMMANDS: Final = (prune, gc, verify, migrate, backup)

@@ -1,0 +1,384 @@
+"""Commands that look into threads: log, show, diff, search, watch. None of them makes or changes a store."""
+
+from __future__ import annotations
+
+import sys
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from backtrail.cli.facts import checkpoint_data, words
+from backtrail.cli.output import Column, age, brief, clean, compact, cut, line, pages, plain, say, size, width
+from backtrail.cli.terms import (
+    KINDS,
+    Duration,
+    ThreadId,
+    agent_option,
+    at,
+    command,
+    find_ref,
+    find_thread,
+    handle,
+    kind_option,
+    look_for,
+    rows_option,
+    thread_argument,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from backtrail.checkpoints import Checkpoint
+    from backtrail.cli.graph import Node, Signs
+    from backtrail.cli.output import Output
+    from backtrail.cli.terms import Found, Session
+    from backtrail.store import Store
+    from backtrail.values import Change, ThreadInfo
+
+_FORKS: Final = 200
+"""Threads that are looked at for forks: those of the newest activity."""
+_STYLES: Final = {"+": "green", "-": "red", "~": "yellow"}
+_WORDS: Final = 200
+
+_COLUMNS: Final = (
+    Column("", "blue"),
+    Column("ID", "yellow"),
+    Column("STEP", right=True),
+    Column("AGE", "dim", right=True),
+    Column("KIND", "dim"),
+    Column("LABEL", "green"),
+    Column("TAGS", "cyan"),
+    Column("ADDED", "dim", right=True),
+    Column("FIRST WORDS", wide=True),
+)
+
+
+@command(examples=("backtrail log trip", "backtrail log trip --graph", "backtrail log trip -n 1 --jsonl"))
+@thread_argument
+@click.option("--graph", is_flag=True, help="Draw forks, and what was rewound away.")
+@click.option("--before", metavar="REF", help="Only what came before this checkpoint of the thread.")
+@rows_option()
+@kind_option
+def log(
+    session: Session, *, out: Output, thread: str, graph: bool, before: str | None, rows: int, kind: str | None
+) -> None:
+    """Show the checkpoints of THREAD, newest first."""
+    with session.read() as store:
+        found = find_thread(store, thread, kind)
+        until = None if before is None else at(found, before.removeprefix("@"))
+        listed = found.thread.history(newest_first=True, before=until, everything=graph)
+        shown, more = pages(listed, rows)
+        seen = _in_view(found, shown) if graph else {each.id for each in shown}
+        if not out.human:
+            out.values(
+                {**checkpoint_data(each), "in_view": each.id in seen, "head": each.id == found.head.id}
+                for each in shown
+            )
+        elif graph:
+            out.table(_COLUMNS, _graph(store, found, shown, seen, more=more))
+        else:
+            out.table(_COLUMNS, (("", *_row(each)) for each in shown))
+        if more:
+            say(f"older ones: --before {shown[-1].id[:8]}, or -n 0 for all")
+
+
+def _row(checkpoint: Checkpoint[Any]) -> tuple[str, ...]:
+    return (
+        checkpoint.id[:8],
+        str(checkpoint.step),
+        age(checkpoint.created_at),
+        "" if checkpoint.kind == "manual" else checkpoint.kind,
+        checkpoint.label or "",
+        " ".join(sorted(checkpoint.tags)),
+        f"+{size(checkpoint.stored)}",
+        words(checkpoint, _WORDS),
+    )
+
+
+def _in_view(found: Found, shown: list[Checkpoint[Any]]) -> set[str]:
+    """Return the ids of those among the shown that are in view."""
+    oldest = shown[-1].seq if shown else 0
+    seen = set()
+    for each in found.thread.history(newest_first=True):
+        if each.seq < oldest:
+            break
+        seen.add(each.id)
+    return seen
+
+
+def _graph(
+    store: Store, found: Found, shown: list[Checkpoint[Any]], seen: set[str], *, more: bool
+) -> Iterator[tuple[str, ...]]:
+    from backtrail.cli.graph import drawn
+
+    signs = _signs()
+    forks = _forks(store, found)
+    known = {each.id: each for each in shown}
+    nothing = ("",) * (len(_COLUMNS) - 2)
+    for drawing, node, place in drawn(_nodes(found, shown, seen, more=more), signs):
+        if node is None:
+            yield (drawing, *nothing, "")
+            continue
+        for fork in forks.get(node.id, ()):
+            beside = drawing[:place] + signs.branch + drawing[place + len(signs.branch) :]
+            yield (beside, *nothing, f"fork {fork.id}, now at step {fork.step}")
+        yield (drawing, *_row(known[node.id]))
+    root = shown[-1] if shown else None
+    if root is not None and root.parent_id is not None and root.step > 1:
+        origin = store.checkpoint(root.parent_id)
+        if origin is not None and origin.thread_id != found.thread.id:
+            yield (signs.line, *nothing, f"forked from {origin.thread_id}@{origin.id[:8]}, step {origin.step}")
+
+
+def _nodes(found: Found, shown: list[Checkpoint[Any]], seen: set[str], *, more: bool) -> list[Node]:
+    """Return what is drawn; of one whose parent is pruned, the next in view stands in for it."""
+    from backtrail.cli.graph import Node
+
+    here = {each.id for each in shown}
+    nodes, below = [], None
+    for each in reversed(shown):
+        parent = each.parent_id
+        if parent not in here:
+            parent = below if each.id in seen and below is not None else parent if more else None
+        nodes.append(Node(each.id, parent, each.id in seen, each.id == found.head.id))
+        below = each.id if each.id in seen else below
+    return nodes[::-1]
+
+
+def _forks(store: Store, found: Found) -> dict[str, list[ThreadInfo]]:
+    """Return the threads that were forked from this one, by the checkpoint where they left."""
+    forks: dict[str, list[ThreadInfo]] = {}
+    for info in islice(store.threads(kind=found.kind), _FORKS):
+        if info.forked_from is not None and info.forked_from[8:] == found.head.id[8:]:
+            forks.setdefault(info.forked_from, []).append(info)
+    return forks
+
+
+def _signs() -> Signs:
+    from backtrail.cli.graph import ASCII, LINES
+
+    try:
+        "".join(LINES).encode(sys.stdout.encoding or "utf-8")
+    except (UnicodeError, LookupError):
+        return ASCII
+    return LINES
+
+
+@command(examples=("backtrail show trip@before-booking", "backtrail show trip --path messages[-1].content"))
+@click.argument("ref", type=ThreadId())
+@click.option("--path", metavar="P", help="Only what is at this path of the state, as JSON.")
+@kind_option
+def show(session: Session, *, out: Output, ref: str, path: str | None, kind: str | None) -> None:
+    """Show the checkpoint REF and its state."""
+    from backtrail.errors import NotFound
+    from backtrail.values import MISSING
+
+    with session.read() as store:
+        found, checkpoint = find_ref(store, ref, kind)
+        if path is not None:
+            value = checkpoint.get(path, MISSING)
+            if value is MISSING:
+                raise NotFound(f"there is nothing at {path} in {ref}", code="not_found.path")
+            out.value(value)
+        elif not out.human:
+            out.value({**checkpoint_data(checkpoint), "of": found.kind, "state": checkpoint.state})
+        else:
+            state = checkpoint.state  # before anything is printed: it may be damaged
+            for name, value in _facts(found, checkpoint):
+                line(f"{out.paint(f'{name:<10}', 'dim')} {clean(value)}")
+            line("")
+            out.value(state)
+
+
+def _facts(found: Found, checkpoint: Checkpoint[Any]) -> Iterator[tuple[str, str]]:
+    place = " (the head)" if checkpoint.id == found.head.id else ""
+    yield "checkpoint", checkpoint.id + place
+    yield found.kind, checkpoint.thread_id
+    yield "step", str(checkpoint.step)
+    yield "made", f"{checkpoint.created_at:%Y-%m-%d %H:%M:%S} UTC, {age(checkpoint.created_at)} ago"
+    if checkpoint.kind != "manual":
+        yield "kind", checkpoint.kind
+    if checkpoint.label is not None:
+        yield "label", checkpoint.label
+    if checkpoint.tags:
+        yield "tags", " ".join(sorted(checkpoint.tags))
+    if checkpoint.metadata:
+        yield "metadata", compact(checkpoint.metadata)
+    if checkpoint.parent_id is not None:
+        yield "parent", checkpoint.parent_id
+    yield "size", f"{size(checkpoint.size)}, of which {size(checkpoint.stored)} were new"
+
+
+@command(examples=("backtrail diff trip", "backtrail diff trip@before-booking @", "backtrail diff trip trip-cheap"))
+@click.argument("a", type=ThreadId())
+@click.argument("b", required=False)
+@kind_option
+def diff(session: Session, *, out: Output, a: str, b: str | None, kind: str | None) -> None:
+    """Show what changed from REF A to REF B.
+
+    Without B: from A to the head of its thread; if A is the head, what its last step changed. A B that begins with @ is
+    one of A's thread.
+    """
+    with session.read() as store:
+        found, old = find_ref(store, a, kind)
+        if b is not None:
+            _, new = find_ref(store, b, kind, near=found)
+        elif old.id == found.head.id:
+            old, new = at(found, "-"), found.head
+        else:
+            new = found.head
+        print_diff(out, found.thread.diff(old, new))
+
+
+def print_diff(out: Output, changes: Iterable[Change]) -> None:
+    """Print changes, one in each line."""
+    if not out.human:
+        out.values(map(change_data, changes))
+        return
+    told = False
+    for change in changes:
+        line(out.paint(change_line(change, out.room), _STYLES[change.op]))
+        told = True
+    if not told:
+        say("no change")
+
+
+def change_data(change: Change) -> dict[str, Any]:
+    """Return a change for programs: without `old` where there was nothing, without `new` where nothing is."""
+    sides = {"old": change.old, "new": change.new}
+    gone = {"+": "old", "-": "new"}.get(change.op)
+    return {
+        "op": change.op,
+        "path": str(change.path),
+        **{name: plain(value) for name, value in sides.items() if name != gone},
+    }
+
+
+def change_line(change: Change, room: int | None) -> str:
+    """Return a change for people, in one line."""
+    from backtrail.values import Reordered
+
+    head = f"{change.op} {clean(str(change.path)) or 'state'}: "
+    left = max((room or 2 * _WORDS) - width(head), 20)
+    if isinstance(change, Reordered):
+        return f"{head}keys in another order"
+    if change.op == "~":
+        old = brief(compact(change.old), left // 2 - 2)
+        return f"{head}{old} -> {brief(compact(change.new), left - width(old) - 4)}"
+    return head + brief(compact(change.new if change.op == "+" else change.old), left)
+
+
+@command(examples=("backtrail search lisbon", 'backtrail search "window seat" --jsonl'))
+@click.argument("query")
+@click.option("--contains", is_flag=True, help="Look for QUERY as it is, inside of words, too.")
+@click.option("--best", is_flag=True, help="The best ones first, not the newest.")
+@click.option("--thread", metavar="THREAD", help="Only in the threads of this id.")
+@agent_option
+@click.option("--kind", type=click.Choice(KINDS), help="Only in what is of this kind.")
+@rows_option()
+def search(
+    session: Session,
+    *,
+    out: Output,
+    query: str,
+    contains: bool,
+    best: bool,
+    thread: str | None,
+    agent: str | None,
+    kind: str | None,
+    rows: int,
+) -> None:
+    """Find messages.
+
+    Words must all be there, "quoted" ones in a row, and star* is the beginning of a word.
+    """
+    with _searched(session) as store:
+        hits = store.search(
+            query,
+            contains=contains,
+            agent=agent,
+            thread=thread,
+            kind=kind,
+            order="score" if best else "newest",
+            limit=rows or sys.maxsize,
+        )
+    if not out.human:
+        out.values(hits)
+        return
+    columns = (
+        Column("AGE", "dim", right=True),
+        Column("KIND", "dim"),
+        Column("THREAD", "yellow"),
+        Column("ROLE", "green"),
+        Column("FOUND", wide=True),
+    )
+    out.table(
+        columns, ((age(hit.created_at), hit.kind, hit.conversation_id, hit.role or "", hit.snippet) for hit in hits)
+    )
+    if not hits:
+        say("nothing was found")
+
+
+def _searched(session: Session) -> Store:
+    """Open a store to search in it: what was saved last is put into the index first, if it may be written to."""
+    from backtrail.errors import Unavailable
+
+    try:
+        return session.write()
+    except Unavailable:
+        return session.read()
+
+
+@command(examples=("backtrail watch trip --after before-booking --timeout 0s",))
+@click.argument("thread", required=False, type=ThreadId())
+@click.option("--after", metavar="REF", help="Begin behind this checkpoint of the thread, not now.")
+@click.option("--timeout", type=Duration(), metavar="TIME", help="End when there was no news for so long: 30s, 5m, 2h.")
+@agent_option
+@kind_option
+@click.option("-n", "rows", type=click.IntRange(min=1), metavar="N", help="End after so many.")
+def watch(
+    session: Session,
+    *,
+    out: Output,
+    thread: str | None,
+    after: str | None,
+    timeout: float | None,
+    agent: str | None,
+    kind: str | None,
+    rows: int | None,
+) -> None:
+    """Follow THREAD, or all of them, live.
+
+    Shows each checkpoint that becomes a head, as it comes, until Ctrl-C. With --json, too, each is a line
+    of its own.
+    """
+    if thread is None and after is not None:
+        raise click.UsageError("--after is for one thread: name it")
+    if thread is not None and agent is not None:
+        raise click.UsageError("--agent is for all threads: name a thread, or an agent")
+    with session.read() as store:
+        if thread is None:
+            news = store.watch(agent=agent, kind=kind, timeout=timeout)
+        else:
+            there = look_for(store, thread, kind)
+            watched = there.thread if there else handle(store, kind or "thread", thread)
+            since = None if after is None or there is None else at(there, after.removeprefix("@"))
+            news = watched.watch(after=since, timeout=timeout)
+        with news:
+            for checkpoint in islice(news, rows):
+                line(_news(out, checkpoint) if out.human else compact(checkpoint_data(checkpoint)))
+                sys.stdout.flush()
+
+
+def _news(out: Output, checkpoint: Checkpoint[Any]) -> str:
+    name = f"{clean(checkpoint.thread_id)}@{checkpoint.id[:8]}"
+    facts = [f"{checkpoint.created_at.astimezone():%H:%M:%S}", name, f"step {checkpoint.step}"]
+    facts += [f"+{size(checkpoint.stored)}", *([clean(checkpoint.label)] if checkpoint.label is not None else [])]
+    told = "  ".join(facts)
+    text = f"{told}  {out.fit(words(checkpoint, _WORDS), width(told) + 2)}".rstrip()
+    text = text if out.room is None else cut(text, out.room)
+    return text.replace(name, out.paint(name, "yellow"), 1)
+
+
+COMMANDS: Final = (log, show, diff, search, watch)

@@ -1,0 +1,118 @@
+"""The command line's entry, and what holds for every command.
+
+Data goes to stdout, everything else to stderr. What goes wrong is one line, never a stack trace unless `--debug` asks
+for it, and the exit code says what kind of thing it was:
+
+    0  done                      3  there is no such thing (NotFound)
+    1  it did not work           4  somebody else was first (Conflict)
+    2  the command is wrong      5  stored data is damaged (Corrupt)
+    130  interrupted by Ctrl-C
+
+Commands import what they use when they run, so that `backtrail --help` stays quick.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from backtrail.cli import calling, changing, keeping, listing, looking, moving
+from backtrail.cli.terms import Failure, Session
+
+if TYPE_CHECKING:
+    from backtrail.cli.terms import Command
+    from backtrail.errors import Error
+
+SECTIONS: Final[dict[str, tuple[Command, ...]]] = {
+    "Look": (*looking.COMMANDS, *listing.COMMANDS),
+    "Change": changing.COMMANDS,
+    "Keep": keeping.COMMANDS,
+    "Move": moving.COMMANDS,
+    "Call": calling.COMMANDS,
+}
+_USAGE: Final = ("invalid.url", "invalid.argument", "invalid.policy", "invalid.option", "invalid.id")
+
+
+class Commands(click.Group):
+    """The commands, in sections; whatever they raise is told in one line."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command."""
+        from backtrail.errors import Error
+
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+            raise
+        except Exception as error:
+            debug = ctx.ensure_object(Session).debug
+            if debug:
+                import traceback
+
+                traceback.print_exc()
+            if isinstance(error, Error):
+                raise Failure(str(error), exit_code(error)) from error
+            where = "" if debug else "; --debug shows where"
+            raise Failure(f"{type(error).__name__}: {error}{where}") from error
+        except KeyboardInterrupt as stop:
+            raise Failure("interrupted", 130) from stop
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands, section by section."""
+        del ctx
+        for title, commands in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(str(each.name), each.get_short_help_str(80)) for each in commands])
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--store", metavar="URL", help="The store; else $BACKTRAIL_URL, else the user's own.")
+@click.option("--schema", metavar="NAME", help="The schema of a store in PostgreSQL.")
+@click.option("--debug", is_flag=True, help="Show the stack trace of an error.")
+@click.version_option(package_name="backtrail", message="%(prog)s %(version)s")
+@click.pass_context
+def cli(ctx: click.Context, store: str | None, schema: str | None, *, debug: bool) -> None:
+    """Save, resume, fork, diff and rewind the state of agents.
+
+    A THREAD is an id. A REF is a checkpoint: trip (its head), trip@12 (a step), trip@~3 (three back), trip@label,
+    trip@tag, trip@1f83 (the beginning of its id), or a whole id.
+    """
+    ctx.obj = Session(store, schema, debug)
+
+
+for _commands in SECTIONS.values():
+    for _command in _commands:
+        cli.add_command(_command)
+
+
+def main() -> None:
+    """Run the command line and exit: the console script's entry."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names may hold what the terminal cannot show
+    try:
+        try:
+            cli(prog_name="backtrail")
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # whoever read it has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(1)
+
+
+def exit_code(error: Error) -> int:
+    """Return the exit code for an error."""
+    from backtrail.errors import Conflict, Corrupt, NotFound
+
+    match error:
+        case NotFound():
+            return 3
+        case Conflict():
+            return 4
+        case Corrupt():
+            return 5
+        case _:
+            return 2 if error.code in _USAGE else 1

@@ -1,0 +1,105 @@
+"""Commands that move stores: export, import, copy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from backtrail.cli.output import Progress, clean, count, line, say, size
+from backtrail.cli.terms import Failure, agent_option, command
+
+if TYPE_CHECKING:
+    from backtrail.cli.output import Output
+    from backtrail.cli.terms import Session
+
+_SHOWN: Final = 20
+
+
+@command(examples=("backtrail export all.backtrail", "backtrail export trip.backtrail --thread trip"))
+@click.argument("file")
+@click.option("--thread", "threads", metavar="THREAD", multiple=True, help="Only this one; may be repeated.")
+@agent_option
+@click.option("--since", metavar="FILE", help="Only what is new since this earlier export.")
+def export(
+    session: Session, *, out: Output, file: str, threads: tuple[str, ...], agent: str | None, since: str | None
+) -> None:
+    """Write the store to the new file FILE.
+
+    As it is now; others may go on writing. The file verifies itself when it is read.
+    """
+    with session.read() as store, Progress() as progress:
+        report = store.export(file, threads=threads or None, agent=agent, since=since, progress=progress)
+    if out.human:
+        held = f"{count(report.threads, 'thread')}, {count(report.checkpoints, 'checkpoint')}"
+        line(f"{clean(file)}: {held}, {size(report.bytes)}")
+    else:
+        out.value(report)
+
+
+@command(
+    name="import",
+    examples=("backtrail export all.backtrail", "backtrail import all.backtrail --store sqlite:///other.db"),
+)
+@click.argument("file")
+@click.option(
+    "--from", "source", type=click.Choice(["backtrail", "langgraph"]), default="backtrail", help="What wrote FILE."
+)
+def import_(session: Session, *, out: Output, file: str, source: str) -> None:
+    """Add what FILE holds to the store.
+
+    All of it, or nothing; what is there already is not added twice. Makes the store if it is not there. FILE is an
+    export; with --from langgraph, an SQLite database of LangGraph's checkpoints.
+    """
+    from pathlib import Path
+
+    if not Path(file).expanduser().is_file():
+        raise Failure(f"there is no file {file}", 3)
+    with session.write(create=True) as store, Progress() as progress:
+        report: Any = (
+            _from_langgraph(store, file, progress) if source == "langgraph" else store.import_(file, progress=progress)
+        )
+    if not out.human:
+        out.value(report)
+    elif source == "langgraph":
+        for each in report.skipped[:_SHOWN]:
+            say(f"not carried over: thread {clean(each.thread_id)}: {clean(each.reason)}")
+        rest = len(report.skipped) - _SHOWN
+        if rest > 0:
+            say(f"... and {rest:,} more")
+        held = f"{count(report.threads, 'thread')}, {count(report.checkpoints, 'checkpoint')}"
+        line(f"{held}, {len(report.skipped):,} skipped")
+    else:
+        line(
+            f"{count(report.created, 'new thread')}, {report.extended:,} gone on, "
+            f"{count(report.checkpoints, 'checkpoint')} added"
+        )
+
+
+def _from_langgraph(store: Any, file: str, progress: Any) -> Any:
+    from importlib import import_module  # by its name: neither of the two packages needs the other
+
+    return import_module("backtrail.adapters.langgraph").import_database(file, store, progress=progress)
+
+
+@command(examples=("backtrail copy sqlite:///agents.db sqlite:///copied.db",))
+@click.argument("src")
+@click.argument("dst")
+def copy(session: Session, *, out: Output, src: str, dst: str) -> None:
+    """Copy the store SRC into the store DST.
+
+    Both are URLs. Every checkpoint is compared. --store is not used.
+    """
+    import backtrail
+
+    del session
+    with Progress() as progress:
+        report = backtrail.copy(src, dst, progress=progress)
+    if out.human:
+        made = f"{count(report.created, 'new thread')}, {report.extended:,} gone on"
+        line(f"{made}, {count(report.checkpoints, 'checkpoint')} compared")
+    else:
+        out.value(report)
+
+
+COMMANDS: Final = (export, import_, copy)

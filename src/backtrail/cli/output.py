@@ -1,0 +1,300 @@
+"""What commands print: data to stdout, talk to stderr.
+
+Data is one of three forms: a table or a text for people, one JSON document (`--json`), or one JSON value in each line
+(`--jsonl`). Colours, and news of work that goes on, are for terminals only. Whatever was stored is made harmless before
+a terminal sees it: control characters are spelled out. Columns are counted in cells, so wide characters line up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+if TYPE_CHECKING:
+    import datetime as dt
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+WORDS: Final = 60
+"""Cells that a text of any length gets where no terminal says how many there are."""
+_GAP: Final = "  "
+_LEAST: Final = 12
+_TICK: Final = 0.1
+_AGES: Final = ((31_536_000, "y"), (604_800, "w"), (86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
+_UNIT: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table: the one that is `wide` gets what room the others leave."""
+
+    title: str
+    style: str | None = None
+    right: bool = False
+    wide: bool = False
+
+
+class Output:
+    """Where a command's data goes, and in which form."""
+
+    def __init__(self, form: str | None = None) -> None:
+        self.form = form
+        self.colour = is_terminal(sys.stdout) and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+        self.room = _room()
+        """Cells in a line; None if nobody says."""
+
+    @property
+    def human(self) -> bool:
+        """Whether people read it, not programs."""
+        return self.form is None
+
+    # -- for programs ---------------------------------------------------------------------------------
+
+    def values(self, values: Iterable[Any]) -> None:
+        """Print JSON values: a list of them, or one in each line."""
+        if self.form == "jsonl":
+            for value in values:
+                line(compact(value))
+            return
+        first = True
+        for value in values:
+            line(("[\n" if first else ",\n") + _indented(value), end="")
+            first = False
+        line("[]" if first else "\n]")
+
+    def value(self, value: Any) -> None:
+        """Print one JSON value."""
+        line(compact(value) if self.form == "jsonl" else json.dumps(plain(value), indent=2, ensure_ascii=False))
+
+    # -- for people -----------------------------------------------------------------------------------
+
+    def table(self, columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
+        """Print a table; a column that is empty in all rows is left out."""
+        cells = [[clean(cell) for cell in row] for row in rows]
+        used = [at for at in range(len(columns)) if any(row[at] for row in cells)]
+        kept = [columns[at] for at in used]
+        widths = [max(width(columns[at].title), *(width(row[at]) for row in cells)) for at in used] if cells else []
+        widths = _fitted(kept, widths, self.room)
+        if not cells:
+            return
+        line(self.paint(_laid([c.title for c in kept], kept, widths), "dim"))
+        for row in cells:
+            parts = _parts([row[at] for at in used], kept, widths)
+            line(_GAP.join(self.paint(p, c.style) for p, c in zip(parts, kept, strict=True)).rstrip())
+
+    def paint(self, text: str, style: str | None) -> str:
+        """Return a text in a colour, if there are colours."""
+        if not self.colour or style is None or not text.strip():
+            return text
+        return click.style(text, dim=True) if style == "dim" else click.style(text, fg=style)
+
+    def fit(self, text: str, used: int = 0, most: int = WORDS) -> str:
+        """Return a text cut to what is left of a line."""
+        return cut(text, max(self.room - used, _LEAST) if self.room else most)
+
+
+def line(text: str, *, end: str = "\n") -> None:
+    """Print a line of data."""
+    sys.stdout.write(text + end)
+
+
+def say(text: str) -> None:
+    """Tell something that is not data, behind the data that was printed before."""
+    sys.stdout.flush()
+    click.echo(text, err=True)
+
+
+def is_terminal(stream: Any) -> bool:
+    """Tell whether somebody sits in front of it."""
+    try:
+        return bool(stream.isatty())
+    except ValueError:  # it is closed
+        return False
+
+
+def _room() -> int | None:
+    named = os.environ.get("COLUMNS", "")
+    if is_terminal(sys.stdout) or (named.isascii() and named.isdigit()):
+        return max(shutil.get_terminal_size().columns, 40)
+    return None
+
+
+# -- tables -----------------------------------------------------------------------------------------------
+
+
+def _fitted(columns: Sequence[Column], widths: list[int], room: int | None) -> list[int]:
+    """Return the widths with which a row fits: wide columns give way first, then the longest others."""
+    if room is None:
+        return [min(w, WORDS) if c.wide else w for w, c in zip(widths, columns, strict=True)]
+    fitted = list(widths)
+    over = sum(fitted) + len(_GAP) * (len(fitted) - 1) - room
+    wide = [at for at, column in enumerate(columns) if column.wide]
+    widest = sorted(range(len(fitted)), key=lambda at: -fitted[at])
+    for at, least in [(at, least) for least in (_LEAST, 1) for at in (*wide, *widest)]:
+        gone = max(min(over, fitted[at] - least), 0)
+        fitted[at] -= gone
+        over -= gone
+    return fitted
+
+
+def _parts(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> list[str]:
+    shown = [cut(cell, most) for cell, most in zip(cells, widths, strict=True)]
+    return [pad(cell, most, right=column.right) for cell, most, column in zip(shown, widths, columns, strict=True)]
+
+
+def _laid(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> str:
+    return _GAP.join(_parts(cells, columns, widths)).rstrip()
+
+
+def width(text: str) -> int:
+    """Return how many cells of a terminal a text takes."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def cut(text: str, most: int) -> str:
+    """Return a text that takes no more cells than that; what is left out is an ellipsis."""
+    if width(text) <= most:
+        return text
+    kept, left = [], most - 1
+    for char in text:
+        left -= width(char)
+        if left < 0:
+            break
+        kept.append(char)
+    return "".join(kept).rstrip() + "…"
+
+
+def pad(text: str, cells: int, *, right: bool = False) -> str:
+    """Return a text with blanks beside it."""
+    blanks = " " * max(cells - width(text), 0)
+    return blanks + text if right else text + blanks
+
+
+def clean(text: str) -> str:
+    """Return a text as one line that does nothing to a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else _spelled(char) for char in text)
+
+
+def _spelled(char: str) -> str:
+    return " " if char in "\n\t\r " else char.encode("unicode_escape").decode()
+
+
+# -- values -----------------------------------------------------------------------------------------------
+
+
+def plain(value: Any) -> Any:  # noqa: PLR0911 - one line for each kind of value
+    """Return a value as JSON has it; what JSON does not have, as the nearest thing: docs/cli.md has the table."""
+    if value is None or isinstance(value, bool | int | str):
+        return getattr(value, "value", value)  # of an Enum
+    if isinstance(value, float):
+        return value if value - value == 0 else str(value)
+    if isinstance(value, dict):
+        return {key if isinstance(key, str) else _key(key): plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(part) for part in value]
+    if isinstance(value, bytes | bytearray):
+        import base64
+
+        return base64.b64encode(value).decode()
+    if hasattr(value, "isoformat"):
+        return value.isoformat()
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: plain(getattr(value, name)) for name in value.__dataclass_fields__ if not name.startswith("_")}
+    return str(value)
+
+
+def _key(key: Any) -> str:
+    told = plain(key)
+    return told if isinstance(told, str) else compact(told)
+
+
+def compact(value: Any) -> str:
+    """Return a value as JSON, in one line."""
+    return json.dumps(plain(value), ensure_ascii=False)
+
+
+def _indented(value: Any) -> str:
+    text = json.dumps(plain(value), indent=2, ensure_ascii=False)
+    return "\n".join(f"  {each}" for each in text.splitlines())
+
+
+def brief(value: Any, most: int = WORDS) -> str:
+    """Return the beginning of a value, for a line."""
+    text = value if isinstance(value, str) else compact(value)
+    return cut(clean(text[: 4 * most].strip()) + ("…" if len(text) > 4 * most else ""), most)
+
+
+def size(count: int) -> str:
+    """Return a number of bytes, for people."""
+    if count < _UNIT:
+        return f"{count} B"
+    amount, unit = float(count), "B"
+    for name in ("KB", "MB", "GB", "TB"):
+        if amount < _UNIT:
+            break
+        amount, unit = amount / _UNIT, name
+    return f"{amount:.1f} {unit}"
+
+
+def age(moment: dt.datetime | None) -> str:
+    """Return how long ago something was."""
+    if moment is None:
+        return ""
+    seconds = max(int(time.time() - moment.timestamp()), 0)
+    return next((f"{seconds // length}{unit}" for length, unit in _AGES if seconds >= length), "0s")
+
+
+def count(number: int, one: str, many: str | None = None) -> str:
+    """Return a number of things, in words."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+# -- work that goes on --------------------------------------------------------------------------------------
+
+
+class Progress:
+    """Tells how far some work is, in one line of a terminal that goes away with it; nothing elsewhere."""
+
+    def __init__(self) -> None:
+        self._shown = is_terminal(sys.stderr) and os.environ.get("TERM") != "dumb"
+        self._last = 0.0
+
+    def __call__(self, what: str, number: int) -> None:
+        """Take note of how far it is."""
+        now = time.monotonic()
+        if self._shown and now - self._last >= _TICK:
+            self._last = now
+            self._put(f"\r\x1b[K{what} {number:,} ")
+
+    def __enter__(self) -> Callable[[str, int], None]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._last:
+            self._put("\r\x1b[K")
+
+    def _put(self, text: str) -> None:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+def pages(items: Iterator[Any], most: int) -> tuple[list[Any], bool]:
+    """Return so many of the items, and whether there are more; 0 means all of them."""
+    kept: list[Any] = []
+    for item in items:
+        if most and len(kept) == most:
+            return kept, True
+        kept.append(item)
+    return kept, False

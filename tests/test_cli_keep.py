@@ -1,0 +1,207 @@
+"""Commands that keep and move stores, and call builtins."""
+
+import sys
+import types
+
+import apsw
+import pytest
+
+import backtrail
+from backtrail.cli import terms
+from tests.commands import bad, docs, good, run
+
+policies = pytest.mark.skipif(not hasattr(backtrail, "Policy"), reason="there is no backtrail.Policy")
+
+
+@policies
+def test_prune_says_what_goes_what_stays_and_why(trip_store):
+    rows = good("prune", "--keep-last", 1, "--dry-run", "--jsonl").rows
+    gone = [row for row in rows if row["removed"]]
+    assert {row["thread_id"] for row in gone} == {"trip", "session-42"}
+    assert all(row["reasons"] for row in rows)
+    assert any("labelled" in row["reasons"] for row in rows)
+    assert len(good("log", "trip", "--jsonl").rows) == 3
+    assert "goes" in good("prune", "--keep-last", 1, "--dry-run").out
+
+
+@policies
+def test_prune_hides_what_it_says(trip_store, monkeypatch):
+    plan = [row["id"] for row in good("prune", "--keep-last", 1, "--dry-run", "--jsonl").rows if row["removed"]]
+    assert "--yes" in run("prune", "--keep-last", 1).err
+    assert len(good("log", "trip", "--jsonl").rows) == 3
+    done = [row["id"] for row in good("prune", "--keep-last", 1, "--yes", "--jsonl").rows if row["removed"]]
+    assert done == plan
+    assert [row["step"] for row in good("log", "trip", "--jsonl").rows] == [3, 2]
+
+
+@policies
+@pytest.mark.parametrize(
+    ("words", "left"),
+    [
+        (["--keep-last", "1", "--no-keep-labelled"], [3]),
+        (["--keep-last", "2", "--no-keep-labelled"], [3, 2]),
+        (["--keep-hourly", "5", "--no-keep-labelled"], [3, 2]),
+        (["--keep-daily", "1", "--no-keep-labelled"], [3]),
+        (["--keep-weekly", "1", "--no-keep-labelled", "--no-keep-tagged"], [3]),
+        (["--older-than", "1s", "--no-keep-labelled", "--no-keep-tagged"], [3]),
+        (["--older-than", "10000w"], [3, 2, 1]),
+    ],
+)
+def test_each_rule_of_prune_counts(trip_store, words, left):
+    good("prune", *words, "--yes")
+    assert [row["step"] for row in good("log", "trip", "--jsonl").rows] == left
+
+
+@policies
+def test_prune_can_be_narrowed_down(trip_store):
+    good("prune", "--keep-last", 1, "--no-keep-labelled", "--thread", "trip-cheap", "--yes")
+    assert len(good("log", "trip", "--jsonl").rows) == 3
+    assert good("prune", "--keep-last", 1, "--agent", "nobody", "--dry-run", "--jsonl").rows == []
+
+
+def test_prune_needs_a_rule(trip_store):
+    assert "--keep-last" in bad(2, "prune", "--dry-run")
+    bad(2, "prune", "--older-than", "soon")
+
+
+def test_gc_gives_back_what_was_deleted(trip_store):
+    good("delete", "trip-cheap", "--yes")
+    report = good("gc", "--json").json
+    assert report["rows"] > 0
+    assert "removed" in good("gc").out
+
+
+def test_verify_is_well(trip_store):
+    assert good("verify").out == "7 threads, 15 checkpoints: all is well\n"
+    assert good("verify", "--json").json["ok"] is True
+
+
+def test_verify_names_what_is_damaged_and_exits_with_5(trip_store):
+    damage()
+    done = run("verify")
+    assert done.code == 5
+    assert "trip" in done.out
+    data = run("verify", "--json")
+    assert data.code == 5
+    assert data.json["damaged"][0]["thread_id"] == "trip"
+    bad(5, "show", "trip")
+    good("show", "lunch")  # all else still loads
+    assert "(damaged)" in good("log", "trip").out
+
+
+def damage():
+    connection = apsw.Connection("agents.db")
+    ((no,),) = connection.execute("SELECT no FROM thread WHERE space = 'thread' AND name = ?", (b"trip",)).fetchall()
+    connection.execute("UPDATE row SET payload = x'00010203' WHERE key >> 32 = ? AND payload IS NOT NULL", (no,))
+    connection.close()
+
+
+@pytest.mark.skipif(not hasattr(backtrail.VerifyReport, "repairs"), reason="stores cannot be repaired")
+def test_verify_repairs_what_it_has_shown_after_a_yes(trip_store):
+    damage()
+    refused = run("verify", "--repair")
+    assert refused.code == 2
+    assert "repair: " in refused.err
+    assert run("verify").code == 5
+    done = run("verify", "--repair", "--yes")
+    assert (done.code, done.err.splitlines()[-1]) == (0, "repaired")
+    assert good("verify", "--json").json["ok"]
+
+
+def test_a_repair_of_what_is_sound_is_nothing_to_ask_about(trip_store):
+    assert good("verify", "--repair").out == "7 threads, 15 checkpoints: all is well\n"
+
+
+def test_migrate(trip_store):
+    assert good("migrate", "--yes").out == "7 threads looked at, 0 brought up to date\n"
+    assert good("migrate", "--yes", "--json").json["ok"] is True
+    assert "--yes" in bad(2, "migrate")
+
+
+def test_migrate_says_what_stays_as_it_was(trip_store, monkeypatch):
+    report = backtrail.MigrateReport(2, 1, (("agent", "planner", "no way"),))
+    monkeypatch.setattr(backtrail.Store, "migrate", lambda *_, **__: report)
+    done = run("migrate", "--yes")
+    assert (done.code, done.out.splitlines()[0]) == (1, "agent planner stays as it was: no way")
+
+
+def test_a_backup_is_a_store(trip_store):
+    assert good("backup", "copy.db").out.startswith("copy.db: ")
+    assert good("threads", "--store", "copy.db", "--jsonl").out == good("threads", "--jsonl").out
+    bad(4, "backup", "copy.db")
+
+
+def test_an_export_is_imported_whole_and_again_for_nothing(trip_store):
+    assert good("export", "all", "--json").json["threads"] == 7
+    assert good("import", "all", "--store", "other.db", "--json").json["created"] == 7
+    assert good("import", "all", "--store", "other.db").out == "0 new threads, 0 gone on, 0 checkpoints added\n"
+    assert good("log", "trip", "--store", "other.db", "--jsonl").out == good("log", "trip", "--jsonl").out
+    good("tag", "trip", "new", "--yes")
+    good("save", "trip", "notes.json", "--yes")
+    assert good("export", "more", "--since", "all", "--json").json["threads"] == 1
+    assert good("import", "more", "--store", "other.db").out.startswith("0 new threads, 1 gone on")
+
+
+def test_parts_of_a_store_are_exported(trip_store):
+    assert good("export", "one", "--thread", "trip", "--json").json["threads"] == 1
+    assert good("export", "two", "--agent", "planner", "--json").json["threads"] > 1
+    bad(4, "export", "one")
+    bad(3, "import", "nothing", "--store", "sqlite:///fresh.db")
+    assert not (trip_store / "fresh.db").exists()
+    (trip_store / "bad").write_text("not an export, but long enough to be looked at")
+    bad(1, "import", "bad")
+
+
+def test_a_thread_that_has_gone_another_way_is_a_conflict(trip_store):
+    good("export", "all")
+    good("import", "all", "--store", "other.db")
+    good("save", "trip", "notes.json", "--yes")
+    good("save", "trip", "notes.json", "--yes", "--store", "other.db")
+    good("export", "later")
+    bad(4, "import", "later", "--store", "other.db")
+
+
+def test_copy_copies_and_compares(trip_store, tmp_path):
+    assert good("copy", docs.URL, f"file://{tmp_path}/dir", "--json").json["checkpoints"] == 16
+    assert good("log", "trip", "--store", f"file://{tmp_path}/dir", "--jsonl").out == good("log", "trip", "--jsonl").out
+    bad(3, "copy", "sqlite:///missing.db", "new.db")
+    bad(2, "copy", "nothing://x", "new.db")
+
+
+def test_a_database_of_langgraph_is_imported_by_its_adapter(trip_store, monkeypatch):
+    skipped = types.SimpleNamespace(thread_id="a", reason="pickled")
+    report = types.SimpleNamespace(threads=2, checkpoints=5, skipped=(skipped,) * 25)
+    calls = []
+    adapter = types.ModuleType("backtrail.adapters.langgraph")
+    adapter.import_database = lambda path, store, progress: calls.append((path, type(store).__name__)) or report
+    monkeypatch.setitem(sys.modules, "backtrail.adapters.langgraph", adapter)
+    (trip_store / "graph.db").write_bytes(b"")
+    done = good("import", "--from", "langgraph", "graph.db")
+    assert calls == [("graph.db", "Store")]
+    assert done.out == "2 threads, 5 checkpoints, 25 skipped\n"
+    assert done.err.splitlines()[0] == "not carried over: thread a: pickled"
+    assert done.err.splitlines()[-1] == "... and 5 more"
+
+
+def test_call_runs_a_builtin(trip_store):
+    assert good("call", "conversation_list", '{"agent_id": "planner"}').json["conversations"][0]["message_count"] == 2
+    assert good("call", "agent_load", "-", stdin='{"agent_id": "planner"}').json
+    assert good("call", "persistence_stats", "--jsonl").out.count("\n") == 1
+    assert len(good("call", "--jsonl").rows) == 14
+    assert "agent_id" in bad(2, "call", "agent_load")
+    assert "column 2" in bad(1, "call", "agent_load", "{")
+    assert "there is no builtin" in bad(2, "call", "agent_loda", "{}")
+
+
+def test_only_a_builtin_that_saves_makes_a_store(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    bad(3, "call", "agent_list", "--store", "sqlite:///new.db")
+    assert list(tmp_path.iterdir()) == []
+    arguments = '{"agent_id": "a", "name": "A", "agent_type": "t"}'
+    good("call", "agent_save", arguments, "--store", "sqlite:///new.db")
+    assert good("agents", "--store", "new.db", "--jsonl").rows[0]["agent_id"] == "a"
+
+
+def test_no_is_no_for_upkeep_too(trip_store, monkeypatch):
+    monkeypatch.setattr(terms, "is_terminal", lambda stream: True)
+    assert run("migrate", stdin="n\n").code == 1
