@@ -129,7 +129,7 @@ STORE = {
     "migrate": "watched",
     "verify": "watched",
     "gc": "watched",
-    "prune": "apart",
+    "prune": "watched",
     "export": "watched",
     "import_": "watched",
     "backup": "watched",

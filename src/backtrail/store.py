@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, overload
 from urllib.parse import unquote
 
-from backtrail import migrating, moving
+from backtrail import mending, migrating, moving
 from backtrail.agents import Agents
 from backtrail.arguments import check_count, check_cursor, check_duration, check_id, check_query, check_timeout
 from backtrail.conversations import Conversations
@@ -25,7 +25,6 @@ from backtrail.running import Run
 from backtrail.runs import Runs
 from backtrail.threads import Thread
 from backtrail.values import (
-    Damage,
     ExportReport,
     GcReport,
     Hit,
@@ -464,13 +463,16 @@ class Store:
         """
         return migrating.migrate(self._engine, progress)
 
-    def verify(self, *, progress: Callable[[str, int], None] | None = None) -> VerifyReport:
-        """Read and check everything; name what is damaged."""
-        threads, checkpoints, damaged = upkeep.verify(self._engine.desk.heads, progress)
-        found = (Damage(log.checkpoint_id(r.uid, seq), r.name, reason) for r, seq, reason in damaged)
-        misindexed = upkeep.misindexed(self._engine.desk.heads)
-        names = tuple(record.name for record in misindexed)
-        return VerifyReport(threads, checkpoints, tuple(found), names, self._backend.usage().faults)
+    def verify(
+        self, *, repair: bool = False, resume: bool = False, progress: Callable[[str, int], None] | None = None
+    ) -> VerifyReport:
+        """Read and check everything; name what is damaged, what still loads, and what a repair would do.
+
+        `repair` does that: what cannot be read is given up, heads that are lost move to what can be read, indexes are
+        made anew; what is sound stays as it is. `resume` goes on where the last call was interrupted, and does not look
+        again at what that had found sound.
+        """
+        return mending.verify(self._engine, repair=repair, resume=resume, progress=progress)
 
     def gc(self, *, progress: Callable[[str, int], None] | None = None) -> GcReport:
         """Remove for good what was deleted, pruned or outlived, keep once what was kept twice, give the space back."""
@@ -483,15 +485,18 @@ class Store:
         older_than: dt.timedelta | float | None = None,
         keep_tagged: bool = True,
         dry_run: bool = False,
+        progress: Callable[[str, int], None] | None = None,
     ) -> PruneReport:
         """Prune every thread; see `Thread.prune`. Agent checkpoints stay, and with them what they hold."""
         removed: list[tuple[str, str]] = []
-        for record in upkeep.threads(self._engine.desk.heads):
-            if record.space not in SPACES:
-                continue
-            thread: Thread[Any] = Thread(self._engine, record.space, record.name)
-            report = thread.prune(keep_last=keep_last, older_than=older_than, keep_tagged=keep_tagged, dry_run=dry_run)
-            removed += report.removed
+        for count, record in enumerate(upkeep.threads(self._engine.desk.heads), 1):
+            if record.space in SPACES:
+                thread: Thread[Any] = Thread(self._engine, record.space, record.name)
+                removed += thread.prune(
+                    keep_last=keep_last, older_than=older_than, keep_tagged=keep_tagged, dry_run=dry_run
+                ).removed
+            if progress:
+                progress("threads", count)
         return PruneReport(tuple(removed), dry_run=dry_run)
 
     # -- moving -----------------------------------------------------------------------------------------
