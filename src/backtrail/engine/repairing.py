@@ -15,7 +15,7 @@ import itertools
 from typing import TYPE_CHECKING, Final
 
 from backtrail.backends.port import Batch, NewThread, Stale, Vanished
-from backtrail.engine import changes, holdings, indexing, journal, log, payload, pins, rows, verifying
+from backtrail.engine import changes, holdings, indexing, journal, log, payload, pins, rows, upkeep, verifying
 from backtrail.engine.codec import Encoder
 from backtrail.engine.heads import Standing
 from backtrail.engine.squeeze import squeeze
@@ -166,7 +166,14 @@ class _Thread:
         self._heads.backend.commit(batch)
         gone = sorted(ailing.unsound - ailing.views.keys())
         if gone:
+            self._free(set(gone))
             self._heads.backend.remove_rows(no, gone)
+
+    def _free(self, gone: set[int]) -> None:
+        """Let checkpoints stand on their own that were stored as changes of rows that go, and can be read even so."""
+        for row in self._heads.backend.rows(self._record.no, [(min(gone), log.MAX_SEQ)]):
+            if row.op in log.CHECKPOINTS and row.parent in gone and row.base != row.seq and row.seq not in gone:
+                upkeep.on_its_own(self._heads, self._record, row)
 
     def _move(self, ailing: Ailing) -> Row:
         """Make the row that moves the head to where it can be read; to nowhere, if there is no such place."""

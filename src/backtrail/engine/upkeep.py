@@ -83,7 +83,7 @@ def collect_rows(heads: Heads, record: ThreadRecord) -> int:
         return 0  # what a damaged row stands on is not known
     for row in rows:
         if row.op == log.SAVE and row.seq in kept and row.base != row.seq and row.parent not in kept:
-            by_seq[row.seq] = _on_its_own(heads, record, row)
+            by_seq[row.seq] = on_its_own(heads, record, row)
     rows = list(by_seq.values())
     cleared = max((row.seq for row in rows if row.op == log.CLEAR), default=0)
     needed = {seq for row in rows if row.op in log.CHECKPOINTS and row.seq in kept for seq in _chain(row, by_seq)}
@@ -97,7 +97,7 @@ def collect_rows(heads: Heads, record: ThreadRecord) -> int:
     return heads.backend.remove_rows(record.no, gone) if gone else 0
 
 
-def _on_its_own(heads: Heads, record: ThreadRecord, row: Row) -> Row:
+def on_its_own(heads: Heads, record: ThreadRecord, row: Row) -> Row:
     """Make a checkpoint that was stored as a change of a hidden one a base, so that the hidden one can go."""
     try:
         tree = heads.chain(record, row).tree
