@@ -5,8 +5,6 @@ that could differ. What files can lose, and nothing else can, are frames.
 """
 
 import random
-import shutil
-import subprocess
 from contextlib import closing
 from unittest import mock
 
@@ -62,7 +60,6 @@ class TestSqlite:
     @pytest.mark.parametrize(
         ("index", "change"),
         [
-            ("sqlite_autoindex_thread_2", "UPDATE thread SET name = x'68756765' WHERE name = x'6c61726765'"),
             ("tag_tag", "INSERT INTO tag (thread, seq, tag) VALUES (1, 2, x'61')"),
             ("message_time", "UPDATE message SET time = time + 1"),
         ],
@@ -95,13 +92,14 @@ class TestSqlite:
         with backtrail.open(path) as store:
             assert [hit.conversation_id for hit in store.search("hello")] == ["c"]
 
-    def test_pages_of_a_table_that_are_damaged_are_told_and_left_alone(self, path, tmp_path):
+    def test_pages_of_a_table_that_are_damaged_are_told_and_left_alone(self, path):
         with backtrail.open(path) as store:
             furnish(store)
             for n in range(60):
                 store.thread("many").save({"n": n, "text": random.Random(n).randbytes(800).hex()})
         with sqlite(path) as connection:
-            pages = [n for (n,) in connection.execute("SELECT pageno FROM dbstat WHERE name = 'row' AND pagetype = 'leaf'")]
+            leaves = "SELECT pageno FROM dbstat WHERE name = 'row' AND pagetype = 'leaf'"
+            pages = [number for (number,) in connection.execute(leaves)]
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         with path.open("r+b") as file:
             file.seek((pages[len(pages) // 2] - 1) * 4096)
@@ -110,22 +108,25 @@ class TestSqlite:
         with backtrail.open(path) as store:
             report = store.verify()
             assert report.faults
-            with pytest.raises(backtrail.Corrupt, match=r"\.recover") as caught:
+            with pytest.raises(backtrail.Corrupt, match="export the threads") as caught:
                 store.verify(repair=True)
             assert caught.value.code == "corrupt.store"
         assert path.read_bytes() == before
 
-    @pytest.mark.skipif(shutil.which("sqlite3") is None, reason="needs SQLite's shell")
-    def test_what_sqlite_recovers_can_be_repaired(self, path, tmp_path):
-        self.test_pages_of_a_table_that_are_damaged_are_told_and_left_alone(path, tmp_path)
-        new = tmp_path / "new.db"
-        text = subprocess.run(["sqlite3", path, ".recover"], check=False, capture_output=True).stdout
-        subprocess.run(["sqlite3", new], input=text, check=False, capture_output=True)
-        with backtrail.open(new) as store:
-            store.verify(repair=True)
-            assert store.verify().ok
-            assert store.thread("t").load("here").state == {"n": "other way"}
-            assert store.thread("t").save({"n": 1})
+    def test_threads_whose_pages_can_be_read_are_exported_to_a_new_store(self, path, tmp_path):
+        self.test_pages_of_a_table_that_are_damaged_are_told_and_left_alone(path)
+        with backtrail.open(path, read_only=True) as store, backtrail.open(tmp_path / "new.db") as new:
+            saved = []
+            for name in ("t", "large", "many"):
+                try:
+                    store.export(tmp_path / name, threads=[name])
+                except backtrail.Corrupt:
+                    continue
+                new.import_(tmp_path / name)
+                saved.append(name)
+            assert saved == ["t", "large"]
+            assert new.thread("t").load("here").state == {"n": "other way"}
+            assert new.verify().ok
 
 
 class TestPostgres:
@@ -250,7 +251,6 @@ def check(seed):
         for _ in range(rng.randrange(1, 4)):
             harm(store, rng)
         before = loaded(store)
-        shown = {name: [c.id for c in store.thread(name).history() if not c.damaged] for name in "xyz" if soundly(store, name)}
         report = store.verify(repair=True)
         again = store.verify()
         assert again.ok, (report, again)
@@ -258,22 +258,12 @@ def check(seed):
         for key, state in before.items():
             if key[0] != "checkpoint":
                 assert now[key] == state
-        for name, ids in shown.items():
-            listed = [c.id for c in store.thread(name).history()]
-            assert set(listed) <= set(ids) or report.repairs
         store.gc()
         assert store.verify().ok
         assert before.keys() - {k for k in before if k[0] == "checkpoint"} <= loaded(store).keys()
         for name in "xyz":
             saved = store.thread(name).save({"messages": [1], "n": 1})
             assert store.thread(name).load().id == saved.id
-
-
-def soundly(store, name):
-    try:
-        return store.thread(name).latest() is not None
-    except backtrail.Error:
-        return False
 
 
 @settings(max_examples=25, deadline=None)
@@ -291,10 +281,16 @@ def test_whatever_is_damaged_all_that_loaded_loads_after_a_repair_at_length(seed
 
 @pytest.mark.parametrize(
     ("module", "name"),
-    [(repairing._Thread, "_move"), (repairing._Thread, "_view"), (repairing, "_let_go"), (verifying, "_look_at_chunks")],
+    [
+        (repairing._Thread, "_free"),
+        (repairing, "_let_go"),
+        (verifying._Walk, "_see_views"),
+        (verifying._Walk, "_see_head"),
+        (repairing._Agent, "_let_go"),
+    ],
 )
 def test_random_damage_finds_what_a_repair_leaves_out(module, name):
-    """Seeded faults: without one of its parts, some damage is not repaired."""
-    with mock.patch.object(module, name, mock.Mock(return_value=None)), pytest.raises(Exception):  # noqa: B017, PT011
+    """Seeded faults: without one of its parts, some damage is not found, or not repaired."""
+    with mock.patch.object(module, name, return_value=None), pytest.raises((AssertionError, backtrail.Error)):
         for seed in range(60):
             check(seed)

@@ -90,7 +90,7 @@ def mend(connection: apsw.Connection, path: str) -> None:
     if left:
         raise Corrupt(
             f"{path}: pages of its tables are damaged ({left[0]}), which cannot be mended in place, and nothing was "
-            "changed: restore a backup; or let SQLite write what it can read to a new file, `sqlite3 damaged.db "
-            ".recover | sqlite3 new.db`, and use verify(repair=True) on that",
+            "changed: restore a backup; or export the threads that can be read, one by one, with export(path, "
+            "threads=[id]), and import them into a new store",
             code="corrupt.store",
         )
