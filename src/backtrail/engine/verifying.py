@@ -307,7 +307,10 @@ def _listed(heads: Heads) -> set[tuple[int, int]]:
     found: set[tuple[int, int]] = set()
     after: tuple[int, int] | None = None
     while page := heads.backend.threads(space=None, agent=None, prefix=None, after=after, limit=_PAGE):
-        found |= {(record.no, newest.seq) for record, newest in page}
+        listed = {(record.no, newest.seq) for record, newest in page}
+        if listed <= found:
+            break  # where to go on is told by a row that is damaged: those behind it are looked at one by one
+        found |= listed
         after = (page[-1][1].created_at, page[-1][0].no)
     return found
 
