@@ -271,7 +271,7 @@ def check(seed):
             assert store.thread(name).load().id == saved.id
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.integers(0, 1 << 32))
 def test_whatever_is_damaged_all_that_loaded_loads_after_a_repair(seed):
     check(seed)

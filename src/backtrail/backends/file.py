@@ -349,18 +349,18 @@ class FileBackend(TableBackend):
         try:
             tables, count = base.write(self.path / name, old.uid, kept, source.body)
             new = Generation(old.uid, old.generation + 1, name, count, source.file, source.number + 1)
-            return self._switched(old, new, tables, blind=blind)
+            return self._switched(old, new, tables)
         finally:
             source.close()
 
-    def _switched(self, old: Generation, new: Generation, tables: Tables, *, blind: bool) -> bool:
+    def _switched(self, old: Generation, new: Generation, tables: Tables) -> bool:
         try:
             log = Log(self.path, new, read_only=False)
             try:
                 log.stand(new.file, FILE_HEADER, new.frame - 1, sealed=False, echo=[])
                 large = len(tables.payloads) >= _SNAPSHOT_FRAMES
                 prepared = snapshot.prepare(self.path, new, log, tables) if large else None
-                self._take(blind=blind)
+                self._take(blind=True)  # whether it may be was asked when this began
                 try:
                     if self._now_in() == old:
                         log.read(tables)
