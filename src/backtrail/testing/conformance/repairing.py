@@ -361,7 +361,7 @@ class Repairing(Suite):
             assert caught.value.code == "unavailable.read_only"
         assert stored(store) == rows
 
-    def test_it_cannot_be_done_inside_a_transaction(self, store: Store) -> None:
+    def test_a_repair_is_not_done_inside_a_transaction(self, store: Store) -> None:
         with store.transaction(), pytest.raises(Unavailable):
             store.verify(repair=True)
 
