@@ -126,7 +126,7 @@ def test_updating_pruning_deleting_and_upkeep(opened):
             assert (await store.verify(progress=lambda *what: told.append(what))).ok
             assert (await store.gc(progress=lambda *what: told.append(what))).rows == 3
             await asyncio.sleep(0)
-            assert {what for what, _ in told} == {"checkpoints", "threads"}
+            assert {what for what, _ in told} >= {"checkpoints", "threads"}
             assert (await thread.delete(), await thread.delete()) == (True, False)
             assert await thread.latest() is None
 

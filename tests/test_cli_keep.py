@@ -10,10 +10,7 @@ import backtrail
 from backtrail.cli import terms
 from tests.commands import bad, docs, good, run
 
-policies = pytest.mark.skipif(not hasattr(backtrail, "Policy"), reason="there is no backtrail.Policy")
 
-
-@policies
 def test_prune_says_what_goes_what_stays_and_why(trip_store):
     rows = good("prune", "--keep-last", 1, "--dry-run", "--jsonl").rows
     gone = [row for row in rows if row["removed"]]
@@ -24,7 +21,6 @@ def test_prune_says_what_goes_what_stays_and_why(trip_store):
     assert "goes" in good("prune", "--keep-last", 1, "--dry-run").out
 
 
-@policies
 def test_prune_hides_what_it_says(trip_store, monkeypatch):
     plan = [row["id"] for row in good("prune", "--keep-last", 1, "--dry-run", "--jsonl").rows if row["removed"]]
     assert "--yes" in run("prune", "--keep-last", 1).err
@@ -34,7 +30,6 @@ def test_prune_hides_what_it_says(trip_store, monkeypatch):
     assert [row["step"] for row in good("log", "trip", "--jsonl").rows] == [3, 2]
 
 
-@policies
 @pytest.mark.parametrize(
     ("words", "left"),
     [
@@ -52,7 +47,6 @@ def test_each_rule_of_prune_counts(trip_store, words, left):
     assert [row["step"] for row in good("log", "trip", "--jsonl").rows] == left
 
 
-@policies
 def test_prune_can_be_narrowed_down(trip_store):
     good("prune", "--keep-last", 1, "--no-keep-labelled", "--thread", "trip-cheap", "--yes")
     assert len(good("log", "trip", "--jsonl").rows) == 3
@@ -96,7 +90,6 @@ def damage():
     connection.close()
 
 
-@pytest.mark.skipif(not hasattr(backtrail.VerifyReport, "repairs"), reason="stores cannot be repaired")
 def test_verify_repairs_what_it_has_shown_after_a_yes(trip_store):
     damage()
     refused = run("verify", "--repair")

@@ -223,8 +223,8 @@ class TestDamage:
             data[frame.at : frame.at + 50] = bytes(50)
         (made / name).write_bytes(data)
         before = contents(made)
-        with raises(backtrail.Corrupt, "corrupt.store"):
-            backtrail.open(made.as_uri())
+        with backtrail.open(made.as_uri()) as store, raises(backtrail.Corrupt, "corrupt.store"):
+            store.thread("new").save({"n": 1})
         assert contents(made).items() >= before.items() - {("backtrail.lock", b"")}
         with backtrail.open(made.as_uri(), read_only=True) as store:
             assert any(state == good[identity] for identity, state in states(store).items())

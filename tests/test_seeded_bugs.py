@@ -90,7 +90,7 @@ def a_maximum_keeps_one_too_many(patch):
 
 
 def collecting_takes_rows_that_others_stand_on(patch):
-    patch.setattr(upkeep, "_on_its_own", lambda heads, record, row: row._replace(base=row.seq))
+    patch.setattr(upkeep, "on_its_own", lambda heads, record, row: row._replace(base=row.seq))
 
 
 def collecting_does_not_follow_inner_nodes(patch):

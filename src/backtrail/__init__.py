@@ -68,6 +68,7 @@ if TYPE_CHECKING:
         MigrateReport,
         PruneReport,
         Reordered,
+        Salvage,
         Stats,
         ThreadInfo,
         VerifyReport,
@@ -129,6 +130,7 @@ __all__ = [
     "RunState",
     "RunStatus",
     "Runs",
+    "Salvage",
     "Stats",
     "Store",
     "Strategy",
@@ -174,7 +176,7 @@ _HOMES: dict[str, str] = {
     "threads": "Thread",
     "values": (
         "MISSING NEW AgentCheckpoint AgentInfo Change ConversationInfo CopyReport Damage Diff ExportReport "
-        "GcReport Hit ImportReport Items MigrateReport PruneReport Reordered Stats ThreadInfo VerifyReport"
+        "GcReport Hit ImportReport Items MigrateReport PruneReport Reordered Salvage Stats ThreadInfo VerifyReport"
     ),
 }
 """Where each name comes from, by module."""

@@ -25,7 +25,6 @@ from backtrail.runs import Runs
 from backtrail.threads import Thread
 from backtrail.urls import backend_at, default_url
 from backtrail.values import (
-    Damage,
     ExportReport,
     GcReport,
     Hit,
@@ -337,13 +336,18 @@ class Store:
 
         return migrating.migrate(self._engine, progress)
 
-    def verify(self, *, progress: Callable[[str, int], None] | None = None) -> VerifyReport:
-        """Read and check everything; name what is damaged."""
-        threads, checkpoints, damaged = upkeep.verify(self._engine.desk.heads, progress)
-        found = (Damage(log.checkpoint_id(r.uid, seq), r.name, reason) for r, seq, reason in damaged)
-        misindexed = upkeep.misindexed(self._engine.desk.heads)
-        names = tuple(record.name for record in misindexed)
-        return VerifyReport(threads, checkpoints, tuple(found), names, self._backend.usage().faults)
+    def verify(
+        self, *, repair: bool = False, resume: bool = False, progress: Callable[[str, int], None] | None = None
+    ) -> VerifyReport:
+        """Read and check everything; name what is damaged, what still loads, and what a repair would do.
+
+        `repair` does that: what cannot be read is given up, heads that are lost move to what can be read, indexes are
+        made anew; what is sound stays as it is. `resume` goes on where the last call was interrupted, and does not look
+        again at what that had found sound.
+        """
+        from backtrail import mending  # noqa: PLC0415 - few programs do it
+
+        return mending.verify(self._engine, repair=repair, resume=resume, progress=progress)
 
     def gc(self, *, progress: Callable[[str, int], None] | None = None) -> GcReport:
         """Remove for good what was deleted, pruned or outlived, keep once what was kept twice, give the space back."""

@@ -300,6 +300,24 @@ class Damage:
     checkpoint_id: str
     thread_id: str
     reason: str
+    kind: str = "thread"
+    """The name space of its thread. Agents' checkpoints are "checkpoint", and what runs go on from is "journal"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Salvage:
+    """What is left of a thread in which something is damaged."""
+
+    thread_id: str
+    kind: str
+    lost: int
+    """Checkpoints, and moves of the head, that cannot be read."""
+    loads: int
+    """Checkpoints that can."""
+    head_id: str | None
+    """The newest of these that was the head: where to rewind to, or to fork; a repair makes it the head."""
+    head_lost: bool
+    """Whether it is not the head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,12 +330,22 @@ class VerifyReport:
     misindexed: tuple[str, ...] = ()
     """The ids of threads whose messages `search` may miss; `reindex` mends that. No data is lost."""
     faults: tuple[str, ...] = ()
-    """What is wrong with the files of the store, in words. What it means for checkpoints is in `damaged`."""
+    """What is wrong with files, tables, indexes and pins, in words. What it means for checkpoints is in `damaged`."""
+    chunks: tuple[str, ...] = ()
+    """The digests of damaged chunks, those that nothing needs included."""
+    salvage: tuple[Salvage, ...] = ()
+    """For each thread in `damaged`, what still loads."""
+    repairs: tuple[str, ...] = ()
+    """What `repair=True` has done, or would do, in words."""
+    repaired: bool = False
+    """Whether it was done: then all of the above is what was found before, and is no longer so."""
+    skipped: int = 0
+    """Threads that were not looked at, since an interrupted call had found them sound; see `resume`."""
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is damaged."""
-        return not self.damaged and not self.misindexed and not self.faults
+        """Whether nothing is, or was, damaged."""
+        return not (self.damaged or self.misindexed or self.faults or self.chunks)
 
 
 def when(micros: int) -> dt.datetime:

@@ -265,9 +265,21 @@ class Store:
         """
         return await self._crew.watched(lambda tell: self._sync.migrate(progress=tell), progress)
 
-    async def verify(self, *, progress: Callable[[str, int], None] | None = None) -> VerifyReport:
-        """Read and check everything; name what is damaged."""
-        return await self._crew.watched(lambda tell: self._sync.verify(progress=tell), progress)
+    async def verify(
+        self,
+        *,
+        repair: bool = False,
+        resume: bool = False,
+        progress: Callable[[str, int], None] | None = None,
+    ) -> VerifyReport:
+        """Read and check everything; name what is damaged, what still loads, and what a repair would do.
+
+        `repair` does that: what cannot be read is given up, heads that are lost move to what can be read, indexes are
+        made anew; what is sound stays as it is. `resume` goes on where the last call was interrupted, and does not look
+        again at what that had found sound.
+        """
+        work = partial(self._sync.verify, repair=repair, resume=resume)
+        return await self._crew.watched(lambda tell: work(progress=tell), progress)
 
     async def gc(self, *, progress: Callable[[str, int], None] | None = None) -> GcReport:
         """Remove for good what was deleted, pruned or outlived, keep once what was kept twice, give the space back."""

@@ -129,7 +129,7 @@ class DropList(NamedTuple):
 
 
 class SetMeta(NamedTuple):
-    """A number of the store: "epoch", the present one, or "entry", the highest of an entry."""
+    """A number of the store: "epoch", the present one, "entry", the highest of an entry, or what upkeep has noted."""
 
     name: str
     value: int

@@ -28,7 +28,7 @@ from backtrail.backends.tables import Tables
 from backtrail.errors import CommitUnknown, Corrupt, Error, Invalid, NotFound, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from backtrail.backends.changes import Body, Change
     from backtrail.backends.port import Backend, Usage
@@ -92,13 +92,15 @@ class FileBackend(TableBackend):
                 return
         os.close(directory.read(self.path)[1])  # what is newer is refused before its lock is touched
         try:
-            self._take()
+            self._take(blind=True)
         except Error:
             self._let_go()
             self._turns.close()
             raise
         try:
             log = self._at()
+            if log.blind is not None:
+                return  # it can be read, and mended
             self._turns.publish(End(log.file, log.at, log.number))
             directory.sweep(self.path, self._now_in())
         finally:
@@ -118,7 +120,7 @@ class FileBackend(TableBackend):
         finally:
             self._turns.give()
 
-    def _take(self) -> None:
+    def _take(self, *, blind: bool = False) -> None:
         self._refuse_if_read_only()
         self._turns.take()
         try:
@@ -126,8 +128,10 @@ class FileBackend(TableBackend):
             self._turns.lock()
             try:
                 log = self._catch_up()
-                _refuse_if_blind(log)
-                log.cut()
+                if not blind:
+                    _refuse_if_blind(log)
+                if log.blind is None:
+                    log.cut()
             except BaseException:
                 self._turns.unlock()
                 raise
@@ -316,15 +320,27 @@ class FileBackend(TableBackend):
             if self._renewed():
                 return
 
-    def _renewed(self) -> bool:
+    def mend(self) -> None:
+        """Begin another generation with all that can be read: what was in frames that are gone is given up."""
+        self._refuse_in_group()
+        with self._read():
+            damaged = bool(self._at().damage)
+        for _ in range(_ATTEMPTS if damaged else 0):
+            if self._renewed(blind=True):
+                return
+
+    def _renewed(self, *, blind: bool = False) -> bool:
         """Begin another generation, unless nothing is to be gained; return False if somebody else did."""
-        self._take()
+        self._take(blind=blind)
         try:
             log, old = self._at(), self._now_in()
             if not self._tables.wasted and not log.damage:
                 return True
+            log.cut()
             log.roll()
             kept = self._tables.copy()
+            if log.blind is not None:
+                kept.forget()
             source = Log(self.path, old, read_only=True)  # files of its own: others may close those of this backend
             source.stand(log.file, log.at, log.number, sealed=False, echo=[])
         finally:
@@ -344,7 +360,7 @@ class FileBackend(TableBackend):
                 log.stand(new.file, FILE_HEADER, new.frame - 1, sealed=False, echo=[])
                 large = len(tables.payloads) >= _SNAPSHOT_FRAMES
                 prepared = snapshot.prepare(self.path, new, log, tables) if large else None
-                self._take()
+                self._take(blind=True)  # whether it may be was asked when this began
                 try:
                     if self._now_in() == old:
                         log.read(tables)
@@ -371,10 +387,15 @@ class FileBackend(TableBackend):
         self._log, self._tables, self._covered = log, tables, log.frames
         self._whole = True
 
+    def check(self, progress: Callable[[str, int], None] | None) -> tuple[str, ...]:
+        del progress  # what is wrong was noticed when it was read
+        with self._read():
+            return tuple(self._at().damage)
+
     def usage(self) -> Usage:
         found = super().usage()
         try:
-            return found._replace(stored_bytes=directory.size(self.path), faults=tuple(self._at().damage))
+            return found._replace(stored_bytes=directory.size(self.path))
         except OSError as error:
             raise translated(error, self.path) from error
 
@@ -409,7 +430,7 @@ class FileBackend(TableBackend):
 def _refuse_if_blind(log: Log) -> None:
     if log.blind is not None:
         raise Corrupt(
-            f"{log.blind}; what was there is not known, so nothing can be written: open it read-only, and see "
-            "docs/files.md",
+            f"{log.blind}; what was there is not known, so nothing can be written: verify(repair=True) gives up what "
+            "is lost, and goes on with the rest; see docs/files.md",
             code="corrupt.store",
         )

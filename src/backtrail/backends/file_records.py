@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 THREAD, ROW, LOST, UNROW, HIDE, TAGS, CHUNK, STAMP, UNCHUNK, TOUCH, MARK, LIST, UNLIST, META, SEAL, ECHO = range(16)
 
 _LABEL = 12  # the place of the label among the fields of a row
-_META = ("epoch", "entry")
+_META = ("epoch", "entry", "verified")
 
 
 def pack(change: Change, put: Callable[[Body], Any]) -> bytes:

@@ -250,8 +250,6 @@ class Usage(NamedTuple):
     """Entries of the index."""
     index_bytes: int = 0
     """Bytes of the index, its own overhead not counted."""
-    faults: tuple[str, ...] = ()
-    """What is wrong with the files themselves, in words, as far as it was noticed."""
 
 
 @runtime_checkable
@@ -269,6 +267,8 @@ class Backend(Protocol):
     """Whether people read the index, too: its texts are then not to be compressed."""
     undoes_groups: bool
     """Whether a group may be `Undone`. What cannot be done twice is then not to be a part of one."""
+    read_only: bool
+    """Whether it was opened only to be read."""
 
     # -- threads ------------------------------------------------------------------------------
     def find_thread(self, space: str, name: str) -> ThreadRecord | None:
@@ -444,6 +444,21 @@ class Backend(Protocol):
 
         What was taken out of the index is then gone from its pages, too.
         """
+
+    def check(self, progress: Callable[[str, int], None] | None) -> tuple[str, ...]:
+        """Return what is wrong with the files, tables and indexes themselves, in words; what rows hold is not read."""
+
+    def mend(self) -> None:
+        """Mend what `check` finds, from what is there; what cannot be had back is given up for good.
+
+        `Corrupt`, and nothing has changed, if that cannot be done in place. Not in a group.
+        """
+
+    def recall(self, name: str) -> int:
+        """Return the number that upkeep has noted under a name, 0 if there is none."""
+
+    def note(self, name: str, value: int) -> None:
+        """Note a number under a name, of which backends need to know only "verified"."""
 
     def usage(self) -> Usage:
         """Count what is there."""

@@ -28,6 +28,7 @@ from backtrail.backends.port import (
     Usage,
     written,
 )
+from backtrail.backends.postgres_check import Checks
 from backtrail.backends.postgres_commit import Commit
 from backtrail.backends.postgres_group import Group
 from backtrail.backends.postgres_moves import Crier, Listening, Moves
@@ -355,6 +356,26 @@ class PostgresBackend:
         self._pool.do(lambda session: session.script(f"VACUUM (SKIP_LOCKED) {tables}", seconds=None))
         self._pool.do(Room(self._place.quoted).give_back)
 
+    def check(self, progress: Callable[[str, int], None] | None) -> tuple[str, ...]:
+        found: list[str] = []
+        for at, (what, statement) in enumerate(Checks(self._place.quoted).counts.items(), 1):
+            ((number,),) = self._read(statement)
+            found += [f"{number} {what}"] if number else []
+            if progress:
+                progress("tables", at)
+        return tuple(found)
+
+    def mend(self) -> None:
+        self._refuse_in_group()
+        self._write(lambda session: session.script(Checks(self._place.quoted).mending, seconds=None))
+
+    def recall(self, name: str) -> int:
+        ((value,),) = self._read(self._sql.recall, name)
+        return int(value)
+
+    def note(self, name: str, value: int) -> None:
+        self._write(lambda session: session.run(self._sql.note, (name, value)))
+
     def usage(self) -> Usage:
         ((*spaces, rows, row_bytes, chunks, chunk_bytes, entries, index_bytes, stored),) = self._read(self._sql.usage)
         alive, alive_count, indexed, items, saved, checkpoints, logical = spaces
@@ -417,6 +438,10 @@ class _Statements:
         self.present = Statement(f"SELECT digest FROM {schema}.chunk WHERE digest = ANY ($1)", "B")
         self.chunk_page = Statement(
             f"SELECT digest, epoch FROM {schema}.chunk WHERE digest > $1 ORDER BY digest LIMIT $2", "bi"
+        )
+        self.recall = Statement(f"SELECT coalesce((SELECT value FROM {schema}.meta WHERE name = $1), 0)", "t")
+        self.note = Statement(
+            f"INSERT INTO {schema}.meta VALUES ($1, $2) ON CONFLICT (name) DO UPDATE SET value = excluded.value", "ti"
         )
         self.next_epoch = Statement(f"SELECT {schema}.next_epoch_1($1)", "t")
         self.remove_chunks = Statement(

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from backtrail.backends import sqlite_backup, sqlite_search, sqlite_standings
+from backtrail.backends import sqlite_backup, sqlite_check, sqlite_search, sqlite_standings
 from backtrail.backends.columns import MAX_SEQ, above, as_record, as_row, encoded, merged
 from backtrail.backends.port import (
     Batch,
@@ -107,6 +107,9 @@ _TAKE_OUT = f"""
     DELETE FROM row WHERE key = ?1 AND op_id = ?2 AND (base <> key & {MAX_SEQ} OR base = ?3)
     RETURNING hidden, payload"""
 _PUT_BACK = f"INSERT INTO row (key, {COLUMNS}, payload, hidden) VALUES ({', '.join('?' * len(Row._fields))})"
+
+_RECALL = "SELECT coalesce((SELECT value FROM meta WHERE name = ?), 0)"
+_NOTE = "INSERT INTO meta VALUES (?, ?) ON CONFLICT DO UPDATE SET value = excluded.value"
 
 _COUNT_THREADS = f"SELECT space, count(*) {_WITH_HEAD} GROUP BY space"
 _COUNT_CHECKPOINTS = """
@@ -468,6 +471,24 @@ class SqliteBackend:
                     run(connection, f"PRAGMA wal_checkpoint({mode})")
                 finally:
                     wait_for_others(connection, self._busy_timeout)
+
+    def check(self, progress: Callable[[str, int], None] | None) -> tuple[str, ...]:
+        self._refuse_in_group()
+        with self.snapshot() as view, view._guard as connection:  # noqa: SLF001 - it is another of the same class
+            return sqlite_check.check(connection, progress)
+
+    def mend(self) -> None:
+        self._refuse_in_group()
+        with self._transaction() as connection:
+            sqlite_check.mend(connection, self.path)
+
+    def recall(self, name: str) -> int:
+        with self._guard as connection:
+            return int(connection.execute(_RECALL, (name,)).get)
+
+    def note(self, name: str, value: int) -> None:
+        with self._transaction() as connection:
+            connection.execute(_NOTE, (name, value))
 
     def usage(self) -> Usage:
         with self._guard as connection, _one_view(connection):

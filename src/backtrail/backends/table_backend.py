@@ -53,6 +53,8 @@ class _Known:
         """The version of the tables when `others` were last looked at."""
         self.whole = version
         """The version when all threads were."""
+        self.last = max(newest, default=0)
+        """The highest number of a thread that there was then."""
 
 
 class TableBackend:
@@ -60,6 +62,7 @@ class TableBackend:
 
     shows_texts = False
     undoes_groups = False
+    read_only = False
     interval = 60.0
     """Seconds between two looks at what others did."""
 
@@ -213,7 +216,8 @@ class TableBackend:
             changed = version != (mark.whole if others is None else mark.some)
             looked_at: Iterable[int] = told
             if changed:
-                new = range(len(mark.newest) + 1, len(tables.threads) + 1)
+                new = range(mark.last + 1, tables.last_thread() + 1)
+                mark.last = tables.last_thread()
                 looked_at = tables.threads if others is None else {*told, *others, *new}
             newest = {no: seq for no in looked_at if (seq := tables.last(no)) is not None}
         news = {no: mark.newest.get(no, 0) for no, seq in newest.items() if seq != mark.newest.get(no, 0)}
@@ -413,6 +417,22 @@ class TableBackend:
         with self._write() as tables:
             tables.put(chunks)
             return sum(tables.rewrite(thread, row) for row in rows)
+
+    def check(self, progress: Callable[[str, int], None] | None) -> tuple[str, ...]:
+        del progress
+        with self._read():
+            return ()  # names, numbers and tags are kept with what they belong to
+
+    def mend(self) -> None:
+        self._refuse_in_group()
+
+    def recall(self, name: str) -> int:
+        with self._read() as tables:
+            return tables.meta.get(name, 0)
+
+    def note(self, name: str, value: int) -> None:
+        with self._write() as tables:
+            tables.do(SetMeta(name, value))
 
     def usage(self) -> Usage:
         with self._read() as tables:

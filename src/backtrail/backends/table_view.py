@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 class TableView(TableBackend):
     """A copy of the tables, and a way to read the bodies that they name."""
 
+    read_only = True
+
     def __init__(self, tables: Tables, read: Callable[[Sequence[Body]], list[bytes]]) -> None:
         super().__init__(tables)
         self._reading = read

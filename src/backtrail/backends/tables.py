@@ -300,7 +300,8 @@ class Tables:
         return numbers
 
     def _apply(self, batch: Batch) -> tuple[int, ...]:
-        numbers = tuple(len(self.threads) + at for at in range(1, len(batch.threads) + 1))
+        last = self.last_thread()
+        numbers = tuple(last + at for at in range(1, len(batch.threads) + 1))
         for no, new in zip(numbers, batch.threads, strict=True):
             self.do(PutThread(ThreadRecord(no, *new)))
         for thread, new in batch.renew:
@@ -380,7 +381,18 @@ class Tables:
         if self.last(thread) == now.as_of and thread in self.marks:
             self.do(Mark(thread, marked=False))
 
+    def forget(self) -> None:
+        """Drop all that can be made anew: lists, and what is known not to be touched."""
+        for no, record in self.threads.items():
+            self.do(DropList(no))
+            if record.agent is not None:
+                self.do(Touch(no, touched=True))
+
     # -- reading ----------------------------------------------------------------------------------
+    def last_thread(self) -> int:
+        """Return the highest number of a thread, 0 if there is none. Those below it may have been lost."""
+        return next(reversed(self.threads), 0)
+
     def newest(self, thread: int) -> Row | None:
         """Return the newest row of a thread, None if there is none."""
         log = self.logs.get(thread)

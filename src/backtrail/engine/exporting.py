@@ -11,7 +11,7 @@ import os
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from backtrail.backends.port import NewThread
-from backtrail.engine import journal, log, payload, pins, upkeep
+from backtrail.engine import journal, log, payload, pins, upkeep, verifying
 from backtrail.engine.archive import ID_BYTES, Entry, Header, Known, Writer
 from backtrail.engine.archive_reader import Archive, id_of
 from backtrail.engine.heads import Heads
@@ -162,13 +162,13 @@ class _Export:
         return known.newest
 
     def _rows(self, record: ThreadRecord, seqs: list[int]) -> None:
-        reading = upkeep.Reading(self._heads, record)
+        reading = verifying.Reading(self._heads, record)
         for at in range(0, len(seqs), _PAGE):
             ranges = _ranges(seqs[at : at + _PAGE])
             for row in self._heads.backend.rows(record.no, ranges, payload=True):
                 self._row(record, row, reading)
 
-    def _row(self, record: ThreadRecord, row: Row, reading: upkeep.Reading) -> None:
+    def _row(self, record: ThreadRecord, row: Row, reading: verifying.Reading) -> None:
         if row.op not in log.CHECKPOINTS:
             self._writer.row(row, b"")
             return

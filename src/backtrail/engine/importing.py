@@ -17,7 +17,7 @@ import time
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from backtrail.backends.port import Batch, MissingChunks, Row, Stale, ThreadRecord, Undone, Vanished
-from backtrail.engine import log, upkeep, wire
+from backtrail.engine import log, upkeep, verifying, wire
 from backtrail.engine.heads import Heads
 from backtrail.engine.import_plans import plan_of
 from backtrail.engine.squeeze import squeeze
@@ -123,7 +123,7 @@ class _Check:
         record = plan.record or ThreadRecord(0, *entry.thread)
         view = cast("Backend", _View(self._heads.backend, self._archive, plan))  # all that is asked of it here
         heads = Heads(view, self._heads.types, self._heads.options, self._heads.clock)
-        reading = upkeep.Reading(heads, record)
+        reading = verifying.Reading(heads, record)
         gaps = entry.newest - plan.newest
         for row in itertools.chain(plan.rebased, self._archive.rows(entry, plan.newest + 1, entry.newest)):
             gaps -= row.seq > plan.newest

@@ -31,6 +31,7 @@ class Overlay:
 
     shows_texts = False
     undoes_groups = False
+    read_only = False
 
     def __init__(self, below: Backend) -> None:
         self._below = below
@@ -384,6 +385,18 @@ class Overlay:
         raise _outside()
 
     def reclaim(self) -> None:
+        raise _outside()
+
+    def check(self, progress: Callable[[str, int], None] | None) -> tuple[str, ...]:
+        raise _outside()
+
+    def mend(self) -> None:
+        raise _outside()
+
+    def recall(self, name: str) -> int:
+        raise _outside()
+
+    def note(self, name: str, value: int) -> None:
         raise _outside()
 
     def usage(self) -> Usage:

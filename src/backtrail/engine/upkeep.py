@@ -1,4 +1,4 @@
-"""Upkeep: what keeps a store small and tells whether it is sound.
+"""Upkeep: what keeps a store small. `verifying` tells whether it is sound, `repairing` gives up what is not.
 
 Collecting has three parts. A hidden checkpoint's row goes: a visible one that was stored as its change is given a base
 of its own first. What rows hold and chunks hold, too, is then kept once (see `repack`). Then every chunk
@@ -13,7 +13,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from backtrail.engine import indexing, log, pace, payload, pins
-from backtrail.engine.nodes import check_chunk
 from backtrail.engine.repack import repack
 from backtrail.engine.squeeze import squeeze
 from backtrail.errors import Corrupt, NotFound
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from backtrail.backends.port import Row, ThreadRecord
     from backtrail.engine.heads import Heads
     from backtrail.engine.nodes import Node, Nodes
-    from backtrail.engine.tree import Tree
 
 _PAGE: Final = 500
 
@@ -36,13 +34,6 @@ class Collected(NamedTuple):
     chunks: int
     bytes: int
     repacked: int
-
-
-def misindexed(heads: Heads) -> Iterator[ThreadRecord]:
-    """Give the threads of whose messages the index does not hold what it says that it holds."""
-    for record in threads(heads):
-        if not indexing.is_true(heads, record):
-            yield record
 
 
 def threads(heads: Heads) -> Iterator[ThreadRecord]:
@@ -99,7 +90,7 @@ def collect_rows(heads: Heads, record: ThreadRecord, paced: pace.Upkeep | None =
     for row in rows:
         if row.op == log.SAVE and row.seq in kept and row.base != row.seq and row.parent not in kept:
             with paced.write():
-                by_seq[row.seq] = _on_its_own(heads, record, row)
+                by_seq[row.seq] = on_its_own(heads, record, row)
     rows = list(by_seq.values())
     cleared = max((row.seq for row in rows if row.op == log.CLEAR), default=0)
     needed = {seq for row in rows if row.op in log.CHECKPOINTS and row.seq in kept for seq in _chain(row, by_seq)}
@@ -117,7 +108,7 @@ def collect_rows(heads: Heads, record: ThreadRecord, paced: pace.Upkeep | None =
     return removed
 
 
-def _on_its_own(heads: Heads, record: ThreadRecord, row: Row) -> Row:
+def on_its_own(heads: Heads, record: ThreadRecord, row: Row) -> Row:
     """Make a checkpoint that was stored as a change of a hidden one a base, so that the hidden one can go."""
     try:
         tree = heads.chain(record, row).tree
@@ -229,94 +220,3 @@ def _sweep(
         if progress:
             progress("chunks", seen)
     return chunks, size
-
-
-class Unsound(NamedTuple):
-    """A checkpoint that cannot be read."""
-
-    record: ThreadRecord
-    seq: int
-    reason: str
-
-
-def verify(heads: Heads, progress: Callable[[str, int], None] | None = None) -> tuple[int, int, list[Unsound]]:
-    """Read every checkpoint there is, with everything below it; return threads, checkpoints and what is damaged."""
-    heads = heads.anew()  # what was read before the damage must not speak for it
-    good: set[bytes] = set()
-    damaged: list[Unsound] = []
-    count = seen = 0
-    for count, record in enumerate(threads(heads), 1):  # noqa: B007 - counted
-        newest = heads.backend.newest(record.no)
-        reading = Reading(heads, record)
-        low = 1
-        while newest is not None and low <= newest.seq:
-            rows = heads.backend.rows(record.no, [(low, newest.seq)], payload=True, limit=_PAGE)
-            if not rows:
-                break
-            for row in rows:
-                reason = reading.reason(row, good)
-                if reason:
-                    damaged.append(Unsound(record, row.seq, reason))
-                seen += row.op in log.CHECKPOINTS and not row.hidden and record.space != pins.SPACE
-            low = rows[-1].seq + 1
-            if progress:
-                progress("checkpoints", seen)
-    return count, seen, damaged
-
-
-class Reading:
-    """Reads the checkpoints of a thread one after the other: the next one is mostly a change of the last."""
-
-    def __init__(self, heads: Heads, record: ThreadRecord) -> None:
-        self._heads = heads
-        self._record = record
-        self._last: tuple[int, Tree] | None = None
-        self._pinned = pins.pinned(heads, record)
-
-    def reason(self, row: Row, good: set[bytes]) -> str | None:
-        """Return why a checkpoint cannot be read, None if it can; add the chunks below it to the good ones."""
-        if not log.is_sound(row, self._record.uid):
-            return "its row is damaged"
-        held = row.hidden and row.seq in self._pinned  # it was deleted, and may be brought back
-        if (row.hidden and not held) or row.op not in log.CHECKPOINTS:
-            return None
-        try:
-            tree = self._tree(row)
-            below = read_below(self._heads, tree, good)
-        except NotFound as error:
-            return str(error) if held else None
-        except Corrupt as error:
-            return str(error) if held or _still_shown(self._heads, self._record, row) else None
-        self._last = row.seq, tree
-        good |= below
-        return None
-
-    def _tree(self, row: Row) -> Tree:
-        if self._last is not None and row.parent == self._last[0] and row.base != row.seq:
-            try:
-                tree = self._last[1].apply(payload.read_delta(row.payload or b"", self._heads.nodes()))
-            except Corrupt:
-                pass  # perhaps it was rewritten meanwhile
-            else:
-                if tree.root == row.root:
-                    return tree
-        return self._heads.chain(self._record, row).tree
-
-
-def read_below(heads: Heads, tree: Tree, good: set[bytes]) -> set[bytes]:
-    """Read and check all chunks that a tree leads to, but for those below good ones; return their digests."""
-    todo = payload.refs_of(tree.rep)
-    below: set[bytes] = set()
-    while todo:
-        stored = [d for d in todo if d not in tree.nodes.fresh]
-        chunks = heads.backend.chunks(stored)
-        nodes = {d: tree.nodes.fresh.get(d) or check_chunk(d, chunks.get(d)) for d in todo}
-        below.update(stored)
-        todo = [c for node in nodes.values() for c in node.children() if c not in good and c not in below]
-    return below
-
-
-def _still_shown(heads: Heads, record: ThreadRecord, row: Row) -> bool:
-    """Tell whether a row is still what it was when it was read."""
-    there = heads.row(record, row.seq)
-    return there is not None and not there.hidden and there.base == row.base

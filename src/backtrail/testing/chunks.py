@@ -13,7 +13,20 @@ from typing import TYPE_CHECKING, Final
 from unittest import mock
 
 from backtrail import collection, conversations, listing, threads
-from backtrail.engine import codec, diff, engine, nodes, payload, repack, retention, spine, texts, upkeep, writes
+from backtrail.engine import (
+    codec,
+    diff,
+    engine,
+    nodes,
+    payload,
+    repack,
+    retention,
+    spine,
+    texts,
+    upkeep,
+    verifying,
+    writes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,6 +59,7 @@ _SIZES: Final[tuple[tuple[ModuleType, str, int], ...]] = (
     (collection, "_PAGE", 2),
     (conversations, "_PAGE", 2),
     (upkeep, "_PAGE", 3),
+    (verifying, "_PAGE", 3),
     (repack, "_PAGE", 5),
     (repack, "_BATCH", 3),
     (repack, "PART_MIN", 6),

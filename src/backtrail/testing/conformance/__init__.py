@@ -28,6 +28,7 @@ from backtrail.testing.conformance.finding import Finding, Hits
 from backtrail.testing.conformance.grouping import Groups
 from backtrail.testing.conformance.holding import Keeping, Owning
 from backtrail.testing.conformance.indexing import Indexing
+from backtrail.testing.conformance.interrupting import Interrupting, Resuming
 from backtrail.testing.conformance.large import Large
 from backtrail.testing.conformance.leasing import Leases, RunCheckpoints, RunListing
 from backtrail.testing.conformance.looking import Looking
@@ -37,6 +38,7 @@ from backtrail.testing.conformance.options import AutoInterval, MaxCheckpoints, 
 from backtrail.testing.conformance.policies import Policies
 from backtrail.testing.conformance.reading import Differences, History, Parts, Refs
 from backtrail.testing.conformance.removing import Deleting, Ending, Pruning
+from backtrail.testing.conformance.repairing import Repairing
 from backtrail.testing.conformance.restoring import Restoring, Undoing
 from backtrail.testing.conformance.running import Calling, Running
 from backtrail.testing.conformance.saving import Missing, Saving
@@ -82,6 +84,9 @@ class StoreConformance(
     BadInput,
     Collecting,
     Verifying,
+    Repairing,
+    Interrupting,
+    Resuming,
     Watching,
     WatchingAll,
     Queries,

@@ -1,0 +1,63 @@
+"""What does not fit together in the tables of a store in PostgreSQL, and how it is made to fit again.
+
+PostgreSQL itself answers for its pages and indexes (`pg_amcheck` looks into them). What is looked at here is what the
+tables say of each other: a thread repeats its newest row, so that threads are listed without reading rows.
+"""
+
+# ruff: noqa: S608 - what the statements are made of are constants of this package, and a quoted name
+
+from __future__ import annotations
+
+from backtrail.backends.postgres_session import Statement
+from backtrail.backends.postgres_tables import SECOND
+
+
+class Checks:
+    """Statements that count what does not fit, and those that mend it, in a schema (its quoted name)."""
+
+    def __init__(self, schema: str) -> None:
+        astray = {
+            "tags belong to no checkpoint": (
+                "tag",
+                f"NOT EXISTS (SELECT FROM {schema}.row r WHERE r.thread = x.thread AND r.seq = x.seq)",
+            ),
+            "rows belong to no thread": (
+                "row",
+                f"NOT EXISTS (SELECT FROM {schema}.thread t WHERE t.no = x.thread)",
+            ),
+            "lists of the index belong to no thread": (
+                "indexed",
+                f"NOT EXISTS (SELECT FROM {schema}.thread t WHERE t.no = x.thread)",
+            ),
+            "messages of the index belong to no list": (
+                "message",
+                f"NOT EXISTS (SELECT FROM {schema}.indexed i WHERE i.thread = x.thread)",
+            ),
+        }
+        newest = f"""
+            SELECT DISTINCT ON (r.thread) r.thread, r.seq, r.created_at, r.head FROM {schema}.row r
+            ORDER BY r.thread, r.seq DESC"""
+        differs = f"(t.newest, t.updated_at, t.second, t.alive) IS DISTINCT FROM ({_said()})"
+        self.counts = {
+            what: Statement(f"SELECT count(*) FROM {schema}.{table} x WHERE {condition}")
+            for what, (table, condition) in astray.items()
+        } | {
+            "threads do not say which row is their newest": Statement(
+                f"SELECT count(*) FROM {schema}.thread t JOIN ({newest}) n ON n.thread = t.no WHERE {differs}"
+            )
+        }
+        deleted = [f"DELETE FROM {schema}.{table} x WHERE {condition}" for table, condition in astray.values()]
+        self.mending = ";\n".join(
+            [
+                f"LOCK TABLE {schema}.thread IN SHARE ROW EXCLUSIVE MODE",
+                *deleted,
+                f"""
+                UPDATE {schema}.thread t SET newest = n.seq, updated_at = n.created_at,
+                    second = n.created_at / {SECOND}, alive = n.head > 0
+                FROM ({newest}) n WHERE n.thread = t.no AND {differs}""",
+            ]
+        )
+
+
+def _said() -> str:
+    return f"n.seq, n.created_at, n.created_at / {SECOND}, n.head > 0"

@@ -1,0 +1,324 @@
+"""Repairing: what cannot be read is given up, and the rest is made to stand without it.
+
+Of a thread: rows that are not as they were written go; those of them that say what is in view are made anew from the
+checkpoints behind them; checkpoints that cannot be read are hidden; and if the head is one of them, a row is appended
+that makes the checkpoint the head which was that last, and can be read. Of an agent: its checkpoints let go of what is
+lost. Damaged chunks are removed, so that whoever saves the same content puts them again.
+
+What is sound is not written to. Each step is one write, made on the condition that nobody else wrote meanwhile, and a
+repair that was interrupted is gone on with by another one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Final
+
+from backtrail.backends.port import Batch, NewThread, Stale, Vanished
+from backtrail.engine import changes, holdings, indexing, journal, log, payload, pins, rows, upkeep, verifying
+from backtrail.engine.codec import Encoder
+from backtrail.engine.heads import Standing
+from backtrail.engine.squeeze import squeeze
+from backtrail.engine.trying import Expect, Key
+from backtrail.engine.writes import Proposal, Writes
+from backtrail.errors import Conflict, Corrupt, NotFound, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from backtrail.backends.port import Row, ThreadRecord
+    from backtrail.engine.heads import Heads
+    from backtrail.engine.holdings import Held
+    from backtrail.engine.pins import Manifest, Note
+    from backtrail.engine.tree import Tree
+    from backtrail.engine.verifying import Ailing, Findings
+
+    Progress = Callable[[str, int], None] | None
+
+_TRIES: Final = 20
+_ANY_EPOCH: Final = 1 << 62
+_AUTOMATIC: Final = log.AUTOMATIC
+
+
+def steps(findings: Findings) -> Iterator[str]:
+    """Say what a repair of this does, or would do."""
+    if findings.chunks:
+        yield f"{len(findings.chunks)} damaged chunks are removed: whoever saves what they held puts them again"
+    for ailing in findings.ailing:
+        yield from _steps_of(ailing)
+    for held in findings.held:
+        yield from _steps_for(held)
+    if findings.misindexed:
+        yield "the index of search is made anew"
+
+
+def _steps_of(ailing: Ailing) -> Iterator[str]:
+    record = ailing.record
+    what = f"{record.space} {record.name!r}"
+    if ailing.lost:
+        yield f"{what}: {len(ailing.lost)} checkpoints or moves are given up, {ailing.loads} checkpoints stay"
+    for view in ailing.views:
+        yield f"{what}: row {view}, which says what is in view, is made anew"
+    for seq in ailing.cut:
+        yield f"{what}: its history begins at {log.checkpoint_id(record.uid, seq)}: what was before it is not known"
+    if ailing.head_hidden:
+        yield f"{what}: its head, {log.checkpoint_id(record.uid, ailing.head)}, is shown again"
+    if ailing.head_lost:
+        head = log.checkpoint_id(record.uid, ailing.head) if ailing.head else None
+        yield f"{what}: {f'its head is {head} again' if head else 'it has no head any more'}"
+        if record.space == journal.SPACE:
+            yield f"run {record.name!r}: calls that it had made since may be made again: look at it before it goes on"
+
+
+def _steps_for(held: Held) -> Iterator[str]:
+    agent = f"agent {held.record.name!r}"
+    for seq, lost in held.lost.items():
+        if seq in held.checkpoints:
+            name = log.checkpoint_id(held.record.uid, seq)
+            if (pins.AGENT, held.record.name) in lost:
+                yield f"{agent}: its checkpoint {name} is given up, since the state of the agent in it is lost"
+            else:
+                told = ", ".join(sorted(repr(conversation) for _, conversation in lost))
+                yield f"{agent}: its checkpoint {name} no longer holds {told}"
+    if held.stale:
+        yield f"{agent}: how its threads stand is recorded anew, and restores of it can no longer be undone"
+    if held.unpinned or held.untouched:
+        pinned, touched = len(held.unpinned), len(held.untouched)
+        yield f"{agent}: {pinned} pins are put again, {touched} threads are known to have changed"
+
+
+def repair(heads: Heads, findings: Findings, progress: Progress = None) -> None:
+    """Give up what is lost, and make the rest stand."""
+    heads = heads.anew()
+    count = itertools.count(1)
+
+    def told() -> None:
+        done = next(count)
+        if progress:
+            progress("repairs", done)
+
+    if findings.chunks:
+        heads.backend.remove_chunks(findings.chunks, _ANY_EPOCH)
+        told()
+    for ailing in findings.ailing:
+        _Thread(heads, ailing).repair()
+        told()
+    lost = {(each.record.space, each.record.name): each.lost for each in findings.ailing}
+    behind = {each.record.no for each in findings.ailing if each.head_lost}
+    ailing_or_held = [each.record for each in findings.ailing] + [each.record for each in findings.held]
+    for record in {record.no: record for record in ailing_or_held}.values():
+        if record.space == pins.SPACE:
+            _Agent(heads, record, lost).repair(stand_anew=record.no in behind)
+            told()
+    _let_go(heads, findings.ailing)
+    if findings.misindexed:
+        heads.backend.forget_index()
+        indexing.catch_up(heads, progress=progress)
+
+
+def _let_go(heads: Heads, ailing: list[Ailing]) -> None:
+    """Take the pins off what is lost: no checkpoint points there any more. Then a collection may take it."""
+    for each in ailing:
+        tags = heads.backend.tags(each.record.no, each.lost)
+        untag = tuple((each.record.no, seq, pin) for seq, words in tags.items() for pin in pins.pins_in(words))
+        if untag:
+            heads.backend.commit(Batch(untag=untag))
+
+
+class _Thread:
+    """Repairs one thread."""
+
+    def __init__(self, heads: Heads, ailing: Ailing) -> None:
+        self._heads = heads
+        self._record = ailing.record
+        self._ailing = ailing
+
+    def repair(self) -> None:
+        """Do it; if somebody writes meanwhile, on what is there then."""
+        for _ in range(_TRIES):
+            try:
+                self._once(self._ailing)
+            except (Stale, Vanished):
+                pass
+            else:
+                return
+            ailing, _ = verifying.look_at(self._heads.anew(), self._record, set())
+            if ailing is None:
+                return
+            self._ailing = ailing
+        raise Unavailable(f"thread {self._record.name!r} is written to without pause", code="unavailable.contended")
+
+    def _once(self, ailing: Ailing) -> None:
+        no = self._record.no
+        anew = [self._view(view, first) for view, first in sorted(ailing.views.items())]
+        for row in anew:  # one after the other: what is in view at one may be told by another
+            self._heads.backend.rewrite(no, [row])
+        if ailing.cut:
+            self._heads.backend.rewrite(no, [self._first(seq) for seq in ailing.cut])
+        hide = [seq for seq in ailing.lost if seq not in ailing.views]
+        move = self._move(ailing) if ailing.head_lost else None
+        batch = Batch(
+            newest=((no, ailing.newest.seq),),
+            rows=() if move is None else ((no, move),),
+            visible=((no, ailing.head),) if move is not None and ailing.head else (),
+            show=((no, ailing.head),) if ailing.head_hidden else (),
+            hide=tuple((no, seq) for seq in hide),
+        )
+        self._heads.backend.commit(batch)
+        gone = sorted(ailing.unsound - ailing.views.keys())
+        if gone:
+            self._free(set(gone))
+            self._heads.backend.remove_rows(no, gone)
+
+    def _free(self, gone: set[int]) -> None:
+        """Let checkpoints stand on their own that were stored as changes of rows that go, and can be read even so."""
+        for row in self._heads.backend.rows(self._record.no, [(min(gone), log.MAX_SEQ)]):
+            if row.op in log.CHECKPOINTS and row.parent in gone and row.base != row.seq and row.seq not in gone:
+                upkeep.on_its_own(self._heads, self._record, row)
+
+    def _move(self, ailing: Ailing) -> Row:
+        """Make the row that moves the head to where it can be read; to nowhere, if there is no such place."""
+        head = self._heads.sound_row(self._record, ailing.head) if ailing.head else None
+        if ailing.head and head is None:
+            raise Stale
+        op, ranges = (log.REWIND, self._heads.path(self._record, head)) if head else (log.DROP, ())
+        standing = Standing(self._record, ailing.newest, head)
+        undo = ailing.newest.seq if head else 0
+        made = rows.move(standing, op, head, ranges, undo=undo, redo=0, at=self._heads.clock())
+        return log.checked(made, self._record.uid)
+
+    def _view(self, seq: int, first: int) -> Row:
+        """Make a row anew that says what is in view: what the first checkpoint behind it was made on."""
+        there, behind = self._heads.row(self._record, seq), self._heads.sound_row(self._record, first)
+        if there is None or behind is None:
+            raise Stale
+        parent = self._heads.row(self._record, behind.parent) if behind.parent else None
+        known = parent is not None and parent.seq < seq and log.is_sound(parent, self._record.uid)
+        head = parent if known else None
+        ranges = self._heads.path(self._record, head) if head else ()
+        before = Standing(self._record, there._replace(seq=seq - 1), head)
+        op = log.REWIND if head else log.LEAVE
+        made = rows.move(before, op, head, ranges, undo=seq - 1 if head else 0, redo=0, at=behind.created_at)
+        base = seq if there.base == seq else 0  # what is stored as a base stays one
+        return log.checked(made._replace(op_id=there.op_id, base=base), self._record.uid)
+
+    def _first(self, seq: int) -> Row:
+        """Make a checkpoint the first one that is known of."""
+        row = self._heads.sound_row(self._record, seq)
+        if row is None:
+            raise Stale
+        return log.checked(row._replace(parent=0), self._record.uid)
+
+
+class _Agent:
+    """Repairs the checkpoints of an agent."""
+
+    def __init__(self, heads: Heads, record: ThreadRecord, lost: dict[tuple[str, str], dict[int, str]]) -> None:
+        self._heads = heads
+        self._backend = heads.backend
+        self._record = record
+        self._lost = lost
+
+    def repair(self, *, stand_anew: bool) -> None:
+        """Do it; `stand_anew` if its newest manifest was lost."""
+        for _ in range(_TRIES):
+            held = holdings.look_at(self._heads, self._record, self._lost)
+            if held is None and not stand_anew:
+                return
+            try:
+                if held is not None:
+                    self._hold(held)
+                if stand_anew or (held is not None and held.stale):
+                    self._stand(held)
+                if held is not None:
+                    self._let_go(held)
+            except (Stale, Vanished, Conflict):
+                continue
+            stand_anew = False
+        raise Unavailable(f"agent {self._record.name!r} is written to without pause", code="unavailable.contended")
+
+    def _hold(self, held: Held) -> None:
+        """Pin what has no pin, and note which threads have changed: all, if it is not known which."""
+        pin = pins.pin_of(self._record.uid)
+        tag = tuple((no, seq, pin) for no, seq in held.unpinned)
+        if tag or held.untouched:
+            self._backend.commit(Batch(tag=tag, renew=tuple(map(_again, held.untouched))))
+
+    def _stand(self, held: Held | None) -> None:
+        """Record anew how the threads of the agent stand, as what the next manifest is made from."""
+        standing = self._heads.standing_of(self._record)
+        stands = self._backend.standings(self._record.name, touched=False)
+        self._backend.commit(Batch(renew=tuple(_again(stand.record) for stand in stands)))
+        if standing is None or standing.head is None:
+            return  # there is none that could be read: the next one is made from all threads
+        manifest = pins.manifest_of(self._heads, self._record, standing.head)
+        manifest = _without(manifest, self._record.name, held.lost.get(standing.head.seq, {}) if held else {})
+        tree = changes.Replace(manifest.state(), self._heads.nodes(), pins.PLAIN)(None).tree
+        note = pins.Note(pins.AFTER, size=manifest.size, held=len(manifest.conversations))
+        meta = rows.Meta(_AUTOMATIC, metadata=self._packed(note))
+        expect = Expect(standing.head.seq, standing.head.op_id)
+        after = Writes(self._heads).save(
+            Key(pins.SPACE, self._record.name), lambda _: Proposal(tree, None), meta, expect=expect
+        )
+        shown = self._backend.rows(self._record.no, [(1, standing.newest.seq)], visible=True)
+        over = [row.seq for row in shown if self._role(row) != pins.CHECKPOINT and row.seq != after.newest.seq]
+        if over:
+            self._backend.commit(Batch(hide=tuple((self._record.no, seq) for seq in over)))
+
+    def _role(self, row: Row) -> str:
+        try:
+            return pins.note_of(row).role
+        except Corrupt:
+            return ""
+
+    def _let_go(self, held: Held) -> None:
+        """Let checkpoints go that hold no state of the agent any more, and others without what is lost."""
+        own = (pins.AGENT, self._record.name)
+        hide = [seq for seq in held.checkpoints if own in held.lost[seq]]
+        if hide:
+            self._backend.commit(Batch(hide=tuple((self._record.no, seq) for seq in hide)))
+        fewer = {seq: held.lost[seq] for seq in held.checkpoints if own not in held.lost[seq]}
+        if not fewer:
+            return
+        found = self._backend.rows(self._record.no, [(min(fewer), log.MAX_SEQ)], payload=True, visible=True)
+        anew = [self._fewer(row, fewer[row.seq]) if row.seq in fewer else self._alone(row) for row in found]
+        changed = [(row, chunks) for each in anew if each is not None for row, chunks in [each]]
+        put = {digest: stored for _, chunks in changed for digest, stored in chunks}
+        self._backend.rewrite(self._record.no, [row for row, _ in changed], list(put.items()))
+
+    def _fewer(self, row: Row, lost: dict[tuple[str, str], str]) -> tuple[Row, list[tuple[bytes, bytes]]]:
+        manifest = _without(pins.manifest_of(self._heads, self._record, row), self._record.name, lost)
+        tree = changes.Replace(manifest.state(), self._heads.nodes(), pins.PLAIN)(None).tree
+        note = pins.note_of(row)._replace(size=manifest.size, held=len(manifest.conversations))
+        extra = log.pack_extra(self._packed(note), None, None)
+        return self._based(row._replace(root=tree.root, size=tree.size, extra=extra), tree)
+
+    def _alone(self, row: Row) -> tuple[Row, list[tuple[bytes, bytes]]] | None:
+        """Make a manifest stand by itself that may be stored as a change of one that is made anew."""
+        if row.base == row.seq or not log.is_sound(row, self._record.uid):
+            return None
+        try:
+            return self._based(row, self._heads.chain(self._record, row).tree)
+        except (Corrupt, NotFound):
+            return None
+
+    def _based(self, row: Row, tree: Tree) -> tuple[Row, list[tuple[bytes, bytes]]]:
+        compress = self._heads.options.compression
+        stored = payload.base(tree, frozenset(tree.nodes.fresh), compress=compress)
+        chunks = [(digest, squeeze(node.kind + node.data, enabled=compress)) for digest, node in stored.chunks.items()]
+        made = row._replace(base=row.seq, depth=0, payload=stored.payload)
+        return log.checked(made, self._record.uid), chunks
+
+    def _packed(self, note: Note) -> bytes:
+        return bytes(Encoder(self._heads.nodes(), pins.PLAIN, what="metadata").rep(note.metadata()))
+
+
+def _again(record: ThreadRecord) -> tuple[int, NewThread]:
+    """Return what makes a thread known to have changed: that it is what it is."""
+    return record.no, NewThread(*record[1:])
+
+
+def _without(manifest: Manifest, agent: str, lost: dict[tuple[str, str], str]) -> Manifest:
+    """Return a manifest without what is lost."""
+    kept = {name: at for name, at in manifest.conversations.items() if (pins.CONVERSATION, name) not in lost}
+    return manifest._replace(agent=None if (pins.AGENT, agent) in lost else manifest.agent, conversations=kept)

@@ -1,0 +1,443 @@
+"""Verifying: everything is read and held against what says how it has to be; what is not so is found and named.
+
+Rows by their checksums, states by their roots, chunks by their digests; the head of each thread; the rows that say what
+is in view; threads by their names and in listings; the index of search; what agents' checkpoints point at.
+
+Nothing here writes, but for the note of how far it got: `Note` keeps that when it is interrupted. What was found of a
+thread is an `Ailing`: it is also what `repairing` goes by, so what a repair would do is known before.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from backtrail.engine import holdings, indexing, log, payload, pins, upkeep
+from backtrail.engine.nodes import check_chunk
+from backtrail.errors import Corrupt, Error, NotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Iterator
+
+    from backtrail.backends.port import Row, ThreadRecord
+    from backtrail.engine.heads import Heads
+    from backtrail.engine.holdings import Held
+    from backtrail.engine.tree import Tree
+
+    Progress = Callable[[str, int], None] | None
+
+_PAGE: Final = 500
+_LOOKS: Final = 5
+"""A thread that is written to while it seems to be damaged is looked at again, so many times."""
+_NOTED: Final = "verified"
+_NOTE_SECONDS: Final = 10.0
+_PREFIX: Final = 7
+"""So many bytes of a chunk's digest are noted."""
+
+
+@dataclass(slots=True)
+class Ailing:
+    """What is wrong with a thread, and what of it is not."""
+
+    record: ThreadRecord
+    newest: Row
+    lost: dict[int, str] = field(default_factory=dict)
+    """The rows that cannot be read, by their seqs, and why."""
+    unsound: set[int] = field(default_factory=set)
+    """Those of them that are not as they were written."""
+    views: dict[int, int] = field(default_factory=dict)
+    """Those of them that say what is in view, each with the first checkpoint that stands behind it."""
+    cut: dict[int, int] = field(default_factory=dict)
+    """Checkpoints before which nothing is in view any more, since those rows are missing: with the missing row."""
+    loads: int = 0
+    """How many checkpoints can be read."""
+    head: int = 0
+    """The checkpoint that is the head, or is to be: of the newest row whose head can be read. 0: none."""
+    head_lost: bool = False
+    """Whether the newest row does not lead to it."""
+    head_hidden: bool = False
+    """Whether nothing is wrong with the head but that it counts as deleted."""
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing is wrong."""
+        return not (self.lost or self.views or self.cut or self.head_lost or self.head_hidden)
+
+
+@dataclass(slots=True)
+class Findings:
+    """What a store is like."""
+
+    threads: int = 0
+    checkpoints: int = 0
+    skipped: int = 0
+    """Threads that were found sound before, by a call that was interrupted."""
+    ailing: list[Ailing] = field(default_factory=list)
+    held: list[Held] = field(default_factory=list)
+    """Agents whose checkpoints point at what is lost, or do not know what has changed."""
+    chunks: list[bytes] = field(default_factory=list)
+    """The digests of damaged ones."""
+    misindexed: list[ThreadRecord] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+
+class Note:
+    """How far a verification got: a number in the store, so that another one can go on there.
+
+    0 and above: all threads up to that number are sound; below: all threads, and the chunks up to that digest. It does
+    not go beyond what is damaged, so that this is found again.
+    """
+
+    def __init__(self, heads: Heads, *, resume: bool) -> None:
+        self._backend = heads.backend
+        self._writes = not heads.backend.read_only
+        self._before = heads.backend.recall(_NOTED) if self._writes else 0
+        self.at = self._before if resume else 0
+        self._stuck = False
+        self._next = time.monotonic() + _NOTE_SECONDS
+
+    @property
+    def thread(self) -> int:
+        """The number of the last thread that need not be looked at."""
+        return self.at if self.at >= 0 else log.MAX_SEQ << 31
+
+    @property
+    def chunk(self) -> bytes:
+        """The digest behind which chunks are to be looked at."""
+        return (-self.at - 1).to_bytes(_PREFIX, "big") if self.at < 0 else b""
+
+    def reached(self, number: int, *, sound: bool) -> None:
+        """Say that this thread was looked at."""
+        self._stuck = self._stuck or not sound
+        if not self._stuck and number > self.thread:
+            self._go(number)
+
+    def passed(self, digest: bytes, *, sound: bool) -> None:
+        """Say that all threads, and the chunks below this digest, were looked at."""
+        self._stuck = self._stuck or not sound
+        if not self._stuck:
+            self._go(-1 - int.from_bytes(digest[:_PREFIX], "big"))
+
+    def _go(self, at: int) -> None:
+        self.at = at
+        if time.monotonic() > self._next:  # whoever is killed goes on from here
+            self.keep()
+            self._next = time.monotonic() + _NOTE_SECONDS
+
+    def keep(self) -> None:
+        """Write it down."""
+        if self._writes and self.at != self._before:
+            with suppress(Error):
+                self._backend.note(_NOTED, self.at)
+                self._before = self.at
+
+    def done(self) -> None:
+        """All was looked at: the next one begins anew."""
+        self.at = 0
+        self.keep()
+
+
+def verify(heads: Heads, progress: Progress = None, *, resume: bool = False) -> Findings:
+    """Read everything there is, and say what is wrong."""
+    heads = heads.anew()  # what was read before the damage must not speak for it
+    note = Note(heads, resume=resume)
+    findings = Findings()
+    try:
+        good: set[bytes] = set()
+        _look_at_threads(heads, findings, good, note, progress)
+        findings.held = list(holdings.check(heads, {_name(each.record): each.lost for each in findings.ailing}))
+        findings.misindexed = list(misindexed(heads))
+        _look_at_chunks(heads, findings, good, note, progress)
+    except BaseException:
+        note.keep()
+        raise
+    note.done()
+    return findings
+
+
+def _name(record: ThreadRecord) -> tuple[str, str]:
+    return record.space, record.name
+
+
+# -- threads ------------------------------------------------------------------------------------------
+
+
+def _look_at_threads(heads: Heads, findings: Findings, good: set[bytes], note: Note, progress: Progress) -> None:
+    listed = _listed(heads)
+    for record in upkeep.threads(heads):
+        if record.no <= note.thread:
+            findings.skipped += 1
+            continue
+        findings.threads += 1
+        before = findings.checkpoints
+
+        def told(count: int, before: int = before) -> None:
+            if progress:
+                progress("checkpoints", before + count)
+
+        try:
+            ailing, count = look_at(heads, record, good, told)
+        except Corrupt as error:  # the storage itself cannot be read there
+            findings.faults.append(f"{record.space} {record.name!r}: {error}")
+            note.reached(record.no, sound=False)
+            continue
+        findings.checkpoints += count if record.space != pins.SPACE else 0
+        if ailing is not None:
+            findings.ailing.append(ailing)
+        wrong = _misfiled(heads, record, listed)
+        findings.faults += wrong
+        note.reached(record.no, sound=ailing is None and not wrong)
+
+
+def look_at(
+    heads: Heads, record: ThreadRecord, good: set[bytes], told: Callable[[int], None] = lambda _: None
+) -> tuple[Ailing | None, int]:
+    """Read a thread; return what is wrong with it, if anything is, and how many visible checkpoints it has."""
+    found: tuple[Ailing | None, int] = (None, 0)
+    for _ in range(_LOOKS):
+        before = heads.backend.newest(record.no)
+        if before is None:
+            break
+        walk = _Walk(heads, record, before, good, told)
+        ailing = walk.found()
+        found = (None if ailing.sound else ailing, walk.count)
+        after = heads.backend.newest(record.no)
+        if ailing.sound or (after is not None and after.op_id == before.op_id):
+            break  # else somebody wrote meanwhile: what seems to be wrong may be that
+    return found
+
+
+class _Walk:
+    """Goes through the rows of a thread once, up to the newest, and takes note of what is wrong."""
+
+    def __init__(
+        self, heads: Heads, record: ThreadRecord, newest: Row, good: set[bytes], told: Callable[[int], None]
+    ) -> None:
+        self._heads = heads
+        self._record = record
+        self._good = good
+        self._told = told
+        self._reading = Reading(heads, record)
+        self._pinned = pins.pinned(heads, record)
+        self._stood: list[tuple[int, int]] = []
+        """Of the sound rows, which checkpoint was the head."""
+        self._parents: dict[int, int] = {}
+        """Of the sound checkpoints."""
+        self._views: dict[int, int] = {}
+        """Rows that say what is in view, and the first checkpoint in need of each."""
+        self._moves: set[int] = set()
+        self._loads: set[int] = set()
+        self._ailing = Ailing(record, newest)
+        self.count = 0
+
+    def found(self) -> Ailing:
+        """Return what is wrong."""
+        ailing = self._ailing
+        low = 1
+        while low <= ailing.newest.seq:
+            ranges = [(low, ailing.newest.seq)]
+            rows = self._heads.backend.rows(self._record.no, ranges, payload=True, limit=_PAGE)
+            if not rows:
+                break
+            for row in rows:
+                self._take(row)
+            low = rows[-1].seq + 1
+            self._told(self.count)
+        ailing.loads = len(self._loads)
+        self._see_views()
+        self._see_head()
+        return ailing
+
+    def _take(self, row: Row) -> None:
+        reason = self._reading.reason(row, self._good)
+        if reason is not None:
+            self._ailing.lost[row.seq] = reason
+        self.count += row.op in log.CHECKPOINTS and not row.hidden
+        if not log.is_sound(row, self._record.uid):
+            self._ailing.unsound.add(row.seq)
+            return
+        self._stood.append((row.seq, row.head))
+        if row.op not in log.CHECKPOINTS:
+            self._moves.add(row.seq)
+            return
+        self._parents[row.seq] = row.parent
+        if reason is None and not row.hidden:
+            self._loads.add(row.seq)
+        if row.view and (not row.hidden or row.seq in self._pinned):
+            self._views.setdefault(row.view, row.seq)
+
+    def _see_views(self) -> None:
+        for view, first in self._views.items():
+            if view in self._ailing.unsound:
+                self._ailing.views[view] = first
+            elif view not in self._moves:  # then what is in view is told by the ancestors, as far as they are there
+                at = first
+                while self._parents[at] in self._parents:
+                    at = self._parents[at]
+                if self._parents[at]:
+                    self._ailing.cut[at] = view
+
+    def _see_head(self) -> None:
+        ailing, newest = self._ailing, self._ailing.newest
+        ailing.head = next((head for _, head in reversed(self._stood) if head in self._loads), 0)
+        if newest.seq in ailing.unsound:
+            ailing.head_lost = True
+        elif newest.head and newest.head not in self._loads:
+            row = self._heads.row(self._record, newest.head)
+            if row is None:
+                ailing.lost[newest.head] = "it is the head, and its row is missing"
+            if row is not None and row.hidden and newest.head not in ailing.lost and self._can_be_read(row):
+                ailing.head, ailing.head_hidden = newest.head, True
+            else:
+                ailing.head_lost = True
+
+    def _can_be_read(self, row: Row) -> bool:
+        try:
+            read_below(self._heads, self._heads.chain(self._record, row).tree, self._good)
+        except (Corrupt, NotFound):
+            self._ailing.lost[row.seq] = "it is the head, is hidden, and cannot be read"
+            return False
+        return True
+
+
+def _listed(heads: Heads) -> set[tuple[int, int]]:
+    """Return the threads that are listed, each with its newest row."""
+    found: set[tuple[int, int]] = set()
+    after: tuple[int, int] | None = None
+    while page := heads.backend.threads(space=None, agent=None, prefix=None, after=after, limit=_PAGE):
+        listed = {(record.no, newest.seq) for record, newest in page}
+        if listed <= found:
+            break  # where to go on is told by a row that is damaged: those behind it are looked at one by one
+        found |= listed
+        after = (page[-1][1].created_at, page[-1][0].no)
+    return found
+
+
+def _misfiled(heads: Heads, record: ThreadRecord, listed: Container[tuple[int, int]]) -> list[str]:
+    """Return what is wrong with how a thread is found."""
+    backend = heads.backend
+    what = f"{record.space} {record.name!r}"
+    found: list[str] = []
+    for way, there in (
+        ("by its name", backend.find_thread(record.space, record.name)),
+        ("by the ids of its checkpoints", backend.thread_with_uid(record.uid)),
+    ):
+        if there is None or there.no != record.no:
+            found.append(f"{what} is not found {way}")
+    newest = backend.newest(record.no)
+    if newest is not None and bool(newest.head) != ((record.no, newest.seq) in listed):
+        found += [] if _is_listed(heads, record, newest) else [f"{what} is not listed as what it is"]
+    return found
+
+
+def _is_listed(heads: Heads, record: ThreadRecord, newest: Row) -> bool:
+    """Look again: what was listed before may have been written to since."""
+    after = (newest.created_at, record.no + 1)  # it comes first behind this place, unless it has moved on
+    page = heads.backend.threads(space=record.space, agent=record.agent, prefix=record.name, after=after, limit=1)
+    if bool(newest.head) == ([(each.no, row.seq) for each, row in page] == [(record.no, newest.seq)]):
+        return True
+    there, again = heads.backend.thread(record.no), heads.backend.newest(record.no)
+    return again is None or again.op_id != newest.op_id or there != record
+
+
+class Reading:
+    """Reads the checkpoints of a thread one after the other: the next one is mostly a change of the last."""
+
+    def __init__(self, heads: Heads, record: ThreadRecord) -> None:
+        self._heads = heads
+        self._record = record
+        self._last: tuple[int, Tree] | None = None
+        self._pinned = pins.pinned(heads, record)
+
+    def reason(self, row: Row, good: set[bytes]) -> str | None:
+        """Return why a checkpoint cannot be read, None if it can; add the chunks below it to the good ones."""
+        if not log.is_sound(row, self._record.uid):
+            return "its row is damaged"
+        held = row.hidden and row.seq in self._pinned  # it was deleted, and may be brought back
+        if (row.hidden and not held) or row.op not in log.CHECKPOINTS:
+            return None
+        try:
+            tree = self._tree(row)
+            below = read_below(self._heads, tree, good)
+        except NotFound as error:
+            return str(error) if held else None
+        except Corrupt as error:
+            return str(error) if held or _still_shown(self._heads, self._record, row) else None
+        self._last = row.seq, tree
+        good |= below
+        return None
+
+    def _tree(self, row: Row) -> Tree:
+        if self._last is not None and row.parent == self._last[0] and row.base != row.seq:
+            try:
+                tree = self._last[1].apply(payload.read_delta(row.payload or b"", self._heads.nodes()))
+            except Corrupt:
+                pass  # perhaps it was rewritten meanwhile
+            else:
+                if tree.root == row.root:
+                    return tree
+        return self._heads.chain(self._record, row).tree
+
+
+def read_below(heads: Heads, tree: Tree, good: Container[bytes]) -> set[bytes]:
+    """Read and check all chunks that a tree leads to, but for those below good ones; return their digests."""
+    todo = payload.refs_of(tree.rep)
+    below: set[bytes] = set()
+    while todo:
+        stored = [d for d in todo if d not in tree.nodes.fresh]
+        chunks = heads.backend.chunks(stored)
+        nodes = {d: tree.nodes.fresh.get(d) or check_chunk(d, chunks.get(d)) for d in todo}
+        below.update(stored)
+        todo = [c for node in nodes.values() for c in node.children() if c not in good and c not in below]
+    return below
+
+
+def _still_shown(heads: Heads, record: ThreadRecord, row: Row) -> bool:
+    """Tell whether a row is still what it was when it was read."""
+    there = heads.row(record, row.seq)
+    return there is not None and not there.hidden and there.base == row.base
+
+
+# -- the rest -----------------------------------------------------------------------------------------
+
+
+def misindexed(heads: Heads) -> Iterator[ThreadRecord]:
+    """Give the threads of whose messages the index does not hold what it says, or has no mark that it holds less."""
+    for record in upkeep.threads(heads):
+        if not indexing.is_true(heads, record) or (not heads.backend.read_only and _unmarked(heads, record)):
+            yield record
+
+
+def _unmarked(heads: Heads, record: ThreadRecord) -> bool:
+    """Tell whether the index does not know that a thread has newer rows than it has seen."""
+    newest = heads.backend.newest(record.no)
+    if newest is None or heads.backend.marked(record.no - 1, 1) == [record.no]:
+        return False
+    seen = heads.backend.indexed(record.no).as_of
+    return seen < newest.seq and heads.backend.marked(record.no - 1, 1) != [record.no]
+
+
+def _look_at_chunks(heads: Heads, findings: Findings, good: set[bytes], note: Note, progress: Progress) -> None:
+    """Read the chunks that nothing led to: whoever saves the same content again would rely on them."""
+    count = 0
+    after = note.chunk
+    while page := heads.backend.chunk_page(after, _PAGE):
+        unread = [digest for digest, _ in page if digest not in good]
+        chunks = heads.backend.chunks(unread)
+        damaged = [digest for digest, stored in chunks.items() if not _is_good(digest, stored)]
+        findings.chunks += damaged
+        after = page[-1][0]
+        count += len(page)
+        note.passed(after, sound=not damaged)
+        if progress:
+            progress("chunks", count)
+
+
+def _is_good(digest: bytes, stored: bytes) -> bool:
+    try:
+        check_chunk(digest, stored)
+    except Corrupt:
+        return False
+    return True

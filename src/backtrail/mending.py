@@ -1,0 +1,110 @@
+"""Verifying a store, and repairing it: what is found as a report, and in which order things are mended.
+
+A repair mends files, tables and indexes first: what cannot be found because of them is not lost. Then everything is
+read, and only what cannot be read even so is given up.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from backtrail.engine import log, pins, repairing, verifying
+from backtrail.errors import Corrupt, Unavailable
+from backtrail.values import Damage, Salvage, VerifyReport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from backtrail.engine.engine import Engine
+    from backtrail.engine.heads import Heads
+    from backtrail.engine.holdings import Held
+    from backtrail.engine.verifying import Ailing, Findings
+
+
+def verify(engine: Engine, *, repair: bool, resume: bool, progress: Callable[[str, int], None] | None) -> VerifyReport:
+    """Read and check everything; repair it, if that is asked for."""
+    heads = engine.desk.heads
+    backend = heads.backend
+    if repair and backend.read_only:
+        raise Unavailable(
+            "this store was opened read-only: open it for writing to repair it", code="unavailable.read_only"
+        )
+    faults = list(backend.check(progress))
+    if repair and faults:
+        backend.mend()
+    findings = _found(heads, progress, resume=resume)
+    faults += findings.faults
+    if repair and findings.faults:  # threads are not found, or not listed: mended, they may have all that they need
+        backend.mend()
+        findings = _found(heads, progress, resume=False)
+    steps = (
+        *(["what is wrong with files, tables and indexes is mended"] if faults else []),
+        *repairing.steps(findings),
+    )
+    if repair:
+        repairing.repair(heads, findings, progress)
+    return _report(findings, faults, steps, repaired=repair and bool(steps))
+
+
+def _found(heads: Heads, progress: Callable[[str, int], None] | None, *, resume: bool) -> Findings:
+    """Return what is found; if the storage cannot even be read, that is what is."""
+    try:
+        return verifying.verify(heads, progress, resume=resume)
+    except Corrupt as error:
+        if error.code != "corrupt.store":
+            raise
+        return verifying.Findings(faults=[str(error)])
+
+
+def _report(findings: Findings, faults: list[str], steps: tuple[str, ...], *, repaired: bool) -> VerifyReport:
+    agents = [text for held in findings.held for text in _wrong_with(held)]
+    return VerifyReport(
+        threads=findings.threads,
+        checkpoints=findings.checkpoints,
+        damaged=(
+            *(damage for ailing in findings.ailing for damage in _damage(ailing)),
+            *(damage for held in findings.held for damage in _held_damage(held)),
+        ),
+        misindexed=tuple(record.name for record in findings.misindexed),
+        faults=(*faults, *agents),
+        chunks=tuple(digest.hex() for digest in findings.chunks),
+        salvage=tuple(_salvage(ailing) for ailing in findings.ailing),
+        repairs=steps,
+        repaired=repaired,
+        skipped=findings.skipped,
+    )
+
+
+def _damage(ailing: Ailing) -> Iterator[Damage]:
+    record = ailing.record
+    reasons = dict(ailing.lost)
+    for seq, view in ailing.cut.items():
+        reasons.setdefault(seq, f"it loads; but row {view}, which says what is in view before it, is missing")
+    if ailing.head_hidden:
+        reasons.setdefault(ailing.head, "it loads; but it is the head, and counts as deleted")
+    for seq, reason in sorted(reasons.items()):
+        yield Damage(log.checkpoint_id(record.uid, seq), record.name, reason, record.space)
+
+
+def _held_damage(held: Held) -> Iterator[Damage]:
+    for seq in sorted(held.checkpoints):
+        told = "; ".join(f"{space} {name!r}: {why}" for (space, name), why in sorted(held.lost[seq].items()))
+        name = log.checkpoint_id(held.record.uid, seq)
+        yield Damage(name, held.record.name, f"what it holds is lost: {told}", pins.SPACE)
+
+
+def _wrong_with(held: Held) -> Iterator[str]:
+    agent = f"agent {held.record.name!r}"
+    if held.stale:
+        yield f"{agent}: the record of how its threads stand cannot be gone on from: {held.stale}"
+    if held.unpinned:
+        yield f"{agent}: {len(held.unpinned)} checkpoints that its own hold are not kept from being collected"
+    if held.untouched:
+        names = ", ".join(repr(record.name) for record in held.untouched[:5])
+        yield f"{agent}: changes of {names} are not known to its next checkpoint"
+
+
+def _salvage(ailing: Ailing) -> Salvage:
+    record = ailing.record
+    head = log.checkpoint_id(record.uid, ailing.head) if ailing.head else None
+    return Salvage(record.name, record.space, len(ailing.lost), ailing.loads, head, ailing.head_lost)

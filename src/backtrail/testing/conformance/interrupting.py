@@ -1,0 +1,226 @@
+"""Upkeep that is interrupted: wherever that happens, the store is whole, and to call again does what was to be done."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import backtrail
+from backtrail import Conversation, Invalid, Message
+from backtrail.engine import verifying
+from backtrail.testing.chunks import small_chunks
+from backtrail.testing.conformance.base import Suite, fill, messages
+from backtrail.testing.conformance.repairing import DAMAGE, loaded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from backtrail import Store
+
+    Progress = Callable[[str, int], None]
+
+ENOUGH = 60
+"""No chore of this small store tells of its progress so often."""
+
+
+class Stop(BaseException):
+    """As a KeyboardInterrupt: no handler of exceptions stops it."""
+
+
+class _Stopping:
+    """Tells of progress, and stops what does at a certain call."""
+
+    def __init__(self, at: int) -> None:
+        self._left = at
+
+    def __call__(self, what: str, count: int) -> None:
+        assert what
+        assert count >= 0
+        self._left -= 1
+        if self._left == 0:
+            raise Stop
+
+
+def _verify(store: Store, _: Path, progress: Progress) -> None:
+    assert store.verify(progress=progress).ok
+
+
+def _repair(store: Store, _: Path, progress: Progress) -> None:
+    store.verify(repair=True, progress=progress)
+    assert store.verify().ok
+
+
+def _gc(store: Store, _: Path, progress: Progress) -> None:
+    store.gc(progress=progress)
+
+
+def _prune(store: Store, _: Path, progress: Progress) -> None:
+    store.prune(keep_last=3, progress=progress)
+
+
+def _reindex(store: Store, _: Path, progress: Progress) -> None:
+    store.reindex(progress=progress)
+    assert store.search("hello")
+
+
+def _migrate(store: Store, _: Path, progress: Progress) -> None:
+    store.migrate(progress=progress)
+
+
+def _export(store: Store, path: Path, progress: Progress) -> None:
+    store.export(path / "export", progress=progress)
+    (path / "export").unlink()
+
+
+def _import(store: Store, path: Path, progress: Progress) -> None:
+    """Add a thread that another store has."""
+    file = path / "other"
+    if not file.exists():
+        with backtrail.open("memory://") as other:
+            other.thread(f"imported {len(list(store.threads()))}").save({"messages": messages(20)})
+            other.export(file)
+    store.import_(file, progress=progress)
+    file.unlink()
+
+
+def _copy(store: Store, _: Path, progress: Progress) -> None:
+    with backtrail.open("memory://") as other:
+        try:
+            backtrail.copy(store, other, progress=progress)
+        finally:
+            assert other.verify().ok
+        assert loaded(other).keys() == loaded(store).keys()
+
+
+def _backup(store: Store, path: Path, progress: Progress) -> None:
+    try:
+        store.backup(path / "backup", progress=progress)
+    except Invalid:  # only SQLite is one file; the others are exported
+        progress("pages", 1)
+    else:
+        (path / "backup").unlink()
+
+
+CHORES: dict[str, Callable[[Store, Path, Progress], None]] = {
+    "verify": _verify,
+    "repair": _repair,
+    "gc": _gc,
+    "prune": _prune,
+    "reindex": _reindex,
+    "migrate": _migrate,
+    "export": _export,
+    "import": _import,
+    "copy": _copy,
+    "backup": _backup,
+}
+
+
+class Interrupting(Suite):
+    """Each chore, stopped at each of its signs of life."""
+
+    @pytest.mark.parametrize("chore", CHORES)
+    def test_a_chore_that_is_stopped_anywhere_leaves_the_store_whole(
+        self, store: Store, tmp_path: Path, chore: str
+    ) -> None:
+        store.thread("t").save({"messages": messages(3)})
+        store.thread("t").save({"n": 1})
+        store.conversations.save(Conversation("a", id="c", messages=[Message.user("hello")]))
+        last = next(at for at in itertools.count(1) if not self._stopped(store, tmp_path, chore, at))
+        assert last > 1
+        assert store.verify().ok
+
+    def _stopped(self, store: Store, path: Path, chore: str, at: int) -> bool:
+        """Do the chore, stopped at that sign of life; then look at the store, and do it to its end."""
+        assert at < ENOUGH
+        _more_to_do(store, at)
+        if chore == "repair":
+            DAMAGE["the head"](store)
+            DAMAGE["a chunk that nothing needs"](store)
+        before = loaded(store)
+        try:
+            CHORES[chore](store, path, _Stopping(at))
+        except Stop:
+            stopped = True
+        else:
+            stopped = False
+        if chore != "repair":
+            assert store.verify().ok
+        now = loaded(store)
+        assert now.items() <= before.items() if chore == "prune" else before.items() <= now.items()
+        assert store.thread("more").append("l", at).state["l"][-1] == at
+        CHORES[chore](store, path, _Stopping(-1))
+        return stopped
+
+
+def _more_to_do(store: Store, at: int) -> None:
+    """Add what a collection, a prune and an index have to deal with; no more of it each time."""
+    thread: backtrail.Thread[Any] = store.thread("more")
+    thread.save({"l": [], "messages": messages(3, start=at)})
+    store.thread("gone").save({"messages": messages(3, start=1000 + at)})
+    store.thread("gone").delete()
+    thread.prune(keep_last=3)
+
+
+class Resuming(Suite):
+    """`verify(resume=True)`."""
+
+    def test_it_goes_on_where_the_last_one_was_interrupted(self, store: Store) -> None:
+        for n in range(6):
+            fill(store.thread(f"t{n}"), 2)
+        with pytest.raises(Stop):
+            store.verify(progress=lambda what, count: _raise() if (what, count) == ("checkpoints", 8) else None)
+        report = store.verify(resume=True)
+        assert report.ok
+        assert (report.skipped, report.threads, report.checkpoints) == (3, 3, 6)
+        again = store.verify(resume=True)  # that one came to its end
+        assert (again.skipped, again.threads, again.checkpoints) == (0, 6, 12)
+
+    def test_without_it_everything_is_looked_at(self, store: Store) -> None:
+        for n in range(3):
+            fill(store.thread(f"t{n}"), 2)
+        store.thread("large").save({"messages": messages(100)})
+        with pytest.raises(Stop):
+            store.verify(progress=lambda what, _: _raise() if what == "chunks" else None)
+        with pytest.raises(Stop):
+            store.verify(progress=lambda what, count: _raise() if (what, count) == ("checkpoints", 4) else None)
+        assert store.verify().skipped == 0
+
+    def test_what_is_damaged_is_found_again(self, store: Store) -> None:
+        made = [fill(store.thread(f"t{n}"), 2)[-1] for n in range(4)]
+        record = store._backend.find_thread("thread", "t1")  # noqa: SLF001
+        assert record is not None
+        (row,) = store._backend.rows(record.no, [(2, 2)])  # noqa: SLF001
+        store._backend.rewrite(record.no, [row._replace(step=9)])  # noqa: SLF001
+        with pytest.raises(Stop):
+            store.verify(progress=lambda what, count: _raise() if (what, count) == ("checkpoints", 8) else None)
+        report = store.verify(resume=True)
+        assert report.skipped == 1
+        assert [damage.checkpoint_id for damage in report.damaged] == [made[1].id]
+
+    def test_it_goes_on_among_the_chunks(self, store: Store) -> None:
+        with small_chunks():
+            store.thread("t").save({"messages": messages(60, size=300)})
+            before = store.stats().chunks
+            assert before > 2 * verifying._PAGE  # noqa: SLF001
+            seen: list[int] = []
+
+            def stop(what: str, count: int) -> None:
+                if what == "chunks":
+                    seen.append(count)
+                    if len(seen) == 2:
+                        raise Stop
+
+            with pytest.raises(Stop):
+                store.verify(progress=stop)
+            told: list[tuple[str, int]] = []
+            report = store.verify(resume=True, progress=lambda what, count: told.append((what, count)))
+            assert report.skipped == 1
+            left = max(count for what, count in told if what == "chunks")
+            assert before - seen[-1] <= left < before
+
+
+def _raise() -> None:
+    raise Stop

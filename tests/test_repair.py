@@ -1,0 +1,300 @@
+"""Repairs: what only some backends can have damaged, and random damage against a model of what loaded before.
+
+Memory and files keep tags, names and numbers with what they belong to: there is no tag without its row, and no index
+that could differ. What files can lose, and nothing else can, are frames.
+"""
+
+import random
+from contextlib import closing
+from unittest import mock
+
+import apsw
+import psycopg
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import backtrail
+from backtrail.backends import file_frames
+from backtrail.backends.port import Batch
+from backtrail.engine import log, repairing, upkeep, verifying
+from backtrail.testing.chunks import small_chunks
+from backtrail.testing.conformance.repairing import furnish, loaded
+from tests.servers import place, server
+from tests.test_backends_sqlite import raises
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "s.db"
+
+
+def sqlite(path):
+    return closing(apsw.Connection(str(path)))
+
+
+def break_index(path, name, change):
+    """Change a table while SQLite does not know of one of its indexes, and let it know again."""
+    with sqlite(path) as connection:
+        connection.execute("PRAGMA writable_schema = ON")
+        ((*entry,),) = connection.execute("SELECT * FROM sqlite_schema WHERE name = ?", (name,))
+        connection.execute("DELETE FROM sqlite_schema WHERE name = ?", (name,))
+    with sqlite(path) as connection:
+        connection.execute(change)
+    with sqlite(path) as connection:
+        connection.execute("PRAGMA writable_schema = ON")
+        connection.execute("INSERT INTO sqlite_schema VALUES (?, ?, ?, ?, ?)", entry)
+
+
+class TestSqlite:
+    def repaired(self, path, said):
+        with backtrail.open(path) as store:
+            before = loaded(store)
+            report = store.verify()
+            assert any(said in fault for fault in report.faults), report.faults
+            assert report.repairs
+            assert store.verify(repair=True).repaired
+            assert store.verify().ok
+            return before, loaded(store)
+
+    @pytest.mark.parametrize(
+        ("index", "change"),
+        [
+            ("tag_tag", "INSERT INTO tag (thread, seq, tag) VALUES (1, 2, x'61')"),
+            ("message_time", "UPDATE message SET time = time + 1"),
+        ],
+    )
+    def test_an_index_that_is_wrong_is_made_anew_and_nothing_is_given_up(self, path, index, change):
+        with backtrail.open(path) as store:
+            furnish(store)
+        break_index(path, index, change)
+        before, after = self.repaired(path, index)
+        assert after == before
+
+    def test_what_belongs_to_nothing_is_removed(self, path):
+        with backtrail.open(path) as store:
+            furnish(store)
+        with sqlite(path) as connection:
+            connection.execute("INSERT INTO tag (thread, seq, tag) VALUES (1, 99, x'61')")
+            connection.execute("UPDATE row SET key = key + (1000 << 32) WHERE key = (1 << 32) + 3")
+        before, after = self.repaired(path, "1 tags belong to no checkpoint")
+        assert after == before
+        with sqlite(path) as connection:
+            assert connection.execute("SELECT count(*) FROM row WHERE key >> 32 > 1000").get == 0
+
+    def test_words_that_search_cannot_read_are_made_anew(self, path):
+        with backtrail.open(path) as store:
+            furnish(store)
+        with sqlite(path) as connection:
+            connection.execute("UPDATE word_data SET block = x'0102030405' WHERE id > 10")
+        before, after = self.repaired(path, "word")
+        assert after == before
+        with backtrail.open(path) as store:
+            assert [hit.conversation_id for hit in store.search("hello")] == ["c"]
+
+    def test_pages_of_a_table_that_are_damaged_are_told_and_left_alone(self, path):
+        with backtrail.open(path) as store:
+            furnish(store)
+            for n in range(60):
+                store.thread("many").save({"n": n, "text": random.Random(n).randbytes(800).hex()})
+        with sqlite(path) as connection:
+            leaves = "SELECT pageno FROM dbstat WHERE name = 'row' AND pagetype = 'leaf'"
+            pages = [number for (number,) in connection.execute(leaves)]
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        with path.open("r+b") as file:
+            file.seek((pages[len(pages) // 2] - 1) * 4096)
+            file.write(b"\xff" * 4096)
+        before = path.read_bytes()
+        with backtrail.open(path) as store:
+            report = store.verify()
+            assert report.faults
+            with pytest.raises(backtrail.Corrupt, match="export the threads") as caught:
+                store.verify(repair=True)
+            assert caught.value.code == "corrupt.store"
+        assert path.read_bytes() == before
+
+    def test_threads_whose_pages_can_be_read_are_exported_to_a_new_store(self, path, tmp_path):
+        self.test_pages_of_a_table_that_are_damaged_are_told_and_left_alone(path)
+        with backtrail.open(path, read_only=True) as store, backtrail.open(tmp_path / "new.db") as new:
+            saved = []
+            for name in ("t", "large", "many"):
+                try:
+                    store.export(tmp_path / name, threads=[name])
+                except backtrail.Corrupt:
+                    continue
+                new.import_(tmp_path / name)
+                saved.append(name)
+            assert saved == ["t", "large"]
+            assert new.thread("t").load("here").state == {"n": "other way"}
+            assert new.verify().ok
+
+
+class TestPostgres:
+    def test_what_does_not_fit_together_is_made_to_fit(self):
+        with place(durability="relaxed") as opener:
+            with opener() as store:
+                furnish(store)
+                before = loaded(store)
+            with closing(psycopg.connect(server().url, autocommit=True)) as connection:
+                connection.execute(f"SET search_path = {opener.keywords['schema']}")
+                connection.execute("INSERT INTO tag (thread, seq, tag) VALUES (1, 99, 'a')")
+                connection.execute("UPDATE thread SET alive = false WHERE no = 1")
+                connection.execute("UPDATE thread SET updated_at = 5, second = 0 WHERE no = 2")
+            with opener() as store:
+                faults = store.verify().faults
+                assert "1 tags belong to no checkpoint" in faults
+                assert "2 threads do not say which row is their newest" in faults
+                assert "thread 't' is not listed as what it is" in faults
+                assert store.verify(repair=True).repaired
+                assert store.verify().ok
+                assert loaded(store) == before
+                assert {info.id for info in store.threads()} == {"t", "large"}
+
+
+class TestFiles:
+    def blinded(self, path):
+        with backtrail.open(path.as_uri()) as store:
+            furnish(store)
+            uid, file = store._backend._now_in().uid, path / "log-000000000001"
+        data = bytearray(file.read_bytes())
+        with file.open("rb") as opened:
+            frames = list(file_frames.Window(opened.fileno(), uid).frames_behind(file_frames.FILE_HEADER))
+        for frame in frames[2:4]:
+            data[frame.at : frame.at + 50] = bytes(50)
+        (path / "snapshot").unlink(missing_ok=True)
+        file.write_bytes(data)
+
+    def test_several_frames_that_are_gone_are_given_up_and_writing_goes_on(self, tmp_path):
+        path = tmp_path / "files"
+        self.blinded(path)
+        with backtrail.open(path.as_uri()) as store:
+            before = loaded(store)
+            assert before
+            with raises(backtrail.Corrupt, "corrupt.store"):
+                store.thread("new").save({"n": 1})
+            assert store.verify().faults
+            report = store.verify(repair=True)
+            assert report.faults
+            assert store.verify().ok
+            assert before.items() <= loaded(store).items()
+            made = store.thread("new").save({"n": 1})
+            store.gc()
+        with backtrail.open(path.as_uri()) as store:
+            assert store.verify().ok
+            assert before.items() <= loaded(store).items()
+            assert store.thread("new").load().id == made.id
+            assert len({record.no for record in upkeep.threads(store._engine.direct.heads)}) > 5
+
+    def test_a_thread_that_is_lost_leaves_a_number_that_is_not_used_again(self, tmp_path):
+        with backtrail.open("memory://") as store:
+            for name in "abc":
+                store.thread(name).save({"n": name})
+            tables = store._backend._tables
+            for mapping, key in ((tables.threads, 2), (tables.logs, 2), (tables.names, ("thread", "b"))):
+                del mapping[key]
+            store.thread("d").save({"n": "d"})
+            assert [store.thread(name).load().state for name in "acd"] == [{"n": name} for name in "acd"]
+
+
+# ---- random damage ---------------------------------------------------------------------------------------------------
+
+
+def harm(store, rng):
+    """Damage a random row or chunk, in a random way."""
+    backend = store._backend
+    records = list(upkeep.threads(store._engine.direct.heads))
+    record = rng.choice(records)
+    rows = backend.rows(record.no, [(1, log.MAX_SEQ)], payload=True)
+    row = rng.choice(rows)
+    digests = [digest for digest, _ in backend.chunk_page(b"", 1000)]
+    way = rng.randrange(6 if digests else 4)
+    if way == 0:
+        backend.rewrite(record.no, [row._replace(size=row.size + 1)])
+    elif way == 1:
+        backend.rewrite(record.no, [row._replace(payload=b"\0" + rng.randbytes(9))])
+    elif way == 2:
+        backend.rewrite(record.no, [row._replace(view=row.view + 1, head=rng.randrange(9), base=row.base)])
+    elif way == 3 and row.op in log.CHECKPOINTS:  # of a move that is gone without a trace, see docs/upkeep.md
+        backend.commit(Batch(hide=((record.no, row.seq),)))
+        backend.remove_rows(record.no, [row.seq])
+    elif way > 3:
+        digest = rng.choice(digests)
+        backend.remove_chunks([digest], 1 << 40)
+        if way == 5:
+            backend.commit(Batch(chunks=((digest, b"\0" + rng.randbytes(20)),)))
+
+
+def script(store, rng):
+    """Save, append, move, fork and delete at random, in a few threads."""
+    for _ in range(rng.randrange(5, 25)):
+        thread = store.thread(rng.choice("xyz"))
+        if len(thread) == 0:
+            thread.save({"messages": [], "n": 0})
+        does = rng.randrange(7)
+        if does < 3:
+            thread.append("messages", *(rng.randbytes(40).hex() for _ in range(rng.randrange(1, 6))))
+        elif does == 3:
+            thread.save({"messages": [rng.random()], "n": rng.random()})
+        elif does == 4:
+            thread.rewind(rng.choice([c.id for c in thread.history()]))
+        elif does == 5 and len(thread) > 1:
+            thread.prune(keep_last=2)
+        elif rng.random() < 0.3:
+            store.gc()
+
+
+def check(seed):
+    rng = random.Random(seed)
+    with small_chunks(), backtrail.open("memory://") as store:
+        furnish(store)
+        script(store, rng)
+        shown = {name: [c.id for c in store.thread(name).history()] for name in "xyz"}
+        for _ in range(rng.randrange(1, 4)):
+            harm(store, rng)
+        before = loaded(store)
+        report = store.verify(repair=True)
+        again = store.verify()
+        assert again.ok, (report, again)
+        now = loaded(store)
+        for key, state in before.items():
+            if key[0] != "checkpoint":
+                assert now[key] == state
+        for name, ids in shown.items():  # if the head is the same, so is what is in view, without what is lost
+            listed = [c.id for c in store.thread(name).history()]
+            if ids[-1:] == listed[-1:] and not any(f"thread {name!r}: its history begins" in s for s in report.repairs):
+                assert listed == [i for i in ids if i in listed or store.checkpoint(i)], report.repairs
+        store.gc()
+        assert store.verify().ok
+        assert before.keys() - {k for k in before if k[0] == "checkpoint"} <= loaded(store).keys()
+        for name in "xyz":
+            saved = store.thread(name).save({"messages": [1], "n": 1})
+            assert store.thread(name).load().id == saved.id
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 1 << 32))
+def test_whatever_is_damaged_all_that_loaded_loads_after_a_repair(seed):
+    check(seed)
+
+
+@pytest.mark.torture
+@settings(max_examples=1500, deadline=None)
+@given(st.integers(0, 1 << 32))
+def test_whatever_is_damaged_all_that_loaded_loads_after_a_repair_at_length(seed):
+    check(seed)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        (repairing._Thread, "_free"),
+        (repairing, "_let_go"),
+        (verifying._Walk, "_see_head"),
+        (repairing._Agent, "_let_go"),
+    ],
+)
+def test_random_damage_finds_what_a_repair_leaves_out(module, name):
+    """Seeded faults: without one of its parts, some damage is not found, or not repaired."""
+    with mock.patch.object(module, name, return_value=None), pytest.raises((AssertionError, backtrail.Error)):
+        for seed in range(60):
+            check(seed)
