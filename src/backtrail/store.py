@@ -20,6 +20,7 @@ from backtrail.engine.heads import Options, Standing
 from backtrail.engine.schema import Types
 from backtrail.engine.watching import AllThreads, Watch
 from backtrail.errors import Invalid, NotFound, Unavailable
+from backtrail.placing import path_of
 from backtrail.run_worker import LEASE
 from backtrail.running import Run
 from backtrail.runs import Runs
@@ -175,7 +176,7 @@ def _path(url: str) -> str:
             f"there is no kind of store {scheme!r}; use a path, sqlite:///path, file:///directory, postgresql://... or memory://",
             code="invalid.url",
         )
-    return str(Path(url).expanduser())
+    return str(path_of(url))
 
 
 class Store:
