@@ -19,7 +19,7 @@ from blake3 import blake3
 import backtrail
 from backtrail import Conflict, Corrupt, Invalid, NotFound, Unavailable, aio, moving, placing
 from backtrail.backends.memory import MemoryBackend
-from backtrail.engine import archive, importing, log, wire
+from backtrail.engine import archive, log, wire
 from backtrail.engine.archive_reader import Archive
 from backtrail.engine.squeeze import squeeze, unsqueeze
 from backtrail.testing.conformance.moving import _shown as shown
@@ -362,21 +362,6 @@ def test_something_behind_the_end_is_refused(small, memory, tmp_path):
     path = tmp_path / "longer"
     path.write_bytes(small.read_bytes() + small.read_bytes())
     assert refused(memory, path, Corrupt).code == "corrupt.export"
-
-
-def test_nobody_is_kept_busy_by_rows_that_are_not_there(small, memory, tmp_path, monkeypatch):
-    with backtrail.open("memory://") as store:
-        for n in range(30):
-            store.thread("t").save({"n": n})
-        store.thread("t").prune(keep_last=1)
-        store.gc()
-        store.export(tmp_path / "gaps")
-    monkeypatch.setattr(importing, "GAPS_MAX", 28)
-    with pytest.raises(Invalid):
-        memory.import_(tmp_path / "gaps")
-    monkeypatch.setattr(importing, "GAPS_MAX", 29)
-    memory.import_(tmp_path / "gaps")
-    assert len(memory._backend.rows(1, [(1, 100)])) == 1
 
 
 def test_an_export_does_not_continue_one_of_a_store_that_went_another_way(memory, tmp_path):

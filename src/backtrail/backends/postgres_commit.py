@@ -5,7 +5,7 @@ from seq - 1 to seq has the turn, and whoever comes second waits for the first, 
 Everything else is one call of the store's function `commit_1`, which looks at all that the batch requires before it
 writes, or of `commit_2`, which also shows rows again and untouches.
 
-A batch that is too large for one message is sent in pieces, in one transaction.
+A batch that is too large for one message, or has gaps, is sent in pieces, in one transaction.
 
 A batch is recognised by the uids of its threads and the op_ids of its rows, so one that comes again after a lost reply
 is a success. The second attempt waits for the first, if that is still under way: both need the turn of the same thread.
@@ -57,6 +57,16 @@ class Commit:
             SELECT no, {", ".join(_PLACE.values())} FROM turn""",
             letters,
         )
+        listed = ", ".join(f"unnest(${at})" for at in range(6, 6 + len(LETTERS)))
+        self._append_sparse = Statement(
+            f"""
+            WITH turn AS (
+                UPDATE {schema}.thread SET newest = $3, updated_at = $4, second = $4 / {SECOND}, alive = $5 > 0,
+                    dirty = true
+                WHERE no = $1 AND newest < $2 RETURNING no, {schema}.durable_1({str(durable).lower()}))
+            INSERT INTO {schema}.row (thread, {", ".join(COLUMNS)}) SELECT no, {listed} FROM turn""",
+            "iiiii" + LETTERS.upper(),
+        )
         self._op_id = Statement(f"SELECT op_id FROM {schema}.row WHERE thread = $1 AND seq = $2", "ii")
         general = "oTBBBIB" + "IBIB" + "I" + LETTERS.upper() + "BBB" + "IIII" + "II" + "IIB" + "IIB"
         self._commit = Statement(_call(schema, "commit_1", len(general)), general)
@@ -73,7 +83,7 @@ class Commit:
         if is_one_row(batch):
             self._append_row(session, *batch.rows[0])
             return ()
-        if _weight(batch) <= PIECE:
+        if _weight(batch) <= PIECE and not batch.gaps:
             return self._write_piece(session, batch)[0]
         if not alone:
             return self._write_pieces(session, batch)
@@ -90,6 +100,21 @@ class Commit:
         _check_sizes((row.payload,))
         if not session.count(self._append, (thread, *_values(row))) and not self.is_there(session, thread, row):
             raise Stale
+
+    def _append_rows(self, session: Session, rows: Iterable[tuple[int, Row]]) -> None:
+        """Append rows behind the newest ones of their threads, wherever that is."""
+        by_thread: dict[int, list[Row]] = {}
+        for no, row in rows:
+            by_thread.setdefault(no, []).append(row)
+        for no, listed in by_thread.items():
+            _check_sizes(row.payload for row in listed)
+            if any(a.seq >= b.seq for a, b in itertools.pairwise(listed)):
+                raise Stale
+            place = (no, listed[0].seq, listed[-1].seq, listed[-1].created_at, listed[-1].head)
+            columns = _columns([_values(row) for row in listed], len(LETTERS))
+            written = session.count(self._append_sparse, (*place, *columns))
+            if not written and not all(self.is_there(session, no, row) for row in listed):
+                raise Stale
 
     def is_there(self, session: Session, thread: int, row: Row) -> bool:
         """Tell whether this very row was written."""
@@ -121,12 +146,23 @@ class Commit:
         for chunks in _pieces(batch.chunks, lambda chunk: len(chunk[1])):
             self.put(session, chunks)
         pieces = list(_pieces(batch.rows, lambda row: len(row[1].payload or b""))) or [[]]
+        if batch.gaps:
+            pieces.insert(0, [])
         first = batch._replace(chunks=(), rows=tuple(pieces[0]), hide=(), show=(), tag=(), untag=(), untouch=())
-        numbers, already = self._write_piece(session, first)
-        if already:  # all of it was one transaction
+        try:
+            numbers, already = self._write_piece(session, first)
+        except (Stale, Vanished):
+            if batch.gaps and batch.rows and all(self.is_there(session, no, row) for no, row in batch.rows):
+                return ()  # no thread of it is new, or its uid would have told
+            raise
+        if already and not batch.gaps:  # all of it was one transaction
             return numbers
         for rows in pieces[1:]:
-            self._write_piece(session, Batch(rows=tuple((_number(no, numbers), row) for no, row in rows)))
+            numbered = tuple((_number(no, numbers), row) for no, row in rows)
+            if batch.gaps:
+                self._append_rows(session, numbered)
+            else:
+                self._write_piece(session, Batch(rows=numbered))
         if batch.hide or batch.show or batch.tag or batch.untag or batch.untouch:
             marks = Batch(
                 hide=tuple((_number(no, numbers), seq) for no, seq in batch.hide),

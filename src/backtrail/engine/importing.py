@@ -4,25 +4,23 @@ First the file is read to its end (`archive_reader`), and its threads are held a
 Then every state that is to come is put together, from the file and from what is here already, and compared with its
 root. Only then is something written, in one group of commits.
 
-Rows keep their seqs. Where a collection had removed some, the place is held by rows that say nothing, which are removed
-again before the group ends.
+Rows keep their seqs. Where a collection had removed some, there is a gap, as there is where they come from.
 """
 
 from __future__ import annotations
 
 import itertools
-import os
 import random
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from backtrail.backends.port import Batch, MissingChunks, Row, Stale, ThreadRecord, Undone, Vanished
-from backtrail.engine import log, upkeep, wire
+from backtrail.engine import log, upkeep
 from backtrail.engine.heads import Heads
 from backtrail.engine.import_plans import plan_of
 from backtrail.engine.squeeze import squeeze
 from backtrail.engine.writes import PATIENCE
-from backtrail.errors import Conflict, Corrupt, Invalid, Unavailable
+from backtrail.errors import Conflict, Corrupt, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -33,8 +31,6 @@ if TYPE_CHECKING:
 
 _PAGE_ROWS: Final = 500
 _PAGE_BYTES: Final = 4 << 20
-GAPS_MAX: Final = 1 << 24
-"""Rows of a thread that were removed, at most: nobody is to be kept busy by a made-up file."""
 
 
 class Imported(NamedTuple):
@@ -124,9 +120,7 @@ class _Check:
         view = cast("Backend", _View(self._heads.backend, self._archive, plan))  # all that is asked of it here
         heads = Heads(view, self._heads.types, self._heads.options, self._heads.clock)
         reading = upkeep.Reading(heads, record)
-        gaps = entry.newest - plan.newest
         for row in itertools.chain(plan.rebased, self._archive.rows(entry, plan.newest + 1, entry.newest)):
-            gaps -= row.seq > plan.newest
             if row.op not in log.CHECKPOINTS:
                 continue
             why = reading.reason(row, self._good)
@@ -139,9 +133,6 @@ class _Check:
         last = heads.backend.rows(record.no, [(entry.newest, entry.newest)])[0]
         if last.head and not heads.row(record, last.head):
             raise self._unsound(plan, record, last._replace(seq=last.head), "it is missing")
-        if gaps > GAPS_MAX:
-            text = f"{gaps} rows of thread {record.name!r} were removed, which is more than can be imported"
-            raise Invalid(text, code="invalid.export")
 
     def _unsound(self, plan: Plan, record: ThreadRecord, row: Row, why: str) -> Conflict | Corrupt:
         name = log.checkpoint_id(record.uid, row.seq)
@@ -216,6 +207,8 @@ class _Thread:
         self._archive = archive
         self._plan = plan
         self._no = plan.record.no if plan.record else 0
+        self._last = plan.newest
+        """The seq of the newest row that is written."""
         self._rows = 0
         self._checkpoints = 0
 
@@ -224,11 +217,8 @@ class _Thread:
         plan = self._plan
         if plan.record is not None:
             self._change()
-        gone: list[int] = []
-        for page in self._pages(gone):
+        for page in self._pages():
             self._append(page)
-        for start in range(0, len(gone), _PAGE_ROWS):
-            self._backend.remove_rows(self._no, gone[start : start + _PAGE_ROWS])
         return self._rows, self._checkpoints
 
     def _change(self) -> None:
@@ -251,19 +241,12 @@ class _Thread:
         if rebased and self._backend.rewrite(no, rebased) != len(rebased):
             raise Stale
 
-    def _pages(self, gone: list[int]) -> Iterator[list[Row]]:
-        """Give the rows to come, with others in the places of those that were removed; note which these are."""
-        entry, last = self._plan.entry, self._plan.newest
+    def _pages(self) -> Iterator[list[Row]]:
+        """Give the rows to come."""
+        entry = self._plan.entry
         page: list[Row] = []
         weight = 0
-        for row in self._archive.rows(entry, last + 1, entry.newest):
-            for seq in range(last + 1, row.seq):
-                gone.append(seq)
-                page.append(_placeholder(seq, entry.uid))
-                if len(page) >= _PAGE_ROWS:
-                    yield page
-                    page, weight = [], 0
-            last = row.seq
+        for row in self._archive.rows(entry, self._plan.newest + 1, entry.newest):
             page.append(self._stored(row))
             weight += len(page[-1].payload or b"")
             if len(page) >= _PAGE_ROWS or weight > _PAGE_BYTES:
@@ -288,38 +271,10 @@ class _Thread:
                 threads=new,
                 rows=tuple((no, row) for row in page),
                 tag=tuple((no, row.seq, word) for row in page for word in tags.get(row.seq, ())),
+                newest=() if new else ((no, self._last),),
+                gaps=page[-1].seq - self._last > len(page),
             )
         )
+        self._last = page[-1].seq
         if new:
             self._no = created[0]
-
-
-_NOTHING: Final = squeeze(wire.pack([wire.pack(None), []]))
-
-
-def _placeholder(seq: int, uid: bytes) -> Row:
-    """Return a row for a place whose own row was removed: a hidden checkpoint, as that one was."""
-    row = Row(
-        seq=seq,
-        op=log.SAVE,
-        parent=0,
-        step=0,
-        head=seq,
-        undo=seq - 1,
-        redo=0,
-        view=0,
-        base=seq,
-        depth=0,
-        created_at=0,
-        kind=0,
-        label=None,
-        size=0,
-        stored=0,
-        root=b"",
-        op_id=os.urandom(16),
-        extra=log.pack_extra(b"", None, None),
-        check=b"",
-        payload=_NOTHING,
-        hidden=True,
-    )
-    return log.checked(row, uid)

@@ -83,6 +83,13 @@ def parse_id(text: str) -> tuple[bytes, int] | None:
     return uid, seq
 
 
+def seqs_of(uid: bytes, prefix: str) -> list[int]:
+    """Return all seqs, whether there are such rows or not, of ids whose first eight digits begin so."""
+    digits = prefix[:8]
+    first, last = int(digits.ljust(8, "0"), 16), int(digits.ljust(8, "f"), 16)
+    return [((mixed ^ int.from_bytes(uid[:4], "big")) * _UNMIX) & MAX_SEQ for mixed in range(first, last + 1)]
+
+
 # -- what a row carries beside its columns --------------------------------------------------------------
 
 
