@@ -1,7 +1,7 @@
 """Files that are there whole, or not at all: written under another name, synced, and then given theirs.
 
-What is there already is never replaced, not even if it came a moment ago. New directories are synced, too. Whoever is killed in the middle leaves a file whose name begins with
-`.backtrail-` and ends with `.part`, which nobody reads.
+What is there already is never replaced, not even if it came a moment ago. New directories are synced, too. Whoever is
+killed in the middle leaves a file whose name begins with `.backtrail-` and ends with `.part`, which nobody reads.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, cast
 from backtrail.backends.port import Batch, MissingChunks, Row, Stale, ThreadRecord, Undone, Vanished
 from backtrail.engine import log, upkeep
 from backtrail.engine.heads import Heads
-from backtrail.engine.import_plans import plan_of
+from backtrail.engine.import_plans import needed, plan_of, require_before
 from backtrail.engine.squeeze import squeeze
 from backtrail.engine.writes import PATIENCE
 from backtrail.errors import Conflict, Corrupt, Unavailable
@@ -49,6 +49,7 @@ def import_(heads: Heads, archive: Archive, progress: Callable[[str, int], None]
     tries = 0
     while True:
         try:
+            require_before(heads.backend, archive)
             plans = [plan for entry in archive.entries if (plan := plan_of(heads.backend, archive, entry)).does]
             needed = _Check(heads, archive).check(plans, progress)
             return _write(heads, archive, plans, needed, progress) if plans else Imported()
@@ -72,6 +73,8 @@ class _View:
         self._archive = archive
         self._plan = plan
         self._rebased = {row.seq: row for row in plan.rebased}
+        self.missing: set[bytes] = set()
+        """Chunks that were asked for, and are neither in the file nor here."""
 
     def rows(self, thread: int, ranges: Sequence[tuple[int, int]], **_: object) -> list[Row]:
         """Return rows with their payloads."""
@@ -94,7 +97,10 @@ class _View:
         """Return chunks."""
         found = self._archive.chunks(digests)
         rest = [digest for digest in digests if digest not in found]
-        return {**found, **self._backend.chunks(rest)} if rest else found
+        if rest:
+            found |= self._backend.chunks(rest)
+            self.missing.update(digest for digest in rest if digest not in found)
+        return found
 
 
 class _Check:
@@ -117,8 +123,9 @@ class _Check:
     def _thread(self, plan: Plan) -> None:
         entry = plan.entry
         record = plan.record or ThreadRecord(0, *entry.thread)
-        view = cast("Backend", _View(self._heads.backend, self._archive, plan))  # all that is asked of it here
-        heads = Heads(view, self._heads.types, self._heads.options, self._heads.clock)
+        view = _View(self._heads.backend, self._archive, plan)
+        backend = cast("Backend", view)  # all that is asked of it here
+        heads = Heads(backend, self._heads.types, self._heads.options, self._heads.clock)
         reading = upkeep.Reading(heads, record)
         for row in itertools.chain(plan.rebased, self._archive.rows(entry, plan.newest + 1, entry.newest)):
             if row.op not in log.CHECKPOINTS:
@@ -128,6 +135,12 @@ class _Check:
                 self._needed.update(dict.fromkeys(upkeep.chunks_below(heads.nodes(), row, self._needed)))
             except Corrupt as error:
                 why = why or str(error)
+            if why is not None and plan.record is None and self._archive.since is not None and view.missing:
+                raise needed(
+                    self._archive,
+                    f"thread {record.name!r} stands on what that one holds; if it was imported "
+                    "and collected since, export without since=",
+                )
             if why is not None:
                 raise self._unsound(plan, record, row, why)
         last = heads.backend.rows(record.no, [(entry.newest, entry.newest)])[0]
