@@ -27,7 +27,7 @@ from backtrail.engine.archive import (
     Entry,
     Known,
 )
-from backtrail.engine.nodes import DIGEST_BYTES
+from backtrail.engine.nodes import DIGEST_BYTES, INLINE
 from backtrail.engine.squeeze import RAW
 from backtrail.engine.unpacking import Unpacker
 from backtrail.errors import Error
@@ -206,7 +206,12 @@ def is_written(row: Row, entry: Entry) -> bool:
         found = Unpacker(pins.PLAIN)(metadata) if metadata else {}
     except Error:
         return False
-    if len(row.op_id) != _OP_BYTES or type(found) is not dict or not all(type(key) is str for key in found):
+    if (
+        len(row.op_id) != _OP_BYTES
+        or len(metadata) > INLINE
+        or type(found) is not dict
+        or not all(type(key) is str for key in found)
+    ):
         return False
     if row.op in log.CHECKPOINTS:
         return (

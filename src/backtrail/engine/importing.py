@@ -15,12 +15,13 @@ import time
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from backtrail.backends.port import Batch, MissingChunks, Row, Stale, ThreadRecord, Undone, Vanished
-from backtrail.engine import log, upkeep
+from backtrail.engine import journal, log, pins, upkeep
+from backtrail.engine.codec import Decoder
 from backtrail.engine.heads import Heads
 from backtrail.engine.import_plans import needed, plan_of, require_before
 from backtrail.engine.squeeze import squeeze
 from backtrail.engine.writes import PATIENCE
-from backtrail.errors import Conflict, Corrupt, Unavailable
+from backtrail.errors import Conflict, Corrupt, Invalid, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -111,6 +112,8 @@ class _Check:
         self._archive = archive
         self._good: set[bytes] = set()
         self._needed: dict[bytes, None] = {}
+        self._viewed = (b"", 0)
+        """The thread and the view that were looked at last: what follows mostly has the same."""
 
     def check(self, plans: list[Plan], progress: Callable[[str, int], None] | None) -> list[bytes]:
         """Return the digests of all chunks that the new rows lead to; `Corrupt` if a state is not what it should be."""
@@ -143,9 +146,44 @@ class _Check:
                 )
             if why is not None:
                 raise self._unsound(plan, record, row, why)
+            self._require_written(heads, record, row)
         last = heads.backend.rows(record.no, [(entry.newest, entry.newest)])[0]
-        if last.head and not heads.row(record, last.head):
+        head = heads.row(record, last.head) if last.head else None
+        if last.head and (head is None or head.op not in log.CHECKPOINTS):
             raise self._unsound(plan, record, last._replace(seq=last.head), "it is missing")
+        if head is not None and record.space == journal.SPACE:
+            self._require_point(heads, record, head)
+
+    def _require_written(self, heads: Heads, record: ThreadRecord, row: Row) -> None:
+        """Raise unless a checkpoint that can be read is one that a writer makes in such a thread."""
+        if row.view != self._viewed[1] or record.uid != self._viewed[0]:
+            moved = heads.row(record, row.view) if row.view else None
+            if moved is not None and moved.op in log.CHECKPOINTS:
+                raise self._made_up(record, row, "what it names as its view is none")
+            self._viewed = record.uid, row.view
+        if record.space == pins.SPACE and not row.hidden:
+            try:
+                pins.note_of(row)
+                pins.manifest_of(heads, record, row)
+            except Corrupt as error:
+                raise self._made_up(record, row, str(error)) from error
+
+    def _require_point(self, heads: Heads, record: ThreadRecord, head: Row) -> None:
+        """Raise unless a run can go on from the head of its journal."""
+        tree = heads.chain(record, head).tree
+        try:
+            found = Decoder(tree.nodes, pins.PLAIN).value(tree.rep)
+            sound = journal.is_point(found) and [journal.Journal(found[name]) for name in ("zero", "calls")]
+        except Invalid:  # a time zone that is not known here
+            return
+        except Corrupt:
+            sound = False
+        if not sound:
+            raise self._made_up(record, head, "it is no journal of a run")
+
+    def _made_up(self, record: ThreadRecord, row: Row, why: str) -> Corrupt:
+        name = log.checkpoint_id(record.uid, row.seq)
+        return self._archive.damaged(f"checkpoint {name} of {record.space} {record.name!r} cannot be used: {why}")
 
     def _unsound(self, plan: Plan, record: ThreadRecord, row: Row, why: str) -> Conflict | Corrupt:
         name = log.checkpoint_id(record.uid, row.seq)

@@ -9,13 +9,13 @@ A collection that cannot read something it needs to follow stops before it remov
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from backtrail.engine import indexing, log, payload, pins
-from backtrail.engine.nodes import check_chunk
+from backtrail.engine import indexing, log, payload, pins, unpacking
+from backtrail.engine.nodes import LEAF, SPINE, check_chunk, read_levels
 from backtrail.engine.repack import repack
 from backtrail.engine.squeeze import squeeze
-from backtrail.errors import Corrupt, NotFound
+from backtrail.errors import Corrupt, Invalid, NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator
@@ -268,6 +268,7 @@ class Reading:
             return None
         try:
             tree = self._tree(row)
+            self._require_values(row, tree)
             below = read_below(self._heads, tree, good)
         except NotFound as error:
             return str(error) if held else None
@@ -288,15 +289,49 @@ class Reading:
                     return tree
         return self._heads.chain(self._record, row).tree
 
+    def _require_values(self, row: Row, tree: Tree) -> None:
+        """Raise `Corrupt` unless what a row brings can be made values of: its hashes may be right all the same."""
+        unpack = _unpacker()
+        _require_value(unpack, tree.rep)
+        if row.base == row.seq:
+            for node in tree.nodes.fresh.values():
+                _require_parts(unpack, node)
+            return
+        for op in payload.read_delta(row.payload or b"", self._heads.nodes()):
+            for rep in payload.reps_of(op):
+                _require_value(unpack, rep)
+
+
+def _unpacker() -> unpacking.Unpacker:
+    return unpacking.Unpacker(pins.PLAIN, lambda _: None)  # what is in other nodes is looked at there
+
+
+def _require_value(unpack: unpacking.Unpacker, data: bytes) -> Any:
+    try:
+        return unpack(data)
+    except Invalid:  # a time zone that is not known here, or what can only be hashed with its class: no damage
+        return []
+
+
+def _require_parts(unpack: unpacking.Unpacker, node: Node) -> None:
+    """Raise `Corrupt` unless what stands in a node can be made values of."""
+    if node.kind in (LEAF, SPINE):
+        data = node.data if node.kind == LEAF else read_levels(node.data)[-1]
+        if type(_require_value(unpack, data)) is not list:
+            raise Corrupt("a node does not hold the parts of a container", code="corrupt.chunk")
+
 
 def read_below(heads: Heads, tree: Tree, good: set[bytes]) -> set[bytes]:
-    """Read and check all chunks that a tree leads to, but for those below good ones; return their digests."""
+    """Read and check all chunks that a tree leads to, but for good ones and those below; return their digests."""
+    unpack = _unpacker()
     todo = payload.refs_of(tree.rep)
     below: set[bytes] = set()
     while todo:
         stored = [d for d in todo if d not in tree.nodes.fresh]
         chunks = heads.backend.chunks(stored)
         nodes = {d: tree.nodes.fresh.get(d) or check_chunk(d, chunks.get(d)) for d in todo}
+        for digest in stored:
+            _require_parts(unpack, nodes[digest])
         below.update(stored)
         todo = [c for node in nodes.values() for c in node.children() if c not in good and c not in below]
     return below
