@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from backtrail.backends.port import Row, ThreadRecord
     from backtrail.engine.heads import Heads
     from backtrail.engine.nodes import Node, Nodes
-    from backtrail.engine.tree import Tree
+    from backtrail.engine.tree import Op, Tree
 
 _PAGE: Final = 500
 
@@ -258,6 +258,9 @@ class Reading:
         self._record = record
         self._last: tuple[int, Tree] | None = None
         self._pinned = pins.pinned(heads, record)
+        self._unpack = _unpacker()
+        self._ops: list[Op] | None = None
+        """Those of the row that is being read, if they were read already."""
 
     def reason(self, row: Row, good: set[bytes]) -> str | None:
         """Return why a checkpoint cannot be read, None if it can; add the chunks below it to the good ones."""
@@ -279,27 +282,29 @@ class Reading:
         return None
 
     def _tree(self, row: Row) -> Tree:
+        self._ops = None
         if self._last is not None and row.parent == self._last[0] and row.base != row.seq:
             try:
-                tree = self._last[1].apply(payload.read_delta(row.payload or b"", self._heads.nodes()))
+                self._ops = payload.read_delta(row.payload or b"", self._heads.nodes())
+                tree = self._last[1].apply(self._ops)
             except Corrupt:
                 pass  # perhaps it was rewritten meanwhile
             else:
                 if tree.root == row.root:
                     return tree
+        self._ops = None
         return self._heads.chain(self._record, row).tree
 
     def _require_values(self, row: Row, tree: Tree) -> None:
         """Raise `Corrupt` unless what a row brings can be made values of: its hashes may be right all the same."""
-        unpack = _unpacker()
-        _require_value(unpack, tree.rep)
+        _require_value(self._unpack, tree.rep)
         if row.base == row.seq:
             for node in tree.nodes.fresh.values():
-                _require_parts(unpack, node)
-            return
-        for op in payload.read_delta(row.payload or b"", self._heads.nodes()):
-            for rep in payload.reps_of(op):
-                _require_value(unpack, rep)
+                _require_parts(self._unpack, node)
+        else:
+            for op in self._ops or payload.read_delta(row.payload or b"", self._heads.nodes()):
+                for rep in payload.reps_of(op):
+                    _require_value(self._unpack, rep)
 
 
 def _unpacker() -> unpacking.Unpacker:
