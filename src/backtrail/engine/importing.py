@@ -268,6 +268,8 @@ class _Thread:
         plan = self._plan
         if plan.record is not None:
             self._change()
+        elif self._backend.thread_with_uid(plan.entry.uid) is not None:
+            raise Stale  # somebody else has imported it meanwhile; the same rows would count once, and as new
         for page in self._pages():
             self._append(page)
         return self._rows, self._checkpoints
