@@ -312,6 +312,7 @@ def _unpacker() -> unpacking.Unpacker:
 
 
 def _require_value(unpack: unpacking.Unpacker, data: bytes) -> Any:
+    unpacking.require_height(data)
     try:
         return unpack(data)
     except Invalid:  # a time zone that is not known here, or what can only be hashed with its class: no damage
