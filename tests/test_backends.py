@@ -437,6 +437,43 @@ class TestCommit:
             assert everything(backend) == before
         backend.commit(Batch(rows=((other, row(2)), (no, row(4)))))
 
+    def test_rows_with_gaps_come_behind_the_newest_one(self, backend):
+        no, other = start(backend, rows=3), start(backend, "other", uid=b"other...")
+        batch = Batch(
+            threads=(new("y", agent="a", uid=b"y......."),),
+            rows=((no, row(7)), (-1, row(5)), (no, row(8)), (-1, row(4_000_000_000)), (other, row(2))),
+            tag=((-1, 5, "t"), (no, 8, "t")),
+            hide=((no, 7), (-1, 5)),
+            newest=((no, 3),),
+            gaps=True,
+        )
+        (made,) = backend.commit(batch)
+        seqs = {of: [found.seq for found in backend.rows(of, [(1, 1 << 32)])] for of in (no, made, other)}
+        assert seqs == {no: [1, 2, 3, 7, 8], made: [5, 4_000_000_000], other: [1, 2]}
+        assert [found.seq for found in backend.rows(no, [(2, 2), (4, 7), (9, 99)], newest_first=True)] == [7, 2]
+        assert [found.seq for found in backend.rows(made, [(1, 1 << 32)], visible=True)] == [4_000_000_000]
+        assert [backend.newest(of).seq for of in (no, made)] == [8, 4_000_000_000]
+        assert (backend.tags(made), backend.tags(no)) == ({5: ("t",)}, {8: ("t",)})
+        assert {no, made, other} <= set(backend.marked(0, 99))
+        assert [stand.record.no for stand in backend.standings("a", touched=True)] == [made]
+        assert backend.commit(batch) == (made,)  # it counts once
+        backend.commit(Batch(rows=((made, row(4_000_000_001)), (no, row(9)))))
+        before = everything(backend)
+        for rows in (((no, row(9)),), ((no, row(5)),), ((no, row(12)), (no, row(11))), ((no + 99, row(1)),)):
+            with pytest.raises(Stale):
+                backend.commit(Batch(rows=rows, gaps=True, tag=((no, 8, "no"),)))
+            assert everything(backend) == before
+        with pytest.raises(Stale):
+            backend.commit(Batch(rows=((no, row(12)),), gaps=True, newest=((no, 8),)))
+        assert everything(backend) == before
+        again = Batch(rows=((no, row(12)),), gaps=True, newest=((no, 9),))
+        assert [backend.commit(again), backend.commit(again)] == [(), ()]
+        with backend.group():
+            backend.commit(Batch(rows=((no, row(15)),), gaps=True))
+            with pytest.raises(Stale):
+                backend.commit(Batch(rows=((no, row(14)),), gaps=True))
+        assert backend.newest(no).seq == 15
+
     def test_a_taken_uid_is_stale(self, backend):
         start(backend, uid=b"12345678")
         with pytest.raises(Stale):

@@ -39,6 +39,25 @@ def store():
 # -- the protocol -----------------------------------------------------------------------------------
 
 
+def test_appends_are_made_in_the_order_in_which_they_were_called(opener):
+    other = {**KEY, "session_id": "other"}
+
+    async def main(store):
+        sessions = BacktrailSessionStore(store)
+        await asyncio.gather(
+            sessions.append(KEY, [said(f"first {n}", at=n) for n in range(40)]),
+            sessions.append(other, [said("elsewhere")]),
+            sessions.append(KEY, [said("second")]),
+            sessions.append(KEY, [said("third")]),
+        )
+        contents = [entry["message"]["content"] for entry in await sessions.load(KEY)]
+        assert contents == [*(f"first {n}" for n in range(40)), "second", "third"]
+        assert not sessions._turns
+
+    with opener() as store:
+        asyncio.run(main(store))
+
+
 def test_the_sdks_own_tests_of_stores_pass_all_fourteen(opener):
     made = []
 

@@ -17,9 +17,9 @@ import pytest
 from blake3 import blake3
 
 import backtrail
-from backtrail import Conflict, Corrupt, Invalid, NotFound, Unavailable, aio, moving
+from backtrail import Conflict, Corrupt, Invalid, NotFound, Unavailable, aio, moving, placing
 from backtrail.backends.memory import MemoryBackend
-from backtrail.engine import archive, importing, log, wire
+from backtrail.engine import archive, log, wire
 from backtrail.engine.archive_reader import Archive
 from backtrail.engine.squeeze import squeeze, unsqueeze
 from backtrail.testing.conformance.moving import _shown as shown
@@ -364,21 +364,6 @@ def test_something_behind_the_end_is_refused(small, memory, tmp_path):
     assert refused(memory, path, Corrupt).code == "corrupt.export"
 
 
-def test_nobody_is_kept_busy_by_rows_that_are_not_there(small, memory, tmp_path, monkeypatch):
-    with backtrail.open("memory://") as store:
-        for n in range(30):
-            store.thread("t").save({"n": n})
-        store.thread("t").prune(keep_last=1)
-        store.gc()
-        store.export(tmp_path / "gaps")
-    monkeypatch.setattr(importing, "GAPS_MAX", 28)
-    with pytest.raises(Invalid):
-        memory.import_(tmp_path / "gaps")
-    monkeypatch.setattr(importing, "GAPS_MAX", 29)
-    memory.import_(tmp_path / "gaps")
-    assert len(memory._backend.rows(1, [(1, 100)])) == 1
-
-
 def test_an_export_does_not_continue_one_of_a_store_that_went_another_way(memory, tmp_path):
     memory.thread("t").save([1])
     memory.export(tmp_path / "1")
@@ -459,12 +444,65 @@ def test_a_disk_that_fails_is_told_and_leaves_nothing(number, code, memory, tmp_
 
 def test_a_file_is_synced_before_it_has_its_name_and_its_directory_after(memory, tmp_path, monkeypatch):
     deeds = []
-    fsync, rename = os.fsync, Path.rename
+    fsync, link = os.fsync, os.link
     monkeypatch.setattr(os, "fsync", lambda fd: (deeds.append(str(Path(f"/proc/self/fd/{fd}").readlink())), fsync(fd)))
-    monkeypatch.setattr(Path, "rename", lambda path, to: (deeds.append("rename"), rename(path, to)))
+    monkeypatch.setattr(os, "link", lambda path, to: (deeds.append("link"), link(path, to)))
     memory.export(tmp_path / "1")
     assert deeds[0].endswith(".part")
-    assert deeds[1:] == ["rename", str(tmp_path)]
+    assert deeds[1:] == ["link", str(tmp_path)]
+
+
+def test_new_directories_are_synced_each_in_its_own(memory, tmp_path, monkeypatch):
+    synced = []
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(Path(f"/proc/self/fd/{fd}").readlink()), fsync(fd)))
+    memory.export(tmp_path / "new" / "newer" / "1")
+    assert synced[:2] == [tmp_path, tmp_path / "new"]
+    assert synced[2].suffix == ".part"
+    assert synced[3:] == [tmp_path / "new" / "newer"]
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_what_came_a_moment_ago_is_not_written_over(links, memory, tmp_path, monkeypatch):
+    def refused(part, path):
+        raise PermissionError(errno.EPERM, "there are no links here")
+
+    def meanwhile(*_):
+        (tmp_path / "1").write_text("mine")
+
+    if not links:
+        monkeypatch.setattr(os, "link", refused)
+    memory.thread("t").save([1])
+    with pytest.raises(Conflict) as caught:
+        memory.export(tmp_path / "1", progress=meanwhile)
+    assert caught.value.code == "conflict.exists"
+    assert (tmp_path / "1").read_text() == "mine"
+    memory.export(tmp_path / "2")
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["1", "2"]
+    with backtrail.open("memory://") as other:
+        assert other.import_(tmp_path / "2").created == 1
+
+
+def test_two_exports_to_one_path_are_one_and_a_conflict(memory, tmp_path, monkeypatch):
+    memory.thread("t").save([1])
+    monkeypatch.setattr(placing, "_refuse_existing", lambda path: None)  # both look before either is there
+    made = memory.export(tmp_path / "1")
+    with pytest.raises(Conflict):
+        memory.export(tmp_path / "1")
+    assert [each.name for each in tmp_path.iterdir()] == ["1"]
+    with backtrail.open("memory://") as other:
+        assert other.import_(tmp_path / "1").id == made.id
+
+
+def test_the_home_of_nobody_is_no_place(memory):
+    for call in (memory.export, memory.import_, memory.backup):
+        with pytest.raises(Invalid) as caught:
+            call("~no such user/x")
+        assert caught.value.code in ("invalid.argument", "invalid.backup")
+    with pytest.raises(Invalid):
+        memory.export("x", since="~no such user/x")
+    with pytest.raises(Invalid):
+        backtrail.open("~no such user/x")
 
 
 # -- killed in the middle ---------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from backtrail.arguments import check_id
 from backtrail.backends.port import Batch, Vanished
-from backtrail.engine import changes, log, pins, verifying
+from backtrail.engine import changes, log, pins, reading
 from backtrail.engine.codec import Decoder
 from backtrail.engine.paths import Path
 from backtrail.engine.pins import AFTER, AGENT, BEFORE, CHECKPOINT, CONVERSATION, CONVERSATIONS, Manifest, Note, Pointer
@@ -343,7 +343,7 @@ class Manifests(Handle[Any]):
                 if record is None or row is None or row.root != pointer.root:
                     raise Corrupt("what it points at is missing", code="corrupt.row")  # noqa: TRY301
                 tree = heads.chain(record, row).tree
-                good |= verifying.read_below(heads, tree, good)
+                good |= reading.read_below(heads, tree, good)
             except (Corrupt, NotFound) as error:
                 raise Corrupt(
                     f"this checkpoint of agent {self.id!r} cannot be restored, and nothing was changed: "

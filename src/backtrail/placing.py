@@ -1,7 +1,7 @@
 """Files that are there whole, or not at all: written under another name, synced, and then given theirs.
 
-What is there already is never replaced. Whoever is killed in the middle leaves a file whose name begins with
-`.backtrail-` and ends with `.part`, which nobody reads.
+What is there already is never replaced, not even if it came a moment ago. New directories are synced, too. Whoever is
+killed in the middle leaves a file whose name begins with `.backtrail-` and ends with `.part`, which nobody reads.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+"""What file systems say that have no hard links."""
 
 
 def path_of(path: Any) -> Path:
@@ -25,7 +27,10 @@ def path_of(path: Any) -> Path:
     name = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not isinstance(name, str) or not name or "\0" in name:
         raise Invalid(f"this is not the name of a file: {path!r}", code="invalid.argument")
-    return Path(name).expanduser()
+    try:
+        return Path(name).expanduser()
+    except RuntimeError as error:
+        raise Invalid(f"{name}: there is no such user: {error}", code="invalid.argument") from error
 
 
 @contextmanager
@@ -35,13 +40,12 @@ def placed(path: Path) -> Iterator[Path]:
         if path.is_dir():
             raise Invalid(f"{path}: is a directory: name a file in it", code="invalid.argument")
         _refuse_existing(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make(path.parent)
         part = path.with_name(f".backtrail-{os.urandom(8).hex()}.part")
         try:
             yield part
             _sync(part)
-            _refuse_existing(path)
-            part.rename(path)
+            _give_name(part, path)
         except BaseException:
             with suppress(OSError):
                 part.unlink()
@@ -62,7 +66,40 @@ def translated(error: OSError, path: Path) -> Error:
 
 def _refuse_existing(path: Path) -> None:
     if path.exists() or path.is_symlink():
-        raise Conflict(f"{path}: is there already: name another file, or remove it", code="conflict.exists")
+        raise _existing(path)
+
+
+def _existing(path: Path) -> Conflict:
+    return Conflict(f"{path}: is there already: name another file, or remove it", code="conflict.exists")
+
+
+def _make(directory: Path) -> None:
+    """Make a directory, and those that it is to be in: each is on disk once its own directory is synced."""
+    missing = [each for each in (directory, *directory.parents) if not each.exists()]
+    for each in reversed(missing):
+        each.mkdir(exist_ok=True)
+        _sync(each.parent)
+
+
+def _give_name(part: Path, path: Path) -> None:
+    """Give a file its name, unless another one has it: a link, unlike a rename, replaces nothing."""
+    try:
+        try:
+            os.link(part, path)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            path.touch(exist_ok=False)  # from here on the name is ours; whoever is killed now leaves an empty file
+            try:
+                part.rename(path)
+            except BaseException:
+                path.unlink()
+                raise
+            return
+    except FileExistsError as error:
+        raise _existing(path) from error
+    with suppress(OSError):
+        part.unlink()
 
 
 def _sync(path: Path) -> None:

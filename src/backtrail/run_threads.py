@@ -61,7 +61,7 @@ class Work(Handle[Any]):
         self.standing = desk.heads.with_chain(standing)
         tree = self.standing.chain.tree if self.standing.chain else None
         found = None if tree is None else Decoder(tree.nodes, self._types).value(tree.rep)
-        if not isinstance(found, dict):
+        if not isinstance(found, dict) or not journal.is_point(found):
             raise Corrupt(f"the journal of run {self.id!r} is damaged", code="corrupt.state")
         return found
 

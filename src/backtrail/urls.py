@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from backtrail.errors import Invalid, Unavailable
+from backtrail.placing import path_of
 
 if TYPE_CHECKING:
     from backtrail.backends.port import Backend
@@ -107,4 +108,4 @@ def _path(url: str) -> str:
             f"there is no kind of store {scheme!r}; use a path, sqlite:///path, file:///directory, postgresql://... or memory://",
             code="invalid.url",
         )
-    return str(Path(url).expanduser())
+    return str(path_of(url))

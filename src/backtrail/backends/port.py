@@ -109,8 +109,8 @@ class Batch(NamedTuple):
     """(thread, what it becomes): a deleted thread begins again; its agent, created_at and origin are replaced, its
     number, name and uid stay."""
     rows: tuple[tuple[int, Row], ...] = ()
-    """Each row's predecessor (seq - 1) must be the newest row of its thread, else `Stale`; the first row of
-    a thread has seq 1. Rows of one thread come in ascending order. A row may be hidden from its beginning."""
+    """Each row's predecessor (seq - 1) must be the newest row of its thread, else `Stale` (but see `gaps`); the first
+    row of a thread has seq 1. Rows of one thread come in ascending order. A row may be hidden from its beginning."""
     chunks: tuple[tuple[bytes, bytes], ...] = ()
     """(digest, stored bytes): put if absent; either way its epoch becomes the current one."""
     touch: tuple[bytes, ...] = ()
@@ -127,6 +127,8 @@ class Batch(NamedTuple):
     untag: tuple[tuple[int, int, str], ...] = ()
     untouch: tuple[tuple[int, int], ...] = ()
     """(thread, seq): it is touched no more, if seq is its newest row once the batch is written; else passed over."""
+    gaps: bool = False
+    """Seqs may be left out, as if there had been rows that were removed: a row must only come behind the newest one."""
 
 
 class Stale(Exception):  # noqa: N818 - an answer, not a failure

@@ -5,7 +5,7 @@ from seq - 1 to seq has the turn, and whoever comes second waits for the first, 
 Everything else is one call of the store's function `commit_1`, which looks at all that the batch requires before it
 writes, or of `commit_2`, which also shows rows again and untouches.
 
-A batch that is too large for one message is sent in pieces, in one transaction.
+A batch that is too large for one message, or has gaps, is sent in pieces, in one transaction.
 
 A batch is recognised by the uids of its threads and the op_ids of its rows, so one that comes again after a lost reply
 is a success. The second attempt waits for the first, if that is still under way: both need the turn of the same thread.
@@ -57,6 +57,28 @@ class Commit:
             SELECT no, {", ".join(_PLACE.values())} FROM turn""",
             letters,
         )
+        listed = ", ".join(f"unnest(${at})" for at in range(6, 6 + len(LETTERS)))
+        self._append_sparse = Statement(
+            f"""
+            WITH turn AS (
+                UPDATE {schema}.thread SET newest = $3, updated_at = $4, second = $4 / {SECOND}, alive = $5 > 0,
+                    dirty = true
+                WHERE no = $1 AND newest < $2 RETURNING no, {schema}.durable_1({str(durable).lower()}))
+            INSERT INTO {schema}.row (thread, {", ".join(COLUMNS)}) SELECT no, {listed} FROM turn""",
+            "iiiii" + LETTERS.upper(),
+        )
+        self._same_threads = Statement(
+            f"""
+            SELECT t.no FROM unnest($1, $2, $3) WITH ORDINALITY AS w(space, name, uid, at)
+            JOIN {schema}.thread t ON t.space = w.space AND t.name = w.name AND t.uid = w.uid ORDER BY w.at""",
+            "TBB",
+        )
+        self._same_rows = Statement(
+            f"""
+            SELECT count(*) FROM unnest($1, $2, $3) AS w(thread, seq, op_id)
+            JOIN {schema}.row r ON r.thread = w.thread AND r.seq = w.seq AND r.op_id = w.op_id""",
+            "IIB",
+        )
         self._op_id = Statement(f"SELECT op_id FROM {schema}.row WHERE thread = $1 AND seq = $2", "ii")
         general = "oTBBBIB" + "IBIB" + "I" + LETTERS.upper() + "BBB" + "IIII" + "II" + "IIB" + "IIB"
         self._commit = Statement(_call(schema, "commit_1", len(general)), general)
@@ -73,13 +95,14 @@ class Commit:
         if is_one_row(batch):
             self._append_row(session, *batch.rows[0])
             return ()
-        if _weight(batch) <= PIECE:
+        if _weight(batch) <= PIECE and not batch.gaps:
             return self._write_piece(session, batch)[0]
+        write = self._write_sparse if batch.gaps else self._write_pieces
         if not alone:
-            return self._write_pieces(session, batch)
+            return write(session, batch)
         session.script("BEGIN ISOLATION LEVEL READ COMMITTED")
         try:
-            numbers = self._write_pieces(session, batch)
+            numbers = write(session, batch)
         except (Stale, Vanished, MissingChunks):
             session.script("ROLLBACK")
             raise
@@ -90,6 +113,20 @@ class Commit:
         _check_sizes((row.payload,))
         if not session.count(self._append, (thread, *_values(row))) and not self.is_there(session, thread, row):
             raise Stale
+
+    def _append_rows(self, session: Session, rows: Sequence[tuple[int, Row]]) -> None:
+        """Append rows behind the newest ones of their threads, wherever that is."""
+        by_thread: dict[int, list[Row]] = {}
+        for no, row in rows:
+            by_thread.setdefault(no, []).append(row)
+        for no, listed in by_thread.items():
+            _check_sizes(row.payload for row in listed)
+            if any(a.seq >= b.seq for a, b in itertools.pairwise(listed)):
+                raise Stale
+            place = (no, listed[0].seq, listed[-1].seq, listed[-1].created_at, listed[-1].head)
+            columns = _columns([_values(row) for row in listed], len(LETTERS))
+            if not session.count(self._append_sparse, (*place, *columns)):
+                raise Stale
 
     def is_there(self, session: Session, thread: int, row: Row) -> bool:
         """Tell whether this very row was written."""
@@ -127,8 +164,42 @@ class Commit:
             return numbers
         for rows in pieces[1:]:
             self._write_piece(session, Batch(rows=tuple((_number(no, numbers), row) for no, row in rows)))
-        if batch.hide or batch.show or batch.tag or batch.untag or batch.untouch:
+        self._write_marks(session, batch, numbers)
+        return numbers
+
+    def _write_sparse(self, session: Session, batch: Batch) -> tuple[int, ...]:
+        """Write a batch with gaps: what it requires, its rows, and the rest."""
+        there = self._committed(session, batch)
+        if there is not None:
+            return there
+        first = batch._replace(rows=(), chunks=(), touch=(), hide=(), tag=(), untag=(), untouch=(), gaps=False)
+        numbers, already = self._write_piece(session, first)
+        if already:
+            raise Stale  # somebody else has made its threads, with other rows
+        for rows in _pieces(batch.rows, lambda row: len(row[1].payload or b"")):
+            self._append_rows(session, [(_number(no, numbers), row) for no, row in rows])
+        for chunks in _pieces(batch.chunks, lambda chunk: len(chunk[1])):
+            self.put(session, chunks)
+        self._write_marks(session, batch, numbers)
+        return numbers
+
+    def _committed(self, session: Session, batch: Batch) -> tuple[int, ...] | None:
+        """Return the numbers of the batch's threads if this very batch was committed before, else None."""
+        if not batch.threads and not batch.rows:
+            return None
+        wanted = [(new.space, encoded(new.name), new.uid) for new in batch.threads]
+        numbers = tuple(no for (no,) in session.run(self._same_threads, _columns(wanted, 3))) if wanted else ()
+        if len(numbers) < len(wanted):
+            return None
+        rows = [(_number(no, numbers), row.seq, row.op_id) for no, row in batch.rows]
+        ((count,),) = session.run(self._same_rows, _columns(rows, 3))
+        return numbers if count == len(rows) else None
+
+    def _write_marks(self, session: Session, batch: Batch, numbers: Sequence[int]) -> None:
+        touch = batch.touch if batch.gaps else ()
+        if touch or batch.hide or batch.show or batch.tag or batch.untag or batch.untouch:
             marks = Batch(
+                touch=touch,
                 hide=tuple((_number(no, numbers), seq) for no, seq in batch.hide),
                 show=batch.show,
                 tag=tuple((_number(no, numbers), seq, tag) for no, seq, tag in batch.tag),
@@ -136,7 +207,6 @@ class Commit:
                 untouch=tuple((_number(no, numbers), seq) for no, seq in batch.untouch),
             )
             self._write_piece(session, marks)
-        return numbers
 
     def put(self, session: Session, chunks: Sequence[tuple[bytes, bytes]]) -> None:
         """Put chunks as a part of the transaction that is open."""

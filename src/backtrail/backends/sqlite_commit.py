@@ -35,6 +35,8 @@ _INSERT_ROW = f"""
     INSERT INTO row (key, {COLUMNS}, payload, hidden)
     VALUES (?1, CASE WHEN {_LAST_KEY} = ?1 - 1 THEN ?2 END,
             {", ".join(f"?{at}" for at in range(3, 20))}, coalesce(?20, x''), ?21)"""
+_INSERT_BEHIND = _INSERT_ROW.replace(f"{_LAST_KEY} = ?1 - 1", f"{_LAST_KEY} < ?1")
+_IS_BEHIND = f"SELECT {_LAST_KEY} < ?1"
 _INSERT_THREAD = """
     INSERT INTO thread (space, name, uid, agent, created_at, origin) VALUES (?, ?, ?, ?, ?, ?)
     ON CONFLICT DO NOTHING RETURNING no"""
@@ -110,6 +112,7 @@ def _is_one_row(batch: Batch) -> bool:
         or batch.tag
         or batch.untag
         or batch.untouch
+        or batch.gaps
     )
 
 
@@ -124,9 +127,9 @@ def _append(connection: apsw.Connection, batch: Batch) -> tuple[int, ...]:
     return ()
 
 
-def _refuse(connection: apsw.Connection, key: int, error: apsw.ConstraintError) -> NoReturn:
+def _refuse(connection: apsw.Connection, key: int, error: apsw.ConstraintError, *, gaps: bool = False) -> NoReturn:
     """Tell a row whose turn it is not from one that the table does not take."""
-    if connection.execute(_IS_NEWEST, (key - 1,)).get:
+    if connection.execute(_IS_BEHIND if gaps else _IS_NEWEST, (key if gaps else key - 1,)).get:
         raise error
     raise Stale from error
 
@@ -150,7 +153,7 @@ def _write(connection: apsw.Connection, batch: Batch) -> tuple[int, ...]:
         values = (_key(thread, 0, numbers), encoded(new.agent), new.created_at, encoded(new.origin))
         connection.execute(_RENEW, values)
     for thread, row in batch.rows:
-        _insert(connection, _key(thread, row.seq, numbers), row)
+        _insert(connection, _key(thread, row.seq, numbers), row, gaps=batch.gaps)
     if batch.chunks:
         connection.executemany(PUT_CHUNK, batch.chunks)
     if batch.touch:
@@ -168,11 +171,11 @@ def _write(connection: apsw.Connection, batch: Batch) -> tuple[int, ...]:
     return numbers
 
 
-def _insert(connection: apsw.Connection, key: int, row: Row) -> None:
+def _insert(connection: apsw.Connection, key: int, row: Row, *, gaps: bool = False) -> None:
     try:
-        connection.execute(_INSERT_ROW, as_parameters(key, row))
+        connection.execute(_INSERT_BEHIND if gaps else _INSERT_ROW, as_parameters(key, row))
     except apsw.ConstraintError as error:
-        _refuse(connection, key, error)
+        _refuse(connection, key, error, gaps=gaps)
 
 
 def _key(thread: int, seq: int, created: Sequence[int]) -> int:

@@ -8,6 +8,7 @@ to take changes back says `begin` before, and then `undo`, to the beginning or t
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import TYPE_CHECKING, Any
 
 from backtrail.backends.changes import (
@@ -272,7 +273,7 @@ class Tables:
         last = {-(at + 1): 0 for at in range(len(batch.threads))}
         for thread, row in batch.rows:
             before = last.get(thread, self.last(thread))
-            if before is None or row.seq != before + 1:
+            if before is None or not (before < row.seq if batch.gaps else row.seq == before + 1):
                 raise Stale
             last[thread] = row.seq
         missing = frozenset(batch.touch) - self.chunks.keys() - {digest for digest, _ in batch.chunks}
@@ -407,8 +408,12 @@ class Tables:
         """Return the rows whose seq lies in one of the ranges, in order of seq."""
         log = self.logs.get(thread, {})
         last = next(reversed(log), 0)
-        wanted = (seq for low, high in merged(ranges) for seq in range(low, min(high, last) + 1))
-        return [log[seq] for seq in wanted if seq in log]
+        wanted = [(low, min(high, last)) for low, high in merged(ranges) if low <= last]
+        if sum(high - low + 1 for low, high in wanted) > len(log):  # there are gaps, which may be wide
+            lows = [low for low, _ in wanted]
+            places = ((bisect_right(lows, seq) - 1, seq, row) for seq, row in log.items())
+            return [row for at, seq, row in places if at >= 0 and seq <= wanted[at][1]]
+        return [log[seq] for low, high in wanted for seq in range(low, high + 1) if seq in log]
 
     def whole(self) -> Iterator[Change]:  # noqa: C901 - one for each table
         """Give changes that make these tables of empty ones."""

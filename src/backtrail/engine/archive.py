@@ -42,6 +42,8 @@ SECTION: Final = 1 << 20
 """About how many bytes are in a section, before they are compressed."""
 HEAD_BYTES: Final = 9
 """Of a section: its kind and its length."""
+ROW_WEIGHT: Final = 200
+"""What a row counts in a section, beside its payload and its metadata."""
 FIELDS: Final = 20
 """Of a row: those that its checksum covers, the checksum, the payload."""
 LABEL: Final = 12
@@ -132,7 +134,7 @@ class Writer:
         """Add a row, with its payload as it is before it is compressed."""
         fields: list[Any] = [*row[: FIELDS - 1], plain]
         fields[LABEL] = _bin(row.label)
-        self._add(ROWS, fields, len(plain) + 200)
+        self._add(ROWS, fields, len(plain) + len(row.extra) + ROW_WEIGHT)
         saved = self.totals.checkpoints + (row.op in log.CHECKPOINTS and not row.hidden)
         self.totals = self.totals._replace(rows=self.totals.rows + 1, checkpoints=saved)
 

@@ -16,23 +16,19 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, Self
 import ormsgpack
 from blake3 import blake3
 
-from backtrail.backends.port import NewThread, Row
 from backtrail.engine import log
 from backtrail.engine.archive import (
     CHUNKS,
     DIGESTS,
     END,
-    FIELDS,
     FORMAT,
     HEAD_BYTES,
     HEADER,
     ID_BYTES,
     KNOWN,
-    LABEL,
     MAGIC,
     ROWS,
     SECTION,
-    SPACES,
     THREAD,
     VERSION,
     Entry,
@@ -40,22 +36,23 @@ from backtrail.engine.archive import (
     Known,
     Totals,
 )
+from backtrail.engine.archive_fields import entry_of, is_written, known_of, require_shape, row_of
 from backtrail.engine.nodes import DIGEST_BYTES, NODE_LIMIT
 from backtrail.engine.squeeze import RAW, unsqueeze
 from backtrail.errors import Corrupt, Error, Invalid, NotFound
-from backtrail.fields import MAX_ID
 from backtrail.placing import translated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from backtrail.backends.port import Row
+
 _LIMIT: Final = NODE_LIMIT + 2 * SECTION
 _CHECK: Final = 32
 _LINE: Final = 64
 _KEPT: Final = 12
 """Sections that are kept in memory."""
-_LATEST: Final = 1 << 62
 _RAW: Final = bytes([RAW])
 
 
@@ -131,7 +128,8 @@ class _File:
         if type(version) is not int or version > FORMAT:
             raise self._newer(version)
         ids = (number,) if since is None else (number, since)
-        if type(created_at) is not int or not all(type(each) is bytes and len(each) == ID_BYTES for each in ids):
+        timed = type(created_at) is int and abs(created_at) < log.LATEST
+        if not timed or not all(type(each) is bytes and len(each) == ID_BYTES for each in ids):
             raise self.damaged("its header is damaged")
         return Header(number, created_at, since)
 
@@ -149,7 +147,9 @@ class _File:
 
     def _value(self, section: _Section) -> Any:
         try:
-            return ormsgpack.unpackb(unsqueeze(section.raw[HEAD_BYTES:-_CHECK], limit=_LIMIT))
+            data = unsqueeze(section.raw[HEAD_BYTES:-_CHECK], limit=_LIMIT)
+            require_shape(section.kind, data)
+            return ormsgpack.unpackb(data)
         except (ValueError, Corrupt) as error:
             raise self.damaged(f"a section is damaged ({error})") from error
 
@@ -169,6 +169,7 @@ class Archive(_File):
         self.entries: list[Entry] = []
         self.known: dict[bytes, Known] = {}
         self._pages: dict[bytes, list[_Page]] = {}
+        self._names: set[tuple[str, ...]] = set()
         self._chunks: dict[bytes, tuple[int, int]] = {}
         self._digests: list[int] = []
         self._cache: OrderedDict[int, Any] = OrderedDict()
@@ -208,11 +209,15 @@ class Archive(_File):
 
     def digests(self) -> list[bytes]:
         """Return the digests of all chunks that a store has once it has imported this and what it continues."""
-        found: list[bytes] = []
+        found: dict[bytes, None] = {}
+        count = 0
         for offset in self._digests:
             joined = self._value(self._read(offset))
-            found += [joined[at : at + DIGEST_BYTES] for at in range(0, len(joined), DIGEST_BYTES)]
-        return found
+            count += len(joined) // DIGEST_BYTES
+            found.update(dict.fromkeys(joined[at : at + DIGEST_BYTES] for at in range(0, len(joined), DIGEST_BYTES)))
+            if len(found) < count:
+                raise self.damaged("it names a chunk twice")
+        return list(found)
 
     # -- the first look ---------------------------------------------------------------------------------
 
@@ -233,9 +238,13 @@ class Archive(_File):
         if self._value(section) != [list(counted), whole.digest()]:
             raise self.damaged("its checksum does not match")
         self._require_last()
-        if not all(uid in self.known for uid in self._pages):
+        if not all(self._knows(entry) for entry in self.entries):
             raise self.damaged("it does not know its own threads")
         return counted
+
+    def _knows(self, entry: Entry) -> bool:
+        known = self.known.get(entry.uid)
+        return known is not None and known[:3] == (entry.newest, entry.newest_op, entry.marks())
 
     def _note(self, kind: bytes, value: Any, offset: int, counted: Totals) -> Totals:
         """Take note of a section."""
@@ -248,10 +257,16 @@ class Archive(_File):
                 saved = sum(row.op in log.CHECKPOINTS and not row.hidden for row in rows)
                 return counted._replace(rows=counted.rows + len(rows), checkpoints=counted.checkpoints + saved)
             if kind == CHUNKS:
+                before = len(self._chunks)
                 self._chunks.update({blake3(plain).digest(): (offset, at) for at, plain in enumerate(value)})
+                if len(self._chunks) - before < len(value):
+                    raise self.damaged("it has a chunk twice")
                 return counted._replace(chunks=counted.chunks + len(value))
             if kind == KNOWN:
-                self.known.update({uid: Known(*rest) for uid, *rest in value})
+                known = known_of(value)
+                if known.keys() & self.known.keys():
+                    raise self.damaged("it knows a thread twice")
+                self.known.update(known)
             elif kind == DIGESTS and type(value) is bytes and len(value) % DIGEST_BYTES == 0:
                 self._digests.append(offset)
             else:
@@ -261,9 +276,13 @@ class Archive(_File):
         return counted
 
     def _note_thread(self, value: Any) -> None:
-        entry = _entry(value)
-        if entry.uid in self._pages:
+        entry = entry_of(value)
+        name = entry.thread[:2]
+        if entry.uid in self._pages or name in self._names:
             raise self.damaged("it has a thread twice")
+        if entry.start and self.header.since is None:
+            raise self.damaged("it continues an export that it does not name")
+        self._names.add(name)
         self._require_last()
         self.entries.append(entry)
         self._pages[entry.uid] = []
@@ -271,11 +290,11 @@ class Archive(_File):
     def _note_rows(self, value: Any, offset: int) -> list[Row]:
         entry = self.entries[-1]
         pages = self._pages[entry.uid]
-        rows = [_row(fields, entry) for fields in value]
+        rows = [row_of(fields, entry) for fields in value]
         last = self._rows(entry, pages[-1].offset)[-1].seq if pages else 0
         for row in rows:
-            fits = last < row.seq <= entry.newest and (row.seq > entry.start or row.base == row.seq)
-            if not fits or not log.is_sound(row, entry.uid):
+            in_order = last < row.seq <= entry.newest and (row.seq > entry.start or row.base == row.seq)
+            if not in_order or not is_written(row, entry):
                 raise self.damaged(f"row {row.seq} of thread {entry.thread.name!r} is damaged")
             last = row.seq
         pages.append(_Page(offset, rows[0].seq))
@@ -301,7 +320,7 @@ class Archive(_File):
     # -- sections ---------------------------------------------------------------------------------------
 
     def _rows(self, entry: Entry, offset: int) -> list[Row]:
-        rows: list[Row] = self._decoded(offset, lambda listed: [_row(fields, entry) for fields in listed])
+        rows: list[Row] = self._decoded(offset, lambda listed: [row_of(fields, entry) for fields in listed])
         return rows
 
     def _decoded(self, offset: int, make: Callable[[Any], Any]) -> Any:
@@ -344,37 +363,3 @@ def _opened(path: Path) -> BinaryIO:
 
 def _not_ours(path: Path) -> Invalid:
     return Invalid(f"{path}: is not an export of a backtrail store: name another file", code="invalid.export")
-
-
-def _text(data: Any) -> str | None:
-    return None if data is None else bytes(memoryview(data)).decode("utf-8", "surrogatepass")
-
-
-def _entry(value: Any) -> Entry:
-    (space, name, uid, agent, created_at, origin), start, start_op, newest, newest_op, visible, tags = value
-    thread = NewThread(space, _text(name) or "", uid, _text(agent), created_at, _text(origin))
-    ranges = tuple((low, high) for low, high in visible)
-    listed = {seq: tuple(_text(tag) or "" for tag in words) for seq, words in tags}
-    flat = [0, *(seq for pair in ranges for seq in pair)]
-    ordered = all(a < b for a, b in zip(flat[::2], flat[1::2], strict=False)) and all(a <= b for a, b in ranges)
-    numbers = [start, newest, *flat, *listed]
-    if (
-        space not in SPACES
-        or not 0 < len(thread.name) <= MAX_ID
-        or any(type(each) is not bytes for each in (uid, start_op, newest_op))
-        or len(uid) != log.UID_BYTES
-        or type(created_at) is not int
-        or abs(created_at) > _LATEST
-        or not all(type(each) is int and 0 <= each <= newest <= log.MAX_SEQ for each in numbers)
-        or not ordered
-    ):
-        raise ValueError("a thread is damaged")
-    return Entry(thread, start, start_op, newest, newest_op, ranges, listed)
-
-
-def _row(fields: Any, entry: Entry) -> Row:
-    if len(fields) != FIELDS or type(fields[-1]) is not bytes:
-        raise ValueError("a row is damaged")
-    label = _text(fields[LABEL])
-    stored = _RAW + fields[-1] if fields[1] in log.CHECKPOINTS else b""
-    return Row._make((*fields[:LABEL], label, *fields[LABEL + 1 : -1], stored, not entry.shows(fields[0])))

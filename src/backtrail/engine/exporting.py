@@ -11,10 +11,11 @@ import os
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from backtrail.backends.port import NewThread
-from backtrail.engine import journal, log, payload, pins, upkeep, verifying
+from backtrail.engine import journal, log, payload, pins, upkeep
 from backtrail.engine.archive import ID_BYTES, Entry, Header, Known, Writer
 from backtrail.engine.archive_reader import Archive, id_of
 from backtrail.engine.heads import Heads
+from backtrail.engine.reading import Reading
 from backtrail.errors import Conflict, Corrupt, NotFound
 from backtrail.placing import path_of, placed
 
@@ -162,13 +163,13 @@ class _Export:
         return known.newest
 
     def _rows(self, record: ThreadRecord, seqs: list[int]) -> None:
-        reading = verifying.Reading(self._heads, record)
+        reading = Reading(self._heads, record)
         for at in range(0, len(seqs), _PAGE):
             ranges = _ranges(seqs[at : at + _PAGE])
             for row in self._heads.backend.rows(record.no, ranges, payload=True):
                 self._row(record, row, reading)
 
-    def _row(self, record: ThreadRecord, row: Row, reading: verifying.Reading) -> None:
+    def _row(self, record: ThreadRecord, row: Row, reading: Reading) -> None:
         if row.op not in log.CHECKPOINTS:
             self._writer.row(row, b"")
             return

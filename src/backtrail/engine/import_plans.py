@@ -2,16 +2,18 @@
 
 A thread is the same one if it has the same uid. Its log here and the one in the file must be the same up to where the
 shorter one ends, which the row there shows; else they have gone different ways, and that is a `Conflict`. If the file
-has more, the rest is to come, and what is hidden or tagged will be as the file says. If both end at the same row, what
-the file has hidden is hidden here, and its tags are added; nothing is taken back. If there is more here, nothing is to
+has more, the rest is to come, and what is tagged will be as the file says. If both end at the same row, its tags are
+added; nothing is taken back. Either way, what the file has hidden is hidden here. If there is more here, nothing is to
 be done.
+
+What was hidden here stays so, unless the file goes back to it: it is the head, or was made the head by a rewind.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from backtrail.engine import pins
+from backtrail.engine import log, pins
 from backtrail.errors import Conflict, NotFound
 
 if TYPE_CHECKING:
@@ -105,17 +107,36 @@ def _op_ids(rows: Iterable[Row]) -> list[bytes]:
 
 
 def _needs(archive: Archive, entry: Entry) -> NotFound:
+    return needed(archive, f"{entry.thread.space} {entry.thread.name!r} is not here up to row {entry.start}")
+
+
+def needed(archive: Archive, why: str) -> NotFound:
+    """Return the error of a file that continues one which is not here."""
     return NotFound(
-        f"{archive.path} continues export {archive.since}: import that one first "
-        f"({entry.thread.space} {entry.thread.name!r} is not here up to row {entry.start})",
+        f"{archive.path} continues export {archive.since}: import that one first ({why})",
         code="not_found.export",
         needs=archive.since,
     )
 
 
+def require_before(backend: Backend, archive: Archive) -> None:
+    """Raise `NotFound` unless all that the file takes for known is here, or was."""
+    own = {entry.uid for entry in archive.entries}
+    for uid, known in archive.known.items() if archive.since is not None else ():
+        record = None if uid in own else backend.thread_with_uid(uid)
+        newest = backend.newest(record.no) if record else None
+        if uid not in own and (newest is None or newest.seq < known.newest):
+            raise needed(archive, "a thread that is not in this file, and that it knows, is not here as far")
+
+
 def _marks(backend: Backend, archive: Archive, entry: Entry, record: ThreadRecord, here: int) -> Plan:
     """Find what is hidden, shown or tagged otherwise; what goes on from here is right, else nothing is taken back."""
     grows = here < entry.newest
+    heads = {
+        row.head
+        for row in archive.rows(entry, here + 1, entry.newest)
+        if row.op == log.REWIND or row.seq == entry.newest
+    }
     rows = backend.rows(record.no, [(1, here)])
     tags = backend.tags(record.no)
     both = [(row.seq, set(tags.get(row.seq, ())), entry.tags.get(row.seq, ())) for row in rows]
@@ -124,7 +145,7 @@ def _marks(backend: Backend, archive: Archive, entry: Entry, record: ThreadRecor
         record,
         here,
         hide=tuple(row.seq for row in rows if not row.hidden and not entry.shows(row.seq)),
-        show=tuple(row.seq for row in rows if grows and row.hidden and entry.shows(row.seq)),
+        show=tuple(row.seq for row in rows if row.hidden and row.seq in heads and entry.shows(row.seq)),
         tag=tuple((seq, word) for seq, has, wanted in both for word in wanted if word not in has),
         untag=tuple(
             (seq, word)

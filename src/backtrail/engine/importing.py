@@ -4,22 +4,22 @@ First the file is read to its end (`archive_reader`), and its threads are held a
 Then every state that is to come is put together, from the file and from what is here already, and compared with its
 root. Only then is something written, in one group of commits.
 
-Rows keep their seqs. Where a collection had removed some, the place is held by rows that say nothing, which are removed
-again before the group ends.
+Rows keep their seqs. Where a collection had removed some, there is a gap, as there is where they come from.
 """
 
 from __future__ import annotations
 
 import itertools
-import os
 import random
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from backtrail.backends.port import Batch, MissingChunks, Row, Stale, ThreadRecord, Undone, Vanished
-from backtrail.engine import log, upkeep, verifying, wire
+from backtrail.engine import journal, log, pins, upkeep
+from backtrail.engine.codec import Decoder
 from backtrail.engine.heads import Heads
-from backtrail.engine.import_plans import plan_of
+from backtrail.engine.import_plans import needed, plan_of, require_before
+from backtrail.engine.reading import Reading
 from backtrail.engine.squeeze import squeeze
 from backtrail.engine.trying import PATIENCE
 from backtrail.errors import Conflict, Corrupt, Invalid, Unavailable
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 _PAGE_ROWS: Final = 500
 _PAGE_BYTES: Final = 4 << 20
-GAPS_MAX: Final = 1 << 24
-"""Rows of a thread that were removed, at most: nobody is to be kept busy by a made-up file."""
 
 
 class Imported(NamedTuple):
@@ -53,6 +51,7 @@ def import_(heads: Heads, archive: Archive, progress: Callable[[str, int], None]
     tries = 0
     while True:
         try:
+            require_before(heads.backend, archive)
             plans = [plan for entry in archive.entries if (plan := plan_of(heads.backend, archive, entry)).does]
             needed = _Check(heads, archive).check(plans, progress)
             return _write(heads, archive, plans, needed, progress) if plans else Imported()
@@ -76,6 +75,8 @@ class _View:
         self._archive = archive
         self._plan = plan
         self._rebased = {row.seq: row for row in plan.rebased}
+        self.missing: set[bytes] = set()
+        """Chunks that were asked for, and are neither in the file nor here."""
 
     def rows(self, thread: int, ranges: Sequence[tuple[int, int]], **_: object) -> list[Row]:
         """Return rows with their payloads."""
@@ -98,7 +99,10 @@ class _View:
         """Return chunks."""
         found = self._archive.chunks(digests)
         rest = [digest for digest in digests if digest not in found]
-        return {**found, **self._backend.chunks(rest)} if rest else found
+        if rest:
+            found |= self._backend.chunks(rest)
+            self.missing.update(digest for digest in rest if digest not in found)
+        return found
 
 
 class _Check:
@@ -109,6 +113,8 @@ class _Check:
         self._archive = archive
         self._good: set[bytes] = set()
         self._needed: dict[bytes, None] = {}
+        self._viewed = (b"", 0)
+        """The thread and the view that were looked at last: what follows mostly has the same."""
 
     def check(self, plans: list[Plan], progress: Callable[[str, int], None] | None) -> list[bytes]:
         """Return the digests of all chunks that the new rows lead to; `Corrupt` if a state is not what it should be."""
@@ -121,12 +127,11 @@ class _Check:
     def _thread(self, plan: Plan) -> None:
         entry = plan.entry
         record = plan.record or ThreadRecord(0, *entry.thread)
-        view = cast("Backend", _View(self._heads.backend, self._archive, plan))  # all that is asked of it here
-        heads = Heads(view, self._heads.types, self._heads.options, self._heads.clock)
-        reading = verifying.Reading(heads, record)
-        gaps = entry.newest - plan.newest
+        view = _View(self._heads.backend, self._archive, plan)
+        backend = cast("Backend", view)  # all that is asked of it here
+        heads = Heads(backend, self._heads.types, self._heads.options, self._heads.clock)
+        reading = Reading(heads, record)
         for row in itertools.chain(plan.rebased, self._archive.rows(entry, plan.newest + 1, entry.newest)):
-            gaps -= row.seq > plan.newest
             if row.op not in log.CHECKPOINTS:
                 continue
             why = reading.reason(row, self._good)
@@ -134,14 +139,52 @@ class _Check:
                 self._needed.update(dict.fromkeys(upkeep.chunks_below(heads.nodes(), row, self._needed)))
             except Corrupt as error:
                 why = why or str(error)
+            if why is not None and plan.record is None and self._archive.since is not None and view.missing:
+                raise needed(
+                    self._archive,
+                    f"thread {record.name!r} stands on what that one holds; if it was imported "
+                    "and collected since, export without since=",
+                )
             if why is not None:
                 raise self._unsound(plan, record, row, why)
+            self._require_written(heads, record, row)
         last = heads.backend.rows(record.no, [(entry.newest, entry.newest)])[0]
-        if last.head and not heads.row(record, last.head):
+        head = heads.row(record, last.head) if last.head else None
+        if last.head and (head is None or head.op not in log.CHECKPOINTS):
             raise self._unsound(plan, record, last._replace(seq=last.head), "it is missing")
-        if gaps > GAPS_MAX:
-            text = f"{gaps} rows of thread {record.name!r} were removed, which is more than can be imported"
-            raise Invalid(text, code="invalid.export")
+        if head is not None and record.space == journal.SPACE:
+            self._require_point(heads, record, head)
+
+    def _require_written(self, heads: Heads, record: ThreadRecord, row: Row) -> None:
+        """Raise unless a checkpoint that can be read is one that a writer makes in such a thread."""
+        if row.view != self._viewed[1] or record.uid != self._viewed[0]:
+            moved = heads.row(record, row.view) if row.view else None
+            if moved is not None and moved.op in log.CHECKPOINTS:
+                raise self._made_up(record, row, "what it names as its view is none")
+            self._viewed = record.uid, row.view
+        if record.space == pins.SPACE and not row.hidden:
+            try:
+                pins.note_of(row)
+                pins.manifest_of(heads, record, row)
+            except Corrupt as error:
+                raise self._made_up(record, row, str(error)) from error
+
+    def _require_point(self, heads: Heads, record: ThreadRecord, head: Row) -> None:
+        """Raise unless a run can go on from the head of its journal."""
+        tree = heads.chain(record, head).tree
+        try:
+            found = Decoder(tree.nodes, pins.PLAIN).value(tree.rep)
+            sound = journal.is_point(found) and [journal.Journal(found[name]) for name in ("zero", "calls")]
+        except Invalid:  # a time zone that is not known here
+            return
+        except Corrupt:
+            sound = False
+        if not sound:
+            raise self._made_up(record, head, "it is no journal of a run")
+
+    def _made_up(self, record: ThreadRecord, row: Row, why: str) -> Corrupt:
+        name = log.checkpoint_id(record.uid, row.seq)
+        return self._archive.damaged(f"checkpoint {name} of {record.space} {record.name!r} cannot be used: {why}")
 
     def _unsound(self, plan: Plan, record: ThreadRecord, row: Row, why: str) -> Conflict | Corrupt:
         name = log.checkpoint_id(record.uid, row.seq)
@@ -216,6 +259,8 @@ class _Thread:
         self._archive = archive
         self._plan = plan
         self._no = plan.record.no if plan.record else 0
+        self._last = plan.newest
+        """The seq of the newest row that is written."""
         self._rows = 0
         self._checkpoints = 0
 
@@ -224,11 +269,10 @@ class _Thread:
         plan = self._plan
         if plan.record is not None:
             self._change()
-        gone: list[int] = []
-        for page in self._pages(gone):
+        elif self._backend.thread_with_uid(plan.entry.uid) is not None:
+            raise Stale  # somebody else has imported it meanwhile; the same rows would count once, and as new
+        for page in self._pages():
             self._append(page)
-        for start in range(0, len(gone), _PAGE_ROWS):
-            self._backend.remove_rows(self._no, gone[start : start + _PAGE_ROWS])
         return self._rows, self._checkpoints
 
     def _change(self) -> None:
@@ -251,19 +295,12 @@ class _Thread:
         if rebased and self._backend.rewrite(no, rebased) != len(rebased):
             raise Stale
 
-    def _pages(self, gone: list[int]) -> Iterator[list[Row]]:
-        """Give the rows to come, with others in the places of those that were removed; note which these are."""
-        entry, last = self._plan.entry, self._plan.newest
+    def _pages(self) -> Iterator[list[Row]]:
+        """Give the rows to come."""
+        entry = self._plan.entry
         page: list[Row] = []
         weight = 0
-        for row in self._archive.rows(entry, last + 1, entry.newest):
-            for seq in range(last + 1, row.seq):
-                gone.append(seq)
-                page.append(_placeholder(seq, entry.uid))
-                if len(page) >= _PAGE_ROWS:
-                    yield page
-                    page, weight = [], 0
-            last = row.seq
+        for row in self._archive.rows(entry, self._plan.newest + 1, entry.newest):
             page.append(self._stored(row))
             weight += len(page[-1].payload or b"")
             if len(page) >= _PAGE_ROWS or weight > _PAGE_BYTES:
@@ -288,38 +325,10 @@ class _Thread:
                 threads=new,
                 rows=tuple((no, row) for row in page),
                 tag=tuple((no, row.seq, word) for row in page for word in tags.get(row.seq, ())),
+                newest=() if new else ((no, self._last),),
+                gaps=page[-1].seq - self._last > len(page),
             )
         )
+        self._last = page[-1].seq
         if new:
             self._no = created[0]
-
-
-_NOTHING: Final = squeeze(wire.pack([wire.pack(None), []]))
-
-
-def _placeholder(seq: int, uid: bytes) -> Row:
-    """Return a row for a place whose own row was removed: a hidden checkpoint, as that one was."""
-    row = Row(
-        seq=seq,
-        op=log.SAVE,
-        parent=0,
-        step=0,
-        head=seq,
-        undo=seq - 1,
-        redo=0,
-        view=0,
-        base=seq,
-        depth=0,
-        created_at=0,
-        kind=0,
-        label=None,
-        size=0,
-        stored=0,
-        root=b"",
-        op_id=os.urandom(16),
-        extra=log.pack_extra(b"", None, None),
-        check=b"",
-        payload=_NOTHING,
-        hidden=True,
-    )
-    return log.checked(row, uid)

@@ -20,6 +20,7 @@ Everything here is plain data in, plain data out.
 
 from __future__ import annotations
 
+import datetime as dt
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from backtrail.errors import Corrupt, Invalid
@@ -213,6 +214,28 @@ class Journal:
             for name, at in self._order
             if name[0] == kind and (at < self._heard.get(name, 0) or (name, at) not in self._optional)
         ]
+
+
+_LISTS: Final = ("messages", "tool_calls", "partial_results", "zero", "calls")
+
+
+def is_point(data: Any) -> bool:
+    """Tell whether this is what a run goes on from, as the journal's thread has it."""
+    if (
+        not isinstance(data, dict)
+        or not {"agent", "status", "iteration", "state", "lease", "created_at"} <= data.keys()
+    ):
+        return False
+    status, lease = data["status"], data["lease"]
+    return (
+        isinstance(data["agent"], str | None)
+        and type(data["iteration"]) is int
+        and type(status) is list
+        and [*map(type, status)] in ([str, str], [str, type(None)])
+        and all(type(data.get(name)) is list for name in _LISTS)
+        and (lease is None or (type(lease) is list and [*map(type, lease)] == [str, str, int]))
+        and isinstance(data["created_at"], dt.datetime)
+    )
 
 
 def finished(entries: Sequence[Any]) -> list[Any]:

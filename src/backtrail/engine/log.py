@@ -58,10 +58,12 @@ ID_LENGTH: Final = 8 + 2 * UID_BYTES
 MAX_SEQ: Final = (1 << 32) - 1
 _COLUMNS: Final = frozenset((*[int] * 12, label, int, int, bytes, bytes, bytes) for label in (str, type(None)))
 _CHECK: Final = Row._fields.index("check")
-_LATEST: Final = 253_402_300_800_000_000
+LATEST: Final = 253_402_300_800_000_000
 """Microseconds from 1970 to the end of the year 9999."""
 
 
+_MOST: Final = 1 << 53
+"""Bytes, and steps: more than anybody has, and less than any backend takes."""
 _NO_EXTRA: Final = wire.pack([b"", None, None])
 
 
@@ -81,6 +83,13 @@ def parse_id(text: str) -> tuple[bytes, int] | None:
     uid = bytes.fromhex(text[8:])
     seq = ((int(text[:8], 16) ^ int.from_bytes(uid[:4], "big")) * _UNMIX) & MAX_SEQ
     return uid, seq
+
+
+def seqs_of(uid: bytes, prefix: str) -> list[int]:
+    """Return all seqs, whether there are such rows or not, of ids whose first eight digits begin so."""
+    digits = prefix[:8]
+    first, last = int(digits.ljust(8, "0"), 16), int(digits.ljust(8, "f"), 16)
+    return [((mixed ^ int.from_bytes(uid[:4], "big")) * _UNMIX) & MAX_SEQ for mixed in range(first, last + 1)]
 
 
 # -- what a row carries beside its columns --------------------------------------------------------------
@@ -134,7 +143,14 @@ def _is_row(row: Row) -> bool:
         tuple(map(type, row[:18])) in _COLUMNS
         and 0 < row.seq <= MAX_SEQ
         and 0 <= row.parent < row.seq
-        and abs(row.created_at) < _LATEST
+        and abs(row.created_at) < LATEST
+        and min(row[1:10]) >= 0
+        and max(row[4:10]) <= row.seq  # head, undo, redo, view, base, depth
+        and row.op <= LEAVE
+        and 0 <= row.kind < len(KINDS)
+        and 0 <= row.size < _MOST
+        and 0 <= row.stored < _MOST
+        and row.step < _MOST
     )
 
 

@@ -74,10 +74,10 @@ def delta(ops: list[Op], data: bytes, nodes: Nodes, *, compress: bool) -> Stored
 
 def refs_of_ops(ops: list[Op]) -> list[bytes]:
     """Return the digests of the nodes that ops refer to."""
-    return [digest for op in ops for rep in _reps(op) for digest in refs_of(rep)]
+    return [digest for op in ops for rep in reps_of(op) for digest in refs_of(rep)]
 
 
-def _reps(op: Op) -> list[bytes]:
+def reps_of(op: Op) -> list[bytes]:
     """Return the representations in an op. Of a mapping's entry, only the value can hold references."""
     if op[0] == SET:
         return [op[2]]

@@ -168,6 +168,12 @@ def uid_of(pin: str) -> bytes:
         return b""
 
 
+def is_pin(tag: str) -> bool:
+    """Tell whether a tag is one that `pin_of` makes."""
+    digits = tag.removeprefix(_MARK)
+    return tag.startswith(_MARK) and len(digits) == 2 * log.UID_BYTES and set(digits) <= set("0123456789abcdef")
+
+
 def pins_in(tags: Iterable[str]) -> tuple[str, ...]:
     """Return those of a row's tags that are pins."""
     return tuple(tag for tag in tags if tag.startswith(_MARK))

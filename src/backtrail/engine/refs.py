@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 _BACK: Final = re.compile(r"@(?:-|~(\d{1,9}))")
 _HEX: Final = re.compile(r"[0-9a-f]{1,24}")
+_DIGITS: Final = 4
+"""So many digits of an id leave ..."""
+_MANY: Final = 1 << 16
+"""... so many seqs, at most."""
 
 
 def resolve(heads: Heads, standing: Standing, ref: Any) -> Row:
@@ -99,13 +103,22 @@ def _newest(heads: Heads, standing: Standing, seqs: list[int]) -> Row | None:
     return heads.sound_row(standing.record, seq)
 
 
+def _begins(uid: bytes, seq: int, text: str) -> bool:
+    return log.checkpoint_id(uid, seq).startswith(text)
+
+
 def _by_prefix(heads: Heads, standing: Standing, text: str) -> Row | None:
     if not _HEX.fullmatch(text):
         return None
     uid = standing.record.uid
-    seqs = range(1, standing.newest.seq + 1)
-    ranges = tuple((seq, seq) for seq in seqs if log.checkpoint_id(uid, seq).startswith(text))
-    rows = heads.visible(standing, ranges) if ranges else []
+    last = standing.newest.seq
+    if last <= _MANY:
+        ranges: log.Ranges = tuple((seq, seq) for seq in range(1, last + 1) if _begins(uid, seq, text))
+    elif len(text) >= _DIGITS:
+        ranges = tuple((seq, seq) for seq in log.seqs_of(uid, text) if 0 < seq <= last and _begins(uid, seq, text))
+    else:  # by what is there: most of a long log may be gone
+        ranges = ((1, last),)
+    rows = [row for row in (heads.visible(standing, ranges) if ranges else ()) if _begins(uid, row.seq, text)]
     if len(rows) > 1:
         names = ", ".join(log.checkpoint_id(uid, row.seq)[:12] for row in rows[:4])
         raise Invalid(

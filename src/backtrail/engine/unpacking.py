@@ -28,6 +28,8 @@ _DEEPEST: Final = 2 * wire.MAX_DEPTH + 2
 """Extensions and nodes are never nested deeper: so many taken apart one by one, then as many packed in one call."""
 _LEVELS: Final = 5000
 """How many levels of lists and dicts may be open beyond what is shallow: less than three megabytes of stack."""
+_HIGHEST: Final = wire.MAX_DEPTH + 255
+"""How many levels a writer nests: so many taken apart one by one, and what is packed in one call."""
 _NO_HEADS: Final = bytes(set(range(256)) - {*range(0x80, 0xA0), *range(0xDC, 0xE0)})
 
 
@@ -124,13 +126,19 @@ def _height(data: bytes) -> int:
     bound = len(data.translate(None, _NO_HEADS))
     if bound <= INNER:
         return bound
-    for limit in (INNER, wire.MAX_DEPTH + 255):
+    for limit in (INNER, _HIGHEST):
         try:  # whether ormsgpack can read it so many levels down
             ormsgpack.unpackb(b"\x91" * (_UNPACKED - limit) + data, ext_hook=_nothing)
         except ValueError:
             continue
         return limit
     raise Corrupt("the stored bytes are nested deeper than any value", code="corrupt.encoding")
+
+
+def require_height(data: bytes) -> None:
+    """Raise `Corrupt` if lists and dicts are nested deeper than a writer nests them."""
+    if len(data.translate(None, _NO_HEADS)) > _HIGHEST:
+        _height(data)
 
 
 def _nothing(_code: int, _payload: bytes) -> None:

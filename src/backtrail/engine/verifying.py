@@ -14,8 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from backtrail.engine import holdings, indexing, log, payload, pins, upkeep
+from backtrail.engine import holdings, indexing, log, pins, upkeep
 from backtrail.engine.nodes import check_chunk
+from backtrail.engine.reading import Reading, read_below
 from backtrail.errors import Corrupt, Error, NotFound
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from backtrail.backends.port import Row, ThreadRecord
     from backtrail.engine.heads import Heads
     from backtrail.engine.holdings import Held
-    from backtrail.engine.tree import Tree
 
     Progress = Callable[[str, int], None] | None
 
@@ -340,64 +340,6 @@ def _is_listed(heads: Heads, record: ThreadRecord, newest: Row) -> bool:
         return True
     there, again = heads.backend.thread(record.no), heads.backend.newest(record.no)
     return again is None or again.op_id != newest.op_id or there != record
-
-
-class Reading:
-    """Reads the checkpoints of a thread one after the other: the next one is mostly a change of the last."""
-
-    def __init__(self, heads: Heads, record: ThreadRecord) -> None:
-        self._heads = heads
-        self._record = record
-        self._last: tuple[int, Tree] | None = None
-        self._pinned = pins.pinned(heads, record)
-
-    def reason(self, row: Row, good: set[bytes]) -> str | None:
-        """Return why a checkpoint cannot be read, None if it can; add the chunks below it to the good ones."""
-        if not log.is_sound(row, self._record.uid):
-            return "its row is damaged"
-        held = row.hidden and row.seq in self._pinned  # it was deleted, and may be brought back
-        if (row.hidden and not held) or row.op not in log.CHECKPOINTS:
-            return None
-        try:
-            tree = self._tree(row)
-            below = read_below(self._heads, tree, good)
-        except NotFound as error:
-            return str(error) if held else None
-        except Corrupt as error:
-            return str(error) if held or _still_shown(self._heads, self._record, row) else None
-        self._last = row.seq, tree
-        good |= below
-        return None
-
-    def _tree(self, row: Row) -> Tree:
-        if self._last is not None and row.parent == self._last[0] and row.base != row.seq:
-            try:
-                tree = self._last[1].apply(payload.read_delta(row.payload or b"", self._heads.nodes()))
-            except Corrupt:
-                pass  # perhaps it was rewritten meanwhile
-            else:
-                if tree.root == row.root:
-                    return tree
-        return self._heads.chain(self._record, row).tree
-
-
-def read_below(heads: Heads, tree: Tree, good: Container[bytes]) -> set[bytes]:
-    """Read and check all chunks that a tree leads to, but for those below good ones; return their digests."""
-    todo = payload.refs_of(tree.rep)
-    below: set[bytes] = set()
-    while todo:
-        stored = [d for d in todo if d not in tree.nodes.fresh]
-        chunks = heads.backend.chunks(stored)
-        nodes = {d: tree.nodes.fresh.get(d) or check_chunk(d, chunks.get(d)) for d in todo}
-        below.update(stored)
-        todo = [c for node in nodes.values() for c in node.children() if c not in good and c not in below]
-    return below
-
-
-def _still_shown(heads: Heads, record: ThreadRecord, row: Row) -> bool:
-    """Tell whether a row is still what it was when it was read."""
-    there = heads.row(record, row.seq)
-    return there is not None and not there.hidden and there.base == row.base
 
 
 # -- the rest -----------------------------------------------------------------------------------------

@@ -6,6 +6,9 @@ there are and where, so that an append looks for those that it brings and no oth
 and along with a fork. It is never trusted alone: a uuid that it names is looked at where it is to be, and if it is not
 there, or the index is gone, it is made anew from the messages. The SDK's summary of a session is in the metadata of
 the conversation, and made anew in the same way.
+
+Appends to one session are made one after the other, in the order in which they were called: a short one does not
+overtake a long one that is still being read.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import asyncio
 import datetime as dt
 import json
 from typing import TYPE_CHECKING, Any, Final, Self
+from weakref import WeakValueDictionary
 
 from claude_agent_sdk import SessionStore, fold_session_summary
 
@@ -53,6 +57,8 @@ class BacktrailSessionStore(SessionStore):
 
     def __init__(self, source: Source) -> None:
         self._opened = Opened(source)
+        self._turns: WeakValueDictionary[tuple[asyncio.AbstractEventLoop, str], asyncio.Lock] = WeakValueDictionary()
+        """Whose turn it is to append to a session; a lock is there as long as somebody holds it or waits for it."""
 
     # -- what the SDK calls -------------------------------------------------------------------------
 
@@ -62,10 +68,11 @@ class BacktrailSessionStore(SessionStore):
         if not isinstance(entries, list | tuple):
             raise Invalid(f"entries are a list, not {type(entries).__name__}", code="invalid.argument")
         adding = _Adding(where, entries)
-        if len(entries) > _FEW:
-            await asyncio.to_thread(adding.read)  # the event loop goes on meanwhile
-        if entries:
-            await self.thread(key).edit(adding)
+        async with self._turns.setdefault((asyncio.get_running_loop(), where.id), asyncio.Lock()):
+            if len(entries) > _FEW:
+                await asyncio.to_thread(adding.read)  # the event loop goes on meanwhile
+            if entries:
+                await self.thread(key).edit(adding)
 
     async def load(self, key: SessionKey) -> list[SessionStoreEntry] | None:
         """Return the entries of a transcript as they came, oldest first; None if there is none."""

@@ -278,6 +278,35 @@ class Importing(_Moving):
         store.import_(tmp_path / "3")
         assert everything(store) == everything(other)
 
+    def test_what_it_continues_has_to_be_here_even_if_only_new_threads_are_in_it(
+        self, store: Store, other: Store, tmp_path: Path
+    ) -> None:
+        other.thread("a").save({"messages": messages(300)})
+        first = other.export(tmp_path / "1")
+        other.thread("a").append("messages", "more")
+        second = other.export(tmp_path / "2", since=first.path)
+        other.thread("b").save({"n": 1})
+        third = other.export(tmp_path / "3", since=second.path)
+        other.thread("a").fork("c")
+        other.export(tmp_path / "4", since=third.path)
+        for name, needs in (("3", second), ("4", third)):
+            with pytest.raises(NotFound) as caught:
+                store.import_(tmp_path / name)
+            assert (caught.value.code, caught.value.details["needs"]) == ("not_found.export", needs.id)
+        assert everything(store) == {}
+        store.import_(tmp_path / "1")
+        with pytest.raises(NotFound, match=second.id):
+            store.import_(tmp_path / "3")
+        store.import_(tmp_path / "2")
+        store.import_(tmp_path / "3")
+        store.thread("a").delete()
+        store.gc()
+        before = everything(store)
+        with pytest.raises(NotFound, match="collected") as caught:
+            store.import_(tmp_path / "4")
+        assert caught.value.code == "not_found.export"
+        assert everything(store) == before
+
     def test_another_thread_under_the_same_id_is_a_conflict_that_names_it(
         self, store: Store, furnished: tuple[Path, Contents]
     ) -> None:
@@ -333,6 +362,25 @@ class Importing(_Moving):
                 store.import_(tmp_path / f"{at}")
             assert everything(store) == before
             thread.append("messages", "other")
+
+    def test_what_was_pruned_here_comes_back_only_if_it_is_gone_back_to(
+        self, store: Store, other: Store, tmp_path: Path
+    ) -> None:
+        thread: Thread[Any] = other.thread("a")
+        fill(thread, 5)
+        last = other.export(tmp_path / "0")
+        store.import_(tmp_path / "0")
+        store.thread("a").prune(keep_last=1)
+        thread.save({"n": 6})
+        last = other.export(tmp_path / "1", since=last.path)
+        store.import_(tmp_path / "1")
+        assert states(store.thread("a").history()) == [{"n": 5}, {"n": 6}]
+        thread.rewind(3)
+        thread.save({"n": 7})
+        other.export(tmp_path / "2", since=last.path)
+        store.import_(tmp_path / "2")
+        assert states(store.thread("a").history()) == [{"n": 3}, {"n": 7}]
+        assert store.verify().ok
 
     def test_an_import_that_is_interrupted_leaves_nothing(self, store: Store, furnished: tuple[Path, Contents]) -> None:
         for phase, at in (("bytes", 0), ("threads", 3), ("rows", 0), ("rows", 60)):
