@@ -4,6 +4,8 @@ What it has seen is told in the words of `disks`, so that it can be played back 
 index of the WAL (`-shm`) is not on it: that is memory, and gone after a power cut.
 """
 
+# ruff: noqa: N802 - SQLite's names
+
 from __future__ import annotations
 
 from contextlib import contextmanager
