@@ -18,13 +18,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 SECTOR = 512
+_CALLS = ("open", "pread", "mkdir", "pwrite", "ftruncate", "fdatasync", "fsync", "unlink")
 
 
 class Call(NamedTuple):
     """What was asked of the disk."""
 
     what: str
-    """write, truncate, sync, create, rename, unlink, sync directory."""
+    """write, truncate, sync, create, rename, unlink, sync directory; open, read, mkdir."""
     file: Any
     """The number of the file, or the path of a directory."""
     name: str = ""
@@ -38,6 +39,8 @@ class Disk:
         self.calls: list[Call] = []
         self.before: Callable[[Call], None] = lambda _: None
         """Called before each of them; it may raise OSError, or never return."""
+        self.reads = False
+        """Whether calls that change nothing, or nothing in a file, are seen, too: open, read, mkdir."""
 
     def count(self, what: str) -> int:
         return sum(call.what == what for call in self.calls)
@@ -52,19 +55,31 @@ def traced() -> Iterator[Disk]:  # noqa: C901 - one function for each call
     """Let a disk stand in the place of the real one, which does what it is asked for."""
     disk = Disk()
     with pytest.MonkeyPatch.context() as patch:
-        real = {name: getattr(os, name) for name in ("open", "pwrite", "ftruncate", "fdatasync", "fsync", "unlink")}
+        real = {name: getattr(os, name) for name in _CALLS}
         replace = os.replace
 
         def opened(path, flags, mode=0o777, **rest):
             made = flags & os.O_CREAT and not os.path.lexists(path)
             if made:
                 disk._see(Call("create", None, os.fspath(path)))
+            elif disk.reads:
+                disk._see(Call("open", None, os.fspath(path)))
             fd = real["open"](path, flags, mode, **rest)
             if made:
                 disk.calls[-1] = disk.calls[-1]._replace(file=os.fstat(fd).st_ino)
             if flags & os.O_TRUNC and not made:
                 disk._see(Call("truncate", os.fstat(fd).st_ino))
             return fd
+
+        def pread(fd, size, at):
+            if disk.reads:
+                disk._see(Call("read", None))
+            return real["pread"](fd, size, at)
+
+        def mkdir(path, mode=0o777, **rest):
+            if disk.reads:
+                disk._see(Call("mkdir", None, os.fspath(path)))
+            return real["mkdir"](path, mode, **rest)
 
         def pwrite(fd, data, at):
             disk._see(Call("write", os.fstat(fd).st_ino, at=at, data=bytes(data)))
@@ -90,6 +105,7 @@ def traced() -> Iterator[Disk]:  # noqa: C901 - one function for each call
             return real["unlink"](path)
 
         patches = {"open": opened, "pwrite": pwrite, "ftruncate": ftruncate, "fdatasync": sync, "fsync": sync}
+        patches |= {"pread": pread, "mkdir": mkdir}
         for name, function in {**patches, "replace": replaced, "unlink": unlink}.items():
             patch.setattr(os, name, function)
         yield disk

@@ -26,8 +26,6 @@ _NEW_JOURNALS = apsw.SQLITE_OPEN_WAL | apsw.SQLITE_OPEN_MAIN_JOURNAL | apsw.SQLI
 class SqliteDisk(Disk):
     def __init__(self) -> None:
         super().__init__()
-        self.reads = False
-        """Whether reads are seen, too."""
         self.syncs = True
         """Whether a sync is one. If not, the disk says that it is, and goes on."""
         self._files: dict[str, int] = {}
@@ -64,33 +62,35 @@ def _file(disk: SqliteDisk) -> type[apsw.VFSFile]:
         def __init__(self, name, flags):
             where = name.filename() if isinstance(name, apsw.URIFilename) else name
             existed = bool(where) and Path(where).exists()
-            disk.before(Call("open", None, where or ""))
+            if disk.reads:
+                disk.before(Call("open", None, where or ""))
             super().__init__("unix", name, flags)
             self.number = -1
             if where:
                 self.number = disk.opened(where, flags[0], existed=existed)
             self.new = flags[0] & _NEW_JOURNALS and flags[0] & apsw.SQLITE_OPEN_CREATE
+            self.where = where or ""
             self.directory = str(Path(where).parent) if where else ""
 
         def xRead(self, amount, offset):
             if disk.reads:
-                disk.before(Call("read", self.number, at=offset))
+                disk.before(Call("read", self.number, self.where, at=offset))
             return super().xRead(amount, offset)
 
         def xWrite(self, data, offset):
-            call = Call("write", self.number, at=offset, data=bytes(data))
+            call = Call("write", self.number, self.where, at=offset, data=bytes(data))
             disk.before(call)
             super().xWrite(data, offset)
             disk.calls.append(call)
 
         def xTruncate(self, size):
-            call = Call("truncate", self.number, at=size)
+            call = Call("truncate", self.number, self.where, at=size)
             disk.before(call)
             super().xTruncate(size)
             disk.calls.append(call)
 
         def xSync(self, flags):
-            call = Call("sync", self.number)
+            call = Call("sync", self.number, self.where)
             disk.before(call)
             disk.synced(call)
             if self.new:

@@ -253,8 +253,9 @@ def verdict(seen: Picture | Exception, done: list[Done], point: int, durability:
 class Looker:
     """Looks at what crashes left. What reads the same, all of it, is checked once, unless `thorough`."""
 
-    def __init__(self, *, thorough: bool = False) -> None:
+    def __init__(self, *, thorough: bool = False, exact: bool = True) -> None:
         self._thorough = thorough
+        self._exact = exact
         self._known: dict[bytes, Picture] = {}
 
     def look(self, url: str) -> Picture | Exception:
@@ -263,15 +264,15 @@ class Looker:
             with backtrail.open(url, durability="relaxed") as store:
                 content = _content(store)
                 if content not in self._known or self._thorough:
-                    self._known[content] = _checked(store)
+                    self._known[content] = _checked(store, exact=self._exact)
                 return self._known[content]
         except Exception as error:  # noqa: BLE001 - whatever it is, the store is not as it should be
             return error
 
 
-def _checked(store: backtrail.Store) -> Picture:
+def _checked(store: backtrail.Store, *, exact: bool) -> Picture:
     """Return the picture of a store that is sound, and can be written to."""
-    seen = picture(store)
+    seen = picture(store, exact=exact)
     if not (report := store.verify()).ok:
         raise AssertionError(report)
     store.thread("probe").save({"n": 1})
