@@ -42,9 +42,25 @@ def stations():
     return found
 
 
-def use(url, deeds, begin):
-    """Do so many deeds, one after the other; return how many were acknowledged, and the store."""
-    store, done = None, 0
+class Power:
+    """What keeps a disk going."""
+
+    def __init__(self, disk):
+        self._disk = disk
+        self.cutting = False
+
+    def cut(self):
+        self.cutting = True
+        self._disk.shut_down()
+
+
+def use(url, deeds, power, begin):
+    """Do so many deeds, one after the other; return how many were acknowledged, at all and before the cut began.
+
+    A sync that comes while the kernel shuts a file system down may return as if all were well. When the power is really
+    cut, nobody is left to believe it.
+    """
+    store, done, before = None, 0, 0
     with suppress(backtrail.Error):
         store = backtrail.open(url)
         small_wal(store)
@@ -52,16 +68,19 @@ def use(url, deeds, begin):
         for _, deed in deeds:
             deed(store)
             done += 1
-    return done, store
+            before = before if power.cutting else done
+    return done, before, store
 
 
 def cut(kind, disk, rng, expected):
     """Use a store, cut the power while something is written or after; say what is wrong with what is left, or None."""
     url = url_of(kind, disk.where)
+    power = Power(disk)
+    deeds = DEEDS[: rng.randrange(1, len(DEEDS) + 1)]
     during = rng.random() < 0.7
-    moment = threading.Timer(rng.uniform(0, 0.15), disk.shut_down)
-    done, store = use(url, DEEDS[: rng.randrange(1, len(DEEDS) + 1)], moment.start if during else lambda: None)
-    moment.join() if during else disk.shut_down()
+    moment = threading.Timer(rng.uniform(0, 0.15), power.cut)
+    done, before, store = use(url, deeds, power, moment.start if during else lambda: None)
+    moment.join() if during else power.cut()
     if store is not None:
         with suppress(backtrail.Error):
             store.close()
@@ -72,7 +91,7 @@ def cut(kind, disk, rng, expected):
         shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
     if isinstance(seen, Exception):
         return repr(seen)
-    return None if seen in expected[done : done + 2] else f"after {DEEDS[done - 1][0]}: lost or half done"
+    return None if seen in expected[before : done + 2] else f"after {before} deeds: lost or half done"
 
 
 def cuts(kind, system, tmp_path, times):
