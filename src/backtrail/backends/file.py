@@ -312,9 +312,12 @@ class FileBackend(TableBackend):
     def reclaim(self) -> None:
         """Write all that is left to new files, and remove the old ones. Others write meanwhile, but for two moments."""
         self._refuse_in_group()
-        for _ in range(_ATTEMPTS):
-            if self._renewed():
-                return
+        try:
+            for _ in range(_ATTEMPTS):
+                if self._renewed():
+                    return
+        except OSError as error:
+            raise translated(error, self.path) from error
 
     def _renewed(self) -> bool:
         """Begin another generation, unless nothing is to be gained; return False if somebody else did."""

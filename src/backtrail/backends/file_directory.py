@@ -92,6 +92,9 @@ def read(path: Path) -> tuple[Generation, int]:
             said, _, check = line.rpartition(" check=")
             if said and check[:-1] == _check(said):
                 return _parsed(said, path), fd
+    except OSError as error:
+        os.close(fd)
+        raise translated(error, name) from error
     except BaseException:
         os.close(fd)
         raise

@@ -440,8 +440,11 @@ class Log:
     def _begin_file(self) -> None:
         name = self.name(self.file + 1)
         begin_file(name, self.uid, self.file + 1, self.number + 1)
+        try:
+            self._open(self.file + 1)
+        except OSError as error:
+            raise translated(error, name) from error
         self.file += 1
-        self._open(self.file)
         self.at, self.sealed = frames.FILE_HEADER, False
 
 
