@@ -20,7 +20,7 @@ from backtrail.backends import file_directory as directory
 from backtrail.backends import file_snapshot as snapshot
 from backtrail.backends.file_disk import remove, translated
 from backtrail.backends.file_frames import FILE_HEADER
-from backtrail.backends.file_lock import End, Turns
+from backtrail.backends.file_lock import Turns
 from backtrail.backends.file_log import Generation, Log
 from backtrail.backends.table_backend import TableBackend
 from backtrail.backends.table_view import TableView
@@ -99,7 +99,8 @@ class FileBackend(TableBackend):
             raise
         try:
             log = self._at()
-            self._turns.publish(End(log.file, log.at, log.number))
+            log.sync()
+            self._turns.publish(log.end())
             directory.sweep(self.path, self._now_in())
         finally:
             self._give()
@@ -194,7 +195,7 @@ class FileBackend(TableBackend):
             return False
         self._whole = False  # should this be interrupted, or another generation begin meanwhile
         try:
-            log.read(self._tables, end)
+            log.read(self._tables, end, beyond=False)
         except OSError:
             return False
         self._whole = log.number >= end.number and not log.torn
@@ -210,8 +211,10 @@ class FileBackend(TableBackend):
                 raise AssertionError
             if log.has_news():
                 self._whole = False  # should this be interrupted
-                log.read(self._tables)
+                log.read(self._tables, self._turns.published())
                 self._whole = True
+        except FileNotFoundError as error:
+            raise Corrupt(f"{error.filename}: is missing, and counts", code="corrupt.store") from error
         except OSError as error:
             raise translated(error, self.path) from error
         return log
@@ -219,13 +222,18 @@ class FileBackend(TableBackend):
     def _load(self) -> None:
         """Read all of it: the snapshot, or the base, and the log behind."""
         self._let_go()
-        self._generation, self._store_fd = directory.read(self.path)
-        now = self._generation
+        was = self._generation
+        now, self._store_fd = directory.read(self.path)
+        if was is not None and was.uid != now.uid:
+            raise NotFound(
+                f"{self.path}: was removed, and there is another store now: open it again", code="not_found.store"
+            )
+        self._generation = now
         self._log = log = Log(self.path, now, read_only=self.read_only)
         tables = snapshot.read(self.path, now, log)
         self._covered = 0
         self._tables = tables or Tables()
-        log.read(self._tables)
+        log.read(self._tables, self._turns.published())
         self._whole = True
 
     def _let_go(self) -> None:
@@ -253,13 +261,15 @@ class FileBackend(TableBackend):
         if not changes:
             return
         tables, log = self._tables, self._at()
+        self._whole = False  # until the tables are where the log is, or it is certain that both are where they were
         try:
             placed = log.append(changes, durable=self._durable)
-            self._whole = False  # until the tables are where the log is
-            self._turns.publish(End(log.file, log.at, log.number))
         except CommitUnknown:
-            self._whole = False  # whoever reads next looks at what is there
+            raise  # whoever reads next looks at what is there
+        except Error:
+            self._whole = True
             raise
+        self._turns.publish(log.end())
         tables.settle(placed)
         self._whole = True
 
@@ -350,7 +360,7 @@ class FileBackend(TableBackend):
                 self._take()
                 try:
                     if self._now_in() == old:
-                        log.read(tables)
+                        log.read(tables, self._at().end())
                         directory.switch(self.path, new)
                         self._adopt(log, tables)
                         snapshot.put(self.path, prepared)
@@ -402,11 +412,21 @@ class FileBackend(TableBackend):
             return
         self._turns.take()
         try:
-            if self._log is not None:
-                self._log.sync()
+            log = self._log
+            if log is not None and log.synced < log.number:
+                log.sync()
+                self._say_synced(log)
             self._snapshot()
         finally:
             self._turns.give()
+
+
+    def _say_synced(self, log: Log) -> None:
+        """Let others know that all of it is on disk now, if nobody else has written since."""
+        with self._locked():
+            end = self._turns.published()
+            if end is not None and end.number == log.number:
+                self._turns.publish(log.end())
 
 
 def _refuse_if_blind(log: Log) -> None:

@@ -1,7 +1,8 @@
 """Turns: of the threads of a process by a lock, of processes by another, on a file.
 
 The file holds the end of the log as whoever wrote last has left it. Up to there all is as durable as was asked for, so
-others may read it without a turn: nobody who reads waits for one who writes. It tells nothing that the log does not.
+others may read it without a turn: nobody who reads waits for one who writes. It also says up to which frame all was on
+disk then, which is so for ever: whoever writes next need not make sure of it. The log can do without it.
 
 A forked child shares its parent's lock on the file: it closes that file, without unlocking it, and opens its own. A
 fork waits for the calls that are under way, so that what the child has in memory is whole.
@@ -20,7 +21,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from backtrail.backends.file_disk import fcntl, translated, write_at
-from backtrail.errors import CommitUnknown, Unavailable
+from backtrail.errors import CommitUnknown, NotFound, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,16 +29,19 @@ if TYPE_CHECKING:
 
 _END: Final = struct.Struct(">QQQ")
 _CRC: Final = struct.Struct(">I")
+_SYNCED: Final = struct.Struct(">Q")
+_END_BYTES: Final = _END.size + _CRC.size
 _FIRST_PAUSE: Final = 0.0002
 _LONGEST_PAUSE: Final = 0.004
 
 
 class End(NamedTuple):
-    """Where the log ended: in which file, where, with which frame."""
+    """Where the log ended: in which file, where, with which frame; and which one was the last on disk, if it is said."""
 
     file: int
     at: int
     number: int
+    synced: int = 0
 
 
 class Turns:
@@ -86,8 +90,12 @@ class Turns:
 
     def lock(self) -> None:
         """Keep all others out, until `unlock`."""
-        self._open()
-        self._flock(fcntl.LOCK_EX)
+        while True:
+            self._open()
+            self._flock(fcntl.LOCK_EX)
+            if self._is_there():
+                return
+            self.close()  # that was not the one which others lock
 
     def unlock(self) -> None:
         """Let others in."""
@@ -111,11 +119,14 @@ class Turns:
         """Return where the log ended when somebody last said so; None if that cannot be read."""
         if self._fd < 0 and not self._open():
             return None
-        data = os.pread(self._fd, _END.size + _CRC.size, 0)
-        if len(data) < _END.size + _CRC.size:
+        data = os.pread(self._fd, _END_BYTES + _SYNCED.size + _CRC.size, 0)
+        if len(data) < _END_BYTES or data[_END.size : _END_BYTES] != _crc(data[: _END.size]):
             return None
         end = End(*_END.unpack_from(data))
-        return end if data == _end_bytes(end) else None
+        known, check = data[: -_CRC.size], data[-_CRC.size :]
+        if len(data) == _END_BYTES + _SYNCED.size + _CRC.size and check == _crc(known):
+            return end._replace(synced=_SYNCED.unpack_from(data, _END_BYTES)[0])
+        return end
 
     def close(self) -> None:
         """Let go of the file."""
@@ -130,8 +141,21 @@ class Turns:
             except OSError as error:
                 if self._read_only and isinstance(error, FileNotFoundError):
                     return False
+                if isinstance(error, FileNotFoundError):
+                    text = f"{self._path.parent}: there is no such store any more"
+                    raise NotFound(text, code="not_found.store") from error
                 raise translated(error, self._path) from error
         return True
+
+    def _is_there(self) -> bool:
+        """Tell whether the file that is open is still the one of that name."""
+        try:
+            named = os.stat(self._path)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise translated(error, self._path) from error
+        return os.path.samestat(named, os.fstat(self._fd))
 
     def _flock(self, how: int) -> None:
         pause = _FIRST_PAUSE
@@ -171,8 +195,13 @@ class Turns:
 
 
 def _end_bytes(end: End) -> bytes:
-    data = _END.pack(*end)
-    return data + _CRC.pack(zlib.crc32(data))
+    data = _END.pack(*end[:3])
+    data += _crc(data) + _SYNCED.pack(end.synced)
+    return data + _crc(data)
+
+
+def _crc(data: bytes) -> bytes:
+    return _CRC.pack(zlib.crc32(data))
 
 
 # All turns of this process.

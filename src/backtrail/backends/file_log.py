@@ -1,8 +1,11 @@
 """The log of a store in files: frames, one after the other, in a base and in numbered files behind it.
 
 A `Log` stands at a place in it: all frames up to there were done on the tables. It reads what comes behind, and
-appends. Whoever appends has the store's lock, and has read to the end; whoever reads has it, too, or shares it, so that
-nothing is seen that was not yet made durable.
+appends. Whoever appends has the store's lock, and has read to the end; whoever reads has it, too, or shares it, or
+reads only up to the end that was published, so that nothing is seen that was not yet made durable.
+
+Who appends a durable frame makes sure first that all frames before it are on disk, and says so in it: of frames that
+others wrote it knows by the end that they published, or waits for the disk once more.
 
 A frame that is not good is one of two things. If all frames behind it, too, were written before anything said that it
 is on disk, then a write was cut short: the log ends before it (`torn`). Else it is damaged: what can be read of it
@@ -14,6 +17,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from contextlib import suppress
 from copy import copy
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -23,15 +27,15 @@ import ormsgpack
 from backtrail.backends import file_frames as frames
 from backtrail.backends.changes import Place, PutThread
 from backtrail.backends.file_disk import read_at, remove, synced, synced_directory, translated, write_at
+from backtrail.backends.file_lock import End
 from backtrail.backends.file_records import ECHO, SEAL, echo, pack, unpack
-from backtrail.errors import CommitUnknown, Error
+from backtrail.errors import CommitUnknown, Corrupt, Error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from backtrail.backends.changes import Body, Change
-    from backtrail.backends.file_lock import End
     from backtrail.backends.tables import Tables
 
 LOG: Final = logging.getLogger("backtrail")
@@ -39,6 +43,7 @@ BASE: Final = 0
 """The number of the base among the files."""
 FILE_BYTES: Final = 128 * 1024 * 1024
 """A file that would grow beyond this is sealed, and the log goes on in the next one."""
+LOG_NAME: Final = re.compile(r"log-\d{12}")
 
 
 class Generation(NamedTuple):
@@ -124,6 +129,8 @@ class Log:
         """What the file was like (size, mtime) when a torn end was found in it."""
         self.damage: list[str] = []
         self.blind: str | None = None
+        self._missed: End | None = None
+        """An end that was published, and is not there."""
         self.frames = 0
         """How many were read or written."""
         self.echo: list[list[Any]] = []
@@ -132,6 +139,8 @@ class Log:
         """How many frames just before this place were lost, or in part."""
         self._saved: list[Change] = []
         """What can be read of the last of them."""
+        self._known = 0
+        """The last frame that was on disk, as was published; nothing if this is another history of the log."""
         self._open(self.file)
 
     def name(self, file: int) -> Path:
@@ -166,6 +175,10 @@ class Log:
             raise FileNotFoundError
         self.file, self.at, self.number, self.synced, self.sealed, self.echo = file, at, number, number, sealed, echo
 
+    def end(self) -> End:
+        """Return where it stands, as others are told."""
+        return End(self.file, self.at, self.number, self.synced)
+
     # -- reading ----------------------------------------------------------------------------------
     def body(self, place: Place) -> bytes:
         """Return the bytes at a place; fewer, or none, if they are not there any more."""
@@ -179,8 +192,19 @@ class Log:
             return self.name(self.file + 1).exists()
         return found.st_size != self.at and (found.st_size, found.st_mtime_ns) != self.seen
 
-    def read(self, tables: Tables, until: End | None = None) -> None:
-        """Do all frames behind this place, or those up to an end that is known to be good, and stand behind them."""
+    def read(self, tables: Tables, said: End | None = None, *, beyond: bool = True) -> None:
+        """Do all frames behind this place, or only those up to the end that was published, and stand behind them."""
+        self._known = said.synced if said is not None else 0
+        until = None if beyond else said
+        if until is None or until.number > self.number:
+            self._read_on(tables, until)
+        if until is None and self._hurt:
+            self._make_up(tables, None)
+        if said is not None and until is None and said.synced > self.number:
+            self._miss(said)
+        self.synced = max(self.synced, min(self._known, self.number))
+
+    def _read_on(self, tables: Tables, until: End | None) -> None:
         self.torn, self.seen = 0, None
         while True:
             fd = self._fds[self.file]
@@ -198,8 +222,15 @@ class Log:
                 break
             if (until is not None and until.file == self.file) or not self._next_file(tables):
                 break
-        if self._hurt and until is None:
-            self._make_up(tables, None)
+
+    def _miss(self, said: End) -> None:
+        """Take note that frames are missing which were on disk."""
+        self._known = 0
+        if said != self._missed:
+            self._missed = said
+            self._note(f"ends with frame {self.number} at {self.at}, and frame {said.synced} was on disk")
+            if said.file > self.file:
+                self._lose_sight()
 
     def _read_file(self, tables: Tables, window: frames.Window) -> list[Change] | None:
         last: list[Change] | None = None
@@ -207,11 +238,12 @@ class Log:
             found = window.frame_at(self.at)
             if found is not None and found.number == self.number + 1:
                 content = window.content(found)
+                records = content[: found.records]
                 good = frames.is_good(self.uid, found, content)
-                if good or self._was_on_disk(window, found.end):
-                    last = self._do(tables, found, content[: found.records], good=good)
+                if good or self._was_on_disk(window, found.end) or self._only_bodies(records):
+                    last = self._do(tables, found, records, good=good)
                     continue
-            elif self._was_on_disk(window, self.at + 1):
+            elif self._was_on_disk(window, self.at + 1) or self._only_header(window):
                 self._skip(tables, window)
                 continue
             self.torn = window.size - self.at
@@ -264,10 +296,18 @@ class Log:
         """Tell whether anything says that the frame behind this place was on disk."""
         if self.file == BASE:
             return True
-        if any(found.synced > self.number for found in window.frames_behind(behind)):
+        if any(max(found.synced, self._known) > self.number for found in window.frames_behind(behind)):
             return True
-        first = self._first_of_next()
-        return first is not None and first > self.number + 1  # a file is on disk before the next one is begun
+        following = self._following()
+        return following is not None and following[1] > self.number + 1  # a file is on disk before the next is begun
+
+    def _only_bodies(self, records: bytes) -> bool:
+        """Tell whether the last frame of all was on disk, and its records are good: it can be done."""
+        return self._known > self.number and frames.leading(records) == len(records)
+
+    def _only_header(self, window: frames.Window) -> bool:
+        """Tell whether the last frame of all was on disk, and lacks its header: it can be done."""
+        return self._known == self.number + 1 and self._headless(window, window.size) is not None
 
     def _skip(self, tables: Tables, window: frames.Window) -> None:
         """Go on at the next frame that can be read. If only a header is damaged, what was behind it counts."""
@@ -314,28 +354,44 @@ class Log:
             self.file, self.number = self._generation.file, self._generation.frame - 1
             self.echo = []
         else:
-            first = self._first_of_next()
-            if first is None:
+            following = self._following()
+            if following is None:
                 return False
+            file, first = following
             if first != self.number + 1:
-                self._note(f"it ends at {self.at}, before frame {first - 1}, which was its last")
+                what = "which was its last" if file == self.file + 1 else f"behind which {self.name(file)} begins"
+                self._note(f"it ends at {self.at}, before frame {first - 1}, {what}")
                 self._hurt += first - 1 - self.number
                 self.number = first - 1
-            self.file += 1
+            self.file = file
         self._open(self.file)
         self.at, self.sealed = frames.FILE_HEADER, False
         self.synced = max(self.synced, self.number)
         return True
 
-    def _first_of_next(self) -> int | None:
-        """Return the number of the first frame of the next file, None if that is not there, or not yet."""
+    def _following(self) -> tuple[int, int] | None:
+        """Return the next file that is there and the number of its first frame, None if there is none, or not yet."""
+        first = self._first_of(self.file + 1)
+        if first is not None:
+            return self.file + 1, first
+        if not self.sealed and not self.torn:  # nothing is behind it
+            return None
+        names = (name for name in os.listdir(self._directory) if LOG_NAME.fullmatch(name))
+        for file in sorted(int(name[4:]) for name in names):
+            first = self._first_of(file) if file > self.file + 1 else None
+            if first is not None:
+                return file, first
+        return None
+
+    def _first_of(self, file: int) -> int | None:
+        """Return the number of the first frame of a file, None if that is not there, or not yet."""
         try:
-            fd = os.open(self.name(self.file + 1), os.O_RDONLY)
+            fd = os.open(self.name(file), os.O_RDONLY)
         except FileNotFoundError:
             return None
         try:
             header = read_at(fd, 0, frames.FILE_HEADER)
-            first = frames.first_frame(header, self.uid, self.file + 1)
+            first = frames.first_frame(header, self.uid, file)
             if first is None and len(header) == frames.FILE_HEADER:  # only the header is damaged, or nothing is there
                 found = frames.Window(fd, self.uid).frame_at(frames.FILE_HEADER)
                 return None if found is None else found.number
@@ -364,13 +420,15 @@ class Log:
         """
         if self.sealed:
             self._begin_file()
+        if durable:
+            self.sync()
         built = self._built(changes)
         if self.at + len(built.data) > FILE_BYTES and self.at > frames.FILE_HEADER:
             self.roll()
             built = self._built(changes)
-        placed = built.placed(self.file, self.at)
+        placed, repeated = built.placed(self.file, self.at), echo(changes)
         self._write(built.data, durable=durable)
-        self.echo = echo(changes)
+        self.echo = repeated
         return placed
 
     def _built(self, changes: Sequence[Change]) -> Built:
@@ -438,6 +496,7 @@ class Log:
         self._begin_file()
 
     def _begin_file(self) -> None:
+        self.sync()  # it may be another one's who sealed it
         name = self.name(self.file + 1)
         begin_file(name, self.uid, self.file + 1, self.number + 1)
         try:
@@ -455,14 +514,19 @@ def log_name(file: int) -> str:
 
 def begin_file(name: Path, uid: bytes, file: int, first: int) -> None:
     """Make a file of a log, without a frame, durable in its directory."""
+    made = False
     try:
-        fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0), 0o666)
+        fd = os.open(name, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
         try:
+            if os.fstat(fd).st_size > frames.FILE_HEADER:
+                raise Corrupt(f"{name}: has frames already, and what is before it does not end there", code="corrupt.store")
+            made = True
             write_at(fd, 0, frames.file_header(uid, file, first))
             synced(fd)
         finally:
             os.close(fd)
         synced_directory(name.parent)
     except OSError as error:
-        remove(name)
+        if made:
+            remove(name)
         raise translated(error, name) from error
