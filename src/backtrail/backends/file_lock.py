@@ -1,11 +1,14 @@
 """Turns: of the threads of a process by a lock, of processes by another, on a file.
 
+Whoever needs both has the one on the file first: while it waits there for other processes, the threads beside it read.
+
 The file holds the end of the log as whoever wrote last has left it. Up to there all is as durable as was asked for, so
 others may read it without a turn: nobody who reads waits for one who writes. It also says up to which frame all was on
 disk then, which is so for ever: whoever writes next need not make sure of it. The log can do without it.
 
 A forked child shares its parent's lock on the file: it closes that file, without unlocking it, and opens its own. A
-fork waits for the calls that are under way, so that what the child has in memory is whole.
+fork waits for the calls that are under way, so that what the child has in memory is whole. It does not wait for those
+that wait for another process themselves.
 """
 
 from __future__ import annotations
@@ -60,6 +63,7 @@ class Turns:
         self._forked = forked
         self._fd = -1
         self._lock = threading.RLock()
+        self._locking = threading.RLock()  # had by the thread that has the lock on the file, or waits for it
         self._idle = False  # while a fork is under way: no call is, and none will begin
         _watch_forks()
         with _registry:
@@ -75,32 +79,48 @@ class Turns:
         """Let the next one have it."""
         self._lock.release()
 
-    # -- processes --------------------------------------------------------------------------------
     @contextmanager
-    def shared(self) -> Iterator[None]:
-        """Keep writers out, but not others who read."""
-        if not self._open():
-            yield  # nobody has ever written here who would lock
-            return
-        self._flock(fcntl.LOCK_SH)
+    def taken(self) -> Iterator[None]:
+        """Have one's turn among the threads."""
+        self.take()
         try:
             yield
         finally:
-            self.unlock()
+            self.give()
 
-    def lock(self) -> None:
-        """Keep all others out, until `unlock`."""
-        while True:
-            self._open()
-            self._flock(fcntl.LOCK_EX)
-            if self._is_there():
-                return
-            self.close()  # that was not the one which others lock
+    # -- processes --------------------------------------------------------------------------------
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep other threads from locking the file."""
+        if not self._locking.acquire(timeout=self._wait):
+            raise self._locked("another thread has been writing")
+        try:
+            yield
+        finally:
+            self._locking.release()
+
+    def lock(self, *, shared: bool = False) -> None:
+        """Keep all others out, or only those who write, until `unlock`. Its caller has not got a turn yet."""
+        if not self._locking.acquire(timeout=self._wait):
+            raise self._locked("another thread has been writing")
+        try:
+            while self._open():  # else nobody has ever written here who would lock
+                self._flock(fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+                if self._is_there():
+                    break
+                with self._lock:
+                    self.close()  # that was not the one which others lock
+        except BaseException:
+            self.unlock()
+            raise
 
     def unlock(self) -> None:
         """Let others in."""
-        if self._fd >= 0:
-            fcntl.flock(self._fd, fcntl.LOCK_UN)
+        try:
+            if self._fd >= 0:
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
+        finally:
+            self._locking.release()
 
     def publish(self, end: End) -> None:
         """Say where the log ends now. Its caller has locked all others out."""
@@ -116,8 +136,8 @@ class Turns:
             ) from error
 
     def published(self) -> End | None:
-        """Return where the log ended when somebody last said so; None if that cannot be read."""
-        if self._fd < 0 and not self._open():
+        """Return where the log ended when somebody last said so; None if that cannot be read. Its caller has a turn."""
+        if not self._open() or os.fstat(self._fd).st_nlink == 0:
             return None
         data = os.pread(self._fd, _END_BYTES + _SYNCED.size + _CRC.size, 0)
         if len(data) < _END_BYTES or data[_END.size : _END_BYTES] != _crc(data[: _END.size]):
@@ -135,15 +155,18 @@ class Turns:
             os.close(fd)
 
     def _open(self) -> bool:
-        if self._fd < 0:
+        if self._fd >= 0:
+            return True
+        with self._lock:
             try:
-                self._fd = os.open(self._path, self._flags, 0o666)
-            except OSError as error:
-                if self._read_only and isinstance(error, FileNotFoundError):
+                if self._fd < 0:
+                    self._fd = os.open(self._path, self._flags, 0o666)
+            except FileNotFoundError as error:
+                if self._read_only:
                     return False
-                if isinstance(error, FileNotFoundError):
-                    text = f"{self._path.parent}: there is no such store any more"
-                    raise NotFound(text, code="not_found.store") from error
+                text = f"{self._path.parent}: there is no such store any more"
+                raise NotFound(text, code="not_found.store") from error
+            except OSError as error:
                 raise translated(error, self._path) from error
         return True
 
@@ -189,6 +212,10 @@ class Turns:
     def _resume_in_child(self) -> None:
         if not self._idle:  # a thread has it that this process has not got
             self._lock = threading.RLock()
+        if self._locking.acquire(blocking=False):
+            self._locking.release()
+        else:  # so is this one
+            self._locking = threading.RLock()
         self.close()
         self._forked()
         self._resume()

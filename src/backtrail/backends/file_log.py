@@ -15,6 +15,7 @@ frames in a row are gone, nobody knows what was in the first of them (`blind`): 
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
@@ -160,7 +161,13 @@ class Log:
     def twin(self) -> Log:
         """Return one that reads the same files, and goes on to when they are closed here, or have no name any more."""
         made = copy(self)
-        made._fds = {file: os.dup(fd) for file, fd in self._fds.items()}  # noqa: SLF001 - it is another of the same class
+        made._fds = {}  # noqa: SLF001 - it is another of the same class
+        try:
+            for file, fd in self._fds.items():
+                made._fds[file] = os.dup(fd)  # noqa: SLF001
+        except OSError as error:
+            made.close()
+            raise translated(error, self._directory) from error
         return made
 
     def fd(self) -> int:
@@ -220,7 +227,11 @@ class Log:
                 found = os.fstat(fd)
                 self.seen = (found.st_size, found.st_mtime_ns)
                 break
-            if (until is not None and until.file == self.file) or not self._next_file(tables):
+            if until is not None and until.file == self.file:
+                break
+            if until is not None and self.file != BASE and self._first_of(self.file + 1) is None:
+                raise FileNotFoundError(errno.ENOENT, "it was removed meanwhile", self.name(self.file + 1))
+            if not self._next_file(tables):
                 break
 
     def _miss(self, said: End) -> None:
