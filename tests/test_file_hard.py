@@ -1,14 +1,19 @@
 """Hard times for a store in files: lost files, damage between processes, Ctrl-C anywhere, few descriptors, long waits."""
 
+import errno
 import os
 import shutil
+import threading
+from contextlib import suppress
+from functools import partial
 
 import pytest
 
 import backtrail
-from backtrail.backends import file_directory, file_log
+from backtrail.backends import file, file_directory, file_lock, file_log, file_snapshot
 from backtrail.backends.file import FileBackend
-from backtrail.backends.port import Batch
+from backtrail.backends.port import Batch, Usage
+from backtrail.backends.table_backend import TableBackend
 from backtrail.backends.tables import Tables
 from backtrail.errors import Corrupt, NotFound
 from tests.disks import traced
@@ -311,3 +316,312 @@ class TestInterrupted:
         assert seqs(backend, no) == seqs(other, no) == [1, 2]
         for each in (backend, other):
             each.close()
+
+    @pytest.mark.parametrize("where", ["getpid", "flock"])
+    def test_who_is_about_to_write_has_no_lock_left(self, path, where, monkeypatch):
+        backend, other = opened(path), FileBackend(path, busy_timeout=0.2)
+        no = start(backend)
+
+        def interrupted(*rest):
+            real(*rest)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            owner = file.os if where == "getpid" else file_lock.fcntl
+            real = getattr(owner, where)
+            patch.setattr(owner, where, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                backend.next_epoch()
+        append(other, no)
+        done = []
+        thread = threading.Thread(target=lambda: done.append(append(backend, no)))
+        thread.start()
+        thread.join(2)
+        assert len(done) == 1
+        for each in (backend, other):
+            each.close()
+
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="it counts descriptors in /proc")  # noqa: PTH112
+class TestFewDescriptors:
+    @pytest.mark.usefixtures("small")
+    def test_a_file_that_cannot_be_opened_is_refused_and_the_next_write_goes_on(self, path, disk):
+        backend = opened(path)
+        no = start(backend)
+        disk.reads = True
+        refused = 0
+
+        def clear(_):
+            pass
+
+        def fail(what, call):
+            if call.what == what and call.name == str(backend._at().name(backend._at().file + 1)):
+                disk.before = clear
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+        for what in ("create", "open"):
+            disk.before = partial(fail, what)
+            while disk.before is not clear:
+                try:
+                    append(backend, no)
+                except backtrail.Unavailable:
+                    refused += 1
+                    append(backend, no)
+        assert refused == 2
+        assert seqs(backend, no) == list(range(1, len(seqs(backend, no)) + 1))
+        backend.close()
+
+    @pytest.mark.parametrize("failing", range(12))
+    def test_a_collection_that_cannot_open_a_file_leaves_none_open(self, path, failing, monkeypatch):
+        backend = opened(path)
+        no = start(backend)
+        backend.next_epoch()
+        backend._tables.wasted = 1
+        backend._at().roll()
+        before = descriptors()
+        left = [failing]
+
+        def scarce(real):
+            def call(*rest, **options):
+                left[0] -= 1
+                if left[0] < 0:
+                    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+                return real(*rest, **options)
+
+            return call
+
+        with monkeypatch.context() as patch:
+            for name in ("open", "dup"):
+                patch.setattr(os, name, scarce(getattr(os, name)))
+            with suppress(backtrail.Unavailable):
+                backend.reclaim()
+        assert descriptors() <= before
+        assert seqs(backend, no) == [1]
+        append(backend, no)
+        backend.close()
+
+    @pytest.mark.parametrize("read_only", [False, True])
+    @pytest.mark.parametrize("how", ["no log", "garbage"])
+    def test_a_store_that_cannot_be_opened_leaves_none_open(self, path, how, read_only):
+        opened(path).close()
+        if how == "no log":
+            (path / FIRST).unlink()
+        elif how == "garbage":
+            (path / "backtrail.store").write_bytes(b"garbage")
+        before = descriptors()
+        for _ in range(3):
+            with suppress(Corrupt):
+                opened(path, read_only=read_only).close()
+        assert descriptors() == before
+
+
+class TestUpkeep:
+    def test_a_collection_beside_one_who_opens_the_store_is_done(self, path, monkeypatch):
+        backend = opened(path)
+        no = start(backend)
+        monkeypatch.setattr(file, "_SNAPSHOT_FRAMES", 1)
+        backend._tables.wasted = 1
+        real = file_snapshot.prepare
+
+        def prepare(*rest):
+            patch.undo()
+            made = real(*rest)
+            directory, now = rest[:2]
+            file_directory.sweep(directory, now._replace(generation=1))  # as whoever opens the store does
+            return made
+
+        with monkeypatch.context() as patch:
+            patch.setattr(file_snapshot, "prepare", prepare)
+            backend.reclaim()
+        assert backend._now_in().generation == 2
+        assert sorted(each.name[:4] for each in path.iterdir()) == ["back", "back", "base", "log-"]
+        assert seqs(backend, no) == [1]
+        backend.close()
+
+    def test_usage_beside_a_thread_that_loads(self, path, monkeypatch):
+        backend = opened(path)
+        start(backend)
+        loading, go_on = threading.Event(), threading.Event()
+        real = FileBackend._let_go
+
+        def let_go(self):
+            real(self)
+            loading.set()
+            go_on.wait(2)
+
+        found = []
+        with monkeypatch.context() as patch:
+            patch.setattr(FileBackend, "_let_go", let_go)
+            backend._whole = False
+            reader = threading.Thread(target=lambda: backend.newest(1))
+            patch.setattr(TableBackend, "usage", lambda _: Usage({}, 0, {}, {}, {}, 0, 0, 0, 0, 0))
+            reader.start()
+            assert loading.wait(2)
+            asking = threading.Thread(target=lambda: found.append(backend.usage()))
+            asking.start()
+            go_on.set()
+            reader.join()
+            asking.join()
+        assert len(found) == 1
+        backend.close()
+
+    def test_a_directory_among_what_is_left_over_is_left_alone(self, path):
+        opened(path).close()
+        (path / "snapshot.new-kept").mkdir()
+        (path / "snapshot.new-left").touch()
+        opened(path).close()
+        assert (path / "snapshot.new-kept").is_dir()
+        assert not (path / "snapshot.new-left").exists()
+
+    def test_what_cannot_be_swept_is_an_error_of_ours(self, path, disk):
+        opened(path).close()
+        (path / "snapshot.new-left").touch()
+
+        def before(call):
+            if call.what == "unlink":
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        disk.before = before
+        with raises(backtrail.Unavailable, "unavailable.io"):
+            opened(path)
+
+
+class TestWaiting:
+    """Whoever reads waits for nobody, and nobody waits for one who reads."""
+
+    @pytest.fixture
+    def held(self, path):
+        """A store with a row, whose lock another one has."""
+        other = opened(path)
+        no = start(other)
+        other._take()
+        other._tables.begin()
+        yield no
+        other._tables.end()
+        other._give()
+        other.close()
+
+    def test_a_thread_reads_beside_one_that_waits_for_another_process(self, path, monkeypatch):
+        backend, other = opened(path), opened(path)
+        no = start(backend)
+        waiting = threading.Event()
+        real = file_lock.Turns._flock
+
+        def flock(self, how):
+            waiting.set()
+            real(self, how)
+
+        monkeypatch.setattr(file_lock.Turns, "_flock", flock)
+        other._take()
+        waiting.clear()
+        writer = threading.Thread(target=append, args=(backend, no))
+        writer.start()
+        assert waiting.wait(2)
+        backend._turns._wait = 0.1
+        assert backend.newest(no).seq == 1
+        assert in_child(lambda: backend.newest(no)) == 0  # nor does a fork wait for it
+        backend._turns._wait = 5
+        other._give()
+        writer.join()
+        assert backend.newest(no).seq == 2
+        for each in (backend, other):
+            each.close()
+
+    def test_one_opens_read_only_beside_one_who_writes(self, path, held):
+        reader = FileBackend(path, read_only=True, busy_timeout=0.1)
+        assert seqs(reader, held) == [1]
+        reader.close()
+
+    @pytest.mark.parametrize("read_only", [False, True])
+    def test_a_load_keeps_nobody_out(self, path, read_only, monkeypatch):
+        writer = FileBackend(path, busy_timeout=0.1)
+        no = start(writer)
+        monkeypatch.setattr(file, "_FAR", 2)
+        real = file_log.Log._read_file
+        written = []
+
+        def read_file(self, *rest):
+            if not written:
+                written.append(append(writer, no))
+            return real(self, *rest)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(file_log.Log, "_read_file", read_file)
+            other = FileBackend(path, read_only=read_only, busy_timeout=0.1)
+            assert written
+            assert seqs(other, no) == [1, 2]
+            for _ in range(4):
+                append(writer, no)
+            written.clear()
+            if not read_only:
+                append(other, no)  # first it reads what it has missed
+                assert written
+        assert seqs(other, no) == seqs(writer, no)
+        for each in (writer, other):
+            each.close()
+
+    def test_a_load_that_a_collection_overtakes_begins_anew(self, path, monkeypatch, caplog):
+        writer = opened(path)
+        no = start(writer)
+        monkeypatch.setattr(file_log, "FILE_BYTES", 600)
+        for _ in range(12):
+            append(writer, no)
+        expected = seqs(writer, no)
+        real = file_log.Log._read_file
+        collected = []
+
+        def read_file(self, *rest):
+            if not collected:
+                collected.append(True)
+                writer._tables.wasted = 1
+                writer.reclaim()
+            return real(self, *rest)
+
+        monkeypatch.setattr(file_log.Log, "_read_file", read_file)
+        reader = opened(path, read_only=True)
+        assert seqs(reader, no) == expected
+        assert reader._now_in() == writer._now_in()
+        assert not caplog.records
+        for each in (writer, reader):
+            each.close()
+
+    def test_an_end_that_is_not_there_is_looked_for_once(self, path, monkeypatch):
+        backend = opened(path)
+        no = start(backend)
+        copy = contents(path)
+        append(backend, no)
+        backend.close()
+        (path / FIRST).write_bytes(copy[FIRST])
+        reader = opened(path, read_only=True)
+        loads = []
+        real = FileBackend._load
+        monkeypatch.setattr(FileBackend, "_load", lambda self, *rest: loads.append(real(self, *rest)))
+        for _ in range(3):
+            assert seqs(reader, no) == [1]
+        assert not loads
+        writer = opened(path)
+        append(writer, no)
+        assert seqs(reader, no) == [1, 2]
+        for each in (writer, reader):
+            each.close()
+
+    def test_what_is_in_doubt_is_looked_at_with_the_others_kept_out(self, path, disk):
+        backend = opened(path)
+        no = start(backend)
+
+        def fail(call):
+            if call.what in ("sync", "truncate"):
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        disk.before = fail
+        with pytest.raises(backtrail.CommitUnknown):
+            append(backend, no)
+        disk.before = lambda _: None
+        assert seqs(backend, no) == [1, 2]  # as whoever writes next will find it
+        append(backend, no)
+        assert seqs(opened(path, read_only=True), no) == [1, 2, 3]
+        backend.close()
