@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 import threading
+import tracemalloc
 from contextlib import suppress
 from functools import partial
 
@@ -625,3 +626,51 @@ class TestWaiting:
         append(backend, no)
         assert seqs(opened(path, read_only=True), no) == [1, 2, 3]
         backend.close()
+
+
+class TestLargeWrites:
+    def test_nothing_is_in_memory_twice(self, path):
+        backend = opened(path)
+        no = start(backend)
+        chunks = tuple((b"%d" % at, bytes([at]) * 500_000) for at in range(24))
+        tracemalloc.start()
+        try:
+            backend.commit(Batch(rows=((no, row(2)),), chunks=chunks))
+            written = tracemalloc.get_traced_memory()[1]
+            tracemalloc.reset_peak()
+            again = opened(path)
+            read = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert written < 5_000_000  # of 12
+        assert read < 5_000_000
+        assert again.chunks([b"0", b"23"]) == {b"0": chunks[0][1], b"23": chunks[23][1]}
+        for each in (backend, again):
+            each.close()
+
+    def test_small_bodies_are_written_together(self, path, disk):
+        backend = opened(path)
+        start(backend)
+        disk.calls.clear()
+        backend.commit(Batch(chunks=tuple((b"%d" % at, bytes(1000)) for at in range(3000))))
+        assert disk.count("write") < 8
+        backend.close()
+        assert len(opened(path, read_only=True).present([b"%d" % at for at in range(3000)])) == 3000
+
+    def test_a_damaged_one_is_repeated_in_short(self, path):
+        backend = opened(path)
+        no, other = start(backend), start(backend, "other")
+        rows = [(no, row(seq)) for seq in range(2, 301)] + [(other, row(2)), (no, row(301))]
+        backend.commit(Batch(rows=tuple(rows)))
+        append(backend, other)
+        backend.close()
+        *_, damaged, repeating = first_frames(path)
+        assert repeating.records < 400
+        assert repeating.synced == damaged.number
+        data = bytearray((path / FIRST).read_bytes())
+        data[damaged.at + 60 : damaged.bodies_at] = bytes(damaged.records - 16)
+        (path / FIRST).write_bytes(data)
+        reader = opened(path, read_only=True)
+        assert seqs(reader, no) == list(range(1, 302))
+        assert seqs(reader, other) == [1, 2, 3]
+        reader.close()

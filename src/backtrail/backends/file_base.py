@@ -41,10 +41,11 @@ def write(name: Path, uid: bytes, tables: Tables, read: Callable[[Place], bytes]
             for changes in _slices(tables):  # the last one is empty: it repeats the one before
                 number += 1
                 built = build(uid, number, changes, on_disk=number - 1, repeated=repeated, read=read)
-                write_at(fd, at, built.data)
                 for change in built.placed(BASE, at):
                     made.do(change)
-                at += len(built.data)
+                for piece in frames.joined(built.pieces):
+                    write_at(fd, at, piece)
+                    at += len(piece)
                 repeated = echo(changes)
             synced(fd)
         finally:

@@ -62,6 +62,8 @@ class Turns:
         self._read_only = read_only
         self._forked = forked
         self._fd = -1
+        self._inode = (0, 0)
+        self._read = b"", End(0, 0, 0)  # what was last read, and what it means
         self._lock = threading.RLock()
         self._locking = threading.RLock()  # had by the thread that has the lock on the file, or waits for it
         self._idle = False  # while a fork is under way: no call is, and none will begin
@@ -140,12 +142,15 @@ class Turns:
         if not self._open() or os.fstat(self._fd).st_nlink == 0:
             return None
         data = os.pread(self._fd, _END_BYTES + _SYNCED.size + _CRC.size, 0)
+        if data == self._read[0] and data:
+            return self._read[1]
         if len(data) < _END_BYTES or data[_END.size : _END_BYTES] != _crc(data[: _END.size]):
             return None
         end = End(*_END.unpack_from(data))
         known, check = data[: -_CRC.size], data[-_CRC.size :]
         if len(data) == _END_BYTES + _SYNCED.size + _CRC.size and check == _crc(known):
-            return end._replace(synced=_SYNCED.unpack_from(data, _END_BYTES)[0])
+            end = end._replace(synced=_SYNCED.unpack_from(data, _END_BYTES)[0])
+        self._read = data, end
         return end
 
     def close(self) -> None:
@@ -160,7 +165,9 @@ class Turns:
         with self._lock:
             try:
                 if self._fd < 0:
-                    self._fd = os.open(self._path, self._flags, 0o666)
+                    fd = os.open(self._path, self._flags, 0o666)
+                    self._inode = _inode(os.fstat(fd))
+                    self._fd = fd
             except FileNotFoundError as error:
                 if self._read_only:
                     return False
@@ -173,12 +180,11 @@ class Turns:
     def _is_there(self) -> bool:
         """Tell whether the file that is open is still the one of that name."""
         try:
-            named = os.stat(self._path)
+            return _inode(os.stat(self._path)) == self._inode
         except FileNotFoundError:
             return False
         except OSError as error:
             raise translated(error, self._path) from error
-        return os.path.samestat(named, os.fstat(self._fd))
 
     def _flock(self, how: int) -> None:
         pause = _FIRST_PAUSE
@@ -225,6 +231,10 @@ def _end_bytes(end: End) -> bytes:
     data = _END.pack(*end[:3])
     data += _crc(data) + _SYNCED.pack(end.synced)
     return data + _crc(data)
+
+
+def _inode(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino
 
 
 def _crc(data: bytes) -> bytes:

@@ -66,7 +66,8 @@ class Generation(NamedTuple):
 class Built(NamedTuple):
     """A frame, ready to be written."""
 
-    data: bytes
+    pieces: list[bytes]
+    size: int
     records: list[bytes]
     """Of the changes, in their order."""
     bodies: int
@@ -103,8 +104,9 @@ def build(
         return size - len(data), len(data)
 
     records = [pack(change, put) for change in changes]
-    data = frames.frame(uid, number, on_disk, [ormsgpack.packb([ECHO, repeated]), *records], bodies)
-    return Built(data, records, len(data) - size)
+    pieces = frames.frame(uid, number, on_disk, [ormsgpack.packb([ECHO, repeated]), *records], bodies)
+    whole = sum(map(len, pieces))
+    return Built(pieces, whole, records, whole - size)
 
 
 class Log:
@@ -248,9 +250,8 @@ class Log:
         while self.at < window.size and not self.sealed:
             found = window.frame_at(self.at)
             if found is not None and found.number == self.number + 1:
-                content = window.content(found)
-                records = content[: found.records]
-                good = frames.is_good(self.uid, found, content)
+                records = window.piece(found.at + frames.HEADER, found.records)
+                good = window.is_good(found)
                 if good or self._was_on_disk(window, found.end) or self._only_bodies(records):
                     last = self._do(tables, found, records, good=good)
                     continue
@@ -434,11 +435,11 @@ class Log:
         if durable:
             self.sync()
         built = self._built(changes)
-        if self.at + len(built.data) > FILE_BYTES and self.at > frames.FILE_HEADER:
+        if self.at + built.size > FILE_BYTES and self.at > frames.FILE_HEADER:
             self.roll()
             built = self._built(changes)
         placed, repeated = built.placed(self.file, self.at), echo(changes)
-        self._write(built.data, durable=durable)
+        self._write(built.pieces, durable=durable)
         self.echo = repeated
         return placed
 
@@ -446,10 +447,12 @@ class Log:
         number = self.number + 1
         return build(self.uid, number, changes, on_disk=self.synced, repeated=self.echo, read=self.body)
 
-    def _write(self, data: bytes, *, durable: bool) -> None:
-        fd = self._fds[self.file]
+    def _write(self, pieces: list[bytes], *, durable: bool) -> None:
+        fd, end = self._fds[self.file], self.at
         try:
-            write_at(fd, self.at, data)
+            for piece in frames.joined(pieces):
+                write_at(fd, end, piece)
+                end += len(piece)
         except BaseException as error:
             with suppress(Error):
                 self._truncate()  # if not, half a frame is as good as none
@@ -458,7 +461,7 @@ class Log:
             raise
         if durable:
             self._sync(fd)
-        self.at += len(data)
+        self.at = end
         self.number += 1
         self.frames += 1
         if durable:
