@@ -1,4 +1,4 @@
-"""Hard times for a store in files: lost files, damage between processes, Ctrl-C anywhere, few descriptors, long waits."""
+"""Hard times for a store in files: lost files, damage between processes, Ctrl-C, few descriptors, long waits."""
 
 import errno
 import os
@@ -7,6 +7,7 @@ import threading
 import tracemalloc
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -344,10 +345,10 @@ class TestInterrupted:
 
 
 def descriptors():
-    return len(os.listdir("/proc/self/fd"))
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
-@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="it counts descriptors in /proc")  # noqa: PTH112
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="it counts descriptors in /proc")
 class TestFewDescriptors:
     @pytest.mark.usefixtures("small")
     def test_a_file_that_cannot_be_opened_is_refused_and_the_next_write_goes_on(self, path, disk):

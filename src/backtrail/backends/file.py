@@ -21,7 +21,8 @@ from backtrail.backends import file_snapshot as snapshot
 from backtrail.backends.file_disk import remove, translated
 from backtrail.backends.file_frames import FILE_HEADER
 from backtrail.backends.file_lock import End, Turns
-from backtrail.backends.file_log import Generation, Log
+from backtrail.backends.file_log import Log
+from backtrail.backends.file_reading import Generation
 from backtrail.backends.table_backend import TableBackend
 from backtrail.backends.table_view import TableView
 from backtrail.backends.tables import Tables

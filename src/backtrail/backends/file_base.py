@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final
 from backtrail.backends import file_frames as frames
 from backtrail.backends.changes import Listed, PutChunk, PutList, PutRow
 from backtrail.backends.file_disk import remove, synced, synced_directory, translated, write_at
-from backtrail.backends.file_log import BASE, build
+from backtrail.backends.file_log import build
+from backtrail.backends.file_reading import BASE
 from backtrail.backends.file_records import echo
 from backtrail.backends.tables import Tables
 

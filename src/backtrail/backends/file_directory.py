@@ -20,7 +20,8 @@ from blake3 import blake3
 
 from backtrail.backends import file_frames as frames
 from backtrail.backends.file_disk import read_at, synced, synced_directory, translated, write_at
-from backtrail.backends.file_log import Generation, begin_file, log_name
+from backtrail.backends.file_log import begin_file
+from backtrail.backends.file_reading import Generation, log_name
 from backtrail.errors import Corrupt, Invalid, NotFound
 
 STORE: Final = "backtrail.store"

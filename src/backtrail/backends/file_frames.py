@@ -93,9 +93,6 @@ def frame(uid: bytes, number: int, synced: int, records: Sequence[bytes], bodies
 
 def joined(pieces: Sequence[bytes]) -> Iterator[bytes]:
     """Give the pieces of a frame to be written one after the other, small ones together: never is all of it copied."""
-    if len(pieces) == 1:
-        yield pieces[0]
-        return
     held: list[bytes] = []
     size = 0
     for piece in pieces:

@@ -39,7 +39,7 @@ _LONGEST_PAUSE: Final = 0.004
 
 
 class End(NamedTuple):
-    """Where the log ended: in which file, where, with which frame; and which one was the last on disk, if it is said."""
+    """Where the log ended: in which file, where, with which frame; and the last frame that was on disk, if known."""
 
     file: int
     at: int
@@ -180,19 +180,19 @@ class Turns:
     def _is_there(self) -> bool:
         """Tell whether the file that is open is still the one of that name."""
         try:
-            return _inode(os.stat(self._path)) == self._inode
+            return _inode(self._path.stat()) == self._inode
         except FileNotFoundError:
             return False
         except OSError as error:
             raise translated(error, self._path) from error
 
     def _flock(self, how: int) -> None:
-        pause = _FIRST_PAUSE
-        end = time.monotonic() + self._wait
+        pause, end = _FIRST_PAUSE, 0.0
         while True:
             try:
                 fcntl.flock(self._fd, how | fcntl.LOCK_NB)
             except BlockingIOError:
+                end = end or time.monotonic() + self._wait
                 if time.monotonic() > end:
                     raise self._locked("another process has been writing") from None
                 time.sleep(pause)
@@ -228,8 +228,9 @@ class Turns:
 
 
 def _end_bytes(end: End) -> bytes:
-    data = _END.pack(*end[:3])
-    data += _crc(data) + _SYNCED.pack(end.synced)
+    file, at, number, synced = end
+    data = _END.pack(file, at, number)
+    data = b"".join((data, _crc(data), _SYNCED.pack(synced)))
     return data + _crc(data)
 
 
