@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 import threading
+import time
 import tracemalloc
 from contextlib import suppress
 from functools import partial
@@ -565,6 +566,73 @@ class TestWaiting:
         assert seqs(other, no) == seqs(writer, no)
         for each in (writer, other):
             each.close()
+
+    def test_other_processes_do_not_wait_for_a_thread_that_loads(self, path, monkeypatch):
+        backend, other = opened(path), opened(path)
+        no = start(backend)
+        loading, go_on = threading.Event(), threading.Event()
+        real = FileBackend._load
+
+        def load(self, *rest):
+            if self is backend:
+                loading.set()
+                assert go_on.wait(4)
+            real(self, *rest)
+
+        monkeypatch.setattr(FileBackend, "_load", load)
+        backend._whole = False
+        threads = [threading.Thread(target=backend.newest, args=(no,))]
+        threads[0].start()
+        assert loading.wait(2)
+        threads.append(threading.Thread(target=backend.next_epoch))
+        threads[1].start()
+        other._turns._wait = 0.5
+        for _ in range(3):
+            append(other, no)
+        go_on.set()
+        for thread in threads:
+            thread.join()
+        assert seqs(backend, no) == [1, 2, 3, 4]
+        for each in (backend, other):
+            each.close()
+
+    @pytest.mark.torture
+    @pytest.mark.parametrize("what", ["opens it read-only", "collects"])
+    def test_a_writer_hardly_waits_while_another_process(self, path, what):
+        store = backtrail.open(path.as_uri(), durability="relaxed")
+        for at in range(20):
+            with store.transaction():
+                for n in range(1500):
+                    store.thread(f"t{at}").save({"n": n})
+
+        def work():
+            for at in range(3):
+                with backtrail.open(path.as_uri(), read_only=what != "collects") as other:
+                    if what == "collects":
+                        other.thread("gone").save({"n": at})
+                        other.thread("gone").delete()
+                        other.gc()
+
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                work()
+                status = 0
+            finally:
+                os._exit(status)
+        waits = []
+        while os.waitpid(child, os.WNOHANG) == (0, 0):
+            began = time.perf_counter()
+            store.thread("w").save({"n": 1})
+            waits.append(time.perf_counter() - began)
+            time.sleep(0.002)
+        store.close()
+        waits.sort()
+        assert len(waits) > 100
+        assert waits[int(len(waits) * 0.99)] < 0.05
+        if what != "collects":  # else it has to read all of it anew, once for each of them
+            assert waits[-1] < 0.5
 
     def test_a_load_that_a_collection_overtakes_begins_anew(self, path, monkeypatch, caplog):
         writer = opened(path)

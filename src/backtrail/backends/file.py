@@ -116,13 +116,18 @@ class FileBackend(TableBackend):
     # -- whose turn it is -------------------------------------------------------------------------
     def _lock(self, *, shared: bool = False) -> None:
         """Keep other processes out, and other threads, until `_give`."""
-        self._refuse_if_closed()
-        self._turns.lock(shared=shared)
-        try:
-            self._turns.take()
-        except BaseException:
-            self._turns.unlock()
-            raise
+        while True:
+            self._refuse_if_closed()
+            self._turns.lock(shared=shared)
+            try:
+                if self._turns.took():
+                    return
+            except BaseException:
+                self._turns.unlock()
+                raise
+            self._turns.unlock()  # a thread may be loading: other processes need not wait for that
+            with self._turns.taken():
+                pass
 
     def _give(self) -> None:
         try:

@@ -36,6 +36,7 @@ _SYNCED: Final = struct.Struct(">Q")
 _END_BYTES: Final = _END.size + _CRC.size
 _FIRST_PAUSE: Final = 0.0002
 _LONGEST_PAUSE: Final = 0.004
+_SOON: Final = 0.01
 
 
 class End(NamedTuple):
@@ -76,6 +77,10 @@ class Turns:
         """Wait for one's turn among the threads of this process. It may be taken several times."""
         if not self._lock.acquire(timeout=self._wait):
             raise self._locked("another thread has been using it")
+
+    def took(self) -> bool:
+        """Take one's turn if it can be had soon, and tell whether it was."""
+        return self._lock.acquire(timeout=min(_SOON, self._wait))
 
     def give(self) -> None:
         """Let the next one have it."""
