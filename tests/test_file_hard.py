@@ -579,13 +579,23 @@ class TestWaiting:
                 assert go_on.wait(4)
             real(self, *rest)
 
+        locked = threading.Event()
+        flock = file_lock.Turns._flock
+
+        def noted(self, how):
+            flock(self, how)
+            if self is backend._turns:
+                locked.set()
+
         monkeypatch.setattr(FileBackend, "_load", load)
+        monkeypatch.setattr(file_lock.Turns, "_flock", noted)
         backend._whole = False
         threads = [threading.Thread(target=backend.newest, args=(no,))]
         threads[0].start()
         assert loading.wait(2)
         threads.append(threading.Thread(target=backend.next_epoch))
         threads[1].start()
+        assert locked.wait(2)
         other._turns._wait = 0.5
         for _ in range(3):
             append(other, no)
