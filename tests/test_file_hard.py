@@ -183,6 +183,20 @@ class TestLostFiles:
         assert contents(path) == before
 
     @pytest.mark.usefixtures("small")
+    def test_one_in_the_middle_and_the_end_of_the_one_before(self, path):
+        with backtrail.open(path.as_uri()) as store:
+            for at in range(30):
+                store.thread(f"t{at}").save({"n": at})
+        (path / "backtrail.lock").unlink()
+        first, second = sorted(path.glob("log-*"))[:2]
+        flip(first, first_frames(path)[-1].at)  # nobody knows any more that it was sealed
+        second.unlink()
+        before = contents(path)
+        with raises(Corrupt, "corrupt.store"):
+            backtrail.open(path.as_uri())
+        assert contents(path).items() >= before.items()
+
+    @pytest.mark.usefixtures("small")
     def test_the_last_one(self, path):
         with backtrail.open(path.as_uri()) as store:
             for at in range(30):

@@ -246,7 +246,7 @@ class FileBackend(TableBackend):
                 self._whole = False  # should this be interrupted, or another generation begin meanwhile
                 log.read(self._tables, end, beyond=False)
                 if os.fstat(self._store_fd).st_nlink:
-                    self._whole = log.number >= end.number and not log.torn
+                    self._whole = log.has_reached(end)
                     return self._whole
             except OSError:  # a file may be gone, if another generation began
                 self._whole = False
@@ -426,7 +426,8 @@ class FileBackend(TableBackend):
                         log.read(tables, self._at().end())
                         directory.switch(self.path, new)
                         self._adopt(log, tables)
-                        with suppress(Error):  # it only saves time, and may be swept already by somebody who came to it
+                        with suppress(Error):  # all of it only saves time; the snapshot may have been swept by somebody
+                            self._turns.publish(log.end())
                             snapshot.put(self.path, None)
                             snapshot.put(self.path, prepared)
                     directory.sweep(self.path, self._now_in())

@@ -180,6 +180,10 @@ class Reader:
             if not self._next_file(tables):
                 break
 
+    def has_reached(self, end: End) -> bool:
+        """Tell whether all up to that end was done, and nothing that came before it is waited for."""
+        return self.number >= end.number and not self.torn and not self._hurt
+
     def _miss(self, said: End) -> None:
         """Take note that frames are missing which were on disk."""
         self._known = 0
@@ -254,7 +258,7 @@ class Reader:
             return True
         if any(max(found.synced, self._known) > self.number for found in window.frames_behind(behind)):
             return True
-        following = self._following()
+        following = self._following(far=True)
         return following is not None and following[1] > self.number + 1  # a file is on disk before the next is begun
 
     def _only_bodies(self, records: bytes) -> bool:
@@ -310,7 +314,7 @@ class Reader:
             self.file, self.number = self._generation.file, self._generation.frame - 1
             self.echo = []
         else:
-            following = self._following()
+            following = self._following(far=self.sealed)
             if following is None:
                 return False
             file, first = following
@@ -325,12 +329,15 @@ class Reader:
         self.synced = max(self.synced, self.number)
         return True
 
-    def _following(self) -> tuple[int, int] | None:
-        """Return the next file that is there and the number of its first frame, None if there is none, or not yet."""
+    def _following(self, *, far: bool) -> tuple[int, int] | None:
+        """Return the next file that is there, or, if it is far, one behind it, and the number of its first frame.
+
+        None if there is none, or not yet.
+        """
         first = self._first_of(self.file + 1)
         if first is not None:
             return self.file + 1, first
-        if not self.sealed and not self.torn:  # nothing is behind it
+        if not far:
             return None
         names = (each.name for each in self._directory.iterdir())
         for file in sorted(int(name[4:]) for name in names if LOG_NAME.fullmatch(name)):
