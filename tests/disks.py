@@ -1,7 +1,7 @@
 """A disk under the file backend: every call that changes something is seen, and may fail, or be the last one.
 
 It stands in the place of the functions of `os` that the backend uses. What it has seen can be played back as the states
-that a power cut may have left: see `crash_states`.
+that a power cut may have left: see `Platter`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 SECTOR = 512
+_CALLS = ("open", "pread", "mkdir", "pwrite", "ftruncate", "fdatasync", "fsync", "unlink")
 
 
 class Call(NamedTuple):
     """What was asked of the disk."""
 
     what: str
-    """write, truncate, sync, create, rename, unlink, sync directory."""
+    """write, truncate, sync, create, rename, unlink, sync directory; open, read, mkdir."""
     file: Any
     """The number of the file, or the path of a directory."""
     name: str = ""
@@ -38,6 +39,8 @@ class Disk:
         self.calls: list[Call] = []
         self.before: Callable[[Call], None] = lambda _: None
         """Called before each of them; it may raise OSError, or never return."""
+        self.reads = False
+        """Whether calls that change nothing, or nothing in a file, are seen, too: open, read, mkdir."""
 
     def count(self, what: str) -> int:
         return sum(call.what == what for call in self.calls)
@@ -52,19 +55,31 @@ def traced() -> Iterator[Disk]:  # noqa: C901 - one function for each call
     """Let a disk stand in the place of the real one, which does what it is asked for."""
     disk = Disk()
     with pytest.MonkeyPatch.context() as patch:
-        real = {name: getattr(os, name) for name in ("open", "pwrite", "ftruncate", "fdatasync", "fsync", "unlink")}
+        real = {name: getattr(os, name) for name in _CALLS}
         replace = os.replace
 
         def opened(path, flags, mode=0o777, **rest):
             made = flags & os.O_CREAT and not os.path.lexists(path)
             if made:
                 disk._see(Call("create", None, os.fspath(path)))
+            elif disk.reads:
+                disk._see(Call("open", None, os.fspath(path)))
             fd = real["open"](path, flags, mode, **rest)
             if made:
                 disk.calls[-1] = disk.calls[-1]._replace(file=os.fstat(fd).st_ino)
             if flags & os.O_TRUNC and not made:
                 disk._see(Call("truncate", os.fstat(fd).st_ino))
             return fd
+
+        def pread(fd, size, at):
+            if disk.reads:
+                disk._see(Call("read", None))
+            return real["pread"](fd, size, at)
+
+        def mkdir(path, mode=0o777, **rest):
+            if disk.reads:
+                disk._see(Call("mkdir", None, os.fspath(path)))
+            return real["mkdir"](path, mode, **rest)
 
         def pwrite(fd, data, at):
             disk._see(Call("write", os.fstat(fd).st_ino, at=at, data=bytes(data)))
@@ -90,35 +105,60 @@ def traced() -> Iterator[Disk]:  # noqa: C901 - one function for each call
             return real["unlink"](path)
 
         patches = {"open": opened, "pwrite": pwrite, "ftruncate": ftruncate, "fdatasync": sync, "fsync": sync}
+        patches |= {"pread": pread, "mkdir": mkdir}
         for name, function in {**patches, "replace": replaced, "unlink": unlink}.items():
             patch.setattr(os, name, function)
         yield disk
 
 
-def crash_states(calls: list[Call], rng: random.Random) -> dict[str, bytes]:
-    """Return files as a power cut behind the last of these calls may leave them.
+class Platter:
+    """What has reached the disk for certain, and what may have.
 
     What was synced is there. Of what was not, each call may have reached the disk or not, whatever became of those
     before it; and of a write, any of its sectors. So it is with names in a directory.
     """
-    contents: dict[int, bytearray] = {}
-    names: dict[str, int] = {}
-    waiting: list[Call] = []
+
+    def __init__(self) -> None:
+        self._contents: dict[int, bytearray] = {}
+        self._names: dict[str, int] = {}
+        self._waiting: list[Call] = []
+
+    def see(self, call: Call) -> None:
+        if call.what in ("open", "mkdir", "read"):
+            return
+        if call.what not in ("sync", "sync directory"):
+            self._waiting.append(call)
+            return
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            if call.what == "sync":
+                done = each.file == call.file and each.what in ("write", "truncate")
+            else:
+                done = str(Path(each.name).parent) == call.file and each.what not in ("write", "truncate")
+            if done:
+                _happen(self._contents, self._names, each, None)
+            else:
+                self._waiting.append(each)
+
+    def image(self, rng: random.Random, kept: float = 0.5) -> dict[str, bytes]:
+        """Return files as a power cut may leave them now, if a call that was not synced was done with this chance."""
+        contents = {
+            file: bytearray(held) if any(each.file == file for each in self._waiting) else held
+            for file, held in self._contents.items()
+        }
+        names = dict(self._names)
+        for call in self._waiting:
+            if rng.random() < kept:
+                _happen(contents, names, call, rng)
+        return {name: bytes(contents.get(file, b"")) for name, file in names.items()}
+
+
+def crash_states(calls: list[Call], rng: random.Random) -> dict[str, bytes]:
+    """Return files as a power cut behind the last of these calls may leave them."""
+    platter = Platter()
     for call in calls:
-        if call.what == "sync":
-            done = [each for each in waiting if each.file == call.file and each.what in ("write", "truncate")]
-        elif call.what == "sync directory":
-            done = [each for each in waiting if str(Path(each.name).parent) == call.file]
-        else:
-            waiting.append(call)
-            continue
-        waiting = [each for each in waiting if not any(each is other for other in done)]
-        for each in done:
-            _happen(contents, names, each, None)
-    for call in waiting:
-        if rng.random() < 0.5:
-            _happen(contents, names, call, rng)
-    return {name: bytes(contents.get(file, b"")) for name, file in names.items()}
+        platter.see(call)
+    return platter.image(rng)
 
 
 def _happen(contents: dict[int, bytearray], names: dict[str, int], call: Call, rng: random.Random | None) -> None:

@@ -19,7 +19,7 @@ from backtrail.engine.paths import parse
 from backtrail.engine.retention import Sorted
 from backtrail.engine.trying import ANY, ANYTHING, Unchanged
 from backtrail.engine.watching import OneThread, Watch
-from backtrail.errors import Conflict, Corrupt, Invalid, NotFound
+from backtrail.errors import CommitUnknown, Conflict, Corrupt, Invalid, NotFound, Unavailable
 from backtrail.handles import Handle, Ref
 from backtrail.policies import Account, rules_for_one
 from backtrail.values import MISSING, NEW, Change, Diff, Reordered, Sentinel
@@ -364,7 +364,17 @@ class Thread(Handle[S]):
         self._remember(standing)
         if standing.head is None:
             raise Corrupt(f"thread {self.id!r} has lost its head", code="corrupt.row")
-        return self._checkpoint(standing, standing.head)
+        return self._written(standing, standing.head)
+
+    def _written(self, standing: Standing, row: Row) -> Checkpoint[S]:
+        """Return a checkpoint of which something was written: who is not given it must not think that nothing was."""
+        try:
+            return self._checkpoint(standing, row)
+        except Unavailable as error:
+            raise CommitUnknown(
+                f"it was written, and then could not be read ({error}): read again before you repeat it",
+                code="commit_unknown.read",
+            ) from error
 
     # -- keeping order ----------------------------------------------------------------------------------
 
@@ -382,7 +392,7 @@ class Thread(Handle[S]):
         standing = self._require_standing()
         row = self._resolve(standing, ref)
         self._engine.desk.moves.tag(standing.record, row.seq, add, remove)
-        return self._checkpoint(standing, row)
+        return self._written(standing, row)
 
     def prune(
         self,

@@ -49,10 +49,12 @@ class PutRow(NamedTuple):
 
 
 class LoseRow(NamedTuple):
-    """A row was there, and nothing is known of it: what stands in its place does not match its checksum."""
+    """A row was there, or all up to a last one, and nothing is known of it: what stands there matches no checksum."""
 
     thread: int
     seq: int
+    last: int = 0
+    """The last of them, if there are several."""
 
 
 class RemoveRows(NamedTuple):

@@ -21,7 +21,8 @@ from backtrail.backends import file_snapshot as snapshot
 from backtrail.backends.file_disk import remove, translated
 from backtrail.backends.file_frames import FILE_HEADER
 from backtrail.backends.file_lock import End, Turns
-from backtrail.backends.file_log import Generation, Log
+from backtrail.backends.file_log import Log
+from backtrail.backends.file_reading import Generation
 from backtrail.backends.table_backend import TableBackend
 from backtrail.backends.table_view import TableView
 from backtrail.backends.tables import Tables
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 _MAX_TIMEOUT: Final = 1_000_000.0
 _ATTEMPTS: Final = 3
+_FAR: Final = 100
+"""Whoever is to read more frames than this before it writes does so before it keeps others out."""
 _SNAPSHOT_FRAMES: Final = 2000
 """A snapshot is made when so many frames have to be read without one."""
 
@@ -72,12 +75,21 @@ class FileBackend(TableBackend):
         self._log: Log | None = None
         self._whole = False
         """Whether the tables are what the log says. If not, they are read anew."""
+        self._doubtful = False
+        """Whether a write of this process may be there, or not: only whoever keeps others out can tell."""
         self._covered = 0
         """How many frames of those that the log has read or written are in a snapshot."""
+        self._unreachable: End | None = None
+        """An end that was published, and is not there."""
         self._turns = Turns(
             self.path / directory.LOCK, busy_timeout, read_only=read_only, forked=self._part_from_parent
         )
-        self._open()
+        try:
+            self._open()
+        except BaseException:
+            self._let_go()
+            self._turns.close()
+            raise
 
     def _open(self) -> None:
         if not directory.look(self.path):
@@ -91,67 +103,99 @@ class FileBackend(TableBackend):
             with self._read():
                 return
         os.close(directory.read(self.path)[1])  # what is newer is refused before its lock is touched
-        try:
-            self._take(blind=True)
-        except Error:
-            self._let_go()
-            self._turns.close()
-            raise
+        self._take(blind=True)
         try:
             log = self._at()
             if log.blind is not None:
                 return  # it can be read, and mended
-            self._turns.publish(End(log.file, log.at, log.number))
+            log.sync()
+            self._turns.publish(log.end())
             directory.sweep(self.path, self._now_in())
         finally:
             self._give()
         self._snapshot()
 
     # -- whose turn it is -------------------------------------------------------------------------
+    def _lock(self, *, shared: bool = False) -> None:
+        """Keep other processes out, and other threads, until `_give`."""
+        while True:
+            self._refuse_if_closed()
+            self._turns.lock(shared=shared)
+            try:
+                if self._turns.took():
+                    return
+            except BaseException:
+                self._turns.unlock()
+                raise
+            self._turns.unlock()  # a thread may be loading: other processes need not wait for that
+            with self._turns.taken():
+                pass
+
+    def _give(self) -> None:
+        try:
+            self._turns.give()
+        finally:
+            self._turns.unlock()
+
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        self._turns.take()
+        self._lock()
         try:
-            self._turns.lock()
-            try:
-                yield
-            finally:
-                self._turns.unlock()
+            yield
         finally:
-            self._turns.give()
+            self._give()
 
     def _take(self, *, blind: bool = False) -> None:
         self._refuse_if_read_only()
-        self._turns.take()
+        if not self._taken(at_once=False, blind=blind):
+            with self._turns.taken():
+                self._refuse_if_closed()
+                self._caught_up()
+            self._taken(at_once=True, blind=blind)
+
+    def _taken(self, *, at_once: bool, blind: bool) -> bool:
+        """Have one's turn to write; but not if others would have to wait while much is read, unless it is at once."""
+        self._lock()
         try:
             self._refuse_if_closed()
-            self._turns.lock()
-            try:
-                log = self._catch_up()
+            log = self._catch_up(at_once=at_once)
+            if log is not None:
                 if not blind:
                     _refuse_if_blind(log)
                 if log.blind is None:
                     log.cut()
-            except BaseException:
-                self._turns.unlock()
-                raise
+                self._pid = os.getpid()
+                return True
         except BaseException:
-            self._turns.give()
+            self._give()
             raise
-        self._pid = os.getpid()
-
-    def _give(self) -> None:
-        self._turns.unlock()
-        self._turns.give()
+        self._give()
+        return False
 
     @contextmanager
     def _read(self) -> Iterator[Tables]:
         self._turns.take()
         try:
             self._refuse_if_closed()
-            if not self._tables.began and self._is_behind() and not self._caught_up():
-                with self._turns.shared():
-                    self._catch_up()
+            behind = not self._tables.began and self._is_behind() and not self._caught_up()
+            if not behind:
+                yield self._tables
+        finally:
+            self._turns.give()
+        if behind:
+            with self._read_in_turn() as tables:
+                yield tables
+
+    @contextmanager
+    def _read_in_turn(self) -> Iterator[Tables]:
+        """Have the tables to oneself, to read, after keeping writers out for as long as the log was read."""
+        self._lock(shared=True)
+        try:
+            try:
+                self._refuse_if_closed()
+                self._catch_up()
+            finally:
+                self._turns.unlock()
             yield self._tables
         finally:
             self._turns.give()
@@ -187,50 +231,79 @@ class FileBackend(TableBackend):
             if os.fstat(self._store_fd).st_nlink == 0:
                 return True
             end = self._turns.published()
-            return self._log.has_news() if end is None else end.number > self._log.number
+            if end is None or end == self._unreachable:
+                return self._log.has_news()
+            return end.number > self._log.number
         except OSError as error:
             raise translated(error, self.path) from error
 
     def _caught_up(self) -> bool:
         """Do what others wrote, without a turn, as far as it is known to be good; return whether that is all."""
-        log, end = self._log, self._turns.published()
-        if log is None or not self._whole or end is None or os.fstat(self._store_fd).st_nlink == 0:
-            return False
-        self._whole = False  # should this be interrupted, or another generation begin meanwhile
-        try:
-            log.read(self._tables, end)
-        except OSError:
-            return False
-        self._whole = log.number >= end.number and not log.torn
-        return self._whole
+        for _ in range(_ATTEMPTS):
+            try:
+                end = self._turns.published()
+                if end is None or end == self._unreachable or self._doubtful:
+                    return False
+                if self._is_over():
+                    self._load(end)
+                log = self._at()
+                self._whole = False  # should this be interrupted, or another generation begin meanwhile
+                log.read(self._tables, end, beyond=False)
+                if os.fstat(self._store_fd).st_nlink:
+                    self._whole = log.has_reached(end)
+                    return self._whole
+            except OSError:  # a file may be gone, if another generation began
+                self._whole = False
+        return False
 
-    def _catch_up(self) -> Log:
-        """Do what others wrote on these tables. Nobody writes meanwhile."""
+    def _catch_up(self, *, at_once: bool = True) -> Log | None:
+        """Do what others wrote on these tables; or nothing, if it is much and not to be done at once.
+
+        Nobody writes meanwhile.
+        """
         try:
-            if self._log is None or not self._whole or os.fstat(self._store_fd).st_nlink == 0:
+            if self._is_over():
+                if not at_once:
+                    return None
                 self._load()
-            log = self._log
-            if log is None:
-                raise AssertionError
+            log = self._at()
             if log.has_news():
+                end = self._turns.published()
+                if not at_once and end is not None and end.number > log.number + _FAR:
+                    return None
                 self._whole = False  # should this be interrupted
-                log.read(self._tables)
+                log.read(self._tables, end)
+                self._unreachable = end if end is not None and end.number > log.number else None
                 self._whole = True
+        except FileNotFoundError as error:
+            raise Corrupt(f"{error.filename}: is missing, and counts", code="corrupt.store") from error
         except OSError as error:
             raise translated(error, self.path) from error
         return log
 
-    def _load(self) -> None:
-        """Read all of it: the snapshot, or the base, and the log behind."""
+    def _is_over(self) -> bool:
+        """Tell whether what is in memory is of no use: nothing was read yet, or another generation has begun."""
+        return self._log is None or not self._whole or os.fstat(self._store_fd).st_nlink == 0
+
+    def _load(self, until: End | None = None) -> None:
+        """Read all of it, or up to an end that was published: the snapshot, or the base, and the log behind."""
         self._let_go()
-        self._generation, self._store_fd = directory.read(self.path)
-        now = self._generation
+        was = self._generation
+        now, self._store_fd = directory.read(self.path)
+        if was is not None and was.uid != now.uid:
+            raise NotFound(
+                f"{self.path}: was removed, and there is another store now: open it again", code="not_found.store"
+            )
+        self._generation = now
         self._log = log = Log(self.path, now, read_only=self.read_only)
         tables = snapshot.read(self.path, now, log)
         self._covered = 0
         self._tables = tables or Tables()
-        log.read(self._tables)
-        self._whole = True
+        end = until or self._turns.published()
+        log.read(self._tables, end, beyond=until is None)
+        if until is None:
+            self._unreachable = end if end is not None and end.number > log.number else None
+            self._whole, self._doubtful = True, False
 
     def _let_go(self) -> None:
         log, self._log = self._log, None
@@ -257,15 +330,17 @@ class FileBackend(TableBackend):
         if not changes:
             return
         tables, log = self._tables, self._at()
+        self._whole, self._doubtful = False, True  # so that whoever reads next looks at what is there, if this fails
         try:
             placed = log.append(changes, durable=self._durable)
-            self._whole = False  # until the tables are where the log is
-            self._turns.publish(End(log.file, log.at, log.number))
         except CommitUnknown:
-            self._whole = False  # whoever reads next looks at what is there
             raise
+        except Error:  # it is certainly not
+            self._whole, self._doubtful = True, False
+            raise
+        self._turns.publish(log.end())
         tables.settle(placed)
-        self._whole = True
+        self._whole, self._doubtful = True, False
 
     def _bytes(self, bodies: Sequence[Body]) -> list[bytes]:
         log = self._at()
@@ -276,24 +351,22 @@ class FileBackend(TableBackend):
 
     def _snapshot(self) -> None:
         """Make a snapshot if much has been read or written since the last one. Others write meanwhile."""
-        self._turns.take()
-        try:
-            log, now = self._log, self._generation
-            if log is None or now is None or not self._whole or log.damage:
-                return
-            if log.frames - self._covered < max(_SNAPSHOT_FRAMES, len(self._tables.payloads) // 4):
-                return
-            with suppress(Error):  # it only saves time
+        with suppress(Error):  # it only saves time
+            with self._turns.taken():
+                log, now = self._log, self._generation
+                if log is None or now is None or not self._whole or log.damage:
+                    return
+                if log.frames - self._covered < max(_SNAPSHOT_FRAMES, len(self._tables.payloads) // 4):
+                    return
                 log.sync()
                 prepared = snapshot.prepare(self.path, now, log, self._tables)
-                with self._locked():
-                    if os.fstat(self._store_fd).st_nlink == 0:  # it would keep what was collected meanwhile
-                        remove(prepared)
-                    else:
-                        snapshot.put(self.path, prepared)
                 self._covered = log.frames
-        finally:
-            self._turns.give()
+            try:
+                with self._locked():
+                    if self._generation == now and not self._is_over():  # or it would keep what was collected meanwhile
+                        snapshot.put(self.path, prepared)
+            finally:
+                remove(prepared)
 
     @contextmanager
     def snapshot(self) -> Iterator[Backend]:
@@ -316,9 +389,12 @@ class FileBackend(TableBackend):
     def reclaim(self) -> None:
         """Write all that is left to new files, and remove the old ones. Others write meanwhile, but for two moments."""
         self._refuse_in_group()
-        for _ in range(_ATTEMPTS):
-            if self._renewed():
-                return
+        try:
+            for _ in range(_ATTEMPTS):
+                if self._renewed():
+                    return
+        except OSError as error:
+            raise translated(error, self.path) from error
 
     def mend(self) -> None:
         """Begin another generation with all that can be read: what was in frames that are gone is given up."""
@@ -337,12 +413,12 @@ class FileBackend(TableBackend):
             if not self._tables.wasted and not log.damage:
                 return True
             log.cut()
-            log.roll()
+            if log.sealed or log.at > FILE_HEADER:
+                log.roll()
             kept = self._tables.copy()
             if log.blind is not None:
                 kept.forget()
-            source = Log(self.path, old, read_only=True)  # files of its own: others may close those of this backend
-            source.stand(log.file, log.at, log.number, sealed=False, echo=[])
+            source = log.twin()
         finally:
             self._give()
         name = directory.new_base(old.generation + 1)
@@ -363,10 +439,13 @@ class FileBackend(TableBackend):
                 self._take(blind=True)  # whether it may be was asked when this began
                 try:
                     if self._now_in() == old:
-                        log.read(tables)
+                        log.read(tables, self._at().end())
                         directory.switch(self.path, new)
                         self._adopt(log, tables)
-                        snapshot.put(self.path, prepared)
+                        with suppress(Error):  # all of it only saves time; the snapshot may have been swept by somebody
+                            self._turns.publish(log.end())
+                            snapshot.put(self.path, None)
+                            snapshot.put(self.path, prepared)
                     directory.sweep(self.path, self._now_in())
                     return self._now_in() == new
                 finally:
@@ -406,25 +485,26 @@ class FileBackend(TableBackend):
             return
         with suppress(Error):
             self._leave()
-        self._turns.take()
-        try:
+        with self._turns.alone(), self._turns.taken():
             self._closed = True
             self._let_go()
             self._turns.close()
-        finally:
-            self._turns.give()
 
     def _leave(self) -> None:
         """Do what is better done before one goes."""
         if self.read_only:
             return
-        self._turns.take()
-        try:
-            if self._log is not None:
-                self._log.sync()
-            self._snapshot()
-        finally:
-            self._turns.give()
+        with self._turns.taken():
+            log = self._log
+            unsaid = log is not None and log.synced < log.number
+            if log is not None:
+                log.sync()
+        if unsaid:
+            with self._locked():
+                log, end = self._log, self._turns.published()
+                if log is not None and end is not None and end.number == log.number:  # nobody has written since
+                    self._turns.publish(log.end())
+        self._snapshot()
 
 
 def _refuse_if_blind(log: Log) -> None:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final
 from backtrail.backends import file_frames as frames
 from backtrail.backends.changes import Listed, PutChunk, PutList, PutRow
 from backtrail.backends.file_disk import remove, synced, synced_directory, translated, write_at
-from backtrail.backends.file_log import BASE, build
+from backtrail.backends.file_log import build
+from backtrail.backends.file_reading import BASE
 from backtrail.backends.file_records import echo
 from backtrail.backends.tables import Tables
 
@@ -41,10 +42,11 @@ def write(name: Path, uid: bytes, tables: Tables, read: Callable[[Place], bytes]
             for changes in _slices(tables):  # the last one is empty: it repeats the one before
                 number += 1
                 built = build(uid, number, changes, on_disk=number - 1, repeated=repeated, read=read)
-                write_at(fd, at, built.data)
                 for change in built.placed(BASE, at):
                     made.do(change)
-                at += len(built.data)
+                for piece in frames.joined(built.pieces):
+                    write_at(fd, at, piece)
+                    at += len(piece)
                 repeated = echo(changes)
             synced(fd)
         finally:

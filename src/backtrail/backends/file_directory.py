@@ -20,7 +20,8 @@ from blake3 import blake3
 
 from backtrail.backends import file_frames as frames
 from backtrail.backends.file_disk import read_at, synced, synced_directory, translated, write_at
-from backtrail.backends.file_log import Generation, begin_file, log_name
+from backtrail.backends.file_log import begin_file
+from backtrail.backends.file_reading import Generation, log_name
 from backtrail.errors import Corrupt, Invalid, NotFound
 
 STORE: Final = "backtrail.store"
@@ -68,13 +69,24 @@ def look(path: Path) -> bool:
         raise translated(error, path) from error
     if STORE in entries:
         return True
-    if all(_BEGUN.fullmatch(name) for name in entries):
+    if all(_BEGUN.fullmatch(name) for name in entries) and not _has_frames(path / log_name(1)):
         return False
+    if (path / STORE).exists():
+        return True  # somebody has just made it
     if any(_OURS.fullmatch(name) for name in entries):
         raise Corrupt(
             f"{path}: the file {STORE} is missing: docs/format.md says how to make it anew", code="corrupt.store"
         )
     raise Invalid(f"{path}: has files of something else in it: name an empty directory", code="invalid.store")
+
+
+def _has_frames(log: Path) -> bool:
+    try:
+        return log.stat().st_size > frames.FILE_HEADER
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise translated(error, log) from error
 
 
 def read(path: Path) -> tuple[Generation, int]:
@@ -92,6 +104,9 @@ def read(path: Path) -> tuple[Generation, int]:
             said, _, check = line.rpartition(" check=")
             if said and check[:-1] == _check(said):
                 return _parsed(said, path), fd
+    except OSError as error:
+        os.close(fd)
+        raise translated(error, name) from error
     except BaseException:
         os.close(fd)
         raise
@@ -169,14 +184,25 @@ def sweep(path: Path, now: Generation) -> None:
 
     A base of a generation to come is somebody's who is making it, or was: it goes with the generation after this one.
     """
-    for entry in list(os.scandir(path)):
-        kind, _, rest = entry.name.partition("-")
-        number = int(rest[:12]) if _OURS.fullmatch(entry.name) and rest else 0
-        old = (kind == "log" and number < now.file) or (
-            kind == "base" and number <= now.generation and entry.name != now.base
-        )
-        if (number and old) or entry.name.startswith((STORE + NEW, SNAPSHOT + NEW)):
-            Path(entry.path).unlink(missing_ok=True)
+    try:
+        left = [Path(entry.path) for entry in os.scandir(path) if _is_left(entry.name, now) and not entry.is_dir()]
+        if left:
+            synced_directory(path)  # whoever switched to this generation may have been killed before that was on disk
+        for each in left:
+            each.unlink(missing_ok=True)
+    except OSError as error:
+        raise translated(error, path) from error
+
+
+def _is_left(name: str, now: Generation) -> bool:
+    """Tell whether a file is of no use in this generation."""
+    if name.startswith((STORE + NEW, SNAPSHOT + NEW)):
+        return True
+    kind, _, rest = name.partition("-")
+    if not rest or not _OURS.fullmatch(name):
+        return False
+    number = int(rest[:12])
+    return number < now.file if kind == "log" else number <= now.generation and name != now.base
 
 
 def size(path: Path) -> int:

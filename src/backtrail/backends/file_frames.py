@@ -77,21 +77,32 @@ def first_frame(header: bytes, uid: bytes, file: int) -> int | None:
     return int(first) if (magic, form, number) == (FILE_MAGIC, FORMAT, file) else None
 
 
-def frame(uid: bytes, number: int, synced: int, records: Sequence[bytes], bodies: Sequence[bytes]) -> bytes:
-    """Return the bytes of a frame."""
+def frame(uid: bytes, number: int, synced: int, records: Sequence[bytes], bodies: Sequence[bytes]) -> list[bytes]:
+    """Return the bytes of a frame: in one piece, or, if it is large, its bodies as they are, for `joined`."""
     parts = [part for record in records for part in (_RECORD.pack(len(record), zlib.crc32(record)), record)]
     length = sum(map(len, parts))
-    content = b"".join((*parts, *bodies))
-    check = blake3(uid + content).digest(length=CHECK_BYTES)
-    header = _HEADER.pack(MAGIC, length, len(content) - length, number, synced, check)
-    return b"".join((header, _crc(uid, header), content))
-
-
-def is_good(uid: bytes, found: Frame, content: bytes | memoryview) -> bool:
-    """Tell whether the records and bodies of a frame are what was written."""
+    size = sum(map(len, bodies))
+    pieces = [b"".join((*parts, *bodies))] if length + size <= _WINDOW else [b"".join(parts), *bodies]
     hasher = blake3(uid)
-    hasher.update(content)
-    return len(content) == found.records + found.bodies and hasher.digest(length=CHECK_BYTES) == found.check
+    for piece in pieces:
+        hasher.update(piece)
+    header = _HEADER.pack(MAGIC, length, size, number, synced, hasher.digest(length=CHECK_BYTES))
+    pieces[0] = b"".join((header, _crc(uid, header), pieces[0]))
+    return pieces
+
+
+def joined(pieces: Sequence[bytes]) -> Iterator[bytes]:
+    """Give the pieces of a frame to be written one after the other, small ones together: never is all of it copied."""
+    held: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        held.append(piece)
+        size += len(piece)
+        if size > _WINDOW:
+            yield b"".join(held)
+            held, size = [], 0
+    if held:
+        yield b"".join(held)
 
 
 def records_of(data: bytes, *, check: bool = True) -> Iterator[list[Any] | None]:
@@ -102,7 +113,7 @@ def records_of(data: bytes, *, check: bool = True) -> Iterator[list[Any] | None]
         at += _RECORD.size
         record = data[at : at + length]
         at += length
-        if check and (len(record) < length or zlib.crc32(record) != crc):
+        if check and (not length or len(record) < length or zlib.crc32(record) != crc):  # zeros would pass
             yield None
             if len(record) < length:
                 return  # the length itself is wrong: what follows cannot be told apart
@@ -118,7 +129,7 @@ def leading(data: bytes) -> int:
     while at + _RECORD.size <= len(data):
         length, crc = _RECORD.unpack_from(data, at)
         end = at + _RECORD.size + length
-        if end > len(data) or zlib.crc32(data[at + _RECORD.size : end]) != crc:
+        if not length or end > len(data) or zlib.crc32(data[at + _RECORD.size : end]) != crc:
             break
         at = end
     return at
@@ -166,6 +177,15 @@ class Window:
             if found is not None:
                 yield found
             at = found.end if found is not None else at + here + 1
+
+    def is_good(self, found: Frame) -> bool:
+        """Tell whether the records and bodies of a frame are what was written."""
+        hasher = blake3(self._uid)
+        at = found.at + HEADER
+        while at < found.end and (piece := self.piece(at, min(_WINDOW, found.end - at))):
+            hasher.update(piece)
+            at += len(piece)
+        return at == found.end and hasher.digest(length=CHECK_BYTES) == found.check
 
     def content(self, found: Frame) -> bytes:
         """Return the records and bodies of a frame."""

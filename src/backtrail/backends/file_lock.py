@@ -1,10 +1,14 @@
 """Turns: of the threads of a process by a lock, of processes by another, on a file.
 
+Whoever needs both has the one on the file first: while it waits there for other processes, the threads beside it read.
+
 The file holds the end of the log as whoever wrote last has left it. Up to there all is as durable as was asked for, so
-others may read it without a turn: nobody who reads waits for one who writes. It tells nothing that the log does not.
+others may read it without a turn: nobody who reads waits for one who writes. It also says up to which frame all was on
+disk then, which is so for ever: whoever writes next need not make sure of it. The log can do without it.
 
 A forked child shares its parent's lock on the file: it closes that file, without unlocking it, and opens its own. A
-fork waits for the calls that are under way, so that what the child has in memory is whole.
+fork waits for the calls that are under way, so that what the child has in memory is whole. It does not wait for those
+that wait for another process themselves.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from backtrail.backends import forks
 from backtrail.backends.file_disk import fcntl, translated, write_at
-from backtrail.errors import CommitUnknown, Unavailable
+from backtrail.errors import CommitUnknown, NotFound, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,16 +31,20 @@ if TYPE_CHECKING:
 
 _END: Final = struct.Struct(">QQQ")
 _CRC: Final = struct.Struct(">I")
+_SYNCED: Final = struct.Struct(">Q")
+_END_BYTES: Final = _END.size + _CRC.size
 _FIRST_PAUSE: Final = 0.0002
 _LONGEST_PAUSE: Final = 0.004
+_SOON: Final = 0.01
 
 
 class End(NamedTuple):
-    """Where the log ended: in which file, where, with which frame."""
+    """Where the log ended: in which file, where, with which frame; and the last frame that was on disk, if known."""
 
     file: int
     at: int
     number: int
+    synced: int = 0
 
 
 class Turns:
@@ -54,7 +62,10 @@ class Turns:
         self._read_only = read_only
         self._forked = forked
         self._fd = -1
+        self._inode = (0, 0)
+        self._read = b"", End(0, 0, 0)  # what was last read, and what it means
         self._lock = threading.RLock()
+        self._locking = threading.RLock()  # had by the thread that has the lock on the file, or waits for it
         self._idle = False  # while a fork is under way: no call is, and none will begin
         forks.watch(self)
 
@@ -64,32 +75,56 @@ class Turns:
         if not self._lock.acquire(timeout=self._wait):
             raise self._locked("another thread has been using it")
 
+    def took(self) -> bool:
+        """Take one's turn if it can be had soon, and tell whether it was."""
+        return self._lock.acquire(timeout=min(_SOON, self._wait))
+
     def give(self) -> None:
         """Let the next one have it."""
         self._lock.release()
 
-    # -- processes --------------------------------------------------------------------------------
     @contextmanager
-    def shared(self) -> Iterator[None]:
-        """Keep writers out, but not others who read."""
-        if not self._open():
-            yield  # nobody has ever written here who would lock
-            return
-        self._flock(fcntl.LOCK_SH)
+    def taken(self) -> Iterator[None]:
+        """Have one's turn among the threads."""
+        self.take()
         try:
             yield
         finally:
-            self.unlock()
+            self.give()
 
-    def lock(self) -> None:
-        """Keep all others out, until `unlock`."""
-        self._open()
-        self._flock(fcntl.LOCK_EX)
+    # -- processes --------------------------------------------------------------------------------
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep other threads from locking the file."""
+        if not self._locking.acquire(timeout=self._wait):
+            raise self._locked("another thread has been writing")
+        try:
+            yield
+        finally:
+            self._locking.release()
+
+    def lock(self, *, shared: bool = False) -> None:
+        """Keep all others out, or only those who write, until `unlock`. Its caller has not got a turn yet."""
+        if not self._locking.acquire(timeout=self._wait):
+            raise self._locked("another thread has been writing")
+        try:
+            while self._open():  # else nobody has ever written here who would lock
+                self._flock(fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+                if self._is_there():
+                    break
+                with self._lock:
+                    self.close()  # that was not the one which others lock
+        except BaseException:
+            self.unlock()
+            raise
 
     def unlock(self) -> None:
         """Let others in."""
-        if self._fd >= 0:
-            fcntl.flock(self._fd, fcntl.LOCK_UN)
+        try:
+            if self._fd >= 0:
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
+        finally:
+            self._locking.release()
 
     def publish(self, end: End) -> None:
         """Say where the log ends now. Its caller has locked all others out."""
@@ -105,14 +140,20 @@ class Turns:
             ) from error
 
     def published(self) -> End | None:
-        """Return where the log ended when somebody last said so; None if that cannot be read."""
-        if self._fd < 0 and not self._open():
+        """Return where the log ended when somebody last said so; None if that cannot be read. Its caller has a turn."""
+        if not self._open() or os.fstat(self._fd).st_nlink == 0:
             return None
-        data = os.pread(self._fd, _END.size + _CRC.size, 0)
-        if len(data) < _END.size + _CRC.size:
+        data = os.pread(self._fd, _END_BYTES + _SYNCED.size + _CRC.size, 0)
+        if data == self._read[0] and data:
+            return self._read[1]
+        if len(data) < _END_BYTES or data[_END.size : _END_BYTES] != _crc(data[: _END.size]):
             return None
         end = End(*_END.unpack_from(data))
-        return end if data == _end_bytes(end) else None
+        known, check = data[: -_CRC.size], data[-_CRC.size :]
+        if len(data) == _END_BYTES + _SYNCED.size + _CRC.size and check == _crc(known):
+            end = end._replace(synced=_SYNCED.unpack_from(data, _END_BYTES)[0])
+        self._read = data, end
+        return end
 
     def close(self) -> None:
         """Let go of the file."""
@@ -121,22 +162,39 @@ class Turns:
             os.close(fd)
 
     def _open(self) -> bool:
-        if self._fd < 0:
+        if self._fd >= 0:
+            return True
+        with self._lock:
             try:
-                self._fd = os.open(self._path, self._flags, 0o666)
-            except OSError as error:
-                if self._read_only and isinstance(error, FileNotFoundError):
+                if self._fd < 0:
+                    fd = os.open(self._path, self._flags, 0o666)
+                    self._inode = _inode(os.fstat(fd))
+                    self._fd = fd
+            except FileNotFoundError as error:
+                if self._read_only:
                     return False
+                text = f"{self._path.parent}: there is no such store any more"
+                raise NotFound(text, code="not_found.store") from error
+            except OSError as error:
                 raise translated(error, self._path) from error
         return True
 
+    def _is_there(self) -> bool:
+        """Tell whether the file that is open is still the one of that name."""
+        try:
+            return _inode(self._path.stat()) == self._inode
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise translated(error, self._path) from error
+
     def _flock(self, how: int) -> None:
-        pause = _FIRST_PAUSE
-        end = time.monotonic() + self._wait
+        pause, end = _FIRST_PAUSE, 0.0
         while True:
             try:
                 fcntl.flock(self._fd, how | fcntl.LOCK_NB)
             except BlockingIOError:
+                end = end or time.monotonic() + self._wait
                 if time.monotonic() > end:
                     raise self._locked("another process has been writing") from None
                 time.sleep(pause)
@@ -165,11 +223,25 @@ class Turns:
         """Let go of what is the parent's."""
         if not self._idle:  # a thread has it that this process has not got
             self._lock = threading.RLock()
+        if self._locking.acquire(blocking=False):
+            self._locking.release()
+        else:  # so is this one
+            self._locking = threading.RLock()
         self.close()
         self._forked()
         self.resume()
 
 
 def _end_bytes(end: End) -> bytes:
-    data = _END.pack(*end)
-    return data + _CRC.pack(zlib.crc32(data))
+    file, at, number, synced = end
+    data = _END.pack(file, at, number)
+    data = b"".join((data, _crc(data), _SYNCED.pack(synced)))
+    return data + _crc(data)
+
+
+def _inode(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino
+
+
+def _crc(data: bytes) -> bytes:
+    return _CRC.pack(zlib.crc32(data))

@@ -1,68 +1,42 @@
-"""The log of a store in files: frames, one after the other, in a base and in numbered files behind it.
+"""The log of a store in files: what `file_reading` reads, and how frames are appended to it.
 
-A `Log` stands at a place in it: all frames up to there were done on the tables. It reads what comes behind, and
-appends. Whoever appends has the store's lock, and has read to the end; whoever reads has it, too, or shares it, so that
-nothing is seen that was not yet made durable.
-
-A frame that is not good is one of two things. If all frames behind it, too, were written before anything said that it
-is on disk, then a write was cut short: the log ends before it (`torn`). Else it is damaged: what can be read of it
-counts, the frame behind it repeats in short what it changed, and rows that were in it are known to be lost. If several
-frames in a row are gone, nobody knows what was in the first of them (`blind`): then nothing is appended any more.
+Whoever appends has the store's lock, and has read to the end. Who appends a durable frame makes sure first that all
+frames before it are on disk, and says so in it: of frames that others wrote it knows by the end that they published,
+or waits for the disk once more. A file is on disk before the next one is begun.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 from contextlib import suppress
-from copy import copy
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import ormsgpack
 
 from backtrail.backends import file_frames as frames
-from backtrail.backends.changes import Place, PutThread
-from backtrail.backends.file_disk import read_at, remove, synced, synced_directory, translated, write_at
+from backtrail.backends.changes import Place, PutChunk, PutRow
+from backtrail.backends.file_disk import remove, synced, synced_directory, translated, write_at
+from backtrail.backends.file_reading import Reader
 from backtrail.backends.file_records import ECHO, SEAL, echo, pack, unpack
-from backtrail.errors import CommitUnknown, Error
+from backtrail.errors import CommitUnknown, Corrupt, Error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from backtrail.backends.changes import Body, Change
-    from backtrail.backends.file_lock import End
-    from backtrail.backends.tables import Tables
 
-LOG: Final = logging.getLogger("backtrail")
-BASE: Final = 0
-"""The number of the base among the files."""
 FILE_BYTES: Final = 128 * 1024 * 1024
 """A file that would grow beyond this is sealed, and the log goes on in the next one."""
-
-
-class Generation(NamedTuple):
-    """Which files count."""
-
-    uid: bytes
-    """Of the store, at random."""
-    generation: int
-    base: str | None
-    """The name of the base."""
-    frames: int
-    """How many frames the base has."""
-    file: int
-    """The first file of the log behind the base."""
-    frame: int
-    """The number of its first frame."""
 
 
 class Built(NamedTuple):
     """A frame, ready to be written."""
 
-    data: bytes
-    records: list[bytes]
-    """Of the changes, in their order."""
+    pieces: list[bytes]
+    size: int
+    changes: list[tuple[Change, bytes, tuple[int, int]]]
+    """Each with its record, and where its last body is among the bodies."""
     bodies: int
     """Where the bodies begin, counted from where the frame does."""
 
@@ -73,7 +47,15 @@ class Built(NamedTuple):
         def place(wire: Any) -> Place:
             return Place(file, start + wire[0], wire[1])
 
-        return [unpack(ormsgpack.unpackb(record), place) for record in self.records]
+        made: list[Change] = []
+        for change, record, body in self.changes:
+            if isinstance(change, PutRow):
+                made.append(PutRow(change.thread, change.row, place(body), change.news))
+            elif isinstance(change, PutChunk):
+                made.append(PutChunk(change.digest, change.epoch, place(body)))
+            else:
+                made.append(unpack(ormsgpack.unpackb(record), place))
+        return made
 
 
 def build(
@@ -88,269 +70,26 @@ def build(
     """Return a frame of these changes; what it repeats is of the frame before."""
     bodies: list[bytes] = []
     size = 0
+    last = (0, 0)
 
     def put(body: Body) -> tuple[int, int]:
-        nonlocal size
+        nonlocal size, last
         data = body if isinstance(body, bytes) else read(body)
         bodies.append(data)
+        last = size, len(data)
         size += len(data)
-        return size - len(data), len(data)
-
-    records = [pack(change, put) for change in changes]
-    data = frames.frame(uid, number, on_disk, [ormsgpack.packb([ECHO, repeated]), *records], bodies)
-    return Built(data, records, len(data) - size)
-
-
-class Log:
-    """The log of one generation, and a place in it."""
-
-    def __init__(self, directory: Path, generation: Generation, *, read_only: bool) -> None:
-        """Stand at the beginning: before the base, if there is one."""
-        self.uid = generation.uid
-        self._directory = directory
-        self._generation = generation
-        self._flags = (os.O_RDONLY if read_only else os.O_RDWR) | getattr(os, "O_CLOEXEC", 0)
-        self._fds: dict[int, int] = {}
-        self.file, self.number = (generation.file, generation.frame - 1) if generation.base is None else (BASE, 0)
-        """The file that it stands in, and the last frame that was done."""
-        self.at = frames.FILE_HEADER
-        self.synced = self.number
-        """The last frame that is known to be on disk."""
-        self.sealed = False
-        """Whether the log goes on in the next file."""
-        self.torn = 0
-        """Bytes behind the end that are none of the log's."""
-        self.seen: tuple[int, int] | None = None
-        """What the file was like (size, mtime) when a torn end was found in it."""
-        self.damage: list[str] = []
-        self.blind: str | None = None
-        self.frames = 0
-        """How many were read or written."""
-        self.echo: list[list[Any]] = []
-        """What the next frame is to repeat."""
-        self._hurt = 0
-        """How many frames just before this place were lost, or in part."""
-        self._saved: list[Change] = []
-        """What can be read of the last of them."""
-        self._open(self.file)
-
-    def name(self, file: int) -> Path:
-        """Return the path of a file of the log."""
-        base = self._generation.base
-        return self._directory / (base if file == BASE and base is not None else log_name(file))
-
-    def _open(self, file: int) -> None:
-        if file not in self._fds:
-            self._fds[file] = os.open(self.name(file), self._flags)
-
-    def close(self) -> None:
-        """Let go of the files."""
-        while self._fds:
-            os.close(self._fds.popitem()[1])
-
-    def twin(self) -> Log:
-        """Return one that reads the same files, and goes on to when they are closed here, or have no name any more."""
-        made = copy(self)
-        made._fds = {file: os.dup(fd) for file, fd in self._fds.items()}  # noqa: SLF001 - it is another of the same class
-        return made
-
-    def fd(self) -> int:
-        """Return the file that it stands in."""
-        return self._fds[self.file]
-
-    def stand(self, file: int, at: int, number: int, *, sealed: bool, echo: list[list[Any]]) -> None:
-        """Stand at a place to which somebody else has read. Raises OSError if a file is not there."""
-        for each in range(self._generation.file, file + 1):
-            self._open(each)
-        if os.fstat(self._fds[file]).st_size < at:
-            raise FileNotFoundError
-        self.file, self.at, self.number, self.synced, self.sealed, self.echo = file, at, number, number, sealed, echo
-
-    # -- reading ----------------------------------------------------------------------------------
-    def body(self, place: Place) -> bytes:
-        """Return the bytes at a place; fewer, or none, if they are not there any more."""
-        fd = self._fds.get(place.file)
-        return read_at(fd, place.at, place.length) if fd is not None and place.length else b""
-
-    def has_news(self) -> bool:
-        """Tell whether somebody has written since it was last read."""
-        found = os.fstat(self._fds[self.file])
-        if self.sealed:
-            return self.name(self.file + 1).exists()
-        return found.st_size != self.at and (found.st_size, found.st_mtime_ns) != self.seen
-
-    def read(self, tables: Tables, until: End | None = None) -> None:
-        """Do all frames behind this place, or those up to an end that is known to be good, and stand behind them."""
-        self.torn, self.seen = 0, None
-        while True:
-            fd = self._fds[self.file]
-            window = frames.Window(fd, self.uid)
-            if until is not None and until.file == self.file:
-                window.size = min(window.size, until.at)
-            last = self._read_file(tables, window)
-            if last is not None:
-                self.echo = echo(last)
-            if self.torn:
-                name = self.name(self.file)
-                LOG.warning("%s: a write was cut short: %d bytes at %d do not count", name, self.torn, self.at)
-                found = os.fstat(fd)
-                self.seen = (found.st_size, found.st_mtime_ns)
-                break
-            if (until is not None and until.file == self.file) or not self._next_file(tables):
-                break
-        if self._hurt and until is None:
-            self._make_up(tables, None)
-
-    def _read_file(self, tables: Tables, window: frames.Window) -> list[Change] | None:
-        last: list[Change] | None = None
-        while self.at < window.size and not self.sealed:
-            found = window.frame_at(self.at)
-            if found is not None and found.number == self.number + 1:
-                content = window.content(found)
-                good = frames.is_good(self.uid, found, content)
-                if good or self._was_on_disk(window, found.end):
-                    last = self._do(tables, found, content[: found.records], good=good)
-                    continue
-            elif self._was_on_disk(window, self.at + 1):
-                self._skip(tables, window)
-                continue
-            self.torn = window.size - self.at
-            break
         return last
 
-    def _do(self, tables: Tables, found: frames.Frame, records: bytes, *, good: bool) -> list[Change]:
-        """Do what can be read of a frame."""
-        done: list[Change] = []
-        repeated: list[Change] | None = None
-        whole = True
+    packed = [(change, pack(change, put), last) for change in changes]
+    records = [ormsgpack.packb([ECHO, repeated]), *(record for _, record, _ in packed)]
+    pieces = frames.frame(uid, number, on_disk, records, bodies)
+    whole = sum(map(len, pieces))
+    return Built(pieces, whole, packed, whole - size)
 
-        def place(wire: Any) -> Place:
-            return Place(self.file, found.bodies_at + wire[0], wire[1])
 
-        for fields in frames.records_of(records, check=not good):
-            if fields is None:
-                whole = False
-            elif fields[0] == ECHO:
-                repeated = [unpack(each, place) for each in fields[1]] if self._hurt else []
-            elif fields[0] == SEAL:
-                self.sealed = True
-            else:
-                done.append(unpack(fields, place))
-        if self._hurt:
-            self._make_up(tables, repeated)
-        if not good:
-            what = "what it says is lost in part" if not whole else "bytes that rows or chunks hold, or its header"
-            self._note(f"frame {found.number} at {found.at} is damaged: {what}")
-        if whole:
-            for change in done:
-                tables.do(change)
-        else:  # the next frame tells what is missing
-            self._hurt, self._saved = 1, done
-        self.number, self.at, self.synced = found.number, found.end, max(self.synced, found.synced)
-        self.frames += 1
-        return done
+class Log(Reader):
+    """The log of one generation, and a place in it."""
 
-    def _make_up(self, tables: Tables, repeated: list[Change] | None) -> None:
-        """Do what is left of a frame that was damaged, and what the next one repeats of it."""
-        if self._hurt > 1 or repeated is None:
-            self._lose_sight()
-        heard = repeated or []
-        threads = [change for change in heard if isinstance(change, PutThread)]
-        for change in (*threads, *self._saved, *heard):
-            tables.do(change)
-        self._hurt, self._saved = 0, []
-
-    def _was_on_disk(self, window: frames.Window, behind: int) -> bool:
-        """Tell whether anything says that the frame behind this place was on disk."""
-        if self.file == BASE:
-            return True
-        if any(found.synced > self.number for found in window.frames_behind(behind)):
-            return True
-        first = self._first_of_next()
-        return first is not None and first > self.number + 1  # a file is on disk before the next one is begun
-
-    def _skip(self, tables: Tables, window: frames.Window) -> None:
-        """Go on at the next frame that can be read. If only a header is damaged, what was behind it counts."""
-        found = next((each for each in window.frames_behind(self.at + 1) if each.number > self.number), None)
-        end = window.size if found is None else found.at
-        if found is None or found.number == self.number + 2:
-            between = self._headless(window, end)
-            if between is not None:
-                self._do(tables, between, window.content(between)[: between.records], good=False)
-                return
-        self._note(f"there is no frame at {self.at}: the next one is {end - self.at} bytes further on")
-        self.at = end
-        if found is not None:
-            self._hurt += found.number - 1 - self.number
-            self.number = found.number - 1
-
-    def _headless(self, window: frames.Window, end: int) -> frames.Frame | None:
-        """Return the frame between here and there, if its records are good and its bodies fill the rest."""
-        content = window.piece(self.at + frames.HEADER, end - self.at - frames.HEADER)
-        size = frames.leading(content)
-        reach = 0
-
-        def place(wire: Any) -> Place:
-            nonlocal reach
-            reach = max(reach, wire[0] + wire[1])
-            return Place(self.file, *wire)
-
-        for fields in frames.records_of(content[:size]):
-            if fields is not None and fields[0] not in (ECHO, SEAL):
-                unpack(fields, place)
-        if not size or size + reach != len(content):
-            return None
-        return frames.Frame(self.at, self.number + 1, self.number, size, reach, b"")
-
-    def _next_file(self, tables: Tables) -> bool:
-        """Go on in the next file, if there is one."""
-        if self.file == BASE:
-            last = self._generation.frames
-            if self.number != last:
-                self._note(f"ends with frame {self.number}, and should with frame {last}")
-            if self.number < last - 1 or (self.number < last and self._hurt):  # the last one only repeats
-                self._make_up(tables, None)
-            self._hurt, self._saved = 0, []
-            self.file, self.number = self._generation.file, self._generation.frame - 1
-            self.echo = []
-        else:
-            first = self._first_of_next()
-            if first is None:
-                return False
-            if first != self.number + 1:
-                self._note(f"it ends at {self.at}, before frame {first - 1}, which was its last")
-                self._hurt += first - 1 - self.number
-                self.number = first - 1
-            self.file += 1
-        self._open(self.file)
-        self.at, self.sealed = frames.FILE_HEADER, False
-        self.synced = max(self.synced, self.number)
-        return True
-
-    def _first_of_next(self) -> int | None:
-        """Return the number of the first frame of the next file, None if that is not there, or not yet."""
-        try:
-            fd = os.open(self.name(self.file + 1), os.O_RDONLY)
-        except FileNotFoundError:
-            return None
-        try:
-            header = read_at(fd, 0, frames.FILE_HEADER)
-            first = frames.first_frame(header, self.uid, self.file + 1)
-            if first is None and len(header) == frames.FILE_HEADER:  # only the header is damaged, or nothing is there
-                found = frames.Window(fd, self.uid).frame_at(frames.FILE_HEADER)
-                return None if found is None else found.number
-            return first
-        finally:
-            os.close(fd)
-
-    def _note(self, what: str) -> None:
-        self.damage.append(f"{self.name(self.file)}: {what}")
-        LOG.warning("%s", self.damage[-1])
-
-    def _lose_sight(self) -> None:
-        self.blind = self.damage[-1] if self.damage else f"{self.name(self.file)}: is damaged"
-
-    # -- appending --------------------------------------------------------------------------------
     def cut(self) -> None:
         """Cut off what is behind the end."""
         if self.torn:
@@ -364,23 +103,27 @@ class Log:
         """
         if self.sealed:
             self._begin_file()
+        if durable:
+            self.sync()
         built = self._built(changes)
-        if self.at + len(built.data) > FILE_BYTES and self.at > frames.FILE_HEADER:
+        if self.at + built.size > FILE_BYTES and self.at > frames.FILE_HEADER:
             self.roll()
             built = self._built(changes)
-        placed = built.placed(self.file, self.at)
-        self._write(built.data, durable=durable)
-        self.echo = echo(changes)
+        placed, repeated = built.placed(self.file, self.at), echo(changes)
+        self._write(built.pieces, durable=durable)
+        self.echo = repeated
         return placed
 
     def _built(self, changes: Sequence[Change]) -> Built:
         number = self.number + 1
         return build(self.uid, number, changes, on_disk=self.synced, repeated=self.echo, read=self.body)
 
-    def _write(self, data: bytes, *, durable: bool) -> None:
-        fd = self._fds[self.file]
+    def _write(self, pieces: list[bytes], *, durable: bool) -> None:
+        fd, end = self._fds[self.file], self.at
         try:
-            write_at(fd, self.at, data)
+            for piece in pieces if len(pieces) == 1 else frames.joined(pieces):
+                write_at(fd, end, piece)
+                end += len(piece)
         except BaseException as error:
             with suppress(Error):
                 self._truncate()  # if not, half a frame is as good as none
@@ -389,7 +132,7 @@ class Log:
             raise
         if durable:
             self._sync(fd)
-        self.at += len(data)
+        self.at = end
         self.number += 1
         self.frames += 1
         if durable:
@@ -438,28 +181,34 @@ class Log:
         self._begin_file()
 
     def _begin_file(self) -> None:
+        self.sync()  # it may be another one's who sealed it
         name = self.name(self.file + 1)
         begin_file(name, self.uid, self.file + 1, self.number + 1)
+        try:
+            self._open(self.file + 1)
+        except OSError as error:
+            raise translated(error, name) from error
         self.file += 1
-        self._open(self.file)
         self.at, self.sealed = frames.FILE_HEADER, False
-
-
-def log_name(file: int) -> str:
-    """Return the name of a file of the log."""
-    return f"log-{file:012d}"
 
 
 def begin_file(name: Path, uid: bytes, file: int, first: int) -> None:
     """Make a file of a log, without a frame, durable in its directory."""
+    made = False
     try:
-        fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0), 0o666)
+        fd = os.open(name, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
         try:
+            if os.fstat(fd).st_size > frames.FILE_HEADER:
+                raise Corrupt(
+                    f"{name}: has frames already, and what is before it does not end there", code="corrupt.store"
+                )
+            made = True
             write_at(fd, 0, frames.file_header(uid, file, first))
             synced(fd)
         finally:
             os.close(fd)
         synced_directory(name.parent)
     except OSError as error:
-        remove(name)
+        if made:
+            remove(name)
         raise translated(error, name) from error

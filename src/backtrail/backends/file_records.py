@@ -147,7 +147,11 @@ def echo(changes: Iterable[Change]) -> list[list[Any]]:
     for change in changes:
         match change:
             case PutRow(thread, row):
-                repeated.append([LOST, thread, row.seq])
+                before = repeated[-1] if repeated else []
+                if before[:2] == [LOST, thread] and before[-1] == row.seq - 1:
+                    before[2:] = [before[2], row.seq]
+                else:
+                    repeated.append([LOST, thread, row.seq])
             case PutList(thread):
                 repeated.append([UNLIST, thread])
             case PutChunk() | Stamp():  # who needs a chunk misses it; a stamp counts while it is new

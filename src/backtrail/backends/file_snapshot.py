@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from backtrail.backends.changes import Body
-    from backtrail.backends.file_log import Generation, Log
+    from backtrail.backends.file_log import Log
+    from backtrail.backends.file_reading import Generation
 
 MAGIC: Final = b"BTRLSNAP"
 _DIGEST: Final = 32

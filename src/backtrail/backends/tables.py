@@ -179,8 +179,10 @@ class Tables:
             self._touch(Touch(thread, touched=True))
 
     def _lose_row(self, change: LoseRow) -> None:
-        thread, seq = change
-        if seq not in self.logs.get(thread, {}):
+        thread, first, last = change
+        for seq in range(first, max(first, last) + 1):
+            if seq in self.logs.get(thread, {}):
+                continue
             # It may have been a checkpoint and the head: whoever needs it is to find out that it is damaged.
             lost = Row(
                 seq, 0, seq - 1, 0, seq, 0, 0, 0, seq, 0, 0, 0, None, 0, 0, bytes(32), b"", b"", b"", None, hidden=False
