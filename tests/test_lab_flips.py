@@ -74,7 +74,7 @@ def flip_in_sqlite(path, most):
 
 
 def test_a_flipped_bit_of_sqlites_rows_and_chunks_is_found(quick):
-    assert flip_in_sqlite(quick / "s.db", 70) == (70, 0)
+    assert flip_in_sqlite(quick / "s.db", 40) == (40, 0)
 
 
 @pytest.mark.torture
@@ -91,7 +91,7 @@ def test_seeded_faults_are_found(fault, quick, monkeypatch):
         monkeypatch.setattr(log, "is_sound", lambda row, uid: True)
     else:
         monkeypatch.setattr(upkeep, "read_below", lambda heads, tree, good: set())
-    assert flip_in_sqlite(quick / "s.db", 70)[1] > 0
+    assert flip_in_sqlite(quick / "s.db", 40)[1] > 0
 
 
 # -- files, collected, with a snapshot ------------------------------------------------------------------
@@ -134,8 +134,8 @@ def flip_in_files(path, most, monkeypatch):
 
 
 def test_a_flipped_bit_beside_a_snapshot_never_changes_what_is_read(quick, monkeypatch):
-    hurt, missed = flip_in_files(quick / "s", 120, monkeypatch)
-    assert hurt > 20
+    hurt, missed = flip_in_files(quick / "s", 60, monkeypatch)
+    assert hurt > 10
     assert missed == 0
 
 
