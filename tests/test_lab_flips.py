@@ -85,6 +85,19 @@ def test_every_flipped_byte_of_sqlites_rows_and_chunks_is_found(quick):
     assert missed == 0
 
 
+@pytest.mark.parametrize("column", ["row.label", "tag.tag", "thread.name"])
+def test_text_that_is_no_longer_text_is_damage_like_any_other(column, quick):
+    table, _, name = column.partition(".")
+    opener = partial(backtrail.open, quick / "s.db", durability="relaxed")
+    _fill(opener)
+    with closing(apsw.Connection(str(quick / "s.db"))) as connection:
+        connection.execute(f"UPDATE {table} SET {name} = CAST(x'ff' || {name} AS BLOB) WHERE {name} IS NOT NULL")
+    with opener() as store:
+        assert bool(store.verify().damaged) == (table == "row")  # the others are in no checksum
+        assert list(store.threads())
+        assert table == "thread" or list(store.thread("t").history())
+
+
 @pytest.mark.parametrize("fault", ["rows", "chunks"])
 def test_seeded_faults_are_found(fault, quick, monkeypatch):
     if fault == "rows":
