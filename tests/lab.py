@@ -286,7 +286,7 @@ def _content(store: backtrail.Store) -> bytes:
     backend = store._backend
     found = blake3()
     if isinstance(backend, FileBackend):
-        if faults := backend.usage().faults:
+        if faults := backend.check(None):
             raise AssertionError(faults)
         for change in backend._tables.whole():
             found.update(repr(fields_of(change, lambda body: backend._bytes([body])[0])).encode())

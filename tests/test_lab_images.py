@@ -137,7 +137,7 @@ def test_a_migration_that_is_cut_short_loses_nothing(name, quick):
 @pytest.mark.torture
 @pytest.mark.parametrize("name", ["format1.db", "format2.db", "format3.db"])
 def test_many_migrations_that_are_cut_short(name, quick):
-    assert not migrated(name, quick / "s", 2000, thorough=True)[0]
+    assert not migrated(name, quick / "s", 500, thorough=True)[0]
 
 
 # -- seeded faults: each is found --------------------------------------------------------------------

@@ -21,8 +21,16 @@ def encoded(text: str | None) -> bytes | None:
 
 
 def decoded(stored: bytes | None) -> str | None:
-    """Return stored text as it was."""
-    return None if stored is None else stored.decode("utf-8", "surrogatepass")
+    """Return stored text as it was; of damaged text what can be shown, which is not what the row's checksum is of."""
+    return None if stored is None else text_of(stored)
+
+
+def text_of(stored: bytes) -> str:
+    """Return the same of text that is there."""
+    try:
+        return stored.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return stored.decode("utf-8", "backslashreplace")
 
 
 def as_row(values: Sequence[Any]) -> Row:

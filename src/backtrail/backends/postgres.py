@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from copy import copy
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from backtrail.backends.columns import above, as_record, as_row, encoded, merged
+from backtrail.backends.columns import above, as_record, as_row, encoded, merged, text_of
 from backtrail.backends.port import (
     Batch,
     Found,
@@ -188,7 +188,7 @@ class PostgresBackend:
             return {}
         tags: dict[int, list[str]] = {}
         for seq, tag in self._read(self._sql.tags, thread, wanted):
-            tags.setdefault(seq, []).append(tag.decode("utf-8", "surrogatepass"))
+            tags.setdefault(seq, []).append(text_of(tag))
         return {seq: tuple(given) for seq, given in tags.items()}
 
     def tagged(self, thread: int, tag: str) -> list[int]:

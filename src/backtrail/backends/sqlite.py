@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backtrail.backends import sqlite_backup, sqlite_check, sqlite_search, sqlite_standings
-from backtrail.backends.columns import MAX_SEQ, above, as_record, as_row, encoded, merged
+from backtrail.backends.columns import MAX_SEQ, above, as_record, as_row, encoded, merged, text_of
 from backtrail.backends.port import (
     Batch,
     Found,
@@ -264,7 +264,7 @@ class SqliteBackend:
                 found = sorted(select(connection, _TAGS_OF, seqs, thread), key=lambda entry: (entry[0], entry[2]))
         tags: dict[int, list[str]] = {}
         for seq, tag, *_ in found:
-            tags.setdefault(seq, []).append(tag.decode("utf-8", "surrogatepass"))
+            tags.setdefault(seq, []).append(text_of(tag))
         return {seq: tuple(given) for seq, given in tags.items()}
 
     def tagged(self, thread: int, tag: str) -> list[int]:
