@@ -349,9 +349,13 @@ class Store:
 
         return mending.verify(self._engine, repair=repair, resume=resume, progress=progress)
 
-    def gc(self, *, progress: Callable[[str, int], None] | None = None) -> GcReport:
-        """Remove for good what was deleted, pruned or outlived, keep once what was kept twice, give the space back."""
-        return GcReport(*upkeep.collect(self._engine.desk.heads, progress))
+    def gc(self, *, erase: bool = False, progress: Callable[[str, int], None] | None = None) -> GcReport:
+        """Remove for good what was deleted, pruned or outlived, keep once what was kept twice, give the space back.
+
+        Others go on writing meanwhile. `erase` also leaves no trace of what was removed in any file of the store: in
+        SQLite and PostgreSQL all pages are written anew, and others wait for that.
+        """
+        return GcReport(*upkeep.collect(self._engine.desk.heads, progress, erase=erase))
 
     def prune(
         self,

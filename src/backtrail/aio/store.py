@@ -281,9 +281,14 @@ class Store:
         work = partial(self._sync.verify, repair=repair, resume=resume)
         return await self._crew.watched(lambda tell: work(progress=tell), progress)
 
-    async def gc(self, *, progress: Callable[[str, int], None] | None = None) -> GcReport:
-        """Remove for good what was deleted, pruned or outlived, keep once what was kept twice, give the space back."""
-        return await self._crew.watched(lambda tell: self._sync.gc(progress=tell), progress)
+    async def gc(self, *, erase: bool = False, progress: Callable[[str, int], None] | None = None) -> GcReport:
+        """Remove for good what was deleted, pruned or outlived, keep once what was kept twice, give the space back.
+
+        Others go on writing meanwhile. `erase` also leaves no trace of what was removed in any file of the store: in
+        SQLite and PostgreSQL all pages are written anew, and others wait for that.
+        """
+        work = partial(self._sync.gc, erase=erase)
+        return await self._crew.watched(lambda tell: work(progress=tell), progress)
 
     async def prune(
         self,

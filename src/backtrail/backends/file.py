@@ -386,8 +386,9 @@ class FileBackend(TableBackend):
             log.close()
 
     # -- upkeep -------------------------------------------------------------------------------------
-    def reclaim(self) -> None:
+    def reclaim(self, *, erase: bool = False) -> None:
         """Write all that is left to new files, and remove the old ones. Others write meanwhile, but for two moments."""
+        del erase  # nothing of what was removed is in the new files
         self._refuse_in_group()
         try:
             for _ in range(_ATTEMPTS):

@@ -71,7 +71,8 @@ class MemoryBackend(TableBackend):
             kept = tables.copy()
         yield TableView(kept, self._bytes)
 
-    def reclaim(self) -> None:
+    def reclaim(self, *, erase: bool = False) -> None:
+        del erase  # what was removed is nowhere
         with self._read():
             self._refuse_in_group()  # what was removed is free already
 

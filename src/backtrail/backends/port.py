@@ -441,10 +441,11 @@ class Backend(Protocol):
         base (`base` is its own seq) is not replaced by one that is none: what that would stand on may be gone.
         """
 
-    def reclaim(self) -> None:
+    def reclaim(self, *, erase: bool = False) -> None:
         """Give freed space back to the operating system, as far as the backend can.
 
-        What was taken out of the index is then gone from its pages, too.
+        What was taken out of the index is then gone from its pages, too. `erase` leaves no trace of what was removed in
+        any file of the store: others wait meanwhile. `Unavailable` if they keep that from being done.
         """
 
     def check(self, progress: Callable[[str, int], None] | None) -> tuple[str, ...]:

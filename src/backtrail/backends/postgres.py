@@ -347,14 +347,16 @@ class PostgresBackend:
         alone = self._grouped.group is None
         return self._write(lambda session: self._commit.rewrite(session, thread, rows, chunks, alone=alone))
 
-    def reclaim(self) -> None:
+    def reclaim(self, *, erase: bool = False) -> None:
         """Let PostgreSQL use the space again, and give back what is free at the ends of its files, or nearly all."""
         self._refuse_if_read_only()
         self._refuse_in_group()
         self._pool.do(self._search.clean)
         tables = ", ".join(f"{self._place.quoted}.{name}" for name in _TABLES)
-        self._pool.do(lambda session: session.script(f"VACUUM (SKIP_LOCKED) {tables}", seconds=None))
-        self._pool.do(Room(self._place.quoted).give_back)
+        how = "FULL" if erase else "SKIP_LOCKED"
+        self._pool.do(lambda session: session.script(f"VACUUM ({how}) {tables}", seconds=None))
+        if not erase:
+            self._pool.do(Room(self._place.quoted).give_back)
 
     def check(self, progress: Callable[[str, int], None] | None) -> tuple[str, ...]:
         found: list[str] = []

@@ -452,25 +452,34 @@ class SqliteBackend:
                 sqlite_standings.untouch(connection, thread)
         return len(kept)
 
-    def reclaim(self) -> None:
-        """Give free pages back in slices, letting others in between, and empty the WAL."""
+    def reclaim(self, *, erase: bool = False) -> None:
+        """Give free pages back in slices, letting others in between, and empty the WAL; or write all pages anew.
+
+        When a page is split, SQLite leaves what has moved behind, in the gap between what is left: to be erased, too.
+        """
         self._refuse_if_read_only()
         self._refuse_in_group()
         sqlite_search.clean(self._guard)
         with self._guard as connection:
+            if erase:
+                run(connection, "VACUUM")
             free = int(connection.pragma("freelist_count"))
         for _ in range(0, free, _VACUUM_PAGES):
             with self._guard as connection:
                 run(connection, f"PRAGMA incremental_vacuum({_VACUUM_PAGES})")
             time.sleep(_VACUUM_PAUSE)
+        kept: object = 0
         for mode in ("PASSIVE", "TRUNCATE"):  # the first, which blocks nobody, leaves the second little to do
             with self._guard as connection:
                 # Writers wait while it waits for those who read: not for an export, which may read for long.
-                wait_for_others(connection, _TRUNCATE_WAIT)
+                wait_for_others(connection, self._busy_timeout if erase else _TRUNCATE_WAIT)
                 try:
-                    run(connection, f"PRAGMA wal_checkpoint({mode})")
+                    ((kept, *_),) = connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
                 finally:
                     wait_for_others(connection, self._busy_timeout)
+        if erase and kept:
+            text = f"{self.path}: others read it, so what was removed is still in its log: end that, and collect again"
+            raise Unavailable(text, code="unavailable.locked")
 
     def check(self, progress: Callable[[str, int], None] | None) -> tuple[str, ...]:
         self._refuse_in_group()

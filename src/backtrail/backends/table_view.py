@@ -40,8 +40,9 @@ class TableView(TableBackend):
         """Give itself: it is one."""
         yield self
 
-    def reclaim(self) -> None:
+    def reclaim(self, *, erase: bool = False) -> None:
         """Refuse: there is nothing to be had back."""
+        del erase
         self._take()
 
     def close(self) -> None:

@@ -112,13 +112,14 @@ def _show_plan(out: Output, report: Any, *, full: bool) -> None:
 
 
 @command(examples=("backtrail gc",))
-def gc(session: Session, *, out: Output) -> None:
+@click.option("--erase", is_flag=True, help="Leave no trace in any file of the store; others wait meanwhile.")
+def gc(session: Session, *, out: Output, erase: bool) -> None:
     """Remove for good what was deleted or pruned.
 
     And give the space back.
     """
     with session.write() as store, Progress() as progress:
-        report = store.gc(progress=progress)
+        report = store.gc(erase=erase, progress=progress)
     if not out.human:
         out.value(report)
         return

@@ -384,7 +384,7 @@ class Overlay:
     def rewrite(self, thread: int, rows: Sequence[Row], chunks: Sequence[tuple[bytes, bytes]] = ()) -> int:
         raise _outside()
 
-    def reclaim(self) -> None:
+    def reclaim(self, *, erase: bool = False) -> None:
         raise _outside()
 
     def check(self, progress: Callable[[str, int], None] | None) -> tuple[str, ...]:

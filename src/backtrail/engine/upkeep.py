@@ -47,8 +47,8 @@ def threads(heads: Heads) -> Iterator[ThreadRecord]:
         after = numbers[-1]
 
 
-def collect(heads: Heads, progress: Callable[[str, int], None] | None = None) -> Collected:
-    """Remove what nothing needs any more."""
+def collect(heads: Heads, progress: Callable[[str, int], None] | None = None, *, erase: bool = False) -> Collected:
+    """Remove what nothing needs any more; `erase` leaves no trace of it."""
     backend = heads.backend
     indexing.catch_up(heads, known=True)  # what goes now is not found any more, and leaves the index's pages with it
     epoch = backend.next_epoch()
@@ -67,7 +67,7 @@ def collect(heads: Heads, progress: Callable[[str, int], None] | None = None) ->
         _mark_newer(heads, record, live, marked.get(record.no, 0))
     repacked = _repack(heads, live, paced, progress)
     chunks, size = _sweep(heads, live, epoch, paced, progress)
-    backend.reclaim()
+    backend.reclaim(erase=erase)
     return Collected(removed, chunks, size, repacked)
 
 
