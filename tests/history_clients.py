@@ -7,6 +7,7 @@ what it had done and what it was doing. The system's monotonic clock is one for 
 
 import asyncio
 import contextlib
+import itertools
 import json
 import mmap
 import os
@@ -268,10 +269,11 @@ class Clients:
     def disturb(self, every):
         """Until the work is done, kill a process now and then and begin another, or stop one for a while."""
         chance = random.Random(1)
+        deeds = itertools.chain([True, False], (chance.random() < 0.5 for _ in itertools.count()))
         while self._counts.total() < self._total:
             time.sleep(every)
             pid = chance.choice(list(self._running))
-            if self._begun < self._most and chance.random() < 0.5:
+            if next(deeds) and self._begun < self._most:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
                 del self._running[pid]
@@ -279,7 +281,7 @@ class Clients:
                 self._begin()
             else:
                 os.kill(pid, signal.SIGSTOP)
-                time.sleep(chance.random() * 0.3)
+                time.sleep(chance.random() * 5 * every)
                 os.kill(pid, signal.SIGCONT)
                 self.stops += 1
 

@@ -92,6 +92,7 @@ def check(found, *, gated):
 
 def test_one_chat_goes_through_every_saver_of_langgraph(tmp_path, place):
     graphs = needs("bench.graphs")
+    needs("langgraph.checkpoint.postgres")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # LangGraph's, about its own delta channel
         found = graphs.graphs(tmp_path, place, TINY)

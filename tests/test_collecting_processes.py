@@ -111,10 +111,10 @@ def test_without_epochs_something_would_dangle(opener, tmp_path):
     counts = Counts(WRITERS)
     real = upkeep._sweep
 
-    def sweep(heads, live, _epoch, progress):
+    def sweep(heads, live, _epoch, *rest):
         before = counts.total()
         wait_for(lambda: counts.total() > before + 10)
-        return real(heads, live, 1 << 60, progress)
+        return real(heads, live, 1 << 60, *rest)
 
     with mock.patch.object(upkeep, "_sweep", sweep):
         try:
