@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import backtrail
-from backtrail.backends import file, file_directory, file_lock, file_log, file_snapshot
+from backtrail.backends import file, file_directory, file_lock, file_log, file_shared, file_snapshot
 from backtrail.backends.file import FileBackend
 from backtrail.backends.port import Batch, Usage
 from backtrail.backends.table_backend import TableBackend
@@ -575,7 +575,7 @@ class TestWaiting:
     def test_a_load_keeps_nobody_out(self, path, read_only, monkeypatch):
         writer = FileBackend(path, busy_timeout=0.1)
         no = start(writer)
-        monkeypatch.setattr(file, "_FAR", 2)
+        monkeypatch.setattr(file_shared, "_FAR", 2)
         real = file_log.Log._read_file
         written = []
 

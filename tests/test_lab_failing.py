@@ -16,7 +16,7 @@ import pytest
 
 import backtrail
 from backtrail import CommitUnknown, Unavailable
-from backtrail.backends import file, file_log, sqlite_commit, sqlite_connection
+from backtrail.backends import file, file_log, file_shared, sqlite_commit, sqlite_connection
 from tests.disks import traced
 from tests.disks_sqlite import traced_sqlite
 from tests.lab import DEEDS, picture, quick_directory, small_wal
@@ -208,7 +208,8 @@ def _not_written(patch):
 
 
 def _not_translated_in_files(patch):
-    patch.setattr(file, "translated", lambda error, path: error)
+    for module in (file, file_shared):
+        patch.setattr(module, "translated", lambda error, path: error)
 
 
 SEEDED = [

@@ -19,10 +19,9 @@ import threading
 import time
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from backtrail.backends import sqlite_backup, sqlite_check, sqlite_search, sqlite_standings
+from backtrail.backends import sqlite_backup, sqlite_check, sqlite_search, sqlite_standings, sqlite_upkeep
 from backtrail.backends.columns import MAX_SEQ, above, as_record, as_row, encoded, merged, text_of
 from backtrail.backends.port import (
     Batch,
@@ -36,24 +35,22 @@ from backtrail.backends.port import (
     Usage,
     written,
 )
-from backtrail.backends.sqlite_commit import PUT_CHUNK, commit
-from backtrail.backends.sqlite_connection import Guard, savepoint, wait_for_others
+from backtrail.backends.sqlite_commit import commit
+from backtrail.backends.sqlite_connection import Guard, one_view, savepoint
 from backtrail.backends.sqlite_group import Group
 from backtrail.backends.sqlite_moves import INTERVAL, Mark, moved
 from backtrail.backends.sqlite_schema import open_store, run
-from backtrail.backends.sqlite_values import COLUMNS, as_parameters, for_groups, key_of, select
+from backtrail.backends.sqlite_values import COLUMNS, WITH_HEAD, for_groups, key_of, select
 from backtrail.errors import Invalid, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from pathlib import Path
 
     import apsw
 
 _SYNCHRONOUS = {"full": "FULL", "relaxed": "NORMAL"}
 _MAX_TIMEOUT = 1_000_000.0
-_VACUUM_PAGES = 64
-_VACUUM_PAUSE = 0.005
-_TRUNCATE_WAIT = 0.02
 
 _THREAD = "no, space, name, uid, agent, thread.created_at, origin"
 _BY_NAME = f"SELECT {_THREAD} FROM thread WHERE space = ? AND name = ?"
@@ -75,12 +72,8 @@ _RANGE = {
 }
 _LABELLED = f"SELECT key & {MAX_SEQ} FROM row WHERE key >> 32 = ? AND label = ? AND hidden = 0 ORDER BY key"
 
-# Threads that have a head, with their newest row.
-_WITH_HEAD = f"""
-    FROM thread JOIN row ON key = (SELECT max(key) FROM row WHERE key BETWEEN no << 32 AND no << 32 | {MAX_SEQ})
-    WHERE head > 0"""
 _THREADS = f"""
-    SELECT {_THREAD}, {_ROW.replace('"created_at"', "row.created_at")}, NULL, hidden {_WITH_HEAD}
+    SELECT {_THREAD}, {_ROW.replace('"created_at"', "row.created_at")}, NULL, hidden {WITH_HEAD}
     AND (?1 IS NULL OR space = ?1) AND (?2 IS NULL OR agent = ?2)
     AND (?3 IS NULL OR name >= ?3) AND (?4 IS NULL OR name < ?4)
     AND (?5 IS NULL OR (row.created_at, no) < (?5, ?6))
@@ -95,42 +88,6 @@ _TAGGED = """
 _CHUNKS = for_groups("SELECT digest, payload FROM chunk WHERE digest")
 _PRESENT = for_groups("SELECT digest FROM chunk WHERE digest")
 _CHUNK_PAGE = "SELECT digest, epoch FROM chunk WHERE digest > ? ORDER BY digest LIMIT ?"
-
-_NEXT_EPOCH = "UPDATE meta SET value = value + 1 WHERE name = 'epoch' RETURNING value"
-_REMOVE_CHUNK = "DELETE FROM chunk WHERE digest = ? AND epoch < ? RETURNING length(payload)"
-_REMOVE_ROW = f"""
-    DELETE FROM row WHERE key = ?1 AND hidden = 1
-    AND key < (SELECT max(key) FROM row WHERE key BETWEEN ?1 & ~{MAX_SEQ} AND ?1 | {MAX_SEQ})"""
-_REMOVE_TAGS = "DELETE FROM tag WHERE thread = ? AND seq = ?"
-# Whoever hid the row meanwhile is right, a row without a payload has none to give, and a base stays one.
-_TAKE_OUT = f"""
-    DELETE FROM row WHERE key = ?1 AND op_id = ?2 AND (base <> key & {MAX_SEQ} OR base = ?3)
-    RETURNING hidden, payload"""
-_PUT_BACK = f"INSERT INTO row (key, {COLUMNS}, payload, hidden) VALUES ({', '.join('?' * len(Row._fields))})"
-
-_RECALL = "SELECT coalesce((SELECT value FROM meta WHERE name = ?), 0)"
-_NOTE = "INSERT INTO meta VALUES (?, ?) ON CONFLICT DO UPDATE SET value = excluded.value"
-
-_COUNT_THREADS = f"SELECT space, count(*) {_WITH_HEAD} GROUP BY space"
-_COUNT_CHECKPOINTS = """
-    SELECT space, count(*), sum(size) FROM row JOIN thread ON no = key >> 32
-    WHERE hidden = 0 AND length(root) > 0 GROUP BY space"""
-_COUNT = """
-    SELECT * FROM
-    (SELECT count(*), coalesce(sum(length(payload)), 0) FROM row),
-    (SELECT count(*), coalesce(sum(length(payload)), 0) FROM chunk),
-    (SELECT page_count * page_size FROM pragma_page_count, pragma_page_size)"""
-
-
-@contextmanager
-def _one_view(connection: apsw.Connection) -> Iterator[None]:
-    """Make the reads of a block see one moment of the store."""
-    alone = not connection.in_transaction
-    if alone:
-        connection.execute("BEGIN")
-    yield
-    if alone:
-        connection.execute("COMMIT")
 
 
 class _Grouped(threading.local):
@@ -394,7 +351,7 @@ class SqliteBackend:
     ) -> list[Found]:
         within = None if threads is None else json.dumps(list(threads))
         fitting = (space, encoded(agent), within, *(after or sqlite_search.TOP), json.dumps(list(without)))
-        with self._guard as connection, _one_view(connection):
+        with self._guard as connection, one_view(connection):
             return sqlite_search.find(connection, phrases, fitting, limit)
 
     def forget_index(self) -> None:
@@ -417,69 +374,24 @@ class SqliteBackend:
 
     def next_epoch(self) -> int:
         with self._transaction() as connection:
-            return int(connection.execute(_NEXT_EPOCH).get)
+            return sqlite_upkeep.next_epoch(connection)
 
     def remove_chunks(self, digests: Sequence[bytes], before_epoch: int) -> int:
         with self._transaction() as connection:
-            removed = connection.executemany(_REMOVE_CHUNK, [(digest, before_epoch) for digest in digests])
-            return sum(size for (size,) in removed)
+            return sqlite_upkeep.remove_chunks(connection, digests, before_epoch)
 
     def remove_rows(self, thread: int, seqs: Sequence[int]) -> int:
-        gone = 0
         with self._transaction() as connection:
-            for seq in seqs:
-                connection.execute(_REMOVE_ROW, (key_of(thread, seq),))
-                if connection.changes():
-                    connection.execute(_REMOVE_TAGS, (thread, seq))
-                    gone += 1
-        return gone
+            return sqlite_upkeep.remove_rows(connection, thread, seqs)
 
     def rewrite(self, thread: int, rows: Sequence[Row], chunks: Sequence[tuple[bytes, bytes]] = ()) -> int:
         with self._transaction() as connection:
-            connection.executemany(PUT_CHUNK, chunks)
-            # All are taken out before they are put back: an UPDATE would leave their pages as empty as they became.
-            kept: list[tuple[Any, ...]] = []
-            for row in rows:
-                values = as_parameters(key_of(thread, row.seq), row)
-                for hidden, payload in connection.execute(_TAKE_OUT, (values[0], row.op_id, row.base)).fetchall():
-                    kept.append((*values[:-2], payload if row.payload is None else row.payload, hidden))
-            marked = sqlite_search.is_marked(connection, thread)
-            touched = sqlite_standings.is_touched(connection, thread)
-            connection.executemany(_PUT_BACK, kept)
-            if not marked:  # these rows are not new
-                sqlite_search.unmark(connection, thread)
-            if not touched:
-                sqlite_standings.untouch(connection, thread)
-        return len(kept)
+            return sqlite_upkeep.rewrite(connection, thread, rows, chunks)
 
     def reclaim(self, *, erase: bool = False) -> None:
-        """Give free pages back in slices, letting others in between, and empty the WAL; or write all pages anew.
-
-        When a page is split, SQLite leaves what has moved behind, in the gap between what is left: to be erased, too.
-        """
         self._refuse_if_read_only()
         self._refuse_in_group()
-        sqlite_search.clean(self._guard)
-        with self._guard as connection:
-            if erase:
-                run(connection, "VACUUM")
-            free = int(connection.pragma("freelist_count"))
-        for _ in range(0, free, _VACUUM_PAGES):
-            with self._guard as connection:
-                run(connection, f"PRAGMA incremental_vacuum({_VACUUM_PAGES})")
-            time.sleep(_VACUUM_PAUSE)
-        kept: object = 0
-        for mode in ("PASSIVE", "TRUNCATE"):  # the first, which blocks nobody, leaves the second little to do
-            with self._guard as connection:
-                # Writers wait while it waits for those who read: not for an export, which may read for long.
-                wait_for_others(connection, self._busy_timeout if erase else _TRUNCATE_WAIT)
-                try:
-                    ((kept, *_),) = connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
-                finally:
-                    wait_for_others(connection, self._busy_timeout)
-        if erase and kept:
-            text = f"{self.path}: others read it, so what was removed is still in its log: end that, and collect again"
-            raise Unavailable(text, code="unavailable.locked")
+        sqlite_upkeep.reclaim(self._guard, self._busy_timeout, erase=erase)
 
     def check(self, progress: Callable[[str, int], None] | None) -> tuple[str, ...]:
         self._refuse_in_group()
@@ -493,32 +405,15 @@ class SqliteBackend:
 
     def recall(self, name: str) -> int:
         with self._guard as connection:
-            return int(connection.execute(_RECALL, (name,)).get)
+            return sqlite_upkeep.recall(connection, name)
 
     def note(self, name: str, value: int) -> None:
         with self._transaction() as connection:
-            connection.execute(_NOTE, (name, value))
+            sqlite_upkeep.note(connection, name, value)
 
     def usage(self) -> Usage:
-        with self._guard as connection, _one_view(connection):
-            threads = dict(iter(connection.execute(_COUNT_THREADS)))
-            checkpoints: list[Any] = connection.execute(_COUNT_CHECKPOINTS).fetchall()
-            rows, row_bytes, chunks, chunk_bytes, pages = connection.execute(_COUNT).get
-            items = sqlite_search.items(connection)
-            entries, index_bytes = sqlite_search.usage(connection)
-        wal = Path(self.path + "-wal")
-        return Usage(
-            threads=threads,
-            rows=rows,
-            checkpoints={space: count for space, count, _ in checkpoints},
-            logical_bytes={space: size for space, _, size in checkpoints},
-            items=items,
-            chunks=chunks,
-            payload_bytes=row_bytes + chunk_bytes,
-            stored_bytes=pages + (wal.stat().st_size if wal.exists() else 0),
-            entries=entries,
-            index_bytes=index_bytes,
-        )
+        with self._guard as connection:
+            return sqlite_upkeep.usage(connection, self.path)
 
     def now(self) -> int:
         return time.time_ns() // 1000

@@ -255,3 +255,14 @@ def translated(error: apsw.Error, path: str) -> Error:
     if getattr(error, "extendedresult", None) == apsw.SQLITE_IOERR_SHMSIZE:  # there was no room for the WAL's index
         code, advice = "unavailable.full", "free some space and try again"
     return kind(f"{path}: {error}: {advice}", code=code)
+
+
+@contextmanager
+def one_view(connection: apsw.Connection) -> Iterator[None]:
+    """Make the reads of a block see one moment of the store."""
+    alone = not connection.in_transaction
+    if alone:
+        connection.execute("BEGIN")
+    yield
+    if alone:
+        connection.execute("COMMIT")

@@ -20,6 +20,11 @@ _MAX_THREAD = (1 << 31) - 1
 # The fields of a row as columns, but for seq, which is the low half of `key`, and the last two.
 COLUMNS = ", ".join(f'"{field}"' for field in Row._fields[1:-2])
 
+# Threads that have a head, with their newest row.
+WITH_HEAD = f"""
+    FROM thread JOIN row ON key = (SELECT max(key) FROM row WHERE key BETWEEN no << 32 AND no << 32 | {MAX_SEQ})
+    WHERE head > 0"""  # noqa: S608 - a constant
+
 
 def key_of(thread: int, seq: int) -> int:
     """Return the key of a row; -1, which no row has, for what cannot be there."""
