@@ -271,7 +271,7 @@ class Clients:
         chance = random.Random(1)
         deeds = itertools.chain([True, False], (chance.random() < 0.5 for _ in itertools.count()))
         while self._counts.total() < self._total:
-            time.sleep(every)
+            self._let_them_work(every)
             pid = chance.choice(list(self._running))
             if next(deeds) and self._begun < self._most:
                 os.kill(pid, signal.SIGKILL)
@@ -284,6 +284,12 @@ class Clients:
                 time.sleep(chance.random() * 5 * every)
                 os.kill(pid, signal.SIGCONT)
                 self.stops += 1
+
+    def _let_them_work(self, seconds):
+        """Wait for so long, or until a twentieth more of the work is done."""
+        until, mark = time.monotonic() + seconds, self._counts.total() + self._total // 20
+        while self._counts.total() < mark and time.monotonic() < until:
+            time.sleep(0.001)
 
     def wait(self):
         for pid in self._running:

@@ -64,8 +64,7 @@ def test_what_eight_processes_saw_has_one_order(opener, tmp_path):
 
 @pytest.mark.parametrize("total", lengths(400, 100_000))
 def test_processes_that_are_killed_and_stopped_change_nothing_about_that(opener, tmp_path, total):
-    every = 0.015 if total == 400 else 0.06
-    history, refused, final, clients = recorded(opener, tmp_path / "clients", total, every=every)
+    history, refused, final, clients = recorded(opener, tmp_path / "clients", total, every=0.06)
     assert clients.kills > 0
     assert clients.stops > 0
     assert sum(each.status == "ok" for each in history) > total * 0.6
