@@ -246,6 +246,7 @@ class Clients:
         self.kills = self.stops = 0
         for _ in range(8):
             self._begin()
+        (place / "go").touch()
 
     def _begin(self):
         number, self._begun = self._begun, self._begun + 1
@@ -253,6 +254,8 @@ class Clients:
         if pid == 0:
             code = 1
             try:
+                while not (self._place / "go").exists():  # all begin at once, however long it takes to make them
+                    time.sleep(0.001)
                 with self._seed() if self._seed else contextlib.nullcontext():
                     client = Client(number, self._place, self._counts, self._total)
                     if number % 4 == 3:
@@ -269,7 +272,7 @@ class Clients:
     def disturb(self, every):
         """Until the work is done, kill a process now and then and begin another, or stop one for a while."""
         chance = random.Random(1)
-        deeds = itertools.chain([True, False], (chance.random() < 0.5 for _ in itertools.count()))
+        deeds = itertools.chain([False, True], (chance.random() < 0.5 for _ in itertools.count()))
         while self._counts.total() < self._total:
             self._let_them_work(every)
             pid = chance.choice(list(self._running))
@@ -281,7 +284,7 @@ class Clients:
                 self._begin()
             else:
                 os.kill(pid, signal.SIGSTOP)
-                time.sleep(chance.random() * 5 * every)
+                self._let_them_work(chance.random() * 5 * every)
                 os.kill(pid, signal.SIGCONT)
                 self.stops += 1
 
