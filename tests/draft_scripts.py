@@ -18,6 +18,17 @@ class Box:
     part: Any = None
 
 
+def text(item):
+    """What an item says, whatever order a set has its members in: equal sets need not have the same."""
+    if isinstance(item, set | frozenset):
+        return str(sorted(map(text, item)))
+    if isinstance(item, list | tuple):
+        return str([text(each) for each in item])
+    if isinstance(item, dict):
+        return str([(text(name), text(each)) for name, each in item.items()])
+    return text([item.n, item.part]) if isinstance(item, Box) else str(item)
+
+
 LIST = (
     lambda c, n, v: c.append(v),
     lambda c, n, v: c.extend([v, n]),
@@ -30,8 +41,8 @@ LIST = (
     lambda c, n, v: c.__setitem__(slice(n % 3, n % 5), [v, n]),
     lambda c, n, v: c.__setitem__(slice(None, None, 2), [v] * len(c[::2])),
     lambda c, n, v: c.__delitem__(slice(n % 4, None, 2)),
-    lambda c, n, v: c.sort(key=str),
-    lambda c, n, v: c.sort(key=lambda item: (isinstance(item, list), str(item))),
+    lambda c, n, v: c.sort(key=text),
+    lambda c, n, v: c.sort(key=lambda item: (isinstance(item, list), text(item))),
     lambda c, n, v: c.reverse(),
     lambda c, n, v: c.__iadd__([v]),
     lambda c, n, v: c.__imul__(n % 3) if len(c) < 12 else None,

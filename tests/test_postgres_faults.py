@@ -376,7 +376,7 @@ def test_a_write_whose_reply_was_lost_is_unknown_if_nobody_can_look(store, own, 
         with own.connect() as holder, holder.transaction():
             holder.execute(f"LOCK TABLE {schema}.thread IN ACCESS EXCLUSIVE MODE")
             proxy.come_back()
-            writer.join(20)
+            writer.join(60)
     finally:
         own.execute("ALTER ROLE postgres RESET statement_timeout")
     assert [type(each) for each in outcome] == [backtrail.CommitUnknown]
