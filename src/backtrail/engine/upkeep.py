@@ -94,6 +94,7 @@ def collect_rows(heads: Heads, record: ThreadRecord, paced: pace.Upkeep | None =
     rows = list(by_seq.values())
     cleared = max((row.seq for row in rows if row.op == log.CLEAR), default=0)
     needed = {seq for row in rows if row.op in log.CHECKPOINTS and row.seq in kept for seq in _chain(row, by_seq)}
+    needed |= {by_seq[seq].view for seq in needed}  # whoever restores what is pinned sees what was in view before it
     gone = [
         row.seq
         for row in reversed(rows)  # the newest first: what is left at any time can still be read

@@ -126,6 +126,25 @@ class AgentCheckpoints(Suite):
         assert store.conversations.get("c") is None
         assert store.agents.checkpoint("a", "x").conversations == 0
 
+    def test_a_deleted_conversation_whose_head_had_moved_comes_back_sound_after_a_collection(self, store: Store) -> None:
+        store.agents.save(agent())
+        store.conversations.save(conversation("c", "first"))
+        early = store.agents.checkpoint("a", "early")
+        store.conversations.append("c", Message.user("dropped"))
+        store.agents.restore(early.id)
+        store.conversations.append("c", Message.user("kept"))
+        late = store.agents.checkpoint("a", "late")
+        store.agents.delete_checkpoint(early.id)
+        store.agents.forget_undos("a")
+        store.conversations.delete("c")
+        store.gc()
+        store.agents.restore(late.id)
+        store.gc()
+        assert contents(store, "c") == ["first", "kept"]
+        (there,) = store.conversations.thread("c").history()
+        assert there.id == head(store.conversations.thread("c")).id
+        assert store.verify().ok
+
     def test_what_an_undo_needs_stays_stored(self, store: Store) -> None:
         store.agents.save(agent())
         made = store.agents.checkpoint("a", "x")
