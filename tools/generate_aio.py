@@ -116,6 +116,7 @@ RUNS = {
 STORE = {
     "thread": "handle",
     "threads": "pages",
+    "info": "apart",
     "checkpoint": "apart",
     "watch": "watch",
     "agents": "collection",
@@ -487,7 +488,8 @@ if TYPE_CHECKING:
     from backtrail.engine.queue import Crew
     from backtrail.handles import Ref
     from backtrail.policies import Policy
-    from backtrail.values import Diff, PruneReport, Sentinel
+    from backtrail.reports import PruneReport
+    from backtrail.values import Diff, Sentinel
 
 S = TypeVar("S")
 
@@ -654,8 +656,8 @@ from backtrail.aio.conversations import Conversations
 from backtrail.aio.running import Run
 from backtrail.aio.runs import Runs
 from backtrail.aio.threads import Thread
+from backtrail.arguments import LEASE
 from backtrail.engine.queue import Crew
-from backtrail.run_worker import LEASE
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -665,18 +667,9 @@ if TYPE_CHECKING:
 
     from backtrail.entities import Message
     from backtrail.policies import Policy
+    from backtrail.reports import ExportReport, GcReport, ImportReport, MigrateReport, PruneReport, Stats, VerifyReport
     from backtrail.strategies import Strategy
-    from backtrail.values import (
-        ExportReport,
-        GcReport,
-        Hit,
-        ImportReport,
-        MigrateReport,
-        PruneReport,
-        Stats,
-        ThreadInfo,
-        VerifyReport,
-    )
+    from backtrail.values import Hit, ThreadInfo
 
 S = TypeVar("S")
 

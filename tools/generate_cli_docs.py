@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT / "src"))
 
 import backtrail  # noqa: E402
 from backtrail import AgentState, Conversation, Message  # noqa: E402
-from backtrail.cli.main import SECTIONS, cli  # noqa: E402
+from backtrail.cli.main import cli, sections  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -178,7 +178,7 @@ def _cell(text: str) -> str:
 def page() -> str:
     """Return the page."""
     parts = [HEAD.read_text().rstrip() + "\n"]
-    for title, commands in SECTIONS.items():
+    for title, commands in sections().items():
         parts.append(f"## {title}\n")
         for command in commands:
             parts.extend(section(command))

@@ -29,6 +29,18 @@ if TYPE_CHECKING:
     from backtrail.errors import CommitUnknown, Conflict, Corrupt, Error, InDoubt, Invalid, NotFound, Unavailable
     from backtrail.policies import Policy
     from backtrail.repairs import repaired
+    from backtrail.reports import (
+        CopyReport,
+        Damage,
+        ExportReport,
+        GcReport,
+        ImportReport,
+        MigrateReport,
+        PruneReport,
+        Salvage,
+        Stats,
+        VerifyReport,
+    )
     from backtrail.run_calls import CallError
     from backtrail.run_history import Irreversible
     from backtrail.run_tools import llm, tool
@@ -57,21 +69,11 @@ if TYPE_CHECKING:
         AgentInfo,
         Change,
         ConversationInfo,
-        CopyReport,
-        Damage,
         Diff,
-        ExportReport,
-        GcReport,
         Hit,
-        ImportReport,
         Items,
-        MigrateReport,
-        PruneReport,
         Reordered,
-        Salvage,
-        Stats,
         ThreadInfo,
-        VerifyReport,
     )
 
 __all__ = [
@@ -163,6 +165,9 @@ _HOMES: dict[str, str] = {
     "errors": "CommitUnknown Conflict Corrupt Error InDoubt Invalid NotFound Unavailable",
     "policies": "Policy",
     "repairs": "repaired",
+    "reports": (
+        "CopyReport Damage ExportReport GcReport ImportReport MigrateReport PruneReport Salvage Stats VerifyReport"
+    ),
     "run_calls": "CallError",
     "run_history": "Irreversible",
     "run_tools": "llm tool",
@@ -174,10 +179,7 @@ _HOMES: dict[str, str] = {
         "AfterLlmResponse AfterToolCall Done Event EveryN Never NotDone RunState RunStatus Strategy ToolCallRecord"
     ),
     "threads": "Thread",
-    "values": (
-        "MISSING NEW AgentCheckpoint AgentInfo Change ConversationInfo CopyReport Damage Diff ExportReport "
-        "GcReport Hit ImportReport Items MigrateReport PruneReport Reordered Salvage Stats ThreadInfo VerifyReport"
-    ),
+    "values": ("MISSING NEW AgentCheckpoint AgentInfo Change ConversationInfo Diff Hit Items Reordered ThreadInfo"),
 }
 """Where each name comes from, by module."""
 

@@ -13,6 +13,8 @@ from backtrail.fields import check_id as check_id  # noqa: PLC0414 - handed on: 
 from backtrail.values import Hit
 
 MAX_QUERY: Final = 10_000
+LEASE: Final = 60.0
+"""Seconds for which a worker has a run, if it does not renew its lease; it does at every third of that."""
 
 
 def check_count(value: Any, what: str, *, least: int = 0) -> int:

@@ -12,8 +12,8 @@ from backtrail import moving
 from backtrail.engine import log
 from backtrail.engine.archive_reader import Archive
 from backtrail.errors import Corrupt, Invalid
+from backtrail.reports import CopyReport
 from backtrail.store import Store, open  # noqa: A004 - as backtrail.open
-from backtrail.values import CopyReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -58,6 +58,12 @@ def listed(
         left = None if left is None else left - size
 
 
+def known(heads: Heads, space: str, name: str) -> ThreadInfo | None:
+    """Return what is known of one thread; None if there is none, or it has no head."""
+    standing = heads.standing(space, name)
+    return None if standing is None or not standing.newest.head else _info(heads, standing.record, standing.newest)
+
+
 def place_of(desk: Desk, space: str, after: ThreadInfo | str) -> tuple[int, int]:
     """Return where a listing goes on."""
     name = after.id if isinstance(after, ThreadInfo) else after
@@ -69,8 +75,6 @@ def place_of(desk: Desk, space: str, after: ThreadInfo | str) -> tuple[int, int]
 
 def _info(heads: Heads, record: ThreadRecord, newest: Row) -> ThreadInfo:
     head = newest if newest.head == newest.seq else heads.row(record, newest.head)
-    view = heads.path(record, head) if head is not None else ()
-    count = len(heads.visible(Standing(record, newest, head), view))
     return ThreadInfo(
         id=record.name,
         kind=record.space,
@@ -78,7 +82,7 @@ def _info(heads: Heads, record: ThreadRecord, newest: Row) -> ThreadInfo:
         created_at=when(record.created_at),
         updated_at=when(newest.created_at),
         step=newest.step,
-        checkpoints=count,
+        checkpoints=heads.count(Standing(record, newest, head)),
         head_id=log.checkpoint_id(record.uid, newest.head),
         forked_from=record.origin,
     )

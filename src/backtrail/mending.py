@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from backtrail.engine import log, pins, repairing, verifying
 from backtrail.errors import Corrupt, Unavailable
-from backtrail.values import Damage, Salvage, VerifyReport
+from backtrail.reports import Damage, Salvage, VerifyReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

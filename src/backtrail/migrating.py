@@ -14,8 +14,8 @@ from backtrail.engine.codec import Decoder
 from backtrail.engine.schema import Member, Record, Types, schema_of
 from backtrail.engine.versions import upcasters_of
 from backtrail.errors import Conflict, Error
+from backtrail.reports import MigrateReport
 from backtrail.threads import Thread
-from backtrail.values import MigrateReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -10,7 +10,7 @@ from backtrail.engine import exporting, importing
 from backtrail.engine.archive_reader import Archive
 from backtrail.errors import Invalid, Unavailable
 from backtrail.placing import path_of, placed
-from backtrail.values import ExportReport, ImportReport
+from backtrail.reports import ExportReport, ImportReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable

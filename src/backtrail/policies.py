@@ -15,7 +15,7 @@ from backtrail.arguments import check_count, check_duration, check_tags
 from backtrail.engine import log
 from backtrail.engine.retention import Rules, Sorted
 from backtrail.errors import Invalid
-from backtrail.values import PruneReport
+from backtrail.reports import PruneReport
 
 if TYPE_CHECKING:
     import datetime as dt

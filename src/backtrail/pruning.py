@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from backtrail.engine.engine import Engine
     from backtrail.engine.heads import Heads, Standing
     from backtrail.policies import Policy
-    from backtrail.values import PruneReport
+    from backtrail.reports import PruneReport
 
 
 def prune(

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from backtrail.arguments import check_duration, check_id
+from backtrail.arguments import LEASE, check_duration, check_id
 from backtrail.engine import changes, journal
 from backtrail.engine.journal import Call, Journal
 from backtrail.entities import Message, to_data
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from backtrail.strategies import Strategy
     from backtrail.threads import Thread
 
-LEASE: Final = 60.0
-"""Seconds for which a worker has a run, if it does not renew its lease; it does at every third of that."""
 LEASE_MAX: Final = 30 * 86400
 _TRIES: Final = 100
 

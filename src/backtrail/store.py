@@ -7,46 +7,35 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
-from backtrail import pruning
-from backtrail.agents import Agents
-from backtrail.arguments import check_count, check_cursor, check_duration, check_id, check_query, check_timeout
-from backtrail.conversations import Conversations
-from backtrail.engine import counting, indexing, log, pins, search, upkeep
+from backtrail.arguments import LEASE, check_count, check_cursor, check_duration, check_id, check_query, check_timeout
+from backtrail.engine import counting, indexing, log, pins
 from backtrail.engine.engine import Engine
 from backtrail.engine.heads import Options, Standing
 from backtrail.engine.schema import Types
 from backtrail.engine.watching import AllThreads, Watch
 from backtrail.errors import Invalid, NotFound
-from backtrail.listing import ASIDE, SPACES, THREAD, listed, place_of, space_of
-from backtrail.policies import check_policy
-from backtrail.run_worker import LEASE
-from backtrail.running import Run
-from backtrail.runs import Runs
+from backtrail.listing import ASIDE, SPACES, THREAD, known, listed, place_of, space_of
 from backtrail.threads import Thread
 from backtrail.urls import backend_at, default_url
-from backtrail.values import (
-    ExportReport,
-    GcReport,
-    Hit,
-    ImportReport,
-    MigrateReport,
-    PruneReport,
-    Stats,
-    ThreadInfo,
-    VerifyReport,
-)
 
 if TYPE_CHECKING:
     import datetime as dt
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from types import TracebackType
 
+    from backtrail.agents import Agents
     from backtrail.backends.port import Backend, Row
     from backtrail.checkpoints import Checkpoint
+    from backtrail.conversations import Conversations
     from backtrail.entities import Message
     from backtrail.policies import Policy
+    from backtrail.reports import ExportReport, GcReport, ImportReport, MigrateReport, PruneReport, Stats, VerifyReport
+    from backtrail.running import Run
+    from backtrail.runs import Runs
     from backtrail.strategies import Strategy
+    from backtrail.values import Hit, ThreadInfo
 
+P = TypeVar("P")
 S = TypeVar("S")
 
 
@@ -92,9 +81,7 @@ class Store:
     def __init__(self, backend: Backend, types: Types | None = None, options: Options | None = None) -> None:
         self._backend = backend
         self._engine = Engine(backend, types or Types(), options or Options())
-        self._agents = Agents(self._engine)
-        self._conversations = Conversations(self._engine)
-        self._runs = Runs(self._engine)
+        self._parts: dict[str, Any] = {}
 
     # -- threads --------------------------------------------------------------------------------------
 
@@ -153,6 +140,10 @@ class Store:
         place = None if after is None else place_of(self._engine.desk, space, after)
         return listed(self._engine, space, agent=agent, prefix=prefix, limit=limit, after=place)
 
+    def info(self, id: str, *, kind: str | None = None) -> ThreadInfo | None:  # noqa: A002
+        """Return what is known of one thread without loading its state, or None."""
+        return known(self._engine.desk.heads, space_of(kind, None, None), check_id(id, "a thread's id"))
+
     def checkpoint(self, id: str) -> Checkpoint[Any] | None:  # noqa: A002
         """Return the checkpoint with this id, whatever its thread, or None."""
         parsed = log.parse_id(check_id(id, "a checkpoint's id"))
@@ -192,22 +183,33 @@ class Store:
         seconds = check_timeout(timeout)
         return AllThreads(self._engine, space=space, agent=agent, prefix=prefix, timeout=seconds, make=made)
 
-    # -- agents and conversations -----------------------------------------------------------------------
+    # -- agents, conversations and runs -------------------------------------------------------------------
+
+    def _part(self, cls: Callable[[Engine], P]) -> P:
+        """Return the store's own agents, conversations or runs: those that were made first."""
+        part: P | None = self._parts.get(name := cls.__name__)
+        return self._parts.setdefault(name, cls(self._engine)) if part is None else part
 
     @property
     def agents(self) -> Agents:
         """The agents, and the points to which each can be brought back."""
-        return self._agents
+        from backtrail.agents import Agents  # noqa: PLC0415 - not every program uses all of these
+
+        return self._part(Agents)
 
     @property
     def conversations(self) -> Conversations:
         """The conversations of all agents."""
-        return self._conversations
+        from backtrail.conversations import Conversations  # noqa: PLC0415
+
+        return self._part(Conversations)
 
     @property
     def runs(self) -> Runs:
         """The runs of all agents."""
-        return self._runs
+        from backtrail.runs import Runs  # noqa: PLC0415
+
+        return self._part(Runs)
 
     def run(
         self,
@@ -226,6 +228,8 @@ class Store:
         `messages` and `state` count only when it is new. `takeover` takes it from a worker that is gone, before its
         lease ends. Exceptions of `errors` come back as what they are when a call that had failed is replayed.
         """
+        from backtrail.running import Run  # noqa: PLC0415
+
         return Run(
             self._engine,
             session_id,
@@ -259,6 +263,8 @@ class Store:
         down; `order="score"` puts the newest 1,000 that match in order of their score; `after` goes on behind a hit,
         or its cursor. What was saved before is found. Not inside a transaction.
         """
+        from backtrail.engine import search  # noqa: PLC0415
+
         sought = check_query(query, contains=contains)
         if order not in ("newest", "score"):
             raise Invalid(f'order is "newest" or "score", not {order!r}', code="invalid.argument")
@@ -307,6 +313,8 @@ class Store:
 
     def stats(self) -> Stats:
         """Return what the store holds, measured."""
+        from backtrail.reports import Stats  # noqa: PLC0415
+
         usage = self._backend.usage()
         heads = self._engine.desk.heads
         return Stats(
@@ -355,6 +363,9 @@ class Store:
         Others go on writing meanwhile. `erase` also leaves no trace of what was removed in any file of the store: in
         SQLite and PostgreSQL all pages are written anew, and others wait for that.
         """
+        from backtrail.engine import upkeep  # noqa: PLC0415
+        from backtrail.reports import GcReport  # noqa: PLC0415
+
         return GcReport(*upkeep.collect(self._engine.desk.heads, progress, erase=erase))
 
     def prune(
@@ -374,6 +385,9 @@ class Store:
         `agent` narrows it down to what belongs to one, `threads` to these ids. Agent checkpoints stay, and with them
         what they hold. Each thread is a write by itself: interrupted, it goes on when it is called again.
         """
+        from backtrail import pruning  # noqa: PLC0415
+        from backtrail.policies import check_policy  # noqa: PLC0415
+
         chosen = check_policy(policy, keep_last, older_than, keep_tagged)
         return pruning.prune(
             self._engine, chosen, SPACES, agent=agent, threads=threads, dry_run=dry_run, progress=progress
@@ -424,7 +438,9 @@ class Store:
 
     def close(self) -> None:
         """Release the store's resources; closing twice is allowed."""
-        self._agents._close()  # noqa: SLF001 - it is a part of the store
+        agents: Agents | None = self._parts.get("Agents")
+        if agents is not None:
+            agents._close()  # noqa: SLF001 - it is a part of the store
         self._backend.close()
         self._engine.hub.close()
 

@@ -21,7 +21,6 @@ from backtrail.engine.trying import ANY, ANYTHING, Unchanged
 from backtrail.engine.watching import OneThread, Watch
 from backtrail.errors import CommitUnknown, Conflict, Corrupt, Invalid, NotFound, Unavailable
 from backtrail.handles import Handle, Ref
-from backtrail.policies import Account, rules_for_one
 from backtrail.values import MISSING, NEW, Change, Diff, Reordered, Sentinel
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from backtrail.engine.heads import Standing
     from backtrail.engine.tree import Tree
     from backtrail.policies import Policy
-    from backtrail.values import PruneReport
+    from backtrail.reports import PruneReport
 
 S = TypeVar("S")
 _PAGE: Final = 200
@@ -300,8 +299,7 @@ class Thread(Handle[S]):
         standing = self._standing()
         if standing is None or standing.head is None:
             return 0
-        heads = self._engine.desk.heads
-        return len(heads.visible(standing, heads.view(standing)))
+        return self._engine.desk.heads.count(standing)
 
     def __bool__(self) -> bool:
         return True  # a handle is not empty because its thread is
@@ -412,6 +410,8 @@ class Thread(Handle[S]):
         saved after `until`, and what a checkpoint of an agent holds.
         What was rewound away is counted apart: the newest `keep_last` of it stay too. Nothing that stays is harmed.
         """
+        from backtrail.policies import Account, rules_for_one  # noqa: PLC0415 - not every program prunes
+
         heads = self._engine.desk.heads
         rules = rules_for_one(policy, keep_last, older_than, keep_tagged, heads.clock())
         found = Sorted([], [])

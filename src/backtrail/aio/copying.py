@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from backtrail import store
-    from backtrail.values import CopyReport
+    from backtrail.reports import CopyReport
 
 Place = Store | str | os.PathLike[str]
 

@@ -14,8 +14,8 @@ from backtrail.aio.conversations import Conversations
 from backtrail.aio.running import Run
 from backtrail.aio.runs import Runs
 from backtrail.aio.threads import Thread
+from backtrail.arguments import LEASE
 from backtrail.engine.queue import Crew
-from backtrail.run_worker import LEASE
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -25,18 +25,9 @@ if TYPE_CHECKING:
 
     from backtrail.entities import Message
     from backtrail.policies import Policy
+    from backtrail.reports import ExportReport, GcReport, ImportReport, MigrateReport, PruneReport, Stats, VerifyReport
     from backtrail.strategies import Strategy
-    from backtrail.values import (
-        ExportReport,
-        GcReport,
-        Hit,
-        ImportReport,
-        MigrateReport,
-        PruneReport,
-        Stats,
-        ThreadInfo,
-        VerifyReport,
-    )
+    from backtrail.values import Hit, ThreadInfo
 
 S = TypeVar("S")
 
@@ -141,6 +132,11 @@ class Store:
         pages = self._crew.pages(self._sync.threads, agent=agent, prefix=prefix, kind=kind, limit=limit, after=after)
         async for found in pages:
             yield found
+
+    @called
+    async def info(self, id: str, *, kind: str | None = None) -> ThreadInfo | None:  # noqa: A002 - the name users know
+        """Return what is known of one thread without loading its state, or None."""
+        return await self._crew.apart(self._sync.info, id, kind=kind)
 
     @called
     async def checkpoint(self, id: str) -> Checkpoint[Any] | None:  # noqa: A002 - the name users know

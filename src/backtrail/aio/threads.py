@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from backtrail.engine.queue import Crew
     from backtrail.handles import Ref
     from backtrail.policies import Policy
-    from backtrail.values import Diff, PruneReport, Sentinel
+    from backtrail.reports import PruneReport
+    from backtrail.values import Diff, Sentinel
 
 S = TypeVar("S")
 

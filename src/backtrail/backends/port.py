@@ -319,6 +319,9 @@ class Backend(Protocol):
         `visible` keeps only checkpoints, which have a root, that are not hidden.
         """
 
+    def count(self, thread: int, ranges: Sequence[tuple[int, int]]) -> int:
+        """Return how many visible checkpoints have their seq in one of the ranges."""
+
     def labelled(self, thread: int, label: str) -> list[int]:
         """Return the seqs of visible rows with this label, ascending."""
 

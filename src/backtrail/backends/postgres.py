@@ -173,6 +173,11 @@ class PostgresBackend:
             found = self._read(many, thread, [low for low, _ in spans], [high for _, high in spans], limit)
         return [as_row(values) for values in found]
 
+    def count(self, thread: int, ranges: Sequence[tuple[int, int]]) -> int:
+        spans = merged(ranges)
+        ((found,),) = self._read(self._sql.count, thread, [low for low, _ in spans], [high for _, high in spans])
+        return int(found)
+
     def labelled(self, thread: int, label: str) -> list[int]:
         return [seq for (seq,) in self._read(self._sql.labelled, thread, encoded(label))]
 

@@ -70,6 +70,10 @@ _RANGE = {
     for visible in (False, True)
     for newest_first in (False, True)
 }
+_COUNT = """
+    SELECT count(*) FROM json_each(?) AS span CROSS JOIN row ON row.key BETWEEN span.value ->> 0 AND span.value ->> 1
+    WHERE hidden = 0 AND length(row.root) > 0
+"""
 _LABELLED = f"SELECT key & {MAX_SEQ} FROM row WHERE key >> 32 = ? AND label = ? AND hidden = 0 ORDER BY key"
 
 _THREADS = f"""
@@ -207,6 +211,12 @@ class SqliteBackend:
             if alone:
                 connection.execute("COMMIT")
         return found
+
+    def count(self, thread: int, ranges: Sequence[tuple[int, int]]) -> int:
+        spans = json.dumps([(key_of(thread, low), key_of(thread, high)) for low, high in merged(ranges)])
+        with self._guard as connection:
+            ((found,),) = connection.execute(_COUNT, (spans,))
+        return int(found)
 
     def labelled(self, thread: int, label: str) -> list[int]:
         with self._guard as connection:

@@ -299,6 +299,10 @@ class TableBackend:
             bodies = self._bytes([tables.payloads[thread, row.seq] for row in found])
         return [row._replace(payload=body) for row, body in zip(found, bodies, strict=True)]
 
+    def count(self, thread: int, ranges: Sequence[tuple[int, int]]) -> int:
+        with self._read() as tables:
+            return sum(map(_is_checkpoint, tables.between(thread, ranges)))
+
     def labelled(self, thread: int, label: str) -> list[int]:
         with self._read() as tables:
             return [row.seq for row in tables.logs.get(thread, {}).values() if row.label == label and not row.hidden]

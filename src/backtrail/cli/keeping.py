@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from backtrail.cli.output import Output
     from backtrail.cli.terms import Session
-    from backtrail.values import VerifyReport
+    from backtrail.reports import VerifyReport
 
 F = TypeVar("F", bound="Callable[..., Any]")
 DAMAGED: Final = 5

@@ -268,6 +268,8 @@ def look_for(store: Store, name: str, kind: str | None = None) -> Found | None:
 
     found = []
     for each in (kind,) if kind else KINDS:
+        if store.info(name, kind=each) is None:  # what is not there needs no code that knows about it
+            continue
         thread = handle(store, each, name)
         head = thread.latest()
         if head is not None:

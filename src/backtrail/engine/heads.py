@@ -250,6 +250,13 @@ class Heads:
         gone = self.expired(record, rows, standing.newest.head)
         return [row for row in rows if row.seq not in gone][:limit]
 
+    def count(self, standing: Standing) -> int:
+        """Return how many checkpoints in view are to be seen."""
+        view = self.view(standing)
+        if self.options.ttl is not None:
+            return len(self.visible(standing, view))
+        return self.backend.count(standing.record.no, view)
+
     def checkpoint_row(self, record: ThreadRecord, seq: int) -> Row:
         """Return the row of a checkpoint that is to be seen, or `NotFound`."""
         rows = self.backend.rows(record.no, [(seq, seq)], visible=True)

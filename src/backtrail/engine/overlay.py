@@ -290,6 +290,9 @@ class Overlay:
         found.sort(key=lambda row: row.seq, reverse=newest_first)
         return found[:limit] if limit is not None else found
 
+    def count(self, thread: int, ranges: Sequence[tuple[int, int]]) -> int:
+        return len(self.rows(thread, ranges, visible=True))
+
     def labelled(self, thread: int, label: str) -> list[int]:
         below = self._below.labelled(thread, label) if thread >= 0 else []
         own = [row.seq for row in self._rows.get(thread, ()) if row.label == label]

@@ -126,7 +126,9 @@ class AgentCheckpoints(Suite):
         assert store.conversations.get("c") is None
         assert store.agents.checkpoint("a", "x").conversations == 0
 
-    def test_a_deleted_conversation_whose_head_had_moved_comes_back_sound_after_a_collection(self, store: Store) -> None:
+    def test_a_deleted_conversation_whose_head_had_moved_comes_back_sound_after_a_collection(
+        self, store: Store
+    ) -> None:
         store.agents.save(agent())
         store.conversations.save(conversation("c", "first"))
         early = store.agents.checkpoint("a", "early")
