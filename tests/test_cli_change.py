@@ -28,6 +28,26 @@ def hinted(done):
     return good(*words, "--yes")
 
 
+def test_what_takes_a_change_back_names_the_store_again_but_no_password(trip_store):
+    url = f"sqlite:///{trip_store}/other store.db"
+    done = good("save", "a b", "notes.json", "--yes", "--store", url)
+    assert done.err.splitlines()[-1] == f"to take it back: backtrail delete 'a b' --store '{url}'"
+    hinted(done)
+    bad(3, "show", "a b", "--store", url)
+    assert terms.Session("postgresql://me:secret@host/db", "s").words() == [
+        "--store",
+        "postgresql://me@host/db",
+        "--schema",
+        "s",
+    ]
+
+
+def test_several_tags_are_taken_back_together(trip_store):
+    done = good("tag", "trip", "two words", "b", "--yes")
+    assert done.err.splitlines()[-1] == "to take it back: backtrail tag trip 'two words' b --remove"
+    hinted(done)
+
+
 CHANGES = {
     "save": ["save", "trip", "notes.json"],
     "set": ["save", "trip", "notes.json", "--set", "notes"],

@@ -145,6 +145,25 @@ def test_parts_of_a_store_are_exported(trip_store):
     bad(1, "import", "bad")
 
 
+@pytest.mark.parametrize("source", ["backtrail", "langgraph"])
+def test_what_cannot_be_imported_leaves_no_new_store_behind(trip_store, source):
+    good("export", "all")
+    whole = (trip_store / "all").read_bytes()
+    (trip_store / "bad").write_bytes(whole[: len(whole) // 2])
+    for url in ("sqlite:///new.db", "file:///new"):
+        bad(
+            5,
+            "import",
+            "bad",
+            "--from",
+            source,
+            "--store",
+            url.replace("///", f"///{trip_store}/"),
+        )
+    assert not list(trip_store.glob("new*"))
+    good("import", "all", "--store", f"sqlite:///{trip_store}/new.db")
+
+
 def test_a_thread_that_has_gone_another_way_is_a_conflict(trip_store):
     good("export", "all")
     good("import", "all", "--store", "other.db")

@@ -144,3 +144,7 @@ def test_news_of_work_is_one_line_of_a_terminal_and_nothing_elsewhere(monkeypatc
         progress("threads", 1200)
         progress("threads", 1201)  # too soon
     assert capsys.readouterr().err == "\r\x1b[Kthreads 1,200 \r\x1b[K"
+    for number, bar in ((1200, f"{'█' * 12}{'░' * 12}  50%  "), (2400, f"{'█' * 24} 100%  "), (2401, "")):
+        with output.Progress(lambda: {"threads": 2400}) as progress:
+            progress("threads", number)
+        assert capsys.readouterr().err == f"\r\x1b[K{bar}threads {number:,} \r\x1b[K"

@@ -123,7 +123,7 @@ STORE = {
     "conversations": "collection",
     "runs": "collection",
     "run": "run",
-    "search": "apart",
+    "search": "watched",
     "reindex": "watched",
     "transaction": "block Transaction",
     "stats": "apart",

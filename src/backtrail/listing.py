@@ -41,6 +41,7 @@ def listed(
     *,
     agent: str | None,
     prefix: str | None,
+    origin: bytes | None,
     limit: int | None,
     after: tuple[int, int] | None,
 ) -> Iterator[ThreadInfo]:
@@ -49,7 +50,7 @@ def listed(
     while left is None or left > 0:
         size = _PAGE if left is None else min(_PAGE, left)
         backend = engine.desk.heads.backend
-        page = backend.threads(space=space, agent=agent, prefix=prefix, after=after, limit=size)
+        page = backend.threads(space=space, agent=agent, prefix=prefix, origin=origin, after=after, limit=size)
         for record, newest in page:
             yield _info(engine.desk.heads, record, newest)
         if len(page) < size:
@@ -62,6 +63,14 @@ def known(heads: Heads, space: str, name: str) -> ThreadInfo | None:
     """Return what is known of one thread; None if there is none, or it has no head."""
     standing = heads.standing(space, name)
     return None if standing is None or not standing.newest.head else _info(heads, standing.record, standing.newest)
+
+
+def uid_of(heads: Heads, space: str, name: str) -> bytes:
+    """Return the uid of a thread, or `NotFound`."""
+    record = heads.backend.find_thread(space, check_id(name, "a thread's id"))
+    if record is None:
+        raise NotFound(f"there is no thread {name!r}", code="not_found.thread")
+    return record.uid
 
 
 def place_of(desk: Desk, space: str, after: ThreadInfo | str) -> tuple[int, int]:

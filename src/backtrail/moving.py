@@ -43,6 +43,12 @@ def import_(engine: Engine, path: Any, progress: Progress) -> ImportReport:
         return ImportReport(archive.id, archive.totals.threads, *made)
 
 
+def check(path: Any, progress: Progress) -> None:
+    """Read all of a file, and see whether it can be imported; whether it fits to a store is not known then."""
+    with Archive(path_of(path), progress):
+        pass
+
+
 def backup(engine: Engine, path: Any, progress: Progress) -> int:
     """Copy a store to a new file of its own kind; return its size in bytes."""
     backend = _outside(engine).backend

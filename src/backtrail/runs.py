@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from backtrail import pruning
@@ -85,12 +86,15 @@ class Runs:
         standing = self._engine.desk.heads.standing(JOURNAL, session_id)
         return standing is not None and standing.head is not None
 
-    def list(self, *, agent: str | None = None, status: str | None = None) -> Records:
-        """Return the runs, newest activity first."""
+    def list(self, *, agent: str | None = None, status: str | None = None, limit: int | None = None) -> Records:
+        """Return the runs, newest activity first; no more than `limit` of them are read."""
+        if limit is not None:
+            check_count(limit, "limit")
         if status is not None and status not in [*RunState]:
             raise Invalid(f"status is one of {', '.join(RunState)}, not {status!r:.100}", code="invalid.argument")
         found = (self._told(record) for record in self._listed(JOURNAL, agent))
-        return [run for run in found if run is not None and (run.damaged or status in (None, run.status.name))]
+        wanted = (run for run in found if run is not None and (run.damaged or status in (None, run.status.name)))
+        return [*islice(wanted, limit)]
 
     def _told(self, record: ThreadRecord) -> RunRecord | None:
         """Return a run; if it is damaged, what is known of it."""

@@ -14,7 +14,7 @@ from backtrail.engine.heads import Options, Standing
 from backtrail.engine.schema import Types
 from backtrail.engine.watching import AllThreads, Watch
 from backtrail.errors import Invalid, NotFound
-from backtrail.listing import ASIDE, SPACES, THREAD, known, listed, place_of, space_of
+from backtrail.listing import ASIDE, SPACES, THREAD, known, listed, place_of, space_of, uid_of
 from backtrail.threads import Thread
 from backtrail.urls import backend_at, default_url
 
@@ -127,18 +127,21 @@ class Store:
         agent: str | None = None,
         prefix: str | None = None,
         kind: str | None = None,
+        forked_from: str | None = None,
         limit: int | None = None,
         after: ThreadInfo | str | None = None,
     ) -> Iterator[ThreadInfo]:
         """Give what is known of the threads, newest activity first, without loading states.
 
-        `after` goes on behind a thread: an info from an earlier listing, or an id.
+        `forked_from` is the id of a thread: those that were forked from a checkpoint of it. `after` goes on behind a
+        thread: an info from an earlier listing, or an id.
         """
         space = space_of(kind, agent, prefix)
         if limit is not None:
             check_count(limit, "limit")
         place = None if after is None else place_of(self._engine.desk, space, after)
-        return listed(self._engine, space, agent=agent, prefix=prefix, limit=limit, after=place)
+        origin = None if forked_from is None else uid_of(self._engine.desk.heads, space, forked_from)
+        return listed(self._engine, space, agent=agent, prefix=prefix, origin=origin, limit=limit, after=place)
 
     def info(self, id: str, *, kind: str | None = None) -> ThreadInfo | None:  # noqa: A002
         """Return what is known of one thread without loading its state, or None."""
@@ -255,13 +258,15 @@ class Store:
         order: str = "newest",
         limit: int = 20,
         after: Hit | str | None = None,
+        progress: Callable[[str, int], None] | None = None,
     ) -> list[Hit]:
         """Return the messages that match, newest first: those in the list `messages` of the heads of all threads.
 
         Words must all be there, "quoted" ones in a row, and star* is the beginning of a word; case and accents do not
         count. `contains` looks for the query as it is, inside of words, too. `agent`, `thread` and `kind` narrow it
         down; `order="score"` puts the newest 1,000 that match in order of their score; `after` goes on behind a hit,
-        or its cursor. What was saved before is found. Not inside a transaction.
+        or its cursor. What was saved before is found: it is put into the index first, which `progress` is told about.
+        Not inside a transaction.
         """
         from backtrail.engine import search  # noqa: PLC0415
 
@@ -284,6 +289,7 @@ class Store:
             search.Where(kind, agent, threads),
             after=None if after is None else search.place_of(check_cursor(after)),
             limit=min(check_count(limit, "limit"), sys.maxsize),
+            progress=progress,
         )
 
     def reindex(self, *, progress: Callable[[str, int], None] | None = None) -> None:

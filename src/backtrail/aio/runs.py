@@ -42,9 +42,9 @@ class Runs:
         return await self._crew.apart(self._sync.__contains__, session_id)
 
     @called
-    async def list(self, *, agent: str | None = None, status: str | None = None) -> Records:
-        """Return the runs, newest activity first."""
-        return await self._crew.apart(self._sync.list, agent=agent, status=status)
+    async def list(self, *, agent: str | None = None, status: str | None = None, limit: int | None = None) -> Records:
+        """Return the runs, newest activity first; no more than `limit` of them are read."""
+        return await self._crew.apart(self._sync.list, agent=agent, status=status, limit=limit)
 
     def thread(self, session_id: str) -> Thread[Any]:
         """Return the thread of a run's checkpoints: history, diff, fork, rewind ..."""

@@ -122,14 +122,18 @@ class Store:
         agent: str | None = None,
         prefix: str | None = None,
         kind: str | None = None,
+        forked_from: str | None = None,
         limit: int | None = None,
         after: ThreadInfo | str | None = None,
     ) -> AsyncGenerator[ThreadInfo, None]:
         """Give what is known of the threads, newest activity first, without loading states.
 
-        `after` goes on behind a thread: an info from an earlier listing, or an id.
+        `forked_from` is the id of a thread: those that were forked from a checkpoint of it. `after` goes on behind a
+        thread: an info from an earlier listing, or an id.
         """
-        pages = self._crew.pages(self._sync.threads, agent=agent, prefix=prefix, kind=kind, limit=limit, after=after)
+        pages = self._crew.pages(
+            self._sync.threads, agent=agent, prefix=prefix, kind=kind, forked_from=forked_from, limit=limit, after=after
+        )
         async for found in pages:
             yield found
 
@@ -203,7 +207,6 @@ class Store:
         )
         return Run(self._crew, made)
 
-    @called
     async def search(
         self,
         query: str,
@@ -215,15 +218,17 @@ class Store:
         order: str = "newest",
         limit: int = 20,
         after: Hit | str | None = None,
+        progress: Callable[[str, int], None] | None = None,
     ) -> list[Hit]:
         """Return the messages that match, newest first: those in the list `messages` of the heads of all threads.
 
         Words must all be there, "quoted" ones in a row, and star* is the beginning of a word; case and accents do not
         count. `contains` looks for the query as it is, inside of words, too. `agent`, `thread` and `kind` narrow it
         down; `order="score"` puts the newest 1,000 that match in order of their score; `after` goes on behind a hit,
-        or its cursor. What was saved before is found. Not inside a transaction.
+        or its cursor. What was saved before is found: it is put into the index first, which `progress` is told about.
+        Not inside a transaction.
         """
-        return await self._crew.apart(
+        work = partial(
             self._sync.search,
             query,
             contains=contains,
@@ -234,6 +239,7 @@ class Store:
             limit=limit,
             after=after,
         )
+        return await self._crew.watched(lambda tell: work(progress=tell), progress)
 
     async def reindex(self, *, progress: Callable[[str, int], None] | None = None) -> None:
         """Make the index of `search` anew, from what is stored."""

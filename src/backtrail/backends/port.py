@@ -285,13 +285,14 @@ class Backend(Protocol):
         space: str | None,
         agent: str | None,
         prefix: str | None,
+        origin: bytes | None = None,
         after: tuple[int, int] | None,
         limit: int,
     ) -> list[tuple[ThreadRecord, Row]]:
         """Return up to `limit` threads that have a head, each with its newest row (without payload).
 
         Ordered by the newest row's created_at, then by number, both descending; `after` is the
-        (created_at, number) to go on behind. `None` means any.
+        (created_at, number) to go on behind; `origin` the uid of a thread that they were forked from. `None` means any.
         """
 
     def standings(self, agent: str, *, touched: bool) -> list[Stand]:

@@ -133,10 +133,13 @@ class PostgresBackend:
         space: str | None,
         agent: str | None,
         prefix: str | None,
+        origin: bytes | None = None,
         after: tuple[int, int] | None,
         limit: int,
     ) -> list[tuple[ThreadRecord, Row]]:
-        statement, values = self._sql.listing(space, agent, prefix, after, limit)
+        statement, values = self._sql.listing(
+            space=space, agent=agent, prefix=prefix, origin=origin, after=after, limit=limit
+        )
         return [(as_record(found[:7]), as_row(found[7:])) for found in self._read(statement, *values)]
 
     def standings(self, agent: str, *, touched: bool) -> list[Stand]:

@@ -82,9 +82,11 @@ class Statements:
 
     def listing(
         self,
+        *,
         space: str | None,
         agent: str | None,
         prefix: str | None,
+        origin: bytes | None,
         after: tuple[int, int] | None,
         limit: int,
     ) -> tuple[Statement, list[Any]]:
@@ -105,6 +107,8 @@ class Statements:
             conditions.append(f"t.name >= {given('b', low)}")
         if high is not None:
             conditions.append(f"t.name < {given('b', high)}")
+        if origin is not None:
+            conditions.append(f"substring(t.origin FROM 9) = {given('b', origin.hex().encode())}")
         if after is not None:
             conditions.append(f"(t.updated_at, t.no) < ({given('i', after[0])}, {given('i', after[1])})")
             conditions.append(f"t.second <= {given('i', after[0] // SECOND + 1)}")

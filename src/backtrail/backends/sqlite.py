@@ -80,8 +80,8 @@ _THREADS = f"""
     SELECT {_THREAD}, {_ROW.replace('"created_at"', "row.created_at")}, NULL, hidden {WITH_HEAD}
     AND (?1 IS NULL OR space = ?1) AND (?2 IS NULL OR agent = ?2)
     AND (?3 IS NULL OR name >= ?3) AND (?4 IS NULL OR name < ?4)
-    AND (?5 IS NULL OR (row.created_at, no) < (?5, ?6))
-    ORDER BY row.created_at DESC, no DESC LIMIT ?7"""
+    AND (?5 IS NULL OR (row.created_at, no) < (?5, ?6)) AND (?7 IS NULL OR substr(origin, 9) = ?7)
+    ORDER BY row.created_at DESC, no DESC LIMIT ?8"""
 
 _TAGS = "SELECT seq, tag FROM tag WHERE thread = ? ORDER BY seq, id"
 _TAGS_OF = for_groups("SELECT seq, tag, id FROM tag WHERE thread = ? AND seq")
@@ -159,12 +159,14 @@ class SqliteBackend:
         space: str | None,
         agent: str | None,
         prefix: str | None,
+        origin: bytes | None = None,
         after: tuple[int, int] | None,
         limit: int,
     ) -> list[tuple[ThreadRecord, Row]]:
         low = encoded(prefix or None)
         high = None if low is None else above(low)
-        values = (space, encoded(agent), low, high, *(after or (None, None)), limit)
+        uid = None if origin is None else origin.hex().encode()
+        values = (space, encoded(agent), low, high, *(after or (None, None)), uid, limit)
         with self._guard as connection:
             found = connection.execute(_THREADS, values).fetchall()
         return [(as_record(entry[:7]), as_row(entry[7:])) for entry in found]

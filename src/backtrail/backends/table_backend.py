@@ -250,6 +250,7 @@ class TableBackend:
         space: str | None,
         agent: str | None,
         prefix: str | None,
+        origin: bytes | None = None,
         after: tuple[int, int] | None,
         limit: int,
     ) -> list[tuple[ThreadRecord, Row]]:
@@ -260,6 +261,7 @@ class TableBackend:
                 if (space is None or record.space == space)
                 and (agent is None or record.agent == agent)
                 and (prefix is None or record.name.startswith(prefix))
+                and (origin is None or (record.origin or "")[8:] == origin.hex())
                 and (newest := tables.newest(record.no)) is not None
                 and newest.head
                 and (after is None or (newest.created_at, record.no) < after)

@@ -84,10 +84,10 @@ def _name(found: Found) -> str:
     return clean(found.thread.id)
 
 
-def _back(command_line: str, name: str, kind: str | None, more: str = "") -> None:
+def _back(session: Session, *words: str, kind: str | None = None) -> None:
     """Say how to take a change back."""
-    words = [command_line, shlex.quote(name), *([f"--kind {kind}"] if kind else []), *([more] if more else [])]
-    say(f"to take it back: backtrail {' '.join(words)}")
+    said = shlex.join([*words, *(("--kind", kind) if kind else ()), *session.words()])
+    say(f"to take it back: backtrail {said}")
 
 
 # -- saving -------------------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ def save(
 
         saved = proposed(store, f"Save to {thread!r}?", change, show, yes=yes or new)
         made(out, saved)
-    _back("undo" if before else "delete", thread, None)
+    _back(session, "undo" if before else "delete", thread)
 
 
 def _is_new(session: Session) -> bool:
@@ -199,7 +199,7 @@ def fork(session: Session, *, out: Output, ref: str, new_id: str, kind: str | No
             return found.thread.fork(new_id, checkpoint).load()
 
         made(out, proposed(store, f"Fork {new_id!r}?", change, show, yes=yes))
-    _back("delete", new_id, None if found.kind == "thread" else found.kind)
+    _back(session, "delete", new_id, kind=None if found.kind == "thread" else found.kind)
 
 
 @command(examples=("backtrail rewind trip@before-booking --yes", "backtrail undo trip --yes"))
@@ -219,7 +219,7 @@ def rewind(session: Session, *, out: Output, ref: str, kind: str | None, yes: bo
             return
         question = f"Rewind {found.thread.id!r}?"
         made(out, proposed(store, question, lambda: found.thread.rewind(checkpoint), _show_move(found), yes=yes))
-    _back("undo", found.thread.id, kind)
+    _back(session, "undo", found.thread.id, kind=kind)
 
 
 @command(examples=("backtrail undo trip --yes", "backtrail redo trip --yes"))
@@ -243,7 +243,7 @@ def undo(
             return
         found = find_thread(store, thread, kind)
         made(out, proposed(store, f"Undo in {thread!r}?", found.thread.undo, _show_move(found), yes=yes))
-    _back("redo", thread, kind)
+    _back(session, "redo", thread, kind=kind)
 
 
 def _undo_restore(store: Store, out: Output, agent: str, *, force: bool, yes: bool) -> None:
@@ -268,7 +268,7 @@ def redo(session: Session, *, out: Output, thread: str, kind: str | None, yes: b
     with session.write() as store:
         found = find_thread(store, thread, kind)
         made(out, proposed(store, f"Redo in {thread!r}?", found.thread.redo, _show_move(found), yes=yes))
-    _back("undo", thread, kind)
+    _back(session, "undo", thread, kind=kind)
 
 
 # -- agents -------------------------------------------------------------------------------------------------
@@ -294,7 +294,7 @@ def restore(session: Session, *, out: Output, checkpoint: str, yes: bool) -> Non
             store, question, lambda: store.agents.restore(target), lambda _: _show_agent(store, agent, before), yes=yes
         )
         _agent_made(store, out, agent)
-    _back("undo", agent, None, "--restore")
+    _back(session, "undo", agent, "--restore")
 
 
 def _agent_checkpoint(store: Store, text: str) -> AgentCheckpoint:
@@ -373,7 +373,7 @@ def tag(
             say(f"{_name(found)}, step {checkpoint.step}: tags {clean(old)} -> {clean(new)}")
 
         made(out, proposed(store, f"Change the tags of {ref!r}?", change, show, yes=yes))
-    _back(f"tag {shlex.quote(ref)}", " ".join(tags), kind, "" if remove else "--remove")
+    _back(session, "tag", ref, *tags, *(() if remove else ("--remove",)), kind=kind)
 
 
 @command(examples=("backtrail delete trip-cheap@~1 --yes", "backtrail delete trip-cheap --yes"))

@@ -1,17 +1,20 @@
-"""What is told of checkpoints: to programs as JSON, to people in a few words."""
+"""What is told of checkpoints, to programs as JSON, to people in a few words; and of work on all of a store."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from backtrail.cli.output import brief, clean, line
+from backtrail.cli.output import Progress, brief, clean, line
 
 if TYPE_CHECKING:
     from backtrail.checkpoints import Checkpoint
     from backtrail.cli.output import Output
+    from backtrail.store import Store
 
 _SMALL: Final = 65_536
 """Bytes of a state that is loaded only to show how it begins."""
+_PAGE: Final = 4096
+"""Bytes of a page of SQLite's."""
 
 
 def checkpoint_data(checkpoint: Checkpoint[Any]) -> dict[str, Any]:
@@ -71,3 +74,19 @@ def made(out: Output, checkpoint: Checkpoint[Any], **more: Any) -> None:
     label = f"  {clean(checkpoint.label)}" if checkpoint.label is not None else ""
     name = out.paint(f"{clean(checkpoint.thread_id)}@{checkpoint.id[:8]}", "yellow")
     line(f"{name}  step {checkpoint.step}{label}")
+
+
+def progress_in(store: Store) -> Progress:
+    """Return what tells how far work on all of a store is."""
+    from backtrail.errors import Error
+
+    def totals() -> dict[str, int]:
+        try:
+            held = store.stats()
+        except Error:  # whoever has a damaged store sees numbers, and no bar
+            return {}
+        threads = held.threads + held.agents + held.conversations + held.runs
+        pages = held.stored_bytes // _PAGE
+        return {"threads": threads, "checkpoints": held.checkpoints, "chunks": held.chunks, "pages": pages}
+
+    return Progress(totals)

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from backtrail.cli.output import Column, Progress, clean, count, line, say, size
+from backtrail.cli.facts import progress_in
+from backtrail.cli.output import Column, clean, count, line, say, size
 from backtrail.cli.terms import Duration, agent_option, command, confirm, yes_option
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def _pruned(store: Any, rules: dict[str, Any], where: dict[str, Any], *, dry_run
     """Return the report of a policy."""
     import backtrail
 
-    with Progress() as progress:
+    with progress_in(store) as progress:
         return store.prune(backtrail.Policy(**rules), **where, dry_run=dry_run, progress=progress)
 
 
@@ -118,7 +119,7 @@ def gc(session: Session, *, out: Output, erase: bool) -> None:
 
     And give the space back.
     """
-    with session.write() as store, Progress() as progress:
+    with session.write() as store, progress_in(store) as progress:
         report = store.gc(erase=erase, progress=progress)
     if not out.human:
         out.value(report)
@@ -158,7 +159,7 @@ def verify(ctx: click.Context, session: Session, *, out: Output, repair: bool, y
 
 
 def _verified(store: Any, **options: Any) -> Any:
-    with Progress() as progress:
+    with progress_in(store) as progress:
         return store.verify(progress=progress, **options)
 
 
@@ -183,7 +184,7 @@ def migrate(ctx: click.Context, session: Session, *, out: Output, yes: bool) -> 
     """
     with session.write() as store:
         confirm("Save anew what is of an older version? Each head can be undone.", yes=yes)
-        with Progress() as progress:
+        with progress_in(store) as progress:
             report = store.migrate(progress=progress)
     if out.human:
         for kind, name, reason in report.failed:
@@ -204,7 +205,7 @@ def backup(session: Session, *, out: Output, file: str) -> None:
 
     As it is now; others may go on writing.
     """
-    with session.read() as store, Progress() as progress:
+    with session.read() as store, progress_in(store) as progress:
         written = store.backup(file, progress=progress)
     if out.human:
         line(f"{clean(file)}: {size(written)}")

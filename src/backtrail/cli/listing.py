@@ -210,7 +210,7 @@ def runs(session: Session, *, out: Output, agent: str | None, status: str | None
     Those of the newest activity come first.
     """
     with session.read() as store:
-        listed = store.runs.list(agent=agent, status=status)
+        listed = store.runs.list(agent=agent, status=status, limit=rows + 1 if rows else None)
         shown, more = pages(iter(listed), rows)
     if not out.human:
         out.values(map(_run_data, shown))

@@ -9,7 +9,22 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from backtrail.cli.facts import checkpoint_data, words
-from backtrail.cli.output import Column, age, brief, clean, compact, cut, line, pages, plain, say, size, width
+from backtrail.cli.output import (
+    Column,
+    Progress,
+    age,
+    brief,
+    can_show,
+    clean,
+    compact,
+    cut,
+    line,
+    pages,
+    plain,
+    say,
+    size,
+    width,
+)
 from backtrail.cli.terms import (
     KINDS,
     Duration,
@@ -36,8 +51,6 @@ if TYPE_CHECKING:
     from backtrail.store import Store
     from backtrail.values import Change, ThreadInfo
 
-_FORKS: Final = 200
-"""Threads that are looked at for forks: those of the newest activity."""
 _STYLES: Final = {"+": "green", "-": "red", "~": "yellow"}
 _WORDS: Final = 200
 
@@ -149,20 +162,15 @@ def _nodes(found: Found, shown: list[Checkpoint[Any]], seen: set[str], *, more: 
 def _forks(store: Store, found: Found) -> dict[str, list[ThreadInfo]]:
     """Return the threads that were forked from this one, by the checkpoint where they left."""
     forks: dict[str, list[ThreadInfo]] = {}
-    for info in islice(store.threads(kind=found.kind), _FORKS):
-        if info.forked_from is not None and info.forked_from[8:] == found.head.id[8:]:
-            forks.setdefault(info.forked_from, []).append(info)
+    for info in store.threads(kind=found.kind, forked_from=found.thread.id):
+        forks.setdefault(info.forked_from or "", []).append(info)
     return forks
 
 
 def _signs() -> Signs:
     from backtrail.cli.graph import ASCII, LINES
 
-    try:
-        "".join(LINES).encode(sys.stdout.encoding or "utf-8")
-    except (UnicodeError, LookupError):
-        return ASCII
-    return LINES
+    return LINES if can_show("".join(LINES), sys.stdout) else ASCII
 
 
 @command(examples=("backtrail show trip@before-booking", "backtrail show trip --path messages[-1].content"))
@@ -293,7 +301,7 @@ def search(
 
     Words must all be there, "quoted" ones in a row, and star* is the beginning of a word.
     """
-    with _searched(session) as store:
+    with _searched(session) as store, Progress() as progress:
         hits = store.search(
             query,
             contains=contains,
@@ -302,6 +310,7 @@ def search(
             kind=kind,
             order="score" if best else "newest",
             limit=rows or sys.maxsize,
+            progress=progress,
         )
     if not out.human:
         out.values(hits)

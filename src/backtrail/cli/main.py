@@ -82,7 +82,7 @@ class Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands."""
         del ctx
-        return list(_HOMES)
+        return sorted(_HOMES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> Command | None:
         """Return the command of this name, or None."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from backtrail.cli.facts import progress_in
 from backtrail.cli.output import Progress, clean, count, line, say, size
 from backtrail.cli.terms import Failure, agent_option, command
 
@@ -28,7 +29,7 @@ def export(
 
     As it is now; others may go on writing. The file verifies itself when it is read.
     """
-    with session.read() as store, Progress() as progress:
+    with session.read() as store, progress_in(store) as progress:
         report = store.export(file, threads=threads or None, agent=agent, since=since, progress=progress)
     if out.human:
         held = f"{count(report.threads, 'thread')}, {count(report.checkpoints, 'checkpoint')}"
@@ -53,12 +54,18 @@ def import_(session: Session, *, out: Output, file: str, source: str) -> None:
     """
     from pathlib import Path
 
-    if not Path(file).expanduser().is_file():
+    path = Path(file).expanduser()
+    if not path.is_file():
         raise Failure(f"there is no file {file}", 3)
-    with session.write(create=True) as store, Progress() as progress:
-        report: Any = (
-            _from_langgraph(store, file, progress) if source == "langgraph" else store.import_(file, progress=progress)
-        )
+    with Progress(lambda: {"bytes": path.stat().st_size}) as progress:
+        if not session.is_there():  # then a file that is no good must not leave an empty store behind
+            _check(source, file, progress)
+        with session.write(create=True) as store:
+            report: Any = (
+                _langgraph().import_database(file, store, progress=progress)
+                if source == "langgraph"
+                else store.import_(file, progress=progress)
+            )
     if not out.human:
         out.value(report)
     elif source == "langgraph":
@@ -76,10 +83,20 @@ def import_(session: Session, *, out: Output, file: str, source: str) -> None:
         )
 
 
-def _from_langgraph(store: Any, file: str, progress: Any) -> Any:
+def _check(source: str, file: str, progress: Any) -> None:
+    """Read a file, to see that it is one that can be imported."""
+    from backtrail import moving
+
+    if source == "langgraph":
+        _langgraph().importing.check_database(file)
+    else:
+        moving.check(file, progress)
+
+
+def _langgraph() -> Any:
     from importlib import import_module  # by its name: neither of the two packages needs the other
 
-    return import_module("backtrail.adapters.langgraph").import_database(file, store, progress=progress)
+    return import_module("backtrail.adapters.langgraph")
 
 
 @command(examples=("backtrail copy sqlite:///agents.db sqlite:///copied.db",))

@@ -28,6 +28,7 @@ _LEAST: Final = 12
 _TICK: Final = 0.1
 _AGES: Final = ((31_536_000, "y"), (604_800, "w"), (86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
 _UNIT: Final = 1000
+_BAR: Final = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,15 @@ def is_terminal(stream: Any) -> bool:
         return bool(stream.isatty())
     except ValueError:  # it is closed
         return False
+
+
+def can_show(text: str, stream: Any) -> bool:
+    """Tell whether a stream's encoding has these characters."""
+    try:
+        text.encode(stream.encoding or "utf-8")
+    except (UnicodeError, LookupError):
+        return False
+    return True
 
 
 def _room() -> int | None:
@@ -265,10 +275,14 @@ def count(number: int, one: str, many: str | None = None) -> str:
 
 
 class Progress:
-    """Tells how far some work is, in one line of a terminal that goes away with it; nothing elsewhere."""
+    """Tells how far some work is, in one line of a terminal that goes away with it; nothing elsewhere.
 
-    def __init__(self) -> None:
+    `totals` returns how much of each thing there is, about: then there is a bar. It is only asked for a terminal.
+    """
+
+    def __init__(self, totals: Callable[[], dict[str, int]] | None = None) -> None:
         self._shown = is_terminal(sys.stderr) and os.environ.get("TERM") != "dumb"
+        self._totals = totals() if totals and self._shown else {}
         self._last = 0.0
 
     def __call__(self, what: str, number: int) -> None:
@@ -276,7 +290,7 @@ class Progress:
         now = time.monotonic()
         if self._shown and now - self._last >= _TICK:
             self._last = now
-            self._put(f"\r\x1b[K{what} {number:,} ")
+            self._put(f"\r\x1b[K{_bar(number, self._totals.get(what, 0))}{what} {number:,} ")
 
     def __enter__(self) -> Callable[[str, int], None]:
         return self
@@ -288,6 +302,15 @@ class Progress:
     def _put(self, text: str) -> None:
         sys.stderr.write(text)
         sys.stderr.flush()
+
+
+def _bar(number: int, total: int) -> str:
+    """Return a bar, filled as far as some work is; none if that is not known, or there was more than was thought."""
+    if not number <= total > 0:
+        return ""
+    full = number * _BAR // total
+    whole, empty = "█░" if can_show("█░", sys.stderr) else "#."
+    return f"{whole * full}{empty * (_BAR - full)} {number * 100 // total:3}%  "
 
 
 def pages(items: Iterator[Any], most: int) -> tuple[list[Any], bool]:

@@ -73,6 +73,23 @@ class Session:
             self.read().close()
         return self._open(read_only=False)
 
+    def words(self) -> list[str]:
+        """Return the options that name this store again; a password is left out."""
+        from backtrail.urls import shown
+
+        said = (("--store", shown(self.url) if self.url else None), ("--schema", self.schema))
+        return [word for option, value in said if value for word in (option, value)]
+
+    def is_there(self) -> bool:
+        """Tell whether there is such a store."""
+        from backtrail.errors import NotFound
+
+        try:
+            self.read().close()
+        except NotFound:
+            return False
+        return True
+
     def _in_memory(self) -> bool:
         return self.url is not None and self.url.startswith("memory:")
 

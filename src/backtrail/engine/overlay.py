@@ -222,17 +222,20 @@ class Overlay:
         space: str | None,
         agent: str | None,
         prefix: str | None,
+        origin: bytes | None = None,
         after: tuple[int, int] | None,
         limit: int,
     ) -> list[tuple[ThreadRecord, Row]]:
         listed: list[tuple[ThreadRecord, Row]] = []
         page_after: tuple[int, int] | None = None
-        while page := self._below.threads(space=space, agent=agent, prefix=prefix, after=page_after, limit=1000):
+        while page := self._below.threads(
+            space=space, agent=agent, prefix=prefix, origin=origin, after=page_after, limit=1000
+        ):
             listed += [(record, row) for record, row in page if record.no not in self._rows]
             page_after = (page[-1][1].created_at, page[-1][0].no)
         for no, rows in self._rows.items():
             record = self.thread(no)
-            if record is not None and rows[-1].head and _matches(record, space, agent, prefix):
+            if record is not None and rows[-1].head and _matches(record, space, agent, prefix, origin):
                 listed.append((record, rows[-1]))
         listed.sort(key=lambda pair: (pair[1].created_at, pair[0].no), reverse=True)
         return [pair for pair in listed if after is None or (pair[1].created_at, pair[0].no) < after][:limit]
@@ -417,11 +420,14 @@ def _in_batch(no: int) -> int:
     return no - _FIRST - 1 if no < 0 else no
 
 
-def _matches(record: ThreadRecord, space: str | None, agent: str | None, prefix: str | None) -> bool:
+def _matches(
+    record: ThreadRecord, space: str | None, agent: str | None, prefix: str | None, origin: bytes | None
+) -> bool:
     return (
         (space is None or record.space == space)
         and (agent is None or record.agent == agent)
         and (prefix is None or record.name.startswith(prefix))
+        and (origin is None or (record.origin or "")[8:] == origin.hex())
     )
 
 

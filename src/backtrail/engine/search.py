@@ -15,11 +15,13 @@ from backtrail.errors import Invalid
 from backtrail.values import Hit, when
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from backtrail.backends.port import Found
     from backtrail.engine.heads import Heads
     from backtrail.engine.query import Match, Query
+
+    Progress = Callable[[str, int], None] | None
 
 RANKED: Final = 1000
 """By score, so many of the newest messages that match are put in order."""
@@ -78,15 +80,19 @@ class _Matching(NamedTuple):
         return self.match.score, self.found.entry.time, self.found.no
 
 
-def newest(heads: Heads, query: Query, where: Where, *, after: Place | None, limit: int) -> list[Hit]:
+def newest(
+    heads: Heads, query: Query, where: Where, *, after: Place | None, limit: int, progress: Progress = None
+) -> list[Hit]:
     """Return messages that match, the newest first."""
-    catch_up(heads)
+    catch_up(heads, progress=progress)
     return list(map(_hit, islice(_matching(heads, query, where, after), limit)))
 
 
-def best(heads: Heads, query: Query, where: Where, *, after: Place | None, limit: int) -> list[Hit]:
+def best(
+    heads: Heads, query: Query, where: Where, *, after: Place | None, limit: int, progress: Progress = None
+) -> list[Hit]:
     """Return messages that match, those with the highest score first: of the newest `RANKED`."""
-    catch_up(heads)
+    catch_up(heads, progress=progress)
     ranked = sorted(islice(_matching(heads, query, where, None), RANKED), key=lambda each: each.rank, reverse=True)
     if after is not None:
         ranked = [each for each in ranked if each.rank < (after.score, after.time, after.no)]

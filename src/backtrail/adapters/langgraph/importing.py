@@ -90,6 +90,13 @@ def import_database(
     return DatabaseReport(whole, came, tuple(skipped))
 
 
+def check_database(path: str | os.PathLike[str]) -> None:
+    """See whether a file is a database of LangGraph's, before anything is done with it."""
+    with _opened(path) as source:
+        for _ in source.threads():
+            pass
+
+
 # -- the file --------------------------------------------------------------------------------------------------
 
 

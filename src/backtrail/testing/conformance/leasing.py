@@ -268,6 +268,9 @@ class RunListing(Suite):
         assert [run.session_id for run in store.runs.list(agent="a")] == ["three", "one"]
         assert [run.session_id for run in store.runs.list(status="halted")] == ["three"]
         assert [run.session_id for run in store.runs.list(agent="b", status="halted")] == []
+        assert [run.session_id for run in store.runs.list(limit=2)] == ["alone", "three"]
+        assert [run.session_id for run in store.runs.list(status="completed", limit=2)] == ["alone", "two"]
+        assert store.runs.list(limit=0) == []
         with pytest.raises(Invalid):
             store.runs.list(status="odd")
         assert ("one" in store.runs, "on" in store.runs) == (True, False)

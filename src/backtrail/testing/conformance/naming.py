@@ -148,6 +148,33 @@ class Listing(Suite):
         assert info.created_at == dt.datetime.fromtimestamp(began / 1e6, dt.UTC)
         assert info.updated_at == info.created_at + dt.timedelta(seconds=5)
         assert c.id != info.head_id
+        assert store.info("t") == info
+        assert [store.info("t", kind=kind) for kind in ("agent", "conversation", "run")] == [None] * 3
+        with store.transaction():
+            thread.save({})
+            now = store.info("t")
+            assert now is not None
+            assert (now.checkpoints, now.step) == (2, 3)
+            assert len(thread) == 2
+        thread.delete()
+        assert store.info("t") is None
+        assert store.info("nobody") is None
+        with pytest.raises(Invalid):
+            store.info("t", kind="odd")
+
+    def test_counts_are_of_what_is_in_view_whatever_came_and_went(self, store: Store) -> None:
+        thread: Thread[Any] = store.thread("t")
+        assert len(thread) == 0
+        for n in range(40):
+            thread.save({"n": n})
+            if n % 3 == 2:
+                thread.rewind("@~1")
+            if n % 7 == 6:
+                thread.delete_checkpoint("@")
+            in_view = sum(1 for _ in thread.history())
+            info = store.info("t")
+            assert info is not None
+            assert (len(thread), info.checkpoints) == (in_view, in_view)
 
     def test_a_prefix_is_taken_literally(self, store: Store) -> None:
         names = ("a", "ab", "a_b", "a%b", "aB", "b", "a\0", "a\U0010ffff", "a\ud800", "é")

@@ -69,6 +69,30 @@ class Forks(Suite):
             assert infos == {"t": None, "other": a.id, "again": origin}
             assert next(iter(store.thread("other").history())).parent_id == a.id
 
+    def test_the_forks_of_a_thread_are_listed_alone(self, store: Store, thread: Thread[Any]) -> None:
+        fill(thread, 3)
+        for n, ref in enumerate(["@~2", "@", "@~1"]):
+            thread.fork(f"fork {n}", at=ref).fork(f"fork of fork {n}")
+        store.thread("fork 1").delete()
+        store.thread("beside").save({})
+
+        def forks(of: str, **options: Any) -> list[str]:
+            return [info.id for info in store.threads(forked_from=of, **options)]
+
+        assert forks("t") == ["fork 2", "fork 0"]
+        assert forks("t", limit=1, after="fork 2") == ["fork 0"]
+        assert forks("t", prefix="fork 0") == ["fork 0"]
+        assert forks("fork 1") == ["fork of fork 1"]  # it was deleted; they were not
+        assert forks("beside") == []
+        with store.transaction():
+            thread.fork("new")
+            store.thread("fork 2").delete()
+            assert forks("t") == ["new", "fork 0"]
+        with pytest.raises(NotFound):
+            forks("nobody")
+        with pytest.raises(Invalid):
+            forks("")
+
     def test_it_lives_on_when_its_source_is_deleted_and_collected(self, store: Store, thread: Thread[Any]) -> None:
         state = {"messages": messages(300)}
         thread.save(state)
