@@ -44,9 +44,11 @@ def in_terminal(words, columns, answer=None, **more):
         preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509 - Ctrl-C is for whom it controls
     )
     os.close(follow)
-    got, end = b"", time.monotonic() + 60
+    got, end, again = b"", time.monotonic() + 60, None
     while time.monotonic() < end:
-        if not select.select([lead], [], [], 0.1)[0]:
+        if not select.select([lead], [], [], 3)[0]:
+            if again:  # CPython misses a Ctrl-C that comes just before it waits for a line
+                os.write(lead, again)
             continue
         try:
             part = os.read(lead, 65_536)
@@ -57,7 +59,7 @@ def in_terminal(words, columns, answer=None, **more):
         got += part
         if answer is not None and b"[y/N]" in got:
             os.write(lead, answer)
-            answer = None
+            again, answer = answer if answer == b"\x03" else None, None
     os.close(lead)
     return child.wait(60), got.decode().replace("\r\n", "\n")
 
