@@ -7,6 +7,7 @@ import threading
 import pytest
 
 import backtrail
+from backtrail import garbage
 from backtrail.engine import pace
 
 
@@ -31,7 +32,7 @@ def test_it_waits_while_a_long_list_is_read_and_goes_on_behind_it(monkeypatch):
 
 
 def test_it_goes_on_after_an_error():
-    with pytest.raises(KeyboardInterrupt), pace.uncollected():
+    with pytest.raises(KeyboardInterrupt), garbage.uncollected():
         assert not gc.isenabled()
         raise KeyboardInterrupt
     assert gc.isenabled()
@@ -39,7 +40,7 @@ def test_it_goes_on_after_an_error():
 
 def test_whoever_has_switched_it_off_finds_it_off():
     gc.disable()
-    with pace.uncollected():
+    with garbage.uncollected():
         pass
     assert not gc.isenabled()
 
@@ -48,24 +49,24 @@ def test_where_blocks_overlap_it_goes_on_in_the_end():
     inner, outer = threading.Event(), threading.Event()
 
     def work():
-        with pace.uncollected():
+        with garbage.uncollected():
             inner.set()
             outer.wait()
 
     thread = threading.Thread(target=work)
-    with pace.uncollected():
+    with garbage.uncollected():
         thread.start()
         inner.wait()
     outer.set()
     thread.join()
     assert gc.isenabled()
-    assert not pace._uncollected
+    assert not garbage._uncollected
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_child_that_was_forked_meanwhile_collects():
-    with pace.uncollected():
+    with garbage.uncollected():
         child = os.fork()
         if not child:
             os._exit(0 if gc.isenabled() else 1)

@@ -19,6 +19,7 @@ from backtrail.backends.file_log import Log
 from backtrail.backends.table_backend import TableBackend
 from backtrail.backends.tables import Tables
 from backtrail.errors import Corrupt, NotFound, Unavailable
+from backtrail.garbage import uncollected
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -238,11 +239,12 @@ class SharedTables(TableBackend):
             )
         self._generation = now
         self._log = log = Log(self.path, now, read_only=self.read_only)
-        tables = snapshot.read(self.path, now, log)
-        self._covered = 0
-        self._tables = tables or Tables()
-        end = until or self._turns.published()
-        log.read(self._tables, end, beyond=until is None)
+        with uncollected():  # all of it stays
+            tables = snapshot.read(self.path, now, log)
+            self._covered = 0
+            self._tables = tables or Tables()
+            end = until or self._turns.published()
+            log.read(self._tables, end, beyond=until is None)
         if until is None:
             self._unreachable = end if end is not None and end.number > log.number else None
             self._whole, self._doubtful = True, False

@@ -16,6 +16,7 @@ from backtrail.engine.paths import Path
 from backtrail.engine.tracked import TrackedDict, TrackedList
 from backtrail.engine.tree import Tree
 from backtrail.errors import Corrupt, Invalid
+from backtrail.garbage import uncollected
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -236,7 +237,7 @@ class Decoder:
             raise Corrupt("a reference names another kind of container than it leads to", code="corrupt.encoding")
         if spine.length < _MANY:
             return unpacking.build_container(spine.code, spine.attrs, self._parts(spine), self._types)
-        with pace.uncollected():
+        with uncollected():
             return unpacking.build_container(spine.code, spine.attrs, self._parts(spine), self._types)
 
     def _items(self, node: Node, spine: spines.Spine) -> list[Any]:

@@ -3,16 +3,11 @@
 Python runs one thread at a time and takes the turn from a busy one every 5 ms, no sooner. A thread that works for an
 event loop slows down: it gives its turn away by itself, many times as often.
 
-Python also looks for garbage whenever some hundreds of containers were made, and goes through all new ones each time:
-for a long list of messages that is half of what it takes to read it. So it waits until they are made.
-
 Upkeep writes much, and has time: it writes in slices, and leaves the store to others between them.
 """
 
 from __future__ import annotations
 
-import gc
-import os
 import threading
 import time
 from contextlib import contextmanager
@@ -59,39 +54,6 @@ def rest() -> None:
     if _pace.until and time.monotonic() > _pace.until:
         time.sleep(_REST)
         _pace.until = time.monotonic() + _STRETCH
-
-
-_uncollected: Final[set[object]] = set()
-"""One for each block that has stopped Python's collector. No lock: a handler of signals may come in between."""
-
-
-def _collect_in_child() -> None:
-    if _uncollected:
-        gc.enable()  # the threads that would do so are not there
-    _uncollected.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_collect_in_child)
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Let Python's collector wait until a block has made its many objects, none of which is garbage.
-
-    Where blocks of several threads overlap, the first that ends lets it go on: never does it wait for good.
-    """
-    if not gc.isenabled():
-        yield
-        return
-    token = object()
-    try:
-        _uncollected.add(token)
-        gc.disable()
-        yield
-    finally:
-        gc.enable()
-        _uncollected.discard(token)
 
 
 class Upkeep:
