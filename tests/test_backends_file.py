@@ -600,7 +600,7 @@ class TestReclaiming:
 class TestSnapshots:
     @pytest.fixture(autouse=True)
     def small(self, monkeypatch):
-        monkeypatch.setattr("backtrail.backends.file._SNAPSHOT_FRAMES", 5)
+        monkeypatch.setattr("backtrail.backends.file._SNAPSHOT_CHANGES", 5)
 
     def test_it_is_what_the_log_says_and_only_what_comes_behind_is_read(self, path, monkeypatch):
         backend = FileBackend(path)
@@ -609,14 +609,14 @@ class TestSnapshots:
         backend.close()
         assert (path / "snapshot").exists()
         again = FileBackend(path)
-        assert again._log.frames == 0
+        assert again._log.changes == 0
         assert whole(again) == expected
         append(again, no)
         expected = whole(again)
         again.reclaim()
         assert whole(again) == expected
         last = FileBackend(path)
-        assert (last._log.frames, whole(last)) == (0, expected)
+        assert (last._log.changes, whole(last)) == (0, expected)
         for each in (again, last):
             each.close()
 
@@ -645,7 +645,7 @@ class TestSnapshots:
             (path / "backtrail.lock").unlink()  # it would tell that something is missing
         again.close()
         last = FileBackend(path)
-        assert last._log.frames > 0
+        assert last._log.changes > 0
         assert whole(last) == expected
         last.close()
 
@@ -668,7 +668,7 @@ class TestSnapshots:
         for each in (backend, other):
             each.close()
         again = FileBackend(path)
-        assert (again._log.frames, whole(again)) == (0, expected)
+        assert (again._log.changes, whole(again)) == (0, expected)
         again.close()
 
     def test_one_that_cannot_be_written_is_done_without(self, path, disk):

@@ -458,7 +458,7 @@ class TestUpkeep:
     def test_a_collection_beside_one_who_opens_the_store_is_done(self, path, monkeypatch):
         backend = opened(path)
         no = start(backend)
-        monkeypatch.setattr(file, "_SNAPSHOT_FRAMES", 1)
+        monkeypatch.setattr(file, "_SNAPSHOT_CHANGES", 1)
         backend._tables.wasted = 1
         real = file_snapshot.prepare
 

@@ -113,7 +113,7 @@ def test_seeded_faults_are_found(fault, quick, monkeypatch):
 
 def flip_in_files(path, most, monkeypatch):
     """Flip so many bits, one after the other; return how many checkpoints were read wrong, and how often unnoticed."""
-    monkeypatch.setattr(files, "_SNAPSHOT_FRAMES", 1)
+    monkeypatch.setattr(files, "_SNAPSHOT_CHANGES", 1)
     url = path.as_uri()
     with backtrail.open(url) as store:
         thread = store.thread("t")

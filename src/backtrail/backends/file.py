@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from backtrail.backends.tables import Tables
 
 _MAX_TIMEOUT: Final = 1_000_000.0
-_SNAPSHOT_FRAMES: Final = 2000
-"""A snapshot is made when so many frames have to be read without one."""
+_SNAPSHOT_CHANGES: Final = 2000
+"""A snapshot is made when so many changes have to be read without one."""
 
 
 class FileBackend(SharedTables):
@@ -125,11 +125,11 @@ class FileBackend(SharedTables):
                 log, now = self._log, self._generation
                 if log is None or now is None or not self._whole or log.damage:
                     return
-                if log.frames - self._covered < max(_SNAPSHOT_FRAMES, len(self._tables.payloads) // 4):
+                if log.changes - self._covered < max(_SNAPSHOT_CHANGES, len(self._tables.payloads) // 4):
                     return
                 log.sync()
                 prepared = snapshot.prepare(self.path, now, log, self._tables)
-                self._covered = log.frames
+                self._covered = log.changes
             try:
                 with self._locked():
                     if self._generation == now and not self._is_over():  # or it would keep what was collected meanwhile
@@ -204,7 +204,7 @@ class FileBackend(SharedTables):
             log = Log(self.path, new, read_only=False)
             try:
                 log.stand(new.file, FILE_HEADER, new.frame - 1, sealed=False, echo=[])
-                large = len(tables.payloads) >= _SNAPSHOT_FRAMES
+                large = len(tables.payloads) >= _SNAPSHOT_CHANGES
                 prepared = snapshot.prepare(self.path, new, log, tables) if large else None
                 self._take(blind=True)  # whether it may be was asked when this began
                 try:
@@ -233,7 +233,7 @@ class FileBackend(SharedTables):
         self._whole = False
         self._let_go()
         self._generation, self._store_fd = directory.read(self.path)
-        self._log, self._tables, self._covered = log, tables, log.frames
+        self._log, self._tables, self._covered = log, tables, log.changes
         self._whole = True
 
     def check(self, progress: Callable[[str, int], None] | None) -> tuple[str, ...]:

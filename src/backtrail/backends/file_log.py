@@ -111,6 +111,7 @@ class Log(Reader):
             built = self._built(changes)
         placed, repeated = built.placed(self.file, self.at), echo(changes)
         self._write(built.pieces, durable=durable)
+        self.changes += len(changes)
         self.echo = repeated
         return placed
 
@@ -134,7 +135,6 @@ class Log(Reader):
             self._sync(fd)
         self.at = end
         self.number += 1
-        self.frames += 1
         if durable:
             self.synced = self.number
 

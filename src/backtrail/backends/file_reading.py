@@ -78,7 +78,8 @@ class Reader:
         self.blind: str | None = None
         self._missed: End | None = None
         """An end that was published, and is not there."""
-        self.frames = 0
+        self.changes = 0
+        """How many were read or written."""
         """How many were read or written."""
         self.echo: list[list[Any]] = []
         """What the next frame is to repeat."""
@@ -239,7 +240,7 @@ class Reader:
         else:  # the next frame tells what is missing
             self._hurt, self._saved = 1, done
         self.number, self.at, self.synced = found.number, found.end, max(self.synced, found.synced)
-        self.frames += 1
+        self.changes += len(done)
         return done
 
     def _make_up(self, tables: Tables, repeated: list[Change] | None) -> None:

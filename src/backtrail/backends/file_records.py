@@ -98,12 +98,13 @@ def unpack(fields: list[Any], place: Callable[[Any], Place]) -> Change:
 
     Whatever is wrong with it is an exception of any kind: nothing but a record that was checked is handed in.
     """
-    kind, *values = fields
-    if kind == ROW:
-        thread, news, payload, *rest = values
-        row = Row._make((*rest[:_LABEL], decoded(rest[_LABEL]), *rest[_LABEL + 1 : -1], None, rest[-1]))
-        return PutRow(thread, row, place(payload), news)
-    return _UNPACK[kind](values, place)
+    if fields[0] == ROW:  # most are
+        _, thread, news, payload, *values, hidden = fields
+        if values[_LABEL] is not None:
+            values[_LABEL] = decoded(values[_LABEL])
+        return PutRow(thread, Row._make((*values, None, hidden)), place(payload), news)
+    kind, *rest = fields
+    return _UNPACK[kind](rest, place)
 
 
 def _unpack_thread(values: list[Any], _: object) -> Change:

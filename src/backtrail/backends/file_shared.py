@@ -51,7 +51,7 @@ class SharedTables(TableBackend):
         self._doubtful = False
         """Whether a write of this process may be there, or not: only whoever keeps others out can tell."""
         self._covered = 0
-        """How many frames of those that the log has read or written are in a snapshot."""
+        """How many changes of those that the log has read or written are in a snapshot."""
         self._unreachable: End | None = None
         """An end that was published, and is not there."""
         self._turns = Turns(

@@ -176,7 +176,8 @@ class Tables:
         if news:
             self.appended += 1
             self._set(self.marks, thread, None)
-            self._touch(Touch(thread, touched=True))
+            if self.threads[thread].agent is not None:
+                self._touch(Touch(thread, touched=True))
 
     def _lose_row(self, change: LoseRow) -> None:
         thread, first, last = change
