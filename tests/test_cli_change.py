@@ -1,7 +1,10 @@
 """Commands that change threads: shown first, asked for, kept only after a yes, and taken back as they say."""
 
+import contextlib
 import json
 import shlex
+import sqlite3
+import subprocess
 
 import pytest
 
@@ -44,8 +47,93 @@ def test_what_takes_a_change_back_names_the_store_again_but_no_password(trip_sto
 
 def test_several_tags_are_taken_back_together(trip_store):
     done = good("tag", "trip", "two words", "b", "--yes")
-    assert done.err.splitlines()[-1] == "to take it back: backtrail tag trip 'two words' b --remove"
+    exactly = good("log", "trip", "-n", "1", "--jsonl").json["id"][:8]
+    assert done.err.splitlines()[-1] == f"to take it back: backtrail tag trip@{exactly} 'two words' b --remove"
     hinted(done)
+
+
+def test_only_tags_that_changed_are_taken_back(trip_store):
+    good("tag", "trip", "old", "--yes")
+    hinted(good("tag", "trip", "old", "new", "--yes"))
+    assert good("log", "trip", "-n", "1", "--jsonl").json["tags"] == ["cheap", "old"]
+    assert "take it back" not in good("tag", "trip", "nope", "--remove", "--yes").err
+    assert "take it back" not in good("tag", "trip", "old", "--yes").err
+
+
+@pytest.mark.parametrize("name", ["-x", "--yes", "a\nb", "\x1b[31mred", "it's", "planner", "a@b", "$HOME"])
+def test_whatever_an_id_is_what_takes_a_change_back_names_it_in_one_line(trip_store, name):
+    for _ in range(2):
+        done = good("save", "--yes", "--", name, "notes.json")
+    (line,) = [line for line in done.err.splitlines() if "take it back" in line]
+    assert line.isprintable()
+    assert (line == f"to take it back: backtrail undo {name} --kind thread") == (name == "planner")  # an agent, too
+    words = subprocess.run(
+        ["bash", "-c", f"printf '%s\\0' {line.removeprefix('to take it back: ')}"], capture_output=True, check=True
+    )
+    _, *rest = words.stdout.decode().split("\0")[:-1]
+    good(rest[0], "--yes", *rest[1:])
+    with backtrail.open(docs.URL, read_only=True) as store:
+        assert store.info(name).step == 1
+
+
+class TestWhatOthersDoBeforeTheAnswer:
+    """Somebody else writes while a question is open."""
+
+    @pytest.fixture
+    def late(self, asked, monkeypatch):
+        def question(text, **_):
+            with backtrail.open(docs.URL) as store:
+                store.thread("trip").append("messages", {"role": "user", "content": "precious"}, label="precious")
+            return True
+
+        monkeypatch.setattr(terms.click, "confirm", question)
+
+    @pytest.mark.parametrize(
+        "words",
+        [
+            ["delete", "trip"],
+            ["prune", "--keep-last", "1", "--no-keep-labelled", "--no-keep-tagged", "--thread", "trip"],
+            ["undo", "trip"],
+        ],
+        ids=lambda words: words[0],
+    )
+    def test_nothing_is_changed_and_it_is_a_conflict(self, trip_store, late, words):
+        done = run(*words)
+        assert done.code == 4, done
+        with backtrail.open(docs.URL, read_only=True) as store:
+            assert len(store.thread("trip")) == 4
+            assert store.thread("trip").latest().label == "precious"
+
+
+def test_a_head_that_cannot_be_read_can_be_left(trip_store):
+    with backtrail.open(docs.URL) as store:
+        thread = store.thread("big")
+        for n in range(3):
+            thread.save({"n": n, "text": f"{n} " * 5000})
+    with contextlib.closing(sqlite3.connect(docs.URL.removeprefix("sqlite:///"))) as connection, connection:
+        connection.execute("UPDATE row SET payload = x'00' WHERE key = (SELECT max(key) FROM row)")
+    bad(5, "show", "big")
+    assert "cannot be told" in good("undo", "big", "--yes").err
+
+
+@pytest.mark.parametrize("url", ["sqlite:///no.db", "file://{}/no"])
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (3, ["save", "x", "notes.json", "--append", "messages", "--yes"]),
+        (4, ["save", "x", "notes.json", "--expect", "label", "--yes"]),
+        (2, ["save", "x", "notes.json", "--label", "x" * 3000, "--yes"]),
+        (2, ["call", "agent_save", "{}"]),
+        (2, ["call", "nosuch"]),
+        (2, ["save", "x", "notes.json", "--store", "", "--yes"]),
+    ],
+    ids=["path", "expect", "label", "call", "builtin", "empty"],
+)
+def test_what_cannot_be_saved_makes_no_store(trip_store, url, code, words):
+    there = set(trip_store.iterdir())
+    done = run("--store", url.format(trip_store), *words)
+    assert done.code == code, done
+    assert set(trip_store.iterdir()) == there
 
 
 CHANGES = {
@@ -213,7 +301,7 @@ def test_delete_of_a_thread_a_checkpoint_a_conversation_a_run_an_agent(trip_stor
         "checkpoints": 1,
     }
     bad(3, "show", "trip-cheap")
-    assert "bring it back" in good("delete", "lunch", "--yes").err
+    assert "`restore` brings it back" in good("delete", "lunch", "--yes").err
     good("delete", "session-42", "--yes")
     assert good("runs", "--jsonl").rows == []
     said = good("delete", "planner", "--yes").err
@@ -247,6 +335,6 @@ def test_changes_work_on_files_in_memory_and_with_kinds(tmp_path, monkeypatch):
         good("save", "x", "--yes", stdin=f'{{"n": {n}}}')
     hinted(good("rewind", "x@1", "--yes"))
     assert state("x") == {"n": 2}
-    assert good("undo", "x", "--kind", "thread", "--yes").err.endswith("backtrail redo x --kind thread\n")
+    assert good("undo", "x", "--kind", "thread", "--yes").err.endswith("backtrail redo x\n")
     assert good("save", "x", "--yes", "--store", "memory://", "--json", stdin="1").json["step"] == 1
     assert changing.COMMANDS

@@ -118,7 +118,9 @@ def test_an_ambiguous_ref_names_those_it_may_mean(trip_store, name):
         ('{\n  "a": 1,\n  b\n}', "line 3, column 3"),
         ("", "line 1, column 1"),
         ("NaN", "JSON has no number NaN"),
-        ("[" * 100_000, "no JSON"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"a": 1e999}', "1e999 is too large"),
+        ("9" * 5000, "too many digits"),
     ],
 )
 def test_json_that_is_none_is_told_with_its_place(trip_store, text, said):
@@ -255,6 +257,11 @@ def test_every_kind_of_store(kind, tmp_path, request):
             *store,
             stdin=f'{{"messages": [{{"role": "user", "content": "word{n}"}}]}}',
         )
+    good("copy", where[0], f"{tmp_path}/copied.db", *where[1:])
+    if kind == "postgresql":
+        request.addfinalizer(lambda: server().drop_schema("cli_copied"))
+        good("copy", f"{tmp_path}/copied.db", where[0], "--to-schema", "cli_copied")
+        assert len(good("log", "x", "--store", where[0], "--schema", "cli_copied", "--jsonl").rows) == 3
     good("rewind", "x@n1", "--yes", *store)
     good("fork", "x", "y", "--yes", *store)
     assert [row["in_view"] for row in good("log", "x", "--graph", "--jsonl", *store).rows] == [False, True, True]

@@ -2,7 +2,10 @@
 
 import datetime as dt
 import enum
+import io
+import json
 import random
+import sys
 import time
 
 import pytest
@@ -11,6 +14,8 @@ from rich.cells import cell_len
 from backtrail.cli import output
 from backtrail.cli.graph import ASCII, LINES, Node, drawn
 from backtrail.cli.output import Column, Output, age, brief, clean, count, cut, pad, plain, size, width
+from backtrail.urls import shown
+from tests.commands import run
 
 
 def lines(nodes, signs=LINES):
@@ -122,7 +127,7 @@ def test_values_of_classes_are_their_fields_and_members_their_values():
         RED = "red"
 
     assert plain({"c": Colour.RED, None: 1, (1, 2): 2}) == {"c": "red", "null": 1, "[1, 2]": 2}
-    assert plain(Column("A")) == {"title": "A", "style": None, "right": False, "wide": False}
+    assert plain(Column("A")) == {"title": "A", "style": None, "right": False, "wide": False, "words": False}
 
 
 def test_a_list_of_values_is_one_document(capsys):
@@ -148,3 +153,57 @@ def test_news_of_work_is_one_line_of_a_terminal_and_nothing_elsewhere(monkeypatc
         with output.Progress(lambda: {"threads": 2400}) as progress:
             progress("threads", number)
         assert capsys.readouterr().err == f"\r\x1b[K{bar}threads {number:,} \r\x1b[K"
+
+
+ODD = "a\x7f\x85\x9b\u2028\u2029\u202eb\U0001f600é"
+
+
+@pytest.mark.parametrize("form", ["json", "jsonl"])
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii", "latin-1", "cp1252"])
+def test_json_is_json_whatever_is_in_it_and_wherever_it_goes(monkeypatch, form, encoding):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="backslashreplace")
+    monkeypatch.setattr(sys, "stdout", stream)
+    out = output.Output(form)
+    out.value({"x": ODD})
+    out.values([{"x": ODD}])
+    stream.flush()
+    text = stream.buffer.getvalue().decode(encoding)
+    assert not [char for char in text if not char.isprintable() and char != "\n"]
+    if form == "jsonl":
+        assert [json.loads(line) for line in text.splitlines()] == [{"x": ODD}] * 2
+    else:
+        decoder = json.JSONDecoder()
+        first, end = decoder.raw_decode(text)
+        assert (first, decoder.raw_decode(text[end:].strip())[0]) == ({"x": ODD}, [{"x": ODD}])
+
+
+def test_without_a_terminal_only_words_are_cut(monkeypatch, capsys):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    output.Output().table([Column("A", wide=True), Column("W", wide=True, words=True)], [("x" * 300, "y" * 300)])
+    row = capsys.readouterr().out.splitlines()[1]
+    assert "x" * 300 in row
+    assert row.endswith("y…")
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("postgresql://u:hunter2@h:5432/db?sslpassword=hunter2&port=6000", "postgresql://u@h:5432/db?port=6000"),
+        ("postgresql://u@/db?host=/tmp/x&password=hunter2&port=1", "postgresql://u@/db?host=/tmp/x&port=1"),
+        ("Postgresql://u:hunter2@h/db", "Postgresql://u@h/db"),
+        ("POSTGRES://u:hunter2@h/db", "POSTGRES://u@h/db"),
+        (" postgresql://u:hunter2@h/db", "postgresql://u@h/db"),
+        ("mysql://u:hunter2@h/db", "mysql://..."),
+        ("sqlite://u:hunter2@h/x", "sqlite://..."),
+        ("host=h password=hunter2", "..."),
+        ("sqlite:////var/a@b.db", "sqlite:////var/a@b.db"),
+        ("a@b.db", "a@b.db"),
+    ],
+)
+def test_no_url_is_shown_with_its_password(tmp_path, monkeypatch, url, told):
+    monkeypatch.chdir(tmp_path)
+    assert shown(url) == told
+    for words in (["where"], ["log", "x"], ["copy", "memory://", url]):
+        done = run(*words, *([] if words[0] == "copy" else ["--store", url]), "--debug")
+        assert "hunter2" not in done.out + done.err
+    assert not [path for path in tmp_path.rglob("*") if "hunter2" in str(path)]

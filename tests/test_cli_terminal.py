@@ -201,3 +201,18 @@ def test_help_reads_none_of_the_library_and_a_listing_no_terminal_library(trip_s
             [sys.executable, "-c", script, *words], capture_output=True, text=True, env=environment(), check=True
         )
         assert not banned & set(done.stdout.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
+def test_streams_that_were_closed_before_are_quiet(trip_store, closed):
+    def done(words):
+        command = f"{sys.executable} -m backtrail {words} {closed}"
+        return subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment(), check=False)
+
+    looked = done("show trip")
+    assert (looked.returncode, looked.stderr) == (0, "")
+    missing = done("show nope")
+    assert missing.returncode == 3
+    asked = done("rewind trip@1")
+    assert asked.returncode == 2
+    assert "Traceback" not in looked.stderr + missing.stderr + asked.stderr

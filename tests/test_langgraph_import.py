@@ -420,10 +420,13 @@ def test_what_is_no_database_of_langgraphs_is_refused(tmp_path, store):
     with pytest.raises(NotFound):
         import_database(tmp_path / "none", store)
     (tmp_path / "text").write_text("no database at all" * 100)
-    with pytest.raises(Corrupt):
+    with pytest.raises(Invalid):
         import_database(tmp_path / "text", store)
+    (tmp_path / "cut").write_bytes(b"SQLite format 3\0" + bytes(5000))
+    with pytest.raises(Corrupt):
+        import_database(tmp_path / "cut", store)
     with contextlib.closing(sqlite3.connect(tmp_path / "other")) as db, db:
         db.execute("CREATE TABLE checkpoints (x)")
     with pytest.raises(Invalid):
         import_database(tmp_path / "other", store)
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["other", "text"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["cut", "other", "text"]

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 _ADDRESS: Final = re.compile(
     r"//(?:(?P<user>[^:@/]*)(?::[^@]*)?(?=@))?(?P<host>@?[\w.,\[\]-]*(?::\d{1,5})?)(?P<path>/[\w-]*)?"
 )
+_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?=//)")
+_HARMLESS: Final = re.compile(r"(host|hostaddr|port|dbname|user|service|pool_size)=[\w.,/%-]*")
+"""Parameters of a URL that may be shown: they say where it leads."""
+_WORDS: Final = re.compile(r"\s*(host|hostaddr|port|dbname|user|password|service)\s*=")
+"""How libpq's other form begins, which is no path of a file."""
 
 
 def default_url() -> str:
@@ -35,15 +40,29 @@ def default_url() -> str:
 
 def shown(url: str) -> str:
     """Return a URL as it may be shown: without the password, and whatever else may hold a secret."""
-    scheme, colon, rest = url.partition(":")
-    if not colon or not scheme.startswith("postgres"):
-        return url
-    found = _ADDRESS.fullmatch(rest.partition("?")[0])
-    return f"{scheme}://{found['user'] or ''}{found['host']}{found['path'] or ''}" if found else f"{scheme}://..."
+    scheme, colon, rest = url.strip().partition(":")
+    if _WORDS.match(url):
+        return "..."
+    if scheme.lower() in ("sqlite", "file", "memory") or not colon:
+        return url if "@" not in rest or rest.startswith("///") else f"{scheme}://..."
+    if not scheme.lower().startswith("postgres"):
+        return f"{scheme}://..." if rest.startswith("//") else url
+    address, mark, query = rest.partition("?")
+    found = _ADDRESS.fullmatch(address)
+    if found is None:
+        return f"{scheme}://..."
+    kept = "&".join(each for each in query.split("&") if _HARMLESS.fullmatch(each))
+    return f"{scheme}://{found['user'] or ''}{found['host']}{found['path'] or ''}{mark if kept else ''}{kept}"
 
 
 def backend_at(url: str, *, durability: str, read_only: bool, schema: str | None) -> Backend:
     """Open the backend that a URL names; only what is used is loaded."""
+    url = _SCHEME.sub(lambda found: found[0].lower(), url, count=1) if _SCHEME.match(url) else url
+    if _WORDS.match(url) or (url != url.lstrip() and _SCHEME.match(url.lstrip())):
+        raise Invalid(
+            "this is no path, and no URL: write postgresql://user:password@host:5432/database, and no blank in front",
+            code="invalid.url",
+        )
     if url.startswith(("postgresql:", "postgres:")):
         return _postgres(url, durability=durability, read_only=read_only, schema=schema)
     if schema is not None:
@@ -78,7 +97,8 @@ def _postgres(url: str, *, durability: str, read_only: bool, schema: str | None)
 def _directory(url: str) -> str:
     if not url.startswith("file:///") or not url.strip("/").removeprefix("file:"):
         raise Invalid(
-            f"cannot read {url!r}; write file:///var/lib/agents, the absolute path of a directory", code="invalid.url"
+            f"cannot read {shown(url)!r}; write file:///var/lib/agents, the absolute path of a directory",
+            code="invalid.url",
         )
     return _unquoted(url.removeprefix("file://"))
 
@@ -98,7 +118,8 @@ def _path(url: str) -> str:
     if url.startswith("sqlite:"):
         if not url.startswith("sqlite:///") or url == "sqlite:///":
             raise Invalid(
-                f"cannot read {url!r}; write sqlite:///agents.db, or sqlite:////var/lib/agents.db for an absolute path",
+                f"cannot read {shown(url)!r}; write sqlite:///agents.db, or for an absolute path "
+                "sqlite:////var/lib/agents.db",
                 code="invalid.url",
             )
         return _unquoted(url.removeprefix("sqlite:///"))

@@ -7,17 +7,17 @@ was done outside of the store is told before.
 
 from __future__ import annotations
 
-import shlex
 import warnings
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
 from backtrail.cli.facts import made
 from backtrail.cli.looking import change_line
-from backtrail.cli.output import clean, count, say
+from backtrail.cli.output import clean, count, quoted, say
 from backtrail.cli.terms import (
+    KINDS,
     Failure,
     ThreadId,
     at,
@@ -25,6 +25,7 @@ from backtrail.cli.terms import (
     confirm,
     find_ref,
     find_thread,
+    in_memory,
     kind_option,
     look_for,
     read_json,
@@ -34,7 +35,7 @@ from backtrail.cli.terms import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from backtrail.checkpoints import Checkpoint
     from backtrail.cli.output import Output
@@ -72,10 +73,14 @@ def _show_changes(lines: Iterable[str]) -> None:
 
 def _show_move(found: Found) -> Callable[[Checkpoint[Any]], None]:
     """Return what shows how the state changes when the head moves."""
+    from backtrail.errors import Corrupt
 
     def show(to: Checkpoint[Any]) -> None:
         say(f"{_name(found)}: step {found.head.step} ({found.head.id[:8]}) -> step {to.step} ({to.id[:8]})")
-        _show_changes(change_line(each, 100) for each in found.thread.diff(found.head, to))
+        try:
+            _show_changes(change_line(each, 100) for each in found.thread.diff(found.head, to))
+        except Corrupt as error:  # a head that cannot be read is what one wants to get away from
+            say(f"  what changes cannot be told: {clean(str(error))}")
 
     return show
 
@@ -84,10 +89,22 @@ def _name(found: Found) -> str:
     return clean(found.thread.id)
 
 
-def _back(session: Session, *words: str, kind: str | None = None) -> None:
-    """Say how to take a change back."""
-    said = shlex.join([*words, *(("--kind", kind) if kind else ()), *session.words()])
-    say(f"to take it back: backtrail {said}")
+class _Thing(NamedTuple):
+    """A thread, and what it is."""
+
+    kind: str
+    id: str
+
+
+def _back(session: Session, store: Store, thing: _Thing | None, words: Sequence[str], *options: str) -> None:
+    """Say how to take a change back: a command, and the words behind it, which are about this thing."""
+    command, *rest = words
+    if thing is not None and any(store.info(thing.id, kind=kind) for kind in KINDS if kind != thing.kind):
+        options = (*options, "--kind", thing.kind)
+    said = [*options, *session.words()]
+    if any(word.startswith("-") for word in rest):
+        rest, said = [], [*said, "--", *rest]
+    say(f"to take it back: backtrail {' '.join(map(quoted, [command, *rest, *said]))}")
 
 
 # -- saving -------------------------------------------------------------------------------------------------
@@ -128,20 +145,26 @@ def save(
     if put is not None and append is not None:
         raise click.UsageError("say --set or --append, not both")
     value = read_json(file)
-    new = _is_new(session)
+
+    def written(store: Store, before: Found | None) -> Checkpoint[Any]:
+        handle = store.thread(thread) if before is None else before.thread
+        meta: dict[str, Any] = {"label": label, "tags": tags, "expect": _expected(before, expect)}
+        if put is not None:
+            return handle.set(put, value, **meta)
+        if append is not None:
+            return handle.append(append, value, **meta)
+        return handle.save(value, **meta)
+
+    new = not session.is_there()
     if new:
+        with in_memory() as store:
+            written(store, None)  # what cannot be saved makes no store
         confirm(f"Make a new store, and save to thread {thread!r} in it?", yes=yes)
     with session.write(create=True) as store:
         before = look_for(store, thread, "thread")
-        handle = store.thread(thread) if before is None else before.thread
-        meta: dict[str, Any] = {"label": label, "tags": tags, "expect": _expected(before, expect)}
 
         def change() -> Checkpoint[Any]:
-            if put is not None:
-                return handle.set(put, value, **meta)
-            if append is not None:
-                return handle.append(append, value, **meta)
-            return handle.save(value, **meta)
+            return written(store, before)
 
         def show(to: Checkpoint[Any]) -> None:
             if before is not None:
@@ -151,17 +174,7 @@ def save(
 
         saved = proposed(store, f"Save to {thread!r}?", change, show, yes=yes or new)
         made(out, saved)
-    _back(session, "undo" if before else "delete", thread)
-
-
-def _is_new(session: Session) -> bool:
-    from backtrail.errors import NotFound
-
-    try:
-        session.read().close()
-    except NotFound:
-        return True
-    return False
+        _back(session, store, _Thing("thread", thread), ["undo" if before else "delete", thread])
 
 
 def _expected(before: Found | None, expect: str | None) -> Any:
@@ -199,7 +212,7 @@ def fork(session: Session, *, out: Output, ref: str, new_id: str, kind: str | No
             return found.thread.fork(new_id, checkpoint).load()
 
         made(out, proposed(store, f"Fork {new_id!r}?", change, show, yes=yes))
-    _back(session, "delete", new_id, kind=None if found.kind == "thread" else found.kind)
+        _back(session, store, _Thing(found.kind, new_id), ["delete", new_id])
 
 
 @command(examples=("backtrail rewind trip@before-booking --yes", "backtrail undo trip --yes"))
@@ -219,7 +232,7 @@ def rewind(session: Session, *, out: Output, ref: str, kind: str | None, yes: bo
             return
         question = f"Rewind {found.thread.id!r}?"
         made(out, proposed(store, question, lambda: found.thread.rewind(checkpoint), _show_move(found), yes=yes))
-    _back(session, "undo", found.thread.id, kind=kind)
+        _back(session, store, _Thing(found.kind, found.thread.id), ["undo", found.thread.id])
 
 
 @command(examples=("backtrail undo trip --yes", "backtrail redo trip --yes"))
@@ -243,10 +256,14 @@ def undo(
             return
         found = find_thread(store, thread, kind)
         made(out, proposed(store, f"Undo in {thread!r}?", found.thread.undo, _show_move(found), yes=yes))
-    _back(session, "redo", thread, kind=kind)
+        _back(session, store, _Thing(found.kind, thread), ["redo", thread])
 
 
 def _undo_restore(store: Store, out: Output, agent: str, *, force: bool, yes: bool) -> None:
+    from backtrail.errors import NotFound
+
+    if not store.agents.checkpoints(agent) and store.info(agent, kind="agent") is None:
+        raise NotFound(f"there is no agent {agent!r}", code="not_found.agent")
     before = _standing(store, agent)
     question = f"Take back the last restore of agent {agent!r}?"
     proposed(
@@ -268,7 +285,7 @@ def redo(session: Session, *, out: Output, thread: str, kind: str | None, yes: b
     with session.write() as store:
         found = find_thread(store, thread, kind)
         made(out, proposed(store, f"Redo in {thread!r}?", found.thread.redo, _show_move(found), yes=yes))
-    _back(session, "undo", thread, kind=kind)
+        _back(session, store, _Thing(found.kind, thread), ["undo", thread])
 
 
 # -- agents -------------------------------------------------------------------------------------------------
@@ -294,7 +311,7 @@ def restore(session: Session, *, out: Output, checkpoint: str, yes: bool) -> Non
             store, question, lambda: store.agents.restore(target), lambda _: _show_agent(store, agent, before), yes=yes
         )
         _agent_made(store, out, agent)
-    _back(session, "undo", agent, "--restore")
+        _back(session, store, None, ["undo", agent], "--restore")
 
 
 def _agent_checkpoint(store: Store, text: str) -> AgentCheckpoint:
@@ -372,8 +389,12 @@ def tag(
             old, new = (" ".join(sorted(each.tags)) or "none" for each in (checkpoint, to))
             say(f"{_name(found)}, step {checkpoint.step}: tags {clean(old)} -> {clean(new)}")
 
+        changed = [each for each in dict.fromkeys(tags) if (each in checkpoint.tags) == remove]
         made(out, proposed(store, f"Change the tags of {ref!r}?", change, show, yes=yes))
-    _back(session, "tag", ref, *tags, *(() if remove else ("--remove",)), kind=kind)
+        if changed:
+            exactly = f"{found.thread.id}@{checkpoint.id[:8]}"
+            options = () if remove else ("--remove",)
+            _back(session, store, _Thing(found.kind, found.thread.id), ["tag", exactly, *changed], *options)
 
 
 @command(examples=("backtrail delete trip-cheap@~1 --yes", "backtrail delete trip-cheap --yes"))
@@ -391,24 +412,32 @@ def delete(session: Session, *, out: Output, ref: str, kind: str | None, yes: bo
         if whole is None:
             _delete_checkpoint(store, out, *find_ref(store, ref, kind), yes=yes)
             return
+        total = _delete_all(store, whole, yes=yes)
+    _deleted(out, {"deleted": ref, "kind": whole.kind, "checkpoints": total})
+
+
+def _delete_all(store: Store, whole: Found, *, yes: bool) -> int:
+    """Delete a thread, or all of an agent or a run; return how many checkpoints the thread had."""
+    name, kind = whole.thread.id, whole.kind
+    with store.transaction():  # what somebody else saves before the answer is a Conflict
         total = len(whole.thread)
-        say(f"{whole.kind} {_name(whole)}: {count(total, 'checkpoint')}, the last of step {whole.head.step}, will go")
-        if whole.kind == "run":
-            told(store.runs.irreversible(ref))
-        if whole.kind == "agent":
-            _tell_belongings(store, ref)
-        if whole.kind == "conversation":
-            say("a checkpoint of its agent that holds it can still bring it back")
+        say(f"{kind} {_name(whole)}: {count(total, 'checkpoint')}, the last of step {whole.head.step}, will go")
+        if kind == "run":
+            told(store.runs.irreversible(name))
+        if kind == "agent":
+            _tell_belongings(store, name)
+        if kind == "conversation":
+            say("this cannot be taken back, unless a checkpoint of its agent holds it: `restore` brings it back then")
         else:
             say("this cannot be taken back")
-        confirm(f"Delete {whole.kind} {ref!r}?", yes=yes)
-        if whole.kind == "agent":
-            store.agents.delete(ref)
-        elif whole.kind == "run":
-            store.runs.cleanup(ref)
+        if kind == "agent":
+            store.agents.delete(name)
+        elif kind == "run":
+            store.runs.cleanup(name)
         else:
             whole.thread.delete()
-    _deleted(out, {"deleted": ref, "kind": whole.kind, "checkpoints": total})
+        confirm(f"Delete {kind} {name!r}?", yes=yes)
+    return total
 
 
 def _tell_belongings(store: Store, agent: str) -> None:

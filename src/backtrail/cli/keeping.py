@@ -59,9 +59,13 @@ def prune(
     What one of the options keeps stays; all else goes. Heads always stay, and what a checkpoint of an agent holds. What
     goes cannot be brought back; `backtrail gc` then gives the space back.
     """
+    from backtrail.errors import Conflict
+
     given = {name: value for name, value in rules.items() if value is not None}
     if not {*given} - {"keep_tagged", "keep_labelled"}:
         raise click.UsageError("say what to keep: --keep-last N, --keep-daily N ..., or --older-than TIME")
+    if given.get("older_than") == 0:
+        raise click.UsageError("--older-than 0s would keep nothing: say how long things stay")
     where = {"threads": threads or None, "agent": agent}
     with (session.read if dry_run else session.write)() as store:
         report = _pruned(store, given, where, dry_run=True)
@@ -69,6 +73,11 @@ def prune(
             _show_plan(out, report, full=dry_run)
         if not dry_run and report.removed:
             confirm(f"Hide {count(len(report.removed), 'checkpoint')}? This cannot be taken back.", yes=yes)
+            if not yes and _pruned(store, given, where, dry_run=True).removed != report.removed:
+                raise Conflict(
+                    "somebody has written meanwhile, and something else would go now: nothing was changed",
+                    code="conflict.stale",
+                )
             report = _pruned(store, given, where, dry_run=False)
     if not out.human:
         out.values(_told(report))
@@ -164,14 +173,17 @@ def _verified(store: Any, **options: Any) -> Any:
 
 
 def _show_damage(out: Output, report: VerifyReport) -> None:
-    columns = (Column("DAMAGED", "red"), Column("THREAD", "yellow"), Column("WHY", wide=True))
-    out.table(columns, ((each.checkpoint_id, each.thread_id, each.reason) for each in report.damaged))
+    columns = (Column("DAMAGED", "red"), Column("KIND", "dim"), Column("THREAD", "yellow"))
+    out.table(columns, ((each.checkpoint_id, each.kind, each.thread_id) for each in report.damaged))
+    for reason in dict.fromkeys(each.reason for each in report.damaged):
+        line(f"damage: {clean(reason)}")
     for fault in report.faults:
         line(f"fault: {clean(fault)}")
     for name in report.misindexed:
         line(f"search may miss messages of {clean(name)}")
     told = f"{count(report.threads, 'thread')}, {count(report.checkpoints, 'checkpoint')}"
-    line(f"{told}: {'all is well' if report.ok else count(len(report.damaged), 'checkpoint') + ' damaged'}")
+    wrong = f"{count(len(report.damaged), 'checkpoint')} damaged, {count(len(report.faults), 'other fault')}"
+    line(f"{told}: {'all is well' if report.ok else wrong}")
 
 
 @command(examples=("backtrail migrate --yes",))

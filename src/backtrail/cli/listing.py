@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from backtrail.cli.output import Column, age, clean, count, line, pages, say, size
+from backtrail.cli.output import Column, age, clean, count, line, pages, quoted, say, size
 from backtrail.cli.terms import KINDS, ThreadId, agent_option, command, rows_option
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def threads(
         )
         if not shown:
             say(f"there are no {kind}s" + (f" whose ids begin with {prefix!r}" if prefix else ""))
-    _more(more, f"--after {shown[-1].id!r}, or -n 0 for all" if shown else "")
+    _more(more, f"--after {quoted(shown[-1].id)}, or -n 0 for all" if shown else "")
 
 
 @command(examples=("backtrail agents", "backtrail agents planner"))
@@ -163,9 +163,13 @@ def conversations(
 
     Those of the newest activity come first.
     """
+    from backtrail.errors import NotFound
+
     with session.read() as store:
         limit = rows + 1 if rows else None
         shown, more = pages(iter(store.conversations.list(agent, archived=archived, tag=tag, limit=limit)), rows)
+        if not shown and store.info(agent, kind="agent") is None and not store.conversations.list(agent, limit=1):
+            raise NotFound(f"there is no agent {agent!r}", code="not_found.agent")
     if not out.human:
         out.values(shown)
     else:

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from backtrail.cli.output import Output
     from backtrail.cli.terms import Found, Session
     from backtrail.store import Store
-    from backtrail.values import Change, ThreadInfo
+    from backtrail.values import Change, Hit, ThreadInfo
 
 _STYLES: Final = {"+": "green", "-": "red", "~": "yellow"}
 _WORDS: Final = 200
@@ -63,7 +63,7 @@ _COLUMNS: Final = (
     Column("LABEL", "green"),
     Column("TAGS", "cyan"),
     Column("ADDED", "dim", right=True),
-    Column("FIRST WORDS", wide=True),
+    Column("FIRST WORDS", wide=True, words=True),
 )
 
 
@@ -233,10 +233,20 @@ def diff(session: Session, *, out: Output, a: str, b: str | None, kind: str | No
         if b is not None:
             _, new = find_ref(store, b, kind, near=found)
         elif old.id == found.head.id:
-            old, new = at(found, "-"), found.head
+            old, new = _before(found), found.head
         else:
             new = found.head
         print_diff(out, found.thread.diff(old, new))
+
+
+def _before(found: Found) -> Checkpoint[Any]:
+    """Return the checkpoint before the head."""
+    from backtrail.errors import NotFound
+
+    before: Checkpoint[Any] | None = at(found, "-", missing=True)
+    if before is None:
+        raise NotFound(f"{found.thread.id!r} has one checkpoint: there is none before it", code="not_found.checkpoint")
+    return before
 
 
 def print_diff(out: Output, changes: Iterable[Change]) -> None:
@@ -309,18 +319,25 @@ def search(
             thread=thread,
             kind=kind,
             order="score" if best else "newest",
-            limit=rows or sys.maxsize,
+            limit=rows + 1 if rows else sys.maxsize,
             progress=progress,
         )
+    hits, more = pages(iter(hits), rows)
     if not out.human:
         out.values(hits)
-        return
+    else:
+        _show_hits(out, hits)
+    if more:
+        say("there are more: -n 0 for all")
+
+
+def _show_hits(out: Output, hits: list[Hit]) -> None:
     columns = (
         Column("AGE", "dim", right=True),
         Column("KIND", "dim"),
         Column("THREAD", "yellow"),
         Column("ROLE", "green"),
-        Column("FOUND", wide=True),
+        Column("FOUND", wide=True, words=True),
     )
     out.table(
         columns, ((age(hit.created_at), hit.kind, hit.conversation_id, hit.role or "", hit.snippet) for hit in hits)
@@ -372,6 +389,8 @@ def watch(
         else:
             there = look_for(store, thread, kind)
             watched = there.thread if there else handle(store, kind or "thread", thread)
+            if after is not None and there is None:
+                find_thread(store, thread, kind)  # which is not there
             since = None if after is None or there is None else at(there, after.removeprefix("@"))
             news = watched.watch(after=since, timeout=timeout)
         with news:

@@ -17,6 +17,7 @@ import importlib
 import io
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -41,6 +42,12 @@ _SECTIONS: Final[dict[str, dict[str, str]]] = {
 _HOMES: Final = {
     name: module for modules in _SECTIONS.values() for module, names in modules.items() for name in names.split()
 }
+_WORDS: Final = (
+    ("contains=True looks", "--contains looks"),
+    ("use export(path) for", "use `backtrail export FILE` for"),
+    ("use set()", "use --set"),
+    (", or give a tuple of keys and indexes", ""),
+)
 _USAGE: Final = ("invalid.url", "invalid.argument", "invalid.policy", "invalid.option", "invalid.id")
 
 
@@ -73,7 +80,7 @@ class Commands(click.Group):
 
                 traceback.print_exc()
             if isinstance(error, Error):
-                raise Failure(str(error), exit_code(error)) from error
+                raise Failure(_spoken(str(error)), exit_code(error)) from error
             where = "" if debug else "; --debug shows where"
             raise Failure(f"{type(error).__name__}: {error}{where}") from error
         except KeyboardInterrupt as stop:
@@ -109,11 +116,15 @@ def cli(ctx: click.Context, store: str | None, schema: str | None, *, debug: boo
     A THREAD is an id. A REF is a checkpoint: trip (its head), trip@12 (a step), trip@~3 (three back), trip@label,
     trip@tag, trip@1f83 (the beginning of its id), or a whole id.
     """
-    ctx.obj = Session(store, schema, debug)
+    ctx.obj = Session()
+    ctx.obj.take(store, schema, debug=debug)
 
 
 def main() -> None:
     """Run the command line and exit: the console script's entry."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # it was closed before: there is nobody
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - as long as the process
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names may hold what the terminal cannot show
     try:
@@ -124,6 +135,13 @@ def main() -> None:
     except BrokenPipeError:  # whoever read it has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(1)
+
+
+def _spoken(text: str) -> str:
+    """Return what the library says, in the words of the command line."""
+    for said, meant in _WORDS:
+        text = text.replace(said, meant)
+    return text
 
 
 def exit_code(error: Error) -> int:

@@ -8,11 +8,10 @@ import click
 
 from backtrail.cli.facts import progress_in
 from backtrail.cli.output import Progress, clean, count, line, say, size
-from backtrail.cli.terms import Failure, agent_option, command
+from backtrail.cli.terms import Failure, Session, agent_option, command
 
 if TYPE_CHECKING:
     from backtrail.cli.output import Output
-    from backtrail.cli.terms import Session
 
 _SHOWN: Final = 20
 
@@ -55,8 +54,10 @@ def import_(session: Session, *, out: Output, file: str, source: str) -> None:
     from pathlib import Path
 
     path = Path(file).expanduser()
+    if not path.exists():
+        raise Failure(f"there is no file {clean(file)}" + ("; stdin is not read" if file == "-" else ""), 3)
     if not path.is_file():
-        raise Failure(f"there is no file {file}", 3)
+        raise Failure(f"{clean(file)} is no file that can be read twice: put what it holds into one first")
     with Progress(lambda: {"bytes": path.stat().st_size}) as progress:
         if not session.is_there():  # then a file that is no good must not leave an empty store behind
             _check(source, file, progress)
@@ -102,16 +103,19 @@ def _langgraph() -> Any:
 @command(examples=("backtrail copy sqlite:///agents.db sqlite:///copied.db",))
 @click.argument("src")
 @click.argument("dst")
-def copy(session: Session, *, out: Output, src: str, dst: str) -> None:
+@click.option("--to-schema", metavar="NAME", help="The schema of DST; --schema is that of SRC.")
+def copy(session: Session, *, out: Output, src: str, dst: str, to_schema: str | None) -> None:
     """Copy the store SRC into the store DST.
 
     Both are URLs. Every checkpoint is compared. --store is not used.
     """
     import backtrail
 
-    del session
-    with Progress() as progress:
-        report = backtrail.copy(src, dst, progress=progress)
+    target = Session()
+    session.take(src, None, debug=False)
+    target.take(dst, to_schema, debug=False)
+    with session.read() as source, progress_in(source) as progress, target.write(create=True) as store:
+        report = backtrail.copy(source, store, progress=progress)
     if out.human:
         made = f"{count(report.created, 'new thread')}, {report.extended:,} gone on"
         line(f"{made}, {count(report.checkpoints, 'checkpoint')} compared")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -28,17 +29,23 @@ _LEAST: Final = 12
 _TICK: Final = 0.1
 _AGES: Final = ((31_536_000, "y"), (604_800, "w"), (86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
 _UNIT: Final = 1000
+_CONTROLS: Final = re.compile("[\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+"""What JSON allows as it is, and terminals do something with: controls, ends of lines, changes of direction."""
 _BAR: Final = 24
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table: the one that is `wide` gets what room the others leave."""
+    """A column of a table: the one that is `wide` gets what room the others leave.
+
+    Where there is no terminal nothing is cut but the column of `words`, which are only a beginning anyway.
+    """
 
     title: str
     style: str | None = None
     right: bool = False
     wide: bool = False
+    words: bool = False
 
 
 class Output:
@@ -71,7 +78,7 @@ class Output:
 
     def value(self, value: Any) -> None:
         """Print one JSON value."""
-        line(compact(value) if self.form == "jsonl" else json.dumps(plain(value), indent=2, ensure_ascii=False))
+        line(as_json(value, indent=None if self.form == "jsonl" else 2))
 
     # -- for people -----------------------------------------------------------------------------------
 
@@ -107,7 +114,10 @@ def line(text: str, *, end: str = "\n") -> None:
 
 def say(text: str) -> None:
     """Tell something that is not data, behind the data that was printed before."""
-    sys.stdout.flush()
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read the data has seen enough; what was done is done, and told
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     click.echo(text, err=True)
 
 
@@ -115,7 +125,7 @@ def is_terminal(stream: Any) -> bool:
     """Tell whether somebody sits in front of it."""
     try:
         return bool(stream.isatty())
-    except ValueError:  # it is closed
+    except (AttributeError, ValueError):  # it is closed, or was from the beginning
         return False
 
 
@@ -141,7 +151,7 @@ def _room() -> int | None:
 def _fitted(columns: Sequence[Column], widths: list[int], room: int | None) -> list[int]:
     """Return the widths with which a row fits: wide columns give way first, then the longest others."""
     if room is None:
-        return [min(w, WORDS) if c.wide else w for w, c in zip(widths, columns, strict=True)]
+        return [min(w, WORDS) if c.words else w for w, c in zip(widths, columns, strict=True)]
     fitted = list(widths)
     over = sum(fitted) + len(_GAP) * (len(fitted) - 1) - room
     wide = [at for at, column in enumerate(columns) if column.wide]
@@ -201,6 +211,24 @@ def _spelled(char: str) -> str:
     return " " if char in "\n\t\r " else char.encode("unicode_escape").decode()
 
 
+def quoted(word: str) -> str:
+    """Return a word as a shell takes it; one with control characters in the form of bash and zsh."""
+    if word.isprintable():
+        from shlex import quote
+
+        return quote(word)
+    parts = (_escaped(char) for char in word)
+    return f"$'{''.join(parts)}'"
+
+
+def _escaped(char: str) -> str:
+    if char in "\\'":
+        return f"\\{char}"
+    if char.isprintable():
+        return char
+    return "".join(f"\\x{byte:02x}" for byte in char.encode("utf-8", "surrogatepass"))
+
+
 # -- values -----------------------------------------------------------------------------------------------
 
 
@@ -232,12 +260,22 @@ def _key(key: Any) -> str:
 
 def compact(value: Any) -> str:
     """Return a value as JSON, in one line."""
-    return json.dumps(plain(value), ensure_ascii=False)
+    return as_json(value)
+
+
+def as_json(value: Any, indent: int | None = None) -> str:
+    """Return a value as JSON that stdout can show; what would do something to a terminal is escaped."""
+    told = plain(value)
+    text = json.dumps(told, indent=indent, ensure_ascii=False)
+    if text.isascii() and "\x7f" not in text:
+        return text
+    if not can_show(text, sys.stdout):
+        return json.dumps(told, indent=indent)
+    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _indented(value: Any) -> str:
-    text = json.dumps(plain(value), indent=2, ensure_ascii=False)
-    return "\n".join(f"  {each}" for each in text.splitlines())
+    return "\n".join(f"  {each}" for each in as_json(value, indent=2).split("\n"))
 
 
 def brief(value: Any, most: int = WORDS) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 import click
 
-from backtrail.cli.output import Output, is_terminal, say
+from backtrail.cli.output import Output, clean, is_terminal, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,6 +33,7 @@ _SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 _STEP: Final = re.compile(r"[1-9][0-9]{0,8}")
 _NEAR: Final = 100
 _COMPLETED: Final = 50
+_MOST: Final = 1_000_000_000
 
 
 class Failure(click.ClickException):
@@ -62,6 +63,15 @@ class Session:
     url: str | None = None
     schema: str | None = None
     debug: bool = False
+
+    def take(self, url: str | None, schema: str | None, *, debug: bool) -> None:
+        """Take what was said behind the command, too."""
+        for option, value in (("--store", url), ("--schema", schema)):
+            if value is not None and not value.strip():
+                raise click.UsageError(f"{option} is empty: name one, or leave it out")
+        self.url = self.url if url is None else url
+        self.schema = self.schema if schema is None else schema
+        self.debug = self.debug or debug
 
     def read(self) -> Store:
         """Open the store to look at it; one that is not there is `NotFound`, and is not made."""
@@ -95,8 +105,38 @@ class Session:
 
     def _open(self, *, read_only: bool) -> Store:
         import backtrail
+        from backtrail.urls import default_url
 
+        if (self.url or default_url()).startswith("file:"):  # of all backends, files log
+            tell_warnings()
         return backtrail.open(self.url, read_only=read_only, schema=self.schema)
+
+
+def in_memory() -> Store:
+    """Return a store to try something in."""
+    import backtrail
+
+    return backtrail.open("memory://")
+
+
+_heard: Final[set[str]] = set()
+
+
+def tell_warnings() -> None:
+    """Let what backends log be told like all else, each thing once."""
+    import logging
+
+    class Teller(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            message = record.getMessage()
+            if message not in _heard:
+                _heard.add(message)
+                say(f"backtrail: warning: {clean(message)}")
+
+    logger = logging.getLogger("backtrail")
+    if not logger.handlers:
+        logger.addHandler(Teller(logging.WARNING))
+        logger.propagate = False
 
 
 # -- commands ---------------------------------------------------------------------------------------------
@@ -122,9 +162,7 @@ def command(*, examples: Sequence[str] = (), prints: bool = True, name: str | No
         @click.pass_context
         def run(ctx: click.Context, /, **options: Any) -> None:
             session = ctx.ensure_object(Session)
-            session.url = options.pop("store") or session.url
-            session.schema = options.pop("schema") or session.schema
-            session.debug = options.pop("debug") or session.debug
+            session.take(options.pop("store"), options.pop("schema"), debug=options.pop("debug"))
             if prints:
                 options["out"] = Output(_form(as_json=options.pop("as_json"), as_jsonl=options.pop("as_jsonl")))
             function(session, **options)
@@ -210,6 +248,7 @@ def rows_option(default: int = 20) -> Callable[[Any], Any]:
         "-n",
         "rows",
         type=click.IntRange(min=0),
+        callback=lambda _, __, rows: min(rows, _MOST),
         default=default,
         show_default=True,
         metavar="N",
@@ -224,15 +263,26 @@ def read_json(path: str) -> Any:
     name = "stdin" if path == "-" else path
     try:
         with click.open_file(path, "rb") as file:
-            return json.loads(file.read().decode("utf-8"), parse_constant=_no_constant)
+            text = file.read().decode("utf-8-sig")
+        return json.loads(text, parse_constant=_no_constant, parse_float=_finite)
     except json.JSONDecodeError as error:
         raise Failure(f"{name}, line {error.lineno}, column {error.colno}: no JSON: {error.msg}") from error
     except FileNotFoundError as error:
         raise Failure(f"there is no file {path}", 3) from error
     except OSError as error:
         raise Failure(f"{name} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise Failure(f"{name} is no JSON: {error}") from error
+    except RecursionError as error:
+        raise Failure(f"{name} is nested too deeply") from error
+    except (ValueError, RuntimeError) as error:  # a stdin that is closed, too
+        why = "a number in it has too many digits" if "int_max_str_digits" in str(error) else str(error)
+        raise Failure(f"{name} is no JSON that can be read: {why}") from error
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if number - number != 0:
+        raise ValueError(f"{text} is too large for a number")
+    return number
 
 
 def _no_constant(text: str) -> NoReturn:
@@ -315,11 +365,14 @@ def find_ref(
         found = look_for(store, text[:place], kind)
         if found is not None:
             return found, at(found, text[place + 1 :])
-    checkpoint = store.checkpoint(text) if text and kind is None else None
+    checkpoint = store.checkpoint(text) if text else None
     if checkpoint is None:
         _missing(store, text.partition("@")[0] or text, kind)
-    owners = [each for each in (look_for(store, checkpoint.thread_id, kind) for kind in KINDS) if each is not None]
-    return next(each for each in owners if at(each, checkpoint.id, missing=True)), checkpoint
+    owners = [look_for(store, checkpoint.thread_id, each) for each in ((kind,) if kind else KINDS)]
+    owner = next((each for each in owners if each is not None and at(each, checkpoint.id, missing=True)), None)
+    if owner is None:
+        _missing(store, text, kind)
+    return owner, checkpoint
 
 
 def at(found: Found, ref: str, *, missing: bool = False) -> Any:

@@ -70,7 +70,8 @@ def _back(heads: Heads, standing: Standing, count: int) -> Row:
     require_head(standing)
     rows = heads.visible(standing, heads.view(standing), newest_first=True, limit=count + 1)
     if len(rows) <= count:
-        return _missing(standing, f"only {len(rows)} checkpoints in view, so nothing at @~{count}")
+        there = f"only {len(rows)} checkpoint{'s' * (len(rows) != 1)} in view"
+        return _missing(standing, f"{there}, so nothing at @~{count}")
     return rows[count]
 
 

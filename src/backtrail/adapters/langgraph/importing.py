@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from backtrail import Store, Thread
 
+_MAGIC: Final = b"SQLite format 3\0"
 _PATIENCE: Final = 10_000
 """Milliseconds."""
 _THREADS: Final = """
@@ -129,6 +130,11 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[_Source]:
     name = Path(path).resolve()
     if not name.is_file():
         raise NotFound(f"there is no file {name}", code="not_found.store")
+    with name.open("rb") as file:
+        if file.read(len(_MAGIC)) not in (_MAGIC, b""):
+            raise Invalid(
+                f"{name} is no database of LangGraph's SqliteSaver: it is none of SQLite's", code="invalid.store"
+            )
     with _understood(name):
         connection = apsw.Connection(str(name), flags=apsw.SQLITE_OPEN_READONLY)
     try:
