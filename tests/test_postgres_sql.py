@@ -91,6 +91,7 @@ def statements(backend):
         yield f"rows {shape}", statement
     for shape, statement in {**sql.ranges}.items():
         yield f"rows of several ranges {shape}", statement
+    yield "count", sql.count
     yield "labelled", sql.labelled
     yield "append", commit._append
     yield "was it written", commit._op_id
@@ -100,7 +101,7 @@ def statements(backend):
         {"space": "thread", "agent": "agent 7"},
         {"space": "thread", "agent": "agent 7", "after": (1_700_000_000_000_000, 5)},
     ):
-        wanted = {"space": None, "agent": None, "prefix": None, "after": None, "limit": 20} | filters
+        wanted = {"space": None, "agent": None, "prefix": None, "origin": None, "after": None, "limit": 20} | filters
         yield f"threads {filters}", sql.listing(**wanted)[0]
 
 
@@ -117,7 +118,7 @@ def test_a_scan_would_be_noticed(full):
 
 
 def test_the_newest_threads_are_listed_by_an_index(full):
-    wanted = {"space": "thread", "agent": None, "prefix": None, "after": None, "limit": 20}
+    wanted = {"space": "thread", "agent": None, "prefix": None, "origin": None, "after": None, "limit": 20}
     nodes = plan(full._backend._sql.listing(**wanted)[0])
     assert "thread_activity" in {node.get("Index Name") for node in nodes}
     listed = [info.id for info in full.threads(limit=20)]
