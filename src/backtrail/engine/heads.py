@@ -141,8 +141,8 @@ class Heads:
     def damaged(self, record: ThreadRecord, seq: int, why: str, code: str = "corrupt.row") -> Corrupt:
         """Return the error that names a checkpoint."""
         name = log.checkpoint_id(record.uid, seq)
-        text = f"checkpoint {name} of thread {record.name!r} cannot be read: {why}"
-        return Corrupt(text, code=code, checkpoint_id=name)
+        told = f"checkpoint {name} of thread {record.name!r} cannot be read: "
+        return Corrupt(told + why.removeprefix(told), code=code, checkpoint_id=name)
 
     def path(self, record: ThreadRecord, row: Row) -> log.Ranges:
         """Return the ranges from the root to a checkpoint; by its ancestors if the row that holds them is damaged."""
