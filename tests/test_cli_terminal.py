@@ -216,3 +216,25 @@ def test_streams_that_were_closed_before_are_quiet(trip_store, closed):
     asked = done("rewind trip@1")
     assert asked.returncode == 2
     assert "Traceback" not in looked.stderr + missing.stderr + asked.stderr
+
+
+@pytest.mark.parametrize("words", [["log", "trip"], ["threads"], ["--help"]], ids=" ".join)
+def test_a_command_begins_quickly_because_it_imports_only_what_it_uses(trip_store, words):
+    script = """
+import sys
+from backtrail.cli.main import cli
+try:
+    cli(sys.argv[1:], prog_name="backtrail")
+finally:
+    sys.stderr.write(" ".join(sys.modules))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, *words], capture_output=True, text=True, env=environment(), check=True
+    )
+    loaded = set(done.stderr.split())
+    assert "backtrail.cli.terms" in loaded
+    unused = {"agents", "conversations", "runs", "running", "policies", "pruning", "reports", "schedules", "builtins"}
+    assert not loaded & {f"backtrail.{name}" for name in unused}
+    assert not loaded & {"psycopg", "rich", "logging", "pydantic", "msgspec", "asyncio"}
+    if words == ["--help"]:
+        assert not loaded & {"apsw", "zstandard", "backtrail.store"}
