@@ -162,8 +162,8 @@ def test_a_restore_and_its_undo_as_one_beside_writers_change_nothing(opener, cou
     with running(_and_back, (opener, point, stop)) as results:
         run(_append_to_both, *((opener, writer, count) for writer in range(3)))
         stop.set()
-        ((done, _),) = results()
-        assert done > 0
+        ((done, conflicts),) = results()
+        assert done or conflicts  # where others write all the time, each of them may be a conflict
     with opener() as store:
         for name in (FIRST, SECOND):
             for writer in range(3):
