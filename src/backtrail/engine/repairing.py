@@ -2,8 +2,9 @@
 
 Of a thread: rows that are not as they were written go; those of them that say what is in view are made anew from the
 checkpoints behind them; checkpoints that cannot be read are hidden; and if the head is one of them, a row is appended
-that makes the checkpoint the head which was that last, and can be read. Of an agent: its checkpoints let go of what is
-lost. Damaged chunks are removed, so that whoever saves the same content puts them again.
+that makes the checkpoint the head which was that last, and can be read. A run whose checkpoints these are stays where
+its journal says. Of an agent: its checkpoints let go of what is lost. Damaged chunks are removed, so that whoever saves
+the same content puts them again.
 
 What is sound is not written to. Each step is one write, made on the condition that nobody else wrote meanwhile, and a
 repair that was interrupted is gone on with by another one.
@@ -177,14 +178,17 @@ class _Thread:
                 upkeep.on_its_own(self._heads, self._record, row)
 
     def _move(self, ailing: Ailing) -> Row:
-        """Make the row that moves the head to where it can be read; to nowhere, if there is no such place."""
+        """Make the row that moves the head to where it can be read; to nowhere, if there is no such place.
+
+        As when a head is deleted: a rewind would be somebody who wants the run of these checkpoints to go back.
+        """
         head = self._heads.sound_row(self._record, ailing.head) if ailing.head else None
         if ailing.head and head is None:
             raise Stale
-        op, ranges = (log.REWIND, self._heads.path(self._record, head)) if head else (log.DROP, ())
+        ranges = self._heads.path(self._record, head) if head else ()
         standing = Standing(self._record, ailing.newest, head)
         undo = ailing.newest.seq if head else 0
-        made = rows.move(standing, op, head, ranges, undo=undo, redo=0, at=self._heads.clock())
+        made = rows.move(standing, log.DROP, head, ranges, undo=undo, redo=0, at=self._heads.clock())
         return log.checked(made, self._record.uid)
 
     def _view(self, seq: int, first: int) -> Row:

@@ -346,6 +346,33 @@ class Repairing(Suite):
         assert len(store.conversations.load("e").messages) == 2
         assert store.verify().ok
 
+    @pytest.mark.parametrize("damage", [_column, _payload], ids=["row", "payload"])
+    @pytest.mark.parametrize("seq", [1, 3, 7], ids=["first", "middle", "newest"])
+    def test_a_run_stays_where_it_is_if_its_checkpoints_are_damaged(
+        self, store: Store, damage: Callable[..., Callable[[Store], set[Place]]], seq: int
+    ) -> None:
+        made: list[int] = []
+        with pytest.raises(KeyboardInterrupt):
+            _pay(store, made, 3)
+        assert len(store.runs.steps("session")) == 7
+        before = store.runs.load("session")
+        damage("run", "session", seq)(store)
+        report = store.verify(repair=True)
+        assert not any("made again" in step for step in report.repairs)
+        assert store.verify().ok
+        assert store.runs.load("session") == before
+        with pytest.raises(KeyboardInterrupt):
+            _pay(store, made, 4)
+        assert made == [1, 2, 3, 4]
+
+    def test_a_run_that_lost_its_journal_is_named(self, store: Store) -> None:
+        made: list[int] = []
+        with pytest.raises(KeyboardInterrupt):
+            _pay(store, made, 3)
+        _column("journal", "session")(store)
+        assert any("run 'session': calls" in step for step in store.verify(repair=True).repairs)
+        assert store.verify().ok
+
     def test_a_store_that_is_only_read_is_not_repaired(self, store: Store, opener: Opener) -> None:
         fill(store.thread("t"), 2)
         _column("thread", "t")(store)
@@ -364,6 +391,17 @@ class Repairing(Suite):
     def test_a_repair_is_not_done_inside_a_transaction(self, store: Store) -> None:
         with store.transaction(), pytest.raises(Unavailable):
             store.verify(repair=True)
+
+
+def _pay(store: Store, made: list[int], until: int) -> None:
+    """Let a run make a call in each iteration, and interrupt it in the one with this number."""
+    with store.run("session", agent="b", state={"n": 0, "messages": messages(5)}) as run:
+        for _ in run.iterations():
+            run.tool("pay", lambda: made.append(len(made) + 1))
+            run.state["n"] += 1
+            run.checkpoint()
+            if run.state["n"] == until:
+                raise KeyboardInterrupt
 
 
 def _named(store: Store, report: VerifyReport) -> set[Place]:
