@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 _TRIES: Final = 20
 _ANY_EPOCH: Final = 1 << 62
 _AUTOMATIC: Final = log.AUTOMATIC
+_RECORDED_ANEW: Final = "agent {!r}: how its threads stand is recorded anew, and restores of it can no longer be undone"
 
 
 def steps(findings: Findings) -> Iterator[str]:
@@ -69,6 +70,8 @@ def _steps_of(ailing: Ailing) -> Iterator[str]:
         yield f"{what}: {f'its head is {head} again' if head else 'it has no head any more'}"
         if record.space == journal.SPACE:
             yield f"run {record.name!r}: calls that it had made since may be made again: look at it before it goes on"
+        if record.space == pins.SPACE:
+            yield _RECORDED_ANEW.format(record.name)
 
 
 def _steps_for(held: Held) -> Iterator[str]:
@@ -82,7 +85,7 @@ def _steps_for(held: Held) -> Iterator[str]:
                 told = ", ".join(sorted(repr(conversation) for _, conversation in lost))
                 yield f"{agent}: its checkpoint {name} no longer holds {told}"
     if held.stale:
-        yield f"{agent}: how its threads stand is recorded anew, and restores of it can no longer be undone"
+        yield _RECORDED_ANEW.format(held.record.name)
     if held.unpinned or held.untouched:
         pinned, touched = len(held.unpinned), len(held.untouched)
         yield f"{agent}: {pinned} pins are put again, {touched} threads are known to have changed"
