@@ -203,9 +203,8 @@ def look_at(
         walk = _Walk(heads, record, before, good, told)
         ailing = walk.found()
         found = (None if ailing.sound else ailing, walk.count)
-        after = heads.backend.newest(record.no)
-        if ailing.sound or (after is not None and after.op_id == before.op_id):
-            break  # else somebody wrote meanwhile: what seems to be wrong may be that
+        if ailing.sound or walk.holds():
+            break  # else somebody wrote or collected meanwhile: what seems to be wrong may be that
     return found
 
 
@@ -220,7 +219,6 @@ class _Walk:
         self._good = good
         self._told = told
         self._reading = Reading(heads, record)
-        self._pinned = pins.pinned(heads, record)
         self._stood: list[tuple[int, int]] = []
         """Of the sound rows, which checkpoint was the head."""
         self._parents: dict[int, int] = {}
@@ -250,6 +248,12 @@ class _Walk:
         self._see_head()
         return ailing
 
+    def holds(self) -> bool:
+        """Tell whether the thread still stands as it did, and what is pinned still is: what is not may be collected."""
+        newest = self._heads.backend.newest(self._record.no)
+        same = newest is not None and newest.op_id == self._ailing.newest.op_id
+        return same and self._reading.pinned <= pins.pinned(self._heads, self._record)
+
     def _take(self, row: Row) -> None:
         reason = self._reading.reason(row, self._good)
         if reason is not None:
@@ -265,7 +269,7 @@ class _Walk:
         self._parents[row.seq] = row.parent
         if reason is None and not row.hidden:
             self._loads.add(row.seq)
-        if row.view and (not row.hidden or row.seq in self._pinned):
+        if row.view and (not row.hidden or row.seq in self._reading.pinned):
             self._views.setdefault(row.view, row.seq)
 
     def _see_views(self) -> None:
