@@ -255,6 +255,16 @@ class Resuming(Suite):
         assert report.skipped == 1
         assert [damage.checkpoint_id for damage in report.damaged] == [made[1].id]
 
+    def test_threads_that_came_since_are_looked_at(self, store: Store) -> None:
+        store.thread("t").save({"messages": messages(100)})
+        with pytest.raises(Stop):
+            store.verify(progress=lambda what, _: _raise() if what == "chunks" else None)
+        made = fill(store.thread("new"), 2)
+        column("thread", "new", 1)(store)
+        report = store.verify(resume=True)
+        assert (report.skipped, report.threads) == (1, 1)
+        assert [damage.checkpoint_id for damage in report.damaged] == [made[0].id]
+
     def test_it_goes_on_among_the_chunks(self, store: Store) -> None:
         with small_chunks():
             store.thread("t").save({"messages": messages(60, size=300)})
