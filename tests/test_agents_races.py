@@ -9,8 +9,9 @@ import pytest
 
 import backtrail
 from backtrail import Conflict, Invalid, Message, NotFound
-from backtrail.engine import pins
+from backtrail.engine import holdings, pins
 from backtrail.engine.overlay import Overlay
+from backtrail.engine.reading import Reading
 from backtrail.handles import Handle
 from backtrail.manifests import Manifests
 from backtrail.testing.conformance.base import head
@@ -375,3 +376,48 @@ def test_the_newest_checkpoint_is_deleted_beside_the_end_of_its_agent(stores, st
     with meanwhile(*step, theirs):
         assert mine.agents.delete_checkpoint(made) is False
     assert_gone(mine)
+
+
+# ---- looking whether all is well -------------------------------------------------------------------------------------
+
+
+def test_what_is_written_to_beside_a_verification_is_no_damage(stores):
+    mine, other = stores
+    begun(mine)
+    for name, touched in (("c", True), ("d", False)):
+        more = partial(other.conversations.append, name, Message.user("more"))
+        asked = partial(_asked, now=touched)
+        with meanwhile(mine._backend, "standings", more, after=True, when=asked):
+            assert mine.verify().ok
+
+
+def _asked(_, *, touched, now):
+    return touched is now
+
+
+@pytest.mark.parametrize("deleted", ["checkpoint", "conversation"])
+def test_what_is_collected_beside_a_verification_is_no_damage(stores, deleted):
+    """An older checkpoint is deleted, or what no checkpoint holds any more, while pointers are followed."""
+    mine, other = stores
+    made = begun(mine)
+    if deleted == "checkpoint":
+        moved_on(mine)
+        mine.agents.checkpoint("a", "second")
+    else:
+        mine.agents.delete_checkpoint(made)
+
+    def theirs():
+        other.agents.delete_checkpoint(made) if deleted == "checkpoint" else other.conversations.delete("d")
+        other.gc()
+
+    with meanwhile(holdings._Look, "_follow", theirs):
+        assert mine.verify().ok
+
+
+def test_what_is_no_longer_held_and_is_collected_beside_a_verification_is_no_damage(stores):
+    mine, other = stores
+    made = begun(mine)
+    mine.conversations.delete("d")
+    mine.agents.delete_checkpoint(made)
+    with meanwhile(Reading, "reason", other.gc, when=lambda _, row, __: row.hidden):
+        assert mine.verify().ok

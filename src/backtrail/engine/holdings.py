@@ -13,9 +13,9 @@ from backtrail.engine import log, pins, upkeep
 from backtrail.errors import Corrupt, NotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
-    from backtrail.backends.port import Row, ThreadRecord
+    from backtrail.backends.port import Row, Stand, ThreadRecord
     from backtrail.engine.heads import Heads
     from backtrail.engine.pins import Manifest, Note, Pointer
 
@@ -75,12 +75,12 @@ def look_at(heads: Heads, record: ThreadRecord, lost: Mapping[Names, Mapping[int
         newest = heads.backend.newest(record.no)
         if newest is None or not newest.head or not log.is_sound(newest, record.uid):
             return None  # it has none, or its thread is to be seen to first
-        held = _Look(heads, record, newest, lost).found()
-        again = heads.backend.newest(record.no)
+        look = _Look(heads, record, newest, lost)
+        held = look.found()
         if held.sound:
             return None
-        if again is not None and again.op_id == newest.op_id:
-            break  # else somebody made one meanwhile
+        if look.holds():
+            break  # else somebody made or deleted one meanwhile
     return held
 
 
@@ -94,30 +94,45 @@ class _Look:
         self._record = record
         self._lost = lost
         self._held = Held(record, newest)
+        self._rows: list[int] = []
         self._seen: dict[tuple[Names, Pointer], _Pointee] = {}
         self._tags: dict[int, dict[int, tuple[str, ...]]] = {}
 
     def found(self) -> Held:
         """Return what is wrong."""
-        held, newest = self._held, self._held.newest
+        held, newest, agent = self._held, self._held.newest, self._record.name
+        stands = self._heads.backend.standings(agent, touched=False)
         rows = self._heads.backend.rows(self._record.no, _ALL, visible=True)
+        self._rows = [row.seq for row in rows]
         read = {row.seq: (row, note, held_) for row in rows if (note := self._note(row)) for held_ in self._read(row)}
         if newest.head not in read:
             return held  # its thread is to be seen to first
         _, now, manifest = read[newest.head]
-        undone = {seq for pair in now.undo for seq in pair}
-        if any(self._heads.row(self._record, seq) is None or seq in self._own_lost() for seq in undone):
+        if not {seq for pair in now.undo for seq in pair} <= set(self._rows) - self._own_lost().keys():
             held.stale = "restores that it could undo are lost"
         before = {seq for seq, _ in now.undo}
-        touched = {stand.record.no for stand in self._heads.backend.standings(self._record.name, touched=True)}
-        for seq, (_, note, each) in read.items():
-            if note.role == pins.CHECKPOINT or seq in before or seq == newest.head:
-                self._look(seq, note, each, touched if seq == newest.head and note.role == pins.AFTER else set())
+        used = {
+            seq: (note, each)
+            for seq, (_, note, each) in read.items()
+            if note.role == pins.CHECKPOINT or seq in before or seq == newest.head
+        }
+        self._follow_all(each for _, each in used.values())
+        # last, so that what was written to while all else was read is among them
+        touched = {stand.record.no for stand in self._heads.backend.standings(agent, touched=True)}
+        for seq, (note, each) in used.items():
+            self._look(seq, note, each, touched if seq == newest.head and note.role == pins.AFTER else set())
         affected = (held.lost.keys() - held.checkpoints) | (held.lost.keys() & {newest.head})
         if affected and held.stale is None:
             held.stale = "it points at what is lost"
-        self._see_touched(manifest, touched)
+        self._see_touched(manifest, [stand for stand in stands if stand.record.no not in touched])
         return held
+
+    def holds(self) -> bool:
+        """Tell whether the manifests are still those that were looked at."""
+        newest = self._heads.backend.newest(self._record.no)
+        rows = self._heads.backend.rows(self._record.no, _ALL, visible=True)
+        same = newest is not None and newest.op_id == self._held.newest.op_id
+        return same and [row.seq for row in rows] == self._rows
 
     def _own_lost(self) -> Mapping[int, str]:
         return self._lost.get((pins.SPACE, self._record.name), {})
@@ -137,10 +152,8 @@ class _Look:
             return []
 
     def _look(self, seq: int, note: Note, manifest: Manifest, but: set[int]) -> None:
-        """Follow the pointers of a manifest, but for those to threads that it is not asked for any more."""
+        """See to the pointers of a manifest, but for those to threads that it is not asked for any more."""
         for names, pointer in manifest.pointers(self._record.name).items():
-            if (names, pointer) not in self._seen:
-                self._seen[names, pointer] = self._follow(names, pointer)
             reason, row, pinned = self._seen[names, pointer]
             if row[0] in but:
                 continue
@@ -150,6 +163,12 @@ class _Look:
                     self._held.checkpoints.add(seq)
             elif not pinned and row not in self._held.unpinned:
                 self._held.unpinned.append(row)
+
+    def _follow_all(self, manifests: Iterable[Manifest]) -> None:
+        for manifest in manifests:
+            for names, pointer in manifest.pointers(self._record.name).items():
+                if (names, pointer) not in self._seen:
+                    self._seen[names, pointer] = self._follow(names, pointer)
 
     def _follow(self, names: Names, pointer: Pointer) -> _Pointee:
         record = self._heads.backend.find_thread(*names)
@@ -165,12 +184,10 @@ class _Look:
         tags = self._tags[record.no].get(pointer.seq, ())
         return _Pointee(reason, place, pinned=pins.pin_of(self._record.uid) in tags)
 
-    def _see_touched(self, manifest: Manifest, touched: set[int]) -> None:
+    def _see_touched(self, manifest: Manifest, untouched: list[Stand]) -> None:
         pointers = manifest.pointers(self._record.name)
-        for stand in self._heads.backend.standings(self._record.name, touched=False):
-            names = (stand.record.space, stand.record.name)
-            if stand.record.no in touched or stand.record.space not in (pins.AGENT, pins.CONVERSATION):
-                continue
-            pointer = pointers.get(names)
-            if stand.newest.head != (pointer.seq if pointer else 0):
-                self._held.untouched.append(stand.record)
+        for stand in untouched:
+            if stand.record.space in (pins.AGENT, pins.CONVERSATION):
+                pointer = pointers.get((stand.record.space, stand.record.name))
+                if stand.newest.head != (pointer.seq if pointer else 0):
+                    self._held.untouched.append(stand.record)

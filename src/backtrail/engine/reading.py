@@ -28,7 +28,8 @@ class Reading:
         self._heads = heads
         self._record = record
         self._last: tuple[int, Tree] | None = None
-        self._pinned = pins.pinned(heads, record)
+        self.pinned = pins.pinned(heads, record)
+        """The rows that are held when it begins, though they may be hidden."""
         self._unpack = _unpacker()
         self._ops: list[Op] | None = None
         """Those of the row that is being read, if they were read already."""
@@ -37,7 +38,7 @@ class Reading:
         """Return why a checkpoint cannot be read, None if it can; add the chunks below it to the good ones."""
         if not log.is_sound(row, self._record.uid):
             return "its row is damaged"
-        held = row.hidden and row.seq in self._pinned  # it was deleted, and may be brought back
+        held = row.hidden and row.seq in self.pinned  # it was deleted, and may be brought back
         if (row.hidden and not held) or row.op not in log.CHECKPOINTS:
             return None
         try:

@@ -2,8 +2,9 @@
 
 Of a thread: rows that are not as they were written go; those of them that say what is in view are made anew from the
 checkpoints behind them; checkpoints that cannot be read are hidden; and if the head is one of them, a row is appended
-that makes the checkpoint the head which was that last, and can be read. Of an agent: its checkpoints let go of what is
-lost. Damaged chunks are removed, so that whoever saves the same content puts them again.
+that makes the checkpoint the head which was that last, and can be read. A run whose checkpoints these are stays where
+its journal says. Of an agent: its checkpoints let go of what is lost. Damaged chunks are removed, so that whoever saves
+the same content puts them again.
 
 What is sound is not written to. Each step is one write, made on the condition that nobody else wrote meanwhile, and a
 repair that was interrupted is gone on with by another one.
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 _TRIES: Final = 20
 _ANY_EPOCH: Final = 1 << 62
 _AUTOMATIC: Final = log.AUTOMATIC
+_RECORDED_ANEW: Final = "agent {!r}: how its threads stand is recorded anew, and restores of it can no longer be undone"
 
 
 def steps(findings: Findings) -> Iterator[str]:
@@ -68,6 +70,8 @@ def _steps_of(ailing: Ailing) -> Iterator[str]:
         yield f"{what}: {f'its head is {head} again' if head else 'it has no head any more'}"
         if record.space == journal.SPACE:
             yield f"run {record.name!r}: calls that it had made since may be made again: look at it before it goes on"
+        if record.space == pins.SPACE:
+            yield _RECORDED_ANEW.format(record.name)
 
 
 def _steps_for(held: Held) -> Iterator[str]:
@@ -81,7 +85,7 @@ def _steps_for(held: Held) -> Iterator[str]:
                 told = ", ".join(sorted(repr(conversation) for _, conversation in lost))
                 yield f"{agent}: its checkpoint {name} no longer holds {told}"
     if held.stale:
-        yield f"{agent}: how its threads stand is recorded anew, and restores of it can no longer be undone"
+        yield _RECORDED_ANEW.format(held.record.name)
     if held.unpinned or held.untouched:
         pinned, touched = len(held.unpinned), len(held.untouched)
         yield f"{agent}: {pinned} pins are put again, {touched} threads are known to have changed"
@@ -177,14 +181,17 @@ class _Thread:
                 upkeep.on_its_own(self._heads, self._record, row)
 
     def _move(self, ailing: Ailing) -> Row:
-        """Make the row that moves the head to where it can be read; to nowhere, if there is no such place."""
+        """Make the row that moves the head to where it can be read; to nowhere, if there is no such place.
+
+        As when a head is deleted: a rewind would be somebody who wants the run of these checkpoints to go back.
+        """
         head = self._heads.sound_row(self._record, ailing.head) if ailing.head else None
         if ailing.head and head is None:
             raise Stale
-        op, ranges = (log.REWIND, self._heads.path(self._record, head)) if head else (log.DROP, ())
+        ranges = self._heads.path(self._record, head) if head else ()
         standing = Standing(self._record, ailing.newest, head)
         undo = ailing.newest.seq if head else 0
-        made = rows.move(standing, op, head, ranges, undo=undo, redo=0, at=self._heads.clock())
+        made = rows.move(standing, log.DROP, head, ranges, undo=undo, redo=0, at=self._heads.clock())
         return log.checked(made, self._record.uid)
 
     def _view(self, seq: int, first: int) -> Row:

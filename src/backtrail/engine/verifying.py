@@ -33,8 +33,9 @@ _LOOKS: Final = 5
 """A thread that is written to while it seems to be damaged is looked at again, so many times."""
 _NOTED: Final = "verified"
 _NOTE_SECONDS: Final = 10.0
-_PREFIX: Final = 7
+_PREFIX: Final = 3
 """So many bytes of a chunk's digest are noted."""
+_PLACES: Final = 1 << 8 * _PREFIX
 
 
 @dataclass(slots=True)
@@ -86,56 +87,56 @@ class Findings:
 class Note:
     """How far a verification got: a number in the store, so that another one can go on there.
 
-    0 and above: all threads up to that number are sound; below: all threads, and the chunks up to that digest. It does
-    not go beyond what is damaged, so that this is found again.
+    0 and above: all threads up to that number are sound. Below, the chunks up to a digest are, too: -1 - it is that
+    number, and then how the digest begins. It does not go beyond what is damaged, so that this is found again.
     """
 
     def __init__(self, heads: Heads, *, resume: bool) -> None:
         self._backend = heads.backend
         self._writes = not heads.backend.read_only
         self._before = heads.backend.recall(_NOTED) if self._writes else 0
-        self.at = self._before if resume else 0
+        self._at = self._before if resume else 0
         self._stuck = False
         self._next = time.monotonic() + _NOTE_SECONDS
 
     @property
     def thread(self) -> int:
         """The number of the last thread that need not be looked at."""
-        return self.at if self.at >= 0 else log.MAX_SEQ << 31
+        return self._at if self._at >= 0 else (-1 - self._at) // _PLACES
 
     @property
     def chunk(self) -> bytes:
         """The digest behind which chunks are to be looked at."""
-        return (-self.at - 1).to_bytes(_PREFIX, "big") if self.at < 0 else b""
+        return ((-1 - self._at) % _PLACES).to_bytes(_PREFIX, "big") if self._at < 0 else b""
 
     def reached(self, number: int, *, sound: bool) -> None:
         """Say that this thread was looked at."""
         self._stuck = self._stuck or not sound
         if not self._stuck and number > self.thread:
-            self._go(number)
+            self._go(number, self.chunk)
 
     def passed(self, digest: bytes, *, sound: bool) -> None:
         """Say that all threads, and the chunks below this digest, were looked at."""
         self._stuck = self._stuck or not sound
         if not self._stuck:
-            self._go(-1 - int.from_bytes(digest[:_PREFIX], "big"))
+            self._go(self.thread, digest[:_PREFIX])
 
-    def _go(self, at: int) -> None:
-        self.at = at
+    def _go(self, thread: int, chunk: bytes) -> None:
+        self._at = -1 - (thread * _PLACES + int.from_bytes(chunk, "big")) if chunk else thread
         if time.monotonic() > self._next:  # whoever is killed goes on from here
             self.keep()
             self._next = time.monotonic() + _NOTE_SECONDS
 
     def keep(self) -> None:
         """Write it down."""
-        if self._writes and self.at != self._before:
+        if self._writes and self._at != self._before:
             with suppress(Error):
-                self._backend.note(_NOTED, self.at)
-                self._before = self.at
+                self._backend.note(_NOTED, self._at)
+                self._before = self._at
 
     def done(self) -> None:
         """All was looked at: the next one begins anew."""
-        self.at = 0
+        self._at = 0
         self.keep()
 
 
@@ -203,9 +204,8 @@ def look_at(
         walk = _Walk(heads, record, before, good, told)
         ailing = walk.found()
         found = (None if ailing.sound else ailing, walk.count)
-        after = heads.backend.newest(record.no)
-        if ailing.sound or (after is not None and after.op_id == before.op_id):
-            break  # else somebody wrote meanwhile: what seems to be wrong may be that
+        if ailing.sound or walk.holds():
+            break  # else somebody wrote or collected meanwhile: what seems to be wrong may be that
     return found
 
 
@@ -220,7 +220,6 @@ class _Walk:
         self._good = good
         self._told = told
         self._reading = Reading(heads, record)
-        self._pinned = pins.pinned(heads, record)
         self._stood: list[tuple[int, int]] = []
         """Of the sound rows, which checkpoint was the head."""
         self._parents: dict[int, int] = {}
@@ -250,6 +249,12 @@ class _Walk:
         self._see_head()
         return ailing
 
+    def holds(self) -> bool:
+        """Tell whether the thread still stands as it did, and what is pinned still is: what is not may be collected."""
+        newest = self._heads.backend.newest(self._record.no)
+        same = newest is not None and newest.op_id == self._ailing.newest.op_id
+        return same and self._reading.pinned <= pins.pinned(self._heads, self._record)
+
     def _take(self, row: Row) -> None:
         reason = self._reading.reason(row, self._good)
         if reason is not None:
@@ -265,7 +270,7 @@ class _Walk:
         self._parents[row.seq] = row.parent
         if reason is None and not row.hidden:
             self._loads.add(row.seq)
-        if row.view and (not row.hidden or row.seq in self._pinned):
+        if row.view and (not row.hidden or row.seq in self._reading.pinned):
             self._views.setdefault(row.view, row.seq)
 
     def _see_views(self) -> None:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import backtrail
-from backtrail import Conversation, Invalid, Message
-from backtrail.engine import verifying
+from backtrail import AgentState, Conversation, Invalid, Message
+from backtrail.engine import pins, verifying
 from backtrail.testing.chunks import small_chunks
 from backtrail.testing.conformance.base import Suite, fill, messages
-from backtrail.testing.conformance.repairing import DAMAGE, loaded
+from backtrail.testing.conformance.repairing import DAMAGE, column, loaded, payload
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from backtrail import Store
+    from backtrail import AgentCheckpoint, Store
 
     Progress = Callable[[str, int], None]
 
@@ -31,15 +32,16 @@ class Stop(BaseException):
 
 
 class _Stopping:
-    """Tells of progress, and stops what does at a certain call."""
+    """Tells of progress, and stops what does at a certain call, or at one with a certain word."""
 
-    def __init__(self, at: int) -> None:
+    def __init__(self, at: int, word: str = "") -> None:
         self._left = at
+        self._word = word
 
     def __call__(self, what: str, count: int) -> None:
         assert what
         assert count >= 0
-        self._left -= 1
+        self._left -= self._word in ("", what)
         if self._left == 0:
             raise Stop
 
@@ -154,6 +156,59 @@ class Interrupting(Suite):
         CHORES[chore](store, path, _Stopping(-1))
         return stopped
 
+    @pytest.mark.parametrize(
+        ("done", "damage", "seq"),
+        [("", payload, 2), ("checkpoint", payload, 4), ("checkpoint undo", column, 5)],
+        ids=["what an undo goes back to", "behind a restore", "an undo"],
+    )
+    def test_a_repair_of_an_agents_checkpoints_that_is_stopped_anywhere_is_gone_on_with(
+        self, store: Store, done: str, damage: Callable[[str, str, int], Callable[[Store], object]], seq: int
+    ) -> None:
+        for at in itertools.count(1):
+            agent, first = f"agent {at}", _restored(store, f"agent {at}", done.split())
+            damage(pins.SPACE, agent, seq)(store)
+            stopping = _Stopping(at, "repairs")
+            try:
+                told = store.verify(repair=True, progress=stopping).repairs
+            except Stop:
+                sound = store.verify().ok
+                assert store.verify(repair=True).repaired is not sound
+            else:
+                assert any(agent in step and "no longer be undone" in step for step in told)
+                break
+            self._goes_on(store, agent, first)
+        assert at > 2
+        store.gc()
+        assert store.verify().ok
+
+    def _goes_on(self, store: Store, agent: str, first: AgentCheckpoint) -> None:
+        """All that can be done with an agent's checkpoints is done."""
+        with suppress(Invalid):  # there may be no restore any more that could be undone
+            store.agents.undo(agent, force=True)
+        store.conversations.append(agent, Message.user("more"))
+        now = store.conversations.load(agent)
+        store.agents.restore(first.id)
+        assert [message.content for message in store.conversations.load(agent).messages] == ["hello"]
+        store.agents.undo(agent)
+        assert store.conversations.load(agent) == now
+        last = store.agents.checkpoint(agent, "last")
+        assert store.conversations.load(agent, at=last) == now
+
+
+def _restored(store: Store, agent: str, done: list[str]) -> AgentCheckpoint:
+    """Make an agent with a checkpoint, restore that, and do more; return the checkpoint."""
+    store.agents.save(AgentState(agent, "Ada", "a-model"))
+    store.conversations.save(Conversation(agent, id=agent, messages=[Message.user("hello")]))
+    made = store.agents.checkpoint(agent, "first")
+    store.conversations.append(agent, Message.user("again"))
+    store.agents.restore(made.id)
+    for what in done:
+        if what == "checkpoint":
+            store.agents.checkpoint(agent, "second")
+        else:
+            store.agents.undo(agent)
+    return made
+
 
 def _more_to_do(store: Store, at: int) -> None:
     """Add what a collection, a prune and an index have to deal with; no more of it each time."""
@@ -199,6 +254,16 @@ class Resuming(Suite):
         report = store.verify(resume=True)
         assert report.skipped == 1
         assert [damage.checkpoint_id for damage in report.damaged] == [made[1].id]
+
+    def test_threads_that_came_since_are_looked_at(self, store: Store) -> None:
+        store.thread("t").save({"messages": messages(100)})
+        with pytest.raises(Stop):
+            store.verify(progress=lambda what, _: _raise() if what == "chunks" else None)
+        made = fill(store.thread("new"), 2)
+        column("thread", "new", 1)(store)
+        report = store.verify(resume=True)
+        assert (report.skipped, report.threads) == (1, 1)
+        assert [damage.checkpoint_id for damage in report.damaged] == [made[0].id]
 
     def test_it_goes_on_among_the_chunks(self, store: Store) -> None:
         with small_chunks():

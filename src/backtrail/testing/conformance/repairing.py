@@ -89,7 +89,7 @@ def _row(store: Store, space: str, name: str, seq: int = 0) -> tuple[ThreadRecor
     return record, row
 
 
-def _column(space: str, name: str, seq: int = 0) -> Callable[[Store], set[Place]]:
+def column(space: str, name: str, seq: int = 0) -> Callable[[Store], set[Place]]:
     """A column of a row, the newest if none is named, is not what it was."""
 
     def damage(store: Store) -> set[Place]:
@@ -100,7 +100,9 @@ def _column(space: str, name: str, seq: int = 0) -> Callable[[Store], set[Place]
     return damage
 
 
-def _payload(space: str, name: str, seq: int) -> Callable[[Store], set[Place]]:
+def payload(space: str, name: str, seq: int) -> Callable[[Store], set[Place]]:
+    """What a row holds is not what it was."""
+
     def damage(store: Store) -> set[Place]:
         record, row = _row(store, space, name, seq)
         broken = bytes([*(row.payload or b"")[:-1], (row.payload or b"\0")[-1] ^ 0x40])
@@ -140,7 +142,7 @@ def _hidden_head(store: Store) -> set[Place]:
 def _damaged_move(store: Store) -> set[Place]:
     """The newest row is a rewind, and damaged."""
     store.thread("t").rewind("here")
-    return _column("thread", "t")(store)
+    return column("thread", "t")(store)
 
 
 def _missing_view(store: Store) -> set[Place]:
@@ -198,14 +200,14 @@ def _no_touch(store: Store) -> set[Place]:
 
 def _deleted_and_pinned(store: Store) -> set[Place]:
     store.conversations.delete("c")
-    return _payload("conversation", "c", 1)(store)
+    return payload("conversation", "c", 1)(store)
 
 
 DAMAGE: dict[str, Callable[[Store], set[Place]]] = {
-    "a row": _column("thread", "t", 3),
-    "the head": _column("thread", "t"),
-    "a payload": _payload("thread", "t", 1),
-    "a move of the head": _column("thread", "t", 5),
+    "a row": column("thread", "t", 3),
+    "the head": column("thread", "t"),
+    "a payload": payload("thread", "t", 1),
+    "a move of the head": column("thread", "t", 5),
     "the newest move": _damaged_move,
     "a missing base": _missing_base,
     "a missing head": _missing_head,
@@ -215,16 +217,16 @@ DAMAGE: dict[str, Callable[[Store], set[Place]]] = {
     "a chunk that nothing needs": _damaged_chunk,
     "a wrong index": _wrong_index,
     "a missing mark": _no_mark,
-    "a conversation": _payload("conversation", "c", 1),
+    "a conversation": payload("conversation", "c", 1),
     "a deleted conversation that is pinned": _deleted_and_pinned,
-    "the state of an agent": _column("agent", "a"),
-    "an agent's checkpoint": _payload(pins.SPACE, "a", 1),
-    "an agent's newest checkpoint": _column(pins.SPACE, "a"),
+    "the state of an agent": column("agent", "a"),
+    "an agent's checkpoint": payload(pins.SPACE, "a", 1),
+    "an agent's newest checkpoint": column(pins.SPACE, "a"),
     "a missing pin": _no_pin,
     "a missing touch": _no_touch,
-    "a run": _column("run", "session"),
-    "what a run goes on from": _column("journal", "session"),
-    "a thread aside": _column("aside", "beside"),
+    "a run": column("run", "session"),
+    "what a run goes on from": column("journal", "session"),
+    "a thread aside": column("aside", "beside"),
 }
 
 
@@ -273,7 +275,7 @@ class Repairing(Suite):
         assert stored(store) == rows
         assert store._backend.usage()._replace(stored_bytes=0) == usage._replace(stored_bytes=0)  # noqa: SLF001
 
-    @pytest.mark.parametrize("damage", [_column("thread", "t", 7), _payload("thread", "t", 7)], ids=["row", "payload"])
+    @pytest.mark.parametrize("damage", [column("thread", "t", 7), payload("thread", "t", 7)], ids=["row", "payload"])
     def test_the_head_goes_to_where_it_was_before_and_can_be_read(
         self, store: Store, damage: Callable[[Store], set[Place]]
     ) -> None:
@@ -300,8 +302,8 @@ class Repairing(Suite):
         thread.rewind(1)
         made = [thread.save({"n": "b"}), thread.save({"n": "c"})]
         shown = ids(thread.history())
-        _column("thread", "t", 5)(store)
-        _column("thread", "t", 7)(store)
+        column("thread", "t", 5)(store)
+        column("thread", "t", 7)(store)
         store.verify(repair=True)
         assert ids(store.thread("t").history()) == shown
         assert shown[1:] == ids(made)
@@ -310,8 +312,8 @@ class Repairing(Suite):
 
     def test_a_thread_of_which_nothing_is_left_begins_again(self, store: Store) -> None:
         fill(store.thread("t"), 2)
-        _payload("thread", "t", 1)(store)
-        _column("thread", "t", 2)(store)
+        payload("thread", "t", 1)(store)
+        column("thread", "t", 2)(store)
         assert store.verify().salvage[0].head_id is None
         store.verify(repair=True)
         assert store.thread("t").latest() is None
@@ -333,7 +335,7 @@ class Repairing(Suite):
     def test_an_agents_checkpoint_keeps_what_is_not_lost(self, store: Store) -> None:
         furnish(store)
         second, first = store.agents.checkpoints("a")
-        _payload("conversation", "c", 1)(store)
+        payload("conversation", "c", 1)(store)
         named = {damage.checkpoint_id: damage.kind for damage in store.verify().damaged}
         assert named[first.id] == named[second.id] == "checkpoint"
         store.verify(repair=True)
@@ -346,9 +348,36 @@ class Repairing(Suite):
         assert len(store.conversations.load("e").messages) == 2
         assert store.verify().ok
 
+    @pytest.mark.parametrize("damage", [column, payload], ids=["row", "payload"])
+    @pytest.mark.parametrize("seq", [1, 3, 7], ids=["first", "middle", "newest"])
+    def test_a_run_stays_where_it_is_if_its_checkpoints_are_damaged(
+        self, store: Store, damage: Callable[..., Callable[[Store], set[Place]]], seq: int
+    ) -> None:
+        made: list[int] = []
+        with pytest.raises(KeyboardInterrupt):
+            _pay(store, made, 3)
+        assert len(store.runs.steps("session")) == 7
+        before = store.runs.load("session")
+        damage("run", "session", seq)(store)
+        report = store.verify(repair=True)
+        assert not any("made again" in step for step in report.repairs)
+        assert store.verify().ok
+        assert store.runs.load("session") == before
+        with pytest.raises(KeyboardInterrupt):
+            _pay(store, made, 4)
+        assert made == [1, 2, 3, 4]
+
+    def test_a_run_that_lost_its_journal_is_named(self, store: Store) -> None:
+        made: list[int] = []
+        with pytest.raises(KeyboardInterrupt):
+            _pay(store, made, 3)
+        column("journal", "session")(store)
+        assert any("run 'session': calls" in step for step in store.verify(repair=True).repairs)
+        assert store.verify().ok
+
     def test_a_store_that_is_only_read_is_not_repaired(self, store: Store, opener: Opener) -> None:
         fill(store.thread("t"), 2)
-        _column("thread", "t")(store)
+        column("thread", "t")(store)
         rows = stored(store)
         try:
             reader = opener(read_only=True)
@@ -364,6 +393,17 @@ class Repairing(Suite):
     def test_a_repair_is_not_done_inside_a_transaction(self, store: Store) -> None:
         with store.transaction(), pytest.raises(Unavailable):
             store.verify(repair=True)
+
+
+def _pay(store: Store, made: list[int], until: int) -> None:
+    """Let a run make a call in each iteration, and interrupt it in the one with this number."""
+    with store.run("session", agent="b", state={"n": 0, "messages": messages(5)}) as run:
+        for _ in run.iterations():
+            run.tool("pay", lambda: made.append(len(made) + 1))
+            run.state["n"] += 1
+            run.checkpoint()
+            if run.state["n"] == until:
+                raise KeyboardInterrupt
 
 
 def _named(store: Store, report: VerifyReport) -> set[Place]:
