@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from backtrail.checkpoints import Checkpoint
     from backtrail.engine.diff import Edit
     from backtrail.engine.heads import Standing
+    from backtrail.engine.moves import Tagged
     from backtrail.engine.tree import Tree
     from backtrail.policies import Policy
     from backtrail.reports import PruneReport
@@ -414,9 +415,9 @@ class Thread(Handle[S]):
 
         heads = self._engine.desk.heads
         rules = rules_for_one(policy, keep_last, older_than, keep_tagged, heads.clock())
-        found = Sorted([], [])
+        found = Sorted({}, [])
 
-        def choose(standing: Standing) -> list[int]:
+        def choose(standing: Standing) -> Tagged:
             nonlocal found
             named = {self._resolve(standing, ref).seq for ref in keep}
             last = log.MAX_SEQ if until is None else self._resolve(standing, until).seq
@@ -428,7 +429,7 @@ class Thread(Handle[S]):
             choose(standing)
         elif standing is not None:
             hidden = self._engine.desk.moves.hide(self._key, choose)
-            found = found._replace(gone=sorted(hidden))
+            found = found._replace(gone=dict(sorted(hidden.items())))
         account = Account(rules, dry_run=dry_run)
         if standing is not None:
             account.add(standing.record, found)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from backtrail import Invalid, NotFound, Record, Unavailable
-from backtrail.testing.conformance.base import Clock, Suite, fill, head, ids, messages, states, steps
+from backtrail.testing.conformance.base import Clock, Suite, before_hiding, fill, head, ids, messages, states, steps
 
 if TYPE_CHECKING:
     from backtrail import Thread
@@ -64,6 +64,16 @@ class MaxCheckpoints(Suite):
             assert thread.load("y").state == {"n": 2}
             assert list(thread.history())[-2:] == made[-2:]
             assert len(thread) == 4
+
+    def test_what_is_tagged_while_another_is_saved_stays(self, opener: Opener) -> None:
+        with opener(max_checkpoints=2) as store, opener() as other:
+            thread: Thread[Any] = store.thread("t")
+            a, b = fill(thread, 2)
+            with before_hiding(store, lambda: other.thread("t").tag(a, "good")):
+                c = thread.save({"n": 3})
+            assert list(thread.history()) == [a, b, c]
+            assert thread.save({"n": 4}).step == 4
+            assert steps(thread.history()) == [1, 3, 4]
 
     def test_each_thread_has_its_own_count(self, opener: Opener) -> None:
         with opener(max_checkpoints=2) as store:

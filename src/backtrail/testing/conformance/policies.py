@@ -6,6 +6,7 @@ import datetime as dt
 import itertools
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
 
@@ -14,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from backtrail import Invalid, Message, NotFound, Policy
-from backtrail.testing.conformance.base import SECOND, Clock, Suite, fill, head, ids, steps
+from backtrail.testing.conformance.base import SECOND, Clock, Suite, before_hiding, fill, head, ids, steps
 from backtrail.testing.scene import agent, conversation
 
 if TYPE_CHECKING:
@@ -285,6 +286,20 @@ class Policies(Suite):
             with pytest.raises(Invalid):
                 store.prune(Policy(keep_last=1), **wrong)
         assert len(store.thread("c")) == 3
+
+    @pytest.mark.parametrize("kept", [True, ("good",)])
+    def test_what_is_tagged_while_it_is_pruned_stays(self, store: Store, opener: Opener, kept: Any) -> None:
+        with opener() as other:
+            for name in ("one", "all"):
+                thread: Thread[Any] = store.thread(name)
+                made = fill(thread, 5)
+                thread.tag(made[1], "other")
+                with before_hiding(store, partial(other.thread(name).tag, made[0], "good")):
+                    prune = thread.prune if name == "one" else store.prune
+                    report = prune(Policy(keep_last=1, keep_tagged=kept))
+                assert (made[0].id, name, ("tagged good",)) in report.kept
+                store.gc()
+                assert ids(thread.history()) == ids([made[0], *made[1 : 1 + (kept is True)], made[4]])
 
     def test_runs_of_an_agent_are_pruned_each_by_itself(self, store: Store) -> None:
         for session, whose in (("one", "x"), ("two", "x"), ("other", "y")):
