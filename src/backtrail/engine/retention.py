@@ -191,6 +191,13 @@ def retired(heads: Heads, standing: Standing, new: Row) -> tuple[int, ...]:
     return tuple(sorted(gone.keys() - exempt))
 
 
+def outlived(heads: Heads, standing: Standing) -> dict[int, tuple[str, ...]]:
+    """Return the seqs of what the store's ttl has ended, and nobody has hidden yet; none of it has a tag."""
+    record = standing.record
+    rows = [row for row in _all(heads, standing) if log.is_sound(row, record.uid)]  # when others were saved is unknown
+    return dict.fromkeys(sorted(heads.expired(record, rows, standing.newest.head)), ())
+
+
 def _older_than(heads: Heads, standing: Standing, oldest: int) -> Iterator[Row]:
     """Give the checkpoints older than a time, from the first on, until a whole page of them is younger."""
     low = 1

@@ -10,6 +10,7 @@ import pytest
 
 from backtrail import Invalid, NotFound, Record, Unavailable
 from backtrail.testing.conformance.base import Clock, Suite, before_hiding, fill, head, ids, messages, states, steps
+from backtrail.testing.scene import agent
 
 if TYPE_CHECKING:
     from backtrail import Thread
@@ -171,6 +172,31 @@ class TimeToLive(Suite):
             assert store.stats().chunks == 0
         with opener() as store:
             assert states(store.thread("t").history()) == [{"n": 2}]
+
+    def test_collecting_takes_it_away_from_threads_that_nobody_saves_to(self, opener: Opener) -> None:
+        with opener(ttl=100) as store:
+            clock = Clock(store)
+            store.agents.save(agent())
+            store.agents.save(agent(system_prompt="held"), replace=True)
+            store.agents.checkpoint("a", "point")
+            store.agents.save(agent(system_prompt="head"), replace=True)
+            thread: Thread[Any] = store.thread("t")
+            a = thread.save({"n": 1}, label="x")
+            b = thread.save({"n": 2}, tags=["y"])
+            thread.save(messages(200))
+            d = thread.save({"n": 4})
+            thread.save({"n": 5})
+            thread.rewind(d)
+            clock.advance(60)
+            store.gc()
+            assert store.stats().checkpoints == 8
+            clock.advance(60)
+            store.gc()
+            assert (store.stats().checkpoints, store.stats().chunks) == (5, 0)
+        with opener() as store:
+            assert list(store.thread("t").history(everything=True)) == [a, b, d]
+            assert [c.state["system_prompt"] for c in store.agents.thread("a").history()] == ["held", "head"]
+            assert store.verify().ok
 
     @pytest.mark.parametrize("ttl", [0, -1, "1", True, float("nan"), float("inf"), dt.timedelta(0)])
     def test_it_is_a_duration(self, opener: Opener, ttl: Any) -> None:
