@@ -266,7 +266,9 @@ class Overlay:
         return row
 
     def thread_numbers(self, after: int, limit: int) -> list[int]:
-        return self._below.thread_numbers(after, limit)
+        below = self._below.thread_numbers(after, limit) if after >= 0 else []
+        own = range(min(after - 1, _FIRST), _FIRST - len(self._created), -1)  # last: they will have the highest numbers
+        return [*below, *own[: limit - len(below)]]
 
     def newest(self, thread: int) -> Row | None:
         rows = self._rows.get(thread)
