@@ -316,7 +316,8 @@ class Policies(Suite):
     def test_words_and_the_policy_of_them_are_the_same(self, store: Store, thread: Thread[Any]) -> None:
         clock = Clock(store)
         for n in range(8):
-            thread.save({"n": n}, label="x" if n == 1 else None)
+            tags = {2: ["good"], 3: ["other"]}.get(n, [])
+            thread.save({"n": n}, label="x" if n == 1 else None, tags=tags)
             clock.advance(100)
         later = dt.timedelta(seconds=450)
         said: list[dict[str, Any]] = [{"keep_last": 3}, {"older_than": 450}, {"keep_last": 1, "older_than": later}]
@@ -326,6 +327,17 @@ class Policies(Suite):
             unmarked = Policy(**words, keep_tagged=False, keep_labelled=False)
             told = thread.prune(**words, keep_tagged=False, dry_run=True)
             assert told.removed == thread.prune(unmarked, dry_run=True).removed != same.removed
+            for names in (("good",), ["good", "none"], ("none",), ()):
+                told = thread.prune(**words, keep_tagged=names, dry_run=True)
+                same = thread.prune(Policy(**words, keep_tagged=tuple(names)), dry_run=True)
+                assert (told.removed, told.kept) == (same.removed, same.kept)
+                assert int(told) == int(thread.prune(**words, dry_run=True)) + 2 - ("good" in names)
+        for prune in (thread.prune, store.prune):
+            for wrong in (None, 0, 1, "good"):
+                with pytest.raises(Invalid):
+                    prune(keep_last=1, keep_tagged=wrong)  # type: ignore[arg-type]
+        assert thread.prune(keep_last=0, keep_tagged=["good"]) == 5
+        assert steps(thread.history()) == [2, 3, 8]
 
     @pytest.mark.parametrize(
         "words",
