@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from backtrail.engine.nodes import Node, Nodes
 
 _PAGE: Final = 500
+_LONG: Final = 64
+"""Bytes that a row may say about what is in view without being looked at."""
 
 
 class Collected(NamedTuple):
@@ -119,7 +121,28 @@ def collect_rows(heads: Heads, record: ThreadRecord, paced: pace.Upkeep | None =
     for part in pace.slices(gone):
         with paced.write():
             removed += heads.backend.remove_rows(record.no, part)
+    if removed == len(gone):  # else one was shown again meanwhile
+        went = set(gone)
+        _shorten(heads, record, [row for row in rows[:-1] if row.seq not in went], paced)
     return removed
+
+
+def _shorten(heads: Heads, record: ThreadRecord, rows: list[Row], paced: pace.Upkeep) -> None:
+    """Shorten rows that move the head: each has all the ranges of its path, of most of which nothing may be left.
+
+    Whoever reads one meanwhile may read either: no row is ever put into a range that has passed.
+    """
+    left = [row.seq for row in rows if row.op in log.CHECKPOINTS]
+    shorter: list[Row] = []
+    for row in rows:
+        if row.op not in log.CHECKPOINTS and len(row.extra) > _LONG:
+            ranges = log.unpack_extra(row)[1] or ()
+            fewer = log.shortened(ranges, left)
+            if fewer != ranges:
+                shorter.append(log.checked(row._replace(extra=log.pack_extra(b"", fewer, None)), record.uid))
+    for part in pace.slices(shorter):
+        with paced.write():
+            heads.backend.rewrite(record.no, part)
 
 
 def on_its_own(heads: Heads, record: ThreadRecord, row: Row) -> Row:
