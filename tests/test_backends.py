@@ -909,6 +909,7 @@ _batches = st.builds(
     touch=st.lists(_digests, max_size=1).map(tuple),
     visible=st.lists(st.tuples(_threads, _seqs), max_size=1).map(tuple),
     newest=st.lists(st.tuples(_threads, _seqs), max_size=1).map(tuple),
+    tags=st.lists(st.tuples(_threads, _seqs, st.lists(_texts, max_size=1).map(tuple)), max_size=1).map(tuple),
     hide=_tuples(_threads, _seqs),
     show=st.lists(st.tuples(_threads, _seqs), max_size=1).map(tuple),
     tag=_tuples(_threads, _seqs, _texts),
@@ -925,7 +926,7 @@ def _without_guesses(backend, batch):
     return batch._replace(
         **{
             field: tuple(entry for entry in getattr(batch, field) if entry[0] in known)
-            for field in ("renew", "rows", "visible", "newest", "hide", "show", "tag", "untag", "untouch")
+            for field in ("renew", "rows", "visible", "newest", "tags", "hide", "show", "tag", "untag", "untouch")
         },
     )
 

@@ -68,6 +68,7 @@ def commit(connection: apsw.Connection, batch: Batch) -> tuple[int, ...]:
         connection.execute("BEGIN IMMEDIATE")
         _check(connection, batch)
         numbers = _write(connection, batch)
+        _check_tags(connection, batch)
         end(connection, batch, "COMMIT")
     except (Stale, Vanished, MissingChunks):
         roll_back(connection)
@@ -92,6 +93,7 @@ def taken(connection: apsw.Connection, batch: Batch) -> tuple[tuple[int, ...], b
         with savepoint(connection):
             _check(connection, batch)
             numbers = _write(connection, batch)
+            _check_tags(connection, batch)
     except (Stale, Vanished, MissingChunks):
         there = _committed(connection, batch)
         if there is None:
@@ -147,8 +149,6 @@ def _check(connection: apsw.Connection, batch: Batch) -> None:
     for thread, seq in batch.show:
         if connection.execute(_HIDDEN, (key_of(thread, seq),)).get is None:
             raise Vanished(thread, seq)
-    if not as_tagged(batch, lambda *row: [text_of(tag) for (tag,) in connection.execute(_TAGS, row)]):
-        raise Stale
 
 
 def _write(connection: apsw.Connection, batch: Batch) -> tuple[int, ...]:
@@ -173,6 +173,11 @@ def _write(connection: apsw.Connection, batch: Batch) -> tuple[int, ...]:
     for thread, seq in batch.untouch:
         connection.execute(_UNTOUCH, (_key(thread, seq, numbers),))
     return numbers
+
+
+def _check_tags(connection: apsw.Connection, batch: Batch) -> None:
+    if not as_tagged(batch, lambda *row: [text_of(tag) for (tag,) in connection.execute(_TAGS, row)]):
+        raise Stale
 
 
 def _insert(connection: apsw.Connection, key: int, row: Row, *, gaps: bool = False) -> None:

@@ -286,6 +286,8 @@ class Tables:
         missing = frozenset(batch.touch) - self.chunks.keys() - {digest for digest, _ in batch.chunks}
         if missing:
             raise MissingChunks(missing)
+        if not as_tagged(batch, lambda *row: self.tags.get(row, ())):
+            raise Stale
 
     def _check_there(self, batch: Batch) -> None:
         for thread, seq in batch.visible:
@@ -295,8 +297,6 @@ class Tables:
         for thread, seq in batch.show:
             if seq not in self.logs.get(thread, {}):
                 raise Vanished(thread, seq)
-        if not as_tagged(batch, lambda *row: self.tags.get(row, ())):
-            raise Stale
 
     def _check_threads(self, threads: Sequence[NewThread]) -> None:
         names = {(new.space, new.name) for new in threads}
