@@ -437,6 +437,25 @@ class TestCommit:
             assert everything(backend) == before
         backend.commit(Batch(rows=((other, row(2)), (no, row(4)))))
 
+    def test_tags_that_a_batch_requires_are_looked_at(self, backend):
+        no = start(backend, rows=4)
+        backend.commit(Batch(tag=((no, 2, "\ud800"), (no, 2, "b"), (no, 3, "c"))))
+        before = everything(backend)
+        for tags in ({1: ("a",)}, {2: ()}, {2: ("b",)}, {1: (), 2: ("\ud800", "b", "c")}, {3: ("b",)}, {3: ("C",)}):
+            batch = Batch(tags=tuple((no, *each) for each in tags.items()), hide=tuple((no, seq) for seq in tags))
+            with pytest.raises(Stale):
+                backend.commit(batch)
+            with pytest.raises(Stale), backend.group():
+                backend.commit(batch)
+            assert everything(backend) == before
+        required = ((no, 1, ()), (no, 2, ("b", "\ud800")), (no, 3, ()))
+        batch = Batch(rows=((no, row(5)),), tags=required, hide=((no, 1), (no, 2)), untag=((no, 3, "c"),))
+        backend.commit(batch)
+        assert [each.seq for each in backend.rows(no, [(1, 9)], visible=True)] == [3, 4, 5]
+        backend.commit(Batch(show=((no, 1),), tag=((no, 1, "later"),)))
+        backend.commit(batch)  # it is there: what it required then does not matter any more
+        assert [each.seq for each in backend.rows(no, [(1, 9)], visible=True)] == [1, 3, 4, 5]
+
     def test_rows_with_gaps_come_behind_the_newest_one(self, backend):
         no, other = start(backend, rows=3), start(backend, "other", uid=b"other...")
         batch = Batch(
@@ -890,6 +909,7 @@ _batches = st.builds(
     touch=st.lists(_digests, max_size=1).map(tuple),
     visible=st.lists(st.tuples(_threads, _seqs), max_size=1).map(tuple),
     newest=st.lists(st.tuples(_threads, _seqs), max_size=1).map(tuple),
+    tags=st.lists(st.tuples(_threads, _seqs, st.lists(_texts, max_size=1).map(tuple)), max_size=1).map(tuple),
     hide=_tuples(_threads, _seqs),
     show=st.lists(st.tuples(_threads, _seqs), max_size=1).map(tuple),
     tag=_tuples(_threads, _seqs, _texts),
@@ -906,7 +926,7 @@ def _without_guesses(backend, batch):
     return batch._replace(
         **{
             field: tuple(entry for entry in getattr(batch, field) if entry[0] in known)
-            for field in ("renew", "rows", "visible", "newest", "hide", "show", "tag", "untag", "untouch")
+            for field in ("renew", "rows", "visible", "newest", "tags", "hide", "show", "tag", "untag", "untouch")
         },
     )
 

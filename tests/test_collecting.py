@@ -12,6 +12,7 @@ import pytest
 
 import backtrail
 from backtrail.backends import sqlite_connection
+from backtrail.backends.port import Batch
 from backtrail.engine import log, pace, upkeep
 from backtrail.engine import spine as spines
 from backtrail.engine.paths import parse
@@ -129,6 +130,31 @@ except backtrail.Invalid as error:
 del state
 print(packing._Foreign.may_exist())
 """
+
+
+def test_what_is_shown_again_while_it_is_collected_stays_in_view(monkeypatch: pytest.MonkeyPatch) -> None:
+    with backtrail.open("memory://") as store:
+        thread: backtrail.Thread[Any] = store.thread("t")
+        thread.save({"n": 0})
+        for n in range(30):
+            thread.save({"n": n})
+            thread.rewind("@-")
+            thread.save({"n": -n})
+        early = thread.load(10)
+        thread.prune(keep_last=1)
+        backend: Any = store._backend
+        remove, no = backend.remove_rows, backend.find_thread("thread", "t").no
+
+        def overtaken(thread: int, seqs: list[int]) -> int:
+            backend.commit(Batch(show=((no, early.seq),)))
+            return int(remove(thread, seqs))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(backend, "remove_rows", overtaken)
+            store.gc()
+        assert [c.step for c in thread.history()] == [10, 31]
+        store.gc()
+        assert [c.step for c in thread.history()] == [10, 31]
 
 
 def test_what_somebody_held_when_backtrail_was_imported_fools_nobody() -> None:

@@ -333,6 +333,20 @@ def test_clipped_ranges_hold_what_they_held_between_the_ends(some, low, high):
         assert log.contains(clipped, seq) == (log.contains(some, seq) and low <= seq <= high)
 
 
+@given(st.sets(st.integers(1, 40)), st.sets(st.integers(1, 40), max_size=5))
+def test_shortened_ranges_hold_what_is_left_as_far_from_their_end_as_before(path, others):
+    some = tuple((seq, seq) for seq in sorted(path))
+    left = sorted(others)
+    short = log.shortened(some, left)
+    assert (short[:1], short[-1:]) == (some[:1], some[-1:])
+    for seq in left:
+        assert log.contains(short, seq) == log.contains(some, seq)
+        if log.contains(some, seq):
+            assert short[short.index((seq, seq)) :] == some[some.index((seq, seq)) :]
+    gone = [pair for pair in some[:-1] if pair[0] < min(path.intersection(left), default=99)]
+    assert len(short) == len(some) - max(len(gone) - 1, 0)
+
+
 # ---- damage ---------------------------------------------------------------------------------------------------------
 
 

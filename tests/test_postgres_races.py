@@ -121,6 +121,22 @@ def test_batches_that_untouch_wait_for_the_others_threads_in_one_order(opener):
         assert [stand.record.no for stand in backend.standings("a", touched=True)] == [second]
 
 
+def test_who_hides_a_row_waits_for_a_tag_that_is_being_put_on_it_and_sees_it(opener):
+    with opener() as store, opener() as other:
+        thread = store.thread("t")
+        made = [thread.save({"n": n}) for n in range(3)]
+        tags, schema = other._backend, opener.keywords["schema"]
+        no = tags.find_thread("thread", "t").no
+        reports = []
+        with tags.group():
+            tags.commit(Batch(visible=((no, 1),), tag=((no, 1, "keep"),)))
+            pruning = threading.Thread(target=lambda: reports.append(thread.prune(keep_last=1)))
+            pruning.start()
+            waits(schema)
+        pruning.join(LONG)
+        assert (reports, list(thread.history())) == ([1], [made[0], made[2]])
+
+
 def test_a_store_is_not_converted_while_others_would_have_to_wait_for_it(opener):
     schema = opener.keywords["schema"]
     with mock.patch.object(postgres_schema, "STEPS", postgres_schema.STEPS[:1]):

@@ -92,8 +92,8 @@ def check_policy(policy: Any, keep_last: Any, older_than: Any, keep_tagged: Any)
     """Return the policy that was handed in: as one, or in words."""
     if policy is None:
         _require_words(keep_last, older_than)
-        tagged = bool(keep_tagged)
-        return Policy(keep_last=keep_last, older_than=older_than, keep_tagged=tagged, keep_labelled=tagged)
+        labelled = keep_tagged is not False  # one word for both
+        return Policy(keep_last=keep_last, older_than=older_than, keep_tagged=keep_tagged, keep_labelled=labelled)
     if not isinstance(policy, Policy):
         raise Invalid(f"a policy is a backtrail.Policy, not {policy!r:.100}", code="invalid.policy")
     if keep_last is not None or older_than is not None or keep_tagged is not True:
@@ -103,7 +103,7 @@ def check_policy(policy: Any, keep_last: Any, older_than: Any, keep_tagged: Any)
 
 def rules_for_one(policy: Any, keep_last: Any, older_than: Any, keep_tagged: Any, now: int) -> Rules:
     """Return the rules for one thread. In words they may keep nothing but its head, and what else is named."""
-    if policy is None and keep_last == 0 and older_than is None and not keep_tagged:
+    if policy is None and keep_last == 0 and older_than is None and keep_tagged is False:
         return Rules(keep_last=check_count(keep_last, "keep_last"), keep_tagged=False, keep_labelled=False)
     return rules_of(check_policy(policy, keep_last, older_than, keep_tagged), now)
 

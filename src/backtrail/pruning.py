@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from backtrail.backends.port import ThreadRecord
     from backtrail.engine.engine import Engine
     from backtrail.engine.heads import Heads, Standing
+    from backtrail.engine.moves import Tagged
     from backtrail.policies import Policy
     from backtrail.reports import PruneReport
 
@@ -50,7 +51,7 @@ def _pruned(engine: Engine, record: ThreadRecord, rules: retention.Rules, *, dry
     heads = engine.desk.heads
     found: retention.Sorted | None = None
 
-    def choose(standing: Standing) -> list[int]:
+    def choose(standing: Standing) -> Tagged:
         nonlocal found
         found = retention.sort_out(heads, standing, rules)
         return found.gone
@@ -61,7 +62,7 @@ def _pruned(engine: Engine, record: ThreadRecord, rules: retention.Rules, *, dry
             choose(standing)
     else:
         hidden = engine.desk.moves.hide(Key(record.space, record.name, record.agent), choose)
-        found = found and found._replace(gone=sorted(hidden))
+        found = found and found._replace(gone=dict(sorted(hidden.items())))
     return found
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from backtrail.checkpoints import Checkpoint
     from backtrail.engine.diff import Edit
     from backtrail.engine.heads import Standing
+    from backtrail.engine.moves import Tagged
     from backtrail.engine.tree import Tree
     from backtrail.policies import Policy
     from backtrail.reports import PruneReport
@@ -398,7 +399,7 @@ class Thread(Handle[S]):
         *,
         keep_last: int | None = None,
         older_than: dt.timedelta | float | None = None,
-        keep_tagged: bool = True,
+        keep_tagged: bool | Collection[str] = True,
         keep: Collection[Ref] = (),
         until: Ref | None = None,
         dry_run: bool = False,
@@ -406,17 +407,18 @@ class Thread(Handle[S]):
         """Hide the checkpoints that a `Policy` does not keep; the report says which, and why the others stay.
 
         Without one: those behind the newest `keep_last` and older than `older_than` (each if given), but not labelled
-        and tagged ones unless `keep_tagged` is False. The head stays, and so do those that `keep` names, all that were
-        saved after `until`, and what a checkpoint of an agent holds.
+        and tagged ones unless `keep_tagged` is False; if it is names, what has one of these tags counts as tagged. The
+        head stays, and so do those that `keep` names, all that were saved after `until`, and what a checkpoint of an
+        agent holds.
         What was rewound away is counted apart: the newest `keep_last` of it stay too. Nothing that stays is harmed.
         """
         from backtrail.policies import Account, rules_for_one  # noqa: PLC0415 - not every program prunes
 
         heads = self._engine.desk.heads
         rules = rules_for_one(policy, keep_last, older_than, keep_tagged, heads.clock())
-        found = Sorted([], [])
+        found = Sorted({}, [])
 
-        def choose(standing: Standing) -> list[int]:
+        def choose(standing: Standing) -> Tagged:
             nonlocal found
             named = {self._resolve(standing, ref).seq for ref in keep}
             last = log.MAX_SEQ if until is None else self._resolve(standing, until).seq
@@ -428,7 +430,7 @@ class Thread(Handle[S]):
             choose(standing)
         elif standing is not None:
             hidden = self._engine.desk.moves.hide(self._key, choose)
-            found = found._replace(gone=sorted(hidden))
+            found = found._replace(gone=dict(sorted(hidden.items())))
         account = Account(rules, dry_run=dry_run)
         if standing is not None:
             account.add(standing.record, found)

@@ -298,7 +298,7 @@ class Store:
         *,
         keep_last: int | None = None,
         older_than: dt.timedelta | float | None = None,
-        keep_tagged: bool = True,
+        keep_tagged: bool | Iterable[str] = True,
         agent: str | None = None,
         threads: Iterable[str] | None = None,
         dry_run: bool = False,

@@ -282,7 +282,7 @@ class Thread(Generic[S]):
         *,
         keep_last: int | None = None,
         older_than: dt.timedelta | float | None = None,
-        keep_tagged: bool = True,
+        keep_tagged: bool | Collection[str] = True,
         keep: Collection[Ref] = (),
         until: Ref | None = None,
         dry_run: bool = False,
@@ -290,8 +290,9 @@ class Thread(Generic[S]):
         """Hide the checkpoints that a `Policy` does not keep; the report says which, and why the others stay.
 
         Without one: those behind the newest `keep_last` and older than `older_than` (each if given), but not labelled
-        and tagged ones unless `keep_tagged` is False. The head stays, and so do those that `keep` names, all that were
-        saved after `until`, and what a checkpoint of an agent holds.
+        and tagged ones unless `keep_tagged` is False; if it is names, what has one of these tags counts as tagged. The
+        head stays, and so do those that `keep` names, all that were saved after `until`, and what a checkpoint of an
+        agent holds.
         What was rewound away is counted apart: the newest `keep_last` of it stay too. Nothing that stays is harmed.
         """
         return await self._crew.apart(

@@ -119,6 +119,9 @@ class Batch(NamedTuple):
     """(thread, seq) that must exist already and not be hidden, else `Vanished`."""
     newest: tuple[tuple[int, int], ...] = ()
     """(thread, seq) that must be the newest row of its thread before the batch, else `Stale`; seq 0: no row yet."""
+    tags: tuple[tuple[int, int, tuple[str, ...]], ...] = ()
+    """(thread, seq, the tags that this row must have), else `Stale`; what the batch itself tags and untags does not
+    count. Only rows that it hides are named: who tags what is `visible`, and who hides it, wait for each other."""
     hide: tuple[tuple[int, int], ...] = ()
     """Rows to hide. Hiding, tagging or renewing what is not there is passed over. First hide, then tag, then untag."""
     show: tuple[tuple[int, int], ...] = ()
@@ -475,6 +478,15 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Release everything; closing twice is allowed."""
+
+
+def as_tagged(batch: Batch, tags: Callable[[int, int], Iterable[str]]) -> bool:
+    """Tell whether rows have the tags that a batch requires; `tags` gives those of a row, before the batch or after."""
+    for no, seq, known in batch.tags:
+        differing = set(known).symmetric_difference(tags(no, seq))
+        if not {(no, seq, tag) for tag in differing}.issubset((*batch.tag, *batch.untag)):
+            return False
+    return True
 
 
 def written(batch: Batch, created: Sequence[int]) -> set[int]:

@@ -5,7 +5,9 @@ from seq - 1 to seq has the turn, and whoever comes second waits for the first, 
 Everything else is one call of the store's function `commit_1`, which looks at all that the batch requires before it
 writes, or of `commit_2`, which also shows rows again and untouches.
 
-A batch that is too large for one message, or has gaps, is sent in pieces, in one transaction.
+A batch that is too large for one message, or has gaps, is sent in pieces, in one transaction. So is one that requires
+tags: they are looked at once it has hidden the rows. Who tags a row holds it until that is committed, and whoever hides
+it waits for that; a statement that was waiting would not see the tag, but the next one does.
 
 A batch is recognised by the uids of its threads and the op_ids of its rows, so one that comes again after a lost reply
 is a success. The second attempt waits for the first, if that is still under way: both need the turn of the same thread.
@@ -18,8 +20,8 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any, Final
 
-from backtrail.backends.columns import encoded
-from backtrail.backends.port import Batch, MissingChunks, Row, Stale, Vanished
+from backtrail.backends.columns import encoded, text_of
+from backtrail.backends.port import Batch, MissingChunks, Row, Stale, Vanished, as_tagged
 from backtrail.backends.postgres_session import Statement
 from backtrail.backends.postgres_tables import COLUMNS, LETTERS, SECOND
 from backtrail.errors import Invalid
@@ -79,6 +81,12 @@ class Commit:
             JOIN {schema}.row r ON r.thread = w.thread AND r.seq = w.seq AND r.op_id = w.op_id""",
             "IIB",
         )
+        self._tags = Statement(
+            f"""
+            SELECT t.thread, t.seq, t.tag FROM unnest($1, $2) AS w(thread, seq)
+            JOIN {schema}.tag t ON t.thread = w.thread AND t.seq = w.seq""",
+            "II",
+        )
         self._op_id = Statement(f"SELECT op_id FROM {schema}.row WHERE thread = $1 AND seq = $2", "ii")
         general = "oTBBBIB" + "IBIB" + "I" + LETTERS.upper() + "BBB" + "IIII" + "II" + "IIB" + "IIB"
         self._commit = Statement(_call(schema, "commit_1", len(general)), general)
@@ -95,18 +103,33 @@ class Commit:
         if is_one_row(batch):
             self._append_row(session, *batch.rows[0])
             return ()
-        if _weight(batch) <= PIECE and not batch.gaps:
+        if _weight(batch) <= PIECE and not batch.gaps and not batch.tags:
             return self._write_piece(session, batch)[0]
-        write = self._write_sparse if batch.gaps else self._write_pieces
         if not alone:
-            return write(session, batch)
+            return self._write_steps(session, batch)
         session.script("BEGIN ISOLATION LEVEL READ COMMITTED")
         try:
-            numbers = write(session, batch)
+            numbers = self._write_steps(session, batch)
         except (Stale, Vanished, MissingChunks):
             session.script("ROLLBACK")
             raise
         session.script("COMMIT")
+        return numbers
+
+    def _write_steps(self, session: Session, batch: Batch) -> tuple[int, ...]:
+        """Write what takes more than one statement, as a part of the transaction that is open."""
+        if batch.gaps:
+            numbers, already = self._write_sparse(session, batch)
+        elif _weight(batch) > PIECE:
+            numbers, already = self._write_pieces(session, batch)
+        else:
+            numbers, already = self._write_piece(session, batch)
+        if not already and batch.tags:
+            found: dict[tuple[int, int], list[str]] = {}
+            for no, seq, tag in session.run(self._tags, _columns(batch.tags, 3)[:2]):
+                found.setdefault((no, seq), []).append(text_of(tag))
+            if not as_tagged(batch, lambda *row: found.get(row, ())):
+                raise Stale
         return numbers
 
     def _append_row(self, session: Session, thread: int, row: Row) -> None:
@@ -153,7 +176,7 @@ class Commit:
             raise MissingChunks(frozenset(missing))
         return tuple(numbers), bool(already)
 
-    def _write_pieces(self, session: Session, batch: Batch) -> tuple[int, ...]:
+    def _write_pieces(self, session: Session, batch: Batch) -> tuple[tuple[int, ...], bool]:
         """Write it as several batches, the first of which requires all that the whole one does."""
         for chunks in _pieces(batch.chunks, lambda chunk: len(chunk[1])):
             self.put(session, chunks)
@@ -161,17 +184,17 @@ class Commit:
         first = batch._replace(chunks=(), rows=tuple(pieces[0]), hide=(), show=(), tag=(), untag=(), untouch=())
         numbers, already = self._write_piece(session, first)
         if already:  # all of it was one transaction
-            return numbers
+            return numbers, True
         for rows in pieces[1:]:
             self._write_piece(session, Batch(rows=tuple((_number(no, numbers), row) for no, row in rows)))
         self._write_marks(session, batch, numbers)
-        return numbers
+        return numbers, False
 
-    def _write_sparse(self, session: Session, batch: Batch) -> tuple[int, ...]:
+    def _write_sparse(self, session: Session, batch: Batch) -> tuple[tuple[int, ...], bool]:
         """Write a batch with gaps: what it requires, its rows, and the rest."""
         there = self._committed(session, batch)
         if there is not None:
-            return there
+            return there, True
         first = batch._replace(rows=(), chunks=(), touch=(), hide=(), tag=(), untag=(), untouch=(), gaps=False)
         numbers, already = self._write_piece(session, first)
         if already:
@@ -181,7 +204,7 @@ class Commit:
         for chunks in _pieces(batch.chunks, lambda chunk: len(chunk[1])):
             self.put(session, chunks)
         self._write_marks(session, batch, numbers)
-        return numbers
+        return numbers, False
 
     def _committed(self, session: Session, batch: Batch) -> tuple[int, ...] | None:
         """Return the numbers of the batch's threads if this very batch was committed before, else None."""

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 import apsw
 
-from backtrail.backends.columns import MAX_SEQ, encoded
-from backtrail.backends.port import Batch, MissingChunks, NewThread, Row, Stale, Vanished
+from backtrail.backends.columns import MAX_SEQ, encoded, text_of
+from backtrail.backends.port import Batch, MissingChunks, NewThread, Row, Stale, Vanished, as_tagged
 from backtrail.backends.sqlite_connection import roll_back, savepoint
 from backtrail.backends.sqlite_values import COLUMNS, as_parameters, for_groups, key_of, select
 from backtrail.errors import CommitUnknown
@@ -29,6 +29,7 @@ _LAST_KEY = f"""
              (SELECT no << 32 FROM thread WHERE no = ?1 >> 32))"""
 _IS_NEWEST = f"SELECT {_LAST_KEY} = ?1"
 _HIDDEN = "SELECT hidden FROM row WHERE key = ?"
+_TAGS = "SELECT tag FROM tag WHERE thread = ? AND seq = ?"
 # Unless the predecessor is the newest row, `op` becomes NULL, which the table refuses. INSERT ... SELECT ... WHERE
 # would say the same, but since that reads the table it writes, SQLite goes through a temporary one, for 2 us in 10.
 _INSERT_ROW = f"""
@@ -67,6 +68,7 @@ def commit(connection: apsw.Connection, batch: Batch) -> tuple[int, ...]:
         connection.execute("BEGIN IMMEDIATE")
         _check(connection, batch)
         numbers = _write(connection, batch)
+        _check_tags(connection, batch)
         end(connection, batch, "COMMIT")
     except (Stale, Vanished, MissingChunks):
         roll_back(connection)
@@ -91,6 +93,7 @@ def taken(connection: apsw.Connection, batch: Batch) -> tuple[tuple[int, ...], b
         with savepoint(connection):
             _check(connection, batch)
             numbers = _write(connection, batch)
+            _check_tags(connection, batch)
     except (Stale, Vanished, MissingChunks):
         there = _committed(connection, batch)
         if there is None:
@@ -107,6 +110,7 @@ def _is_one_row(batch: Batch) -> bool:
         or batch.touch
         or batch.visible
         or batch.newest
+        or batch.tags
         or batch.hide
         or batch.show
         or batch.tag
@@ -169,6 +173,11 @@ def _write(connection: apsw.Connection, batch: Batch) -> tuple[int, ...]:
     for thread, seq in batch.untouch:
         connection.execute(_UNTOUCH, (_key(thread, seq, numbers),))
     return numbers
+
+
+def _check_tags(connection: apsw.Connection, batch: Batch) -> None:
+    if not as_tagged(batch, lambda *row: [text_of(tag) for (tag,) in connection.execute(_TAGS, row)]):
+        raise Stale
 
 
 def _insert(connection: apsw.Connection, key: int, row: Row, *, gaps: bool = False) -> None:

@@ -29,7 +29,17 @@ from backtrail.backends.changes import (
     Touch,
 )
 from backtrail.backends.columns import merged
-from backtrail.backends.port import Batch, Indexed, MissingChunks, NewThread, Row, Stale, ThreadRecord, Vanished
+from backtrail.backends.port import (
+    Batch,
+    Indexed,
+    MissingChunks,
+    NewThread,
+    Row,
+    Stale,
+    ThreadRecord,
+    Vanished,
+    as_tagged,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -265,13 +275,7 @@ class Tables:
         for thread, seq in batch.newest:
             if self.last(thread) != seq:
                 raise Stale
-        for thread, seq in batch.visible:
-            row = self.logs.get(thread, {}).get(seq)
-            if row is None or row.hidden:
-                raise Vanished(thread, seq)
-        for thread, seq in batch.show:
-            if seq not in self.logs.get(thread, {}):
-                raise Vanished(thread, seq)
+        self._check_there(batch)
         self._check_threads(batch.threads)
         last = {-(at + 1): 0 for at in range(len(batch.threads))}
         for thread, row in batch.rows:
@@ -282,6 +286,17 @@ class Tables:
         missing = frozenset(batch.touch) - self.chunks.keys() - {digest for digest, _ in batch.chunks}
         if missing:
             raise MissingChunks(missing)
+        if not as_tagged(batch, lambda *row: self.tags.get(row, ())):
+            raise Stale
+
+    def _check_there(self, batch: Batch) -> None:
+        for thread, seq in batch.visible:
+            row = self.logs.get(thread, {}).get(seq)
+            if row is None or row.hidden:
+                raise Vanished(thread, seq)
+        for thread, seq in batch.show:
+            if seq not in self.logs.get(thread, {}):
+                raise Vanished(thread, seq)
 
     def _check_threads(self, threads: Sequence[NewThread]) -> None:
         names = {(new.space, new.name) for new in threads}

@@ -15,6 +15,7 @@ one a redo goes forward to. So the newest row tells everything, and undo and red
 
 *Views.* The checkpoints from the root to the head are a few ranges of seq. A row that moves the head stores them;
 a checkpoint names the last such row (`view`) and stands behind its ranges. So "is this in view" is a range test.
+Upkeep leaves out ranges of which nothing is left, where nothing is left before them, either.
 
 A restore of an agent takes a conversation out of view that was made later: `LEAVE` hides nothing, and the undo of the
 restore goes back to what was the head.
@@ -27,6 +28,7 @@ Everything here is a pure function of rows.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -179,6 +181,18 @@ def view_for(newest: Row) -> int:
 def clip(ranges: Ranges, low: int, high: int) -> Ranges:
     """Return the part of the ranges that lies between two seqs, both included."""
     return tuple((max(a, low), min(b, high)) for a, b in ranges if b >= low and a <= high)
+
+
+def shortened(ranges: Ranges, seqs: Sequence[int]) -> Ranges:
+    """Return ranges without those between the first and the first that still has one of these (ascending) seqs.
+
+    If the first has none, that is. What is in view stays so, and so does the place of each step that is still there:
+    steps are counted back from the head. The first one stays, as it begins with the root, and so does the last.
+    """
+    for at, (low, high) in enumerate(ranges):
+        if at == len(ranges) - 1 or bisect_left(seqs, low) < bisect_right(seqs, high):
+            return (ranges[0], *ranges[at:]) if at else ranges
+    return ranges
 
 
 def contains(ranges: Sequence[tuple[int, int]], seq: int) -> bool:

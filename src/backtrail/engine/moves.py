@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from backtrail.engine.trying import Key
 
 T = TypeVar("T")
+Tagged = dict[int, tuple[str, ...]]
+"""Checkpoints of a thread, by seq, with their tags."""
 
 
 class Moves:
@@ -208,21 +210,22 @@ class Moves:
         nothing: tuple[bool, Standing | None] = (False, None)
         return self._existing(key, attempt, nothing)
 
-    def hide(self, key: Key, choose: Callable[[Standing], Iterable[int]]) -> list[int]:
-        """Hide the checkpoints that `choose` names (never the head), and return which.
+    def hide(self, key: Key, choose: Callable[[Standing], Tagged]) -> Tagged:
+        """Hide the checkpoints that `choose` names (never the head) with the tags that they have; return which went.
 
-        Many are hidden a slice at a time. If somebody else writes meanwhile, `choose` is asked again about the rest.
+        Many are hidden a slice at a time. If somebody else writes, or tags one of them, meanwhile, `choose` is asked
+        again about the rest.
         """
-        hidden: list[int] = []
+        hidden: Tagged = {}
         paced = pace.Upkeep()
 
-        def attempt(standing: Standing) -> list[int]:
-            record, newest = standing.record, standing.newest
-            for part in pace.slices([seq for seq in choose(standing) if seq != newest.head]):
+        def attempt(standing: Standing) -> Tagged:
+            no, newest = standing.record.no, standing.newest
+            for part in pace.slices([(seq, tags) for seq, tags in choose(standing).items() if seq != newest.head]):
+                hide, tags = tuple((no, seq) for seq, _ in part), tuple((no, *each) for each in part)
                 with paced.write():
-                    hide = tuple((record.no, seq) for seq in part)
-                    self._backend.commit(Batch(newest=((record.no, newest.seq),), hide=hide))
-                hidden.extend(part)
+                    self._backend.commit(Batch(newest=((no, newest.seq),), tags=tags, hide=hide))
+                hidden.update(part)
             return hidden
 
         return self._existing(key, attempt, hidden)

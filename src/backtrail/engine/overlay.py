@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from copy import copy
 from typing import TYPE_CHECKING, Any, Final
 
-from backtrail.backends.port import Batch, MissingChunks, Row, Stale, Stand, ThreadRecord, Vanished
+from backtrail.backends.port import Batch, MissingChunks, Row, Stale, Stand, ThreadRecord, Vanished, as_tagged
 from backtrail.errors import Conflict, Unavailable
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class Overlay:
         self._touched: set[bytes] = set()
         self._visible: set[tuple[int, int]] = set()
         self._newest: dict[int, int] = {}
+        self._tagged: dict[tuple[int, int], tuple[str, ...]] = {}
         self._hidden: set[tuple[int, int]] = set()
         self._shown: set[tuple[int, int]] = set()
         self._tags: dict[tuple[int, int, str], bool] = {}
@@ -91,6 +92,7 @@ class Overlay:
             touch=tuple(self._touched - self._chunks.keys()),
             visible=tuple(self._visible),
             newest=tuple(self._newest.items()),
+            tags=tuple((no, seq, tags) for (no, seq), tags in self._tagged.items()),
             hide=tuple((_in_batch(no), seq) for no, seq in self._hidden),
             show=tuple(self._shown),
             tag=tuple((_in_batch(no), seq, tag) for (no, seq, tag), there in self._tags.items() if there),
@@ -129,6 +131,7 @@ class Overlay:
         for no, seq in batch.newest:
             if no not in self._rows:
                 self._newest[no] = seq
+        self._tagged.update(((no, seq), tags) for no, seq, tags in batch.tags if not self._own(no, seq))
         self._mark(batch, real)
         self._untouch(batch, real)
         return numbers
@@ -168,6 +171,8 @@ class Overlay:
             newest = self.newest(no)
             if newest is None or newest.seq != seq:
                 raise Stale
+        if not as_tagged(batch, lambda no, seq: self.tags(no, [seq]).get(seq, ())):
+            raise Stale
         self._check_there(batch)
         missing = frozenset(batch.touch) - self.present(batch.touch)
         if missing:
@@ -261,7 +266,9 @@ class Overlay:
         return row
 
     def thread_numbers(self, after: int, limit: int) -> list[int]:
-        return self._below.thread_numbers(after, limit)
+        below = self._below.thread_numbers(after, limit) if after >= 0 else []
+        own = range(min(after - 1, _FIRST), _FIRST - len(self._created), -1)  # last: they will have the highest numbers
+        return [*below, *own[: limit - len(below)]]
 
     def newest(self, thread: int) -> Row | None:
         rows = self._rows.get(thread)

@@ -59,9 +59,10 @@ class Rules(NamedTuple):
 
 
 class Sorted(NamedTuple):
-    """The checkpoints of a thread: the seqs of those that go, and those that stay, each with its reasons; ascending."""
+    """The checkpoints of a thread, by seq, ascending: those that go, and those that stay, each with its reasons."""
 
-    gone: list[int]
+    gone: dict[int, tuple[str, ...]]
+    """With the tags that they had: they go as long as they have these."""
     kept: list[tuple[int, tuple[str, ...]]]
 
 
@@ -109,13 +110,13 @@ def sort_out(
     for row in rows:
         if rules.oldest is not None and row.created_at >= rules.oldest:
             why[row.seq].append(f"younger than {dt.timedelta(microseconds=rules.older_than or 0)}")
-    _keep_marked(heads, standing, rules, rows, why)
+    given = _keep_marked(heads, standing, rules, rows, why)
     for seq, reasons in why.items():
         if seq in named:
             reasons.append("named")
         if seq > until:
             reasons.append("saved later")
-    gone = [seq for seq, reasons in why.items() if not reasons]
+    gone = {seq: given.get(seq, ()) for seq, reasons in why.items() if not reasons}
     return Sorted(gone, [(seq, tuple(reasons)) for seq, reasons in why.items() if reasons])
 
 
@@ -145,8 +146,10 @@ def _week(at: int) -> str:
     return f"week {year}-W{week:02}"
 
 
-def _keep_marked(heads: Heads, standing: Standing, rules: Rules, rows: list[Row], why: dict[int, list[str]]) -> None:
-    """Note what is tagged, labelled, or held by a checkpoint of an agent."""
+def _keep_marked(
+    heads: Heads, standing: Standing, rules: Rules, rows: list[Row], why: dict[int, list[str]]
+) -> dict[int, tuple[str, ...]]:
+    """Note what is tagged, labelled, or held by a checkpoint of an agent; return the tags."""
     given = heads.backend.tags(standing.record.no, list(why))
     holder = cache(lambda pin: _holder(heads, pin))
     for row in rows:
@@ -159,6 +162,7 @@ def _keep_marked(heads: Heads, standing: Standing, rules: Rules, rows: list[Row]
         if row.label is not None and rules.keep_labelled:
             why[row.seq].append("labelled")
         why[row.seq] += dict.fromkeys(f"held by a checkpoint of agent {holder(pin)}" for pin in pins.pins_in(tags))
+    return given
 
 
 def _holder(heads: Heads, pin: str) -> str:
@@ -167,7 +171,7 @@ def _holder(heads: Heads, pin: str) -> str:
 
 
 def retired(heads: Heads, standing: Standing, new: Row) -> tuple[int, ...]:
-    """Return the seqs of what the store's options hide when a new checkpoint is written."""
+    """Return the seqs of what the store's options hide when a new checkpoint is written; none of it has a tag."""
     options = heads.options
     if not options.retires or standing.record.space == pins.SPACE:
         return ()
@@ -185,6 +189,13 @@ def retired(heads: Heads, standing: Standing, new: Row) -> tuple[int, ...]:
             gone[head.seq] = head
     exempt = _exempt(heads, standing, list(gone.values())) if gone else set()
     return tuple(sorted(gone.keys() - exempt))
+
+
+def outlived(heads: Heads, standing: Standing) -> dict[int, tuple[str, ...]]:
+    """Return the seqs of what the store's ttl has ended, and nobody has hidden yet; none of it has a tag."""
+    record = standing.record
+    rows = [row for row in _all(heads, standing) if log.is_sound(row, record.uid)]  # when others were saved is unknown
+    return dict.fromkeys(sorted(heads.expired(record, rows, standing.newest.head)), ())
 
 
 def _older_than(heads: Heads, standing: Standing, oldest: int) -> Iterator[Row]:

@@ -1,20 +1,25 @@
 """Upkeep: what keeps a store small. `verifying` tells whether it is sound, `repairing` gives up what is not.
 
-Collecting has three parts. A hidden checkpoint's row goes: a visible one that was stored as its change is given a base
-of its own first. What rows hold and chunks hold, too, is then kept once (see `repack`). Then every chunk
-that no remaining row leads to goes, except those put or touched since the collection began: a new epoch is begun
-first, and writers stamp what they rely on, so a chunk that a writer is about to use is never taken from under it.
+Collecting has three parts. A hidden checkpoint's row goes, after what the store's ttl has ended is hidden, too: a
+visible one that was stored as its change is given a base of its own first. What rows hold and chunks hold, too, is then
+kept once (see `repack`). Then every chunk that no remaining row leads to goes, except those put or touched since the
+collection began: a new epoch is begun first, and writers stamp what they rely on, so a chunk that a writer is about to
+use is never taken from under it.
 A collection that cannot read something it needs to follow stops before it removes any chunk.
 It writes in slices, with pauses between them: nobody who writes waits for more than one.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from backtrail.engine import indexing, log, pace, payload, pins
+from backtrail.engine import indexing, log, pace, payload, pins, retention
+from backtrail.engine.moves import Moves
 from backtrail.engine.repack import repack
 from backtrail.engine.squeeze import squeeze
+from backtrail.engine.trying import Key
 from backtrail.errors import Corrupt, NotFound
 
 if TYPE_CHECKING:
@@ -25,6 +30,8 @@ if TYPE_CHECKING:
     from backtrail.engine.nodes import Node, Nodes
 
 _PAGE: Final = 500
+_LONG: Final = 64
+"""Bytes that a row may say about what is in view without being looked at."""
 
 
 class Collected(NamedTuple):
@@ -59,6 +66,7 @@ def collect(heads: Heads, progress: Callable[[str, int], None] | None = None, *,
     paced = pace.Upkeep()
     for count, record in enumerate(threads(heads), 1):
         loosening.loosen(record)
+        _hide_outlived(heads, record)
         removed += collect_rows(heads, record, paced)
         marked[record.no] = _mark(heads, record, live)
         if progress:
@@ -69,6 +77,13 @@ def collect(heads: Heads, progress: Callable[[str, int], None] | None = None, *,
     chunks, size = _sweep(heads, live, epoch, paced, progress)
     backend.reclaim(erase=erase)
     return Collected(removed, chunks, size, repacked)
+
+
+def _hide_outlived(heads: Heads, record: ThreadRecord) -> None:
+    """Hide what is too old, as the next save to the thread would."""
+    if heads.options.ttl is not None and record.space != pins.SPACE:
+        with suppress(Corrupt):  # how a damaged thread stands is not known
+            Moves(heads).hide(Key(record.space, record.name), partial(retention.outlived, heads))
 
 
 def collect_rows(heads: Heads, record: ThreadRecord, paced: pace.Upkeep | None = None) -> int:
@@ -106,7 +121,28 @@ def collect_rows(heads: Heads, record: ThreadRecord, paced: pace.Upkeep | None =
     for part in pace.slices(gone):
         with paced.write():
             removed += heads.backend.remove_rows(record.no, part)
+    if removed == len(gone):  # else one was shown again meanwhile
+        went = set(gone)
+        _shorten(heads, record, [row for row in rows[:-1] if row.seq not in went], paced)
     return removed
+
+
+def _shorten(heads: Heads, record: ThreadRecord, rows: list[Row], paced: pace.Upkeep) -> None:
+    """Shorten rows that move the head: each has all the ranges of its path, of most of which nothing may be left.
+
+    Whoever reads one meanwhile may read either: no row is ever put into a range that has passed.
+    """
+    left = [row.seq for row in rows if row.op in log.CHECKPOINTS]
+    shorter: list[Row] = []
+    for row in rows:
+        if row.op not in log.CHECKPOINTS and len(row.extra) > _LONG:
+            ranges = log.unpack_extra(row)[1] or ()
+            fewer = log.shortened(ranges, left)
+            if fewer != ranges:
+                shorter.append(log.checked(row._replace(extra=log.pack_extra(b"", fewer, None)), record.uid))
+    for part in pace.slices(shorter):
+        with paced.write():
+            heads.backend.rewrite(record.no, part)
 
 
 def on_its_own(heads: Heads, record: ThreadRecord, row: Row) -> Row:

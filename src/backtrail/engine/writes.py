@@ -178,6 +178,7 @@ class Writes:
             renew=((no, created),) if renewed else (),
             visible=visible,
             hide=tuple((no, seq) for seq in hide),
+            tags=tuple((no, seq, ()) for seq in hide),  # whoever tags one meanwhile keeps it
             tag=tuple((no, row.seq, tag) for tag in tags),
             rows=((no, standing.newest),) if standing is not None and moved else (),
         )

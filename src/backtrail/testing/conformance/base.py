@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from backtrail import Checkpoint
+    from backtrail.backends.port import Batch
 
 Opener = Callable[..., Store]
 """Opens the store under test, with the options of `backtrail.open`: the same store each time."""
@@ -68,6 +69,22 @@ def chunks_read(store: Store) -> Iterator[list[bytes]]:
 
     with mock.patch.object(backend, "chunks", counting):
         yield asked
+
+
+@contextmanager
+def before_hiding(store: Store, action: Callable[[], Any]) -> Iterator[None]:
+    """Do something in the block when the store has chosen what to hide, and not hidden it yet: once."""
+    backend = store._backend  # noqa: SLF001 - nobody else knows when that is
+    commit, todo = backend.commit, [action]
+
+    def committing(batch: Batch) -> tuple[int, ...]:
+        if batch.hide and todo:
+            todo.pop()()
+        return commit(batch)
+
+    with mock.patch.object(backend, "commit", committing):
+        yield
+    assert not todo
 
 
 def ids(checkpoints: Iterable[Checkpoint[Any]]) -> list[str]:

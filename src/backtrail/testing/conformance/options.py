@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from backtrail import Invalid, NotFound, Record, Unavailable
-from backtrail.testing.conformance.base import Clock, Suite, fill, head, ids, messages, states, steps
+from backtrail.testing.conformance.base import Clock, Suite, before_hiding, fill, head, ids, messages, states, steps
+from backtrail.testing.scene import agent
 
 if TYPE_CHECKING:
     from backtrail import Thread
@@ -64,6 +65,16 @@ class MaxCheckpoints(Suite):
             assert thread.load("y").state == {"n": 2}
             assert list(thread.history())[-2:] == made[-2:]
             assert len(thread) == 4
+
+    def test_what_is_tagged_while_another_is_saved_stays(self, opener: Opener) -> None:
+        with opener(max_checkpoints=2) as store, opener() as other:
+            thread: Thread[Any] = store.thread("t")
+            a, b = fill(thread, 2)
+            with before_hiding(store, lambda: other.thread("t").tag(a, "good")):
+                c = thread.save({"n": 3})
+            assert list(thread.history()) == [a, b, c]
+            assert thread.save({"n": 4}).step == 4
+            assert steps(thread.history()) == [1, 3, 4]
 
     def test_each_thread_has_its_own_count(self, opener: Opener) -> None:
         with opener(max_checkpoints=2) as store:
@@ -161,6 +172,31 @@ class TimeToLive(Suite):
             assert store.stats().chunks == 0
         with opener() as store:
             assert states(store.thread("t").history()) == [{"n": 2}]
+
+    def test_collecting_takes_it_away_from_threads_that_nobody_saves_to(self, opener: Opener) -> None:
+        with opener(ttl=100) as store:
+            clock = Clock(store)
+            store.agents.save(agent())
+            store.agents.save(agent(system_prompt="held"), replace=True)
+            store.agents.checkpoint("a", "point")
+            store.agents.save(agent(system_prompt="head"), replace=True)
+            thread: Thread[Any] = store.thread("t")
+            a = thread.save({"n": 1}, label="x")
+            b = thread.save({"n": 2}, tags=["y"])
+            thread.save(messages(200))
+            d = thread.save({"n": 4})
+            thread.save({"n": 5})
+            thread.rewind(d)
+            clock.advance(60)
+            store.gc()
+            assert store.stats().checkpoints == 8
+            clock.advance(60)
+            store.gc()
+            assert (store.stats().checkpoints, store.stats().chunks) == (5, 0)
+        with opener() as store:
+            assert list(store.thread("t").history(everything=True)) == [a, b, d]
+            assert [c.state["system_prompt"] for c in store.agents.thread("a").history()] == ["held", "head"]
+            assert store.verify().ok
 
     @pytest.mark.parametrize("ttl", [0, -1, "1", True, float("nan"), float("inf"), dt.timedelta(0)])
     def test_it_is_a_duration(self, opener: Opener, ttl: Any) -> None:

@@ -6,6 +6,7 @@ import datetime as dt
 import itertools
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
 
@@ -14,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from backtrail import Invalid, Message, NotFound, Policy
-from backtrail.testing.conformance.base import SECOND, Clock, Suite, fill, head, ids, steps
+from backtrail.testing.conformance.base import SECOND, Clock, Suite, before_hiding, fill, head, ids, steps
 from backtrail.testing.scene import agent, conversation
 
 if TYPE_CHECKING:
@@ -286,6 +287,20 @@ class Policies(Suite):
                 store.prune(Policy(keep_last=1), **wrong)
         assert len(store.thread("c")) == 3
 
+    @pytest.mark.parametrize("kept", [True, ("good",)])
+    def test_what_is_tagged_while_it_is_pruned_stays(self, store: Store, opener: Opener, kept: Any) -> None:
+        with opener() as other:
+            for name in ("one", "all"):
+                thread: Thread[Any] = store.thread(name)
+                made = fill(thread, 5)
+                thread.tag(made[1], "other")
+                with before_hiding(store, partial(other.thread(name).tag, made[0], "good")):
+                    prune = thread.prune if name == "one" else store.prune
+                    report = prune(Policy(keep_last=1, keep_tagged=kept))
+                assert (made[0].id, name, ("tagged good",)) in report.kept
+                store.gc()
+                assert ids(thread.history()) == ids([made[0], *made[1 : 1 + (kept is True)], made[4]])
+
     def test_runs_of_an_agent_are_pruned_each_by_itself(self, store: Store) -> None:
         for session, whose in (("one", "x"), ("two", "x"), ("other", "y")):
             with store.run(session, agent=whose) as run:
@@ -301,7 +316,8 @@ class Policies(Suite):
     def test_words_and_the_policy_of_them_are_the_same(self, store: Store, thread: Thread[Any]) -> None:
         clock = Clock(store)
         for n in range(8):
-            thread.save({"n": n}, label="x" if n == 1 else None)
+            tags = {2: ["good"], 3: ["other"]}.get(n, [])
+            thread.save({"n": n}, label="x" if n == 1 else None, tags=tags)
             clock.advance(100)
         later = dt.timedelta(seconds=450)
         said: list[dict[str, Any]] = [{"keep_last": 3}, {"older_than": 450}, {"keep_last": 1, "older_than": later}]
@@ -311,6 +327,17 @@ class Policies(Suite):
             unmarked = Policy(**words, keep_tagged=False, keep_labelled=False)
             told = thread.prune(**words, keep_tagged=False, dry_run=True)
             assert told.removed == thread.prune(unmarked, dry_run=True).removed != same.removed
+            for names in (("good",), ["good", "none"], ("none",), ()):
+                told = thread.prune(**words, keep_tagged=names, dry_run=True)
+                same = thread.prune(Policy(**words, keep_tagged=tuple(names)), dry_run=True)
+                assert (told.removed, told.kept) == (same.removed, same.kept)
+                assert int(told) == int(thread.prune(**words, dry_run=True)) + 2 - ("good" in names)
+        for prune in (thread.prune, store.prune):
+            for wrong in (None, 0, 1, "good"):
+                with pytest.raises(Invalid):
+                    prune(keep_last=1, keep_tagged=wrong)  # type: ignore[arg-type]
+        assert thread.prune(keep_last=0, keep_tagged=["good"]) == 5
+        assert steps(thread.history()) == [2, 3, 8]
 
     @pytest.mark.parametrize(
         "words",

@@ -138,6 +138,32 @@ class Transactions(Suite):
         assert store.thread("b").latest() is None
         assert store.stats().checkpoints == before + 1
 
+    def test_somebody_elses_tag_on_what_it_prunes_is_a_conflict_at_the_end(self, store: Store) -> None:
+        thread: Thread[Any] = store.thread("a")
+        a, b, c = fill(thread, 3)
+        with pytest.raises(Conflict), store.transaction(), ThreadPoolExecutor(1) as pool:
+            assert thread.prune(keep_last=1) == 2
+            pool.submit(lambda: store.thread("a").tag(b, "good")).result()
+        assert list(thread.history()) == [a, b, c]
+        with store.transaction():  # what it tags itself is no conflict
+            thread.tag(a, "mine")
+            thread.untag(b, "good")
+            assert thread.prune(keep_last=1, keep_tagged=False) == 2
+        assert list(thread.history()) == [c]
+
+    def test_all_threads_are_those_made_inside_too(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("backtrail.engine.upkeep._PAGE", 2)
+        for name in "abc":
+            fill(store.thread(name), 3)
+        with store.transaction():
+            for name in "bde":
+                fill(store.thread(name), 3)
+            told: list[int] = []
+            assert store.prune(keep_last=1, progress=lambda _, count: told.append(count)) == 2 + 5 + 2 + 2 + 2
+            assert told == [1, 2, 3, 4, 5]
+            assert store.migrate().threads == 5
+        assert [len(store.thread(name)) for name in "abcde"] == [1] * 5
+
     def test_two_that_create_the_same_thread_conflict(self, store: Store) -> None:
         with pytest.raises(Conflict), store.transaction(), ThreadPoolExecutor(1) as pool:
             store.thread("a").save({"n": 1})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -103,6 +104,35 @@ class Collecting(Suite):
                 store.thread("t").prune(keep_last=1)
                 assert store.gc().chunks > 50
                 assert store.stats().chunks == 0
+
+    def test_rows_of_moves_get_short_when_what_they_had_in_view_is_gone(self, store: Store) -> None:
+        thread: Thread[Any] = store.thread("t")
+
+        def seen() -> list[Any]:
+            found: list[Any] = [[list(thread.history(everything=each)) for each in (False, True)]]
+            with suppress(KeyError), store.transaction():
+                found += [[thread.undo().id, *ids(thread.history())] for _ in range(6)]
+                raise KeyError
+            return [*found, {step: thread.load(step).id for step in steps(thread.history())}]
+
+        with store.transaction():
+            thread.save({"n": 0})
+            for n in range(40):
+                thread.save({"n": n})
+                thread.rewind("@-")
+                thread.save({"n": -n}, tags=["x"] if n == 35 else [])
+        thread.prune(keep_last=3)
+        before = seen()
+        assert store.gc().rows == 81 - 3 - 3 - 1
+        record = store._backend.find_thread("thread", "t")  # noqa: SLF001
+        assert record is not None
+        rows = store._backend.rows(record.no, [(1, 1000)])  # noqa: SLF001
+        moves = [len(row.extra) for row in rows if not row.root]
+        assert (len(moves), max(moves) < 80) == (40, True)
+        assert seen() == before
+        with pytest.raises(NotFound):
+            thread.load(2)
+        assert store.verify().ok
 
     def test_a_handle_that_wrote_before_a_collection_writes_on_after_it(
         self, store: Store, thread: Thread[Any]
