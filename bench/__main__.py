@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from bench import agents, aio, cold, loads, machine, peers, plot, postgres, report, runs, saves, sizes, upkeep
+from bench import agents, aio, cold, commands, loads, machine, peers, plot, postgres, report, runs, saves, sizes, upkeep
 from bench.scale import FULL, QUICK
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ GROUPS: dict[str, Callable[[Path, Scale], Result]] = {
     "runs": runs.runs,
     "postgres": postgres.postgres,
     "upkeep": upkeep.upkeep,
+    "commands": commands.commands,
 }
 ORDER = (saves.APPEND, saves.STEP, saves.PLAIN, peers.DEFAULT, peers.DELTA)
 

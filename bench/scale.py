@@ -52,6 +52,16 @@ class Upkeep:
 
 
 @dataclass(frozen=True, slots=True)
+class Commands:
+    """The large store that commands are run on, and how often."""
+
+    threads: int = 100_000
+    checkpoints: int = 50_000
+    """Of one more thread."""
+    rounds: int = 7
+
+
+@dataclass(frozen=True, slots=True)
 class Scale:
     """Lengths are counted in messages of about 1 KB; budgets in seconds of one action in one loop."""
 
@@ -79,6 +89,7 @@ class Scale:
     server: Server = Server()
     agents: Agents = Agents()
     upkeep: Upkeep = Upkeep()
+    commands: Commands = Commands()
 
 
 FULL = Scale()
@@ -96,4 +107,5 @@ QUICK = Scale(
     server=Server(seconds=0.5, windows=3, async_rounds=1),
     agents=Agents(long=10_000, many=100, restores=3),
     upkeep=Upkeep(checkpoints=2_000, seconds=2.0),
+    commands=Commands(threads=5_000, checkpoints=2_000, rounds=5),
 )

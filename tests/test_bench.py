@@ -45,7 +45,7 @@ from bench import (  # noqa: E402
 from bench.data import Messages  # noqa: E402
 from bench.figures import Figure, Point, Result  # noqa: E402
 from bench.raw import Raw, pages  # noqa: E402
-from bench.scale import FULL, QUICK, Agents, Scale, Server, Upkeep  # noqa: E402
+from bench.scale import FULL, QUICK, Agents, Commands, Scale, Server, Upkeep  # noqa: E402
 
 TINY = Scale(
     lengths=(4, 8),
@@ -75,6 +75,7 @@ TINY = Scale(
     agents=Agents(long=60, short=20, many=12, few=2, each=6, restores=2),
     run_steps=(2, 12),
     upkeep=Upkeep(checkpoints=60, keep=20, pause=0.001, seconds=0.1),
+    commands=Commands(threads=8, checkpoints=6, rounds=1),
 )
 needs_langgraph = pytest.mark.skipif(
     not (peers.installed() and peers.installed("postgres")),
@@ -426,6 +427,18 @@ def test_a_writer_of_upkeep_that_fails_is_noticed(tmp_path):
     writer.ready()
     with pytest.raises(RuntimeError, match="writer has failed"):
         writer.end()
+
+
+# -- commands ---------------------------------------------------------------------------------------
+
+
+def test_commands_are_run_on_a_small_store_and_on_a_large_one(tmp_path):
+    result = program.GROUPS["commands"](tmp_path, TINY)
+    assert len(result.figures) == 2 + 2 * 4
+    assert all(figure.value > 1 and figure.samples == 1 and figure.unit == "ms" for figure in result.figures)
+    assert [figure.gate for figure in result.figures] == [None] + [150] * 5 + [1000] * 4
+    with backtrail.open(tmp_path / "large.db", read_only=True) as store:
+        assert (store.stats().threads, len(store.thread("long"))) == (9, 6)
 
 
 # -- turns ------------------------------------------------------------------------------------------
