@@ -15,7 +15,7 @@ import pytest
 
 import backtrail
 from backtrail.backends import file as files
-from backtrail.engine import log, reading, verifying
+from backtrail.engine import log, reading, squeeze, verifying
 from tests.lab import quick_directory
 from tests.test_damage import COLUMNS, Sqlite, _fill, _states
 from tests.test_file_crashes import states
@@ -46,6 +46,17 @@ def places(patient):
                         yield table, (where, key), column, value, bytes(flipped)
 
 
+def means_the_same(value, flipped):
+    """Tell whether a flip is in a bit of compressed bytes that does not count: then what is read is the same."""
+    packed = isinstance(value, bytes) and value[0] in (squeeze.ZSTD, squeeze.ZSTD_DICTIONARY1)
+    if not packed or value[0] != flipped[0]:
+        return False
+    try:
+        return squeeze.unsqueeze(value, limit=1 << 30) == squeeze.unsqueeze(flipped, limit=1 << 30)
+    except backtrail.Corrupt:
+        return False
+
+
 def flip_in_sqlite(path, most):
     """Flip so many bits, one after the other; return how many there were, and how many were not found."""
     opener = partial(backtrail.open, path, durability="relaxed")
@@ -63,7 +74,7 @@ def flip_in_sqlite(path, most):
             patient.run(update, (flipped, *key))
             with opener() as store:
                 damaged = {damage.checkpoint_id for damage in store.verify().damaged}
-                missed += not damaged
+                missed += not damaged and not means_the_same(value, flipped)
                 for identity, state in _states(store).items():
                     if isinstance(state, backtrail.Corrupt):
                         missed += not {identity, state.checkpoint_id} & damaged
