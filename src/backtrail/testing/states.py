@@ -26,6 +26,8 @@ _ATOMS: Final[tuple[Any, ...]] = (
 )
 _WORDS: Final = ("lorem", "ipsum", "dolor\n", "sit", "amet", "\0", "Grüße\n", "😀", "x" * 30, "a\nb\nc\n")
 _DEPTH: Final = 3
+_DEEP: Final = 20
+"""Levels from which on nothing is put into itself again: it would soon be deeper than states may be."""
 
 
 def state(rnd: random.Random) -> Any:
@@ -97,7 +99,7 @@ def _edit(rnd: random.Random, root: Any) -> Any:
     if not places:
         return state(rnd)
     path, place = rnd.choice(places)
-    if rnd.random() < 0.15:
+    if rnd.random() < 0.15 and max(len(each) for each, _ in places) < _DEEP:
         _repeat(rnd, place, rnd.choice(places)[1])
     elif isinstance(place, dict):
         _edit_dict(rnd, place)
