@@ -260,7 +260,9 @@ def test_every_kind_of_store(kind, tmp_path, request):
     good("copy", where[0], f"{tmp_path}/copied.db", *where[1:])
     if kind == "postgresql":
         request.addfinalizer(lambda: server().drop_schema("cli_copied"))
-        good("copy", f"{tmp_path}/copied.db", where[0], "--to-schema", "cli_copied")
+        good("copy", f"{tmp_path}/copied.db", where[0], "--schema", "cli_copied")
+        again = good("copy", where[0], where[0], "--schema", "cli_smoke", "--to-schema", "cli_copied").out
+        assert again == "0 new threads, 0 gone on, 3 checkpoints compared\n"
         assert len(good("log", "x", "--store", where[0], "--schema", "cli_copied", "--jsonl").rows) == 3
     good("rewind", "x@n1", "--yes", *store)
     good("fork", "x", "y", "--yes", *store)

@@ -55,15 +55,21 @@ def shown(url: str) -> str:
     return f"{scheme}://{found['user'] or ''}{found['host']}{found['path'] or ''}{mark if kept else ''}{kept}"
 
 
+def in_postgres(url: str) -> bool:
+    """Tell whether a URL is one of PostgreSQL's."""
+    return url.lower().startswith(("postgresql:", "postgres:"))
+
+
 def backend_at(url: str, *, durability: str, read_only: bool, schema: str | None) -> Backend:
     """Open the backend that a URL names; only what is used is loaded."""
-    url = _SCHEME.sub(lambda found: found[0].lower(), url, count=1) if _SCHEME.match(url) else url
+    if found := _SCHEME.match(url):
+        url = found[0].lower() + url[found.end() :]
     if _WORDS.match(url) or (url != url.lstrip() and _SCHEME.match(url.lstrip())):
         raise Invalid(
             "this is no path, and no URL: write postgresql://user:password@host:5432/database, and no blank in front",
             code="invalid.url",
         )
-    if url.startswith(("postgresql:", "postgres:")):
+    if in_postgres(url):
         return _postgres(url, durability=durability, read_only=read_only, schema=schema)
     if schema is not None:
         raise Invalid("schema= is for PostgreSQL; this kind of store has none", code="invalid.argument")

@@ -31,13 +31,7 @@ class Statements:
         shapes = [(p, v, n) for p in (False, True) for v in (False, True) for n in (False, True)]
         self.range = {shape: Statement(_range(schema, *shape), "iiii") for shape in shapes}
         self.ranges = {shape: Statement(_ranges(schema, *shape), "iIIi") for shape in shapes}
-        self.count = Statement(
-            f"""
-            SELECT count(*) FROM unnest($2, $3) AS span(low, high)
-            JOIN {schema}.row r ON r.thread = $1 AND r.seq BETWEEN span.low AND span.high
-            WHERE NOT r.hidden AND r.root <> ''""",
-            "iII",
-        )
+        self.count = Statement(_count(schema), "iII")
         self.labelled = Statement(
             f"SELECT seq FROM {schema}.row WHERE thread = $1 AND label = $2 AND NOT hidden ORDER BY seq", "ib"
         )
@@ -139,6 +133,13 @@ def _ranges(schema: str, payload: bool, visible: bool, newest_first: bool) -> st
             {"AND NOT r.hidden AND r.root <> ''" if visible else ""}
             ORDER BY r.seq {"DESC" if newest_first else ""} LIMIT $4) r
         ORDER BY span.at, r.seq {"DESC" if newest_first else ""} LIMIT $4"""
+
+
+def _count(schema: str) -> str:
+    return f"""
+        SELECT count(*) FROM unnest($2, $3) AS span(low, high)
+        JOIN {schema}.row r ON r.thread = $1 AND r.seq BETWEEN span.low AND span.high
+        WHERE NOT r.hidden AND r.root <> ''"""
 
 
 def _usage(schema: str) -> str:

@@ -31,8 +31,6 @@ def call(session: Session, *, out: Output, builtin: str | None, arguments: str) 
 
     JSON is the object of its arguments, or - for stdin. What it answers is printed.
     """
-    from difflib import get_close_matches
-
     from backtrail import builtins
 
     if builtin is None:
@@ -44,13 +42,10 @@ def call(session: Session, *, out: Output, builtin: str | None, arguments: str) 
                 {"name": t.name, "description": t.description, "schema": t.schema} for t in builtins.TOOLS.values()
             )
         return
-    if builtin not in builtins.TOOLS:
-        near = get_close_matches(builtin, builtins.TOOLS, n=1)
-        raise click.UsageError(f"there is no builtin {builtin!r}" + (f"; there is {near[0]!r}" if near else ""))
     given = read_json("-") if arguments == "-" else _parsed(arguments)
-    if builtin in _WRITES and not session.is_there():
+    if builtin not in builtins.TOOLS or (builtin in _WRITES and not session.is_there()):
         with in_memory() as store:
-            builtins.call(store, builtin, given)  # what cannot be saved makes no store
+            builtins.call(store, builtin, given)  # what cannot be done makes no store, and needs none
     with session.write(create=builtin in _WRITES) as store:
         answer = builtins.call(store, builtin, given)
     if out.form is None:

@@ -1,23 +1,15 @@
-"""Commands that change threads: save, fork, rewind, undo, redo, restore, tag, delete.
-
-A change is made in a transaction, shown, and kept only if whoever asked for it says yes: so what is shown is what will
-be. What somebody else writes meanwhile is a `Conflict`, and nothing was changed. Each says how to take it back; what
-was done outside of the store is told before.
-"""
+"""Commands that change threads: save, fork, rewind, undo, redo, restore, tag, delete."""
 
 from __future__ import annotations
 
-import warnings
-from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from backtrail.cli.facts import made
-from backtrail.cli.looking import change_line
-from backtrail.cli.output import clean, count, quoted, say
+from backtrail.cli.output import clean, count, say
+from backtrail.cli.proposing import name_of, proposed, show_changes, show_move, tell_back
 from backtrail.cli.terms import (
-    KINDS,
     Failure,
     ThreadId,
     at,
@@ -35,76 +27,11 @@ from backtrail.cli.terms import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     from backtrail.checkpoints import Checkpoint
     from backtrail.cli.output import Output
     from backtrail.cli.terms import Found, Session
     from backtrail.store import Store
     from backtrail.values import AgentCheckpoint
-
-_SHOWN: Final = 20
-"""Changes that are shown before a question."""
-
-
-def proposed(store: Store, question: str, change: Callable[[], Any], show: Callable[[Any], None], *, yes: bool) -> Any:
-    """Make a change, show what came of it, and keep it if that is what was meant."""
-    from backtrail.run_history import Irreversible
-
-    with store.transaction():
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", Irreversible)
-            result = change()
-        show(result)
-        told([call for each in caught if isinstance(each.message, Irreversible) for call in each.message.calls])
-        confirm(question, yes=yes)
-    return result
-
-
-def _show_changes(lines: Iterable[str]) -> None:
-    """Show the first changes, and that there are more."""
-    rest = iter(lines)
-    for each in islice(rest, _SHOWN):
-        say(f"  {each}")
-    more = sum(1 for _ in rest)
-    if more:
-        say(f"  ... and {count(more, 'more change')}")
-
-
-def _show_move(found: Found) -> Callable[[Checkpoint[Any]], None]:
-    """Return what shows how the state changes when the head moves."""
-    from backtrail.errors import Corrupt
-
-    def show(to: Checkpoint[Any]) -> None:
-        say(f"{_name(found)}: step {found.head.step} ({found.head.id[:8]}) -> step {to.step} ({to.id[:8]})")
-        try:
-            _show_changes(change_line(each, 100) for each in found.thread.diff(found.head, to))
-        except Corrupt as error:  # a head that cannot be read is what one wants to get away from
-            say(f"  what changes cannot be told: {clean(str(error))}")
-
-    return show
-
-
-def _name(found: Found) -> str:
-    return clean(found.thread.id)
-
-
-class _Thing(NamedTuple):
-    """A thread, and what it is."""
-
-    kind: str
-    id: str
-
-
-def _back(session: Session, store: Store, thing: _Thing | None, words: Sequence[str], *options: str) -> None:
-    """Say how to take a change back: a command, and the words behind it, which are about this thing."""
-    command, *rest = words
-    if thing is not None and any(store.info(thing.id, kind=kind) for kind in KINDS if kind != thing.kind):
-        options = (*options, "--kind", thing.kind)
-    said = [*options, *session.words()]
-    if any(word.startswith("-") for word in rest):
-        rest, said = [], [*said, "--", *rest]
-    say(f"to take it back: backtrail {' '.join(map(quoted, [command, *rest, *said]))}")
 
 
 # -- saving -------------------------------------------------------------------------------------------------
@@ -168,13 +95,13 @@ def save(
 
         def show(to: Checkpoint[Any]) -> None:
             if before is not None:
-                _show_move(before)(to)
+                show_move(before)(to)
             else:
                 say(f"{clean(thread)}: a new thread")
 
         saved = proposed(store, f"Save to {thread!r}?", change, show, yes=yes or new)
         made(out, saved)
-        _back(session, store, _Thing("thread", thread), ["undo" if before else "delete", thread])
+        tell_back(session, store, "thread", thread, ["undo" if before else "delete", thread])
 
 
 def _expected(before: Found | None, expect: str | None) -> Any:
@@ -206,13 +133,13 @@ def fork(session: Session, *, out: Output, ref: str, new_id: str, kind: str | No
             raise Failure("an agent is not forked by itself: fork its conversations, its runs or its threads")
 
         def show(_: Any) -> None:
-            say(f"{clean(new_id)}: a new {found.kind} that goes on from {_name(found)}, step {checkpoint.step}")
+            say(f"{clean(new_id)}: a new {found.kind} that goes on from {name_of(found)}, step {checkpoint.step}")
 
         def change() -> Checkpoint[Any]:
             return found.thread.fork(new_id, checkpoint).load()
 
         made(out, proposed(store, f"Fork {new_id!r}?", change, show, yes=yes))
-        _back(session, store, _Thing(found.kind, new_id), ["delete", new_id])
+        tell_back(session, store, found.kind, new_id, ["delete", new_id])
 
 
 @command(examples=("backtrail rewind trip@before-booking --yes", "backtrail undo trip --yes"))
@@ -227,12 +154,12 @@ def rewind(session: Session, *, out: Output, ref: str, kind: str | None, yes: bo
     with session.write() as store:
         found, checkpoint = find_ref(store, ref, kind)
         if checkpoint.id == found.head.id:
-            say(f"{_name(found)} is there already")
+            say(f"{name_of(found)} is there already")
             made(out, checkpoint)
             return
         question = f"Rewind {found.thread.id!r}?"
-        made(out, proposed(store, question, lambda: found.thread.rewind(checkpoint), _show_move(found), yes=yes))
-        _back(session, store, _Thing(found.kind, found.thread.id), ["undo", found.thread.id])
+        made(out, proposed(store, question, lambda: found.thread.rewind(checkpoint), show_move(found), yes=yes))
+        tell_back(session, store, found.kind, found.thread.id, ["undo", found.thread.id])
 
 
 @command(examples=("backtrail undo trip --yes", "backtrail redo trip --yes"))
@@ -255,14 +182,14 @@ def undo(
             _undo_restore(store, out, thread, force=force, yes=yes)
             return
         found = find_thread(store, thread, kind)
-        made(out, proposed(store, f"Undo in {thread!r}?", found.thread.undo, _show_move(found), yes=yes))
-        _back(session, store, _Thing(found.kind, thread), ["redo", thread])
+        made(out, proposed(store, f"Undo in {thread!r}?", found.thread.undo, show_move(found), yes=yes))
+        tell_back(session, store, found.kind, thread, ["redo", thread])
 
 
 def _undo_restore(store: Store, out: Output, agent: str, *, force: bool, yes: bool) -> None:
     from backtrail.errors import NotFound
 
-    if not store.agents.checkpoints(agent) and store.info(agent, kind="agent") is None:
+    if store.info(agent, kind="agent") is None and not store.agents.checkpoints(agent):
         raise NotFound(f"there is no agent {agent!r}", code="not_found.agent")
     before = _standing(store, agent)
     question = f"Take back the last restore of agent {agent!r}?"
@@ -284,8 +211,8 @@ def redo(session: Session, *, out: Output, thread: str, kind: str | None, yes: b
     """Take back the last undo of THREAD."""
     with session.write() as store:
         found = find_thread(store, thread, kind)
-        made(out, proposed(store, f"Redo in {thread!r}?", found.thread.redo, _show_move(found), yes=yes))
-        _back(session, store, _Thing(found.kind, thread), ["undo", thread])
+        made(out, proposed(store, f"Redo in {thread!r}?", found.thread.redo, show_move(found), yes=yes))
+        tell_back(session, store, found.kind, thread, ["undo", thread])
 
 
 # -- agents -------------------------------------------------------------------------------------------------
@@ -311,7 +238,7 @@ def restore(session: Session, *, out: Output, checkpoint: str, yes: bool) -> Non
             store, question, lambda: store.agents.restore(target), lambda _: _show_agent(store, agent, before), yes=yes
         )
         _agent_made(store, out, agent)
-        _back(session, store, None, ["undo", agent], "--restore")
+        tell_back(session, store, None, agent, ["undo", agent], "--restore")
 
 
 def _agent_checkpoint(store: Store, text: str) -> AgentCheckpoint:
@@ -352,7 +279,7 @@ def _show_agent(store: Store, agent: str, before: dict[tuple[str, str], tuple[st
         if was != now:
             old, new = (f"step {each[1]}" if each else "out of view" for each in (was, now))
             lines.append(f"{key[0]} {clean(key[1])}: {old} -> {new}")
-    _show_changes(lines)
+    show_changes(lines)
 
 
 def _agent_made(store: Store, out: Output, agent: str) -> None:
@@ -387,14 +314,14 @@ def tag(
 
         def show(to: Checkpoint[Any]) -> None:
             old, new = (" ".join(sorted(each.tags)) or "none" for each in (checkpoint, to))
-            say(f"{_name(found)}, step {checkpoint.step}: tags {clean(old)} -> {clean(new)}")
+            say(f"{name_of(found)}, step {checkpoint.step}: tags {clean(old)} -> {clean(new)}")
 
         changed = [each for each in dict.fromkeys(tags) if (each in checkpoint.tags) == remove]
         made(out, proposed(store, f"Change the tags of {ref!r}?", change, show, yes=yes))
         if changed:
             exactly = f"{found.thread.id}@{checkpoint.id[:8]}"
             options = () if remove else ("--remove",)
-            _back(session, store, _Thing(found.kind, found.thread.id), ["tag", exactly, *changed], *options)
+            tell_back(session, store, found.kind, found.thread.id, ["tag", exactly, *changed], *options)
 
 
 @command(examples=("backtrail delete trip-cheap@~1 --yes", "backtrail delete trip-cheap --yes"))
@@ -419,24 +346,25 @@ def delete(session: Session, *, out: Output, ref: str, kind: str | None, yes: bo
 def _delete_all(store: Store, whole: Found, *, yes: bool) -> int:
     """Delete a thread, or all of an agent or a run; return how many checkpoints the thread had."""
     name, kind = whole.thread.id, whole.kind
-    with store.transaction():  # what somebody else saves before the answer is a Conflict
+
+    def change() -> int:
         total = len(whole.thread)
-        say(f"{kind} {_name(whole)}: {count(total, 'checkpoint')}, the last of step {whole.head.step}, will go")
+        say(f"{kind} {name_of(whole)}: {count(total, 'checkpoint')}, the last of step {whole.head.step}, will go")
         if kind == "run":
             told(store.runs.irreversible(name))
-        if kind == "agent":
-            _tell_belongings(store, name)
-        if kind == "conversation":
-            say("this cannot be taken back, unless a checkpoint of its agent holds it: `restore` brings it back then")
-        else:
-            say("this cannot be taken back")
-        if kind == "agent":
-            store.agents.delete(name)
-        elif kind == "run":
             store.runs.cleanup(name)
+        elif kind == "agent":
+            _tell_belongings(store, name)
+            store.agents.delete(name)
         else:
             whole.thread.delete()
-        confirm(f"Delete {kind} {name!r}?", yes=yes)
+        return total
+
+    def show(_: int) -> None:
+        unless = ", unless a checkpoint of its agent holds it: `restore` brings it back then"
+        say(f"this cannot be taken back{unless if kind == 'conversation' else ''}")
+
+    total: int = proposed(store, f"Delete {kind} {name!r}?", change, show, yes=yes)
     return total
 
 
@@ -450,7 +378,9 @@ def _tell_belongings(store: Store, agent: str) -> None:
 
 
 def _delete_checkpoint(store: Store, out: Output, found: Found, checkpoint: Checkpoint[Any], *, yes: bool) -> None:
-    say(f"{_name(found)}: checkpoint {checkpoint.id[:8]} of step {checkpoint.step} will go; this cannot be taken back")
+    say(
+        f"{name_of(found)}: checkpoint {checkpoint.id[:8]} of step {checkpoint.step} will go; this cannot be taken back"
+    )
 
     def show(_: Any) -> None:
         head = found.thread.latest()

@@ -103,17 +103,20 @@ def _langgraph() -> Any:
 @command(examples=("backtrail copy sqlite:///agents.db sqlite:///copied.db",))
 @click.argument("src")
 @click.argument("dst")
-@click.option("--to-schema", metavar="NAME", help="The schema of DST; --schema is that of SRC.")
+@click.option("--to-schema", metavar="NAME", help="The schema of DST, if it is another than that of SRC.")
 def copy(session: Session, *, out: Output, src: str, dst: str, to_schema: str | None) -> None:
     """Copy the store SRC into the store DST.
 
     Both are URLs. Every checkpoint is compared. --store is not used.
     """
     import backtrail
+    from backtrail.urls import in_postgres
 
     target = Session()
+    target.take(dst, to_schema or (session.schema if in_postgres(dst) else None), debug=False)
+    if in_postgres(dst) and not in_postgres(src):
+        session.schema = None
     session.take(src, None, debug=False)
-    target.take(dst, to_schema, debug=False)
     with session.read() as source, progress_in(source) as progress, target.write(create=True) as store:
         report = backtrail.copy(source, store, progress=progress)
     if out.human:

@@ -1,0 +1,82 @@
+"""How changes are made: shown, asked for, and told how to take back.
+
+A change is made in a transaction, shown, and kept only if whoever asked for it says yes: so what is shown is what will
+be. What somebody else writes meanwhile is a `Conflict`, and nothing was changed. What was done outside of the store is
+told before.
+"""
+
+from __future__ import annotations
+
+import warnings
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+from backtrail.cli.looking import change_line
+from backtrail.cli.output import clean, count, quoted, say
+from backtrail.cli.terms import KINDS, confirm, told
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from backtrail.checkpoints import Checkpoint
+    from backtrail.cli.terms import Found, Session
+    from backtrail.store import Store
+
+_SHOWN: Final = 20
+"""Changes that are shown before a question."""
+
+
+def proposed(store: Store, question: str, change: Callable[[], Any], show: Callable[[Any], None], *, yes: bool) -> Any:
+    """Make a change, show what came of it, and keep it if that is what was meant."""
+    from backtrail.run_history import Irreversible
+
+    with store.transaction():
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", Irreversible)
+            result = change()
+        show(result)
+        told([call for each in caught if isinstance(each.message, Irreversible) for call in each.message.calls])
+        confirm(question, yes=yes)
+    return result
+
+
+def show_changes(lines: Iterable[str]) -> None:
+    """Show the first changes, and that there are more."""
+    rest = iter(lines)
+    for each in islice(rest, _SHOWN):
+        say(f"  {each}")
+    more = sum(1 for _ in rest)
+    if more:
+        say(f"  ... and {count(more, 'more change')}")
+
+
+def show_move(found: Found) -> Callable[[Checkpoint[Any]], None]:
+    """Return what shows how the state changes when the head moves."""
+    from backtrail.errors import Corrupt
+
+    def show(to: Checkpoint[Any]) -> None:
+        say(f"{name_of(found)}: step {found.head.step} ({found.head.id[:8]}) -> step {to.step} ({to.id[:8]})")
+        try:
+            show_changes(change_line(each, 100) for each in found.thread.diff(found.head, to))
+        except Corrupt as error:  # a head that cannot be read is what one wants to get away from
+            say(f"  what changes cannot be told: {clean(str(error))}")
+
+    return show
+
+
+def name_of(found: Found) -> str:
+    """Return the id of a thread, for a line."""
+    return clean(found.thread.id)
+
+
+def tell_back(
+    session: Session, store: Store, kind: str | None, thread: str, words: Sequence[str], *options: str
+) -> None:
+    """Say how to take a change back: a command, and the words behind it. They are about this thread, of this kind."""
+    command, *rest = words
+    if kind is not None and any(store.info(thread, kind=each) for each in KINDS if each != kind):
+        options = (*options, "--kind", kind)
+    said = [*options, *session.words()]
+    if any(word.startswith("-") for word in rest):
+        rest, said = [], [*said, "--", *rest]
+    say(f"to take it back: backtrail {' '.join(map(quoted, [command, *rest, *said]))}")
