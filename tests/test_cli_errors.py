@@ -277,3 +277,10 @@ def test_every_kind_of_store(kind, tmp_path, request):
     good("import", tmp_path / "all", "--store", f"{tmp_path}/other.db")
     assert good("log", "x", "--json", "--store", f"{tmp_path}/other.db").out == good("log", "x", "--json", *store).out
     bad(3, "show", "y", *store)
+
+
+@pytest.mark.parametrize("option", ["--store", "--schema"])
+def test_an_option_that_is_empty_is_not_left_out(trip_store, option):
+    for words in (["where"], ["log", "trip"], ["save", "trip", "notes.json", "--yes"]):
+        assert f"{option} is empty" in bad(2, option, "", *words)
+        assert f"{option} is empty" in bad(2, *words, option, " ")

@@ -86,6 +86,7 @@ class Forks(Suite):
         assert forks("beside") == []
         with store.transaction():
             thread.fork("new")
+            store.thread("mine").save({})
             store.thread("fork 2").delete()
             assert forks("t") == ["new", "fork 0"]
         with pytest.raises(NotFound):
