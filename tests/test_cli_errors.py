@@ -284,3 +284,18 @@ def test_an_option_that_is_empty_is_not_left_out(trip_store, option):
     for words in (["where"], ["log", "trip"], ["save", "trip", "notes.json", "--yes"]):
         assert f"{option} is empty" in bad(2, option, "", *words)
         assert f"{option} is empty" in bad(2, *words, option, " ")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["copy", docs.URL, "b.db", "--schema", "x"], "--schema is for PostgreSQL"),
+        (["search", ""], "--contains looks"),
+        (["save", "trip", "notes.json", "--append", "budget", "--yes"], "use --set"),
+    ],
+    ids=["schema", "contains", "set"],
+)
+def test_what_the_library_says_is_told_in_the_words_of_the_command_line(trip_store, words, said):
+    done = run(*words)
+    assert done.code in (1, 2)
+    assert said in done.err

@@ -44,6 +44,7 @@ _HOMES: Final = {
 }
 _WORDS: Final = (
     ("contains=True looks", "--contains looks"),
+    ("schema= is for", "--schema is for"),
     ("use export(path) for", "use `backtrail export FILE` for"),
     ("use set()", "use --set"),
     (", or give a tuple of keys and indexes", ""),
