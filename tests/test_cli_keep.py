@@ -90,6 +90,30 @@ def damage():
     connection.close()
 
 
+def test_a_thread_whose_head_is_lost_is_shown_but_for_that(trip_store):
+    ids = [each["id"] for each in good("log", "trip", "--json").json]
+    connection = apsw.Connection("agents.db")
+    ((no,),) = connection.execute("SELECT no FROM thread WHERE space = 'thread' AND name = ?", (b"trip",)).fetchall()
+    newest = "(SELECT max(key) FROM row WHERE key >> 32 = ?)"
+    connection.execute(f"UPDATE row SET created_at = {1 << 62} WHERE key = {newest}", (no,))  # the year 148,000
+    connection.close()
+    listed = good("log", "trip", "--json").json
+    assert [each["id"] for each in listed] == ids
+    assert [each["damaged"] for each in listed] == [True] + [False] * (len(ids) - 1)
+    assert not any(each["head"] for each in listed)
+    assert good("show", f"trip@{ids[1]}").out
+    assert good("show", ids[1]).out
+    assert good("log", "trip", "--graph").out.count("\n") > len(ids)
+    assert good("fork", f"trip@{ids[1]}", "trip-on", "--yes").out
+    assert [line.endswith("its head") for line in good("threads", "trip").out.splitlines() if "  its head" in line] == [
+        True
+    ]
+    for command in (("show", "trip"), ("undo", "trip"), ("rewind", f"trip@{ids[1]}"), ("delete", "trip", "--yes")):
+        assert "`backtrail verify --repair`" in bad(5, *command)
+    assert run("verify", "--repair", "--yes").code == 0
+    assert good("threads", "--json").json[0]["damaged"] is None
+
+
 def test_verify_repairs_what_it_has_shown_after_a_yes(trip_store):
     damage()
     refused = run("verify", "--repair")

@@ -341,6 +341,7 @@ def _checkpoint(agent_id: str, made: Checkpoint[Any], note: Note) -> AgentCheckp
         size_bytes=note.size,
         checksum=made.root,
         conversations=note.held,
+        damaged=made.damaged,
     )
 
 

@@ -61,8 +61,19 @@ class Handle(Generic[S]):
     def _standing(self) -> Standing | None:
         return self._engine.desk.heads.standing(self._key.space, self._key.name)
 
+    def _readable(self) -> Standing | None:
+        """Return how the thread stands, or what can be read of it if its head is lost."""
+        heads = self._engine.desk.heads
+        record = heads.backend.find_thread(self._key.space, self._key.name)
+        return heads.readable(record) if record else None
+
     def _require_standing(self) -> Standing:
-        standing = self._standing()
+        return self._required(self._standing())
+
+    def _require_readable(self) -> Standing:
+        return self._required(self._readable())
+
+    def _required(self, standing: Standing | None) -> Standing:
         if standing is None:
             raise NotFound(f"there is no thread {self.id!r}", code="not_found.thread")
         return standing
@@ -80,7 +91,7 @@ class Handle(Generic[S]):
     def _tree_at(self, ref: Ref) -> Tree:
         if isinstance(ref, Checkpoint):
             return ref._opened()  # noqa: SLF001 - a checkpoint of any thread may be compared
-        standing = self._require_standing()
+        standing = self._require_readable()
         row = self._resolve(standing, ref)
         return self._engine.desk.heads.chain(standing.record, row).tree
 
@@ -246,7 +257,7 @@ class Handle(Generic[S]):
 
     def _held(self, pointer: Pointer) -> Checkpoint[S]:
         """Return a checkpoint that an agent's checkpoint holds, deleted or not."""
-        heads, standing = self._engine.desk.heads, self._require_standing()
+        heads, standing = self._engine.desk.heads, self._require_readable()
         row = heads.sound_row(standing.record, pointer.seq)
         if row is None or row.root != pointer.root:
             raise heads.damaged(standing.record, pointer.seq, "what an agent's checkpoint points at is missing")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from backtrail.arguments import check_id
 from backtrail.engine import log
 from backtrail.engine.heads import Standing
-from backtrail.errors import Invalid, NotFound
+from backtrail.errors import Corrupt, Invalid, NotFound
 from backtrail.values import ThreadInfo, when
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ def listed(
 
 def known(heads: Heads, space: str, name: str) -> ThreadInfo | None:
     """Return what is known of one thread; None if there is none, or it has no head."""
-    standing = heads.standing(space, name)
-    return None if standing is None or not standing.newest.head else _info(heads, standing.record, standing.newest)
+    found = _found(heads, space, name)
+    return None if found is None or not found[1].head else _info(heads, *found)
 
 
 def uid_of(heads: Heads, space: str, name: str) -> bytes:
@@ -76,22 +76,45 @@ def uid_of(heads: Heads, space: str, name: str) -> bytes:
 def place_of(desk: Desk, space: str, after: ThreadInfo | str) -> tuple[int, int]:
     """Return where a listing goes on."""
     name = after.id if isinstance(after, ThreadInfo) else after
-    standing = desk.heads.standing(space, check_id(name, "a thread's id"))
-    if standing is None:
+    found = _found(desk.heads, space, check_id(name, "a thread's id"))
+    if found is None:
         raise NotFound(f"there is no thread {name!r} to go on behind", code="not_found.thread")
-    return standing.newest.created_at, standing.record.no
+    record, newest = found
+    return newest.created_at, record.no
+
+
+def _found(heads: Heads, space: str, name: str) -> tuple[ThreadRecord, Row] | None:
+    """Return a thread and its newest row, damaged or not."""
+    record = heads.backend.find_thread(space, name)
+    newest = None if record is None else heads.backend.newest(record.no)
+    return None if record is None or newest is None else (record, newest)
 
 
 def _info(heads: Heads, record: ThreadRecord, newest: Row) -> ThreadInfo:
-    head = newest if newest.head == newest.seq else heads.row(record, newest.head)
+    standing, damaged = _standing(heads, record, newest)
     return ThreadInfo(
         id=record.name,
         kind=record.space,
         agent=record.agent,
         created_at=when(record.created_at),
         updated_at=when(newest.created_at),
-        step=newest.step,
-        checkpoints=heads.count(Standing(record, newest, head)),
-        head_id=log.checkpoint_id(record.uid, newest.head),
+        step=standing.newest.step,
+        checkpoints=heads.count(standing),
+        head_id=log.checkpoint_id(record.uid, standing.newest.head),
         forked_from=record.origin,
+        damaged=damaged,
     )
+
+
+def _standing(heads: Heads, record: ThreadRecord, newest: Row) -> tuple[Standing, str | None]:
+    """Return how a thread stands, or the last that is known of that, and why it is not known."""
+    head = newest if newest.head == newest.seq else heads.row(record, newest.head)
+    if head is not None and log.is_sound(newest, record.uid) and log.is_sound(head, record.uid):
+        return Standing(record, newest, head), None
+    try:
+        standing = heads.readable(record)
+    except Corrupt as error:
+        return Standing(record, newest, None), str(error)
+    if standing is None:  # it was collected meanwhile
+        return Standing(record, newest, None), None
+    return standing, None if standing.lost is None else str(standing.lost)

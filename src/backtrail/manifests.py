@@ -63,12 +63,17 @@ class Manifests(Handle[Any]):
     # -- listing ------------------------------------------------------------------------------------
 
     def listed(self) -> list[tuple[Checkpoint[Any], Note]]:
-        """Return the agent's checkpoints, oldest first, each with what its row says beside its manifest."""
-        standing = self._standing()
+        """Return the agent's checkpoints, oldest first, each with what its row says beside its manifest.
+
+        Of a damaged row nobody knows whether it was a checkpoint: it is given as one.
+        """
+        standing = self._readable()
         if standing is None or standing.head is None:
             return []
-        rows = self._engine.desk.heads.backend.rows(standing.record.no, [(1, standing.newest.seq)], visible=True)
-        noted = [(row, self._note(standing.record, row)) for row in rows]
+        record = standing.record
+        rows = self._engine.desk.heads.backend.rows(record.no, [(1, standing.newest.seq)], visible=True)
+        sound = {row.seq for row in rows if log.is_sound(row, record.uid)}
+        noted = [(row, pins.note_of(row) if row.seq in sound else Note(CHECKPOINT)) for row in rows]
         shown = [(row, note) for row, note in noted if note.role == CHECKPOINT]
         made = self._checkpoints(standing, [row for row, _ in shown])
         return [(checkpoint, note) for checkpoint, (_, note) in zip(made, shown, strict=True)]
@@ -80,7 +85,7 @@ class Manifests(Handle[Any]):
     def found(self, seq: int) -> tuple[Checkpoint[Any], Note]:
         """Return a checkpoint of the agent, and what its row says beside its manifest."""
         record, row = self._found(self._engine.desk, seq)
-        standing = self._require_standing()
+        standing = self._require_readable()
         return self._checkpoints(standing, [row])[0], self._note(record, row)
 
     def pointer(self, seq: int, space: str, name: str) -> Pointer:
@@ -230,7 +235,8 @@ class Manifests(Handle[Any]):
 
     def _retire(self, desk: Desk, keep: int) -> None:
         """Hide all but the newest automatic checkpoints."""
-        automatic = [checkpoint.seq for checkpoint, _ in self.listed() if checkpoint.kind == log.KINDS[log.AUTOMATIC]]
+        kind = log.KINDS[log.AUTOMATIC]
+        automatic = [each.seq for each, _ in self.listed() if each.kind == kind and not each.damaged]
         self._hide(desk, automatic[: max(len(automatic) - keep, 0)])
 
     def _hide(self, desk: Desk, seqs: list[int]) -> None:

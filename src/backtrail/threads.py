@@ -203,9 +203,9 @@ class Thread(Handle[S]):
 
     def load(self, ref: Ref = "@") -> Checkpoint[S]:
         """Return the checkpoint that a ref means, or `NotFound`."""
-        standing = self._require_standing()
+        standing = self._require_readable()
         row = self._resolve(standing, ref)
-        if row.seq == standing.newest.head:
+        if row.seq == standing.newest.head and standing.lost is None:
             self._expect(standing)
         return self._checkpoint(standing, row)
 
@@ -231,7 +231,7 @@ class Thread(Handle[S]):
         if kind is not None:
             check_kind(kind)
         wanted = check_metadata(metadata)
-        standing = self._standing()
+        standing = self._readable()
         if standing is None or (standing.head is None and not everything):
             return iter(())
         view = ((1, standing.newest.seq),) if everything else self._engine.desk.heads.view(standing)
@@ -274,7 +274,7 @@ class Thread(Handle[S]):
         """Return the checkpoints in view with this label, or one of these, and this tag, oldest first."""
         if label is None and tag is None:
             raise Invalid("find needs a label or a tag", code="invalid.argument")
-        standing = self._standing()
+        standing = self._readable()
         if standing is None or standing.head is None:
             return []
         heads = self._engine.desk.heads
@@ -297,7 +297,7 @@ class Thread(Handle[S]):
         return standing.newest.step if standing else 0
 
     def __len__(self) -> int:
-        standing = self._standing()
+        standing = self._readable()
         if standing is None or standing.head is None:
             return 0
         return self._engine.desk.heads.count(standing)
@@ -338,7 +338,7 @@ class Thread(Handle[S]):
 
     def fork(self, new_id: str, at: Ref = "@") -> Thread[S]:
         """Begin a new thread at a checkpoint of this one; `Conflict` if there is a thread of that id."""
-        standing = self._require_standing()
+        standing = self._require_readable()
         row = self._resolve(standing, at)
         desk = self._engine.desk
         tags = pins.shown(desk.heads.backend.tags(standing.record.no, [row.seq]).get(row.seq, ()))

@@ -26,6 +26,10 @@ class Sentinel(Enum):
         return False
 
 
+_EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_FIRST: Final = (dt.datetime.min.replace(tzinfo=dt.UTC) - _EPOCH) // dt.timedelta(microseconds=1)
+_LAST: Final = (dt.datetime.max.replace(tzinfo=dt.UTC) - _EPOCH) // dt.timedelta(microseconds=1)
+
 MISSING: Final = Sentinel.MISSING
 """Where there is no value."""
 NEW: Final = Sentinel.NEW
@@ -116,6 +120,8 @@ class ThreadInfo:
     head_id: str
     forked_from: str | None
     """The id of the checkpoint it was forked from."""
+    damaged: str | None = None
+    """Why the head is not known, if it is not: `step` and `head_id` are then the last that are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +152,8 @@ class Hit:
 
 
 def when(micros: int) -> dt.datetime:
-    """Return an aware datetime in UTC."""
-    return dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(microseconds=micros)
+    """Return an aware datetime in UTC; what is beyond the years 1 to 9999, as in a damaged row, is their end."""
+    return _EPOCH + dt.timedelta(microseconds=min(max(micros, _FIRST), _LAST))
 
 
 @dataclass(slots=True, eq=False)
@@ -224,6 +230,8 @@ class AgentCheckpoint:
     """The hash of the hashes of those states."""
     conversations: int
     """How many it holds."""
+    damaged: bool = False
+    """Whether its row is; then only its id is sure."""
 
     @property
     def checkpoint_type(self) -> str:

@@ -153,7 +153,7 @@ def rewind(session: Session, *, out: Output, ref: str, kind: str | None, yes: bo
     """
     with session.write() as store:
         found, checkpoint = find_ref(store, ref, kind)
-        if checkpoint.id == found.head.id:
+        if found.leads_to(checkpoint):
             say(f"{name_of(found)} is there already")
             made(out, checkpoint)
             return
@@ -384,7 +384,7 @@ def _delete_checkpoint(store: Store, out: Output, found: Found, checkpoint: Chec
 
     def show(_: Any) -> None:
         head = found.thread.latest()
-        if checkpoint.id == found.head.id:
+        if found.leads_to(checkpoint):
             say(f"the head is then step {head.step} ({head.id[:8]})" if head else "nothing is left of the thread then")
 
     question = f"Delete checkpoint {checkpoint.id[:8]}?"

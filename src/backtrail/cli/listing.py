@@ -51,6 +51,7 @@ def threads(
             _AGE,
             Column("HEAD", "dim"),
             Column("FORKED FROM", "dim"),
+            Column("DAMAGED", "red"),
         )
         out.table(
             columns,
@@ -63,6 +64,7 @@ def threads(
                     age(info.updated_at),
                     info.head_id[:8],
                     (info.forked_from or "")[:8],
+                    "its head" if info.damaged else "",
                 )
                 for info in shown
             ),
@@ -131,6 +133,7 @@ def _agent_checkpoints(store: Store, out: Output, agent: str, rows: int) -> None
             _AGE,
             Column("CONVERSATIONS", right=True),
             Column("SIZE", "dim", right=True),
+            Column("DAMAGED", "red"),
         )
         out.table(
             columns,
@@ -142,6 +145,7 @@ def _agent_checkpoints(store: Store, out: Output, agent: str, rows: int) -> None
                     age(each.created_at),
                     str(each.conversations),
                     size(each.size_bytes),
+                    "its row" if each.damaged else "",
                 )
                 for each in shown
             ),

@@ -85,8 +85,7 @@ def log(
         seen = _in_view(found, shown) if graph else {each.id for each in shown}
         if not out.human:
             out.values(
-                {**checkpoint_data(each), "in_view": each.id in seen, "head": each.id == found.head.id}
-                for each in shown
+                {**checkpoint_data(each), "in_view": each.id in seen, "head": found.leads_to(each)} for each in shown
             )
         elif graph:
             out.table(_COLUMNS, _graph(store, found, shown, seen, more=more))
@@ -154,7 +153,7 @@ def _nodes(found: Found, shown: list[Checkpoint[Any]], seen: set[str], *, more: 
         parent = each.parent_id
         if parent not in here:
             parent = below if each.id in seen and below is not None else parent if more else None
-        nodes.append(Node(each.id, parent, each.id in seen, each.id == found.head.id))
+        nodes.append(Node(each.id, parent, each.id in seen, found.leads_to(each)))
         below = each.id if each.id in seen else below
     return nodes[::-1]
 
@@ -200,7 +199,7 @@ def show(session: Session, *, out: Output, ref: str, path: str | None, kind: str
 
 
 def _facts(found: Found, checkpoint: Checkpoint[Any]) -> Iterator[tuple[str, str]]:
-    place = " (the head)" if checkpoint.id == found.head.id else ""
+    place = " (the head)" if found.leads_to(checkpoint) else ""
     yield "checkpoint", checkpoint.id + place
     yield found.kind, checkpoint.thread_id
     yield "step", str(checkpoint.step)
@@ -232,7 +231,7 @@ def diff(session: Session, *, out: Output, a: str, b: str | None, kind: str | No
         found, old = find_ref(store, a, kind)
         if b is not None:
             _, new = find_ref(store, b, kind, near=found)
-        elif old.id == found.head.id:
+        elif found.leads_to(old):
             old, new = _before(found), found.head
         else:
             new = found.head

@@ -47,6 +47,7 @@ _WORDS: Final = (
     ("schema= is for", "--schema is for"),
     ("use export(path) for", "use `backtrail export FILE` for"),
     ("use set()", "use --set"),
+    ("verify(repair=True) makes", "`backtrail verify --repair` makes"),
     (", or give a tuple of keys and indexes", ""),
 )
 _USAGE: Final = ("invalid.url", "invalid.argument", "invalid.policy", "invalid.option", "invalid.id")

@@ -317,7 +317,17 @@ class Found(NamedTuple):
 
     thread: Thread[Any]
     kind: str
-    head: Checkpoint[Any]
+    latest: Checkpoint[Any] | None
+    """None if the head is lost."""
+
+    @property
+    def head(self) -> Checkpoint[Any]:
+        """The head, or `Corrupt`."""
+        return self.thread.load() if self.latest is None else self.latest
+
+    def leads_to(self, checkpoint: Checkpoint[Any]) -> bool:
+        """Tell whether a checkpoint is the head."""
+        return self.latest is not None and self.latest.id == checkpoint.id
 
 
 def handle(store: Store, kind: str, name: str) -> Thread[Any]:
@@ -335,11 +345,12 @@ def look_for(store: Store, name: str, kind: str | None = None) -> Found | None:
 
     found = []
     for each in (kind,) if kind else KINDS:
-        if store.info(name, kind=each) is None:  # what is not there needs no code that knows about it
+        info = store.info(name, kind=each)
+        if info is None:  # what is not there needs no code that knows about it
             continue
         thread = handle(store, each, name)
-        head = thread.latest()
-        if head is not None:
+        head = None if info.damaged else thread.latest()
+        if head is not None or info.damaged:
             found.append(Found(thread, each, head))
     if len(found) > 1:
         names = [f"--kind {each.kind}" for each in found]

@@ -19,12 +19,15 @@ from backtrail.engine.tree import Tree, merged
 from backtrail.errors import Corrupt, NotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from backtrail.backends.port import Backend, Row, ThreadRecord
     from backtrail.engine.schema import Types
 
 CACHE_BYTES: Final = 64 * 1024 * 1024
+_WAYS_OUT: Final = (
+    "; what is older can be read by id, label or tag, and verify(repair=True) makes the newest that is whole the head"
+)
 
 
 class Chain(NamedTuple):
@@ -48,6 +51,8 @@ class Standing(NamedTuple):
     """None until the head's state was needed."""
     before: Row | None = None
     """The newest row that is written, if `newest` is yet to be."""
+    lost: Corrupt | None = None
+    """Why the head is not known, if it is not: `readable` says what the rest is then."""
 
 
 class Options(NamedTuple):
@@ -105,16 +110,42 @@ class Heads:
         newest = self.backend.newest(record.no)
         if newest is None:
             return None
-        self.require_sound(record, newest)
+        if not log.is_sound(newest, record.uid):
+            raise self.damaged(record, newest.seq, f"its row is damaged{_WAYS_OUT}")
         if newest.head == 0:
             return Standing(record, newest, None)
-        head = newest if newest.head == newest.seq else self.sound_row(record, newest.head)
+        head = newest if newest.head == newest.seq else self.row(record, newest.head)
+        if head is not None and not log.is_sound(head, record.uid):
+            raise self.damaged(record, head.seq, f"its row is damaged{_WAYS_OUT}")
         if head is None:
             again = self.backend.newest(record.no)
             if again is not None and again.op_id != newest.op_id:
                 return self.standing_of(record)
-            raise Corrupt(f"the head of thread {record.name!r} is missing", code="corrupt.row")
+            raise Corrupt(f"the head of thread {record.name!r} is missing{_WAYS_OUT}", code="corrupt.row")
         return Standing(record, newest, head)
+
+    def readable(self, record: ThreadRecord) -> Standing | None:
+        """Return how this thread stands now, or what can be read of it if it is not known where its head is.
+
+        That is how it stood at the newest row that is sound and whose head is: `before`. `newest` is the same but for
+        its seq, which is that of the newest row, so that what is damaged is in view. Nothing is to be written to it.
+        """
+        try:
+            return self.standing_of(record)
+        except Corrupt as error:
+            for row in self._downwards(record):
+                head = row if row.head == row.seq else self.row(record, row.head)
+                if head is not None and log.is_sound(row, record.uid) and log.is_sound(head, record.uid):
+                    newest = self.backend.newest(record.no) or row
+                    return Standing(record, row._replace(seq=newest.seq), head, before=row, lost=error)
+            raise
+
+    def _downwards(self, record: ThreadRecord) -> Iterator[Row]:
+        """Give all rows of a thread, the newest first."""
+        last, page = log.MAX_SEQ, 8
+        while rows := self.backend.rows(record.no, [(1, last)], newest_first=True, limit=page):
+            yield from rows
+            last, page = rows[-1].seq - 1, 2 * page
 
     def row(self, record: ThreadRecord, seq: int) -> Row | None:
         """Return a row as it is stored, damaged or not; None if it is gone."""
@@ -221,8 +252,13 @@ class Heads:
     # -- what is in view --------------------------------------------------------------------------
 
     def view(self, standing: Standing) -> log.Ranges:
-        """Return the ranges of seq from the root to the head."""
-        return self.path(standing.record, standing.head) if standing.head else ()
+        """Return the ranges of seq from the root to the head; if that is lost, also what came after what is known."""
+        if standing.head is None:
+            return ()
+        path = self.path(standing.record, standing.head)
+        if standing.lost is None or standing.before is None:
+            return path
+        return *path, *log.clip(((1, standing.newest.seq),), standing.before.seq + 1, log.MAX_SEQ)
 
     def expired(self, record: ThreadRecord, rows: Sequence[Row], head: int) -> set[int]:
         """Return the seqs of checkpoints that the store's ttl has ended: not the head, nothing labelled or tagged."""

@@ -55,7 +55,9 @@ def _named(heads: Heads, standing: Standing, text: str) -> Row:
 
 
 def require_head(standing: Standing) -> Row:
-    """Return the head, or `NotFound`."""
+    """Return the head, or `NotFound`; `Corrupt` if it is not known."""
+    if standing.lost is not None:
+        raise standing.lost
     if standing.head is None:
         raise NotFound(f"there is no thread {standing.record.name!r}", code="not_found.thread")
     return standing.head

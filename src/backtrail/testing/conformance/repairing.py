@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from backtrail import AgentState, Conversation, Corrupt, Invalid, Message, NotFound, Unavailable
+from backtrail import AgentState, Conversation, Corrupt, Diff, Invalid, Message, NotFound, Unavailable
 from backtrail.backends.port import Batch, Indexed, Splice
 from backtrail.engine import log, pins, upkeep
 from backtrail.engine.codec import Decoder
@@ -247,6 +247,7 @@ class Repairing(Suite):
         assert not dry.repaired
         assert named <= _named(store, dry)
         assert (stored(store), loaded(store)) == (rows, before)  # to look changes nothing
+        _can_be_read(store, before)
         made = store.verify(repair=True)
         assert made.repaired
         assert (made.damaged, made.faults, made.repairs) == (dry.damaged, dry.faults, dry.repairs)
@@ -264,6 +265,56 @@ class Repairing(Suite):
         with opener() as store:
             assert store.verify().ok
             assert store.thread("large").load("@").state == {"messages": messages(70)}
+
+    @pytest.mark.parametrize(
+        "damage", ["the head", "the newest move", "a missing head"], ids=lambda what: what.replace(" ", "_")
+    )
+    def test_a_thread_whose_head_is_lost_is_read_and_not_written_to(self, store: Store, damage: str) -> None:
+        furnish(store)
+        DAMAGE[damage](store)  # no handle is left that knows how the thread stood before
+        thread = store.thread("t")
+        shown = list(thread.history(newest_first=True))
+        assert sum(checkpoint.damaged for checkpoint in shown) == (damage == "the head")
+        assert len(thread) == len(shown)
+        if damage == "a missing head":
+            assert thread.find(tag="kept") == []
+        else:
+            assert thread.load("here").state == thread.load("kept").state == {"n": "other way"}
+            assert states(thread.find(tag="kept")) == [{"n": "other way"}]
+        good = shown[-1].id
+        assert thread.load(good).state == {"n": 1}
+        assert thread.diff(shown[-1], good) == Diff(())
+        assert thread.fork("f", good).load().state == {"n": 1}
+        needs_the_head: tuple[Callable[[], object], ...] = (
+            thread.latest,
+            thread.load,
+            lambda: thread.load(1),
+            lambda: thread.load("@-"),
+            lambda: thread.save({"n": 0}),
+            lambda: thread.rewind(good),
+            thread.undo,
+        )
+        for call in needs_the_head:
+            with pytest.raises(Corrupt, match=r"verify\(repair=True\)"):
+                call()
+        listed = list(store.threads())
+        at = [each.id for each in listed].index("t")
+        assert [each.id for each in listed if each.damaged] == ["t"]
+        assert store.info("t") == listed[at]
+        assert list(store.threads(after="t")) == listed[at + 1 :]
+        store.verify(repair=True)
+        assert not any(each.damaged for each in store.threads())
+
+    def test_the_checkpoints_of_an_agent_are_listed_beside_a_damaged_one(self, store: Store) -> None:
+        furnish(store)
+        second, first = store.agents.checkpoints("a")
+        column(pins.SPACE, "a")(store)
+        listed = store.agents.checkpoints("a")
+        assert [(each.id, each.damaged) for each in listed] == [(second.id, True), (first.id, False)]
+        assert listed[1] == first
+        assert store.agents.get_checkpoint(first.id) == first
+        with pytest.raises(Corrupt):
+            store.agents.get_checkpoint(second.id)
 
     def test_a_sound_store_is_not_changed(self, store: Store) -> None:
         furnish(store)
@@ -404,6 +455,21 @@ def _pay(store: Store, made: list[int], until: int) -> None:
             run.checkpoint()
             if run.state["n"] == until:
                 raise KeyboardInterrupt
+
+
+def _can_be_read(store: Store, states: dict[Place, Any]) -> None:
+    """What is not damaged can be read, by those who know nothing of what is."""
+    for (space, name, seq), state in states.items():
+        if space in ("thread", "aside"):
+            record, _ = _row(store, space, name)
+            thread = store.thread(name, aside=space == "aside")
+            assert thread.load(log.checkpoint_id(record.uid, seq)).state == state
+    for name in ("t", "large"):
+        assert len(list(store.thread(name).history())) == len(store.thread(name))
+    for listing in (store.threads, store.agents.list, store.runs.list):
+        list(listing())
+    assert len(store.agents.checkpoints("a")) == 2
+    assert len(store.conversations.list("a")) + len(store.conversations.list("a", archived=True)) >= 1
 
 
 def _named(store: Store, report: VerifyReport) -> set[Place]:
