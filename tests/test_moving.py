@@ -594,6 +594,24 @@ def test_a_copy_needs_two_stores(tmp_path, memory):
             backtrail.copy(memory, wrong)
 
 
+@pytest.mark.parametrize("copy", ["sqlite", "file"])
+def test_a_copy_that_cannot_be_read_whole_makes_no_store(tmp_path, memory, copy):
+    memory.thread("t").save({"n": 1})
+    there = tmp_path / "copied"
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        backtrail.copy(memory, f"{copy}:///{there}", progress=stop)
+    record = memory._backend.find_thread("thread", "t")
+    newest = memory._backend.newest(record.no)
+    memory._backend.rewrite(record.no, [newest._replace(created_at=0)])
+    with pytest.raises(Corrupt):
+        backtrail.copy(memory, f"{copy}:///{there}")
+    assert not there.exists()
+
+
 def test_a_copy_that_has_another_root_is_not_taken_for_one(memory, monkeypatch):
     memory.thread("t").save([1])
     commit = MemoryBackend.commit

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import tempfile
-from contextlib import ExitStack
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from backtrail import moving
 from backtrail.engine import log
@@ -17,6 +17,7 @@ from backtrail.store import Store, open  # noqa: A004 - as backtrail.open
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from backtrail.backends.port import Backend
     from backtrail.engine.archive import Entry
@@ -33,24 +34,32 @@ def copy(
     Both are stores, or URLs; `src` is only read, and must be there. `dst` may have other threads, and those of an
     earlier copy, which go on; see `Store.import_`. What is copied lies in a temporary file meanwhile.
     """
-    with ExitStack() as stack:
-        source = _store(src, stack, read_only=True)
-        target = _store(dst, stack, read_only=False)
-        path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="backtrail-")), "copy")
+    for given in (src, dst):
+        if not isinstance(given, Store | str | os.PathLike):
+            raise Invalid(f"a copy is between stores or their URLs, not {given!r}", code="invalid.argument")
+    with _store(src, read_only=True) as source:
+        return copy_to(source, lambda: _store(dst, read_only=False), progress=progress)
+
+
+def copy_to(
+    source: Store,
+    target: Callable[[], AbstractContextManager[Store]],
+    *,
+    progress: Callable[[str, int], None] | None = None,
+) -> CopyReport:
+    """Copy a store to one that is opened, and perhaps made, only when all of the other has been read."""
+    with tempfile.TemporaryDirectory(prefix="backtrail-") as folder:
+        path = Path(folder, "copy")
         moving.export(source._engine, path, progress=progress)  # noqa: SLF001 - a part of what a store does
-        made = moving.import_(target._engine, path, progress)  # noqa: SLF001
-        with Archive(path) as archive:
-            backend = target._engine.direct.heads.backend  # noqa: SLF001
+        with target() as store, Archive(path) as archive:
+            made = moving.import_(store._engine, path, progress)  # noqa: SLF001
+            backend = store._engine.direct.heads.backend  # noqa: SLF001
             count = sum(_compared(backend, archive, entry) for entry in archive.entries)
     return CopyReport(made.threads, made.created, made.extended, count)
 
 
-def _store(given: Any, stack: ExitStack, *, read_only: bool) -> Store:
-    if isinstance(given, Store):
-        return given
-    if not isinstance(given, str | os.PathLike):
-        raise Invalid(f"a copy is between stores or their URLs, not {given!r}", code="invalid.argument")
-    return stack.enter_context(open(given, read_only=read_only))
+def _store(given: Store | str | os.PathLike[str], *, read_only: bool) -> AbstractContextManager[Store]:
+    return nullcontext(given) if isinstance(given, Store) else open(given, read_only=read_only)
 
 
 def _compared(backend: Backend, archive: Archive, entry: Entry) -> int:

@@ -109,7 +109,7 @@ def copy(session: Session, *, out: Output, src: str, dst: str, to_schema: str | 
 
     Both are URLs. Every checkpoint is compared. --store is not used.
     """
-    import backtrail
+    from backtrail.copying import copy_to
     from backtrail.urls import in_postgres
 
     target = Session()
@@ -117,8 +117,8 @@ def copy(session: Session, *, out: Output, src: str, dst: str, to_schema: str | 
     if in_postgres(dst) and not in_postgres(src):
         session.schema = None
     session.take(src, None, debug=False)
-    with session.read() as source, progress_in(source) as progress, target.write(create=True) as store:
-        report = backtrail.copy(source, store, progress=progress)
+    with session.read() as source, progress_in(source) as progress:
+        report = copy_to(source, lambda: target.write(create=True), progress=progress)
     if out.human:
         made = f"{count(report.created, 'new thread')}, {report.extended:,} gone on"
         line(f"{made}, {count(report.checkpoints, 'checkpoint')} compared")
