@@ -80,7 +80,6 @@ class Reader:
         """An end that was published, and is not there."""
         self.changes = 0
         """How many were read or written."""
-        """How many were read or written."""
         self.echo: list[list[Any]] = []
         """What the next frame is to repeat."""
         self._hurt = 0
