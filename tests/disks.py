@@ -6,6 +6,7 @@ that a power cut may have left: see `Platter`.
 
 from __future__ import annotations
 
+import itertools
 import os
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,6 +42,8 @@ class Disk:
         """Called before each of them; it may raise OSError, or never return."""
         self.reads = False
         """Whether calls that change nothing, or nothing in a file, are seen, too: open, read, mkdir."""
+        self._numbers: dict[int, int] = {}
+        self._made = itertools.count(1)
 
     def count(self, what: str) -> int:
         return sum(call.what == what for call in self.calls)
@@ -48,6 +51,12 @@ class Disk:
     def _see(self, call: Call) -> None:
         self.calls.append(call)
         self.before(call)
+
+    def number(self, found: os.stat_result, *, made: bool = False) -> int:
+        """Return the number of a file: its inode's, but a new file is another one, though it may have got the same."""
+        if made or found.st_ino not in self._numbers:
+            self._numbers[found.st_ino] = next(self._made)
+        return self._numbers[found.st_ino]
 
 
 @contextmanager
@@ -66,9 +75,9 @@ def traced() -> Iterator[Disk]:  # noqa: C901 - one function for each call
                 disk._see(Call("open", None, os.fspath(path)))
             fd = real["open"](path, flags, mode, **rest)
             if made:
-                disk.calls[-1] = disk.calls[-1]._replace(file=os.fstat(fd).st_ino)
+                disk.calls[-1] = disk.calls[-1]._replace(file=disk.number(os.fstat(fd), made=True))
             if flags & os.O_TRUNC and not made:
-                disk._see(Call("truncate", os.fstat(fd).st_ino))
+                disk._see(Call("truncate", disk.number(os.fstat(fd))))
             return fd
 
         def pread(fd, size, at):
@@ -82,21 +91,21 @@ def traced() -> Iterator[Disk]:  # noqa: C901 - one function for each call
             return real["mkdir"](path, mode, **rest)
 
         def pwrite(fd, data, at):
-            disk._see(Call("write", os.fstat(fd).st_ino, at=at, data=bytes(data)))
+            disk._see(Call("write", disk.number(os.fstat(fd)), at=at, data=bytes(data)))
             return real["pwrite"](fd, data, at)
 
         def ftruncate(fd, size):
-            disk._see(Call("truncate", os.fstat(fd).st_ino, at=size))
+            disk._see(Call("truncate", disk.number(os.fstat(fd)), at=size))
             return real["ftruncate"](fd, size)
 
         def sync(fd):
             if Path(f"/proc/self/fd/{fd}").is_dir():
                 disk._see(Call("sync directory", str(Path(f"/proc/self/fd/{fd}").readlink())))
             else:
-                disk._see(Call("sync", os.fstat(fd).st_ino))
+                disk._see(Call("sync", disk.number(os.fstat(fd))))
 
         def replaced(source, target, **_):
-            disk._see(Call("rename", Path(source).stat().st_ino, os.fspath(source), os.fspath(target)))
+            disk._see(Call("rename", disk.number(Path(source).stat()), os.fspath(source), os.fspath(target)))
             return replace(source, target)
 
         def unlink(path, **_):

@@ -261,13 +261,30 @@ class Looker:
     def look(self, url: str) -> Picture | Exception:
         """Open it, check all of it, and write to it; return its picture, or what was wrong with it."""
         try:
+            read = _read(url)
             with backtrail.open(url, durability="relaxed") as store:
                 content = _content(store)
+                if read not in (None, content):
+                    raise AssertionError("whoever opens it only to read it sees something else")
                 if content not in self._known or self._thorough:
                     self._known[content] = _checked(store, exact=self._exact)
                 return self._known[content]
         except Exception as error:  # noqa: BLE001 - whatever it is, the store is not as it should be
             return error
+
+
+def _read(url: str) -> bytes | None:
+    """Return what `_content` says of a store in files that is only read; None if there is none yet.
+
+    One in SQLite that is half made, or half migrated, is of an older format until it is opened for writing.
+    """
+    if not url.startswith("file:"):
+        return None
+    try:
+        with backtrail.open(url, read_only=True) as store:
+            return _content(store)
+    except backtrail.NotFound:
+        return None
 
 
 def _checked(store: backtrail.Store, *, exact: bool) -> Picture:

@@ -196,10 +196,22 @@ class FileBackend(SharedTables):
             tables, count = base.write(self.path / name, old.uid, kept, source.body)
             new = Generation(old.uid, old.generation + 1, name, count, source.file, source.number + 1)
             return self._switched(old, new, tables)
+        except BaseException:
+            self._discard(name)
+            raise
         finally:
             source.close()
 
+    def _discard(self, base: str) -> None:
+        """Remove a base that is not the present one; if that is not certain, it stays until the next generation."""
+        with suppress(Error, OSError):
+            now, fd = directory.read(self.path)
+            os.close(fd)
+            if now.base != base:
+                remove(self.path / base)
+
     def _switched(self, old: Generation, new: Generation, tables: Tables) -> bool:
+        prepared: Path | None = None
         try:
             log = Log(self.path, new, read_only=False)
             try:
@@ -221,6 +233,8 @@ class FileBackend(SharedTables):
                 finally:
                     self._give()
             finally:
+                if prepared is not None:
+                    remove(prepared)
                 if log is not self._log:
                     log.close()
         except FileNotFoundError:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from backtrail.backends import file_frames as frames
 from backtrail.backends.changes import Listed, PutChunk, PutList, PutRow
-from backtrail.backends.file_disk import remove, synced, synced_directory, translated, write_at
+from backtrail.backends.file_disk import created, remove, synced, synced_directory, translated, write_at
 from backtrail.backends.file_log import build
 from backtrail.backends.file_reading import BASE
 from backtrail.backends.file_records import echo
@@ -34,7 +34,7 @@ def write(name: Path, uid: bytes, tables: Tables, read: Callable[[Place], bytes]
     number = 0
     repeated: list[list[object]] = []
     try:
-        fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
+        fd = created(name, os.O_WRONLY | os.O_EXCL)
         try:
             header = frames.file_header(uid, BASE, 1)
             write_at(fd, 0, header)

@@ -19,12 +19,11 @@ from typing import Final
 from blake3 import blake3
 
 from backtrail.backends import file_frames as frames
-from backtrail.backends.file_disk import read_at, synced, synced_directory, translated, write_at
+from backtrail.backends.file_disk import STORE, created, read_at, synced, synced_directory, translated, write_at
 from backtrail.backends.file_log import begin_file
 from backtrail.backends.file_reading import Generation, log_name
 from backtrail.errors import Corrupt, Invalid, NotFound
 
-STORE: Final = "backtrail.store"
 LOCK: Final = "backtrail.lock"
 SNAPSHOT: Final = "snapshot"
 NEW: Final = ".new"
@@ -167,7 +166,7 @@ def replace(name: Path, data: bytes) -> None:
     """Put a file in the place of another, durably: at any moment there is one of the two."""
     new = name.with_name(name.name + NEW)
     try:
-        fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0), 0o666)
+        fd = created(new, os.O_WRONLY | os.O_TRUNC)
         try:
             write_at(fd, 0, data)
             synced(fd)

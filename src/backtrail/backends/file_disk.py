@@ -4,22 +4,45 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from backtrail.errors import Error, Unavailable
+from backtrail.errors import Error, Invalid, Unavailable
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["fcntl", "read_at", "remove", "synced", "synced_directory", "translated", "write_at"]
+__all__ = ["STORE", "created", "fcntl", "read_at", "remove", "synced", "synced_directory", "translated", "write_at"]
 
 try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
+STORE: Final = "backtrail.store"
+"""The file that says of its directory that it is a store."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def created(name: Path, flags: int) -> int:
+    """Open a file of a store, and make it if it is not there: for those, and only those, who may use the store.
+
+    It gets the mode of the file that says that it is one, and its owner, as far as that may be done.
+    """
+    flags |= os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
+    try:
+        like = (name.parent / STORE).stat()
+    except OSError:  # the store is being made
+        return os.open(name, flags, 0o666)
+    fd = os.open(name, flags, 0o600)
+    for owner in (like.st_uid, -1):
+        with suppress(OSError):
+            os.fchown(fd, owner, like.st_gid)
+            break
+    with suppress(OSError):
+        os.fchmod(fd, stat.S_IMODE(like.st_mode))
+    return fd
 
 
 def read_at(fd: int, at: int, length: int) -> bytes:
@@ -78,6 +101,8 @@ def translated(error: OSError, path: object) -> Error:
         return Unavailable(
             f"{reason}: check the permissions of the directory and of its files", code="unavailable.open"
         )
+    if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+        return Invalid(f"{reason}: name another place", code="invalid.store")
     if error.errno == errno.EROFS:
         return Unavailable(f"{reason}: it can only be read: open it for writing", code="unavailable.read_only")
     return Unavailable(f"{reason}: the disk or its file system fails: try again, or elsewhere", code="unavailable.io")

@@ -77,6 +77,15 @@ def first_frame(header: bytes, uid: bytes, file: int) -> int | None:
     return int(first) if (magic, form, number) == (FILE_MAGIC, FORMAT, file) else None
 
 
+def belongs_to(header: bytes) -> tuple[bytes, int] | None:
+    """Return the uid of the store that a file was made in, and its number there; None if its header is not good."""
+    if len(header) < FILE_HEADER:
+        return None
+    magic, _, number, _, uid = _FILE_HEADER.unpack_from(header)
+    good = magic == FILE_MAGIC and header[_FILE_HEADER.size : FILE_HEADER] == _crc(uid, header[: _FILE_HEADER.size])
+    return (uid, number) if good else None
+
+
 def frame(uid: bytes, number: int, synced: int, records: Sequence[bytes], bodies: Sequence[bytes]) -> list[bytes]:
     """Return the bytes of a frame: in one piece, or, if it is large, its bodies as they are, for `joined`."""
     parts = [part for record in records for part in (_RECORD.pack(len(record), zlib.crc32(record)), record)]

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from backtrail.backends import forks
-from backtrail.backends.file_disk import fcntl, translated, write_at
+from backtrail.backends.file_disk import created, fcntl, translated, write_at
 from backtrail.errors import CommitUnknown, NotFound, Unavailable
 
 if TYPE_CHECKING:
@@ -58,7 +58,6 @@ class Turns:
             )
         self._path = path
         self._wait = wait
-        self._flags = (os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT) | getattr(os, "O_CLOEXEC", 0)
         self._read_only = read_only
         self._forked = forked
         self._fd = -1
@@ -126,6 +125,17 @@ class Turns:
         finally:
             self._locking.release()
 
+    @contextmanager
+    def kept_quiet(self) -> Iterator[bool]:
+        """Keep out those who write, unless somebody does: tell whether nobody does. Its caller has a turn."""
+        if not self._locking.acquire(blocking=False):
+            yield False
+            return
+        try:
+            yield self._open() and self._flocked(fcntl.LOCK_SH)
+        finally:
+            self.unlock()
+
     def publish(self, end: End) -> None:
         """Say where the log ends now. Its caller has locked all others out."""
         try:
@@ -167,7 +177,7 @@ class Turns:
         with self._lock:
             try:
                 if self._fd < 0:
-                    fd = os.open(self._path, self._flags, 0o666)
+                    fd = self._opened()
                     self._inode = _inode(os.fstat(fd))
                     self._fd = fd
             except FileNotFoundError as error:
@@ -178,6 +188,9 @@ class Turns:
             except OSError as error:
                 raise translated(error, self._path) from error
         return True
+
+    def _opened(self) -> int:
+        return os.open(self._path, os.O_RDONLY) if self._read_only else created(self._path, os.O_RDWR)
 
     def _is_there(self) -> bool:
         """Tell whether the file that is open is still the one of that name."""
@@ -191,18 +204,23 @@ class Turns:
     def _flock(self, how: int) -> None:
         pause, end = _FIRST_PAUSE, 0.0
         while True:
-            try:
-                fcntl.flock(self._fd, how | fcntl.LOCK_NB)
-            except BlockingIOError:
-                end = end or time.monotonic() + self._wait
-                if time.monotonic() > end:
-                    raise self._locked("another process has been writing") from None
-                time.sleep(pause)
-                pause = min(pause * 1.5, _LONGEST_PAUSE)
-            except OSError as error:
-                raise translated(error, self._path) from error
-            else:
+            if self._flocked(how):
                 return
+            end = end or time.monotonic() + self._wait
+            if time.monotonic() > end:
+                raise self._locked("another process has been writing")
+            time.sleep(pause)
+            pause = min(pause * 1.5, _LONGEST_PAUSE)
+
+    def _flocked(self, how: int) -> bool:
+        """Lock the file if that can be done at once, and tell whether it was."""
+        try:
+            fcntl.flock(self._fd, how | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise translated(error, self._path) from error
+        return True
 
     def _locked(self, why: str) -> Unavailable:
         text = f"{self._path.parent}: {why} for {self._wait:g} s: try again"

@@ -15,7 +15,7 @@ import ormsgpack
 
 from backtrail.backends import file_frames as frames
 from backtrail.backends.changes import Place, PutChunk, PutRow
-from backtrail.backends.file_disk import remove, synced, synced_directory, translated, write_at
+from backtrail.backends.file_disk import created, remove, synced, synced_directory, translated, write_at
 from backtrail.backends.file_reading import Reader
 from backtrail.backends.file_records import ECHO, SEAL, echo, pack, unpack
 from backtrail.errors import CommitUnknown, Corrupt, Error
@@ -196,7 +196,7 @@ def begin_file(name: Path, uid: bytes, file: int, first: int) -> None:
     """Make a file of a log, without a frame, durable in its directory."""
     made = False
     try:
-        fd = os.open(name, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
+        fd = created(name, os.O_RDWR)
         try:
             if os.fstat(fd).st_size > frames.FILE_HEADER:
                 raise Corrupt(

@@ -24,6 +24,7 @@ from backtrail.backends.changes import Place, PutThread
 from backtrail.backends.file_disk import read_at, translated
 from backtrail.backends.file_lock import End
 from backtrail.backends.file_records import ECHO, SEAL, echo, unpack
+from backtrail.errors import Corrupt
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -97,7 +98,23 @@ class Reader:
 
     def _open(self, file: int) -> None:
         if file not in self._fds:
-            self._fds[file] = os.open(self.name(file), self._flags)
+            fd = os.open(self.name(file), self._flags)
+            try:
+                self._require_own(file, frames.belongs_to(read_at(fd, 0, frames.FILE_HEADER)))
+            except BaseException:
+                os.close(fd)
+                raise
+            self._fds[file] = fd
+
+    def _require_own(self, file: int, found: tuple[bytes, int] | None) -> None:
+        """Refuse a file of another store: none of its frames would count, and it would be taken for a torn one."""
+        if found is not None and found != (self.uid, file):
+            other = "of another store" if found[0] != self.uid else f"number {found[1]} of the log"
+            raise Corrupt(
+                f"{self.name(file)}: is the file {other}, and not what backtrail.store names: nothing was changed; "
+                "put back what belongs together",
+                code="corrupt.store",
+            )
 
     def close(self) -> None:
         """Let go of the files."""
@@ -190,7 +207,7 @@ class Reader:
         if said != self._missed:
             self._missed = said
             self._note(f"ends with frame {self.number} at {self.at}, and frame {said.synced} was on disk")
-            if said.file > self.file:
+            if said.file > self.file or self.torn:  # what is there of them is not to be cut off
                 self._lose_sight()
 
     def _read_file(self, tables: Tables, window: frames.Window) -> list[Change] | None:

@@ -8,7 +8,8 @@ more than the tail meanwhile.
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
+import time
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 from backtrail.backends import file_directory as directory
@@ -18,7 +19,7 @@ from backtrail.backends.file_lock import End, Turns
 from backtrail.backends.file_log import Log
 from backtrail.backends.table_backend import TableBackend
 from backtrail.backends.tables import Tables
-from backtrail.errors import Corrupt, NotFound, Unavailable
+from backtrail.errors import Corrupt, Error, NotFound, Unavailable
 from backtrail.garbage import uncollected
 
 if TYPE_CHECKING:
@@ -187,17 +188,36 @@ class SharedTables(TableBackend):
                 end = self._turns.published()
                 if end is None or end == self._unreachable or self._doubtful:
                     return False
-                if self._is_over():
+                first = self._is_over()
+                if first:
                     self._load(end)
                 log = self._at()
                 self._whole = False  # should this be interrupted, or another generation begin meanwhile
                 log.read(self._tables, end, beyond=False)
                 if os.fstat(self._store_fd).st_nlink:
                     self._whole = log.has_reached(end)
+                    if first and self._whole:
+                        self._look_beyond()
                     return self._whole
             except OSError:  # a file may be gone, if another generation began
                 self._whole = False
         return False
+
+    def _look_beyond(self) -> None:
+        """Do what is behind the end that was published, if nobody is writing.
+
+        After a power cut the log may have more than that: it was synced, and what was published was not. Whoever opens
+        the store for writing publishes it anew; so if somebody is writing for a while, it is known to be new.
+        """
+        for pause in (0.0, 0.002, 0.005, 0.01, 0.02):
+            time.sleep(pause)
+            with self._turns.kept_quiet() as quiet:
+                if quiet:
+                    log = self._catch_up()
+                    if log is not None:
+                        with suppress(Error):  # of a file that can only be read
+                            log.sync()  # nobody is to see what a power cut may still take
+                    return
 
     def _catch_up(self, *, at_once: bool = True) -> Log | None:
         """Do what others wrote on these tables; or nothing, if it is much and not to be done at once.

@@ -15,7 +15,7 @@ from blake3 import blake3
 
 from backtrail.backends.changes import Place
 from backtrail.backends.file_directory import NEW, SNAPSHOT
-from backtrail.backends.file_disk import remove, translated, write_at
+from backtrail.backends.file_disk import created, remove, translated, write_at
 from backtrail.backends.file_frames import FORMAT
 from backtrail.backends.file_records import fields_of, unpack
 from backtrail.backends.tables import Tables
@@ -42,7 +42,7 @@ def prepare(path: Path, generation: Generation, log: Log, tables: Tables) -> Pat
     content = ormsgpack.packb([where, tables.wasted, records])
     name = path / f"{SNAPSHOT}{NEW}-{secrets.token_hex(4)}"
     try:
-        fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
+        fd = created(name, os.O_WRONLY | os.O_EXCL)
         try:
             write_at(fd, 0, MAGIC + blake3(content).digest() + content)
         finally:

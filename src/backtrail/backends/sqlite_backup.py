@@ -6,6 +6,9 @@ others commit meanwhile is not a part of it.
 
 from __future__ import annotations
 
+import stat
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import apsw
@@ -14,7 +17,6 @@ from backtrail.backends.sqlite_connection import translated
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 _PAGES: Final = 512
 """Pages that are copied at once."""
@@ -22,6 +24,9 @@ _PAGES: Final = 512
 
 def copy(source: apsw.Connection, path: Path, progress: Callable[[str, int], None] | None) -> int:
     """Copy all pages to a new file; return how many bytes it has."""
+    with suppress(OSError):  # SQLite will say what is wrong
+        path.touch(0o600, exist_ok=False)
+        path.chmod(stat.S_IMODE(Path(source.filename).stat().st_mode))  # who may not read the store may not read this
     try:
         target = apsw.Connection(str(path))
         try:
