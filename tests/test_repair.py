@@ -4,7 +4,9 @@ Memory and files keep tags, names and numbers with what they belong to: there is
 that could differ. What files can lose, and nothing else can, are frames.
 """
 
+import itertools
 import random
+import uuid
 from contextlib import closing
 from unittest import mock
 
@@ -17,7 +19,9 @@ from hypothesis import strategies as st
 import backtrail
 from backtrail.backends import file_frames
 from backtrail.backends.port import Batch
-from backtrail.engine import log, repairing, upkeep, verifying
+from backtrail.engine import log, repairing, upkeep, verifying, wire
+from backtrail.engine.schema import Types
+from backtrail.engine.unpacking import Unpacker
 from backtrail.testing.chunks import small_chunks
 from backtrail.testing.conformance.repairing import furnish, loaded
 from tests.servers import place, server
@@ -298,3 +302,60 @@ def test_random_damage_finds_what_a_repair_leaves_out(module, name):
     with mock.patch.object(module, name, return_value=None), pytest.raises((AssertionError, backtrail.Error)):
         for seed in range(60):
             check(seed)
+
+
+class TestInterrupts:
+    """Ctrl-C just when a hook of the decoder is called: ormsgpack tells only that it failed."""
+
+    @staticmethod
+    def interrupted(at, call):
+        """Do something, with Ctrl-C at the call of a hook with this number; tell whether it came so far."""
+        real, calls = Unpacker._ext, itertools.count(1)
+
+        def ext(self, code, payload):
+            if next(calls) == at:
+                raise KeyboardInterrupt
+            return real(self, code, payload)
+
+        with mock.patch.object(Unpacker, "_ext", ext):
+            try:
+                call()
+            except KeyboardInterrupt:
+                return True
+        assert next(calls) <= at
+        return False
+
+    @pytest.mark.parametrize("what", ["load", "repair", "diff"])
+    def test_what_is_sound_is_not_taken_for_damaged(self, what):
+        for at in itertools.count(1):
+            with backtrail.open("memory://") as store:
+                thread = store.thread("t")
+                for n in range(3):
+                    thread.save({"n": n, "l": [(n, uuid.UUID(int=n), {"deeper": (n,)})]}, metadata={"m": (n,)})
+                thread.save({"n": (3, (4,))})
+                states = [checkpoint.state for checkpoint in thread.history()]
+                calls = {
+                    "load": lambda: [store.thread("t").load(step).state for step in range(1, 5)],
+                    "repair": lambda: store.verify(repair=True),
+                    "diff": lambda: store.thread("t").diff(1, 2),
+                }
+                came = self.interrupted(at, calls[what])
+                assert [checkpoint.state for checkpoint in store.thread("t").history()] == states
+                assert store.verify().ok
+            if not came:
+                break
+        assert at > 2
+
+    def test_what_is_damaged_is_corrupt_all_the_same(self):
+        for data in (b"\xd4\x07", b"\xd4\x0a\x01", b"\xd4\x63\x01", b"\xd4\x02\x91"):
+            with pytest.raises(backtrail.Corrupt):
+                Unpacker(Types())(data)
+
+    def test_references_are_looked_for_and_nothing_is_damaged(self):
+        def interrupt(*_, **__):
+            raise ValueError("ext_hook failed")
+
+        with mock.patch.object(wire, "unpackb", interrupt):
+            for call in (wire.refs_in, wire.split_ext):
+                with pytest.raises(KeyboardInterrupt):
+                    call(b"\xd4\x07\x01")

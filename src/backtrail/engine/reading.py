@@ -35,7 +35,14 @@ class Reading:
         """Those of the row that is being read, if they were read already."""
 
     def reason(self, row: Row, good: set[bytes]) -> str | None:
-        """Return why a checkpoint cannot be read, None if it can; add the chunks below it to the good ones."""
+        """Return why a checkpoint cannot be read, None if it can; add the chunks below it to the good ones.
+
+        What cannot is looked at twice, the second time with nothing that was read before: a repair goes by it.
+        """
+        first = self._reason(row, good)
+        return None if first is None else Reading(self._heads.anew(), self._record)._reason(row, good)  # noqa: SLF001
+
+    def _reason(self, row: Row, good: set[bytes]) -> str | None:
         if not log.is_sound(row, self._record.uid):
             return "its row is damaged"
         held = row.hidden and row.seq in self.pinned  # it was deleted, and may be brought back

@@ -165,6 +165,10 @@ def _listed(rest: list[Any]) -> list[str] | None:
     return listed if type(listed) is list and all(type(name) is str for name in listed) else None
 
 
+_apart: Final = slice
+"""Stands in for an extension, as its code and its payload. It is made in C, where no interrupt comes in between."""
+
+
 class Flat(NamedTuple):
     """A leaf of nothing but such records, as their dicts: read and compared in one call, not in one for each."""
 
@@ -185,13 +189,14 @@ class Flat(NamedTuple):
         found: list[Variant] = []
         parts: list[bytes] = [wire.array_head(len(entries))]
         for entry in entries:
-            if type(entry) is not tuple or entry[0] != wire.RECORD:
+            if type(entry) is not slice or entry.start != wire.RECORD:
                 return None
-            known = reader.find(entry[1]) or reader.meet(entry[1], wire.unpackb(entry[1], ext_hook=_apart))
+            payload: bytes = entry.stop
+            known = reader.find(payload) or reader.meet(payload, wire.unpackb(payload, ext_hook=_apart))
             if known is None:
                 return None
             found.append(known)
-            parts.append(known.fields(entry[1]))
+            parts.append(known.fields(payload))
         flat = cls(b"".join(parts), found)
         return flat if flat.is_sound() else None
 
@@ -230,8 +235,3 @@ def flat_of(node: Node, types: Types) -> Flat | None:
         known = node.flat = (now, Flat.of(node.data, types))
     flat: Flat | None = known[1]
     return flat
-
-
-def _apart(code: int, payload: bytes) -> tuple[int, bytes]:
-    """Stand in for an extension: nothing else that is decoded is a tuple."""
-    return code, payload

@@ -128,7 +128,9 @@ def _height(data: bytes) -> int:
         return bound
     for limit in (INNER, _HIGHEST):
         try:  # whether ormsgpack can read it so many levels down
-            ormsgpack.unpackb(b"\x91" * (_UNPACKED - limit) + data, ext_hook=_nothing)
+            ormsgpack.unpackb(
+                b"\x91" * (_UNPACKED - limit) + data, ext_hook=slice
+            )  # which stands in for what is not read
         except ValueError:
             continue
         return limit
@@ -141,26 +143,33 @@ def require_height(data: bytes) -> None:
         _height(data)
 
 
-def _nothing(_code: int, _payload: bytes) -> None:
-    """Stand in for an extension that is not looked at."""
-
-
 class Unpacker:
     """Decodes values; `resolve` gives the value that a REF's payload stands for. Not shared by threads."""
 
-    __slots__ = ("_depth", "_failure", "_levels", "_reader", "_resolve", "_types")
+    __slots__ = ("_depth", "_failed", "_failure", "_levels", "_reader", "_resolve", "_types")
 
     def __init__(self, types: Types, resolve: Callable[[bytes], Any] | None = None) -> None:
         self._types = types
         self._resolve = resolve
         self._failure: BaseException | None = None
+        self._failed = False
+        """Whether anything was wrong in a hook: if not, and one has failed, it was interrupted."""
         self._depth = 0
         self._levels = 0
         self._reader = records.Reader(types)
 
     def __call__(self, data: bytes) -> Any:
         """Decode one value. Whatever is wrong with the bytes is `Corrupt`."""
-        self._failure = None
+        try:
+            return self._value(data)
+        except Corrupt as error:
+            if self._failed or error.__cause__ is None or not wire.hook_failed(error.__cause__):  # type: ignore[arg-type]
+                raise
+            self._value(data)  # if it is too deep, that is so again
+        raise KeyboardInterrupt
+
+    def _value(self, data: bytes) -> Any:
+        self._failure, self._failed = None, False
         try:
             return wire.unpackb(data, ext_hook=self._ext)
         except (ValueError, TypeError, RecursionError, OverflowError, IndexError, KeyError) as error:
@@ -193,7 +202,8 @@ class Unpacker:
         except (Error, MemoryError, RecursionError) as error:  # ormsgpack replaces what its hook raises
             self._failure = self._failure or error
             raise
-        except Exception:
+        except Exception as error:
+            self._failed = self._failed or not wire.hook_failed(error)
             raise
         except BaseException as error:  # such as Ctrl-C
             self._failure = error
@@ -227,9 +237,10 @@ class Unpacker:
         self._depth += 1
         try:
             return ormsgpack.unpackb(data, ext_hook=self._ext)
-        except ValueError:
-            if self._failure is not None:
+        except ValueError as error:
+            if self._failure is not None or (wire.hook_failed(error) and not self._failed):
                 raise
+            self._failed = False
             return None  # it only began and ended like others
         finally:
             self._depth -= 1

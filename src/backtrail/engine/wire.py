@@ -65,6 +65,25 @@ def unpackb(data: bytes, ext_hook: Callable[[int, bytes], Any] | None = None) ->
     return ormsgpack.unpackb(data if type(data) is bytes else memoryview(data), ext_hook=ext_hook)
 
 
+def hook_failed(error: Exception) -> bool:
+    """Tell whether ormsgpack says no more than that a hook has failed.
+
+    If nothing in the hook did, an interrupt such as Ctrl-C has come just when it was called, before it could be caught
+    there: what was to be unpacked is not damaged.
+    """
+    return str(error) == "ext_hook failed"
+
+
+def _hooked(data: bytes, hook: Callable[[int, bytes], Any]) -> None:
+    """Unpack bytes for a hook that never fails."""
+    try:
+        unpackb(data, ext_hook=hook)
+    except ValueError as error:
+        if not hook_failed(error):
+            raise
+        raise KeyboardInterrupt from None
+
+
 def head(count: int, fix: int, fix_max: int, wide: int) -> bytes:
     """Return the MessagePack header of an array or map of `count` elements."""
     if count <= fix_max:
@@ -124,7 +143,7 @@ def split_ext(encoded: bytes) -> tuple[int, bytes]:
     """Return the code and the payload of one encoded extension."""
     found: list[tuple[int, bytes]] = []
     try:
-        unpackb(encoded, ext_hook=lambda code, payload: found.append((code, payload)))
+        _hooked(encoded, lambda code, payload: found.append((code, payload)))
         return found[0]
     except (ValueError, TypeError, IndexError) as error:
         raise Corrupt(f"the stored bytes are not a value ({error})", code="corrupt.encoding") from error
@@ -225,7 +244,7 @@ def refs_in(data: bytes) -> list[bytes]:
 
     try:
         while todo:
-            unpackb(todo.pop(), ext_hook=hook)
+            _hooked(todo.pop(), hook)
     except (ValueError, TypeError) as error:
         raise Corrupt(f"the stored bytes are not values ({error})", code="corrupt.encoding") from error
     return found

@@ -54,7 +54,11 @@ class Decoder:
         if kind in ("bytes", "bytearray"):
             return data if kind == "bytes" else bytearray(data)
         if kind == "msgpack":
-            return self._unpacked(data)
+            try:
+                return self._unpacked(data)
+            except Undecodable:  # or it was interrupted when a hook was called, which nobody in there could notice
+                self._unpacked(data)
+                raise KeyboardInterrupt from None
         if kind == "json":  # what LangGraph wrote before it had msgpack
             return _from_json(data, _no_constructors)
         raise Undecodable(f"data of the kind {kind!r:.100} are not read here")
