@@ -477,7 +477,7 @@ def test_what_a_task_gathers_in_a_transaction_is_in_it(opened):
     asyncio.run(main())
 
 
-class _Shifting(weakref.WeakKeyDictionary):
+class _Shifting(dict):
     """Is never at rest: whoever goes over it fails."""
 
     def items(self):
@@ -495,9 +495,9 @@ def test_transactions_of_many_tasks_end_while_others_begin(opened):
                         await store.thread(f"b{n}").save({"n": n})
 
             engine = store._sync._engine
-            with mock.patch.object(engine, "_open", _Shifting()):
+            with mock.patch.object(engine, "opened", _Shifting()):
                 await asyncio.gather(*(one(n) for n in range(100)))
-                assert not engine._open
+                assert not engine.opened
             for n in (0, 99):
                 assert await state_of(store.thread(f"b{n}")) == {"n": n}
 
@@ -510,7 +510,7 @@ def test_a_block_whose_end_cannot_begin_is_over(opened):
             with pytest.raises(MemoryError), mock.patch.object(store._crew, "begin", side_effect=MemoryError):
                 async with store.transaction():
                     pass
-            assert not store._sync._engine._open
+            assert not store._sync._engine.opened
             await store.thread("t").save({"n": 1})
 
     asyncio.run(main())

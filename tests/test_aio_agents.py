@@ -290,7 +290,7 @@ def test_calls_that_a_task_gathers_do_not_write_into_each_others_transactions(op
             names = [made.name for name in ("a", "b") for made in await store.agents.checkpoints(name)]
             assert sorted(names) == sorted(f"{each}{n}" for each in ("a", "again a", "b") for n in range(12))
             assert len(await store.conversations.list("b")) == 13
-            assert not store._sync._engine._open
+            assert not store._sync._engine.opened
             assert (await store.verify()).ok
 
     asyncio.run(main())

@@ -227,8 +227,8 @@ class Maker:
 
     def _block(self, node: ast.FunctionDef, what: str, *_: object) -> list[str]:
         """A context manager: an async one."""
-        inner = ast.unparse(node.returns).removeprefix("Iterator[").removesuffix("]")
-        head = signature(f"def {node.name}", node, what if inner == "None" else f"{what}[{inner}]")
+        inner = ast.unparse(node.returns).partition("[")[2].removesuffix("]")
+        head = signature(f"def {node.name}", node, what if inner in ("", "None") else f"{what}[{inner}]")
         arguments = passed(node)
         made = f"self._sync.{node.name}"
         if not arguments:

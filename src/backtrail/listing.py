@@ -8,7 +8,7 @@ from backtrail.arguments import check_id
 from backtrail.engine import log
 from backtrail.engine.heads import Standing
 from backtrail.errors import Corrupt, Invalid, NotFound
-from backtrail.values import ThreadInfo, when
+from backtrail.values import ThreadInfo, micros, when
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,7 +80,7 @@ def place_of(desk: Desk, space: str, after: ThreadInfo | str) -> tuple[int, int]
     if found is None:
         raise NotFound(f"there is no thread {name!r} to go on behind", code="not_found.thread")
     record, newest = found
-    return newest.created_at, record.no
+    return micros(after.updated_at) if isinstance(after, ThreadInfo) else newest.created_at, record.no
 
 
 def _found(heads: Heads, space: str, name: str) -> tuple[ThreadRecord, Row] | None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from backtrail.arguments import LEASE, check_count, check_cursor, check_duration, check_id, check_query, check_timeout
 from backtrail.engine import counting, indexing, log, pins
-from backtrail.engine.engine import Engine
+from backtrail.engine.engine import Engine, Transaction
 from backtrail.engine.heads import Options, Standing
 from backtrail.engine.schema import Types
 from backtrail.engine.watching import AllThreads, Watch
@@ -300,20 +299,13 @@ class Store:
 
     # -- several at once --------------------------------------------------------------------------------
 
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
+    def transaction(self) -> Transaction:
         """Make the writes of a block one write: all of them, or none; until it ends, only the block sees them.
 
         It belongs to the calling thread or task. If somebody else writes to one of its threads meanwhile, its end is a
         `Conflict` and nothing was written.
         """
-        desk = self._engine.begin()
-        try:
-            yield
-        except BaseException:
-            self._engine.end(desk, commit=False)
-            raise
-        self._engine.end(desk, commit=True)
+        return Transaction(self._engine)
 
     # -- upkeep -----------------------------------------------------------------------------------------
 

@@ -156,6 +156,11 @@ def when(micros: int) -> dt.datetime:
     return _EPOCH + dt.timedelta(microseconds=min(max(micros, _FIRST), _LAST))
 
 
+def micros(moment: dt.datetime) -> int:
+    """Return microseconds since 1970."""
+    return (moment - _EPOCH) // dt.timedelta(microseconds=1)
+
+
 @dataclass(slots=True, eq=False)
 class Saved:
     """What a value knows of where it is stored: the id of the checkpoint it was loaded from or saved as, if any."""

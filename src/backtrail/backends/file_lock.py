@@ -64,6 +64,8 @@ class Turns:
         self._inode = (0, 0)
         self._read = b"", End(0, 0, 0)  # what was last read, and what it means
         self._lock = threading.RLock()
+        self.give = self._lock.release
+        """Let the next one have its turn. It is the lock's own, in C: Ctrl-C cannot come before it is done."""
         self._locking = threading.RLock()  # had by the thread that has the lock on the file, or waits for it
         self._idle = False  # while a fork is under way: no call is, and none will begin
         forks.watch(self)
@@ -71,16 +73,12 @@ class Turns:
     # -- threads ----------------------------------------------------------------------------------
     def take(self) -> None:
         """Wait for one's turn among the threads of this process. It may be taken several times."""
-        if not self._lock.acquire(timeout=self._wait):
+        if not _acquired(self._lock, self._wait):
             raise self._locked("another thread has been using it")
 
     def took(self) -> bool:
         """Take one's turn if it can be had soon, and tell whether it was."""
-        return self._lock.acquire(timeout=min(_SOON, self._wait))
-
-    def give(self) -> None:
-        """Let the next one have it."""
-        self._lock.release()
+        return _acquired(self._lock, min(_SOON, self._wait))
 
     @contextmanager
     def taken(self) -> Iterator[None]:
@@ -95,7 +93,7 @@ class Turns:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Keep other threads from locking the file."""
-        if not self._locking.acquire(timeout=self._wait):
+        if not _acquired(self._locking, self._wait):
             raise self._locked("another thread has been writing")
         try:
             yield
@@ -104,7 +102,10 @@ class Turns:
 
     def lock(self, *, shared: bool = False) -> None:
         """Keep all others out, or only those who write, until `unlock`. Its caller has not got a turn yet."""
-        if not self._locking.acquire(timeout=self._wait):
+        for each in (self._lock, self._locking):
+            while each._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001 - Ctrl-C came when it was to be given
+                each.release()
+        if not _acquired(self._locking, self._wait):
             raise self._locked("another thread has been writing")
         try:
             while self._open():  # else nobody has ever written here who would lock
@@ -128,7 +129,7 @@ class Turns:
     @contextmanager
     def kept_quiet(self) -> Iterator[bool]:
         """Keep out those who write, unless somebody does: tell whether nobody does. Its caller has a turn."""
-        if not self._locking.acquire(blocking=False):
+        if self._locking._is_owned() or not self._locking.acquire(blocking=False):  # type: ignore[attr-defined]  # noqa: SLF001
             yield False
             return
         try:
@@ -241,6 +242,7 @@ class Turns:
         """Let go of what is the parent's."""
         if not self._idle:  # a thread has it that this process has not got
             self._lock = threading.RLock()
+            self.give = self._lock.release
         if self._locking.acquire(blocking=False):
             self._locking.release()
         else:  # so is this one
@@ -248,6 +250,17 @@ class Turns:
         self.close()
         self._forked()
         self.resume()
+
+
+def _acquired(lock: threading.RLock, seconds: float) -> bool:
+    """Have a lock; if Ctrl-C comes just behind, do not have it."""
+    mine = lock._is_owned()  # type: ignore[attr-defined]  # noqa: SLF001
+    try:
+        return lock.acquire(timeout=seconds)
+    except BaseException:
+        if not mine and lock._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001
+            lock.release()
+        raise
 
 
 def _end_bytes(end: End) -> bytes:

@@ -140,7 +140,7 @@ class PostgresBackend:
         statement, values = self._sql.listing(
             space=space, agent=agent, prefix=prefix, origin=origin, after=after, limit=limit
         )
-        return [(as_record(found[:7]), as_row(found[7:])) for found in self._read(statement, *values)]
+        return [(as_record(found[:7]), _newest(found[7:])) for found in self._read(statement, *values)]
 
     def standings(self, agent: str, *, touched: bool) -> list[Stand]:
         return self._standings.read(self._read, agent, touched=touched, read_only=self.read_only)
@@ -406,3 +406,12 @@ class PostgresBackend:
         self._refuse_in_group()
         self._crier.end()
         self._pool.close()
+
+
+def _newest(values: Sequence[Any]) -> Row:
+    """Return a row that is the newest of its thread, with the time by which the thread is listed, which stands behind.
+
+    If it has another one, it is damaged, and stays so: but whoever goes on behind it in a listing finds the place.
+    """
+    row, updated_at = as_row(values), values[-1]
+    return row if row.created_at == updated_at else row._replace(created_at=updated_at, check=b"")

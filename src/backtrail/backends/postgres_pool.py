@@ -5,24 +5,29 @@ lost, another one is opened, for as long as the pool's patience lasts; when two 
 it is tried again. So all work must be such that a repetition counts once. If the server stays away after work that
 writes was sent to it, nobody knows what became of that: `CommitUnknown`.
 
+How many connections there are is counted by the sessions that exist, not by what was taken and given: one that somebody
+was interrupted with, by Ctrl-C, and never gave back, counts no longer once it is forgotten.
+
 A process that was forked off has the connections of its parent, which it must neither use nor close. It keeps them
 untouched and opens its own.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import threading
 import time
 import weakref
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
 
 from backtrail.backends.postgres_errors import is_in_the_way, is_lost, said, translated
-from backtrail.backends.postgres_session import Naming, Session
+from backtrail.backends.postgres_session import Naming, Seat, Session
 from backtrail.errors import CommitUnknown, Error, Unavailable
 
 if TYPE_CHECKING:
@@ -32,6 +37,7 @@ T = TypeVar("T")
 
 TURN_SECONDS: Final = 10.0
 """For how long a thread waits for a connection while others use them all."""
+_LOOK_SECONDS: Final = 1.0
 
 # What libpq does not do by itself: notice a server that is gone without a word.
 _CONNECTING: Final = {
@@ -61,8 +67,8 @@ class Pool:
 
     def _begin(self) -> None:
         self._pid = os.getpid()
-        # Who takes something from it has a connection: an open one, or, for None, one to be opened. The newest first.
-        self._free: deque[Session | None] = deque([None] * self._size)
+        self._free: deque[Session] = deque()  # the newest is taken first
+        self._seats: weakref.WeakSet[Seat] = weakref.WeakSet()
         self._waiting = 0
         self._given = threading.Condition()
         weakref.finalize(self, _close, self._free, self._pid)
@@ -141,56 +147,49 @@ class Pool:
     def take(self) -> Session:
         """Return a session for the caller alone, until it is given back."""
         if self._pid != os.getpid():
-            _inherited.extend(session for session in self._free if session is not None)
+            _inherited.extend(self._free)
             self._begin()
         if self._closed:
             raise Unavailable(f"{self.where}: this store is closed: open it again", code="unavailable.closed")
         try:
-            session = self._free.pop()
+            return self._free.pop()
         except IndexError:
-            session = self._wait_for_one()
-        if session is not None:
-            return session
-        try:
-            return Session(self.connect(), self._naming)
-        except BaseException:
-            self._put_back(None)
-            raise
+            found = self._wait_for_one()
+        return found if isinstance(found, Session) else Session(self.connect(), self._naming, found)
 
-    def _wait_for_one(self) -> Session | None:
+    def _wait_for_one(self) -> Session | Seat:
+        """Return a session that is free, or a seat for another one."""
         until = time.monotonic() + TURN_SECONDS
         with self._given:
             self._waiting += 1
             try:
                 while True:
-                    try:
+                    with suppress(IndexError):
                         return self._free.pop()
-                    except IndexError:
-                        pass
-                    if not self._given.wait(until - time.monotonic()):
+                    if len(self._seats) < self._size:
+                        seat = Seat()
+                        self._seats.add(seat)
+                        return seat
+                    left = until - time.monotonic()
+                    if left <= 0:
                         raise Unavailable(
                             f"{self.where}: all {self._size} connections have been in use for {TURN_SECONDS:g} s: "
                             "use a larger pool_size, or fewer threads",
                             code="unavailable.locked",
                         )
+                    if not self._given.wait(min(left, _LOOK_SECONDS)):
+                        gc.collect()  # nobody tells of a session that was forgotten
             finally:
                 self._waiting -= 1
 
     def give(self, session: Session) -> None:
         """Take a session back; one that is in the middle of something is closed."""
         if session.is_idle and not self._closed:
-            self._put_back(session)
-            return
-        session.close()
-        if not self._closed:
-            self._close_free()
-        self._put_back(None)
-
-    def _put_back(self, session: Session | None) -> None:
-        if session is None:
-            self._free.appendleft(None)
-        else:
             self._free.append(session)
+        else:
+            session.close()
+            if not self._closed:
+                self._close_free()
         if self._waiting:
             with self._given:
                 self._given.notify()
@@ -201,14 +200,9 @@ class Pool:
 
     def _close_free(self) -> None:
         """Close the sessions that nobody uses: where one has lost its connection, others mostly have, too."""
-        for _ in range(self._size):
-            try:
-                session = self._free.pop()
-            except IndexError:
-                return
-            if session is not None:
-                session.close()
-            self._put_back(None)
+        with suppress(IndexError):
+            for _ in range(self._size):
+                self._free.pop().close()
 
     def close(self) -> None:
         """Close what is idle, and what is in use when it is given back."""
@@ -217,9 +211,9 @@ class Pool:
             self._close_free()
 
 
-def _close(free: deque[Session | None], pid: int) -> None:
+def _close(free: deque[Session], pid: int) -> None:
     for session in free:
-        if session is not None and pid == os.getpid():
+        if pid == os.getpid():
             session.close()
-        elif session is not None:
+        else:
             _inherited.append(session)

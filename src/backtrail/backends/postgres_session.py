@@ -128,13 +128,20 @@ class Naming:
         self.allowed = True
 
 
+class Seat:
+    """What a session has as long as it exists and is open: there are so many of them in a pool."""
+
+    __slots__ = ("__weakref__",)
+
+
 class Session:
     """A connection that runs statements."""
 
-    __slots__ = ("_naming", "_pg", "_poll", "_prepared", "_reading", "connection", "whole")
+    __slots__ = ("_naming", "_pg", "_poll", "_prepared", "_reading", "_seat", "connection", "whole")
 
-    def __init__(self, connection: psycopg.Connection[Any], naming: Naming) -> None:
+    def __init__(self, connection: psycopg.Connection[Any], naming: Naming, seat: Seat | None = None) -> None:
         self.connection = connection
+        self._seat = seat
         self.whole = True
         """Whether every statement was followed by its reply."""
         self._pg = connection.pgconn
@@ -188,6 +195,7 @@ class Session:
 
     def close(self) -> None:
         """Close the connection."""
+        self._seat = None
         self.connection.close()
 
     def _prepare(self, statement: Statement) -> None:

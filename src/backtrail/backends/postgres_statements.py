@@ -108,7 +108,7 @@ class Statements:
             conditions.append(f"t.second <= {given('i', after[0] // SECOND + 1)}")
         order = "t.second DESC, t.updated_at DESC, t.no DESC"
         text = f"""
-            SELECT {THREAD}, r.* FROM (
+            SELECT {THREAD}, r.*, t.updated_at FROM (
                 SELECT * FROM {self._schema}.thread t WHERE {" AND ".join(conditions)}
                 ORDER BY {order} LIMIT {given("i", limit)}) t,
             LATERAL (SELECT {BARE} FROM {self._schema}.row r WHERE r.thread = t.no AND r.seq = t.newest LIMIT 1) r

@@ -12,7 +12,9 @@ no call was under way when the fork happened, which is why a fork waits for the 
 from __future__ import annotations
 
 import ctypes
+import inspect
 import os
+import sys
 import threading
 import time
 from contextlib import contextmanager, suppress
@@ -25,7 +27,7 @@ from backtrail.errors import Corrupt, Error, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import TracebackType
+    from types import FrameType, TracebackType
 
 
 class Guard:
@@ -35,6 +37,9 @@ class Guard:
 
     A thread may `keep` the connection over several such blocks, until it lets go of it; the blocks then leave its
     transaction as it is.
+
+    Ctrl-C may come between any two steps, also those of `__enter__` and `__exit__`. If a block was left without its
+    end, the thread that was in it ends it when it comes back: nothing of it runs any more.
     """
 
     __slots__ = (
@@ -42,6 +47,7 @@ class Guard:
         "_closed",
         "_connect",
         "_connection",
+        "_frame",
         "_idle",
         "_keeper",
         "_lock",
@@ -55,7 +61,9 @@ class Guard:
         self._wait = wait
         self._connect = connect
         self._connection: apsw.Connection | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # because it knows whose it is
+        self._frame: FrameType | None = None
+        """Whose block it is that has the connection."""
         self._keeper = 0
         self._idle = False  # while a fork is under way: no call is, and none will begin
         self._closed = False
@@ -70,20 +78,25 @@ class Guard:
             _part_from_parent()
         if self._keeper and self._keeper == threading.get_ident() and self._connection is not None:
             return self._connection
-        if not self._lock.acquire(False):  # noqa: FBT003 - by position it takes half the time
-            self._wait_for_turn()
-        if self._connection is None:
-            try:
+        if self._frame is not None:
+            self._end_what_was_left()
+        try:
+            if not self._lock.acquire(False):  # noqa: FBT003 - by position it takes half the time
+                self._wait_for_turn()
+            self._frame = sys._getframe(1)  # noqa: SLF001 - of whoever says `with`
+            if self._connection is None:
                 self._connection = self._opened()
-            except BaseException:
-                self._lock.release()
-                raise
+        except BaseException:
+            if self._lock._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001 - if that came just behind
+                self._release()
+            raise
         return self._connection
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if not self._keeper:  # else it is the caller: nobody else gets here while the connection is kept
             if error is not None and self._connection is not None:
                 roll_back(self._connection)
+            self._frame = None
             self._lock.release()
         if isinstance(error, apsw.Error):
             raise translated(error, self.path) from error
@@ -97,12 +110,33 @@ class Guard:
     def let_go(self) -> None:
         """End what `keep` began."""
         self._keeper = 0
+        self._release()
+
+    def _release(self) -> None:
+        self._frame = None
         self._lock.release()
+
+    def _end_what_was_left(self) -> None:
+        """End a block of this thread that an interrupt has thrown out of it; `Unavailable` if it is still in one."""
+        if not self._lock._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001
+            return  # it is another thread's
+        block, frame = self._frame, sys._getframe(1)  # noqa: SLF001
+        while frame is not block and frame.f_back is not None:
+            frame = frame.f_back
+        if frame is block or block is None or block.f_code.co_flags & inspect.CO_GENERATOR:
+            raise Unavailable(
+                f"{self.path}: this thread is using it already: let that end first", code="unavailable.locked"
+            )
+        if self._connection is not None:
+            roll_back(self._connection)
+        self._release()
 
     def close(self) -> None:
         """Close the connection, after which every use is refused. Closing twice is allowed."""
         if self._pid != os.getpid():
             _part_from_parent()
+        if self._frame is not None:
+            self._end_what_was_left()
         self._wait_for_turn()
         try:
             connection, self._connection, self._closed = self._connection, None, True
@@ -134,7 +168,8 @@ class Guard:
     # -- forks --------------------------------------------------------------------------------
     def pause(self) -> None:
         """Wait for the calls that are under way."""
-        self._idle = self._lock.acquire(timeout=2 * self._wait + 1)
+        mine = self._lock._is_owned()  # type: ignore[attr-defined]  # noqa: SLF001 - it forks in the middle of a call
+        self._idle = not mine and self._lock.acquire(timeout=2 * self._wait + 1)
 
     def resume(self) -> None:
         """Let others begin again."""
@@ -145,7 +180,8 @@ class Guard:
     def resume_in_child(self) -> None:
         """Let go of what is the parent's."""
         self._pid = 0  # not this process, even if it has got the number of the one that opened it
-        if not self._idle and not self._lock.acquire(blocking=False):
+        mine = self._lock._is_owned()  # type: ignore[attr-defined]  # noqa: SLF001
+        if not self._idle and (mine or not self._lock.acquire(blocking=False)):
             self._abandon()
             return
         self._idle = False
@@ -162,7 +198,8 @@ class Guard:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))
         self._connection = None
         self._keeper = 0
-        self._lock = threading.Lock()
+        self._frame = None
+        self._lock = threading.RLock()
         _abandoned.add(self.path)
 
     def _part(self, pid: int) -> None:

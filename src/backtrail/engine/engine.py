@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 import threading
 import time
 import weakref
@@ -11,6 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from backtrail.engine import owner, upkeep
+from backtrail.engine.blocks import Block
 from backtrail.engine.heads import Heads, Options, Standing
 from backtrail.engine.hub import Hub
 from backtrail.engine.moves import Moves
@@ -21,6 +23,7 @@ from backtrail.errors import Conflict, Corrupt, Error, Invalid, NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from types import TracebackType
 
     from backtrail.backends.port import Backend, ThreadRecord
     from backtrail.engine.schema import Types
@@ -40,6 +43,8 @@ class Desk(NamedTuple):
     overlay: Overlay | None = None
     owner: weakref.ref[object] | None = None
     """Whose transaction it is."""
+    block: Block | None = None
+    """Where it is open, if that can be told."""
 
 
 class Pending:
@@ -88,6 +93,24 @@ class _Work:
     __slots__ = ("__weakref__",)
 
 
+class Transaction:
+    """`with store.transaction():`. It belongs to who enters it, and is written when the block ends."""
+
+    __slots__ = ("_desk", "_engine", "_me")
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def __enter__(self) -> None:
+        self._me = me = self._engine.owner()
+        self._desk = desk = self._engine.desk_for(me, Block.entered_by(sys._getframe(1)))  # noqa: SLF001
+        self._engine.opened[me] = desk
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._engine.opened.pop(self._me, None)
+        self._engine.end(self._desk, commit=error is None)
+
+
 class Engine:
     """Reads and writes threads in a backend."""
 
@@ -103,14 +126,21 @@ class Engine:
         self._closed: dict[tuple[Any, ...], Types] = {}
         self._named_last: tuple[tuple[Any, ...] | None, Types] = (None, types)
         self._known: weakref.WeakValueDictionary[tuple[str, str], Known] = weakref.WeakValueDictionary()
-        self._open: weakref.WeakKeyDictionary[object, Desk] = weakref.WeakKeyDictionary()
-        self._began = False
-        """Whether there ever was a transaction: those who use none need not look for one."""
+        self.opened: dict[object, Desk] = {}
+        """Who has a transaction open. Whoever opens or closes one puts it in or takes it out in one step: a function
+        that does it might be interrupted at its entry, and all that follows would be written to what never ends.
+        """
 
     @property
     def desk(self) -> Desk:
         """Where the calling thread or task reads and writes."""
-        return self._open.get(owner.current(), self._direct) if self._began else self._direct
+        desk = self.opened.get(owner.current()) if self.opened else None
+        if desk is None:
+            return self._direct
+        if desk.block is not None and desk.block.is_over():
+            self._drop(desk)
+            return self._direct
+        return desk
 
     @property
     def direct(self) -> Desk:
@@ -156,25 +186,24 @@ class Engine:
 
     # -- transactions -----------------------------------------------------------------------------
 
-    def begin(self) -> Desk:
-        """Open a transaction for the caller."""
-        me = owner.current()
-        if me in self._open:
+    def desk_for(self, me: object, block: Block | None = None) -> Desk:
+        """Return a desk for a transaction of the caller, who is to put it among those that are open."""
+        if self.desk is not self._direct:
             raise Invalid("a transaction is open already in this thread or task", code="invalid.transaction")
         overlay = Overlay(self.backend)
         heads = Heads(overlay, self.types, self.options)
         heads.cache = self._direct.heads.cache
-        self._began = True
-        desk = self._open[me] = Desk(heads, Writes(heads), Moves(heads), overlay, weakref.ref(me))
-        return desk
+        return Desk(heads, Writes(heads), Moves(heads), overlay, weakref.ref(me), block)
+
+    def _drop(self, desk: Desk) -> None:
+        """Drop a transaction of the caller whose block was left without its end."""
+        self.opened.pop(owner.current(), None)
+        if desk.overlay is not None:
+            desk.overlay.finish(commit=False)
 
     def end(self, desk: Desk, *, commit: bool) -> None:
-        """Close a transaction: write all of it, or none."""
-        me = owner.current()
-        began = desk.owner() if desk.owner else None
-        mine = began is me
-        if began is not None and self._open.get(began) is desk:
-            del self._open[began]
+        """End a transaction that is not open any more: write all of it, or none."""
+        mine = desk.owner is not None and desk.owner() is owner.current()
         if desk.overlay is not None:
             desk.overlay.finish(commit=commit and mine)
         if not mine and commit:
@@ -209,16 +238,23 @@ class Engine:
 
     def at_once(self, work: Callable[[Desk], T]) -> T:
         """Do work of several writes as one, in a transaction of its own; `Conflict` if somebody else was faster."""
-        with owner.acting_for(_Work()):
-            desk = self.begin()
+        before, me = owner.acting.who, _Work()
+        try:
+            owner.acting.who = me
+            desk = self.desk_for(me)
             try:
+                self.opened[me] = desk
                 done = work(desk)
             except BaseException as error:
+                self.opened.pop(me, None)
                 self.end(desk, commit=False)
                 if isinstance(error, Corrupt | NotFound) and desk.overlay and desk.overlay.overtaken():
                     raise Conflict("somebody else was first", code="conflict.transaction") from error
                 raise
+            self.opened.pop(me, None)
             self.end(desk, commit=True)
+        finally:
+            owner.acting.who = before
         return done
 
     # -- what values remember -----------------------------------------------------------------------

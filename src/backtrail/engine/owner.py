@@ -22,15 +22,15 @@ class _Acting(threading.local):
     who: object | None = None
 
 
-_acting = _Acting()
+acting: Final = _Acting()
 _asked: Final[ContextVar[tuple[object, Any] | None]] = ContextVar("backtrail asked", default=None)
 """Who asked for what the task beside it does. Tasks that this one makes inherit it: it is not for them."""
 
 
 def current() -> object:
     """Return the calling task or thread, as an object that a weak dictionary can hold."""
-    if _acting.who is not None:
-        return _acting.who
+    if acting.who is not None:
+        return acting.who
     asyncio = sys.modules.get("asyncio")
     if asyncio is not None and asyncio._get_running_loop() is not None:  # noqa: SLF001 - the cheap way to ask
         task = asyncio.current_task()
@@ -54,8 +54,8 @@ def asked_by(who: object) -> Iterator[None]:
 @contextmanager
 def acting_for(who: object) -> Iterator[None]:
     """Call as somebody else, in the calling thread, until the block ends."""
-    before, _acting.who = _acting.who, who
+    before, acting.who = acting.who, who
     try:
         yield
     finally:
-        _acting.who = before
+        acting.who = before

@@ -300,8 +300,10 @@ class Repairing(Suite):
         listed = list(store.threads())
         at = [each.id for each in listed].index("t")
         assert [each.id for each in listed if each.damaged] == ["t"]
-        assert store.info("t") == listed[at]
-        assert list(store.threads(after="t")) == listed[at + 1 :]
+        info = store.info("t")
+        assert info is not None
+        assert (info.damaged, info.head_id, info.step) == (listed[at].damaged, listed[at].head_id, listed[at].step)
+        assert list(store.threads(after=listed[at])) == listed[at + 1 :]
         store.verify(repair=True)
         assert not any(each.damaged for each in store.threads())
 
