@@ -146,6 +146,8 @@ class _Export:
         now = Known(entry.newest, entry.newest_op, entry.marks(), base)
         if known is not None and now[:3] == known[:3]:
             return
+        if record.space == pins.SPACE:
+            self._require_held(record)
         self._writer.thread(entry)
         self._rows(record, [*_rebased(rows, known), *(row.seq for row in rows if row.seq > start)])
         self._known[record.uid] = now
@@ -161,6 +163,19 @@ class _Export:
                 code="conflict.export",
             )
         return known.newest
+
+    def _require_held(self, record: ThreadRecord) -> None:
+        """Raise unless all is there that an agent's checkpoints hold: who imports them looks for it, too."""
+        for (space, name), needs in pins.needed(self._heads, record)[1].items():
+            found = self._heads.backend.find_thread(space, name)
+            ranges = _ranges(sorted(needs))
+            there = self._heads.backend.rows(found.no, ranges) if found else []
+            if {row.seq: row.root for row in there} != needs:
+                raise Corrupt(
+                    f"what a checkpoint of agent {record.name!r} holds of {space} {name!r} is lost; nothing was exported: "
+                    "see verify()",
+                    code="corrupt.row",
+                )
 
     def _rows(self, record: ThreadRecord, seqs: list[int]) -> None:
         reading = Reading(self._heads, record)
