@@ -381,7 +381,7 @@ def test_an_export_does_not_continue_one_of_a_store_that_went_another_way(memory
 
 
 def second_life(first, tmp_path, *, parts):
-    """Export a thread of 6 rows, in so many parts; return a store that goes on from a backup of row 3, without row 6."""
+    """Export a thread of 6 rows, in parts; return a store that goes on from a backup of row 3, without row 6."""
     thread, last = first.thread("t"), None
     for n in range(1, 7):
         thread.save({"n": n})

@@ -1,7 +1,7 @@
 """The golden exports: one of the store that `contents.py` writes, and what was new since, in two versions.
 
-`python tests/golden/exports.py DIRECTORY` writes them with the code at hand, but for `export1-since`: that is of version
-1, as files that continue others were at first. Those that have been checked in are never written again.
+`python tests/golden/exports.py DIRECTORY` writes them with the code at hand, but for `export1-since`: files that
+continue others were of version 1 at first. Those that have been checked in are never written again.
 """
 
 from __future__ import annotations

@@ -76,10 +76,13 @@ class Known:
         self.standing: Standing | None = None
 
 
-class _Grouped(threading.local):
-    """What the calling thread's open group has pending."""
+class _Calling(threading.local):
+    """What is known of the calling thread."""
 
     pending: Pending | None = None
+    """What its open group has pending."""
+    barred: str | None = None
+    """Why it is not to use the store just now."""
 
 
 class _Work:
@@ -99,18 +102,21 @@ class Engine:
         self._direct = Desk(heads, Writes(heads, self._trim), Moves(heads))
         self._hub = Hub(heads)
         self._written: dict[int, int] = {}
-        self._grouped = _Grouped()
+        self._calling = _Calling()
         self._closed: dict[tuple[Any, ...], Types] = {}
         self._named_last: tuple[tuple[Any, ...] | None, Types] = (None, types)
         self._known: weakref.WeakValueDictionary[tuple[str, str], Known] = weakref.WeakValueDictionary()
         self._open: weakref.WeakKeyDictionary[object, Desk] = weakref.WeakKeyDictionary()
         self._began = False
-        """Whether there ever was a transaction: those who use none need not look for one."""
+        """Whether there ever was a transaction, or somebody barred: those who use none need not look for one."""
 
     @property
     def desk(self) -> Desk:
         """Where the calling thread or task reads and writes."""
-        return self._open.get(owner.current(), self._direct) if self._began else self._direct
+        if not self._began:
+            return self._direct
+        self._refuse_if_barred()
+        return self._open.get(owner.current(), self._direct)
 
     @property
     def direct(self) -> Desk:
@@ -158,6 +164,7 @@ class Engine:
 
     def begin(self) -> Desk:
         """Open a transaction for the caller."""
+        self._refuse_if_barred()
         me = owner.current()
         if me in self._open:
             raise Invalid("a transaction is open already in this thread or task", code="invalid.transaction")
@@ -258,14 +265,28 @@ class Engine:
         """Make the calling thread's writes durable together when the block ends; `Backend.group` says how."""
         pending = Pending()
         with self.backend.group():
-            self._grouped.pending = pending
+            self._calling.pending = pending
             try:
                 yield
             finally:
-                self._grouped.pending = None
+                self._calling.pending = None
         pending.publish()
 
     @property
     def pending(self) -> Pending | None:
         """What the calling thread's open group has pending; None if it has no group."""
-        return self._grouped.pending
+        return self._calling.pending
+
+    @contextmanager
+    def barred(self, why: str) -> Iterator[None]:
+        """Keep the calling thread from using the store in the block: what it wrote might be taken back."""
+        self._began = True
+        self._calling.barred = why
+        try:
+            yield
+        finally:
+            self._calling.barred = None
+
+    def _refuse_if_barred(self) -> None:
+        if self._calling.barred is not None:
+            raise Invalid(self._calling.barred, code="invalid.progress")

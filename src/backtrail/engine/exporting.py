@@ -186,8 +186,7 @@ class _Export:
             there = self._heads.backend.rows(found.no, ranges) if found else []
             if {row.seq: row.root for row in there} != needs:
                 raise Corrupt(
-                    f"what a checkpoint of agent {record.name!r} holds of {space} {name!r} is lost; nothing was exported: "
-                    "see verify()",
+                    f"what checkpoints of agent {record.name!r} hold of {space} {name!r} is lost; nothing was exported",
                     code="corrupt.row",
                 )
 

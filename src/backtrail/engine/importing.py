@@ -2,7 +2,7 @@
 
 First the file is read to its end (`archive_reader`), and its threads are held against what is here (`import_plans`).
 Then every state that is to come is put together, from the file and from what is here already, and compared with its
-root, and what agents' checkpoints point at is looked up (`import_pins`). Only then is something written, in one group of
+root; what agents' checkpoints point at is looked up (`import_pins`). Only then is something written, in one group of
 commits.
 
 Rows keep their seqs. Where a collection had removed some, there is a gap, as there is where they come from.
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from backtrail.engine.import_plans import Plan
     from backtrail.engine.pins import Manifest, Note
 
+    Progress = Callable[[str, int], None]
+
 _PAGE_ROWS: Final = 500
 _PAGE_BYTES: Final = 4 << 20
 
@@ -48,8 +50,11 @@ class Imported(NamedTuple):
     chunks: int = 0
 
 
-def import_(heads: Heads, archive: Archive, progress: Callable[[str, int], None] | None) -> Imported:
-    """Make a file's threads part of a store; if somebody else writes to one of them meanwhile, look again."""
+def import_(heads: Heads, archive: Archive, progress: Progress | None, writing: Progress) -> Imported:
+    """Make a file's threads part of a store; if somebody else writes to one of them meanwhile, look again.
+
+    `writing` tells of progress while a group is open: whoever is told must not use the store.
+    """
     until = time.monotonic() + PATIENCE
     tries = 0
     while True:
@@ -57,8 +62,8 @@ def import_(heads: Heads, archive: Archive, progress: Callable[[str, int], None]
             require_before(heads.backend, archive)
             plans = [plan for entry in archive.entries if (plan := plan_of(heads.backend, archive, entry)).does]
             check = _Check(heads, archive)
-            needed = check.check(plans, progress)
-            return _write(heads, archive, plans, needed, check.holdings, progress) if plans else Imported()
+            check.check(plans, progress)
+            return _write(heads, archive, plans, check, writing) if plans else Imported()
         except (Stale, Vanished, MissingChunks, Undone) as error:
             if time.monotonic() > until:
                 raise Unavailable(
@@ -116,14 +121,15 @@ class _Check:
         self._heads = heads
         self._archive = archive
         self._good: set[bytes] = set()
-        self._needed: dict[bytes, None] = {}
+        self.needed: dict[bytes, None] = {}
+        """The digests of all chunks that the new rows lead to."""
         self.holdings: list[Holding] = []
         """What agents' checkpoints need that are to come."""
         self._viewed = (b"", 0)
         """The thread and the view that were looked at last: what follows mostly has the same."""
 
-    def check(self, plans: list[Plan], progress: Callable[[str, int], None] | None) -> list[bytes]:
-        """Return the digests of all chunks that the new rows lead to; `Corrupt` if a state is not what it should be."""
+    def check(self, plans: list[Plan], progress: Progress | None) -> None:
+        """Do it; `Corrupt` if a state is not what it should be."""
         for count, plan in enumerate(plans, 1):
             self._thread(plan)
             if progress:
@@ -131,7 +137,6 @@ class _Check:
         by_name = {(plan.entry.thread.space, plan.entry.thread.name): plan for plan in plans}
         for holding in self.holdings:
             holding.require(self._heads.backend, self._archive, by_name)
-        return list(self._needed)
 
     def _thread(self, plan: Plan) -> None:
         entry = plan.entry
@@ -146,7 +151,7 @@ class _Check:
                 continue
             why = reading.reason(row, self._good)
             try:
-                self._needed.update(dict.fromkeys(upkeep.chunks_below(heads.nodes(), row, self._needed)))
+                self.needed.update(dict.fromkeys(upkeep.chunks_below(heads.nodes(), row, self.needed)))
             except Corrupt as error:
                 why = why or str(error)
             if why is not None and plan.record is None and self._archive.since is not None and view.missing:
@@ -222,20 +227,18 @@ def _write(
     heads: Heads,
     archive: Archive,
     plans: list[Plan],
-    needed: list[bytes],
-    holdings: list[Holding],
-    progress: Callable[[str, int], None] | None,
+    check: _Check,
+    writing: Progress,
 ) -> Imported:
     """Write all of it, in one group."""
     with heads.backend.group():
-        chunks = _put(heads, archive, needed)
+        chunks = _put(heads, archive, list(check.needed))
         rows = checkpoints = 0
         for plan in plans:
             written, saved = _Thread(heads, archive, plan).write()
             rows, checkpoints = rows + written, checkpoints + saved
-            if progress:
-                progress("rows", rows)
-        for holding in holdings:
+            writing("rows", rows)
+        for holding in check.holdings:
             holding.pin(heads.backend)
     created = sum(plan.record is None for plan in plans)
     return Imported(created, sum(plan.grows for plan in plans) - created, rows, checkpoints, chunks)

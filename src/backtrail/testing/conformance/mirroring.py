@@ -76,8 +76,9 @@ class Mirroring(Suite):
     def test_it_is_a_conflict_also_if_it_goes_meanwhile(self, store: Store, source: Store, tmp_path: Path) -> None:
         self._held_again(store, source, tmp_path)
 
-        backend, collected = store._backend, []  # noqa: SLF001 - between its last look and its first write
+        backend = store._backend  # noqa: SLF001 - between its last look and its first write
         group = backend.group
+        collected: list[int] = []
 
         def meanwhile() -> AbstractContextManager[None]:
             if not collected:
