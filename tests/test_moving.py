@@ -19,6 +19,7 @@ from blake3 import blake3
 import backtrail
 from backtrail import Conflict, Corrupt, Invalid, NotFound, Unavailable, aio, moving, placing
 from backtrail.backends.memory import MemoryBackend
+from backtrail.backends.port import Batch
 from backtrail.engine import archive, log, wire
 from backtrail.engine.archive_reader import Archive
 from backtrail.engine.squeeze import squeeze, unsqueeze
@@ -266,9 +267,9 @@ def test_the_sections_of_a_file_can_be_put_together_again(small):
 def test_a_newer_format_is_refused(small, memory, tmp_path):
     path = tmp_path / "newer"
     parts = [*sections(small.read_bytes())]
-    path.write_bytes(joined(parts, line=b"backtrail export 2\n"))
+    path.write_bytes(joined(parts, line=b"backtrail export 3\n"))
     error = refused(memory, path, Invalid)
-    assert (error.code, error.details["format"]) == ("invalid.format", 2)
+    assert (error.code, error.details["format"]) == ("invalid.format", 3)
     assert "upgrade" in str(error)
     parts[0][1][0] = archive.FORMAT + 1
     path.write_bytes(joined(parts))
@@ -379,7 +380,135 @@ def test_an_export_does_not_continue_one_of_a_store_that_went_another_way(memory
     assert not (tmp_path / "3").exists()
 
 
+def second_life(first, tmp_path, *, parts):
+    """Export a thread of 6 rows, in parts; return a store that goes on from a backup of row 3, without row 6."""
+    thread, last = first.thread("t"), None
+    for n in range(1, 7):
+        thread.save({"n": n})
+        if n == 3:
+            first.export(tmp_path / "backup")
+        if n == 6 or (n == 5 and parts == 2):
+            first.export(tmp_path / f"{n}", since=last)
+            last = tmp_path / f"{n}"
+    again = backtrail.open("memory://")
+    again.import_(tmp_path / "backup")
+    for n in range(4, 10):
+        again.thread("t").save({"n": -n})
+    again.thread("t").delete_checkpoint(6)
+    again.gc()
+    return again
+
+
+def test_an_export_does_not_continue_one_whose_other_rows_are_not_here(memory, tmp_path):
+    with second_life(memory, tmp_path, parts=1) as again, pytest.raises(Conflict) as caught:
+        again.export(tmp_path / "7", since=tmp_path / "6")
+    assert caught.value.code == "conflict.export"
+    assert not (tmp_path / "7").exists()
+
+
+def test_two_histories_do_not_become_one_because_the_row_that_tells_was_collected(memory, tmp_path):
+    with second_life(memory, tmp_path, parts=2) as again, backtrail.open("memory://") as mirror:
+        again.export(tmp_path / "7", since=tmp_path / "6")  # that one has nothing but the row that is gone
+        mirror.import_(tmp_path / "5")
+        mirror.import_(tmp_path / "6")
+        before = everything(mirror)
+        with pytest.raises(Conflict, match="another way") as caught:
+            mirror.import_(tmp_path / "7")
+        assert caught.value.code == "conflict.import"
+        assert everything(mirror) == before
+
+
+def test_an_export_does_not_continue_one_of_another_store(memory, tmp_path):
+    memory.thread("t").save([1])
+    memory.export(tmp_path / "1")
+    with backtrail.open("memory://") as other:
+        other.thread("t").save([1])
+        with pytest.raises(Conflict, match="another store") as caught:
+            other.export(tmp_path / "2", since=tmp_path / "1")
+    assert caught.value.code == "conflict.export"
+    assert not (tmp_path / "2").exists()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_export_continues_one_of_what_was_deleted_and_collected_since(kind, opened, tmp_path):
+    store = opened(kind)
+    for name in "tu":
+        store.thread(name, agent="x").save([1])
+    store.export(tmp_path / "1", threads=["t"])
+    store.export(tmp_path / "2", agent="x", since=tmp_path / "1")
+    for name in "tu":
+        store.thread(name).delete()
+    store.gc()
+    assert store.export(tmp_path / "3", threads=["u"], since=tmp_path / "2").threads == 1
+    assert store.export(tmp_path / "4", since=tmp_path / "3").threads == 1
+
+
+# What a file that continues another one may say of a row before: `near` and `near_op`, then.
+NEAR = {
+    "behind the beginning": (3, b"x" * 16),
+    "of no length": (1, b""),
+    "of no row": (0, b"x" * 16),
+    "no number": (b"1", b"x" * 16),
+}
+
+
+@pytest.mark.parametrize("near", NEAR.values(), ids=NEAR)
+def test_a_forged_row_before_is_refused(near, memory, tmp_path):
+    for n in (1, 2):
+        memory.thread("t").save([n])
+        memory.export(tmp_path / f"{n}", since=tmp_path / "1" if n == 2 else None)
+    data = (tmp_path / "2").read_bytes()
+    line = b"backtrail export 2\n"
+    parts = [*sections(data)]
+    assert joined(parts, line=line) == data
+    first(parts, b"T")[-2:] = near
+    (tmp_path / "3").write_bytes(joined(parts, line=line))
+    with backtrail.open("memory://") as other:
+        other.import_(tmp_path / "1")
+        with pytest.raises(Corrupt) as caught:
+            other.import_(tmp_path / "3")
+        assert caught.value.code == "corrupt.export"
+        other.import_(tmp_path / "2")
+
+
+def with_agent(store):
+    store.agents.save(backtrail.AgentState("a", "Ada", "a-model"))
+    store.conversations.save(backtrail.Conversation("a", id="c").add_message(backtrail.Message.user("one")))
+    store.agents.checkpoint("a", "first")
+
+
+def test_a_checkpoint_of_an_agent_without_what_it_holds_is_no_file(memory, tmp_path):
+    with_agent(memory)
+    memory.export(tmp_path / "1")
+    parts = [*sections((tmp_path / "1").read_bytes())]
+    gone = next(n for n in at(parts, b"T") if parts[n][1][0][0] == "conversation")
+    known = first(parts, b"K")
+    known[:] = [each for each in known if each[0] != parts[gone][1][0][2]]
+    parts[-1][1][0][:] = [2, 2, 2, 0]
+    del parts[gone : gone + 2]
+    (tmp_path / "2").write_bytes(joined(parts))
+    with backtrail.open("memory://") as other:
+        error = refused(other, tmp_path / "2", Corrupt)
+        assert error.code == "corrupt.export"
+        assert "no conversation 'c'" in str(error)
+
+
 # -- bad stores -------------------------------------------------------------------------------------
+
+
+def test_what_an_agent_has_lost_is_not_exported(memory, tmp_path):
+    with_agent(memory)
+    backend = memory._backend
+    record = backend.find_thread("conversation", "c")
+    memory.conversations.append("c", backtrail.Message.user("two"))
+    (pin,) = backend.tags(record.no)[1]
+    backend.commit(Batch(hide=((record.no, 1),), untag=((record.no, 1, pin),)))
+    memory.gc()
+    with pytest.raises(Corrupt, match="conversation 'c' is lost") as caught:
+        memory.export(tmp_path / "1")
+    assert caught.value.code == "corrupt.row"
+    assert not [*tmp_path.iterdir()]
+    memory.export(tmp_path / "1", threads=["c"])
 
 
 def test_a_store_that_can_only_be_read_is_exported_and_not_imported_into(small, tmp_path):
@@ -722,4 +851,16 @@ def test_a_golden_export_of_what_is_new_is_read_for_ever(memory):
     (since,) = memory.thread("counted").find(tag="since")
     assert since.state == {"n": [*range(79), "since"]}
     assert len(memory.thread("repacked")) == 79  # those with a label, and the last but one
+    assert memory.verify().ok
+
+
+def test_a_golden_export_that_names_a_row_before_what_is_new_is_read_for_ever(memory):
+    golden = Path(__file__).parent / "golden"
+    memory.import_(golden / "export1")
+    with Archive(golden / "export2-since") as found:
+        (counted,) = [entry for entry in found.entries if entry.thread.name == "counted"]
+        assert 0 < counted.near < counted.start
+    report = memory.import_(golden / "export2-since")
+    assert (report.created, report.extended) == (1, 1)
+    assert memory.thread("counted").load().state["n"][-1] == "later"
     assert memory.verify().ok

@@ -1,7 +1,8 @@
 """Bringing what is stored up to date: heads whose states were saved by older versions of their classes.
 
 Each thread is done by itself, on top of the head that was read; whoever saves meanwhile is first, and the thread is
-looked at again. Nothing that was saved before is changed: history is brought up to date as it is read.
+looked at again. Nothing that was saved before is changed: history is brought up to date as it is read. A run that
+somebody works on is left alone: its worker may know only the older classes.
 """
 
 from __future__ import annotations
@@ -9,13 +10,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from backtrail.agents import current
-from backtrail.engine import pins, upkeep
+from backtrail.engine import journal, pins, upkeep
 from backtrail.engine.codec import Decoder
+from backtrail.engine.paths import Path
 from backtrail.engine.schema import Member, Record, Types, schema_of
+from backtrail.engine.tree import locate
 from backtrail.engine.versions import upcasters_of
 from backtrail.errors import Conflict, Error
 from backtrail.reports import MigrateReport
 from backtrail.threads import Thread
+from backtrail.values import when
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,6 +30,8 @@ if TYPE_CHECKING:
 
 _TRIES: Final = 10
 _NOTE: Final = {"migrated": True}
+_RUNS: Final = ("run", journal.SPACE)
+"""The name spaces of the two threads of a run."""
 
 
 def migrate(engine: Engine, progress: Callable[[str, int], None] | None) -> MigrateReport:
@@ -58,12 +64,31 @@ def _migrated(engine: Engine, record: ThreadRecord, newest: dict[str, int]) -> b
         state = None if head is None else _renewed(record, head, newest)
         if head is None or state is None:
             return False
+        if record.space in _RUNS:
+            _refuse_leased(engine, record.name)
         try:
             thread.save(state[0], kind="automatic", metadata=_NOTE, expect=head)
         except Conflict:
             continue
         return True
     raise Conflict(f"thread {record.name!r} is written to without pause; try again", code="conflict.stale")
+
+
+def _refuse_leased(engine: Engine, session_id: str) -> None:
+    """Raise `Conflict` if somebody works on a run. Who begins to do so after this look writes to its journal first."""
+    heads = engine.desk.heads
+    standing = heads.standing(journal.SPACE, session_id)
+    if standing is None or standing.head is None:
+        return
+    tree = heads.chain(standing.record, standing.head).tree
+    lease = Decoder(tree.nodes, Types()).value(locate(tree, Path(("lease",)), Types())[0])
+    if lease is not None and lease[2] > heads.shared_time():
+        until = f"{when(lease[2]):%Y-%m-%d %H:%M:%S} UTC"
+        raise Conflict(
+            f"run {session_id!r} is being worked on by {lease[0]}, until {until} at least: migrate again when that has "
+            "ended; if it is opened before, it is brought up to date then",
+            code="conflict.lease",
+        )
 
 
 def _renewed(record: ThreadRecord, head: Checkpoint[Any], newest: dict[str, int]) -> tuple[Any] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from backtrail.arguments import check_id, check_ids
 from backtrail.backends.port import Copyable
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from backtrail.engine.heads import Heads
 
     Progress = Callable[[str, int], None] | None
+
+_WRITING: Final = (
+    "an import is being written, all of it or nothing: do not use the store in its progress=, but before or after it"
+)
 
 
 def export(
@@ -38,8 +42,14 @@ def export(
 def import_(engine: Engine, path: Any, progress: Progress) -> ImportReport:
     """Make what is in a file part of a store."""
     heads = _outside(engine)
+
+    def writing(what: str, count: int) -> None:
+        if progress:
+            with engine.barred(_WRITING):
+                progress(what, count)
+
     with Archive(path_of(path), progress) as archive:
-        made = importing.import_(heads, archive, progress)
+        made = importing.import_(heads, archive, progress, writing)
         return ImportReport(archive.id, archive.totals.threads, *made)
 
 

@@ -418,6 +418,8 @@ class Store:
 
         A thread that is here goes on, if the export goes on from where it is; one that has gone another way, or that is
         another one under the same id, is a `Conflict`. The file is read and verified before anything is written.
+
+        `progress` does not use the store when it is told of "rows": all of it may still be taken back.
         """
         from backtrail import moving  # noqa: PLC0415
 

@@ -1,7 +1,7 @@
-"""The golden exports: one of the store that `contents.py` writes, and one of what was new since.
+"""The golden exports: one of the store that `contents.py` writes, and what was new since, in two versions.
 
-`python tests/golden/exports.py DIRECTORY` writes them with the code at hand. Those that have been checked in are never
-written again.
+`python tests/golden/exports.py DIRECTORY` writes them with the code at hand, but for `export1-since`: files that
+continue others were of version 1 at first. Those that have been checked in are never written again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import backtrail
 
 
 def write(directory: str) -> None:
-    """Write both files."""
+    """Write the files."""
     with tempfile.TemporaryDirectory() as place:
         contents.write(f"{place}/s.db")
         with backtrail.open(f"{place}/s.db") as store:
@@ -24,7 +24,10 @@ def write(directory: str) -> None:
             store.thread("counted").append("n", "since", tags=["since"])
             store.thread("repacked").prune(keep_last=2)
             store.thread("since").save({"text": "line\n" * 3000})
-            store.export(Path(directory, "export1-since"), since=first.path)
+            store.thread("counted").delete_checkpoint("@-")  # the newest row of the first one: it is gone then
+            store.gc()
+            store.thread("counted").append("n", "later")
+            store.export(Path(directory, "export2-since"), since=first.path)
 
 
 if __name__ == "__main__":

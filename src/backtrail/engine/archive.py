@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 MAGIC: Final = b"backtrail export "
 VERSION: Final = 1
-"""Of the sections."""
+"""Of the sections ..."""
+CONTINUING: Final = 2
+"""... and of those of a file that continues another one: it says more of a thread."""
 FORMAT: Final = 4
 """Of what rows and chunks hold: that of the stores they come from."""
 HEADER: Final = b"H"
@@ -72,6 +74,10 @@ class Entry(NamedTuple):
     visible: log.Ranges
     """The seqs of rows that are not hidden; what is in no range is hidden, or gone."""
     tags: dict[int, tuple[str, ...]]
+    near: int = 0
+    """The newest row up to `start` that was not collected yet: whoever has it sees that the log is the same one ..."""
+    near_op: bytes = b""
+    """... by its op_id."""
 
     @property
     def uid(self) -> bytes:
@@ -120,14 +126,16 @@ class Writer:
         self._waiting: dict[bytes, list[Any]] = {ROWS: [], CHUNKS: []}
         self._weight = {ROWS: 0, CHUNKS: 0}
         self.totals = Totals()
-        self._write(MAGIC + b"%d\n" % VERSION)
+        self._continues = header.since is not None
+        self._write(MAGIC + b"%d\n" % (CONTINUING if self._continues else VERSION))
         self._section(HEADER, [FORMAT, *header, scope])
 
     def thread(self, entry: Entry) -> None:
         """Begin a thread: the rows that follow are its own."""
         self._flush(ROWS)
         bounds = [entry.start, entry.start_op, entry.newest, entry.newest_op]
-        self._section(THREAD, [_thread_fields(entry.thread), *bounds, *_mark_fields(entry)])
+        near = [entry.near, entry.near_op] if self._continues else []
+        self._section(THREAD, [_thread_fields(entry.thread), *bounds, *_mark_fields(entry), *near])
         self.totals = self.totals._replace(threads=self.totals.threads + 1)
 
     def row(self, row: Row, plain: bytes) -> None:

@@ -68,18 +68,20 @@ _SHAPES: Final[dict[bytes, Any]] = {
     DIGESTS: None,
     END: ([None], None),
 }
+_CONTINUING: Final = {**_SHAPES, THREAD: (*_SHAPES[THREAD], None, None)}
 _MOST: Final = {ROWS: SECTION // ROW_WEIGHT, CHUNKS: 1}
 """Of those that are larger than usual: how many items are in them."""
 
 
-def require_shape(kind: bytes, data: bytes) -> None:
-    """Raise `ValueError` unless a section has the shape that those of its kind have."""
-    if kind not in _SHAPES:
+def require_shape(kind: bytes, data: bytes, *, continuing: bool) -> None:
+    """Raise `ValueError` unless a section has the shape that those of its kind have, in such a file."""
+    shapes = _CONTINUING if continuing else _SHAPES
+    if kind not in shapes:
         raise ValueError(f"the kind {kind!r} is not known")
     try:
         if len(data) > 2 * SECTION and kind in _MOST and _array(data, 0)[0] > _MOST[kind]:
             raise ValueError("there is too much in it")
-        end = _end(data, 0, _SHAPES[kind])
+        end = _end(data, 0, shapes[kind])
     except IndexError:
         end = -1
     if end != len(data):
@@ -144,13 +146,16 @@ def _are_seqs(numbers: Iterable[Any], most: int) -> bool:
 
 def entry_of(value: Any) -> Entry:
     """Return a thread."""
-    (space, name, uid, agent, created_at, origin), start, start_op, newest, newest_op, visible, tags = value
+    (space, name, uid, agent, created_at, origin), start, start_op, newest, newest_op, visible, tags, *rest = value
+    near, near_op = rest or (0, b"")
     thread = NewThread(space, _text(name) or "", uid, _text(agent), created_at, _text(origin))
     ranges = tuple((low, high) for low, high in visible)
     listed = {seq: tuple(_text(tag) or "" for tag in words) for seq, words in tags}
     if (
         not _is_thread(thread)
         or not _are_seqs((start, newest), _FARTHEST)
+        or not _are_seqs((near,), start)
+        or not _is_bin(near_op, _OP_BYTES if near else 0)
         or not _is_bin(start_op, _OP_BYTES if start else 0)
         or not _is_bin(newest_op, _OP_BYTES)
         or not 0 <= start <= newest
@@ -160,7 +165,7 @@ def entry_of(value: Any) -> Entry:
         or not all(_are_tags(words) for words in listed.values())
     ):
         raise ValueError("a thread is damaged")
-    return Entry(thread, start, start_op, newest, newest_op, ranges, listed)
+    return Entry(thread, start, start_op, newest, newest_op, ranges, listed, near, near_op)
 
 
 def _is_thread(thread: NewThread) -> bool:

@@ -19,6 +19,7 @@ from blake3 import blake3
 from backtrail.engine import log
 from backtrail.engine.archive import (
     CHUNKS,
+    CONTINUING,
     DIGESTS,
     END,
     FORMAT,
@@ -78,7 +79,7 @@ class _File:
         self._file = _opened(path)
         try:
             self._size = path.stat().st_size
-            self._start = self._first_line()
+            self._start, self._continuing = self._first_line()
             self.header = self._header(self._read(len(self._start)))
         except BaseException as error:
             self._file.close()
@@ -101,16 +102,18 @@ class _File:
         """Return the error of a file that cannot be used."""
         return Corrupt(f"{self.path}: {why}; nothing of it was used: make the export again", code="corrupt.export")
 
-    def _first_line(self) -> bytes:
+    def _first_line(self) -> tuple[bytes, bool]:
+        """Return the first line, and whether it is that of a file which continues another one."""
         start = self._bytes(0, min(_LINE, self._size))
         line, newline, _ = start.partition(b"\n")
         number = line.removeprefix(MAGIC)
         if not line.startswith(MAGIC) or not newline or not number.isdigit():
-            cut = bool(start) and (MAGIC + b"%d\n" % VERSION).startswith(start)
+            known = [MAGIC + b"%d\n" % each for each in (VERSION, CONTINUING)]
+            cut = bool(start) and any(each.startswith(start) for each in known)
             raise self.damaged("it is cut short") if cut else _not_ours(self.path)
-        if int(number) != VERSION:
+        if int(number) not in (VERSION, CONTINUING):
             raise self._newer(int(number))
-        return line + newline
+        return line + newline, int(number) == CONTINUING
 
     def _newer(self, number: Any) -> Invalid:
         return Invalid(
@@ -148,7 +151,7 @@ class _File:
     def _value(self, section: _Section) -> Any:
         try:
             data = unsqueeze(section.raw[HEAD_BYTES:-_CHECK], limit=_LIMIT)
-            require_shape(section.kind, data)
+            require_shape(section.kind, data, continuing=self._continuing)
             return ormsgpack.unpackb(data)
         except (ValueError, Corrupt) as error:
             raise self.damaged(f"a section is damaged ({error})") from error

@@ -81,10 +81,13 @@ class Known:
         self.standing: Standing | None = None
 
 
-class _Grouped(threading.local):
-    """What the calling thread's open group has pending."""
+class _Calling(threading.local):
+    """What is known of the calling thread."""
 
     pending: Pending | None = None
+    """What its open group has pending."""
+    barred: str | None = None
+    """Why it is not to use the store just now."""
 
 
 class _Work:
@@ -122,7 +125,7 @@ class Engine:
         self._direct = Desk(heads, Writes(heads, self._trim), Moves(heads))
         self._hub = Hub(heads)
         self._written: dict[int, int] = {}
-        self._grouped = _Grouped()
+        self._calling = _Calling()
         self._closed: dict[tuple[Any, ...], Types] = {}
         self._named_last: tuple[tuple[Any, ...] | None, Types] = (None, types)
         self._known: weakref.WeakValueDictionary[tuple[str, str], Known] = weakref.WeakValueDictionary()
@@ -130,10 +133,14 @@ class Engine:
         """Who has a transaction open. Whoever opens or closes one puts it in or takes it out in one step: a function
         that does it might be interrupted at its entry, and all that follows would be written to what never ends.
         """
+        self._barred = False
+        """Whether anybody ever was barred."""
 
     @property
     def desk(self) -> Desk:
         """Where the calling thread or task reads and writes."""
+        if self._barred:
+            self._refuse_if_barred()
         desk = self.opened.get(owner.current()) if self.opened else None
         if desk is None:
             return self._direct
@@ -294,14 +301,28 @@ class Engine:
         """Make the calling thread's writes durable together when the block ends; `Backend.group` says how."""
         pending = Pending()
         with self.backend.group():
-            self._grouped.pending = pending
+            self._calling.pending = pending
             try:
                 yield
             finally:
-                self._grouped.pending = None
+                self._calling.pending = None
         pending.publish()
 
     @property
     def pending(self) -> Pending | None:
         """What the calling thread's open group has pending; None if it has no group."""
-        return self._grouped.pending
+        return self._calling.pending
+
+    @contextmanager
+    def barred(self, why: str) -> Iterator[None]:
+        """Keep the calling thread from using the store in the block: what it wrote might be taken back."""
+        self._barred = True
+        self._calling.barred = why
+        try:
+            yield
+        finally:
+            self._calling.barred = None
+
+    def _refuse_if_barred(self) -> None:
+        if self._calling.barred is not None:
+            raise Invalid(self._calling.barred, code="invalid.progress")

@@ -8,6 +8,7 @@ export that continues another one has the rows and chunks that are new since, an
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from backtrail.backends.port import NewThread
@@ -20,7 +21,8 @@ from backtrail.errors import Conflict, Corrupt, NotFound
 from backtrail.placing import path_of, placed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from backtrail.backends.port import Row, ThreadRecord
@@ -69,53 +71,52 @@ class Exported(NamedTuple):
     size: int
 
 
-class Before(NamedTuple):
-    """What an earlier export says of the store."""
-
-    id: bytes
-    known: dict[bytes, Known]
-    digests: list[bytes]
-
-
 def export(heads: Heads, path: Path, scope: Scope, since: Any, progress: Callable[[str, int], None] | None) -> Exported:
     """Write what is in the store now to a new file."""
-    before = None if since is None else _before(since, path)
-    with placed(path) as part, heads.backend.snapshot() as view:
+    with _before(since, path) as before, placed(path) as part, heads.backend.snapshot() as view:
         seen = Heads(view, heads.types, heads.options, heads.clock)
         with part.open("xb") as file:
             number = os.urandom(ID_BYTES)
-            header = Header(number, heads.clock(), before.id if before else None)
+            header = Header(number, heads.clock(), before.header.id if before else None)
             totals = _Export(seen, Writer(file, header, scope.stated()), before).write(scope, progress)
         size = part.stat().st_size
-    return Exported(number.hex(), before.id.hex() if before else None, totals, size)
+    return Exported(number.hex(), before.id if before else None, totals, size)
 
 
-def _before(since: Any, path: Path) -> Before:
-    """Read what an earlier export says: it is named by its path, or by its id if it lies beside the new one."""
+def _before(since: Any, path: Path) -> AbstractContextManager[Archive | None]:
+    """Open an earlier export: it is named by its path, or by its id if it lies beside the new one."""
+    if since is None:
+        return nullcontext()
     named = path_of(since)
     if not named.exists() and isinstance(since, str) and len(since) == 2 * ID_BYTES:
         beside = sorted(path.parent.iterdir()) if path.parent.is_dir() else []
         named = next((each for each in beside if each.is_file() and id_of(each) == since), named)
-    with Archive(named) as archive:
-        return Before(archive.header.id, archive.known, archive.digests())
+    return Archive(named)
 
 
 class _Export:
     """One export, from a store that stands still."""
 
-    def __init__(self, heads: Heads, writer: Writer, before: Before | None) -> None:
+    def __init__(self, heads: Heads, writer: Writer, before: Archive | None) -> None:
         self._heads = heads
         self._writer = writer
+        self._before = before
         self._known = dict(before.known) if before else {}
-        self._digests = dict.fromkeys(before.digests if before else ())
+        self._digests = dict.fromkeys(before.digests() if before else ())
         """Chunks that were written, by this export or those before."""
         self._good: set[bytes] = set()
         """Chunks that were read and found good."""
 
     def write(self, scope: Scope, progress: Callable[[str, int], None] | None) -> Totals:
         """Write all threads that are meant."""
-        records = [record for record in upkeep.threads(self._heads) if scope.has(record)]
+        everything = list(upkeep.threads(self._heads))
+        records = [record for record in everything if scope.has(record)]
         scope.require(records)
+        if not self._known.keys() <= {record.uid for record in everything}:  # no thread ever leaves a store
+            raise Conflict(
+                "the earlier export is of another store, or of threads that this one has lost: export without since=",
+                code="conflict.export",
+            )
         manifests = {pins.pin_of(record.uid) for record in records if record.space == pins.SPACE}
         for count, record in enumerate(records, 1):
             self._thread(record, manifests)
@@ -133,6 +134,7 @@ class _Export:
         tags = {seq: _kept(words, manifests) for seq, words in self._heads.backend.tags(record.no).items()}
         known = self._known.get(record.uid)
         start = self._continued(record, rows, known)
+        near = next((row for row in reversed(rows) if row.seq <= start), None)
         entry = Entry(
             thread=NewThread(*record[1:]),
             start=start,
@@ -141,11 +143,15 @@ class _Export:
             newest_op=rows[-1].op_id,
             visible=_ranges(row.seq for row in rows if not row.hidden),
             tags={seq: words for seq, words in tags.items() if words},
+            near=near.seq if near else 0,
+            near_op=near.op_id if near else b"",
         )
         base = next((row.base for row in rows if row.seq == rows[-1].head > start), known.base if known else 0)
         now = Known(entry.newest, entry.newest_op, entry.marks(), base)
         if known is not None and now[:3] == known[:3]:
             return
+        if record.space == pins.SPACE:
+            self._require_held(record)
         self._writer.thread(entry)
         self._rows(record, [*_rebased(rows, known), *(row.seq for row in rows if row.seq > start)])
         self._known[record.uid] = now
@@ -154,13 +160,35 @@ class _Export:
         """Return behind which row the thread is new; `Conflict` if it is not what the earlier export had."""
         if known is None:
             return 0
-        there = next((row for row in rows if row.seq == known.newest), None)
-        if rows[-1].seq < known.newest or (there is not None and there.op_id != known.op_id):
+        here = {row.seq: row.op_id for row in rows if row.seq <= known.newest}
+        same = rows[-1].seq >= known.newest and here.get(known.newest, known.op_id) == known.op_id
+        if same and known.newest not in here:  # it was collected: others of that export may still be there
+            same = all(here.get(seq, op_id) == op_id for seq, op_id in self._exported(record))
+        if not same:
             raise Conflict(
                 f"thread {record.name!r} does not go on from what the earlier export holds: export without since=",
                 code="conflict.export",
             )
         return known.newest
+
+    def _exported(self, record: ThreadRecord) -> Iterator[tuple[int, bytes]]:
+        """Give the rows of a thread that are in the earlier export itself: the seq and the op_id of each."""
+        if self._before is not None:
+            for entry in self._before.entries:
+                if entry.uid == record.uid:
+                    yield from ((row.seq, row.op_id) for row in self._before.rows(entry, 1, entry.newest))
+
+    def _require_held(self, record: ThreadRecord) -> None:
+        """Raise unless all is there that an agent's checkpoints hold: who imports them looks for it, too."""
+        for (space, name), needs in pins.needed(self._heads, record)[1].items():
+            found = self._heads.backend.find_thread(space, name)
+            ranges = _ranges(sorted(needs))
+            there = self._heads.backend.rows(found.no, ranges) if found else []
+            if {row.seq: row.root for row in there} != needs:
+                raise Corrupt(
+                    f"what checkpoints of agent {record.name!r} hold of {space} {name!r} is lost; nothing was exported",
+                    code="corrupt.row",
+                )
 
     def _rows(self, record: ThreadRecord, seqs: list[int]) -> None:
         reading = Reading(self._heads, record)

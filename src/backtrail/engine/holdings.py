@@ -110,12 +110,7 @@ class _Look:
         _, now, manifest = read[newest.head]
         if not {seq for pair in now.undo for seq in pair} <= set(self._rows) - self._own_lost().keys():
             held.stale = "restores that it could undo are lost"
-        before = {seq for seq, _ in now.undo}
-        used = {
-            seq: (note, each)
-            for seq, (_, note, each) in read.items()
-            if note.role == pins.CHECKPOINT or seq in before or seq == newest.head
-        }
+        used = {seq: (note, each) for seq, (_, note, each) in read.items() if pins.in_use(seq, note, newest.head, now)}
         self._follow_all(each for _, each in used.values())
         # last, so that what was written to while all else was read is among them
         touched = {stand.record.no for stand in self._heads.backend.standings(agent, touched=True)}

@@ -1,10 +1,11 @@
 """What an import is to do: each thread of a file, held against what is in the store.
 
 A thread is the same one if it has the same uid. Its log here and the one in the file must be the same up to where the
-shorter one ends, which the row there shows; else they have gone different ways, and that is a `Conflict`. If the file
-has more, the rest is to come, and what is tagged will be as the file says. If both end at the same row, its tags are
-added; nothing is taken back. Either way, what the file has hidden is hidden here. If there is more here, nothing is to
-be done.
+shorter one ends, which the row there shows; else they have gone different ways, and that is a `Conflict`. (If that row
+was collected where a file comes from that continues another one, the newest one before it shows that.) If the file has
+more, the rest is to come, and what is tagged will be as the file says. If both end at the same row, its tags are added;
+nothing is taken back. Either way, what the file has hidden is hidden here. If there is more here, nothing is to be
+done.
 
 What was hidden here stays so, unless the file goes back to it: it is the head, or was made the head by a rewind.
 """
@@ -92,7 +93,8 @@ def _require_same_log(
     else:
         op_id = newest.op_id if newest is not None else b""
         there = [entry.start_op] if here == entry.start else _op_ids(archive.rows(entry, here, here))
-    if there != [op_id]:
+    near = _op_ids(backend.rows(record.no, [(entry.near, entry.near)])) if entry.near else []
+    if there != [op_id] or (near and near != [entry.near_op]):
         raise Conflict(
             f"{record.space} {record.name!r} has gone another way here than in the import"
             + ("" if there else ", as far as can be told: the rows that would show it were removed"),

@@ -2,7 +2,8 @@
 
 First the file is read to its end (`archive_reader`), and its threads are held against what is here (`import_plans`).
 Then every state that is to come is put together, from the file and from what is here already, and compared with its
-root. Only then is something written, in one group of commits.
+root; what agents' checkpoints point at is looked up (`import_pins`). Only then is something written, in one group of
+commits.
 
 Rows keep their seqs. Where a collection had removed some, there is a gap, as there is where they come from.
 """
@@ -18,6 +19,7 @@ from backtrail.backends.port import Batch, MissingChunks, Row, Stale, ThreadReco
 from backtrail.engine import journal, log, pins, upkeep
 from backtrail.engine.codec import Decoder
 from backtrail.engine.heads import Heads
+from backtrail.engine.import_pins import Holding
 from backtrail.engine.import_plans import needed, plan_of, require_before
 from backtrail.engine.reading import Reading
 from backtrail.engine.squeeze import squeeze
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
     from backtrail.backends.port import Backend
     from backtrail.engine.archive_reader import Archive
     from backtrail.engine.import_plans import Plan
+    from backtrail.engine.pins import Manifest, Note
+
+    Progress = Callable[[str, int], None]
 
 _PAGE_ROWS: Final = 500
 _PAGE_BYTES: Final = 4 << 20
@@ -45,16 +50,20 @@ class Imported(NamedTuple):
     chunks: int = 0
 
 
-def import_(heads: Heads, archive: Archive, progress: Callable[[str, int], None] | None) -> Imported:
-    """Make a file's threads part of a store; if somebody else writes to one of them meanwhile, look again."""
+def import_(heads: Heads, archive: Archive, progress: Progress | None, writing: Progress) -> Imported:
+    """Make a file's threads part of a store; if somebody else writes to one of them meanwhile, look again.
+
+    `writing` tells of progress while a group is open: whoever is told must not use the store.
+    """
     until = time.monotonic() + PATIENCE
     tries = 0
     while True:
         try:
             require_before(heads.backend, archive)
             plans = [plan for entry in archive.entries if (plan := plan_of(heads.backend, archive, entry)).does]
-            needed = _Check(heads, archive).check(plans, progress)
-            return _write(heads, archive, plans, needed, progress) if plans else Imported()
+            check = _Check(heads, archive)
+            check.check(plans, progress)
+            return _write(heads, archive, plans, check, writing) if plans else Imported()
         except (Stale, Vanished, MissingChunks, Undone) as error:
             if time.monotonic() > until:
                 raise Unavailable(
@@ -112,17 +121,22 @@ class _Check:
         self._heads = heads
         self._archive = archive
         self._good: set[bytes] = set()
-        self._needed: dict[bytes, None] = {}
+        self.needed: dict[bytes, None] = {}
+        """The digests of all chunks that the new rows lead to."""
+        self.holdings: list[Holding] = []
+        """What agents' checkpoints need that are to come."""
         self._viewed = (b"", 0)
         """The thread and the view that were looked at last: what follows mostly has the same."""
 
-    def check(self, plans: list[Plan], progress: Callable[[str, int], None] | None) -> list[bytes]:
-        """Return the digests of all chunks that the new rows lead to; `Corrupt` if a state is not what it should be."""
+    def check(self, plans: list[Plan], progress: Progress | None) -> None:
+        """Do it; `Corrupt` if a state is not what it should be."""
         for count, plan in enumerate(plans, 1):
             self._thread(plan)
             if progress:
                 progress("threads", count)
-        return list(self._needed)
+        by_name = {(plan.entry.thread.space, plan.entry.thread.name): plan for plan in plans}
+        for holding in self.holdings:
+            holding.require(self._heads.backend, self._archive, by_name)
 
     def _thread(self, plan: Plan) -> None:
         entry = plan.entry
@@ -131,12 +145,13 @@ class _Check:
         backend = cast("Backend", view)  # all that is asked of it here
         heads = Heads(backend, self._heads.types, self._heads.options, self._heads.clock)
         reading = Reading(heads, record)
+        holding = Holding(record)
         for row in itertools.chain(plan.rebased, self._archive.rows(entry, plan.newest + 1, entry.newest)):
             if row.op not in log.CHECKPOINTS:
                 continue
             why = reading.reason(row, self._good)
             try:
-                self._needed.update(dict.fromkeys(upkeep.chunks_below(heads.nodes(), row, self._needed)))
+                self.needed.update(dict.fromkeys(upkeep.chunks_below(heads.nodes(), row, self.needed)))
             except Corrupt as error:
                 why = why or str(error)
             if why is not None and plan.record is None and self._archive.since is not None and view.missing:
@@ -148,12 +163,17 @@ class _Check:
             if why is not None:
                 raise self._unsound(plan, record, row, why)
             self._require_written(heads, record, row)
+            if record.space == pins.SPACE and not row.hidden and row.seq > plan.newest:
+                holding.add(row, *self._manifest(heads, record, row))
         last = heads.backend.rows(record.no, [(entry.newest, entry.newest)])[0]
         head = heads.row(record, last.head) if last.head else None
         if last.head and (head is None or head.op not in log.CHECKPOINTS):
             raise self._unsound(plan, record, last._replace(seq=last.head), "it is missing")
         if head is not None and record.space == journal.SPACE:
             self._require_point(heads, record, head)
+        if head is not None and record.space == pins.SPACE:
+            holding.end(head.seq, pins.note_of(head))
+            self.holdings.append(holding)
 
     def _require_written(self, heads: Heads, record: ThreadRecord, row: Row) -> None:
         """Raise unless a checkpoint that can be read is one that a writer makes in such a thread."""
@@ -162,12 +182,13 @@ class _Check:
             if moved is not None and moved.op in log.CHECKPOINTS:
                 raise self._made_up(record, row, "what it names as its view is none")
             self._viewed = record.uid, row.view
-        if record.space == pins.SPACE and not row.hidden:
-            try:
-                pins.note_of(row)
-                pins.manifest_of(heads, record, row)
-            except Corrupt as error:
-                raise self._made_up(record, row, str(error)) from error
+
+    def _manifest(self, heads: Heads, record: ThreadRecord, row: Row) -> tuple[Note, Manifest]:
+        """Return a manifest, and what is said beside it."""
+        try:
+            return pins.note_of(row), pins.manifest_of(heads, record, row)
+        except Corrupt as error:
+            raise self._made_up(record, row, str(error)) from error
 
     def _require_point(self, heads: Heads, record: ThreadRecord, head: Row) -> None:
         """Raise unless a run can go on from the head of its journal."""
@@ -206,18 +227,19 @@ def _write(
     heads: Heads,
     archive: Archive,
     plans: list[Plan],
-    needed: list[bytes],
-    progress: Callable[[str, int], None] | None,
+    check: _Check,
+    writing: Progress,
 ) -> Imported:
     """Write all of it, in one group."""
     with heads.backend.group():
-        chunks = _put(heads, archive, needed)
+        chunks = _put(heads, archive, list(check.needed))
         rows = checkpoints = 0
         for plan in plans:
             written, saved = _Thread(heads, archive, plan).write()
             rows, checkpoints = rows + written, checkpoints + saved
-            if progress:
-                progress("rows", rows)
+            writing("rows", rows)
+        for holding in check.holdings:
+            holding.pin(heads.backend)
     created = sum(plan.record is None for plan in plans)
     return Imported(created, sum(plan.grows for plan in plans) - created, rows, checkpoints, chunks)
 

@@ -13,8 +13,9 @@ it `is`:
 and carries `undo`, the restores that can be undone, the last one at the end, each as the seqs of its two rows.
 
 What a manifest points at has a *pin*: a tag that begins with @, as no user's tag does, and names the thread of the
-manifest. It is put in the transaction that writes the manifest. What is pinned may be hidden, because its thread was
-deleted, but is not collected: a restore shows it again. A collection takes pins off that no manifest in use needs.
+manifest. It is put in the transaction that writes the manifest, or imports it. What is pinned may be hidden, because
+its thread was deleted, but is not collected: a restore shows it again. A collection takes pins off that no manifest in
+use needs.
 """
 
 from __future__ import annotations
@@ -47,6 +48,9 @@ _BUCKETS: Final = "0123456789abcdef"
 _MARK: Final = "@"
 PLAIN: Final = Types()
 """Manifests are plain data."""
+
+Needs = dict[tuple[str, str], dict[int, bytes]]
+"""Rows that manifests need: by the name space and the name of their thread, the seq of each, and its root."""
 
 
 class Pointer(NamedTuple):
@@ -196,7 +200,7 @@ class Loosening:
 
     def __init__(self, heads: Heads) -> None:
         self._heads = heads
-        self._held: dict[str, tuple[ThreadRecord, int, dict[tuple[str, str], set[int]]] | None] = {}
+        self._held: dict[str, tuple[ThreadRecord, int, Needs] | None] = {}
 
     def loosen(self, record: ThreadRecord) -> None:
         """Do so for one thread. If the manifests change meanwhile, or cannot be read, its pins stay for now."""
@@ -218,7 +222,7 @@ class Loosening:
                 except Stale:
                     self._held[pin] = None
 
-    def _holding(self, pin: str) -> tuple[ThreadRecord, int, dict[tuple[str, str], set[int]]] | None:
+    def _holding(self, pin: str) -> tuple[ThreadRecord, int, Needs] | None:
         """Return what the manifests of a pin need, and as of which row; None if that is not known."""
         if pin not in self._held:
             try:
@@ -229,8 +233,13 @@ class Loosening:
         return self._held[pin]
 
 
-def needed(heads: Heads, record: ThreadRecord) -> tuple[int, dict[tuple[str, str], set[int]]]:
-    """Return the newest row of an agent's checkpoints, and the rows that they need: of which thread, and which."""
+def in_use(seq: int, note: Note, head: int, newest: Note) -> bool:
+    """Tell whether a manifest is in use: a checkpoint, the newest one, or what a restore can be undone to."""
+    return note.role == CHECKPOINT or seq == head or any(seq == before for before, _ in newest.undo)
+
+
+def needed(heads: Heads, record: ThreadRecord) -> tuple[int, Needs]:
+    """Return the newest row of an agent's checkpoints, and the rows that they need."""
     newest = heads.backend.newest(record.no)
     if newest is None or newest.head == 0:
         return (0 if newest is None else newest.seq), {}
@@ -240,14 +249,13 @@ def needed(heads: Heads, record: ThreadRecord) -> tuple[int, dict[tuple[str, str
     notes = {row.seq: note_of(row) for row in rows}
     if newest.head not in notes:
         raise NotFound("its newest manifest was hidden meanwhile", code="not_found.checkpoint")
-    before = {seq for seq, _ in notes[newest.head].undo}
-    found: dict[tuple[str, str], set[int]] = {}
+    found: Needs = {}
     for row, tree in _trees(heads, record, rows):
-        if row.seq == newest.head or row.seq in before or notes[row.seq].role == CHECKPOINT:
+        if in_use(row.seq, notes[row.seq], newest.head, notes[newest.head]):
             pointers = _manifest(heads, record, row, tree).pointers(record.name)
             if row.seq == newest.head and notes[row.seq].role == AFTER:  # the next one is made from what still holds
                 for stand in heads.backend.standings(record.name, touched=True):
                     pointers.pop((stand.record.space, stand.record.name), None)
             for name, pointer in pointers.items():
-                found.setdefault(name, set()).add(pointer.seq)
+                found.setdefault(name, {})[pointer.seq] = pointer.root
     return newest.seq, found

@@ -32,6 +32,7 @@ from backtrail.testing.conformance.interrupting import Interrupting, Resuming
 from backtrail.testing.conformance.large import Large
 from backtrail.testing.conformance.leasing import Leases, RunCheckpoints, RunListing
 from backtrail.testing.conformance.looking import Looking
+from backtrail.testing.conformance.mirroring import Mirroring
 from backtrail.testing.conformance.moving import Exporting, Importing
 from backtrail.testing.conformance.naming import BadInput, Listing, Names
 from backtrail.testing.conformance.options import AutoInterval, MaxCheckpoints, Others, TimeToLive
@@ -121,6 +122,7 @@ class StoreConformance(
     Adapting,
     Exporting,
     Importing,
+    Mirroring,
 ):
     """All of the suite."""
 

@@ -134,6 +134,43 @@ class Interrupting(Suite):
         assert last > 1
         assert store.verify().ok
 
+    @pytest.mark.parametrize("chore", CHORES)
+    def test_whoever_is_told_of_progress_may_use_the_store_but_while_an_import_is_written(
+        self, store: Store, tmp_path: Path, chore: str
+    ) -> None:
+        _more_to_do(store, 1)
+        store.conversations.save(Conversation("a", id="c", messages=[Message.user("hello")]))
+        log = store.thread("log")
+        log.save({"l": []})
+        kept: list[str] = []
+        refused: list[str] = []
+
+        def tell(what: str, count: int) -> None:
+            uses: list[Callable[[], object]] = [
+                lambda: kept.append(log.append("l", [what, count]).id),
+                log.load,
+                store.stats,
+                store.runs.list,
+            ]
+            if chore == "import" and what == "rows":
+                for use in (*uses, store.transaction().__enter__, store.run("r").__enter__):
+                    with pytest.raises(Invalid, match="after it") as caught:
+                        use()
+                    refused.append(caught.value.code)
+            elif len(kept) < ENOUGH:
+                for use in uses:
+                    use()
+
+        if chore == "copy":
+            with backtrail.open("memory://") as other:
+                backtrail.copy(store, other, progress=tell)
+        else:
+            CHORES[chore](store, tmp_path, tell)
+        assert kept
+        assert [log.load(made).id for made in kept] == kept
+        assert refused == ["invalid.progress"] * 6 * (chore == "import")
+        assert store.verify().ok
+
     def _stopped(self, store: Store, path: Path, chore: str, at: int) -> bool:
         """Do the chore, stopped at that sign of life; then look at the store, and do it to its end."""
         assert at < ENOUGH

@@ -5,10 +5,12 @@ from __future__ import annotations
 import datetime as dt
 import os
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import backtrail
 from backtrail import AgentState, Conflict, Invalid, Message, NotFound
 from backtrail.strategies import AfterLlmResponse, AfterToolCall, EveryN, Never
 from backtrail.testing.conformance.base import Suite, ids, steps
@@ -32,6 +34,26 @@ def work(store: Store, session_id: str, count: int = 1, **options: Any) -> None:
                 break
 
 
+def _plans() -> tuple[Any, Any]:
+    """Return a class, and the same one as newer code has it."""
+
+    @backtrail.schema("conformance.Leased", version=1)
+    @dataclass
+    class Old:
+        city: str
+
+    @backtrail.schema("conformance.Leased", version=2)
+    @dataclass
+    class New:
+        cities: list[str]
+
+    @backtrail.upcast(New, from_version=1)
+    def renew(fields: dict[str, Any]) -> dict[str, Any]:
+        return {"cities": [fields["city"]]}
+
+    return Old, New
+
+
 class Leases(Suite):
     """One worker has a run at a time."""
 
@@ -47,6 +69,26 @@ class Leases(Suite):
             assert (before.owner, before.until) == (error.value.details["owner"], error.value.details["until"])
             assert store.runs.load("s") == before
         assert store.runs.load("s").status.name == "completed"
+
+    def test_a_run_that_somebody_works_on_is_not_migrated(self, opener: Opener) -> None:
+        old, new = _plans()
+        with opener(types=[old]) as store, opener(types=[new]) as other:
+            store.thread("t").save(old("Porto"))
+            with store.run("s", state={"plan": old("Lisbon")}, lease=60) as run:
+                for i in run.iterations():
+                    run.tool("t", int, i)
+                    if i == 2:
+                        report = other.migrate()
+                        assert report.migrated == 1
+                        assert [failed[:2] for failed in report.failed] == [("journal", "s"), ("run", "s")]
+                        assert all("worked on by" in reason and "again" in reason for *_, reason in report.failed)
+                    run.tool("u", int, i)
+                    if i == 3:
+                        break
+            assert store.runs.load("s").status.name == "completed"
+            report = other.migrate()
+            assert (report.migrated, report.ok) == (2, True)
+            assert other.runs.steps("s")[-1].state["state"] == {"plan": new(["Lisbon"])}
 
     def test_a_worker_that_was_taken_over_writes_nothing_any_more(self, store: Store) -> None:
         tools = Tools()
