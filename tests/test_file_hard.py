@@ -9,16 +9,18 @@ import tracemalloc
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 import backtrail
 from backtrail.backends import file, file_directory, file_lock, file_log, file_shared, file_snapshot
 from backtrail.backends.file import FileBackend
+from backtrail.backends.file_frames import HEADER
 from backtrail.backends.port import Batch, Usage
 from backtrail.backends.table_backend import TableBackend
 from backtrail.backends.tables import Tables
-from backtrail.errors import Corrupt, NotFound
+from backtrail.errors import Corrupt, NotFound, Unavailable
 from tests.disks import traced
 from tests.test_backends_file import seqs
 from tests.test_backends_sqlite import append, contents, in_child, raises, row, start
@@ -136,6 +138,36 @@ class TestDamageBetweenProcesses:
         with backtrail.open(path.as_uri()) as store:
             assert store.verify().ok
 
+    @pytest.mark.parametrize("damage", ["headers", "records and header", "zeros", "records"])
+    def test_several_that_were_on_disk_are_not_cut_off(self, path, damage):
+        with backtrail.open(path.as_uri()) as store:
+            for n in range(6):
+                store.thread("t").save({"n": n})
+        log, (before, last) = path / FIRST, first_frames(path)[-2:]
+        if damage == "zeros":
+            log.write_bytes(log.read_bytes()[: before.at] + bytes(last.end - before.at))
+        elif damage == "records":
+            flip(log, last.at + HEADER + 20)
+        else:
+            flip(log, before.at + (8 if damage == "headers" else HEADER + 20))
+            flip(log, last.at + 8)
+        whole = log.read_bytes()
+        left = 5 if damage == "records" else 4
+        for read_only in (True, False):
+            with backtrail.open(path.as_uri(), read_only=read_only) as store:
+                assert store.thread("t").load().state == {"n": left - 1}
+                assert "frame 6 was on disk" in store.verify().faults[0]
+                if not read_only:
+                    with raises(Corrupt, "corrupt.store"):
+                        store.thread("t").save({})
+        assert log.read_bytes() == whole
+        with backtrail.open(path.as_uri()) as store:
+            assert store.verify(repair=True).repaired
+            store.thread("t").save({"n": "on"})
+        with backtrail.open(path.as_uri()) as store:
+            assert store.verify().ok
+            assert len(store.thread("t")) == left + 1
+
     def test_the_end_of_an_older_version_is_understood(self, path):
         backend = opened(path)
         start(backend)
@@ -251,6 +283,31 @@ class TestLostFiles:
 
 
 class TestAnotherStoreInItsPlace:
+    @pytest.mark.parametrize("name", [file_directory.STORE, FIRST])
+    @pytest.mark.parametrize("read_only", [True, False])
+    @pytest.mark.parametrize("lock", [True, False])
+    def test_a_file_of_another_store_is_refused_and_left_alone(self, path, name, read_only, lock):
+        other = path.with_name("other")
+        for each in (path, other):
+            with backtrail.open(each.as_uri()) as store:
+                store.thread("t").save({"n": 1})
+        shutil.copy(other / name, path)
+        if not lock:
+            (path / "backtrail.lock").unlink()
+        before = {each.name: each.read_bytes() for each in path.iterdir()}
+        with raises(Corrupt, "corrupt.store"):
+            backtrail.open(path.as_uri(), read_only=read_only)
+        assert {each.name: each.read_bytes() for each in path.iterdir() if each.name in before} == before
+
+    def test_a_file_of_the_log_under_another_name_is_refused(self, path, small):
+        del small
+        with backtrail.open(path.as_uri()) as store:
+            for n in range(12):
+                store.thread("t").save({"n": n})
+        shutil.copy(path / "log-000000000002", path / FIRST)
+        with raises(Corrupt, "corrupt.store"):
+            backtrail.open(path.as_uri())
+
     def test_who_had_the_old_one_open_is_told_and_writes_nothing(self, path):
         old = opened(path)
         no = start(old)
@@ -455,6 +512,47 @@ class TestFewDescriptors:
 
 
 class TestUpkeep:
+    @pytest.mark.parametrize("error", [Unavailable("busy"), KeyboardInterrupt()])
+    def test_a_collection_that_fails_leaves_nothing_behind(self, path, error, monkeypatch):
+        monkeypatch.setattr(file, "_SNAPSHOT_CHANGES", 1)
+        with backtrail.open(path.as_uri()) as store:
+            for n in range(4):
+                store.thread("t").save({"n": n})
+            store.thread("t").prune(keep_last=1)
+            with monkeypatch.context() as patch, pytest.raises(type(error)):
+                patch.setattr(FileBackend, "_adopt", mock.Mock(side_effect=error))
+                patch.setattr(file_directory, "switch", mock.Mock(side_effect=error))
+                store.gc()
+            assert {each.name[:3] for each in path.iterdir()} <= {"bac", "log", "sna"}
+            assert store.thread("t").load().state == {"n": 3}
+            store.gc()
+        with backtrail.open(path.as_uri()) as store:
+            assert store.verify().ok
+            assert len(store.thread("t")) == 1
+
+    def test_a_base_that_is_the_present_one_is_not_removed(self, path, monkeypatch):
+        with backtrail.open(path.as_uri()) as store:
+            for n in range(4):
+                store.thread("t").save({"n": n})
+            store.thread("t").prune(keep_last=1)
+            with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+                patch.setattr(FileBackend, "_adopt", mock.Mock(side_effect=KeyboardInterrupt))
+                store.gc()
+            assert store.thread("t").load().state == {"n": 3}
+        with backtrail.open(path.as_uri()) as store:
+            assert store.verify().ok
+            assert len(store.thread("t")) == 1
+
+    def test_new_files_are_for_those_who_may_use_the_store(self, path):
+        with backtrail.open(path.as_uri()) as store:
+            for n in range(4):
+                store.thread("t").save({"n": n})
+            for each in path.iterdir():
+                each.chmod(0o640)
+            store.thread("t").prune(keep_last=1)
+            store.gc()
+        assert {each.stat().st_mode & 0o777 for each in path.iterdir()} == {0o640}
+
     def test_a_collection_beside_one_who_opens_the_store_is_done(self, path, monkeypatch):
         backend = opened(path)
         no = start(backend)

@@ -801,6 +801,14 @@ def test_a_backup_replaces_nothing_and_other_stores_have_none(tmp_path, memory, 
     assert not [path for path in tmp_path.iterdir() if path.name.startswith((".", "c.db"))]
 
 
+def test_a_backup_is_for_those_who_may_read_the_store(tmp_path):
+    with backtrail.open(tmp_path / "s.db") as store:
+        store.thread("t").save({"n": 1})
+        (tmp_path / "s.db").chmod(0o600)
+        store.backup(tmp_path / "b.db")
+    assert (tmp_path / "b.db").stat().st_mode & 0o777 == 0o600
+
+
 def test_a_backup_that_cannot_be_written_is_told(tmp_path, monkeypatch):
     with backtrail.open(tmp_path / "s.db") as store:
         monkeypatch.setattr(moving, "placed", lambda _: ExitStack())
