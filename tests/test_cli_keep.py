@@ -30,6 +30,15 @@ def test_prune_hides_what_it_says(trip_store, monkeypatch):
     assert [row["step"] for row in good("log", "trip", "--jsonl").rows] == [3, 2]
 
 
+def test_prune_names_threads_that_it_leaves_alone_since_they_are_damaged(trip_store):
+    connection = apsw.Connection("agents.db")
+    connection.execute("""UPDATE row SET step = step + 9 WHERE key = (
+        SELECT max(key) FROM row WHERE key >> 32 = (SELECT no FROM thread WHERE name = CAST('trip' AS BLOB)))""")
+    connection.close()
+    said = good("prune", "--keep-last", 1, "--dry-run").err
+    assert "trip is damaged, and left as it is: `backtrail verify` says more\n" in said
+
+
 @pytest.mark.parametrize(
     ("words", "left"),
     [

@@ -1,7 +1,7 @@
 """Repairs: what only some backends can have damaged, and random damage against a model of what loaded before.
 
-Memory and files keep tags, names and numbers with what they belong to: there is no tag without its row, and no index
-that could differ. What files can lose, and nothing else can, are frames.
+Memory keeps tags, names and numbers with what they belong to: there is no tag without its row, and no index that could
+differ. What files can lose, and nothing else can, are frames.
 """
 
 import itertools
@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import backtrail
-from backtrail.backends import file_frames
-from backtrail.backends.port import Batch
+from backtrail.backends import changes, file_frames
+from backtrail.backends.port import Batch, Indexed, ThreadRecord
 from backtrail.engine import log, repairing, upkeep, verifying, wire
 from backtrail.engine.schema import Types
 from backtrail.engine.unpacking import Unpacker
@@ -26,6 +26,8 @@ from backtrail.testing.chunks import small_chunks
 from backtrail.testing.conformance.repairing import furnish, loaded
 from tests.servers import place, server
 from tests.test_backends_sqlite import raises
+
+HELLO = [{"role": "user", "content": "hello"}]
 
 
 @pytest.fixture
@@ -50,14 +52,42 @@ def break_index(path, name, change):
         connection.execute("INSERT INTO sqlite_schema VALUES (?, ?, ?, ?, ?)", entry)
 
 
+def unplaced(store, rows):
+    """Make an agent with a checkpoint and a conversation of so many rows; return the number of that."""
+    store.agents.save(backtrail.AgentState("a", "Ada", "a-model"))
+    store.conversations.save(backtrail.Conversation("a", id="c", messages=[backtrail.Message.user("hello")]))
+    store.agents.checkpoint("a", "first")
+    if rows > 1:
+        store.conversations.append("c", backtrail.Message.user("more"))
+    if rows > 2:
+        store.conversations.delete("c")
+    return store._backend.find_thread("conversation", "c").no
+
+
+def go_on(store):
+    """Use an agent whose conversation is lost."""
+    assert store.agents.checkpoint("a", "second").conversations == 0
+    first = store.agents.checkpoints("a")[-1]
+    assert (first.name, first.conversations) == ("first", 0)
+    store.agents.restore(first.id)
+    store.conversations.save(backtrail.Conversation("a", id="c", messages=[backtrail.Message.user("again")]))
+    assert store.agents.checkpoint("a", "third").conversations == 1
+    assert [hit.conversation_id for hit in store.search("again")] == ["c"]
+    store.gc()
+    assert store.verify().ok
+
+
 class TestSqlite:
-    def repaired(self, path, said):
+    def repaired(self, path, said, *, alike=True):
         with backtrail.open(path) as store:
             before = loaded(store)
             report = store.verify()
             assert any(said in fault for fault in report.faults), report.faults
             assert report.repairs
-            assert store.verify(repair=True).repaired
+            made = store.verify(repair=True)
+            assert made.repaired
+            if alike:  # else what is mended shows that more, or less, is lost
+                assert (made.faults, made.repairs) == (report.faults, report.repairs)
             assert store.verify().ok
             return before, loaded(store)
 
@@ -86,6 +116,27 @@ class TestSqlite:
         with sqlite(path) as connection:
             assert connection.execute("SELECT count(*) FROM row WHERE key >> 32 > 1000").get == 0
 
+    def test_rows_without_their_thread_are_said_to_go_and_go_at_once_with_their_tags(self, path):
+        with backtrail.open(path) as store:
+            furnish(store)
+        with sqlite(path) as connection:
+            connection.execute("DELETE FROM thread WHERE no = 1")
+        self.repaired(path, "7 rows belong to no thread: a repair removes them for good")
+        with sqlite(path) as connection:
+            assert connection.execute("SELECT count(*) FROM row WHERE key >> 32 = 1").get == 0
+
+    @pytest.mark.parametrize("rows", [1, 2, 3])
+    def test_a_row_that_lost_its_place_keeps_an_agent_from_nothing(self, path, rows):
+        with backtrail.open(path) as store:
+            place_lost = unplaced(store, rows)
+        with sqlite(path) as connection:
+            connection.execute("UPDATE row SET key = key & ~0xffffffff WHERE key = ? << 32 | 1", (place_lost,))
+        with backtrail.open(path) as store:
+            assert rows < 3 or store.agents.checkpoint("a", "beside it").conversations == 0
+        self.repaired(path, "1 rows have no place in their thread", alike=rows > 1)
+        with backtrail.open(path) as store:
+            go_on(store)
+
     def test_words_that_search_cannot_read_are_made_anew(self, path):
         with backtrail.open(path) as store:
             furnish(store)
@@ -95,6 +146,26 @@ class TestSqlite:
         assert after == before
         with backtrail.open(path) as store:
             assert [hit.conversation_id for hit in store.search("hello")] == ["c"]
+
+    def test_whatever_the_index_says_of_a_list_is_found_and_made_anew(self, path):
+        with backtrail.open(path, durability="relaxed") as store:
+            for name in "ce":
+                said = [backtrail.Message.user("hello"), backtrail.Message.user(f"world {name}")]
+                store.conversations.save(backtrail.Conversation("a", id=name, messages=said))
+            store.search("hello")
+            columns = {"message": ("position", "id", "role"), "indexed": ("seq", "items", "as_of")}
+            for table, column in ((table, column) for table, names in columns.items() for column in names):
+                for change in (f"{column} + (1 << 40)", f"{column} - (1 << 40)", f"{column} + 1"):
+                    value = change if column not in ("id", "role") else "x'ff00'"
+                    with sqlite(path) as connection:
+                        connection.execute(f"UPDATE {table} SET {column} = {value}")
+                    assert not store.verify().ok, (table, change)
+                    assert store.search("hello")  # it answers
+                    store.conversations.append("c", backtrail.Message.user("hello once more"))
+                    assert store.search("hello")
+                    store.verify(repair=True)
+                    assert store.verify().ok, (table, change)
+                    assert {hit.conversation_id for hit in store.search("world")} == {"c", "e"}
 
     def test_pages_of_a_table_that_are_damaged_are_told_and_left_alone(self, path):
         with backtrail.open(path) as store:
@@ -154,6 +225,25 @@ class TestPostgres:
                 assert loaded(store) == before
                 assert {info.id for info in store.threads()} == {"t", "large"}
 
+    @pytest.mark.parametrize("rows", [1, 2, 3])
+    def test_rows_without_a_place_or_a_thread_are_said_to_go_and_go_at_once(self, rows):
+        with place(durability="relaxed") as opener:
+            with opener() as store:
+                place_lost = unplaced(store, rows)
+                store.thread("t").save({"n": 1}, tags=["kept"])
+            with closing(psycopg.connect(server().url, autocommit=True)) as connection:
+                connection.execute(f"SET search_path = {opener.keywords['schema']}")
+                connection.execute("UPDATE row SET seq = 0 WHERE thread = %s AND seq = 1", (place_lost,))
+                connection.execute("DELETE FROM thread WHERE name = 't'")
+            with opener() as store:
+                assert rows < 3 or store.agents.checkpoint("a", "beside it").conversations == 0
+                report = store.verify()
+                assert "1 rows have no place in their thread: a repair removes them for good" in report.faults
+                assert "1 rows belong to no thread: a repair removes them for good" in report.faults
+                store.verify(repair=True)
+                assert store.verify().ok
+                go_on(store)
+
 
 class TestFiles:
     def blinded(self, path):
@@ -188,6 +278,50 @@ class TestFiles:
             assert before.items() <= loaded(store).items()
             assert store.thread("new").load().id == made.id
             assert len({record.no for record in upkeep.threads(store._engine.direct.heads)}) > 5
+
+    def test_what_is_left_of_a_thread_that_is_lost_is_named_and_keeps_nobody_from_searching(self, tmp_path):
+        path = tmp_path / "files"
+        with backtrail.open(path.as_uri()) as store:
+            store.thread("t").save({"messages": HELLO * 3}, tags=["kept"])
+            store.thread("gone").save({"n": 1})
+            store.thread("gone").delete()
+            store.gc()  # all that is left is in a base
+            store.thread("t").append("messages", {"role": "user", "content": "hello again"}, tags=["kept"])
+            assert store.search("hello")
+        (base,) = path.glob("base-*")
+        base.write_bytes(base.read_bytes()[:120])
+        with backtrail.open(path.as_uri()) as store:
+            faults = store.verify().faults
+            assert "1 rows belong to no thread: a repair removes them for good" in faults
+            assert "1 tags belong to no checkpoint" in faults
+            assert any("lists of the index belong to no thread" in fault for fault in faults)
+            assert store.search("hello") == []
+            made = store.verify(repair=True)
+            assert made.faults == faults
+            assert store.verify().ok
+            store.thread("new").save({"messages": HELLO * 2})
+            assert [hit.conversation_id for hit in store.search("hello")] == ["new"] * 2
+            assert store.thread("new").find(tag="kept") == []
+            assert store.verify().ok
+
+    def test_what_an_earlier_repair_left_behind_goes(self, tmp_path):
+        path = tmp_path / "files"
+        with backtrail.open(path.as_uri()) as store:
+            store.thread("t").save({"messages": HELLO * 3})
+            with store._backend._write() as tables:
+                tables.do(changes.PutList(99, Indexed(1, 0, 1), ()))
+                tables.do(changes.PutThread(ThreadRecord(7, "thread", "bare", bytes(8), "a", 1, None)))
+                tables.do(changes.SetTags(1, 99, ("kept",)))
+                tables.do(changes.Mark(98, marked=True))
+            assert len(store.search("hello")) == 3
+        with backtrail.open(path.as_uri()) as store:
+            assert len(store.verify().faults) == 4
+            assert store.verify(repair=True).repaired
+            assert store.verify().ok
+            assert len(store.search("hello")) == 3
+            assert store.thread("bare").save({"n": 1}).step == 1
+            store.reindex()
+            assert store.verify().ok
 
     def test_a_thread_that_is_lost_leaves_a_number_that_is_not_used_again(self, tmp_path):
         with backtrail.open("memory://") as store:

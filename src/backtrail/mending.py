@@ -6,7 +6,7 @@ read, and only what cannot be read even so is given up.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from backtrail.engine import log, pins, repairing, verifying
 from backtrail.errors import Corrupt, Unavailable
@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from backtrail.engine.heads import Heads
     from backtrail.engine.holdings import Held
     from backtrail.engine.verifying import Ailing, Findings
+
+
+_MENDED: Final = (
+    "what is wrong with files, tables and indexes is mended, and what belongs to nothing is removed for good"
+)
 
 
 def verify(engine: Engine, *, repair: bool, resume: bool, progress: Callable[[str, int], None] | None) -> VerifyReport:
@@ -38,11 +43,11 @@ def verify(engine: Engine, *, repair: bool, resume: bool, progress: Callable[[st
         backend.mend()
         findings = _found(heads, progress, resume=False)
     steps = (
-        *(["what is wrong with files, tables and indexes is mended"] if faults else []),
-        *repairing.steps(findings),
+        *([_MENDED] if faults else []),
+        *repairing.steps(findings, reindex=bool(faults)),
     )
     if repair:
-        repairing.repair(heads, findings, progress)
+        repairing.repair(heads, findings, progress, reindex=bool(faults))
     return _report(findings, faults, steps, repaired=repair and bool(steps))
 
 
@@ -57,6 +62,7 @@ def _found(heads: Heads, progress: Callable[[str, int], None] | None, *, resume:
 
 
 def _report(findings: Findings, faults: list[str], steps: tuple[str, ...], *, repaired: bool) -> VerifyReport:
+    threads = [text for ailing in findings.ailing for text in _wrong_with_thread(ailing)]
     agents = [text for held in findings.held for text in _wrong_with(held)]
     return VerifyReport(
         threads=findings.threads,
@@ -66,7 +72,7 @@ def _report(findings: Findings, faults: list[str], steps: tuple[str, ...], *, re
             *(damage for held in findings.held for damage in _held_damage(held)),
         ),
         misindexed=tuple(record.name for record in findings.misindexed),
-        faults=(*faults, *agents),
+        faults=(*faults, *threads, *agents),
         chunks=tuple(digest.hex() for digest in findings.chunks),
         salvage=tuple(_salvage(ailing) for ailing in findings.ailing),
         repairs=steps,
@@ -84,6 +90,12 @@ def _damage(ailing: Ailing) -> Iterator[Damage]:
         reasons.setdefault(ailing.head, "it loads; but it is the head, and counts as deleted")
     for seq, reason in sorted(reasons.items()):
         yield Damage(log.checkpoint_id(record.uid, seq), record.name, reason, record.space)
+
+
+def _wrong_with_thread(ailing: Ailing) -> Iterator[str]:
+    record = ailing.record
+    if ailing.born is not None:
+        yield f"{record.space} {record.name!r}: the time at which it was made is damaged"
 
 
 def _held_damage(held: Held) -> Iterator[Damage]:

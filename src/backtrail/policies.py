@@ -177,6 +177,7 @@ class Account:
         self._kept: list[_Part] = []
         self._reasons: dict[tuple[str, ...], tuple[str, ...]] = {}
         self._untouched = 0
+        self._damaged: list[str] = []
 
     def add(self, record: ThreadRecord, found: Sorted) -> None:
         """Take note of what becomes of a thread."""
@@ -191,6 +192,10 @@ class Account:
         """Take note of a thread of which everything stays."""
         self._untouched += 1
 
+    def leave(self, record: ThreadRecord) -> None:
+        """Take note of a thread that is damaged, so that nothing of it goes."""
+        self._damaged.append(record.name)
+
     def report(self) -> PruneReport:
         """Return what was noted."""
         reason = self._reason
@@ -202,4 +207,5 @@ class Account:
             return log.checkpoint_id(part.uid, part.seqs[at]), part.name, part.reasons[at]
 
         removed = _Told(self._gone, gone)
-        return PruneReport(removed, _Told(self._kept, kept), untouched=self._untouched, dry_run=self._dry_run)
+        stays, left = _Told(self._kept, kept), tuple(self._damaged)
+        return PruneReport(removed, stays, untouched=self._untouched, damaged=left, dry_run=self._dry_run)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from backtrail.arguments import check_id, check_ids
 from backtrail.engine import retention, upkeep
 from backtrail.engine.trying import Key
-from backtrail.errors import Invalid, NotFound
+from backtrail.errors import Corrupt, Invalid, NotFound
 from backtrail.policies import Account, rules_of
 
 if TYPE_CHECKING:
@@ -36,11 +36,16 @@ def prune(
     rules = rules_of(policy, heads.clock())
     account = Account(rules, dry_run=dry_run)
     for count, record in enumerate(_chosen(heads, spaces, agent, threads), 1):
-        found = None if retention.all_stay(heads, record, rules) else _pruned(engine, record, rules, dry_run=dry_run)
-        if found is None or not found.gone:
-            account.pass_over()
+        try:
+            all_stay = retention.all_stay(heads, record, rules)
+            found = None if all_stay else _pruned(engine, record, rules, dry_run=dry_run)
+        except Corrupt:  # it is not known where its head is
+            account.leave(record)
         else:
-            account.add(record, found)
+            if found is None or not found.gone:
+                account.pass_over()
+            else:
+                account.add(record, found)
         if progress:
             progress("threads", count)
     return account.report()

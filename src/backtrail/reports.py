@@ -51,6 +51,8 @@ class PruneReport(int):
     """(checkpoint id, thread id, reasons). When a store is pruned, only of threads of which something goes."""
     untouched: int
     """How many threads there were of which nothing goes."""
+    damaged: tuple[str, ...]
+    """The ids of threads that were passed over: it is not known where their heads are, until a repair."""
     dry_run: bool
 
     def __new__(
@@ -59,6 +61,7 @@ class PruneReport(int):
         kept: Sequence[tuple[str, str, tuple[str, ...]]] = (),
         *,
         untouched: int = 0,
+        damaged: tuple[str, ...] = (),
         dry_run: bool,
     ) -> Self:
         """Make a report of what was removed and what was kept."""
@@ -66,6 +69,7 @@ class PruneReport(int):
         made.removed = removed
         made.kept = kept
         made.untouched = untouched
+        made.damaged = damaged
         made.dry_run = dry_run
         return made
 

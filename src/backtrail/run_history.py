@@ -11,12 +11,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from backtrail.arguments import check_id
-from backtrail.engine import changes
+from backtrail.engine import changes, journal
 from backtrail.engine.codec import Decoder
 from backtrail.errors import Conflict, Corrupt
 from backtrail.run_calls import record_of
 from backtrail.run_points import OVER, irreversible, known_as
-from backtrail.run_threads import JOURNAL, SPACE, Work, forked_from, is_seen, types_of
+from backtrail.run_threads import JOURNAL, SPACE, Work, forked_from, types_of
 from backtrail.threads import Thread
 from backtrail.values import Diff, when
 
@@ -97,7 +97,7 @@ class RunThread(Thread[Any]):
         tree = desk.heads.chain(standing.record, self._resolve(standing, ref)).tree
         seen = Decoder(tree.nodes, self._types).value(tree.rep)
         data, _ = Work(self._engine, self.id, None).point(desk)
-        if data is None or not is_seen(seen):
+        if data is None or not journal.is_seen(seen):
             return []
         there = {known_as(each) for each in irreversible({**OVER, **seen, **(seen.get("journal") or OVER)})}
         return [record_of(each) for each in irreversible(data) if known_as(each) not in there]
@@ -118,6 +118,8 @@ def since(engine: Engine, agent: str, moment: dt.datetime) -> list[ToolCallRecor
                 calls = [] if data is None else irreversible(data)
                 late = (each for each in calls if each["ended_at"] is None or each["ended_at"] > moment)
                 found |= {known_as(each): record_of(each) for each in late}  # forks have the calls of their source
+        if len(page) < _PAGE:  # where to go on may be told by a row that is damaged
+            break
     return [*found.values()]
 
 

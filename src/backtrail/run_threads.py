@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from backtrail.engine.schema import Types
     from backtrail.engine.writes import Proposal, Propose
 
-SPACE: Final = "run"
+SPACE: Final = journal.RUN
 JOURNAL: Final = journal.SPACE
 _TRIM_EVERY: Final = 32
 _MOVES: Final = (log.REWIND, log.UNDO, log.REDO)
@@ -81,7 +81,7 @@ class Work(Handle[Any]):
             return data, False
         tree = desk.heads.chain(standing.record, head).tree
         seen = Decoder(tree.nodes, self._types).value(tree.rep)
-        if not is_seen(seen):  # somebody's own
+        if not journal.is_seen(seen):  # somebody's own
             return data, False
         return {**rewound(seen, data), "at": head.seq, "upto": newest.seq}, True
 
@@ -270,14 +270,9 @@ def types_of(engine: Engine) -> Types:
     return engine.types.for_state(Message)
 
 
-def is_seen(state: Any) -> bool:
-    """Tell whether this is what a checkpoint of a run shows."""
-    return isinstance(state, dict) and {"session_id", "iteration", *LISTS} <= state.keys()
-
-
 def forked_from(seen: Any) -> dict[str, Any]:
     """Return the point at which a fork of a checkpoint begins, or `Invalid` if that is not one of a run."""
-    if not is_seen(seen):
+    if not journal.is_seen(seen):
         raise Invalid(f"{seen!r:.100} is no checkpoint of a run", code="invalid.run")
     return forked(seen)
 

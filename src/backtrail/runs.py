@@ -111,11 +111,13 @@ class Runs:
         if agent is not None:
             check_id(agent, "an agent's id")
         after: tuple[int, int] | None = None
-        while page := self._engine.desk.heads.backend.threads(
-            space=space, agent=agent, prefix=None, after=after, limit=_PAGE
-        ):
-            after = (page[-1][1].created_at, page[-1][0].no)
+        while True:
+            backend = self._engine.desk.heads.backend
+            page = backend.threads(space=space, agent=agent, prefix=None, after=after, limit=_PAGE)
             yield from (record for record, _ in page)
+            if len(page) < _PAGE:  # where to go on may be told by a row that is damaged
+                return
+            after = (page[-1][1].created_at, page[-1][0].no)
 
     # -- checkpoints ------------------------------------------------------------------------------------
 

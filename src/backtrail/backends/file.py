@@ -24,6 +24,7 @@ from backtrail.backends.file_frames import FILE_HEADER
 from backtrail.backends.file_log import Log
 from backtrail.backends.file_reading import Generation
 from backtrail.backends.file_shared import ATTEMPTS, SharedTables
+from backtrail.backends.table_astray import astray, tidy
 from backtrail.backends.table_view import TableView
 from backtrail.errors import CommitUnknown, Error, Invalid, NotFound
 
@@ -170,7 +171,7 @@ class FileBackend(SharedTables):
         """Begin another generation with all that can be read: what was in frames that are gone is given up."""
         self._refuse_in_group()
         with self._read():
-            damaged = bool(self._at().damage)
+            damaged = bool(self._at().damage or astray(self._tables))
         for _ in range(ATTEMPTS if damaged else 0):
             if self._renewed(blind=True):
                 return
@@ -180,12 +181,13 @@ class FileBackend(SharedTables):
         self._take(blind=blind)
         try:
             log, old = self._at(), self._now_in()
-            if not self._tables.wasted and not log.damage:
+            if not (self._tables.wasted or log.damage or astray(self._tables)):
                 return True
             log.cut()
             if log.sealed or log.at > FILE_HEADER:
                 log.roll()
             kept = self._tables.copy()
+            tidy(kept)
             if log.blind is not None:
                 kept.forget()
             source = log.twin()
@@ -252,8 +254,8 @@ class FileBackend(SharedTables):
 
     def check(self, progress: Callable[[str, int], None] | None) -> tuple[str, ...]:
         del progress  # what is wrong was noticed when it was read
-        with self._read():
-            return tuple(self._at().damage)
+        with self._read() as tables:
+            return (*self._at().damage, *astray(tables))
 
     def usage(self) -> Usage:
         found = super().usage()

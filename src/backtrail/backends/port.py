@@ -45,6 +45,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+REMOVED = ": a repair removes them for good"
+"""What `check` says behind what `mend` removes."""
+
+
 class Row(NamedTuple):
     """One row of a thread's log. `engine.log` gives the fields their meaning."""
 

@@ -8,6 +8,8 @@ tables say of each other: a thread repeats its newest row, so that threads are l
 
 from __future__ import annotations
 
+from backtrail.backends.columns import MAX_SEQ
+from backtrail.backends.port import REMOVED
 from backtrail.backends.postgres_session import Statement
 from backtrail.backends.postgres_tables import SECOND
 
@@ -16,14 +18,19 @@ class Checks:
     """Statements that count what does not fit, and those that mend it, in a schema (its quoted name)."""
 
     def __init__(self, schema: str) -> None:
-        astray = {
+        astray = {  # in this order: without rows, what belongs to them goes
+            f"rows belong to no thread{REMOVED}": (
+                "row",
+                f"NOT EXISTS (SELECT FROM {schema}.thread t WHERE t.no = x.thread)",
+            ),
+            f"rows have no place in their thread{REMOVED}": ("row", f"x.seq NOT BETWEEN 1 AND {MAX_SEQ}"),
+            f"threads have no row{REMOVED}": (
+                "thread",
+                f"NOT EXISTS (SELECT FROM {schema}.row r WHERE r.thread = x.no AND r.seq BETWEEN 1 AND {MAX_SEQ})",
+            ),
             "tags belong to no checkpoint": (
                 "tag",
                 f"NOT EXISTS (SELECT FROM {schema}.row r WHERE r.thread = x.thread AND r.seq = x.seq)",
-            ),
-            "rows belong to no thread": (
-                "row",
-                f"NOT EXISTS (SELECT FROM {schema}.thread t WHERE t.no = x.thread)",
             ),
             "lists of the index belong to no thread": (
                 "indexed",
@@ -36,7 +43,7 @@ class Checks:
         }
         newest = f"""
             SELECT DISTINCT ON (r.thread) r.thread, r.seq, r.created_at, r.head FROM {schema}.row r
-            ORDER BY r.thread, r.seq DESC"""
+            WHERE r.seq BETWEEN 1 AND {MAX_SEQ} ORDER BY r.thread, r.seq DESC"""
         differs = f"(t.newest, t.updated_at, t.second, t.alive) IS DISTINCT FROM ({_said()})"
         self.counts = {
             what: Statement(f"SELECT count(*) FROM {schema}.{table} x WHERE {condition}")

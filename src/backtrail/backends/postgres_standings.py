@@ -119,7 +119,8 @@ def _standings(schema: str, condition: str) -> str:
         CROSS JOIN LATERAL (
             SELECT {BARE} FROM {schema}.row r WHERE r.thread = t.no AND r.seq = t.newest LIMIT 1) newest
         LEFT JOIN LATERAL (
-            SELECT {BARE} FROM {schema}.row r WHERE r.thread = t.no AND r.seq = newest.head LIMIT 1) head ON true"""
+            SELECT {BARE} FROM {schema}.row r WHERE r.thread = t.no AND r.seq = newest.head AND newest.head > 0
+            LIMIT 1) head ON true"""
 
 
 def _stand(*values: Any) -> Stand:

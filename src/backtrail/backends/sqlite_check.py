@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Final
 import apsw
 
 from backtrail.backends import sqlite_search
+from backtrail.backends.columns import MAX_SEQ
+from backtrail.backends.port import REMOVED
 from backtrail.backends.sqlite_schema import run
 from backtrail.errors import Corrupt
 
@@ -25,10 +27,16 @@ _STEPS: Final = 500_000
 """SQLite's steps between two signs of life."""
 _INTEGRITY: Final = f"PRAGMA integrity_check({_LINES})"
 
-# What there is, where it is, and the condition that makes it belong to nothing.
+# What there is, where it is, and the condition that makes it belong to nothing; tags last: they go with their rows.
 _ASTRAY: Final = (
+    (f"rows belong to no thread{REMOVED}", "row", "NOT EXISTS (SELECT 1 FROM thread WHERE no = key >> 32)"),
+    (f"rows have no place in their thread{REMOVED}", "row", f"key & {MAX_SEQ} = 0"),
+    (
+        f"threads have no row{REMOVED}",
+        "thread",
+        f"NOT EXISTS (SELECT 1 FROM row WHERE key BETWEEN no << 32 | 1 AND no << 32 | {MAX_SEQ})",  # noqa: S608
+    ),
     ("tags belong to no checkpoint", "tag", "NOT EXISTS (SELECT 1 FROM row WHERE key = thread << 32 | seq)"),
-    ("rows belong to no thread", "row", "NOT EXISTS (SELECT 1 FROM thread WHERE no = key >> 32)"),
 )
 _ASTRAY_INDEXED: Final = (
     ("messages of the index belong to no thread", "message", "thread NOT IN (SELECT no FROM thread)"),

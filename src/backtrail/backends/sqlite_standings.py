@@ -24,11 +24,11 @@ def _bare(row: str) -> str:
 
 
 _WIDTH = len(Row._fields)
-# A CROSS JOIN is done in its order: first the threads that are wanted. No row has the seq 0.
+# A CROSS JOIN is done in its order: first the threads that are wanted.
 _STANDING = f"""
     CROSS JOIN row newest ON newest.key = (
         SELECT max(key) FROM row WHERE key BETWEEN no << 32 AND no << 32 | {MAX_SEQ})
-    LEFT JOIN row head ON head.key = no << 32 | newest.head"""
+    LEFT JOIN row head ON newest.head > 0 AND head.key = no << 32 | newest.head"""
 _SELECT = f"""
     SELECT no, space, name, uid, thread.agent, thread.created_at, origin, {_bare("newest")}, {_bare("head")}"""
 _TOUCHED = f"""

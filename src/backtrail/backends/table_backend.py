@@ -15,8 +15,9 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from backtrail.backends.changes import DropList, RemoveChunks, RemoveRows, SetMeta
+from backtrail.backends.changes import RemoveChunks, RemoveRows, SetMeta
 from backtrail.backends.port import Batch, Found, Indexed, Phrase, Row, Splice, Stand, ThreadRecord, Usage, written
+from backtrail.backends.table_astray import astray
 from backtrail.backends.tables import NO_LIST, Tables
 from backtrail.errors import Error, Invalid
 
@@ -370,6 +371,7 @@ class TableBackend:
                 for record, indexed, listed in [
                     (tables.threads[no], *tables.lists[no])
                     for no in (tables.lists if threads is None else tables.lists.keys() & set(threads))
+                    if no in tables.threads  # else it was lost
                 ]
                 if (space is None or record.space == space)
                 and (agent is None or record.agent == agent)
@@ -388,8 +390,7 @@ class TableBackend:
 
     def forget_index(self) -> None:
         with self._write() as tables:
-            for no in tables.threads:
-                tables.do(DropList(no))
+            tables.forget_lists()
 
     # -- upkeep -------------------------------------------------------------------------------------
     def next_epoch(self) -> int:
@@ -426,8 +427,8 @@ class TableBackend:
 
     def check(self, progress: Callable[[str, int], None] | None) -> tuple[str, ...]:
         del progress
-        with self._read():
-            return ()  # names, numbers and tags are kept with what they belong to
+        with self._read() as tables:
+            return tuple(astray(tables))
 
     def mend(self) -> None:
         self._refuse_in_group()

@@ -68,6 +68,8 @@ class Tables:
         self.meta = {"epoch": 1, "entry": 0}
         self.marks: dict[int, None] = {}
         self.lists: dict[int, tuple[Indexed, list[Listed | None]]] = {}
+        self.adrift: set[tuple[int, int]] = set()
+        """Rows that were put where there is no thread: it was lost, and they with it."""
         self.appended = 0
         """How many rows were appended since these tables were made: it tells whether any thread has moved."""
         self.wasted = 0
@@ -179,7 +181,8 @@ class Tables:
         thread, row, payload, news = change
         log = self.logs.get(thread)
         if log is None:
-            return  # the thread itself was lost
+            self.adrift.add((thread, row.seq))  # the thread itself was lost
+            return
         self.wasted += row.seq in log
         self._set(log, row.seq, row)
         self._set(self.payloads, (thread, row.seq), payload)
@@ -203,6 +206,7 @@ class Tables:
     def _remove_rows(self, change: RemoveRows) -> None:
         for seq in change.seqs:
             self.wasted += 1
+            self.adrift.discard((change.thread, seq))
             self._set(self.logs.get(change.thread, {}), seq, _ABSENT)
             for mapping in (self.payloads, self.tags):
                 self._set(mapping, (change.thread, seq), _ABSENT)
@@ -402,10 +406,17 @@ class Tables:
 
     def forget(self) -> None:
         """Drop all that can be made anew: lists, and what is known not to be touched."""
+        self.forget_lists()
         for no, record in self.threads.items():
-            self.do(DropList(no))
             if record.agent is not None:
                 self.do(Touch(no, touched=True))
+
+    def forget_lists(self) -> None:
+        """Drop all lists, and mark all threads."""
+        for no in self.threads.keys() | self.lists.keys():
+            self.do(DropList(no))
+        for no in self.marks.keys() - self.threads.keys():
+            self.do(Mark(no, marked=False))
 
     # -- reading ----------------------------------------------------------------------------------
     def last_thread(self) -> int:

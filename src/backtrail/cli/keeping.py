@@ -119,6 +119,8 @@ def _show_plan(out: Output, report: Any, *, full: bool) -> None:
         say(f"... and {rest:,} more")
     stays = f"{len(report.kept):,} of the same threads stay"
     say(f"{count(len(report.removed), 'checkpoint')} of {count(len(_names(report)), 'thread')} would go, {stays}")
+    for name in report.damaged:
+        say(f"{name} is damaged, and left as it is: `backtrail verify` says more")
 
 
 @command(examples=("backtrail gc",))

@@ -43,4 +43,6 @@ def count_checkpoints(heads: Heads) -> int:
             for row in rows:
                 with suppress(Corrupt):
                     found += pins.note_of(row).role == pins.CHECKPOINT
+        if len(page) < _PAGE:  # where to go on may be told by a row that is damaged
+            break
     return found

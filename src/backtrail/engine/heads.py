@@ -133,14 +133,14 @@ class Heads:
         try:
             return self.standing_of(record)
         except Corrupt as error:
-            for row in self._downwards(record):
+            for row in self.downwards(record):
                 head = row if row.head == row.seq else self.row(record, row.head)
                 if head is not None and log.is_sound(row, record.uid) and log.is_sound(head, record.uid):
                     newest = self.backend.newest(record.no) or row
                     return Standing(record, row._replace(seq=newest.seq), head, before=row, lost=error)
             raise
 
-    def _downwards(self, record: ThreadRecord) -> Iterator[Row]:
+    def downwards(self, record: ThreadRecord) -> Iterator[Row]:
         """Give all rows of a thread, the newest first."""
         last, page = log.MAX_SEQ, 8
         while rows := self.backend.rows(record.no, [(1, last)], newest_first=True, limit=page):

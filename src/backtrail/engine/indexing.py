@@ -37,6 +37,8 @@ _SLICE: Final = 128
 """So many messages are added at a time ..."""
 _SLICE_BYTES: Final = 1024 * 1024
 """... or so many bytes of them, and one more."""
+_MOST: Final = 1 << 24
+"""No thread has more messages: what says so is damaged."""
 
 
 def catch_up(heads: Heads, *, known: bool = False, progress: Callable[[str, int], None] | None = None) -> None:
@@ -166,9 +168,9 @@ class _Catching:
 
     def _plan(self, was: Indexed, target: _Listed) -> tuple[list[Splice], int]:
         """Return what makes the index's list the beginning of the target's, and how long that beginning is."""
-        if was.items == 0:
+        if not 0 < was.items <= _MOST:
             self._arrivals = Arrivals(self._heads, self.record, target.row, lowest=0, since=0)
-            return [], 0
+            return [Splice(0, was.items, ())] if was.items else [], 0
         before: _Listed | None = None
         with suppress(Corrupt, NotFound):
             row = self._heads.sound_row(self.record, was.seq)
@@ -192,7 +194,7 @@ class _Catching:
         """Align what the index holds with the head: the checkpoint that the list is of is gone."""
         indexed: list[Any] = [None] * was.items
         for found in _held(self._heads, self.record):
-            if found.position < was.items:
+            if 0 <= found.position < was.items:
                 indexed[found.position] = _held_content(found.entry)
         reps = spines.entries(target.nodes, target.spine)
         held = [_content(messages.read(target.nodes, rep)) for rep in reps]
@@ -253,14 +255,16 @@ def is_true(heads: Heads, record: ThreadRecord) -> bool:
         row = heads.sound_row(record, indexed.seq)
         tree = None if row is None else heads.chain(record, row).tree
         spine = None if tree is None else messages.listed(tree)
+        if row is not None and not 0 <= indexed.items <= (0 if spine is None else spine.length):
+            return heads.backend.indexed(record.no) != indexed
         reps = spines.entries(tree.nodes, spine, 0, indexed.items) if tree is not None and spine is not None else []
         expected = [_content(messages.read(tree.nodes, rep)) for rep in reps] if tree is not None else []
     except (Corrupt, NotFound):
         return True
-    held: list[Any] = [None] * indexed.items
+    held: list[Any] = [None] * len(expected)
     try:
         for found in _held(heads, record):
-            if found.position < indexed.items:
+            if 0 <= found.position < len(expected):
                 held[found.position] = _held_content(found.entry)
             else:
                 held.append(found)

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 SPACE: Final = "journal"
 """The name space of the threads that runs go on from: nobody's to look at."""
+RUN: Final = "run"
+"""That of the threads of their checkpoints."""
 INTENT: Final = "i"
 RESULT: Final = "r"
 AGAIN: Final = "a"
@@ -236,6 +238,11 @@ def is_point(data: Any) -> bool:
         and (lease is None or (type(lease) is list and [*map(type, lease)] == [str, str, int]))
         and isinstance(data["created_at"], dt.datetime)
     )
+
+
+def is_seen(state: Any) -> bool:
+    """Tell whether this is what a checkpoint of a run shows."""
+    return isinstance(state, dict) and {"session_id", "iteration", *_LISTS[:3]} <= state.keys()
 
 
 def finished(entries: Sequence[Any]) -> list[Any]:

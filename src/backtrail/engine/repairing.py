@@ -13,10 +13,11 @@ repair that was interrupted is gone on with by another one.
 from __future__ import annotations
 
 import itertools
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from backtrail.backends.port import Batch, NewThread, Stale, Vanished
-from backtrail.engine import changes, holdings, indexing, journal, log, payload, pins, rows, upkeep, verifying
+from backtrail.engine import changes, holdings, indexing, journal, log, payload, pins, remnants, rows, upkeep, verifying
 from backtrail.engine.codec import Encoder
 from backtrail.engine.heads import Standing
 from backtrail.engine.squeeze import squeeze
@@ -42,15 +43,15 @@ _AUTOMATIC: Final = log.AUTOMATIC
 _RECORDED_ANEW: Final = "agent {!r}: how its threads stand is recorded anew, and restores of it can no longer be undone"
 
 
-def steps(findings: Findings) -> Iterator[str]:
-    """Say what a repair of this does, or would do."""
+def steps(findings: Findings, *, reindex: bool = False) -> Iterator[str]:
+    """Say what a repair of this does, or would do; `reindex` if the index is to be made anew whatever is found."""
     if findings.chunks:
         yield f"{len(findings.chunks)} damaged chunks are removed: whoever saves what they held puts them again"
     for ailing in findings.ailing:
         yield from _steps_of(ailing)
     for held in findings.held:
         yield from _steps_for(held)
-    if findings.misindexed:
+    if findings.misindexed or reindex:
         yield "the index of search is made anew"
 
 
@@ -63,13 +64,16 @@ def _steps_of(ailing: Ailing) -> Iterator[str]:
         yield f"{what}: row {view}, which says what is in view, is made anew"
     for seq in ailing.cut:
         yield f"{what}: its history begins at {log.checkpoint_id(record.uid, seq)}: what was before it is not known"
+    if ailing.born is not None:
+        yield f"{what}: it counts as made when the first row was written that is left of it"
     if ailing.head_hidden:
         yield f"{what}: its head, {log.checkpoint_id(record.uid, ailing.head)}, is shown again"
     if ailing.head_lost:
         head = log.checkpoint_id(record.uid, ailing.head) if ailing.head else None
         yield f"{what}: {f'its head is {head} again' if head else 'it has no head any more'}"
         if record.space == journal.SPACE:
-            yield f"run {record.name!r}: calls that it had made since may be made again: look at it before it goes on"
+            since = "then" if ailing.head else "its newest checkpoint, from which it goes on,"
+            yield f"run {record.name!r}: calls made since {since} may be made again: look at it before it goes on"
         if record.space == pins.SPACE:
             yield _RECORDED_ANEW.format(record.name)
 
@@ -91,8 +95,8 @@ def _steps_for(held: Held) -> Iterator[str]:
         yield f"{agent}: {pinned} pins are put again, {touched} threads are known to have changed"
 
 
-def repair(heads: Heads, findings: Findings, progress: Progress = None) -> None:
-    """Give up what is lost, and make the rest stand."""
+def repair(heads: Heads, findings: Findings, progress: Progress = None, *, reindex: bool = False) -> None:
+    """Give up what is lost, and make the rest stand; `reindex` as for `steps`."""
     heads = heads.anew()
     count = itertools.count(1)
 
@@ -115,7 +119,7 @@ def repair(heads: Heads, findings: Findings, progress: Progress = None) -> None:
             _Agent(heads, record, lost).repair(stand_anew=record.no in behind)
             told()
     _let_go(heads, findings.ailing)
-    if findings.misindexed:
+    if findings.misindexed or reindex:
         heads.backend.forget_index()
         indexing.catch_up(heads, progress=progress)
 
@@ -145,6 +149,9 @@ class _Thread:
             except (Stale, Vanished):
                 pass
             else:
+                if self._record.space == journal.SPACE and self._ailing.head_lost:
+                    with suppress(Conflict):  # somebody has taken the run meanwhile
+                        remnants.let_go(self._heads, self._record)
                 return
             ailing, _ = verifying.look_at(self._heads.anew(), self._record, set())
             if ailing is None:
@@ -164,7 +171,9 @@ class _Thread:
         batch = Batch(
             newest=((no, ailing.newest.seq),),
             rows=() if move is None else ((no, move),),
-            visible=((no, ailing.head),) if move is not None and ailing.head else (),
+            gaps=bool(ailing.last),
+            renew=() if ailing.born is None else (_again(self._record._replace(created_at=ailing.born)),),
+            visible=((no, ailing.head),) if move is not None and ailing.head and not ailing.head_hidden else (),
             show=((no, ailing.head),) if ailing.head_hidden else (),
             hide=tuple((no, seq) for seq in hide),
         )
@@ -189,7 +198,8 @@ class _Thread:
         if ailing.head and head is None:
             raise Stale
         ranges = self._heads.path(self._record, head) if head else ()
-        standing = Standing(self._record, ailing.newest, head)
+        last = max(ailing.last, ailing.newest.seq)  # no seq is given twice
+        standing = Standing(self._record, ailing.newest._replace(seq=last), head)
         undo = ailing.newest.seq if head else 0
         made = rows.move(standing, log.DROP, head, ranges, undo=undo, redo=0, at=self._heads.clock())
         return log.checked(made, self._record.uid)

@@ -98,9 +98,14 @@ def all_stay(heads: Heads, record: ThreadRecord, rules: Rules) -> bool:
 def sort_out(
     heads: Heads, standing: Standing, rules: Rules, *, named: Container[int] = (), until: int = log.MAX_SEQ
 ) -> Sorted:
-    """Say which checkpoints of a thread go and which stay, and why. Those `named` stay, and those behind `until`."""
-    rows = _all(heads, standing)
-    why: dict[int, list[str]] = {row.seq: [] for row in reversed(rows)}
+    """Say which checkpoints of a thread go and which stay, and why. Those `named` stay, and those behind `until`.
+
+    So do those whose rows are damaged: nobody knows when they were saved, and they take the place of no other.
+    """
+    found = _all(heads, standing)
+    rows = [row for row in found if log.is_sound(row, standing.record.uid)]
+    sound = {row.seq for row in rows}
+    why: dict[int, list[str]] = {row.seq: [] if row.seq in sound else ["damaged"] for row in reversed(found)}
     if standing.newest.head in why:
         why[standing.newest.head].append("head")
     for place, row in _places(heads, standing, rows):
@@ -187,6 +192,7 @@ def retired(heads: Heads, standing: Standing, new: Row) -> tuple[int, ...]:
         every = options.auto_interval
         if head.created_at // every == new.created_at // every:
             gone[head.seq] = head
+    gone = {seq: row for seq, row in gone.items() if log.is_sound(row, standing.record.uid)}
     exempt = _exempt(heads, standing, list(gone.values())) if gone else set()
     return tuple(sorted(gone.keys() - exempt))
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from backtrail.engine import holdings, indexing, log, pins, upkeep
+from backtrail.engine import holdings, indexing, journal, log, pins, remnants, upkeep
 from backtrail.engine.nodes import check_chunk
 from backtrail.engine.reading import Reading, read_below
 from backtrail.errors import Corrupt, Error, NotFound
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 _PAGE: Final = 500
 _LOOKS: Final = 5
 """A thread that is written to while it seems to be damaged is looked at again, so many times."""
+_JUMP: Final = 1 << 20
+"""No more rows than these are taken to have been lost behind the newest: else it is the index that is damaged."""
 _NOTED: Final = "verified"
 _NOTE_SECONDS: Final = 10.0
 _PREFIX: Final = 3
@@ -60,11 +62,16 @@ class Ailing:
     """Whether the newest row does not lead to it."""
     head_hidden: bool = False
     """Whether nothing is wrong with the head but that it counts as deleted."""
+    last: int = 0
+    """The highest seq that is known to have been given, if no row has it any more; else 0."""
+    born: int | None = None
+    """When it was made, as far as the rows tell, if its record cannot be right about that."""
 
     @property
     def sound(self) -> bool:
         """Whether nothing is wrong."""
-        return not (self.lost or self.views or self.cut or self.head_lost or self.head_hidden)
+        wrong = self.lost or self.views or self.cut or self.head_lost or self.head_hidden
+        return not wrong and self.born is None
 
 
 @dataclass(slots=True)
@@ -228,6 +235,8 @@ class _Walk:
         """Rows that say what is in view, and the first checkpoint in need of each."""
         self._moves: set[int] = set()
         self._loads: set[int] = set()
+        self._first: int | None = None
+        """When the first of the sound rows was written."""
         self._ailing = Ailing(record, newest)
         self.count = 0
 
@@ -247,6 +256,11 @@ class _Walk:
         ailing.loads = len(self._loads)
         self._see_views()
         self._see_head()
+        self._see_last()
+        if self._record.space == journal.SPACE and ailing.head_lost and remnants.is_behind(self._heads, ailing):
+            ailing.head = 0
+        if abs(self._record.created_at) >= log.LATEST:
+            ailing.born = self._heads.clock() if self._first is None else self._first
         return ailing
 
     def holds(self) -> bool:
@@ -264,6 +278,8 @@ class _Walk:
             self._ailing.unsound.add(row.seq)
             return
         self._stood.append((row.seq, row.head))
+        if self._first is None:
+            self._first = row.created_at
         if row.op not in log.CHECKPOINTS:
             self._moves.add(row.seq)
             return
@@ -297,6 +313,15 @@ class _Walk:
                 ailing.head, ailing.head_hidden = newest.head, True
             else:
                 ailing.head_lost = True
+
+    def _see_last(self) -> None:
+        """See whether there was a newer row: the index of search says up to which it knows the thread."""
+        seen = self._heads.backend.indexed(self._record.no).as_of
+        newest = self._heads.backend.newest(self._record.no)
+        if newest is not None and newest.seq < seen <= newest.seq + _JUMP:
+            ailing = self._ailing
+            ailing.last, ailing.head_lost = seen, True
+            ailing.lost[seen] = "it was the newest row, as the index of search knows, and is missing"
 
     def _can_be_read(self, row: Row) -> bool:
         try:
@@ -358,12 +383,17 @@ def misindexed(heads: Heads) -> Iterator[ThreadRecord]:
 
 
 def _unmarked(heads: Heads, record: ThreadRecord) -> bool:
-    """Tell whether the index does not know that a thread has newer rows than it has seen."""
-    newest = heads.backend.newest(record.no)
-    if newest is None or heads.backend.marked(record.no - 1, 1) == [record.no]:
+    """Tell whether the index knows a thread as something else than it is, and has no mark that it may."""
+    backend = heads.backend
+    newest = backend.newest(record.no)
+    if newest is None or backend.marked(record.no - 1, 1) == [record.no]:
         return False
-    seen = heads.backend.indexed(record.no).as_of
-    return seen < newest.seq and heads.backend.marked(record.no - 1, 1) != [record.no]
+    seen = backend.indexed(record.no)
+    head = newest.head if log.is_sound(newest, record.uid) else seen.seq
+    if (seen.as_of, seen.seq) == (newest.seq, head) or backend.marked(record.no - 1, 1) == [record.no]:
+        return False
+    again = backend.newest(record.no)  # else somebody wrote meanwhile
+    return again is not None and again.op_id == newest.op_id
 
 
 def _look_at_chunks(heads: Heads, findings: Findings, good: set[bytes], note: Note, progress: Progress) -> None:

@@ -42,6 +42,7 @@ from backtrail.testing.conformance.removing import Deleting, Ending, Pruning
 from backtrail.testing.conformance.repairing import Repairing
 from backtrail.testing.conformance.restoring import Restoring, Undoing
 from backtrail.testing.conformance.running import Calling, Running
+from backtrail.testing.conformance.salvaging import Salvaging
 from backtrail.testing.conformance.saving import Missing, Saving
 from backtrail.testing.conformance.searching import Messages, Queries
 from backtrail.testing.conformance.transacting import Transactions
@@ -86,6 +87,7 @@ class StoreConformance(
     Collecting,
     Verifying,
     Repairing,
+    Salvaging,
     Interrupting,
     Resuming,
     Watching,

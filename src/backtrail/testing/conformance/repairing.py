@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from backtrail import AgentState, Conversation, Corrupt, Diff, Invalid, Message, NotFound, Unavailable
-from backtrail.backends.port import Batch, Indexed, Splice
+from backtrail.backends.port import Batch, Indexed, NewThread, Splice
 from backtrail.engine import log, pins, upkeep
 from backtrail.engine.codec import Decoder
 from backtrail.engine.schema import Types
@@ -183,6 +183,23 @@ def _no_mark(store: Store) -> set[Place]:
     return set()
 
 
+def lost_newest(store: Store) -> set[Place]:
+    """The index has seen a newer row than there is."""
+    backend = store._backend  # noqa: SLF001
+    record, row = _row(store, "conversation", "c")
+    was = backend.indexed(record.no)
+    assert backend.index(record.no, was, was._replace(as_of=row.seq + 2), [])
+    return {("conversation", "c", row.seq + 2)}
+
+
+def wrong_time(store: Store) -> set[Place]:
+    """The record of a thread says that it was made when nothing can have been."""
+    record, _ = _row(store, "thread", "t")
+    backend = store._backend  # noqa: SLF001
+    backend.commit(Batch(renew=((record.no, NewThread(*record[1:])._replace(created_at=1 << 61)),)))
+    return set()
+
+
 def _no_pin(store: Store) -> set[Place]:
     backend = store._backend  # noqa: SLF001
     record, _ = _row(store, "conversation", "c")
@@ -217,6 +234,8 @@ DAMAGE: dict[str, Callable[[Store], set[Place]]] = {
     "a chunk that nothing needs": _damaged_chunk,
     "a wrong index": _wrong_index,
     "a missing mark": _no_mark,
+    "a missing newest row": lost_newest,
+    "the time of a thread": wrong_time,
     "a conversation": payload("conversation", "c", 1),
     "a deleted conversation that is pinned": _deleted_and_pinned,
     "the state of an agent": column("agent", "a"),

@@ -1,0 +1,61 @@
+"""What is left of the journal of a run when its newest rows are lost, and what the run goes on from then.
+
+A row of the journal says which checkpoint of the run was the last (`at`). If the run has made a newer one, the rest of
+the journal is out of date: who went on from it would make calls again that had ended before that checkpoint.
+Without a journal, a run goes on from its newest checkpoint. A row that is not out of date may say that somebody has the
+run who has left it since: that does not count any more.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from backtrail.engine import changes, journal, log, rows
+from backtrail.engine.codec import Decoder
+from backtrail.engine.paths import Path
+from backtrail.engine.schema import Types
+from backtrail.engine.trying import Expect, Key
+from backtrail.engine.writes import Writes
+from backtrail.errors import Corrupt, NotFound
+
+if TYPE_CHECKING:
+    from backtrail.backends.port import Row, ThreadRecord
+    from backtrail.engine.heads import Heads
+    from backtrail.engine.verifying import Ailing
+
+_PLAIN: Final = Types()
+
+
+def is_behind(heads: Heads, ailing: Ailing) -> bool:
+    """Tell whether a run has made a checkpoint since what is to be the head of its journal was written."""
+    left = heads.row(ailing.record, ailing.head) if ailing.head else None
+    run = heads.backend.find_thread(journal.RUN, ailing.record.name)
+    if left is None or run is None:
+        return False
+    point = _read(heads, ailing.record, left)
+    at = point.get("at", 0) if isinstance(point, dict) else 0
+    for row in heads.downwards(run):  # as a repair of these checkpoints finds their head
+        head = heads.row(run, row.head) if row.head and log.is_sound(row, run.uid) else None
+        seen = None if head is None or head.hidden else _read(heads, run, head)
+        if head is not None and seen is not None:
+            return head.seq > at and journal.is_seen(seen)
+    return False
+
+
+def _read(heads: Heads, record: ThreadRecord, row: Row) -> Any:
+    """Return a state as plain data; None if it cannot be read."""
+    try:
+        tree = heads.chain(record, row).tree
+        return Decoder(tree.nodes, _PLAIN).value(tree.rep)
+    except (Corrupt, NotFound):
+        return None
+
+
+def let_go(heads: Heads, record: ThreadRecord) -> None:
+    """Say that nobody has a run: whoever had it when the head of its journal was written."""
+    standing = heads.standing_of(record)
+    if standing is None or standing.head is None:
+        return
+    put = changes.Put(Path(("lease",)), None, _PLAIN, record.name)
+    meta, expect = rows.Meta(log.AUTOMATIC), Expect(standing.head.seq, standing.head.op_id)
+    Writes(heads).save(Key(record.space, record.name), changes.Several([put]), meta, expect=expect)
