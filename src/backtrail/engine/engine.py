@@ -200,7 +200,7 @@ class Engine:
         overlay = Overlay(self.backend)
         heads = Heads(overlay, self.types, self.options)
         heads.cache = self._direct.heads.cache
-        return Desk(heads, Writes(heads), Moves(heads), overlay, weakref.ref(me), block)
+        return Desk(heads, Writes(heads, spare=overlay.spare), Moves(heads), overlay, weakref.ref(me), block)
 
     def _drop(self, desk: Desk) -> None:
         """Drop a transaction of the caller whose block was left without its end."""

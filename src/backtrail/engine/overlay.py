@@ -17,7 +17,7 @@ from backtrail.backends.port import Batch, MissingChunks, Row, Stale, Stand, Thr
 from backtrail.errors import Conflict, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from backtrail.backends.port import Backend, Found, Indexed, NewThread, Phrase, Splice, Usage
@@ -40,6 +40,7 @@ class Overlay:
         self._rows: dict[int, list[Row]] = {}
         self._chunks: dict[bytes, bytes] = {}
         self._touched: set[bytes] = set()
+        self._spare: dict[bytes, Callable[[], bytes]] = {}
         self._visible: set[tuple[int, int]] = set()
         self._newest: dict[int, int] = {}
         self._tagged: dict[tuple[int, int], tuple[str, ...]] = {}
@@ -99,13 +100,24 @@ class Overlay:
             untag=tuple((_in_batch(no), seq, tag) for (no, seq, tag), there in self._tags.items() if not there),
             untouch=tuple((_in_batch(no), seq) for no, seq in self._untouched.items()),
         )
-        try:
-            self._below.commit(batch)
-        except (Stale, Vanished, MissingChunks) as error:
-            raise Conflict(
-                "somebody else wrote to a thread of this transaction; nothing of it was written: run it again",
-                code="conflict.transaction",
-            ) from error
+        while True:
+            try:
+                self._below.commit(batch)
+            except MissingChunks as error:  # they were collected meanwhile
+                missing = {digest: self._spare[digest] for digest in error.digests if digest in self._spare}
+                if len(missing) < len(error.digests):
+                    raise _refused("what it relied on was collected meanwhile") from error
+                chunks = tuple((digest, stored()) for digest, stored in missing.items())
+                touch = tuple(digest for digest in batch.touch if digest not in missing)
+                batch = batch._replace(chunks=(*batch.chunks, *chunks), touch=touch)
+            except (Stale, Vanished) as error:
+                raise _refused("somebody else wrote to a thread of this transaction") from error
+            else:
+                return
+
+    def spare(self, chunks: Mapping[bytes, Callable[[], bytes]]) -> None:
+        """Take what makes chunks that a batch touches, in case that they are collected before the end."""
+        self._spare.update(chunks)
 
     def _drop(self) -> None:
         for action in self.after_drop:
@@ -420,6 +432,10 @@ class Overlay:
 
     def close(self) -> None:
         self._done = True
+
+
+def _refused(why: str) -> Conflict:
+    return Conflict(f"{why}; nothing of it was written: run it again", code="conflict.transaction")
 
 
 def _in_batch(no: int) -> int:

@@ -8,6 +8,7 @@ a save that was derived from a state that is no longer the head is a `Conflict`.
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from backtrail.backends.port import Batch, MissingChunks, NewThread, Row, Stale, ThreadRecord, Vanished
@@ -21,7 +22,7 @@ from backtrail.engine.trying import ANY, ANYTHING, NOTHING, Expect, Key, exists,
 from backtrail.errors import Conflict, NotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from backtrail.engine.nodes import Node
     from backtrail.engine.rows import Meta
@@ -47,10 +48,18 @@ class Propose(Protocol):
 class Writes:
     """Writes to threads through a backend."""
 
-    def __init__(self, heads: Heads, after_write: Callable[[ThreadRecord], None] | None = None) -> None:
+    def __init__(
+        self,
+        heads: Heads,
+        after_write: Callable[[ThreadRecord], None] | None = None,
+        *,
+        spare: Callable[[Mapping[bytes, Callable[[], bytes]]], None] | None = None,
+    ) -> None:
         self._heads = heads
         self._backend = heads.backend
         self._after_write = after_write
+        self._spare = spare
+        """Takes what makes the chunks that were there: what is committed may count only later."""
 
     # -- checkpoints ----------------------------------------------------------------------------
 
@@ -195,11 +204,7 @@ class Writes:
         compress = self._heads.options.compression
         present = self._backend.present(list(nodes)) if nodes else set()
         while True:
-            chunks = tuple(
-                (digest, squeeze(node.kind + node.data, enabled=compress))
-                for digest, node in nodes.items()
-                if digest not in present
-            )
+            chunks = tuple((digest, _stored(node, compress)) for digest, node in nodes.items() if digest not in present)
             added = len(row.payload or b"") + sum(len(data) for _, data in chunks)
             row = log.checked(row._replace(stored=added), uid)
             try:
@@ -209,6 +214,8 @@ class Writes:
             except MissingChunks as error:
                 present = present - error.digests
             else:
+                if self._spare is not None:
+                    self._spare({digest: partial(_stored, nodes[digest], compress) for digest in present})
                 return row, numbers
 
     # -- trying -------------------------------------------------------------------------------------
@@ -257,6 +264,10 @@ class Writes:
 
     def _retrying(self, key: Key, attempt: Callable[[Standing | None], Standing], known: Standing | None) -> Standing:
         return patiently(self._heads, key, attempt, known)
+
+
+def _stored(node: Node, compress: bool) -> bytes:  # noqa: FBT001 - private
+    return squeeze(node.kind + node.data, enabled=compress)
 
 
 def _says_all(delta: bytes, tree: Tree) -> bool:

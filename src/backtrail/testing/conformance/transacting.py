@@ -268,3 +268,21 @@ class Transactions(Suite):
         assert head(store.thread("b")).state == state
         store.gc()
         assert store.verify().ok
+
+    def test_what_is_collected_before_its_end_is_written_again(self, store: Store) -> None:
+        state = {"messages": [{"content": f"{n} " * 200} for n in range(300)]}
+        store.thread("a").save(state)
+        store.thread("b").save({"n": 1})
+
+        def collect() -> None:
+            store.thread("a").delete()
+            assert store.gc().chunks > 0
+
+        with store.transaction():
+            store.thread("b").set("n", 2)
+            store.thread("c").save(state)  # what it needs is there
+            with ThreadPoolExecutor(1) as others:
+                others.submit(collect).result(30)
+        assert head(store.thread("b")).state == {"n": 2}
+        assert head(store.thread("c")).state == state
+        assert store.verify().ok
