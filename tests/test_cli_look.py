@@ -158,6 +158,19 @@ def test_stats_and_where(trip_store):
     }
 
 
+def test_stats_says_how_what_is_stored_compares(tmp_path):
+    store = str(tmp_path / "s.db")
+    with backtrail.open(store) as opened:
+        assert opened.thread("tiny").save({"n": 1})
+    assert "9 B for them, 2.2 times more\n" in good("stats", "--store", store).out
+    with backtrail.open(store) as opened:
+        opened.thread("tiny").delete()
+    assert "9 B for them\n" in good("stats", "--store", store).out
+    with backtrail.open(store) as opened:
+        opened.thread("long").save({"text": "word " * 10_000})
+    assert " times less\n" in good("stats", "--store", store).out
+
+
 def test_looking_writes_nothing(trip_store):
     before, stood = heads(), (trip_store / "agents.db").stat().st_size
     for words in (

@@ -286,12 +286,19 @@ def stats(session: Session, *, out: Output) -> None:
     facts = [(name.replace("_", " "), f"{getattr(found, name):,}") for name in things]
     facts += [
         ("states", f"{size(found.logical_bytes)}, if each checkpoint were a copy"),
-        ("stored", f"{size(found.payload_bytes)} for them, {found.sharing:,.1f} times less"),
+        ("stored", f"{size(found.payload_bytes)} for them{_compared(found.sharing)}"),
         ("on disk", size(found.stored_bytes)),
         ("index", f"{size(found.index_bytes)} of that, for {count(found.indexed, 'message')}"),
     ]
     for name, value in facts:
         line(f"{out.paint(f'{name:<17}', 'dim')} {clean(value)}")
+
+
+def _compared(sharing: float) -> str:
+    """Say how much less is stored than copies would take; for very small states it is more."""
+    if not sharing:  # all that is stored is hidden
+        return ""
+    return f", {sharing:,.1f} times less" if sharing >= 1 else f", {1 / sharing:,.1f} times more"
 
 
 @command(examples=("backtrail where",))
