@@ -59,16 +59,11 @@ class Policy:
             object.__setattr__(self, "keep_tagged", check_tags(self.keep_tagged))
         if not isinstance(self.keep_labelled, bool):
             raise Invalid(f"keep_labelled is True or False, not {self.keep_labelled!r}", code="invalid.argument")
-        if not given and self.older_than is None and self.keep_tagged in (True, False, ()):
-            raise Invalid(
-                f"a policy needs one of {', '.join(_COUNTS)} and older_than, or the names of tags; to remove "
-                "everything, delete the thread",
-                code="invalid.policy",
-            )
         counted = any(getattr(self, name) for name in given)
-        if not counted and self.older_than is None and not self.keep_tagged and not self.keep_labelled:
+        if not counted and self.older_than is None and self.keep_tagged in (True, False, ()):
             raise Invalid(
-                "this policy keeps nothing: keep at least the newest one; to remove everything, delete the thread",
+                f"a policy needs one of {', '.join(_COUNTS)} above 0, or older_than, or the names of tags, or all "
+                "would go but heads and what is marked; to remove everything, delete the thread",
                 code="invalid.policy",
             )
 
@@ -103,8 +98,8 @@ def check_policy(policy: Any, keep_last: Any, older_than: Any, keep_tagged: Any)
 
 def rules_for_one(policy: Any, keep_last: Any, older_than: Any, keep_tagged: Any, now: int) -> Rules:
     """Return the rules for one thread. In words they may keep nothing but its head, and what else is named."""
-    if policy is None and keep_last == 0 and older_than is None and keep_tagged is False:
-        return Rules(keep_last=check_count(keep_last, "keep_last"), keep_tagged=False, keep_labelled=False)
+    if policy is None and keep_last == 0 and older_than is None and isinstance(keep_tagged, bool):
+        return Rules(keep_last=check_count(keep_last, "keep_last"), keep_tagged=keep_tagged, keep_labelled=keep_tagged)
     return rules_of(check_policy(policy, keep_last, older_than, keep_tagged), now)
 
 

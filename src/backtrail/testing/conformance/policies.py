@@ -118,8 +118,7 @@ class Policies(Suite):
             at(clock, "2026-12-20T22:10:00")
             made = played(thread, clock, script)
             made = [thread.load(each) for each in made]  # a label or a tag is what it is now
-            says = any(words[name] is not None for name in RULES) or isinstance(words["keep_tagged"], tuple)
-            if not says or not any(words.values()):
+            if not any(words[name] for name in RULES) and not isinstance(words["keep_tagged"], tuple):
                 with pytest.raises(Invalid):
                     Policy(**words)
                 return
@@ -346,6 +345,8 @@ class Policies(Suite):
             {"keep_labelled": False},
             {"keep_tagged": False},
             {"keep_tagged": ()},
+            {"keep_last": 0},
+            {"keep_hourly": 0, "keep_weekly": 0},
             {"keep_last": 0, "keep_tagged": False, "keep_labelled": False},
             {"keep_last": 0, "keep_daily": 0, "keep_tagged": (), "keep_labelled": False},
             {"keep_daily": -1},
@@ -371,8 +372,9 @@ class Policies(Suite):
             for wrong in (3, {"keep_last": 1}, Policy):
                 with pytest.raises(Invalid):
                     prune(wrong)  # type: ignore[arg-type]
-        with pytest.raises(Invalid):
-            store.prune(keep_last=0, keep_tagged=False)
+        for marked in (True, False):
+            with pytest.raises(Invalid):
+                store.prune(keep_last=0, keep_tagged=marked)
         assert len(thread) == 3
 
     def test_it_tells_how_far_it_is_and_goes_on_after_an_interruption(self, store: Store) -> None:
