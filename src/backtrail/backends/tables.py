@@ -122,9 +122,7 @@ class Tables:
                 out_of_order[id(mapping)] = mapping
             mapping[key] = old
         for mapping in out_of_order.values():  # what was taken out stands in its old place again
-            there = sorted(mapping.items(), key=lambda entry: entry[0])
-            mapping.clear()
-            mapping.update(there)
+            _in_order(mapping)
         del self.changes[place[1] :]
 
     def end(self) -> None:
@@ -194,14 +192,18 @@ class Tables:
 
     def _lose_row(self, change: LoseRow) -> None:
         thread, first, last = change
+        log = self.logs.get(thread, {})
+        behind = next(reversed(log), 0)
         for seq in range(first, max(first, last) + 1):
-            if seq in self.logs.get(thread, {}):
+            if seq in log:
                 continue
             # It may have been a checkpoint and the head: whoever needs it is to find out that it is damaged.
             lost = Row(
                 seq, 0, seq - 1, 0, seq, 0, 0, 0, seq, 0, 0, 0, None, 0, 0, bytes(32), b"", b"", b"", None, hidden=False
             )
             self._put_row(PutRow(thread, lost, b"", news=True))
+        if first < behind:  # rows that were written with it, and later ones, were not lost
+            _in_order(log)
 
     def _remove_rows(self, change: RemoveRows) -> None:
         for seq in change.seqs:
@@ -474,6 +476,13 @@ class Tables:
             held: Mapping[Any, dict[Any, Any]] = getattr(self, name)
             setattr(made, name, {key: dict(inner) for key, inner in held.items()})
         return made
+
+
+def _in_order(mapping: dict[Any, Any]) -> None:
+    """Let the keys come in ascending order."""
+    there = sorted(mapping.items(), key=lambda entry: entry[0])
+    mapping.clear()
+    mapping.update(there)
 
 
 def _number(thread: int, created: Sequence[int]) -> int:
