@@ -7,19 +7,26 @@ depend on a function that would do it.
 import contextlib
 import itertools
 import sys
+from functools import partial
 
 import pytest
 
 import backtrail
 from backtrail import store
 from backtrail.backends import (
+    changes,
+    file,
     file_lock,
+    file_log,
     file_shared,
+    memory,
     postgres,
     postgres_group,
     postgres_pool,
     sqlite_connection,
     sqlite_group,
+    table_backend,
+    tables,
 )
 from backtrail.engine import engine, overlay, owner
 from backtrail.engine.blocks import Block
@@ -37,28 +44,41 @@ WATCHED = {
         postgres_pool,
         sqlite_connection,
         sqlite_group,
+        file,
         file_lock,
+        file_log,
         file_shared,
+        memory,
+        table_backend,
+        tables,
         contextlib,
     )
 }
 
 
 @contextlib.contextmanager
-def interrupt_at(number):
-    """Raise KeyboardInterrupt at the call with this number of a function that is watched."""
-    calls = itertools.count(1)
+def at_call(number, action, calls):
+    """Do something at the call with this number of a function that is watched."""
 
     def trace(frame, event, _):
         if event == "call" and frame.f_code.co_filename in WATCHED and next(calls) == number:
             sys.settrace(None)
-            raise KeyboardInterrupt
+            action()
 
     sys.settrace(trace)
     try:
         yield
     finally:
         sys.settrace(None)
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+def interrupt_at(number):
+    """Raise KeyboardInterrupt at the call with this number of a function that is watched."""
+    return at_call(number, interrupt, itertools.count(1))
 
 
 def transaction(store):
@@ -77,9 +97,17 @@ def agent(store):
 
 
 def reading(store):
-    store.thread("t").latest()
-    list(store.thread("t").history())
-    list(store.threads())
+    store.thread("r").latest()
+    list(store.thread("r").history())
+    list(store.threads(prefix="r"))
+
+
+def searching(store):
+    store.thread("m").save({"messages": [{"role": "user", "content": "hello"}]})
+    assert len(store.search("hello")) == 1
+
+
+DEEDS = [transaction, failed_transaction, agent, reading, searching]
 
 
 @pytest.fixture(params=["memory", "sqlite", "file", "postgres"])
@@ -98,12 +126,15 @@ def stores(request, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of generators that are being closed
-@pytest.mark.parametrize("deed", [transaction, failed_transaction, agent, reading], ids=lambda deed: deed.__name__)
+@pytest.mark.parametrize(
+    "deed", [transaction, failed_transaction, agent, reading, searching], ids=lambda deed: deed.__name__
+)
 def test_whoever_was_interrupted_goes_on(stores, deed):
     with stores() as store, stores() as other:
         store.thread("t").save({"n": 0})
+        store.thread("r").save({"n": 0})
         deed(store)  # so that all is imported
-        for number in itertools.count(1):
+        for number in itertools.count(1, 7 if deed is searching else 1):  # it calls many
             interrupted = True
             with contextlib.suppress(KeyboardInterrupt), interrupt_at(number):
                 deed(store)
@@ -166,3 +197,55 @@ def test_what_may_wait_is_not_told():
     stack = contextlib.ExitStack()
     assert stack.enter_context(left).block is None
     stack.pop_all()
+
+
+def test_what_an_interrupted_write_left_in_the_tables_is_taken_back_before_others_are_read(tmp_path):
+    url = (tmp_path / "s").as_uri()
+    for after in ("load", "save"):
+        with backtrail.open(url) as store, backtrail.open(url) as other:
+            store.thread("a").save({"n": 0})
+            with store._backend._turns.taken():  # as if Ctrl-C had come before anything was taken back
+                store._backend._tables.begin()
+                store._backend._tables.do(changes.SetTags(1, 1, ("never",)))
+            other.thread("a").save({"n": 1})
+            if after == "save":
+                store.thread("b").save({"n": 0})
+            assert store.thread("a").load().state == {"n": 1}
+            assert store.thread("a").find(tag="never") == []
+
+
+HANDLED = ("load", "save")
+
+
+@pytest.mark.parametrize("handled", HANDLED)
+def test_a_signal_handler_that_uses_the_store_is_refused_or_done(stores, handled):
+    """Whenever it comes in a save of the same thread: what was acknowledged is there, what was not read is not half."""
+    with stores() as store, stores() as other:
+        for name in ("a", "b"):
+            store.thread(name).save({"n": 0})
+        acknowledged, outcomes = {"a": [0], "b": [0]}, set()
+
+        def use(number):
+            try:
+                if handled == "save":
+                    store.thread("b").save({"n": number})
+                    acknowledged["b"].append(number)
+                else:
+                    assert store.thread("a").load().state["n"] in (number - 1, number)
+            except backtrail.Unavailable as error:
+                outcomes.add(error.code)
+            else:
+                outcomes.add("done")
+
+        for number in itertools.count(1):
+            calls = itertools.count(1)
+            with at_call(number, partial(use, number), calls):
+                store.thread("a").save({"n": number})
+            acknowledged["a"].append(number)
+            if next(calls) <= number:
+                break
+        assert outcomes <= {"unavailable.locked", "done"}
+        for each in (store, other):
+            for name, numbers in acknowledged.items():
+                assert [found.state["n"] for found in each.thread(name).history()] == numbers
+        assert store.verify().ok

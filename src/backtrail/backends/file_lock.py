@@ -48,9 +48,15 @@ class End(NamedTuple):
 
 
 class Turns:
-    """The lock of one store, as one backend has it. `forked` is called in a child, before anything else is."""
+    """The lock of one store, as one backend has it.
 
-    def __init__(self, path: Path, wait: float, *, read_only: bool, forked: Callable[[], None]) -> None:
+    `forked` is called in a child, before anything else is; `within` when a thread has its turn that wants it, to refuse
+    that if it is in the middle of a call: else Ctrl-C came when the turn was to be given back.
+    """
+
+    def __init__(
+        self, path: Path, wait: float, *, read_only: bool, forked: Callable[[], None], within: Callable[[], None]
+    ) -> None:
         if fcntl is None:
             raise Unavailable(
                 "a store in files needs the file locks of Unix, which this system has not: use sqlite:///path",
@@ -60,6 +66,7 @@ class Turns:
         self._wait = wait
         self._read_only = read_only
         self._forked = forked
+        self._within = within
         self._fd = -1
         self._inode = (0, 0)
         self._read = b"", End(0, 0, 0)  # what was last read, and what it means
@@ -73,6 +80,8 @@ class Turns:
     # -- threads ----------------------------------------------------------------------------------
     def take(self) -> None:
         """Wait for one's turn among the threads of this process. It may be taken several times."""
+        if self._lock._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001
+            self._within()
         if not _acquired(self._lock, self._wait):
             raise self._locked("another thread has been using it")
 
@@ -103,7 +112,9 @@ class Turns:
     def lock(self, *, shared: bool = False) -> None:
         """Keep all others out, or only those who write, until `unlock`. Its caller has not got a turn yet."""
         for each in (self._lock, self._locking):
-            while each._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001 - Ctrl-C came when it was to be given
+            if each._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001
+                self._within()
+            while each._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001 - it was to be given back
                 each.release()
         if not _acquired(self._locking, self._wait):
             raise self._locked("another thread has been writing")

@@ -56,7 +56,11 @@ class SharedTables(TableBackend):
         self._unreachable: End | None = None
         """An end that was published, and is not there."""
         self._turns = Turns(
-            self.path / directory.LOCK, busy_timeout, read_only=read_only, forked=self._part_from_parent
+            self.path / directory.LOCK,
+            busy_timeout,
+            read_only=read_only,
+            forked=self._part_from_parent,
+            within=self._refuse_within,
         )
 
     # -- whose turn it is -------------------------------------------------------------------------
@@ -121,6 +125,7 @@ class SharedTables(TableBackend):
         self._turns.take()
         try:
             self._refuse_if_closed()
+            self._take_back_what_was_left()  # before anything is done on the tables
             behind = not self._tables.began and self._is_behind() and not self._caught_up()
             if not behind:
                 yield self._tables
@@ -183,6 +188,7 @@ class SharedTables(TableBackend):
 
     def _caught_up(self) -> bool:
         """Do what others wrote, without a turn, as far as it is known to be good; return whether that is all."""
+        self._take_back_what_was_left()
         for _ in range(ATTEMPTS):
             try:
                 end = self._turns.published()
@@ -224,6 +230,7 @@ class SharedTables(TableBackend):
 
         Nobody writes meanwhile.
         """
+        self._take_back_what_was_left()
         try:
             if self._is_over():
                 if not at_once:

@@ -43,6 +43,8 @@ class MemoryBackend(TableBackend):
 
     def _take(self) -> None:
         self._refuse_if_closed()
+        if _LOCK._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001
+            self._refuse_within()
         _LOCK.acquire()
 
     def _give(self) -> None:
@@ -51,7 +53,10 @@ class MemoryBackend(TableBackend):
     @contextmanager
     def _read(self) -> Iterator[Tables]:
         self._refuse_if_closed()
+        if _LOCK._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001
+            self._refuse_within()
         with _LOCK:
+            self._take_back_what_was_left()
             yield self._tables
 
     def _keep(self, changes: Sequence[Change]) -> None:

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from backtrail.backends.changes import RemoveChunks, RemoveRows, SetMeta
+from backtrail.backends.handlers import refuse_within
 from backtrail.backends.port import Batch, Found, Indexed, Phrase, Row, Splice, Stand, ThreadRecord, Usage, written
 from backtrail.backends.table_astray import astray
 from backtrail.backends.tables import NO_LIST, Tables
@@ -104,6 +105,7 @@ class TableBackend:
             return
         self._take()
         try:
+            self._take_back_what_was_left()
             tables = self._tables
             tables.begin()
             try:
@@ -117,6 +119,19 @@ class TableBackend:
         finally:
             self._give()
 
+    def _refuse_within(self) -> None:
+        """Refuse a call in the middle of another one, but in a group. Its thread has the tables already."""
+        group = self._grouped.group
+        if group is None or not group.taken:
+            refuse_within(self)
+
+    def _take_back_what_was_left(self) -> None:
+        """Take back what was done in a block that Ctrl-C has ended, before it could. Its caller has the tables."""
+        group = self._grouped.group
+        if self._tables.began and (group is None or not group.taken):
+            self._tables.undo()
+            self._tables.end()
+
     @contextmanager
     def _write_in(self, group: _Group) -> Iterator[Tables]:
         if group.lost is not None:
@@ -127,6 +142,7 @@ class TableBackend:
             except Error as error:
                 group.lost = error
                 raise
+            self._take_back_what_was_left()
             group.taken = True
             self._tables.begin()
         tables = self._tables
