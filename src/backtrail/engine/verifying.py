@@ -20,7 +20,7 @@ from backtrail.engine.reading import Reading, read_below
 from backtrail.errors import Corrupt, Error, NotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterator
+    from collections.abc import Callable, Container, Iterator, Sequence
 
     from backtrail.backends.port import Row, ThreadRecord
     from backtrail.engine.heads import Heads
@@ -402,14 +402,18 @@ def _look_at_chunks(heads: Heads, findings: Findings, good: set[bytes], note: No
     after = note.chunk
     while page := heads.backend.chunk_page(after, _PAGE):
         unread = [digest for digest, _ in page if digest not in good]
-        chunks = heads.backend.chunks(unread)
-        damaged = [digest for digest, stored in chunks.items() if not _is_good(digest, stored)]
+        damaged = damaged_chunks(heads, unread)
         findings.chunks += damaged
         after = page[-1][0]
         count += len(page)
         note.passed(after, sound=not damaged)
         if progress:
             progress("chunks", count)
+
+
+def damaged_chunks(heads: Heads, digests: Sequence[bytes]) -> list[bytes]:
+    """Return which of these chunks are there, and are not what their digests say."""
+    return [digest for digest, stored in heads.backend.chunks(digests).items() if not _is_good(digest, stored)]
 
 
 def _is_good(digest: bytes, stored: bytes) -> bool:
