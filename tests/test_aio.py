@@ -1293,3 +1293,15 @@ def test_a_crew_without_an_engine_has_no_writer():
         assert await Crew(None).write(lambda: threading.current_thread().name) == "backtrail"
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("chore", ["verify", "gc", "reindex", "migrate"])
+def test_what_cannot_be_told_of_progress_is_refused(chore):
+    async def main():
+        async with aio.open("memory://") as store:
+            with pytest.raises(Invalid, match="progress is what can be called"):
+                await getattr(store, chore)(progress=5)
+            with pytest.raises(Invalid, match="progress is what can be called"):
+                await aio.copy(store, "memory://", progress=5)
+
+    asyncio.run(main())

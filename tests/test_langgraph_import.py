@@ -197,6 +197,9 @@ def test_every_config_gives_the_same_and_doing_it_again_adds_nothing(path, tmp_p
     before = path.read_bytes()
     with backtrail.open(tmp_path / "s.db") as store:
         counts = []
+        with pytest.raises(backtrail.Invalid, match="progress"):
+            import_database(path, store, progress=5)
+        assert list(store.threads()) == []
         report = import_database(path, store, progress=lambda what, count: counts.append((what, count)))
         assert report.skipped == ()
         assert report.threads == len(threads)

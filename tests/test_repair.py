@@ -244,6 +244,58 @@ class TestPostgres:
                 assert store.verify().ok
                 go_on(store)
 
+    def lose(self, opener, change):
+        with closing(psycopg.connect(server().url, autocommit=True)) as connection:
+            connection.execute(f"SET search_path = {opener.keywords['schema']}")
+            connection.execute(change)
+
+    @pytest.mark.parametrize("stopped", [False, True], ids=["at once", "after a stop"])
+    @pytest.mark.parametrize("searched", [False, True])
+    def test_a_newest_row_that_is_lost_is_named_and_its_id_is_not_given_again(self, searched, stopped):
+        with place(durability="relaxed") as opener, opener() as store:
+            made = [store.thread("t").save({"n": n, "messages": HELLO}).id for n in range(3)]
+            if searched:
+                store.search("hello")
+            self.lose(opener, "DELETE FROM row WHERE seq = 3")
+            dry = store.verify()
+            assert [damage.checkpoint_id for damage in dry.damaged] == [made[2]]
+            assert (dry.salvage[0].head_id, dry.salvage[0].head_lost) == (made[1], True)
+            if stopped:
+                with pytest.raises(KeyboardInterrupt):
+                    store.verify(repair=True, progress=mock.Mock(side_effect=[None] * 7 + [KeyboardInterrupt]))
+                store.search("hello")  # brings the index up to date
+                with raises(backtrail.Corrupt, "corrupt.row"):
+                    store.thread("t").save({"n": 3})
+            report = store.verify(repair=True)
+            assert [damage.checkpoint_id for damage in report.damaged] == [made[2]]
+            assert stopped or report.repairs == dry.repairs
+            assert store.verify().ok
+            thread = store.thread("t")
+            assert thread.load().id == made[1]
+            assert thread.save({"n": 3}).id not in made
+            assert thread.undo().id == made[1]
+            store.gc()
+            assert store.verify().ok
+
+    def test_a_thread_whose_newest_row_cannot_be_so_new_goes_on_where_it_is(self):
+        with place(durability="relaxed") as opener, opener() as store:
+            made = [store.thread("t").save({"n": n}) for n in range(3)]
+            self.lose(opener, "UPDATE thread SET newest = newest + (1 << 21)")
+            assert store.verify().damaged == store.verify(repair=True).damaged == ()
+            assert store.verify().ok
+            assert store.thread("t").load().id == made[2].id
+            assert store.thread("t").save({"n": 3}).seq == 4
+
+    def test_a_newest_row_that_is_lost_of_a_deleted_thread_leaves_it_deleted(self):
+        with place(durability="relaxed") as opener, opener() as store:
+            made = [store.thread("t").save({"n": n}).id for n in range(3)]
+            store.thread("t").delete()
+            self.lose(opener, "DELETE FROM row WHERE seq = 4")
+            store.verify(repair=True)
+            assert store.verify().ok
+            assert store.thread("t").latest() is None
+            assert store.thread("t").save({"n": 3}).id not in made
+
 
 class TestFiles:
     def blinded(self, path):

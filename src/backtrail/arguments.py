@@ -10,6 +10,7 @@ from backtrail.engine import log, query
 from backtrail.errors import Invalid
 from backtrail.fields import MAX_ID
 from backtrail.fields import check_id as check_id  # noqa: PLC0414 - handed on: it is what callers hand in, too
+from backtrail.fields import check_progress as check_progress  # noqa: PLC0414
 from backtrail.values import Hit
 
 MAX_QUERY: Final = 10_000

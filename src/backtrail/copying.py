@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backtrail import moving
+from backtrail.arguments import check_progress
 from backtrail.engine import log
 from backtrail.engine.archive_reader import Archive
 from backtrail.errors import Corrupt, Invalid
@@ -37,6 +38,7 @@ def copy(
     for given in (src, dst):
         if not isinstance(given, Store | str | os.PathLike):
             raise Invalid(f"a copy is between stores or their URLs, not {given!r}", code="invalid.argument")
+    check_progress(progress)
     with _store(src, read_only=True) as source:
         return copy_to(source, lambda: _store(dst, read_only=False), progress=progress)
 

@@ -56,6 +56,13 @@ def check_id(text: Any, what: str) -> str:
     return text
 
 
+def check_progress(progress: Callable[[str, int], None] | None) -> Callable[[str, int], None] | None:
+    """Return what is told how far a chore is, or None: checked before the chore begins, not when it first tells."""
+    if progress is not None and not callable(progress):
+        raise refuse("progress", "what can be called with a word and a count, or None", progress)
+    return progress
+
+
 def refuse(path: str, wanted: str, value: object) -> Invalid:
     """Return the error that says what a field has to be."""
     shown = _shown(value) if value is None or isinstance(value, str | int | float) else type(value).__name__

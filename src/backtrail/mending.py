@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from backtrail.arguments import check_progress
 from backtrail.engine import log, pins, repairing, verifying
 from backtrail.errors import Corrupt, Unavailable
 from backtrail.reports import Damage, Salvage, VerifyReport
@@ -28,6 +29,7 @@ _MENDED: Final = (
 
 def verify(engine: Engine, *, repair: bool, resume: bool, progress: Callable[[str, int], None] | None) -> VerifyReport:
     """Read and check everything; repair it, if that is asked for."""
+    check_progress(progress)
     heads = engine.desk.heads
     backend = heads.backend
     if repair and backend.read_only:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from backtrail.agents import current
+from backtrail.arguments import check_progress
 from backtrail.engine import journal, pins, upkeep
 from backtrail.engine.codec import Decoder
 from backtrail.engine.paths import Path
@@ -36,6 +37,7 @@ _RUNS: Final = ("run", journal.SPACE)
 
 def migrate(engine: Engine, progress: Callable[[str, int], None] | None) -> MigrateReport:
     """Save anew the heads of all threads whose states are of older versions."""
+    check_progress(progress)
     newest = _newest(engine.types)
     count = migrated = 0
     failed: list[tuple[str, str, str]] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from backtrail.arguments import check_id, check_ids
+from backtrail.arguments import check_id, check_ids, check_progress
 from backtrail.backends.port import Copyable
 from backtrail.engine import exporting, importing
 from backtrail.engine.archive_reader import Archive
@@ -29,6 +29,7 @@ def export(
     engine: Engine, path: Any, *, threads: Any = None, agent: Any = None, since: Any = None, progress: Progress = None
 ) -> ExportReport:
     """Write a store, or a part of it, to a new file."""
+    check_progress(progress)
     if threads is not None and agent is not None:
         raise Invalid("say threads=, or agent=, not both", code="invalid.argument")
     scope = exporting.Scope(
@@ -41,6 +42,7 @@ def export(
 
 def import_(engine: Engine, path: Any, progress: Progress) -> ImportReport:
     """Make what is in a file part of a store."""
+    check_progress(progress)
     heads = _outside(engine)
 
     def writing(what: str, count: int) -> None:
@@ -61,6 +63,7 @@ def check(path: Any, progress: Progress) -> None:
 
 def backup(engine: Engine, path: Any, progress: Progress) -> int:
     """Copy a store to a new file of its own kind; return its size in bytes."""
+    check_progress(progress)
     backend = _outside(engine).backend
     if not isinstance(backend, Copyable):
         raise Invalid(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from backtrail.arguments import check_id, check_ids
+from backtrail.arguments import check_id, check_ids, check_progress
 from backtrail.engine import retention, upkeep
 from backtrail.engine.trying import Key
 from backtrail.errors import Corrupt, Invalid, NotFound
@@ -32,6 +32,7 @@ def prune(
     progress: Callable[[str, int], None] | None = None,
 ) -> PruneReport:
     """Prune the threads of some name spaces: all, those of an agent, or those of these ids."""
+    check_progress(progress)
     heads = engine.desk.heads
     rules = rules_of(policy, heads.clock())
     account = Account(rules, dry_run=dry_run)

@@ -13,6 +13,7 @@ from backtrail.engine.heads import Options, Standing
 from backtrail.engine.schema import Types
 from backtrail.engine.watching import AllThreads, Watch
 from backtrail.errors import Invalid, NotFound
+from backtrail.fields import check_progress
 from backtrail.listing import ASIDE, SPACES, THREAD, known, listed, place_of, space_of, uid_of
 from backtrail.threads import Thread
 from backtrail.urls import backend_at, default_url
@@ -288,14 +289,15 @@ class Store:
             search.Where(kind, agent, threads),
             after=None if after is None else search.place_of(check_cursor(after)),
             limit=min(check_count(limit, "limit"), sys.maxsize),
-            progress=progress,
+            progress=check_progress(progress),
         )
 
     def reindex(self, *, progress: Callable[[str, int], None] | None = None) -> None:
         """Make the index of `search` anew, from what is stored."""
+        told = check_progress(progress)
         heads = self._engine.desk.heads
         heads.backend.forget_index()
-        indexing.catch_up(heads, progress=progress)
+        indexing.catch_up(heads, progress=told)
 
     # -- several at once --------------------------------------------------------------------------------
 
@@ -364,7 +366,7 @@ class Store:
         from backtrail.engine import upkeep  # noqa: PLC0415
         from backtrail.reports import GcReport  # noqa: PLC0415
 
-        return GcReport(*upkeep.collect(self._engine.desk.heads, progress, erase=erase))
+        return GcReport(*upkeep.collect(self._engine.desk.heads, check_progress(progress), erase=erase))
 
     def prune(
         self,

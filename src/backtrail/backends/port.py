@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
 REMOVED = ": a repair removes them for good"
 """What `check` says behind what `mend` removes."""
+JUMP = 1 << 20
+"""No more rows than these are taken to have been lost behind the newest: else it is what says so that is damaged."""
 
 
 class Row(NamedTuple):
@@ -465,7 +467,15 @@ class Backend(Protocol):
     def mend(self) -> None:
         """Mend what `check` finds, from what is there; what cannot be had back is given up for good.
 
+        Where a thread itself says that its newest row is lost, one that is not sound is put in its place, unless it
+        would be more than `JUMP` away: it is found damaged then, and its seq is not given again.
         `Corrupt`, and nothing has changed, if that cannot be done in place. Not in a group.
+        """
+
+    def last_seq(self, thread: int) -> int:
+        """Return the highest seq that a thread has had, by what is kept beside its rows; 0 if nothing tells.
+
+        It is never above that of the newest row, unless that is lost: the index tells (`as_of`), or what else there is.
         """
 
     def recall(self, name: str) -> int:

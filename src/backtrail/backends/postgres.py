@@ -374,6 +374,10 @@ class PostgresBackend:
         self._refuse_in_group()
         self._write(lambda session: session.script(Checks(self._place.quoted).mending, seconds=None))
 
+    def last_seq(self, thread: int) -> int:
+        found = self._read(self._sql.last_seq, thread)
+        return int(found[0][0]) if found else 0
+
     def recall(self, name: str) -> int:
         ((value,),) = self._read(self._sql.recall, name)
         return int(value)

@@ -2,16 +2,32 @@
 
 PostgreSQL itself answers for its pages and indexes (`pg_amcheck` looks into them). What is looked at here is what the
 tables say of each other: a thread repeats its newest row, so that threads are listed without reading rows.
+
+If that row is lost, the thread is all that knows of it. Then a row is put there that says what the thread says of it,
+and is not sound: it is found damaged, as the lost one is, and nobody gets its seq.
 """
 
 # ruff: noqa: S608 - what the statements are made of are constants of this package, and a quoted name
 
 from __future__ import annotations
 
+from typing import Final
+
 from backtrail.backends.columns import MAX_SEQ
-from backtrail.backends.port import REMOVED
+from backtrail.backends.port import JUMP, REMOVED, Row
 from backtrail.backends.postgres_session import Statement
-from backtrail.backends.postgres_tables import SECOND
+from backtrail.backends.postgres_tables import COLUMNS, LETTERS, SECOND
+
+_SAID: Final = {
+    "seq": "t.newest",
+    "created_at": "t.updated_at",
+    "head": "CASE WHEN t.alive THEN t.newest ELSE 0 END",
+    "op": "-1",
+    "label": "NULL",
+}
+"""What a thread t says of its newest row, and that nothing else is known of it."""
+_NOTHING: Final = {"i": "0", "b": "''", "o": "false"}
+_ROW: Final = [_SAID.get(name, _NOTHING[letter]) for name, letter in zip(Row._fields, LETTERS, strict=True)]
 
 
 class Checks:
@@ -53,11 +69,16 @@ class Checks:
                 f"SELECT count(*) FROM {schema}.thread t JOIN ({newest}) n ON n.thread = t.no WHERE {differs}"
             )
         }
+        lost = f"""
+            INSERT INTO {schema}.row (thread, {", ".join(COLUMNS)}) SELECT t.no, {", ".join(_ROW)}
+            FROM {schema}.thread t JOIN ({newest}) n ON n.thread = t.no
+            WHERE t.newest > n.seq AND t.newest <= least(n.seq + {JUMP}, {MAX_SEQ})"""
         deleted = [f"DELETE FROM {schema}.{table} x WHERE {condition}" for table, condition in astray.values()]
         self.mending = ";\n".join(
             [
                 f"LOCK TABLE {schema}.thread IN SHARE ROW EXCLUSIVE MODE",
                 *deleted,
+                lost,
                 f"""
                 UPDATE {schema}.thread t SET newest = n.seq, updated_at = n.created_at,
                     second = n.created_at / {SECOND}, alive = n.head > 0

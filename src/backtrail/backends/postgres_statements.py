@@ -50,6 +50,12 @@ class Statements:
         self.chunk_page = Statement(
             f"SELECT digest, epoch FROM {schema}.chunk WHERE digest > $1 ORDER BY digest LIMIT $2", "bi"
         )
+        self.last_seq = Statement(
+            f"""
+            SELECT greatest(t.newest, i.as_of) FROM {schema}.thread t LEFT JOIN {schema}.indexed i ON i.thread = t.no
+            WHERE t.no = $1""",
+            "i",
+        )
         self.recall = Statement(f"SELECT coalesce((SELECT value FROM {schema}.meta WHERE name = $1), 0)", "t")
         self.note = Statement(
             f"INSERT INTO {schema}.meta VALUES ($1, $2) ON CONFLICT (name) DO UPDATE SET value = excluded.value", "ti"

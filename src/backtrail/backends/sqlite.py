@@ -415,6 +415,9 @@ class SqliteBackend:
         with self._transaction() as connection:
             sqlite_check.mend(connection, self.path)
 
+    def last_seq(self, thread: int) -> int:
+        return self.indexed(thread).as_of
+
     def recall(self, name: str) -> int:
         with self._guard as connection:
             return sqlite_upkeep.recall(connection, name)

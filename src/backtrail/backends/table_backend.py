@@ -449,6 +449,9 @@ class TableBackend:
     def mend(self) -> None:
         self._refuse_in_group()
 
+    def last_seq(self, thread: int) -> int:
+        return self.indexed(thread).as_of
+
     def recall(self, name: str) -> int:
         with self._read() as tables:
             return tables.meta.get(name, 0)

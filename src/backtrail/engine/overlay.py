@@ -418,6 +418,9 @@ class Overlay:
     def mend(self) -> None:
         raise _outside()
 
+    def last_seq(self, thread: int) -> int:
+        raise _outside()
+
     def recall(self, name: str) -> int:
         raise _outside()
 

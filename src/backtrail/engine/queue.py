@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeVar
 from backtrail.backends.port import Undone
 from backtrail.engine import owner, pace
 from backtrail.errors import Error, Unavailable
+from backtrail.fields import check_progress
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -299,6 +300,7 @@ class Crew:
         self, work: Callable[[Callable[[str, int], None]], T], progress: Callable[[str, int], None] | None
     ) -> T:
         """Do something long that tells how far it is, in the event loop, and stops there if its task is cancelled."""
+        check_progress(progress)
         loop = asyncio.get_running_loop()
 
         def tell(what: str, count: int) -> None:

@@ -6,8 +6,10 @@ that makes the checkpoint the head which was that last, and can be read. A run w
 its journal says. Of an agent: its checkpoints let go of what is lost. Damaged chunks are removed, so that whoever saves
 the same content puts them again.
 
-What is sound is not written to. Each step is one write, made on the condition that nobody else wrote meanwhile, and a
-repair that was interrupted is gone on with by another one.
+What is sound is not written to. What was found may be long ago, and others may have put again what was missing: each
+thread, and each chunk, is looked at again just before something is done about it, and only what is still wrong is given
+up. Each step is one write, made on the condition that nobody else wrote meanwhile, and a repair that was interrupted is
+gone on with by another one.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from backtrail.engine.writes import Proposal, Writes
 from backtrail.errors import Conflict, Corrupt, NotFound, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from backtrail.backends.port import Row, ThreadRecord
     from backtrail.engine.heads import Heads
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     Progress = Callable[[str, int], None] | None
 
 _TRIES: Final = 20
-_ANY_EPOCH: Final = 1 << 62
+_PAGE: Final = 500
 _AUTOMATIC: Final = log.AUTOMATIC
 _RECORDED_ANEW: Final = "agent {!r}: how its threads stand is recorded anew, and restores of it can no longer be undone"
 
@@ -96,7 +98,10 @@ def _steps_for(held: Held) -> Iterator[str]:
 
 
 def repair(heads: Heads, findings: Findings, progress: Progress = None, *, reindex: bool = False) -> None:
-    """Give up what is lost, and make the rest stand; `reindex` as for `steps`."""
+    """Give up what is still lost, and make the rest stand; `reindex` as for `steps`.
+
+    Of a thread, more may be lost by now than was found: that is named in the findings then, as all that is given up.
+    """
     heads = heads.anew()
     count = itertools.count(1)
 
@@ -106,22 +111,50 @@ def repair(heads: Heads, findings: Findings, progress: Progress = None, *, reind
             progress("repairs", done)
 
     if findings.chunks:
-        heads.backend.remove_chunks(findings.chunks, _ANY_EPOCH)
+        _remove(heads, findings.chunks)
         told()
-    for ailing in findings.ailing:
-        _Thread(heads, ailing).repair()
+    given_up: list[Ailing] = []
+    more = False
+    for found in findings.ailing:
+        ailing = _Thread(heads, found.record).repair()
+        if ailing is not None:
+            more = more or not ailing.lost.keys() <= found.lost.keys()
+            found.lost = ailing.lost | found.lost
+            given_up.append(ailing)
         told()
-    lost = {(each.record.space, each.record.name): each.lost for each in findings.ailing}
-    behind = {each.record.no for each in findings.ailing if each.head_lost}
-    ailing_or_held = [each.record for each in findings.ailing] + [each.record for each in findings.held]
+    lost = {(each.record.space, each.record.name): each.lost for each in given_up}
+    behind = {each.record.no for each in given_up if each.head_lost}
+    held = holdings.check(heads, lost) if more else findings.held
+    ailing_or_held = [each.record for each in given_up] + [each.record for each in held]
     for record in {record.no: record for record in ailing_or_held}.values():
         if record.space == pins.SPACE:
             _Agent(heads, record, lost).repair(stand_anew=record.no in behind)
             told()
-    _let_go(heads, findings.ailing)
+    _let_go(heads, given_up)
     if findings.misindexed or reindex:
         heads.backend.forget_index()
         indexing.catch_up(heads, progress=progress)
+
+
+def _remove(heads: Heads, found: Sequence[bytes]) -> None:
+    """Remove those of these chunks that are still damaged, until each is gone or sound.
+
+    A new epoch is begun before they are looked at, and what was put or touched in it stays: so a chunk that was removed
+    and put again since the look is not taken. One that is still damaged and was touched since, by a writer who relies
+    on it, is met by the next look, under the next epoch. What that writer saved then misses a chunk, where it had a
+    damaged one: who reads it, and the next `verify`, is told, and it is whole again once somebody saves the same.
+    Whoever comes to commit after the removal finds the chunk missing, and puts it.
+    """
+    for start in range(0, len(found), _PAGE):
+        page = found[start : start + _PAGE]
+        for _ in range(_TRIES):
+            epoch = heads.backend.next_epoch()
+            page = verifying.damaged_chunks(heads, page)
+            if not page:
+                break
+            heads.backend.remove_chunks(page, epoch)
+        else:
+            raise Unavailable("damaged chunks are relied on without pause", code="unavailable.contended")
 
 
 def _let_go(heads: Heads, ailing: list[Ailing]) -> None:
@@ -136,27 +169,25 @@ def _let_go(heads: Heads, ailing: list[Ailing]) -> None:
 class _Thread:
     """Repairs one thread."""
 
-    def __init__(self, heads: Heads, ailing: Ailing) -> None:
+    def __init__(self, heads: Heads, record: ThreadRecord) -> None:
         self._heads = heads
-        self._record = ailing.record
-        self._ailing = ailing
+        self._record = record
 
-    def repair(self) -> None:
-        """Do it; if somebody writes meanwhile, on what is there then."""
+    def repair(self) -> Ailing | None:
+        """Look at it, and do what is to be done, which is returned; if somebody writes meanwhile, once more."""
         for _ in range(_TRIES):
-            try:
-                self._once(self._ailing)
-            except (Stale, Vanished):
-                pass
-            else:
-                if self._record.space == journal.SPACE and self._ailing.head_lost:
-                    with suppress(Conflict):  # somebody has taken the run meanwhile
-                        remnants.let_go(self._heads, self._record)
-                return
-            ailing, _ = verifying.look_at(self._heads.anew(), self._record, set())
+            self._heads = self._heads.anew()
+            ailing, _ = verifying.look_at(self._heads, self._record, set())
             if ailing is None:
-                return
-            self._ailing = ailing
+                return None
+            try:
+                self._once(ailing)
+            except (Stale, Vanished):
+                continue
+            if self._record.space == journal.SPACE and ailing.head_lost:
+                with suppress(Conflict):  # somebody has taken the run meanwhile
+                    remnants.let_go(self._heads, self._record)
+            return ailing
         raise Unavailable(f"thread {self._record.name!r} is written to without pause", code="unavailable.contended")
 
     def _once(self, ailing: Ailing) -> None:

@@ -14,13 +14,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from backtrail.backends.port import JUMP
 from backtrail.engine import holdings, indexing, journal, log, pins, remnants, upkeep
 from backtrail.engine.nodes import check_chunk
 from backtrail.engine.reading import Reading, read_below
 from backtrail.errors import Corrupt, Error, NotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterator
+    from collections.abc import Callable, Container, Iterator, Sequence
 
     from backtrail.backends.port import Row, ThreadRecord
     from backtrail.engine.heads import Heads
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 _PAGE: Final = 500
 _LOOKS: Final = 5
 """A thread that is written to while it seems to be damaged is looked at again, so many times."""
-_JUMP: Final = 1 << 20
-"""No more rows than these are taken to have been lost behind the newest: else it is the index that is damaged."""
 _NOTED: Final = "verified"
 _NOTE_SECONDS: Final = 10.0
 _PREFIX: Final = 3
@@ -315,13 +314,13 @@ class _Walk:
                 ailing.head_lost = True
 
     def _see_last(self) -> None:
-        """See whether there was a newer row: the index of search says up to which it knows the thread."""
-        seen = self._heads.backend.indexed(self._record.no).as_of
+        """See whether there was a newer row: what is kept beside the rows says up to which it knows the thread."""
+        seen = self._heads.backend.last_seq(self._record.no)  # first: what others add meanwhile is not taken for lost
         newest = self._heads.backend.newest(self._record.no)
-        if newest is not None and newest.seq < seen <= newest.seq + _JUMP:
+        if newest is not None and newest.seq < seen <= newest.seq + JUMP:
             ailing = self._ailing
             ailing.last, ailing.head_lost = seen, True
-            ailing.lost[seen] = "it was the newest row, as the index of search knows, and is missing"
+            ailing.lost[seen] = "it was the newest row, as is known beside the rows, and is missing"
 
     def _can_be_read(self, row: Row) -> bool:
         try:
@@ -402,14 +401,18 @@ def _look_at_chunks(heads: Heads, findings: Findings, good: set[bytes], note: No
     after = note.chunk
     while page := heads.backend.chunk_page(after, _PAGE):
         unread = [digest for digest, _ in page if digest not in good]
-        chunks = heads.backend.chunks(unread)
-        damaged = [digest for digest, stored in chunks.items() if not _is_good(digest, stored)]
+        damaged = damaged_chunks(heads, unread)
         findings.chunks += damaged
         after = page[-1][0]
         count += len(page)
         note.passed(after, sound=not damaged)
         if progress:
             progress("chunks", count)
+
+
+def damaged_chunks(heads: Heads, digests: Sequence[bytes]) -> list[bytes]:
+    """Return which of these chunks are there, and are not what their digests say."""
+    return [digest for digest, stored in heads.backend.chunks(digests).items() if not _is_good(digest, stored)]
 
 
 def _is_good(digest: bytes, stored: bytes) -> bool:

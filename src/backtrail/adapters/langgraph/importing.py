@@ -19,6 +19,7 @@ from backtrail.adapters.langgraph import books, pending
 from backtrail.adapters.langgraph.classes import all_of
 from backtrail.adapters.langgraph.decoding import Decoder, Undecodable, metadata_of
 from backtrail.adapters.langgraph.places import Place, label_of
+from backtrail.arguments import check_progress
 from backtrail.errors import Conflict, Corrupt, Invalid, NotFound, Unavailable
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ def import_database(
     `types` are the classes of yours that channels hold, as for `BacktrailSaver`. A thread that holds others, that is
     damaged, or that has gone on in the store since it came, is skipped, and named in the report.
     """
+    check_progress(progress)
     whole = came = 0
     skipped: list[Skipped] = []
     known = all_of(types)

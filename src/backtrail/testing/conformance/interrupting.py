@@ -13,7 +13,7 @@ from backtrail import AgentState, Conversation, Invalid, Message
 from backtrail.engine import pins, verifying
 from backtrail.testing.chunks import small_chunks
 from backtrail.testing.conformance.base import Suite, fill, messages
-from backtrail.testing.conformance.repairing import DAMAGE, column, loaded, payload
+from backtrail.testing.conformance.repairing import DAMAGE, column, loaded, payload, stored
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -171,6 +171,36 @@ class Interrupting(Suite):
         assert refused == ["invalid.progress"] * 6 * (chore == "import")
         assert store.verify().ok
 
+    @pytest.mark.parametrize("chore", [*CHORES, "search"])
+    def test_what_cannot_be_told_of_progress_is_refused_before_anything_is_done(
+        self, store: Store, tmp_path: Path, chore: str
+    ) -> None:
+        _more_to_do(store, 1)
+        store.export(tmp_path / "sound")
+        store.search("hello")
+        fill(store.thread("t"), 2)
+        column("thread", "t")(store)
+        there, before = sorted(tmp_path.iterdir()), _all_of(store)
+        wrong: Any = 5
+        calls: dict[str, Callable[[], object]] = {
+            "verify": lambda: store.verify(progress=wrong),
+            "repair": lambda: store.verify(repair=True, progress=wrong),
+            "gc": lambda: store.gc(progress=wrong),
+            "prune": lambda: store.prune(keep_last=1, progress=wrong),
+            "reindex": lambda: store.reindex(progress=wrong),
+            "migrate": lambda: store.migrate(progress=wrong),
+            "export": lambda: store.export(tmp_path / "new", progress=wrong),
+            "import": lambda: store.import_(tmp_path / "sound", progress=wrong),
+            "copy": lambda: backtrail.copy(store, tmp_path / "copy.db", progress=wrong),
+            "backup": lambda: store.backup(tmp_path / "copy.db", progress=wrong),
+            "search": lambda: store.search("hello", progress=wrong),
+        }
+        with pytest.raises(Invalid, match="progress is what can be called") as caught:
+            calls[chore]()
+        assert caught.value.code == "invalid.argument"
+        assert sorted(tmp_path.iterdir()) == there
+        assert _all_of(store) == before
+
     def _stopped(self, store: Store, path: Path, chore: str, at: int) -> bool:
         """Do the chore, stopped at that sign of life; then look at the store, and do it to its end."""
         assert at < ENOUGH
@@ -254,6 +284,13 @@ def _more_to_do(store: Store, at: int) -> None:
     store.thread("gone").save({"messages": messages(3, start=1000 + at)})
     store.thread("gone").delete()
     thread.prune(keep_last=3)
+
+
+def _all_of(store: Store) -> Any:
+    """Return all rows, chunks and lists of the index."""
+    backend = store._backend  # noqa: SLF001
+    lists = {no: backend.indexed(no) for no in backend.thread_numbers(0, 100)}
+    return stored(store), backend.chunk_page(b"", 100), lists, backend.marked(0, 100)
 
 
 class Resuming(Suite):

@@ -1,21 +1,29 @@
 """Salvaging: what goes on beside damage, and what comes of it after a repair.
 
-Nothing goes by what is damaged; no id is given twice, and no call is made again that a checkpoint knows of.
+Nothing goes by what is damaged; no id is given twice, and no call is made again that a checkpoint knows of. What others
+have put again while a repair looked for damage is not given up.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 
-from backtrail import Message, Policy
+from backtrail import AgentState, Conversation, Message, Policy
+from backtrail.backends.port import Batch
+from backtrail.engine import log
 from backtrail.testing.conformance.base import Suite, fill, messages
 from backtrail.testing.conformance.repairing import _row as row_of
-from backtrail.testing.conformance.repairing import column, furnish, lost_newest, stored, wrong_time
+from backtrail.testing.conformance.repairing import column, furnish, lost_newest, payload, stored, wrong_time
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from backtrail import Store
+
+_LARGE = {"messages": messages(200)}
 
 
 class Salvaging(Suite):
@@ -91,6 +99,144 @@ class Salvaging(Suite):
         assert store.verify().faults == ("thread 't': the time at which it was made is damaged",)
         store.verify(repair=True)
         assert store.info("t") == before
+
+    # -- beside others ------------------------------------------------------------------------------
+
+    def test_a_chunk_that_others_put_again_is_not_removed(self, store: Store) -> None:
+        store.thread("a").save(_LARGE)
+        store.thread("a").delete()
+        _damage_chunk(store)
+
+        def others() -> None:
+            store.gc()
+            store.thread("b").save(_LARGE)
+
+        report = store.verify(repair=True, progress=_once("chunks", others))
+        assert len(report.chunks) == 1
+        assert store.thread("b").load().state == _LARGE
+        assert store.verify().ok
+
+    def test_a_chunk_that_is_put_again_after_the_last_look_at_it_is_not_removed(self, store: Store) -> None:
+        store.thread("a").save(_LARGE)
+        store.thread("a").delete()
+        digest, sound = _damage_chunk(store)
+
+        def others() -> None:
+            store._backend.remove_chunks([digest], 1 << 40)  # noqa: SLF001 - as a collection would
+            store._backend.commit(Batch(chunks=((digest, sound),)))  # noqa: SLF001
+
+        with _before_removal(store, others):
+            store.verify(repair=True)
+        assert store._backend.chunks([digest]) == {digest: sound}  # noqa: SLF001
+        assert store.verify().ok
+
+    def test_a_damaged_chunk_that_a_writer_relies_on_meanwhile_is_removed_all_the_same(self, store: Store) -> None:
+        """What was saved on it is known to be lost, and had back by saving the same."""
+        store.thread("a").save(_LARGE)
+        store.thread("a").delete()
+        digest, _ = _damage_chunk(store)
+        with _before_removal(store, lambda: store.thread("b").save(_LARGE)):
+            store.verify(repair=True)
+        assert not store._backend.present([digest])  # noqa: SLF001
+        assert [damage.thread_id for damage in store.verify().damaged] == ["b"]
+        store.thread("c").save(_LARGE)
+        assert store.verify().ok
+        assert store.thread("b").load().state == store.thread("c").load().state == _LARGE
+
+    def test_a_checkpoint_that_loads_again_is_not_given_up(self, store: Store) -> None:
+        thread = store.thread("a")
+        made = thread.save(_LARGE)
+        fill(thread, 2)
+        _remove_chunk(store)
+        rows = stored(store)
+        report = store.verify(repair=True, progress=_once("chunks", lambda: store.thread("b").save(_LARGE)))
+        assert [damage.checkpoint_id for damage in report.damaged] == [made.id]
+        assert stored(store).items() >= rows.items()
+        assert store.thread("a").load(made.id).state == _LARGE
+        assert store.verify().ok
+
+    def test_only_what_is_still_lost_of_a_thread_is_given_up(self, store: Store) -> None:
+        thread = store.thread("a")
+        made = [thread.save(_LARGE), *fill(thread, 3)]
+        payload("thread", "a", 3)(store)
+        _remove_chunk(store)
+        report = store.verify(repair=True, progress=_once("chunks", lambda: store.thread("b").save(_LARGE)))
+        assert {damage.checkpoint_id for damage in report.damaged} >= {made[0].id, made[2].id}
+        left = [checkpoint.id for checkpoint in store.thread("a").history()]
+        assert made[0].id in left
+        assert made[2].id not in left
+        assert store.thread("a").load(made[0].id).state == _LARGE
+        assert store.verify().ok
+
+    def test_what_is_lost_by_the_time_of_the_repair_is_named_and_let_go_of(self, store: Store) -> None:
+        furnish(store)
+        store.conversations.append("c", Message.user("more"))
+        column("conversation", "c")(store)
+        lost = row_of(store, "conversation", "c", 1)
+        report = store.verify(repair=True, progress=_once("chunks", lambda: payload("conversation", "c", 1)(store)))
+        assert log.checkpoint_id(lost[0].uid, 1) in {damage.checkpoint_id for damage in report.damaged}
+        assert store.verify().ok
+        assert [each.conversations for each in store.agents.checkpoints("a")] == [1, 1]
+
+    def test_agents_checkpoints_hold_what_loads_again(self, store: Store) -> None:
+        said = [Message.user(f"{n} {'word ' * 60}") for n in range(200)]
+        store.agents.save(AgentState("a", "Ada", "a-model"))
+        store.conversations.save(Conversation("a", id="c", messages=said))
+        first = store.agents.checkpoint("a", "first")
+        store.conversations.delete("c")
+        _remove_chunk(store)
+        rows = stored(store)
+
+        def others() -> None:
+            store.conversations.save(Conversation("a", id="d", messages=said))
+
+        report = store.verify(repair=True, progress=_once("chunks", others))
+        assert {damage.kind for damage in report.damaged} == {"conversation", "checkpoint"}
+        assert stored(store).items() >= rows.items()
+        assert store.verify().ok
+        store.gc()
+        store.agents.restore(first.id)
+        assert store.conversations.load("c").messages == said
+
+
+def _chunk(store: Store) -> tuple[bytes, bytes]:
+    ((digest, _), *_) = store._backend.chunk_page(b"", 1)  # noqa: SLF001
+    return digest, store._backend.chunks([digest])[digest]  # noqa: SLF001
+
+
+def _remove_chunk(store: Store) -> tuple[bytes, bytes]:
+    digest, sound = _chunk(store)
+    assert store._backend.remove_chunks([digest], 1 << 40) > 0  # noqa: SLF001
+    return digest, sound
+
+
+def _damage_chunk(store: Store) -> tuple[bytes, bytes]:
+    digest, sound = _remove_chunk(store)
+    store._backend.commit(Batch(chunks=((digest, b"\0damaged"),)))  # noqa: SLF001
+    return digest, sound
+
+
+def _once(when: str, others: Callable[[], object]) -> Callable[[str, int], None]:
+    """Return what lets others do something the first time that it is told of this."""
+    done: list[str] = []
+
+    def progress(what: str, _: int) -> None:
+        if what == when and not done:
+            done.append(what)
+            others()
+
+    return progress
+
+
+def _before_removal(store: Store, others: Callable[[], object]) -> Any:
+    """Let others do something just before chunks are removed, once."""
+    remove, turn = store._backend.remove_chunks, _once("removal", others)  # noqa: SLF001
+
+    def removing(digests: Sequence[bytes], before_epoch: int) -> int:
+        turn("removal", 1)
+        return remove(digests, before_epoch)
+
+    return mock.patch.object(store._backend, "remove_chunks", removing)  # noqa: SLF001
 
 
 def _paying(store: Store, made: list[int], until: int, *, ends: bool = False) -> None:
