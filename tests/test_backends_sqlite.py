@@ -15,6 +15,7 @@ from pathlib import Path
 import apsw
 import pytest
 
+import backtrail
 from backtrail.backends import sqlite_commit, sqlite_connection, sqlite_schema, sqlite_standings
 from backtrail.backends.port import Batch, NewThread, Row, Stale
 from backtrail.backends.sqlite import SqliteBackend
@@ -196,6 +197,11 @@ class TestOpening:
         with raises(Invalid, "invalid.store"):
             SqliteBackend(tmp_path, read_only=read_only)
         assert list(tmp_path.iterdir()) == []
+
+    def test_a_directory_that_is_a_store_in_files_is_named_as_that(self, tmp_path):
+        backtrail.open(tmp_path.as_uri()).close()
+        with pytest.raises(Invalid, match=f"say {tmp_path.as_uri()}$"):
+            SqliteBackend(tmp_path)
 
     @pytest.mark.parametrize("read_only", [False, True])
     @pytest.mark.parametrize("text", [b"x", b"hello\n" * 1000, bytes(4096), b"SQLite format 3\0" + bytes(100)])

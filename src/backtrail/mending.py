@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 
 _MENDED: Final = (
-    "what is wrong with files, tables and indexes is mended, and what belongs to nothing is removed for good"
+    "what is wrong with files, tables and indexes is mended, and what belongs to nothing is removed for good; "
+    "if that cannot be done in place, nothing is changed"
 )
 
 

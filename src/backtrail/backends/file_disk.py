@@ -104,5 +104,5 @@ def translated(error: OSError, path: object) -> Error:
     if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
         return Invalid(f"{reason}: name another place", code="invalid.store")
     if error.errno == errno.EROFS:
-        return Unavailable(f"{reason}: it can only be read: open it for writing", code="unavailable.read_only")
+        return Unavailable(f"{reason}: open the store with read_only=True, or elsewhere", code="unavailable.read_only")
     return Unavailable(f"{reason}: the disk or its file system fails: try again, or elsewhere", code="unavailable.io")

@@ -246,7 +246,10 @@ class SharedTables(TableBackend):
                 self._unreachable = end if end is not None and end.number > log.number else None
                 self._whole = True
         except FileNotFoundError as error:
-            raise Corrupt(f"{error.filename}: is missing, and counts", code="corrupt.store") from error
+            raise Corrupt(
+                f"{error.filename}: is missing, and the store needs it: put it back, or restore a backup",
+                code="corrupt.store",
+            ) from error
         except OSError as error:
             raise translated(error, self.path) from error
         return log

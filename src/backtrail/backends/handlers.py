@@ -29,7 +29,9 @@ def refuse_within(backend: object) -> None:
         if os.path.dirname(file) == _HERE:  # noqa: PTH120
             if outside and frame.f_locals.get("self") is backend:
                 raise Unavailable(
-                    "this thread is using the store already: let that end first", code="unavailable.locked"
+                    "a signal handler uses the store in the middle of a call of its own thread: let it set a flag, "
+                    "and save when that call has ended",
+                    code="unavailable.locked",
                 )
         elif file != contextlib.__file__:
             outside = True  # what is beneath has called what called this

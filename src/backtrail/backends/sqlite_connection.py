@@ -278,7 +278,12 @@ _MEANINGS: tuple[tuple[type[apsw.Error], type[Error], str, str], ...] = (
     (apsw.LockedError, Unavailable, "unavailable.locked", "another process is writing: try again"),
     (apsw.FullError, Unavailable, "unavailable.full", "free some space and try again"),
     (apsw.IOError, Unavailable, "unavailable.io", "the disk or its file system fails: try again, or elsewhere"),
-    (apsw.ReadOnlyError, Unavailable, "unavailable.read_only", "it can only be read: open it for writing"),
+    (
+        apsw.ReadOnlyError,
+        Unavailable,
+        "unavailable.read_only",
+        "open it with read_only=True, or elsewhere",
+    ),
     (apsw.CantOpenError, Unavailable, "unavailable.open", "check the permissions of the file and its directory"),
     (apsw.CorruptError, Corrupt, "corrupt.store", "the file is damaged: restore a backup"),
     (apsw.NotADBError, Corrupt, "corrupt.store", "the file is damaged: restore a backup"),
@@ -291,7 +296,10 @@ def translated(error: apsw.Error, path: str) -> Error:
     _, kind, code, advice = next(meaning for meaning in _MEANINGS if isinstance(error, meaning[0]))
     if getattr(error, "extendedresult", None) == apsw.SQLITE_IOERR_SHMSIZE:  # there was no room for the WAL's index
         code, advice = "unavailable.full", "free some space and try again"
-    return kind(f"{path}: {error}: {advice}", code=code)
+    reason = str(error)
+    if reason == "not an error":  # SQLite says so where it has no words of its own, as of a backup
+        reason = "the disk is full" if code == "unavailable.full" else "SQLite failed"
+    return kind(f"{path}: {reason}: {advice}", code=code)
 
 
 @contextmanager

@@ -207,6 +207,8 @@ def _size(path: str, *, read_only: bool) -> int:
     except OSError as error:
         raise Unavailable(f"{path}: {error.strerror}", code="unavailable.open") from error
     if stat.S_ISDIR(found.st_mode):
+        if Path(path, "backtrail.store").exists():
+            raise Invalid(f"{path}: is a store in files: say {Path(path).absolute().as_uri()}", code="invalid.store")
         raise Invalid(f"{path}: is a directory: name a file in it", code="invalid.store")
     if not stat.S_ISREG(found.st_mode):
         raise Invalid(f"{path}: is not a regular file: name another", code="invalid.store")

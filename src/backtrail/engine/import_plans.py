@@ -97,7 +97,8 @@ def _require_same_log(
     if there != [op_id] or (near and near != [entry.near_op]):
         raise Conflict(
             f"{record.space} {record.name!r} has gone another way here than in the import"
-            + ("" if there else ", as far as can be told: the rows that would show it were removed"),
+            + ("" if there else ", as far as can be told: the rows that would show it were removed")
+            + "; nothing was imported: import into a new store, or delete it here first",
             code="conflict.import",
             thread=record.name,
             kind=record.space,
