@@ -62,6 +62,59 @@ def test_prune_can_be_narrowed_down(trip_store):
     assert good("prune", "--keep-last", 1, "--agent", "nobody", "--dry-run", "--jsonl").rows == []
 
 
+@pytest.fixture
+def talks(trip_store):
+    """A store in which a thread, a conversation and an agent have the same id."""
+    with backtrail.open(docs.URL) as store:
+        for n in range(3):
+            store.thread("talk").save(n)
+            store.conversations.append("talk", backtrail.Message.user(str(n)), agent_id="talk")
+        store.agents.save(backtrail.AgentState("talk", "Ada", "a-model"))
+    return trip_store
+
+
+def test_prune_asks_which_of_several_things_an_id_means(talks):
+    prune = ("prune", "--keep-last", 1, "--thread", "talk")
+    several = "backtrail: 'talk' is the id of several things: say --kind thread or --kind agent or --kind conversation"
+    assert bad(1, *prune, "--yes") == several
+    rows = good(*prune, "--kind", "conversation", "--yes", "--jsonl").rows
+    assert {(row["kind"], row["thread_id"]) for row in rows} == {("conversation", "talk")}
+    assert len(good("log", "talk", "--kind", "thread", "--jsonl").rows) == 3
+    assert len(good("log", "talk", "--kind", "conversation", "--jsonl").rows) == 1
+    assert bad(3, *prune, "--kind", "run") == "backtrail: there is no run 'talk'; there is conversation 'talk'"
+    assert "--thread" in bad(2, "prune", "--keep-last", 1, "--kind", "run")
+    good("prune", "--keep-last", 1, "--thread", "trip", "--thread", "session-42", "--yes")
+    assert len(good("log", "session-42", "--jsonl").rows) == 1
+
+
+def test_prune_tells_kinds_when_not_all_are_threads(talks):
+    plain = good("prune", "--keep-last", 1, "--thread", "trip", "--dry-run").out
+    assert plain.splitlines()[0].split() == ["CHECKPOINT", "THREAD", "WHY"]
+    assert {
+        row["kind"] for row in good("prune", "--keep-last", 1, "--thread", "trip", "--dry-run", "--jsonl").rows
+    } == {"thread"}
+    table = [row.split()[:4] for row in good("prune", "--keep-last", 1, "--dry-run").out.splitlines()]
+    assert table[0] == ["CHECKPOINT", "KIND", "THREAD", "WHY"]
+    assert {(row[0], *row[2:]) for row in table if row[-1] == "talk"} == {
+        (what, kind, "talk") for what in ("goes", "stays") for kind in ("thread", "conversation")
+    }
+
+
+def test_export_asks_which_of_several_things_an_id_means(talks):
+    several = "backtrail: 'talk' is the id of several things: say --kind thread or --kind conversation"
+    assert bad(1, "export", "one", "--thread", "talk") == several
+    assert not (talks / "one").exists()
+    good("export", "one", "--thread", "talk", "--kind", "conversation")
+    good("import", "one", "--store", "other.db")
+    assert good("stats", "--store", "other.db", "--json").json["threads"] == 0
+    assert good("conversations", "talk", "--store", "other.db", "--jsonl").rows[0]["message_count"] == 3
+    bad(2, "export", "two", "--thread", "talk", "--kind", "agent")
+    bad(2, "export", "two", "--kind", "run")
+    said = "backtrail: there is no thread 'planner'; there is agent 'planner'"
+    assert bad(3, "export", "two", "--thread", "planner") == said
+    assert good("export", "two", "--thread", "trip", "--thread", "session-42", "--json").json["threads"] > 2
+
+
 def test_prune_needs_a_rule(trip_store):
     assert "--keep-last" in bad(2, "prune", "--dry-run")
     bad(2, "prune", "--older-than", "soon")

@@ -8,7 +8,16 @@ import click
 
 from backtrail.cli.facts import progress_in
 from backtrail.cli.output import Column, clean, count, line, say, size
-from backtrail.cli.terms import Duration, agent_option, command, confirm, yes_option
+from backtrail.cli.terms import (
+    Duration,
+    agent_option,
+    command,
+    confirm,
+    find_ids,
+    kind_option,
+    threads_option,
+    yes_option,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -40,7 +49,8 @@ def _number(name: str, what: str) -> Callable[[F], F]:
 @click.option("--keep-tagged/--no-keep-tagged", default=True, show_default=True, help="Keep those that have a tag.")
 @click.option("--keep-labelled/--no-keep-labelled", default=True, show_default=True, help="Keep those with a label.")
 @click.option("--older-than", type=Duration(), metavar="TIME", help="Keep what is not older: 12h, 30d, 8w.")
-@click.option("--thread", "threads", metavar="THREAD", multiple=True, help="Only this one; may be repeated.")
+@threads_option
+@kind_option
 @agent_option
 @click.option("--dry-run", is_flag=True, help="Only say what would go, what stays, and why.")
 @yes_option
@@ -49,6 +59,7 @@ def prune(
     *,
     out: Output,
     threads: tuple[str, ...],
+    kind: str | None,
     agent: str | None,
     dry_run: bool,
     yes: bool,
@@ -66,8 +77,8 @@ def prune(
         raise click.UsageError("say what to keep: --keep-last N, --keep-daily N ..., or --older-than TIME")
     if given.get("older_than") == 0:
         raise click.UsageError("--older-than 0s would keep nothing: say how long things stay")
-    where = {"threads": threads or None, "agent": agent}
     with (session.read if dry_run else session.write)() as store:
+        where = {**find_ids(store, threads, kind), "agent": agent}
         report = _pruned(store, given, where, dry_run=True)
         if out.human:
             _show_plan(out, report, full=dry_run)
@@ -97,24 +108,36 @@ def _told(report: Any) -> Iterator[dict[str, Any]]:
     """Give what goes and what stays, of the threads of which something goes."""
     names = _names(report)
     for checkpoint_id, reason in report.removed:
-        name = names.get(checkpoint_id[8:])
-        yield {"id": checkpoint_id, "thread_id": name, "removed": True, "reasons": [reason]}
-    for checkpoint_id, name, reasons in report.kept:
-        yield {"id": checkpoint_id, "thread_id": name, "removed": False, "reasons": list(reasons)}
+        kind, name = names.get(checkpoint_id[8:], (None, None))
+        yield {"id": checkpoint_id, "thread_id": name, "kind": kind, "removed": True, "reasons": [reason]}
+    for (checkpoint_id, name, reasons), kind in zip(report.kept, report.kinds, strict=True):
+        yield {"id": checkpoint_id, "thread_id": name, "kind": kind, "removed": False, "reasons": list(reasons)}
 
 
-def _names(report: Any) -> dict[str, str]:
-    """Return the threads by what all ids of one end with; each keeps its head, so each is among those that stay."""
-    return {checkpoint_id[8:]: name for checkpoint_id, name, _ in report.kept}
+def _names(report: Any) -> dict[str, tuple[str, str]]:
+    """Return kinds and ids by what all ids of a thread end with; each keeps its head, so each is among what stays."""
+    return {id_[8:]: (kind, name) for (id_, name, _), kind in zip(report.kept, report.kinds, strict=True)}
 
 
 def _show_plan(out: Output, report: Any, *, full: bool) -> None:
-    """Show what goes; `full`: all of it, and what stays beside it."""
-    told = ((each["removed"], each["id"][:8], each["thread_id"] or "", each["reasons"]) for each in _told(report))
-    rows = [("goes" if gone else "stays", id_, name, ", ".join(why)) for gone, id_, name, why in told if gone or full]
-    columns = (Column("", "red"), Column("CHECKPOINT", "yellow"), Column("THREAD"), Column("WHY", wide=True))
-    out.table(columns, rows if full else rows[:_SHOWN])
-    rest = 0 if full else len(rows) - _SHOWN
+    """Show what goes; `full`: all of it, and what stays beside it. Kinds are told if there are others than threads."""
+    several = {*report.kinds} - {"thread"}
+    shown = [each for each in _told(report) if each["removed"] or full]
+    rows = [
+        (
+            "goes" if each["removed"] else "stays",
+            each["id"][:8],
+            *([each["kind"]] if several else []),
+            each["thread_id"],
+            ", ".join(each["reasons"]),
+        )
+        for each in shown[: None if full else _SHOWN]
+    ]
+    kind = [Column("KIND", "dim")] if several else []
+    out.table(
+        (Column("", "red"), Column("CHECKPOINT", "yellow"), *kind, Column("THREAD"), Column("WHY", wide=True)), rows
+    )
+    rest = len(shown) - len(rows)
     if rest > 0:
         say(f"... and {rest:,} more")
     stays = f"{len(report.kept):,} of the same threads stay"

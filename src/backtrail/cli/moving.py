@@ -8,28 +8,39 @@ import click
 
 from backtrail.cli.facts import progress_in
 from backtrail.cli.output import Progress, clean, count, line, say, size
-from backtrail.cli.terms import Failure, Session, agent_option, command
+from backtrail.cli.terms import KINDS, Failure, Session, agent_option, command, find_ids, threads_option
 
 if TYPE_CHECKING:
     from backtrail.cli.output import Output
 
 _SHOWN: Final = 20
+_NAMED: Final = tuple(kind for kind in KINDS if kind != "agent")
+"""What is exported by its id: an agent comes with all that belongs to it, by --agent."""
 
 
 @command(examples=("backtrail export all.backtrail", "backtrail export trip.backtrail --thread trip"))
 @click.argument("file")
-@click.option("--thread", "threads", metavar="THREAD", multiple=True, help="Only this one; may be repeated.")
+@threads_option
+@click.option("--kind", type=click.Choice(_NAMED), help="What the id is the id of.")
 @agent_option
 @click.option("--since", metavar="FILE", help="Only what is new since this earlier export.")
 def export(
-    session: Session, *, out: Output, file: str, threads: tuple[str, ...], agent: str | None, since: str | None
+    session: Session,
+    *,
+    out: Output,
+    file: str,
+    threads: tuple[str, ...],
+    kind: str | None,
+    agent: str | None,
+    since: str | None,
 ) -> None:
     """Write the store to the new file FILE.
 
     As it is now; others may go on writing. The file verifies itself when it is read.
     """
     with session.read() as store, progress_in(store) as progress:
-        report = store.export(file, threads=threads or None, agent=agent, since=since, progress=progress)
+        where = find_ids(store, threads, kind, kinds=_NAMED)
+        report = store.export(file, **where, agent=agent, since=since, progress=progress)
     if out.human:
         held = f"{count(report.threads, 'thread')}, {count(report.checkpoints, 'checkpoint')}"
         line(f"{clean(file)}: {held}, {size(report.bytes)}")

@@ -237,6 +237,9 @@ class ThreadId(click.ParamType):  # type: ignore[type-arg]
 
 
 thread_argument: Final = click.argument("thread", type=ThreadId())
+threads_option: Final = click.option(
+    "--thread", "threads", type=ThreadId(), metavar="THREAD", multiple=True, help="Only this one; may be repeated."
+)
 kind_option: Final = click.option("--kind", type=click.Choice(KINDS), help="What the id is the id of.")
 agent_option: Final = click.option("--agent", metavar="AGENT", help="Only what belongs to this agent.")
 yes_option: Final = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
@@ -339,12 +342,12 @@ def handle(store: Store, kind: str, name: str) -> Thread[Any]:
     return (store.agents if kind == "agent" else store.conversations).thread(name)
 
 
-def look_for(store: Store, name: str, kind: str | None = None) -> Found | None:
+def look_for(store: Store, name: str, kind: str | None = None, *, kinds: Sequence[str] = KINDS) -> Found | None:
     """Return the thread of this id, if there is one; one of several kinds is told apart by `kind`."""
     from backtrail.errors import Invalid
 
     found = []
-    for each in (kind,) if kind else KINDS:
+    for each in (kind,) if kind else kinds:
         info = store.info(name, kind=each)
         if info is None:  # what is not there needs no code that knows about it
             continue
@@ -361,6 +364,16 @@ def look_for(store: Store, name: str, kind: str | None = None) -> Found | None:
 def find_thread(store: Store, name: str, kind: str | None = None) -> Found:
     """Return the thread of this id, or `NotFound`, with what may have been meant."""
     return look_for(store, name, kind) or _missing(store, name, kind)
+
+
+def find_ids(store: Store, names: Sequence[str], kind: str | None, *, kinds: Sequence[str] = KINDS) -> dict[str, Any]:
+    """Return what says to the library which threads have these ids: each has one of these kinds, or `NotFound`."""
+    if not names:
+        if kind is not None:
+            raise click.UsageError("--kind says what the id behind --thread is the id of: say that, too")
+        return {"threads": None, "kind": None}
+    found = {(look_for(store, name, kind, kinds=kinds) or _missing(store, name, kind)).kind for name in names}
+    return {"threads": names, "kind": found.pop() if len(found) == 1 else None}
 
 
 def find_ref(
@@ -420,9 +433,9 @@ def _missing(store: Store, name: str, kind: str | None) -> NoReturn:
 
     from backtrail.errors import NotFound
 
-    there = {info.id for each in KINDS for info in islice(store.threads(kind=each), _NEAR)}
+    there = {info.id: each for each in KINDS for info in islice(store.threads(kind=each), _NEAR)}
     near = get_close_matches(name, there, n=1, cutoff=0.75)
-    hint = f"; there is {near[0]!r}" if near else ""
+    hint = f"; there is {f'{there[name]} ' if name in near else ''}{near[0]!r}" if near else ""
     raise NotFound(f"there is no {kind or 'thread'} {name!r}{hint}", code="not_found.thread")
 
 
