@@ -30,13 +30,32 @@ def test_prune_hides_what_it_says(trip_store, monkeypatch):
     assert [row["step"] for row in good("log", "trip", "--jsonl").rows] == [3, 2]
 
 
-def test_prune_names_threads_that_it_leaves_alone_since_they_are_damaged(trip_store):
-    connection = apsw.Connection("agents.db")
+def lose_head(path="agents.db"):
+    connection = apsw.Connection(path)
     connection.execute("""UPDATE row SET step = step + 9 WHERE key = (
         SELECT max(key) FROM row WHERE key >> 32 = (SELECT no FROM thread WHERE name = CAST('trip' AS BLOB)))""")
     connection.close()
+
+
+def test_prune_names_threads_that_it_leaves_alone_since_they_are_damaged(trip_store):
+    lose_head()
     said = good("prune", "--keep-last", 1, "--dry-run").err
     assert "trip is damaged, and left as it is: `backtrail verify` says more\n" in said
+
+
+def test_hints_name_the_store_that_was_named(trip_store, monkeypatch):
+    monkeypatch.delenv("BACKTRAIL_URL")
+    (trip_store / "agents.db").rename("my agents.db")
+    store = ("--store", "my agents.db")
+    said = good("prune", "--keep-last", 1, "--yes", *store).err
+    assert said.endswith("2 checkpoints hidden; `backtrail gc --store 'my agents.db'` gives the space back\n")
+    lose_head("my agents.db")
+    said = good("prune", "--keep-last", 1, "--dry-run", *store).err
+    assert "`backtrail verify --store 'my agents.db'` says more\n" in said
+    assert "and `backtrail verify --repair --store 'my agents.db'` makes" in bad(5, "show", "trip", *store)
+    files = ("--store", f"file://{trip_store}/my files")
+    good("save", "x", "--yes", *files, stdin="1")
+    assert f"use `backtrail export FILE --store 'file://{trip_store}/my files'` for" in bad(1, "backup", "b", *files)
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def prune(
         where = {**find_ids(store, threads, kind), "agent": agent}
         report = _pruned(store, given, where, dry_run=True)
         if out.human:
-            _show_plan(out, report, full=dry_run)
+            _show_plan(session, out, report, full=dry_run)
         if not dry_run and report.removed:
             confirm(f"Hide {count(len(report.removed), 'checkpoint')}? This cannot be taken back.", yes=yes)
             if not yes and _pruned(store, given, where, dry_run=True).removed != report.removed:
@@ -93,7 +93,7 @@ def prune(
     if not out.human:
         out.values(_told(report))
     elif not dry_run:
-        say(f"{count(len(report.removed), 'checkpoint')} hidden; `backtrail gc` gives the space back")
+        say(f"{count(len(report.removed), 'checkpoint')} hidden; `{session.command('gc')}` gives the space back")
 
 
 def _pruned(store: Any, rules: dict[str, Any], where: dict[str, Any], *, dry_run: bool) -> Any:
@@ -119,7 +119,7 @@ def _names(report: Any) -> dict[str, tuple[str, str]]:
     return {id_[8:]: (kind, name) for (id_, name, _), kind in zip(report.kept, report.kinds, strict=True)}
 
 
-def _show_plan(out: Output, report: Any, *, full: bool) -> None:
+def _show_plan(session: Session, out: Output, report: Any, *, full: bool) -> None:
     """Show what goes; `full`: all of it, and what stays beside it. Kinds are told if there are others than threads."""
     several = {*report.kinds} - {"thread"}
     shown = [each for each in _told(report) if each["removed"] or full]
@@ -143,7 +143,7 @@ def _show_plan(out: Output, report: Any, *, full: bool) -> None:
     stays = f"{len(report.kept):,} of the same threads stay"
     say(f"{count(len(report.removed), 'checkpoint')} of {count(len(_names(report)), 'thread')} would go, {stays}")
     for name in report.damaged:
-        say(f"{name} is damaged, and left as it is: `backtrail verify` says more")
+        say(f"{clean(name)} is damaged, and left as it is: `{session.command('verify')}` says more")
 
 
 @command(examples=("backtrail gc",))

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from backtrail.cli.terms import Failure, Session
+from backtrail.cli.wording import spoken
 
 if TYPE_CHECKING:
     from backtrail.cli.terms import Command
@@ -42,14 +43,6 @@ _SECTIONS: Final[dict[str, dict[str, str]]] = {
 _HOMES: Final = {
     name: module for modules in _SECTIONS.values() for module, names in modules.items() for name in names.split()
 }
-_WORDS: Final = (
-    ("contains=True looks", "--contains looks"),
-    ("schema= is for", "--schema is for"),
-    ("use export(path) for", "use `backtrail export FILE` for"),
-    ("use set()", "use --set"),
-    ("verify(repair=True) makes", "`backtrail verify --repair` makes"),
-    (", or give a tuple of keys and indexes", ""),
-)
 _USAGE: Final = ("invalid.url", "invalid.argument", "invalid.policy", "invalid.option", "invalid.id")
 
 
@@ -76,14 +69,14 @@ class Commands(click.Group):
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise
         except Exception as error:
-            debug = ctx.ensure_object(Session).debug
-            if debug:
+            session = ctx.ensure_object(Session)
+            if session.debug:
                 import traceback
 
                 traceback.print_exc()
             if isinstance(error, Error):
-                raise Failure(_spoken(str(error)), exit_code(error)) from error
-            where = "" if debug else "; --debug shows where"
+                raise Failure(spoken(str(error), session), exit_code(error)) from error
+            where = "" if session.debug else "; --debug shows where"
             raise Failure(f"{type(error).__name__}: {error}{where}") from error
         except KeyboardInterrupt as stop:
             raise Failure("interrupted", 130) from stop
@@ -137,13 +130,6 @@ def main() -> None:
     except BrokenPipeError:  # whoever read it has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(1)
-
-
-def _spoken(text: str) -> str:
-    """Return what the library says, in the words of the command line."""
-    for said, meant in _WORDS:
-        text = text.replace(said, meant)
-    return text
 
 
 def exit_code(error: Error) -> int:

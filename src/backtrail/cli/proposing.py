@@ -12,7 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from backtrail.cli.looking import change_line
-from backtrail.cli.output import clean, count, quoted, say
+from backtrail.cli.output import clean, count, say
 from backtrail.cli.terms import KINDS, confirm, told
 
 if TYPE_CHECKING:
@@ -76,7 +76,8 @@ def tell_back(
     command, *rest = words
     if kind is not None and any(store.info(thread, kind=each) for each in KINDS if each != kind):
         options = (*options, "--kind", kind)
-    said = [*options, *session.words()]
     if any(word.startswith("-") for word in rest):
-        rest, said = [], [*said, "--", *rest]
-    say(f"to take it back: backtrail {' '.join(map(quoted, [command, *rest, *said]))}")
+        told = session.command(command, *options, last=["--", *rest])
+    else:
+        told = session.command(command, *rest, *options)
+    say(f"to take it back: {told}")

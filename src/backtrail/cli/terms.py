@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 import click
 
-from backtrail.cli.output import Output, clean, is_terminal, say
+from backtrail.cli.output import Output, clean, is_terminal, quoted, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -83,12 +83,13 @@ class Session:
             self.read().close()
         return self._open(read_only=False)
 
-    def words(self) -> list[str]:
-        """Return the options that name this store again; a password is left out."""
+    def command(self, *words: str, last: Sequence[str] = ()) -> str:
+        """Return a command about this store, as a shell takes it; a password is left out."""
         from backtrail.urls import shown
 
         said = (("--store", shown(self.url) if self.url else None), ("--schema", self.schema))
-        return [word for option, value in said if value for word in (option, value)]
+        store = [word for option, value in said if value for word in (option, value)]
+        return " ".join(map(quoted, ["backtrail", *words, *store, *last]))
 
     def is_there(self) -> bool:
         """Tell whether there is such a store."""
