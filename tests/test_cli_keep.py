@@ -206,6 +206,38 @@ def test_verify_repairs_what_it_has_shown_after_a_yes(trip_store):
     assert good("verify", "--json").json["ok"]
 
 
+def test_whoever_finds_damage_is_told_what_to_do(trip_store):
+    damage()
+    said = "`backtrail verify --repair --store agents.db` shows what a repair would do, and asks"
+    assert run("verify", "--store", "agents.db").err.splitlines()[-1] == said
+    assert run("verify", "--json").err == ""
+    for stopped in (["gc"], ["export", "all"], ["copy", docs.URL, "copied.db"]):
+        store = [] if stopped[0] == "copy" else ["--store", docs.URL]
+        hint = f"; `backtrail verify --store {docs.URL}` says what is damaged"
+        assert bad(5, *stopped, *store).endswith(hint)
+
+
+def test_a_file_that_is_damaged_is_no_damaged_store(trip_store):
+    good("export", "all")
+    whole = (trip_store / "all").read_bytes()
+    (trip_store / "bad").write_bytes(whole[: len(whole) // 2])
+    assert "verify" not in bad(5, "export", "more", "--since", "bad")
+
+
+def test_what_verify_finds_is_counted(trip_store, monkeypatch):
+    for wrong, told in (
+        ({"misindexed": ("a",)}, "the index of search misses messages of 1 thread"),
+        ({"misindexed": ("a", "b")}, "the index of search misses messages of 2 threads"),
+        ({"chunks": ("00",)}, "1 chunk damaged"),
+        ({"faults": ("a",)}, "1 fault"),
+        ({"faults": ("a",), "chunks": ("0", "1")}, "2 chunks damaged, 1 other fault"),
+    ):
+        report = backtrail.VerifyReport(7, 15, **{"damaged": (), **wrong})
+        monkeypatch.setattr(backtrail.Store, "verify", lambda *_, report=report, **__: report)
+        done = run("verify")
+        assert (done.code, done.out.splitlines()[-1]) == (5, f"7 threads, 15 checkpoints: {told}")
+
+
 def test_a_repair_of_what_is_sound_is_nothing_to_ask_about(trip_store):
     assert good("verify", "--repair").out == "7 threads, 15 checkpoints: all is well\n"
 

@@ -9,6 +9,7 @@ import click
 from backtrail.cli.facts import progress_in
 from backtrail.cli.output import Column, clean, count, line, say, size
 from backtrail.cli.terms import (
+    DAMAGED,
     Duration,
     agent_option,
     command,
@@ -18,6 +19,7 @@ from backtrail.cli.terms import (
     threads_option,
     yes_option,
 )
+from backtrail.cli.wording import spoken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
     from backtrail.reports import VerifyReport
 
 F = TypeVar("F", bound="Callable[..., Any]")
-DAMAGED: Final = 5
 _SHOWN: Final = 20
 """Checkpoints that are shown before a question."""
 
@@ -177,7 +178,7 @@ def verify(ctx: click.Context, session: Session, *, out: Output, repair: bool, y
         report = _verified(store)
         repaired = repair and not report.ok
         if out.human:
-            _show_damage(out, report)
+            _show_damage(session, out, report)
         if repaired:
             for each in report.repairs:
                 say(f"repair: {clean(each)}")
@@ -189,6 +190,8 @@ def verify(ctx: click.Context, session: Session, *, out: Output, repair: bool, y
 
         out.value({"ok": report.ok, **asdict(report)})
     if not report.ok and not repaired:
+        if out.human:
+            say(f"`{session.command('verify', '--repair')}` shows what a repair would do, and asks")
         ctx.exit(DAMAGED)
 
 
@@ -197,18 +200,29 @@ def _verified(store: Any, **options: Any) -> Any:
         return store.verify(progress=progress, **options)
 
 
-def _show_damage(out: Output, report: VerifyReport) -> None:
+def _show_damage(session: Session, out: Output, report: VerifyReport) -> None:
     columns = (Column("DAMAGED", "red"), Column("KIND", "dim"), Column("THREAD", "yellow"))
     out.table(columns, ((each.checkpoint_id, each.kind, each.thread_id) for each in report.damaged))
     for reason in dict.fromkeys(each.reason for each in report.damaged):
-        line(f"damage: {clean(reason)}")
+        line(f"damage: {clean(spoken(reason, session))}")
     for fault in report.faults:
-        line(f"fault: {clean(fault)}")
+        line(f"fault: {clean(spoken(fault, session))}")
     for name in report.misindexed:
         line(f"search may miss messages of {clean(name)}")
     told = f"{count(report.threads, 'thread')}, {count(report.checkpoints, 'checkpoint')}"
-    wrong = f"{count(len(report.damaged), 'checkpoint')} damaged, {count(len(report.faults), 'other fault')}"
-    line(f"{told}: {'all is well' if report.ok else wrong}")
+    line(f"{told}: {', '.join(_wrong(report)) or 'all is well'}")
+
+
+def _wrong(report: VerifyReport) -> Iterator[str]:
+    """Give what is wrong, each with a number; nothing if all is well."""
+    if report.damaged:
+        yield f"{count(len(report.damaged), 'checkpoint')} damaged"
+    if report.chunks:
+        yield f"{count(len(report.chunks), 'chunk')} damaged"
+    if report.faults:
+        yield count(len(report.faults), "other fault" if report.damaged or report.chunks else "fault")
+    if report.misindexed:
+        yield f"the index of search misses messages of {count(len(report.misindexed), 'thread')}"
 
 
 @command(examples=("backtrail migrate --yes",))

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from backtrail.cli.terms import Failure, Session
+from backtrail.cli.terms import DAMAGED, Failure, Session
 from backtrail.cli.wording import spoken
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ _SECTIONS: Final[dict[str, dict[str, str]]] = {
 _HOMES: Final = {
     name: module for modules in _SECTIONS.values() for module, names in modules.items() for name in names.split()
 }
+_STOPS: Final = ("gc", "export", "copy")
+"""Commands that follow all that a store holds, and stop where that is damaged."""
 _USAGE: Final = ("invalid.url", "invalid.argument", "invalid.policy", "invalid.option", "invalid.id")
 
 
@@ -75,7 +77,10 @@ class Commands(click.Group):
 
                 traceback.print_exc()
             if isinstance(error, Error):
-                raise Failure(spoken(str(error), session), exit_code(error)) from error
+                code, said = exit_code(error), spoken(str(error), session)
+                if code == DAMAGED and ctx.invoked_subcommand in _STOPS and error.code != "corrupt.export":
+                    said = f"{said}; `{session.command('verify')}` says what is damaged"
+                raise Failure(said, code) from error
             where = "" if session.debug else "; --debug shows where"
             raise Failure(f"{type(error).__name__}: {error}{where}") from error
         except KeyboardInterrupt as stop:
@@ -142,6 +147,6 @@ def exit_code(error: Error) -> int:
         case Conflict():
             return 4
         case Corrupt():
-            return 5
+            return DAMAGED
         case _:
             return 2 if error.code in _USAGE else 1

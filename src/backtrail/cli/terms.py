@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 USAGE: Final = 2
 """The exit code of a command that is wrong."""
+DAMAGED: Final = 5
+"""That of one about stored data that is damaged."""
 KINDS: Final = ("thread", "agent", "conversation", "run")
 _DURATION: Final = re.compile(r"(\d{1,9})([smhdw])")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
