@@ -36,6 +36,7 @@ LINES = {
     "prune": "prune --keep-last 1 --yes",
     "gc": "gc",
     "verify": "verify",
+    "reindex": "reindex",
     "migrate": "migrate --yes",
     "backup": "backup copy.db",
     "export": "export all",

@@ -1,5 +1,6 @@
 """Commands that keep and move stores, and call builtins."""
 
+import contextlib
 import sys
 import types
 
@@ -7,7 +8,7 @@ import apsw
 import pytest
 
 import backtrail
-from backtrail.cli import terms
+from backtrail.cli import keeping, output, terms
 from tests.commands import bad, docs, good, run
 
 
@@ -240,6 +241,53 @@ def test_what_verify_finds_is_counted(trip_store, monkeypatch):
 
 def test_a_repair_of_what_is_sound_is_nothing_to_ask_about(trip_store):
     assert good("verify", "--repair").out == "7 threads, 15 checkpoints: all is well\n"
+
+
+def test_verify_with_resume_goes_on_where_it_was_interrupted(trip_store, monkeypatch):
+    def stop(what, number):
+        if (what, number) == ("checkpoints", 9):
+            raise KeyboardInterrupt
+
+    def interrupted():
+        with monkeypatch.context() as patch:
+            patch.setattr(keeping, "progress_in", lambda _: contextlib.nullcontext(stop))
+            assert run("verify", "--resume").code == 130
+
+    interrupted()
+    report = good("verify", "--resume", "--json").json
+    skipped, threads, checkpoints = (report[name] for name in ("skipped", "threads", "checkpoints"))
+    assert (skipped > 0, threads > 0, skipped + threads) == (True, True, 7)
+    interrupted()
+    told = f"{threads} threads, {checkpoints} checkpoints, {skipped} more threads looked at before: all is well\n"
+    assert good("verify", "--resume").out == told
+    assert good("verify", "--resume").out == "7 threads, 15 checkpoints: all is well\n"  # that one came to its end
+    interrupted()
+    assert good("verify").out == "7 threads, 15 checkpoints: all is well\n"
+
+
+def test_reindex_makes_the_index_anew(trip_store):
+    found = good("search", "lisbon", "--jsonl").rows
+    assert found
+    connection = apsw.Connection("agents.db")
+    connection.execute("UPDATE message SET text = x'01'")
+    connection.close()
+    done = run("verify", "--store", "agents.db")
+    assert done.code == 5
+    assert done.err.splitlines()[-1] == "`backtrail reindex --store agents.db` makes the index of search anew"
+    assert "`backtrail reindex` makes it anew" in bad(5, "search", "lisbon")
+    indexed = good("reindex", "--json").json["indexed"]
+    assert good("reindex").out.startswith(f"{indexed} messages in the index, ")
+    assert [row["message_id"] for row in good("search", "lisbon", "--jsonl").rows] == [
+        row["message_id"] for row in found
+    ]
+    assert good("verify", "--json").json["ok"]
+
+
+def test_reindex_shows_how_far_it_is(trip_store, monkeypatch):
+    monkeypatch.setattr(output, "is_terminal", lambda _: True)
+    monkeypatch.setenv("TERM", "xterm")
+    good("save", "x", "--yes", "--store", "plain.db", stdin="1")
+    assert "100%  index 1 " in good("reindex", "--store", "plain.db").err
 
 
 def test_migrate(trip_store):

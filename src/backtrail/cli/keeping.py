@@ -1,4 +1,4 @@
-"""Commands that keep a store in order: prune, gc, verify, migrate, backup."""
+"""Commands that keep a store in order: prune, gc, verify, reindex, migrate, backup."""
 
 from __future__ import annotations
 
@@ -167,15 +167,16 @@ def gc(session: Session, *, out: Output, erase: bool) -> None:
 
 @command(examples=("backtrail verify",))
 @click.option("--repair", is_flag=True, help="Give up what cannot be read, so that all else goes on.")
+@click.option("--resume", is_flag=True, help="Note how far it is; go on where the last one that did was interrupted.")
 @yes_option
 @click.pass_context
-def verify(ctx: click.Context, session: Session, *, out: Output, repair: bool, yes: bool) -> None:
+def verify(ctx: click.Context, session: Session, *, out: Output, repair: bool, resume: bool, yes: bool) -> None:
     """Read and check everything.
 
     Exits with 5 if something is damaged, unless it was repaired. A repair is shown first, and cannot be taken back.
     """
-    with (session.write if repair else session.read)() as store:
-        report = _verified(store)
+    with (session.write if repair or resume else session.read)() as store:
+        report = _verified(store, resume=resume)
         repaired = repair and not report.ok
         if out.human:
             _show_damage(session, out, report)
@@ -191,7 +192,9 @@ def verify(ctx: click.Context, session: Session, *, out: Output, repair: bool, y
         out.value({"ok": report.ok, **asdict(report)})
     if not report.ok and not repaired:
         if out.human:
-            say(f"`{session.command('verify', '--repair')}` shows what a repair would do, and asks")
+            only_index = not (report.damaged or report.chunks or report.faults)
+            mends = "makes the index of search anew" if only_index else "shows what a repair would do, and asks"
+            say(f"`{session.command(*(['reindex'] if only_index else ['verify', '--repair']))}` {mends}")
         ctx.exit(DAMAGED)
 
 
@@ -210,7 +213,8 @@ def _show_damage(session: Session, out: Output, report: VerifyReport) -> None:
     for name in report.misindexed:
         line(f"search may miss messages of {clean(name)}")
     told = f"{count(report.threads, 'thread')}, {count(report.checkpoints, 'checkpoint')}"
-    line(f"{told}: {', '.join(_wrong(report)) or 'all is well'}")
+    before = f", {count(report.skipped, 'more thread')} looked at before" if report.skipped else ""
+    line(f"{told}{before}: {', '.join(_wrong(report)) or 'all is well'}")
 
 
 def _wrong(report: VerifyReport) -> Iterator[str]:
@@ -223,6 +227,22 @@ def _wrong(report: VerifyReport) -> Iterator[str]:
         yield count(len(report.faults), "other fault" if report.damaged or report.chunks else "fault")
     if report.misindexed:
         yield f"the index of search misses messages of {count(len(report.misindexed), 'thread')}"
+
+
+@command(examples=("backtrail reindex",))
+def reindex(session: Session, *, out: Output) -> None:
+    """Make the index of search anew.
+
+    From what is stored, of which nothing is touched. Searches that come meanwhile wait for it.
+    """
+    with session.write() as store:
+        with progress_in(store) as progress:
+            store.reindex(progress=progress)
+        held = store.stats()
+    if out.human:
+        line(f"{count(held.indexed, 'message')} in the index, {size(held.index_bytes)}")
+    else:
+        out.value({"indexed": held.indexed, "index_bytes": held.index_bytes})
 
 
 @command(examples=("backtrail migrate --yes",))
@@ -264,4 +284,4 @@ def backup(session: Session, *, out: Output, file: str) -> None:
         out.value({"path": file, "bytes": written})
 
 
-COMMANDS: Final = (prune, gc, verify, migrate, backup)
+COMMANDS: Final = (prune, gc, verify, reindex, migrate, backup)

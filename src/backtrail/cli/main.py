@@ -35,7 +35,7 @@ _SECTIONS: Final[dict[str, dict[str, str]]] = {
         "listing": "threads agents conversations runs stats where",
     },
     "Change": {"changing": "save fork rewind undo redo restore tag delete"},
-    "Keep": {"keeping": "prune gc verify migrate backup"},
+    "Keep": {"keeping": "prune gc verify reindex migrate backup"},
     "Move": {"moving": "export import copy"},
     "Call": {"calling": "call"},
 }

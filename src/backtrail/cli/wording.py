@@ -17,6 +17,7 @@ _WORDS: Final = (
     ("use export(path) for", "use `backtrail export FILE` for"),
     ("use set()", "use --set"),
     ("verify(repair=True) makes", "`backtrail verify --repair` makes"),
+    ("`reindex` makes", "`backtrail reindex` makes"),
     (", or give a tuple of keys and indexes", ""),
 )
 _COMMAND: Final = re.compile("`backtrail ([^`]*)`")
