@@ -79,7 +79,16 @@ def test_each_rule_of_prune_counts(trip_store, words, left):
 def test_prune_can_be_narrowed_down(trip_store):
     good("prune", "--keep-last", 1, "--no-keep-labelled", "--thread", "trip-cheap", "--yes")
     assert len(good("log", "trip", "--jsonl").rows) == 3
-    assert good("prune", "--keep-last", 1, "--agent", "nobody", "--dry-run", "--jsonl").rows == []
+    assert good("prune", "--keep-last", 1, "--agent", "planner", "--dry-run", "--jsonl").rows
+    with backtrail.open(docs.URL) as store:
+        store.thread("lone", agent="no-state").save(1)
+    assert good("prune", "--keep-last", 1, "--agent", "no-state", "--dry-run", "--jsonl").rows == []
+
+
+def test_an_agent_of_whom_there_is_nothing_is_not_found(trip_store):
+    said = "backtrail: there is no agent 'nobody', and nothing of it"
+    for line in (["prune", "--keep-last", 1, "--dry-run"], ["prune", "--keep-last", 1, "--yes"], ["export", "all"]):
+        assert bad(3, *line, "--agent", "nobody") == said
 
 
 @pytest.fixture

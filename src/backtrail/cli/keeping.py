@@ -10,6 +10,7 @@ from backtrail.cli.facts import progress_in
 from backtrail.cli.output import Column, clean, count, line, say, size
 from backtrail.cli.terms import (
     DAMAGED,
+    KINDS,
     Duration,
     agent_option,
     command,
@@ -80,6 +81,8 @@ def prune(
         raise click.UsageError("--older-than 0s would keep nothing: say how long things stay")
     with (session.read if dry_run else session.write)() as store:
         where = {**find_ids(store, threads, kind), "agent": agent}
+        if agent is not None:
+            _require_agent(store, agent)
         report = _pruned(store, given, where, dry_run=True)
         if out.human:
             _show_plan(session, out, report, full=dry_run)
@@ -95,6 +98,15 @@ def prune(
         out.values(_told(report))
     elif not dry_run:
         say(f"{count(len(report.removed), 'checkpoint')} hidden; `{session.command('gc')}` gives the space back")
+
+
+def _require_agent(store: Any, agent: str) -> None:
+    """Raise `NotFound` if there is no agent of this id, and nothing that belongs to one."""
+    from backtrail.errors import NotFound
+
+    there = (info for each in KINDS for info in store.threads(kind=each, agent=agent, limit=1))
+    if store.info(agent, kind="agent") is None and next(there, None) is None:
+        raise NotFound(f"there is no agent {agent!r}, and nothing of it", code="not_found.agent")
 
 
 def _pruned(store: Any, rules: dict[str, Any], where: dict[str, Any], *, dry_run: bool) -> Any:
