@@ -67,6 +67,8 @@ def import_(session: Session, *, out: Output, file: str, source: str) -> None:
     path = Path(file).expanduser()
     if not path.exists():
         raise Failure(f"there is no file {clean(file)}" + ("; stdin is not read" if file == "-" else ""), 3)
+    if path.is_dir():
+        raise Failure(f"{clean(file)} is a directory: name a file in it")
     if not path.is_file():
         raise Failure(f"{clean(file)} is no file that can be read twice: put what it holds into one first")
     with Progress(lambda: {"bytes": path.stat().st_size}) as progress:

@@ -12,6 +12,16 @@ if TYPE_CHECKING:
     from backtrail.cli.terms import Session
 
 _WORDS: Final = (
+    ("say threads=, or agent=, not both", "say --thread or --agent, not both"),
+    ("export without since=", "export without --since"),
+    (
+        "a policy needs one of keep_last, keep_hourly, keep_daily, keep_weekly above 0",
+        "say --keep-last, --keep-hourly, --keep-daily or --keep-weekly above 0",
+    ),
+    (", or older_than, or the names of tags, or all", ", or --older-than, or all"),
+    ("with export(path, threads=[id])", "with `backtrail export FILE --thread THREAD`"),
+    ("verify(repair=True) gives", "`backtrail verify --repair` gives"),
+    ("force=True takes", "--force takes"),
     ("contains=True looks", "--contains looks"),
     ("schema= is for", "--schema is for"),
     ("use export(path) for", "use `backtrail export FILE` for"),
