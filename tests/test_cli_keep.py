@@ -9,6 +9,8 @@ import pytest
 
 import backtrail
 from backtrail.cli import keeping, output, terms
+from backtrail.engine.repairing import steps
+from backtrail.engine.verifying import Findings
 from tests.commands import bad, docs, good, run
 
 
@@ -246,6 +248,15 @@ def test_what_verify_finds_is_counted(trip_store, monkeypatch):
         monkeypatch.setattr(backtrail.Store, "verify", lambda *_, report=report, **__: report)
         done = run("verify")
         assert (done.code, done.out.splitlines()[-1]) == (5, f"7 threads, 15 checkpoints: {told}")
+
+
+def test_one_of_something_is_told_as_one(trip_store):
+    lose_head()
+    said = run("verify", "--repair").err
+    assert "repair: thread 'trip': 1 checkpoint or move is given up, 3 checkpoints stay\n" in said
+    chunk = list(steps(Findings(chunks=[b"a"])))
+    assert chunk == ["1 damaged chunk is removed: whoever saves what it held puts it again"]
+    assert next(steps(Findings(chunks=[b"a", b"b"]))).startswith("2 damaged chunks are removed")
 
 
 def test_a_repair_of_what_is_sound_is_nothing_to_ask_about(trip_store):
