@@ -362,6 +362,25 @@ def test_what_cannot_be_imported_leaves_no_new_store_behind(trip_store, source):
     good("import", "all", "--store", f"sqlite:///{trip_store}/new.db")
 
 
+def test_what_continues_another_export_leaves_no_new_store_behind(trip_store):
+    good("export", "all")
+    good("save", "trip", "notes.json", "--yes")
+    good("export", "more", "--since", "all")
+    for url in (f"sqlite:///{trip_store}/new.db", f"file://{trip_store}/new"):
+        assert "import that one first" in bad(3, "import", "more", "--store", url)
+        assert not list(trip_store.glob("new*"))
+    good("import", "all", "--store", "new.db")
+    good("import", "more", "--store", "new.db")
+
+
+@pytest.mark.parametrize("name", ["export", "backup"])
+def test_no_file_is_called_as_stdout_is(trip_store, name):
+    assert "not written to stdout" in bad(2, name, "-")
+    assert not (trip_store / "-").exists()
+    good(name, "./-")
+    assert (trip_store / "-").exists()
+
+
 def test_a_thread_that_has_gone_another_way_is_a_conflict(trip_store):
     good("export", "all")
     good("import", "all", "--store", "other.db")

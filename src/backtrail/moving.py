@@ -64,10 +64,13 @@ def import_(engine: Engine, path: Any, progress: Progress) -> ImportReport:
         return ImportReport(archive.id, archive.totals.threads, *made)
 
 
-def check(path: Any, progress: Progress) -> None:
-    """Read all of a file, and see whether it can be imported; whether it fits to a store is not known then."""
-    with Archive(path_of(path), progress):
-        pass
+def check(path: Any, progress: Progress) -> str | None:
+    """Read all of a file, and see whether it can be imported; whether it fits to a store is not known then.
+
+    Return the id of the export that it continues, if it does.
+    """
+    with Archive(path_of(path), progress) as archive:
+        return archive.since
 
 
 def backup(engine: Engine, path: Any, progress: Progress) -> int:

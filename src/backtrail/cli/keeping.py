@@ -12,6 +12,7 @@ from backtrail.cli.terms import (
     DAMAGED,
     KINDS,
     Duration,
+    NewFile,
     agent_option,
     command,
     confirm,
@@ -282,7 +283,7 @@ def migrate(ctx: click.Context, session: Session, *, out: Output, yes: bool) -> 
 
 
 @command(examples=("backtrail backup backup.db",))
-@click.argument("file")
+@click.argument("file", type=NewFile())
 def backup(session: Session, *, out: Output, file: str) -> None:
     """Copy a store in SQLite to the new file FILE.
 

@@ -8,7 +8,17 @@ import click
 
 from backtrail.cli.facts import progress_in
 from backtrail.cli.output import Progress, clean, count, line, say, size
-from backtrail.cli.terms import KINDS, Failure, Session, agent_option, command, find_ids, threads_option
+from backtrail.cli.terms import (
+    KINDS,
+    Failure,
+    NewFile,
+    Session,
+    agent_option,
+    command,
+    find_ids,
+    in_memory,
+    threads_option,
+)
 
 if TYPE_CHECKING:
     from backtrail.cli.output import Output
@@ -19,7 +29,7 @@ _NAMED: Final = tuple(kind for kind in KINDS if kind != "agent")
 
 
 @command(examples=("backtrail export all.backtrail", "backtrail export trip.backtrail --thread trip"))
-@click.argument("file")
+@click.argument("file", type=NewFile())
 @threads_option
 @click.option("--kind", type=click.Choice(_NAMED), help="What the id is the id of.")
 @agent_option
@@ -103,8 +113,9 @@ def _check(source: str, file: str, progress: Any) -> None:
 
     if source == "langgraph":
         _langgraph().importing.check_database(file)
-    else:
-        moving.check(file, progress)
+    elif moving.check(file, progress) is not None:  # it continues another: whether it can be is known when it is tried
+        with in_memory() as store:
+            store.import_(file)
 
 
 def _langgraph() -> Any:

@@ -262,6 +262,18 @@ def rows_option(default: int = 20) -> Callable[[Any], Any]:
     )
 
 
+class NewFile(click.ParamType):  # type: ignore[type-arg]
+    """The name of a file that is made; stdout is none."""
+
+    name = "file"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the name."""
+        if value == "-":
+            self.fail("it is not written to stdout: name a file, or ./- if it is to be called so", param, ctx)
+        return str(value)
+
+
 def read_json(path: str) -> Any:
     """Return the value in a file, - being stdin; what is wrong with it is told with its place."""
     import json
