@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from backtrail.cli.looking import change_line
 from backtrail.cli.output import clean, count, say
-from backtrail.cli.terms import KINDS, confirm, told
+from backtrail.cli.terms import KINDS, confirm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -38,6 +38,15 @@ def proposed(store: Store, question: str, change: Callable[[], Any], show: Calla
         told([call for each in caught if isinstance(each.message, Irreversible) for call in each.message.calls])
         confirm(question, yes=yes)
     return result
+
+
+def told(calls: Sequence[Any]) -> None:
+    """Tell which calls stay done outside, whatever the store goes back to."""
+    if calls:
+        say("These calls stay done outside, whatever the store goes back to:")
+    for call in calls:
+        state = "" if call.ended_at else ", in doubt"
+        say(f"  {call.tool_name} ({call.id}{state})")
 
 
 def show_changes(lines: Iterable[str]) -> None:

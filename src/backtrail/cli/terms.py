@@ -452,12 +452,3 @@ def _missing(store: Store, name: str, kind: str | None) -> NoReturn:
     near = get_close_matches(name, there, n=1, cutoff=0.75)
     hint = f"; there is {f'{there[name]} ' if name in near else ''}{near[0]!r}" if near else ""
     raise NotFound(f"there is no {kind or 'thread'} {name!r}{hint}", code="not_found.thread")
-
-
-def told(calls: Sequence[Any]) -> None:
-    """Tell which calls stay done outside, whatever the store goes back to."""
-    if calls:
-        say("These calls stay done outside, whatever the store goes back to:")
-    for call in calls:
-        state = "" if call.ended_at else ", in doubt"
-        say(f"  {call.tool_name} ({call.id}{state})")
