@@ -1,13 +1,18 @@
 """Bad input on every command: one clear line, the right exit code, nothing made, no secret shown."""
 
+import re
 import sqlite3
+from pathlib import Path
 
 import apsw
 import pytest
 
 import backtrail
+from backtrail.backends import file_shared, sqlite_check
 from backtrail.backends.sqlite import SqliteBackend
 from backtrail.cli.main import exit_code, sections
+from backtrail.cli.terms import Session
+from backtrail.cli.wording import spoken
 from tests.commands import bad, docs, good, run
 from tests.servers import server
 
@@ -36,6 +41,7 @@ LINES = {
     "prune": "prune --keep-last 1 --yes",
     "gc": "gc",
     "verify": "verify",
+    "reindex": "reindex",
     "migrate": "migrate --yes",
     "backup": "backup copy.db",
     "export": "export all",
@@ -292,10 +298,41 @@ def test_an_option_that_is_empty_is_not_left_out(trip_store, option):
         (["copy", docs.URL, "b.db", "--schema", "x"], "--schema is for PostgreSQL"),
         (["search", ""], "--contains looks"),
         (["save", "trip", "notes.json", "--append", "budget", "--yes"], "use --set"),
+        (["prune", "--keep-last", "1", "--thread", "trip", "--agent", "planner"], "say --thread or --agent, not both"),
+        (["export", "x", "--thread", "trip", "--agent", "planner"], "say --thread or --agent, not both"),
+        (
+            ["prune", "--keep-last", "0", "--yes"],
+            "say --keep-last, --keep-hourly, --keep-daily or --keep-weekly above 0,",
+        ),
+        (["import", "."], "backtrail: . is a directory: name a file in it"),
     ],
-    ids=["schema", "contains", "set"],
+    ids=["schema", "contains", "set", "prune-both", "export-both", "keep-nothing", "import-directory"],
 )
 def test_what_the_library_says_is_told_in_the_words_of_the_command_line(trip_store, words, said):
     done = run(*words)
     assert done.code in (1, 2)
     assert said in done.err
+    assert not re.search(r"\w=|keep_|\w\(", done.err.splitlines()[-1])
+
+
+def test_an_export_of_another_store_is_refused_in_the_words_of_the_command_line(trip_store):
+    good("save", "x", "--yes", "--store", "other.db", stdin="1")
+    good("export", "theirs", "--store", "other.db")
+    assert bad(4, "export", "ours", "--since", "theirs").endswith("export without --since")
+
+
+def test_a_restore_that_others_wrote_behind_says_force(trip_store):
+    good("restore", "planner@before-lunch", "--yes")
+    with backtrail.open(docs.URL) as store:
+        store.conversations.append("lunch", backtrail.Message.user("more"), agent_id="planner")
+    assert bad(4, "undo", "planner", "--restore", "--yes").endswith("; --force takes that out of view, too")
+
+
+def test_what_storage_that_cannot_be_mended_says_names_commands(trip_store):
+    session = Session("my agents.db")
+    for module, said in (
+        (sqlite_check, "one by one, with `backtrail export FILE --thread THREAD --store 'my agents.db'`, and import"),
+        (file_shared, "`backtrail verify --repair --store 'my agents.db'` gives up what is lost"),
+    ):
+        source = re.sub(r'"\s*\n\s*f?"', "", Path(module.__file__).read_text())  # texts that are written in pieces
+        assert said in spoken(source, session)

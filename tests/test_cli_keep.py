@@ -1,5 +1,6 @@
 """Commands that keep and move stores, and call builtins."""
 
+import contextlib
 import sys
 import types
 
@@ -7,7 +8,9 @@ import apsw
 import pytest
 
 import backtrail
-from backtrail.cli import terms
+from backtrail.cli import keeping, output, terms
+from backtrail.engine.repairing import steps
+from backtrail.engine.verifying import Findings
 from tests.commands import bad, docs, good, run
 
 
@@ -30,13 +33,32 @@ def test_prune_hides_what_it_says(trip_store, monkeypatch):
     assert [row["step"] for row in good("log", "trip", "--jsonl").rows] == [3, 2]
 
 
-def test_prune_names_threads_that_it_leaves_alone_since_they_are_damaged(trip_store):
-    connection = apsw.Connection("agents.db")
+def lose_head(path="agents.db"):
+    connection = apsw.Connection(path)
     connection.execute("""UPDATE row SET step = step + 9 WHERE key = (
         SELECT max(key) FROM row WHERE key >> 32 = (SELECT no FROM thread WHERE name = CAST('trip' AS BLOB)))""")
     connection.close()
+
+
+def test_prune_names_threads_that_it_leaves_alone_since_they_are_damaged(trip_store):
+    lose_head()
     said = good("prune", "--keep-last", 1, "--dry-run").err
     assert "trip is damaged, and left as it is: `backtrail verify` says more\n" in said
+
+
+def test_hints_name_the_store_that_was_named(trip_store, monkeypatch):
+    monkeypatch.delenv("BACKTRAIL_URL")
+    (trip_store / "agents.db").rename("my agents.db")
+    store = ("--store", "my agents.db")
+    said = good("prune", "--keep-last", 1, "--yes", *store).err
+    assert said.endswith("2 checkpoints hidden; `backtrail gc --store 'my agents.db'` gives the space back\n")
+    lose_head("my agents.db")
+    said = good("prune", "--keep-last", 1, "--dry-run", *store).err
+    assert "`backtrail verify --store 'my agents.db'` says more\n" in said
+    assert "and `backtrail verify --repair --store 'my agents.db'` makes" in bad(5, "show", "trip", *store)
+    files = ("--store", f"file://{trip_store}/my files")
+    good("save", "x", "--yes", *files, stdin="1")
+    assert f"use `backtrail export FILE --store 'file://{trip_store}/my files'` for" in bad(1, "backup", "b", *files)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +81,69 @@ def test_each_rule_of_prune_counts(trip_store, words, left):
 def test_prune_can_be_narrowed_down(trip_store):
     good("prune", "--keep-last", 1, "--no-keep-labelled", "--thread", "trip-cheap", "--yes")
     assert len(good("log", "trip", "--jsonl").rows) == 3
-    assert good("prune", "--keep-last", 1, "--agent", "nobody", "--dry-run", "--jsonl").rows == []
+    assert good("prune", "--keep-last", 1, "--agent", "planner", "--dry-run", "--jsonl").rows
+    with backtrail.open(docs.URL) as store:
+        store.thread("lone", agent="no-state").save(1)
+    assert good("prune", "--keep-last", 1, "--agent", "no-state", "--dry-run", "--jsonl").rows == []
+
+
+def test_an_agent_of_whom_there_is_nothing_is_not_found(trip_store):
+    said = "backtrail: there is no agent 'nobody', and nothing of it"
+    for line in (["prune", "--keep-last", 1, "--dry-run"], ["prune", "--keep-last", 1, "--yes"], ["export", "all"]):
+        assert bad(3, *line, "--agent", "nobody") == said
+
+
+@pytest.fixture
+def talks(trip_store):
+    """A store in which a thread, a conversation and an agent have the same id."""
+    with backtrail.open(docs.URL) as store:
+        for n in range(3):
+            store.thread("talk").save(n)
+            store.conversations.append("talk", backtrail.Message.user(str(n)), agent_id="talk")
+        store.agents.save(backtrail.AgentState("talk", "Ada", "a-model"))
+    return trip_store
+
+
+def test_prune_asks_which_of_several_things_an_id_means(talks):
+    prune = ("prune", "--keep-last", 1, "--thread", "talk")
+    several = "backtrail: 'talk' is the id of several things: say --kind thread or --kind agent or --kind conversation"
+    assert bad(1, *prune, "--yes") == several
+    rows = good(*prune, "--kind", "conversation", "--yes", "--jsonl").rows
+    assert {(row["kind"], row["thread_id"]) for row in rows} == {("conversation", "talk")}
+    assert len(good("log", "talk", "--kind", "thread", "--jsonl").rows) == 3
+    assert len(good("log", "talk", "--kind", "conversation", "--jsonl").rows) == 1
+    assert bad(3, *prune, "--kind", "run") == "backtrail: there is no run 'talk'; there is conversation 'talk'"
+    assert "--thread" in bad(2, "prune", "--keep-last", 1, "--kind", "run")
+    good("prune", "--keep-last", 1, "--thread", "trip", "--thread", "session-42", "--yes")
+    assert len(good("log", "session-42", "--jsonl").rows) == 1
+
+
+def test_prune_tells_kinds_when_not_all_are_threads(talks):
+    plain = good("prune", "--keep-last", 1, "--thread", "trip", "--dry-run").out
+    assert plain.splitlines()[0].split() == ["CHECKPOINT", "THREAD", "WHY"]
+    assert {
+        row["kind"] for row in good("prune", "--keep-last", 1, "--thread", "trip", "--dry-run", "--jsonl").rows
+    } == {"thread"}
+    table = [row.split()[:4] for row in good("prune", "--keep-last", 1, "--dry-run").out.splitlines()]
+    assert table[0] == ["CHECKPOINT", "KIND", "THREAD", "WHY"]
+    assert {(row[0], *row[2:]) for row in table if row[-1] == "talk"} == {
+        (what, kind, "talk") for what in ("goes", "stays") for kind in ("thread", "conversation")
+    }
+
+
+def test_export_asks_which_of_several_things_an_id_means(talks):
+    several = "backtrail: 'talk' is the id of several things: say --kind thread or --kind conversation"
+    assert bad(1, "export", "one", "--thread", "talk") == several
+    assert not (talks / "one").exists()
+    good("export", "one", "--thread", "talk", "--kind", "conversation")
+    good("import", "one", "--store", "other.db")
+    assert good("stats", "--store", "other.db", "--json").json["threads"] == 0
+    assert good("conversations", "talk", "--store", "other.db", "--jsonl").rows[0]["message_count"] == 3
+    bad(2, "export", "two", "--thread", "talk", "--kind", "agent")
+    bad(2, "export", "two", "--kind", "run")
+    said = "backtrail: there is no thread 'planner'; there is agent 'planner'"
+    assert bad(3, "export", "two", "--thread", "planner") == said
+    assert good("export", "two", "--thread", "trip", "--thread", "session-42", "--json").json["threads"] > 2
 
 
 def test_prune_needs_a_rule(trip_store):
@@ -134,8 +218,96 @@ def test_verify_repairs_what_it_has_shown_after_a_yes(trip_store):
     assert good("verify", "--json").json["ok"]
 
 
+def test_whoever_finds_damage_is_told_what_to_do(trip_store):
+    damage()
+    said = "`backtrail verify --repair --store agents.db` shows what a repair would do, and asks"
+    assert run("verify", "--store", "agents.db").err.splitlines()[-1] == said
+    assert run("verify", "--json").err == ""
+    for stopped in (["gc"], ["export", "all"], ["copy", docs.URL, "copied.db"]):
+        store = [] if stopped[0] == "copy" else ["--store", docs.URL]
+        hint = f"; `backtrail verify --store {docs.URL}` says what is damaged"
+        assert bad(5, *stopped, *store).endswith(hint)
+
+
+def test_a_file_that_is_damaged_is_no_damaged_store(trip_store):
+    good("export", "all")
+    whole = (trip_store / "all").read_bytes()
+    (trip_store / "bad").write_bytes(whole[: len(whole) // 2])
+    assert "verify" not in bad(5, "export", "more", "--since", "bad")
+
+
+def test_what_verify_finds_is_counted(trip_store, monkeypatch):
+    for wrong, told in (
+        ({"misindexed": ("a",)}, "the index of search misses messages of 1 thread"),
+        ({"misindexed": ("a", "b")}, "the index of search misses messages of 2 threads"),
+        ({"chunks": ("00",)}, "1 chunk damaged"),
+        ({"faults": ("a",)}, "1 fault"),
+        ({"faults": ("a",), "chunks": ("0", "1")}, "2 chunks damaged, 1 other fault"),
+    ):
+        report = backtrail.VerifyReport(7, 15, **{"damaged": (), **wrong})
+        monkeypatch.setattr(backtrail.Store, "verify", lambda *_, report=report, **__: report)
+        done = run("verify")
+        assert (done.code, done.out.splitlines()[-1]) == (5, f"7 threads, 15 checkpoints: {told}")
+
+
+def test_one_of_something_is_told_as_one(trip_store):
+    lose_head()
+    said = run("verify", "--repair").err
+    assert "repair: thread 'trip': 1 checkpoint or move is given up, 3 checkpoints stay\n" in said
+    chunk = list(steps(Findings(chunks=[b"a"])))
+    assert chunk == ["1 damaged chunk is removed: whoever saves what it held puts it again"]
+    assert next(steps(Findings(chunks=[b"a", b"b"]))).startswith("2 damaged chunks are removed")
+
+
 def test_a_repair_of_what_is_sound_is_nothing_to_ask_about(trip_store):
     assert good("verify", "--repair").out == "7 threads, 15 checkpoints: all is well\n"
+
+
+def test_verify_with_resume_goes_on_where_it_was_interrupted(trip_store, monkeypatch):
+    def stop(what, number):
+        if (what, number) == ("checkpoints", 9):
+            raise KeyboardInterrupt
+
+    def interrupted():
+        with monkeypatch.context() as patch:
+            patch.setattr(keeping, "progress_in", lambda _: contextlib.nullcontext(stop))
+            assert run("verify", "--resume").code == 130
+
+    interrupted()
+    report = good("verify", "--resume", "--json").json
+    skipped, threads, checkpoints = (report[name] for name in ("skipped", "threads", "checkpoints"))
+    assert (skipped > 0, threads > 0, skipped + threads) == (True, True, 7)
+    interrupted()
+    told = f"{threads} threads, {checkpoints} checkpoints, {skipped} more threads looked at before: all is well\n"
+    assert good("verify", "--resume").out == told
+    assert good("verify", "--resume").out == "7 threads, 15 checkpoints: all is well\n"  # that one came to its end
+    interrupted()
+    assert good("verify").out == "7 threads, 15 checkpoints: all is well\n"
+
+
+def test_reindex_makes_the_index_anew(trip_store):
+    found = good("search", "lisbon", "--jsonl").rows
+    assert found
+    connection = apsw.Connection("agents.db")
+    connection.execute("UPDATE message SET text = x'01'")
+    connection.close()
+    done = run("verify", "--store", "agents.db")
+    assert done.code == 5
+    assert done.err.splitlines()[-1] == "`backtrail reindex --store agents.db` makes the index of search anew"
+    assert "`backtrail reindex` makes it anew" in bad(5, "search", "lisbon")
+    indexed = good("reindex", "--json").json["indexed"]
+    assert good("reindex").out.startswith(f"{indexed} messages in the index, ")
+    assert [row["message_id"] for row in good("search", "lisbon", "--jsonl").rows] == [
+        row["message_id"] for row in found
+    ]
+    assert good("verify", "--json").json["ok"]
+
+
+def test_reindex_shows_how_far_it_is(trip_store, monkeypatch):
+    monkeypatch.setattr(output, "is_terminal", lambda _: True)
+    monkeypatch.setenv("TERM", "xterm")
+    good("save", "x", "--yes", "--store", "plain.db", stdin="1")
+    assert "100%  index 1 " in good("reindex", "--store", "plain.db").err
 
 
 def test_migrate(trip_store):
@@ -188,6 +360,25 @@ def test_what_cannot_be_imported_leaves_no_new_store_behind(trip_store, source):
         bad(code, "import", "bad", "--from", source, "--store", url.replace("///", f"///{trip_store}/"))
     assert not list(trip_store.glob("new*"))
     good("import", "all", "--store", f"sqlite:///{trip_store}/new.db")
+
+
+def test_what_continues_another_export_leaves_no_new_store_behind(trip_store):
+    good("export", "all")
+    good("save", "trip", "notes.json", "--yes")
+    good("export", "more", "--since", "all")
+    for url in (f"sqlite:///{trip_store}/new.db", f"file://{trip_store}/new"):
+        assert "import that one first" in bad(3, "import", "more", "--store", url)
+        assert not list(trip_store.glob("new*"))
+    good("import", "all", "--store", "new.db")
+    good("import", "more", "--store", "new.db")
+
+
+@pytest.mark.parametrize("name", ["export", "backup"])
+def test_no_file_is_called_as_stdout_is(trip_store, name):
+    assert "not written to stdout" in bad(2, name, "-")
+    assert not (trip_store / "-").exists()
+    good(name, "./-")
+    assert (trip_store / "-").exists()
 
 
 def test_a_thread_that_has_gone_another_way_is_a_conflict(trip_store):

@@ -36,6 +36,17 @@ def check_ids(threads: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(check_id(each, "a thread's id") for each in listed))
 
 
+def check_kind_of_ids(kind: Any, threads: Any, kinds: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the kinds of threads that ids are ids of: the one that is named, else all of them."""
+    if kind is None:
+        return kinds
+    if kind not in kinds:
+        raise Invalid(f"kind is one of {', '.join(kinds)}, not {kind!r}", code="invalid.argument")
+    if threads is None:
+        raise Invalid("kind= says what the ids in threads= are ids of: say threads=, too", code="invalid.argument")
+    return (kind,)
+
+
 def check_kind(kind: Any) -> int:
     """Return the number of a checkpoint's kind."""
     if kind not in log.KINDS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from backtrail.arguments import check_id, check_ids, check_progress
+from backtrail.arguments import check_id, check_ids, check_kind_of_ids, check_progress
 from backtrail.backends.port import Copyable
 from backtrail.engine import exporting, importing
 from backtrail.engine.archive_reader import Archive
@@ -26,14 +26,23 @@ _WRITING: Final = (
 
 
 def export(
-    engine: Engine, path: Any, *, threads: Any = None, agent: Any = None, since: Any = None, progress: Progress = None
+    engine: Engine,
+    path: Any,
+    *,
+    threads: Any = None,
+    kind: Any = None,
+    agent: Any = None,
+    since: Any = None,
+    progress: Progress = None,
 ) -> ExportReport:
     """Write a store, or a part of it, to a new file."""
     check_progress(progress)
     if threads is not None and agent is not None:
         raise Invalid("say threads=, or agent=, not both", code="invalid.argument")
     scope = exporting.Scope(
-        None if agent is None else check_id(agent, "an agent's id"), None if threads is None else check_ids(threads)
+        None if agent is None else check_id(agent, "an agent's id"),
+        None if threads is None else check_ids(threads),
+        check_kind_of_ids(kind, threads, tuple(exporting.NAMED)),
     )
     target = path_of(path)
     made = exporting.export(_outside(engine), target, scope, since, progress)
@@ -55,10 +64,13 @@ def import_(engine: Engine, path: Any, progress: Progress) -> ImportReport:
         return ImportReport(archive.id, archive.totals.threads, *made)
 
 
-def check(path: Any, progress: Progress) -> None:
-    """Read all of a file, and see whether it can be imported; whether it fits to a store is not known then."""
-    with Archive(path_of(path), progress):
-        pass
+def check(path: Any, progress: Progress) -> str | None:
+    """Read all of a file, and see whether it can be imported; whether it fits to a store is not known then.
+
+    Return the id of the export that it continues, if it does.
+    """
+    with Archive(path_of(path), progress) as archive:
+        return archive.since
 
 
 def backup(engine: Engine, path: Any, progress: Progress) -> int:

@@ -119,6 +119,7 @@ class _Part(NamedTuple):
 
     uid: bytes
     name: str
+    kind: str
     seqs: array[int]
     reasons: tuple[tuple[str, ...], ...] = ()
 
@@ -177,11 +178,11 @@ class Account:
     def add(self, record: ThreadRecord, found: Sorted) -> None:
         """Take note of what becomes of a thread."""
         if found.gone:
-            self._gone.append(_Part(record.uid, record.name, array("I", found.gone)))
+            self._gone.append(_Part(record.uid, record.name, record.space, array("I", found.gone)))
         if found.kept:
             seqs = array("I", (seq for seq, _ in found.kept))
             reasons = tuple(self._reasons.setdefault(each, each) for _, each in found.kept)
-            self._kept.append(_Part(record.uid, record.name, seqs, reasons))
+            self._kept.append(_Part(record.uid, record.name, record.space, seqs, reasons))
 
     def pass_over(self) -> None:
         """Take note of a thread of which everything stays."""
@@ -201,6 +202,11 @@ class Account:
         def kept(part: _Part, at: int) -> tuple[str, str, tuple[str, ...]]:
             return log.checkpoint_id(part.uid, part.seqs[at]), part.name, part.reasons[at]
 
-        removed = _Told(self._gone, gone)
-        stays, left = _Told(self._kept, kept), tuple(self._damaged)
-        return PruneReport(removed, stays, untouched=self._untouched, damaged=left, dry_run=self._dry_run)
+        return PruneReport(
+            _Told(self._gone, gone),
+            _Told(self._kept, kept),
+            kinds=_Told(self._kept, lambda part, _: part.kind),
+            untouched=self._untouched,
+            damaged=tuple(self._damaged),
+            dry_run=self._dry_run,
+        )

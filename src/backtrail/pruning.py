@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from backtrail.arguments import check_id, check_ids, check_progress
+from backtrail.arguments import check_id, check_ids, check_kind_of_ids, check_progress
 from backtrail.engine import retention, upkeep
 from backtrail.engine.trying import Key
 from backtrail.errors import Corrupt, Invalid, NotFound
@@ -28,11 +28,13 @@ def prune(
     *,
     agent: Any = None,
     threads: Any = None,
+    kind: Any = None,
     dry_run: bool = False,
     progress: Callable[[str, int], None] | None = None,
 ) -> PruneReport:
-    """Prune the threads of some name spaces: all, those of an agent, or those of these ids."""
+    """Prune the threads of some name spaces: all, those of an agent, or those of these ids, of a kind or of any."""
     check_progress(progress)
+    spaces = check_kind_of_ids(kind, threads, spaces)
     heads = engine.desk.heads
     rules = rules_of(policy, heads.clock())
     account = Account(rules, dry_run=dry_run)
@@ -88,6 +90,7 @@ def _named(heads: Heads, spaces: tuple[str, ...], names: tuple[str, ...]) -> lis
     for name in names:
         there = [record for space in spaces if (record := heads.backend.find_thread(space, name)) is not None]
         if not there:
-            raise NotFound(f"there is no thread {name!r}", code="not_found.thread")
+            what = spaces[0] if len(spaces) == 1 else "thread"
+            raise NotFound(f"there is no {what} {name!r}", code="not_found.thread")
         found += there
     return found

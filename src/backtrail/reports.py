@@ -49,6 +49,8 @@ class PruneReport(int):
     """(checkpoint id, reason)."""
     kept: Sequence[tuple[str, str, tuple[str, ...]]]
     """(checkpoint id, thread id, reasons). When a store is pruned, only of threads of which something goes."""
+    kinds: Sequence[str]
+    """Of each in `kept`, what its thread is: thread, agent, conversation or run."""
     untouched: int
     """How many threads there were of which nothing goes."""
     damaged: tuple[str, ...]
@@ -60,6 +62,7 @@ class PruneReport(int):
         removed: Sequence[tuple[str, str]],
         kept: Sequence[tuple[str, str, tuple[str, ...]]] = (),
         *,
+        kinds: Sequence[str] = (),
         untouched: int = 0,
         damaged: tuple[str, ...] = (),
         dry_run: bool,
@@ -68,6 +71,7 @@ class PruneReport(int):
         made = super().__new__(cls, len(removed))
         made.removed = removed
         made.kept = kept
+        made.kinds = kinds
         made.untouched = untouched
         made.damaged = damaged
         made.dry_run = dry_run

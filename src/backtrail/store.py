@@ -377,20 +377,22 @@ class Store:
         keep_tagged: bool | Iterable[str] = True,
         agent: str | None = None,
         threads: Iterable[str] | None = None,
+        kind: str | None = None,
         dry_run: bool = False,
         progress: Callable[[str, int], None] | None = None,
     ) -> PruneReport:
         """Prune every thread by a `Policy`, or by these words; see `Thread.prune`.
 
-        `agent` narrows it down to what belongs to one, `threads` to these ids. Agent checkpoints stay, and with them
-        what they hold. Each thread is a write by itself: interrupted, it goes on when it is called again.
+        `agent` narrows it down to what belongs to one, `threads` to these ids: all that have them, or of a `kind`,
+        which is thread, agent, conversation or run. Agent checkpoints stay, and with them what they hold. Each thread
+        is a write by itself: interrupted, it goes on when it is called again.
         """
         from backtrail import pruning  # noqa: PLC0415
         from backtrail.policies import check_policy  # noqa: PLC0415
 
         chosen = check_policy(policy, keep_last, older_than, keep_tagged)
         return pruning.prune(
-            self._engine, chosen, SPACES, agent=agent, threads=threads, dry_run=dry_run, progress=progress
+            self._engine, chosen, SPACES, agent=agent, threads=threads, kind=kind, dry_run=dry_run, progress=progress
         )
 
     # -- moving -----------------------------------------------------------------------------------------
@@ -400,18 +402,22 @@ class Store:
         path: str | os.PathLike[str],
         *,
         threads: Iterable[str] | None = None,
+        kind: str | None = None,
         agent: str | None = None,
         since: str | os.PathLike[str] | None = None,
         progress: Callable[[str, int], None] | None = None,
     ) -> ExportReport:
         """Write all of the store, as it is at this moment, to one new file; others may go on writing.
 
-        `threads` are ids of threads, conversations and runs; `agent` is all that belongs to one. `since` names an
-        earlier export, by its path, or by its id if it lies beside the new one: then only what has changed is written.
+        `threads` are ids of threads, conversations and runs, or of one `kind` of these; `agent` is all that belongs to
+        one. `since` names an earlier export, by its path, or by its id if it lies beside the new one: then only what
+        has changed is written.
         """
         from backtrail import moving  # noqa: PLC0415 - few programs move stores
 
-        return moving.export(self._engine, path, threads=threads, agent=agent, since=since, progress=progress)
+        return moving.export(
+            self._engine, path, threads=threads, kind=kind, agent=agent, since=since, progress=progress
+        )
 
     def import_(
         self, path: str | os.PathLike[str], *, progress: Callable[[str, int], None] | None = None

@@ -301,13 +301,15 @@ class Store:
         keep_tagged: bool | Iterable[str] = True,
         agent: str | None = None,
         threads: Iterable[str] | None = None,
+        kind: str | None = None,
         dry_run: bool = False,
         progress: Callable[[str, int], None] | None = None,
     ) -> PruneReport:
         """Prune every thread by a `Policy`, or by these words; see `Thread.prune`.
 
-        `agent` narrows it down to what belongs to one, `threads` to these ids. Agent checkpoints stay, and with them
-        what they hold. Each thread is a write by itself: interrupted, it goes on when it is called again.
+        `agent` narrows it down to what belongs to one, `threads` to these ids: all that have them, or of a `kind`,
+        which is thread, agent, conversation or run. Agent checkpoints stay, and with them what they hold. Each thread
+        is a write by itself: interrupted, it goes on when it is called again.
         """
         work = partial(
             self._sync.prune,
@@ -317,6 +319,7 @@ class Store:
             keep_tagged=keep_tagged,
             agent=agent,
             threads=None if threads is None else tuple(threads),
+            kind=kind,
             dry_run=dry_run,
         )
         return await self._crew.watched(lambda tell: work(progress=tell), progress)
@@ -326,17 +329,24 @@ class Store:
         path: str | os.PathLike[str],
         *,
         threads: Iterable[str] | None = None,
+        kind: str | None = None,
         agent: str | None = None,
         since: str | os.PathLike[str] | None = None,
         progress: Callable[[str, int], None] | None = None,
     ) -> ExportReport:
         """Write all of the store, as it is at this moment, to one new file; others may go on writing.
 
-        `threads` are ids of threads, conversations and runs; `agent` is all that belongs to one. `since` names an
-        earlier export, by its path, or by its id if it lies beside the new one: then only what has changed is written.
+        `threads` are ids of threads, conversations and runs, or of one `kind` of these; `agent` is all that belongs to
+        one. `since` names an earlier export, by its path, or by its id if it lies beside the new one: then only what
+        has changed is written.
         """
         work = partial(
-            self._sync.export, path, threads=None if threads is None else tuple(threads), agent=agent, since=since
+            self._sync.export,
+            path,
+            threads=None if threads is None else tuple(threads),
+            kind=kind,
+            agent=agent,
+            since=since,
         )
         return await self._crew.watched(lambda tell: work(progress=tell), progress)
 

@@ -8,7 +8,7 @@ import click
 
 from backtrail.cli.facts import made
 from backtrail.cli.output import clean, count, say
-from backtrail.cli.proposing import name_of, proposed, show_changes, show_move, tell_back
+from backtrail.cli.proposing import name_of, proposed, show_changes, show_move, tell_back, told
 from backtrail.cli.terms import (
     Failure,
     ThreadId,
@@ -22,7 +22,6 @@ from backtrail.cli.terms import (
     look_for,
     read_json,
     thread_argument,
-    told,
     yes_option,
 )
 

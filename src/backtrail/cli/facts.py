@@ -87,6 +87,12 @@ def progress_in(store: Store) -> Progress:
             return {}
         threads = held.threads + held.agents + held.conversations + held.runs
         pages = held.stored_bytes // _PAGE
-        return {"threads": threads, "checkpoints": held.checkpoints, "chunks": held.chunks, "pages": pages}
+        return {
+            "threads": threads,
+            "checkpoints": held.checkpoints,
+            "chunks": held.chunks,
+            "pages": pages,
+            "index": threads,
+        }
 
     return Progress(totals)

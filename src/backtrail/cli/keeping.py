@@ -1,4 +1,4 @@
-"""Commands that keep a store in order: prune, gc, verify, migrate, backup."""
+"""Commands that keep a store in order: prune, gc, verify, reindex, migrate, backup."""
 
 from __future__ import annotations
 
@@ -8,7 +8,20 @@ import click
 
 from backtrail.cli.facts import progress_in
 from backtrail.cli.output import Column, clean, count, line, say, size
-from backtrail.cli.terms import Duration, agent_option, command, confirm, yes_option
+from backtrail.cli.terms import (
+    DAMAGED,
+    KINDS,
+    Duration,
+    NewFile,
+    agent_option,
+    command,
+    confirm,
+    find_ids,
+    kind_option,
+    threads_option,
+    yes_option,
+)
+from backtrail.cli.wording import spoken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -18,7 +31,6 @@ if TYPE_CHECKING:
     from backtrail.reports import VerifyReport
 
 F = TypeVar("F", bound="Callable[..., Any]")
-DAMAGED: Final = 5
 _SHOWN: Final = 20
 """Checkpoints that are shown before a question."""
 
@@ -40,7 +52,8 @@ def _number(name: str, what: str) -> Callable[[F], F]:
 @click.option("--keep-tagged/--no-keep-tagged", default=True, show_default=True, help="Keep those that have a tag.")
 @click.option("--keep-labelled/--no-keep-labelled", default=True, show_default=True, help="Keep those with a label.")
 @click.option("--older-than", type=Duration(), metavar="TIME", help="Keep what is not older: 12h, 30d, 8w.")
-@click.option("--thread", "threads", metavar="THREAD", multiple=True, help="Only this one; may be repeated.")
+@threads_option
+@kind_option
 @agent_option
 @click.option("--dry-run", is_flag=True, help="Only say what would go, what stays, and why.")
 @yes_option
@@ -49,6 +62,7 @@ def prune(
     *,
     out: Output,
     threads: tuple[str, ...],
+    kind: str | None,
     agent: str | None,
     dry_run: bool,
     yes: bool,
@@ -66,11 +80,13 @@ def prune(
         raise click.UsageError("say what to keep: --keep-last N, --keep-daily N ..., or --older-than TIME")
     if given.get("older_than") == 0:
         raise click.UsageError("--older-than 0s would keep nothing: say how long things stay")
-    where = {"threads": threads or None, "agent": agent}
     with (session.read if dry_run else session.write)() as store:
+        where = {**find_ids(store, threads, kind), "agent": agent}
+        if agent is not None:
+            _require_agent(store, agent)
         report = _pruned(store, given, where, dry_run=True)
         if out.human:
-            _show_plan(out, report, full=dry_run)
+            _show_plan(session, out, report, full=dry_run)
         if not dry_run and report.removed:
             confirm(f"Hide {count(len(report.removed), 'checkpoint')}? This cannot be taken back.", yes=yes)
             if not yes and _pruned(store, given, where, dry_run=True).removed != report.removed:
@@ -82,7 +98,16 @@ def prune(
     if not out.human:
         out.values(_told(report))
     elif not dry_run:
-        say(f"{count(len(report.removed), 'checkpoint')} hidden; `backtrail gc` gives the space back")
+        say(f"{count(len(report.removed), 'checkpoint')} hidden; `{session.command('gc')}` gives the space back")
+
+
+def _require_agent(store: Any, agent: str) -> None:
+    """Raise `NotFound` if there is no agent of this id, and nothing that belongs to one."""
+    from backtrail.errors import NotFound
+
+    there = (info for each in KINDS for info in store.threads(kind=each, agent=agent, limit=1))
+    if store.info(agent, kind="agent") is None and next(there, None) is None:
+        raise NotFound(f"there is no agent {agent!r}, and nothing of it", code="not_found.agent")
 
 
 def _pruned(store: Any, rules: dict[str, Any], where: dict[str, Any], *, dry_run: bool) -> Any:
@@ -97,30 +122,42 @@ def _told(report: Any) -> Iterator[dict[str, Any]]:
     """Give what goes and what stays, of the threads of which something goes."""
     names = _names(report)
     for checkpoint_id, reason in report.removed:
-        name = names.get(checkpoint_id[8:])
-        yield {"id": checkpoint_id, "thread_id": name, "removed": True, "reasons": [reason]}
-    for checkpoint_id, name, reasons in report.kept:
-        yield {"id": checkpoint_id, "thread_id": name, "removed": False, "reasons": list(reasons)}
+        kind, name = names.get(checkpoint_id[8:], (None, None))
+        yield {"id": checkpoint_id, "thread_id": name, "kind": kind, "removed": True, "reasons": [reason]}
+    for (checkpoint_id, name, reasons), kind in zip(report.kept, report.kinds, strict=True):
+        yield {"id": checkpoint_id, "thread_id": name, "kind": kind, "removed": False, "reasons": list(reasons)}
 
 
-def _names(report: Any) -> dict[str, str]:
-    """Return the threads by what all ids of one end with; each keeps its head, so each is among those that stay."""
-    return {checkpoint_id[8:]: name for checkpoint_id, name, _ in report.kept}
+def _names(report: Any) -> dict[str, tuple[str, str]]:
+    """Return kinds and ids by what all ids of a thread end with; each keeps its head, so each is among what stays."""
+    return {id_[8:]: (kind, name) for (id_, name, _), kind in zip(report.kept, report.kinds, strict=True)}
 
 
-def _show_plan(out: Output, report: Any, *, full: bool) -> None:
-    """Show what goes; `full`: all of it, and what stays beside it."""
-    told = ((each["removed"], each["id"][:8], each["thread_id"] or "", each["reasons"]) for each in _told(report))
-    rows = [("goes" if gone else "stays", id_, name, ", ".join(why)) for gone, id_, name, why in told if gone or full]
-    columns = (Column("", "red"), Column("CHECKPOINT", "yellow"), Column("THREAD"), Column("WHY", wide=True))
-    out.table(columns, rows if full else rows[:_SHOWN])
-    rest = 0 if full else len(rows) - _SHOWN
+def _show_plan(session: Session, out: Output, report: Any, *, full: bool) -> None:
+    """Show what goes; `full`: all of it, and what stays beside it. Kinds are told if there are others than threads."""
+    several = {*report.kinds} - {"thread"}
+    shown = [each for each in _told(report) if each["removed"] or full]
+    rows = [
+        (
+            "goes" if each["removed"] else "stays",
+            each["id"][:8],
+            *([each["kind"]] if several else []),
+            each["thread_id"],
+            ", ".join(each["reasons"]),
+        )
+        for each in shown[: None if full else _SHOWN]
+    ]
+    kind = [Column("KIND", "dim")] if several else []
+    out.table(
+        (Column("", "red"), Column("CHECKPOINT", "yellow"), *kind, Column("THREAD"), Column("WHY", wide=True)), rows
+    )
+    rest = len(shown) - len(rows)
     if rest > 0:
         say(f"... and {rest:,} more")
     stays = f"{len(report.kept):,} of the same threads stay"
     say(f"{count(len(report.removed), 'checkpoint')} of {count(len(_names(report)), 'thread')} would go, {stays}")
     for name in report.damaged:
-        say(f"{name} is damaged, and left as it is: `backtrail verify` says more")
+        say(f"{clean(name)} is damaged, and left as it is: `{session.command('verify')}` says more")
 
 
 @command(examples=("backtrail gc",))
@@ -143,18 +180,19 @@ def gc(session: Session, *, out: Output, erase: bool) -> None:
 
 @command(examples=("backtrail verify",))
 @click.option("--repair", is_flag=True, help="Give up what cannot be read, so that all else goes on.")
+@click.option("--resume", is_flag=True, help="Note how far it is; go on where the last one that did was interrupted.")
 @yes_option
 @click.pass_context
-def verify(ctx: click.Context, session: Session, *, out: Output, repair: bool, yes: bool) -> None:
+def verify(ctx: click.Context, session: Session, *, out: Output, repair: bool, resume: bool, yes: bool) -> None:
     """Read and check everything.
 
     Exits with 5 if something is damaged, unless it was repaired. A repair is shown first, and cannot be taken back.
     """
-    with (session.write if repair else session.read)() as store:
-        report = _verified(store)
+    with (session.write if repair or resume else session.read)() as store:
+        report = _verified(store, resume=resume)
         repaired = repair and not report.ok
         if out.human:
-            _show_damage(out, report)
+            _show_damage(session, out, report)
         if repaired:
             for each in report.repairs:
                 say(f"repair: {clean(each)}")
@@ -166,6 +204,10 @@ def verify(ctx: click.Context, session: Session, *, out: Output, repair: bool, y
 
         out.value({"ok": report.ok, **asdict(report)})
     if not report.ok and not repaired:
+        if out.human:
+            only_index = not (report.damaged or report.chunks or report.faults)
+            mends = "makes the index of search anew" if only_index else "shows what a repair would do, and asks"
+            say(f"`{session.command(*(['reindex'] if only_index else ['verify', '--repair']))}` {mends}")
         ctx.exit(DAMAGED)
 
 
@@ -174,18 +216,46 @@ def _verified(store: Any, **options: Any) -> Any:
         return store.verify(progress=progress, **options)
 
 
-def _show_damage(out: Output, report: VerifyReport) -> None:
+def _show_damage(session: Session, out: Output, report: VerifyReport) -> None:
     columns = (Column("DAMAGED", "red"), Column("KIND", "dim"), Column("THREAD", "yellow"))
     out.table(columns, ((each.checkpoint_id, each.kind, each.thread_id) for each in report.damaged))
     for reason in dict.fromkeys(each.reason for each in report.damaged):
-        line(f"damage: {clean(reason)}")
+        line(f"damage: {clean(spoken(reason, session))}")
     for fault in report.faults:
-        line(f"fault: {clean(fault)}")
+        line(f"fault: {clean(spoken(fault, session))}")
     for name in report.misindexed:
         line(f"search may miss messages of {clean(name)}")
     told = f"{count(report.threads, 'thread')}, {count(report.checkpoints, 'checkpoint')}"
-    wrong = f"{count(len(report.damaged), 'checkpoint')} damaged, {count(len(report.faults), 'other fault')}"
-    line(f"{told}: {'all is well' if report.ok else wrong}")
+    before = f", {count(report.skipped, 'more thread')} looked at before" if report.skipped else ""
+    line(f"{told}{before}: {', '.join(_wrong(report)) or 'all is well'}")
+
+
+def _wrong(report: VerifyReport) -> Iterator[str]:
+    """Give what is wrong, each with a number; nothing if all is well."""
+    if report.damaged:
+        yield f"{count(len(report.damaged), 'checkpoint')} damaged"
+    if report.chunks:
+        yield f"{count(len(report.chunks), 'chunk')} damaged"
+    if report.faults:
+        yield count(len(report.faults), "other fault" if report.damaged or report.chunks else "fault")
+    if report.misindexed:
+        yield f"the index of search misses messages of {count(len(report.misindexed), 'thread')}"
+
+
+@command(examples=("backtrail reindex",))
+def reindex(session: Session, *, out: Output) -> None:
+    """Make the index of search anew.
+
+    From what is stored, of which nothing is touched. Searches that come meanwhile wait for it.
+    """
+    with session.write() as store:
+        with progress_in(store) as progress:
+            store.reindex(progress=progress)
+        held = store.stats()
+    if out.human:
+        line(f"{count(held.indexed, 'message')} in the index, {size(held.index_bytes)}")
+    else:
+        out.value({"indexed": held.indexed, "index_bytes": held.index_bytes})
 
 
 @command(examples=("backtrail migrate --yes",))
@@ -213,7 +283,7 @@ def migrate(ctx: click.Context, session: Session, *, out: Output, yes: bool) -> 
 
 
 @command(examples=("backtrail backup backup.db",))
-@click.argument("file")
+@click.argument("file", type=NewFile())
 def backup(session: Session, *, out: Output, file: str) -> None:
     """Copy a store in SQLite to the new file FILE.
 
@@ -227,4 +297,4 @@ def backup(session: Session, *, out: Output, file: str) -> None:
         out.value({"path": file, "bytes": written})
 
 
-COMMANDS: Final = (prune, gc, verify, migrate, backup)
+COMMANDS: Final = (prune, gc, verify, reindex, migrate, backup)

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from backtrail.cli.terms import Failure, Session
+from backtrail.cli.terms import DAMAGED, Failure, Session
+from backtrail.cli.wording import spoken
 
 if TYPE_CHECKING:
     from backtrail.cli.terms import Command
@@ -34,7 +35,7 @@ _SECTIONS: Final[dict[str, dict[str, str]]] = {
         "listing": "threads agents conversations runs stats where",
     },
     "Change": {"changing": "save fork rewind undo redo restore tag delete"},
-    "Keep": {"keeping": "prune gc verify migrate backup"},
+    "Keep": {"keeping": "prune gc verify reindex migrate backup"},
     "Move": {"moving": "export import copy"},
     "Call": {"calling": "call"},
 }
@@ -42,14 +43,8 @@ _SECTIONS: Final[dict[str, dict[str, str]]] = {
 _HOMES: Final = {
     name: module for modules in _SECTIONS.values() for module, names in modules.items() for name in names.split()
 }
-_WORDS: Final = (
-    ("contains=True looks", "--contains looks"),
-    ("schema= is for", "--schema is for"),
-    ("use export(path) for", "use `backtrail export FILE` for"),
-    ("use set()", "use --set"),
-    ("verify(repair=True) makes", "`backtrail verify --repair` makes"),
-    (", or give a tuple of keys and indexes", ""),
-)
+_STOPS: Final = ("gc", "export", "copy")
+"""Commands that follow all that a store holds, and stop where that is damaged."""
 _USAGE: Final = ("invalid.url", "invalid.argument", "invalid.policy", "invalid.option", "invalid.id")
 
 
@@ -76,14 +71,17 @@ class Commands(click.Group):
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise
         except Exception as error:
-            debug = ctx.ensure_object(Session).debug
-            if debug:
+            session = ctx.ensure_object(Session)
+            if session.debug:
                 import traceback
 
                 traceback.print_exc()
             if isinstance(error, Error):
-                raise Failure(_spoken(str(error)), exit_code(error)) from error
-            where = "" if debug else "; --debug shows where"
+                code, said = exit_code(error), spoken(str(error), session)
+                if code == DAMAGED and ctx.invoked_subcommand in _STOPS and error.code != "corrupt.export":
+                    said = f"{said}; `{session.command('verify')}` says what is damaged"
+                raise Failure(said, code) from error
+            where = "" if session.debug else "; --debug shows where"
             raise Failure(f"{type(error).__name__}: {error}{where}") from error
         except KeyboardInterrupt as stop:
             raise Failure("interrupted", 130) from stop
@@ -139,13 +137,6 @@ def main() -> None:
         sys.exit(1)
 
 
-def _spoken(text: str) -> str:
-    """Return what the library says, in the words of the command line."""
-    for said, meant in _WORDS:
-        text = text.replace(said, meant)
-    return text
-
-
 def exit_code(error: Error) -> int:
     """Return the exit code for an error."""
     from backtrail.errors import Conflict, Corrupt, NotFound
@@ -156,6 +147,6 @@ def exit_code(error: Error) -> int:
         case Conflict():
             return 4
         case Corrupt():
-            return 5
+            return DAMAGED
         case _:
             return 2 if error.code in _USAGE else 1

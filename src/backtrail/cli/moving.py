@@ -8,28 +8,49 @@ import click
 
 from backtrail.cli.facts import progress_in
 from backtrail.cli.output import Progress, clean, count, line, say, size
-from backtrail.cli.terms import Failure, Session, agent_option, command
+from backtrail.cli.terms import (
+    KINDS,
+    Failure,
+    NewFile,
+    Session,
+    agent_option,
+    command,
+    find_ids,
+    in_memory,
+    threads_option,
+)
 
 if TYPE_CHECKING:
     from backtrail.cli.output import Output
 
 _SHOWN: Final = 20
+_NAMED: Final = tuple(kind for kind in KINDS if kind != "agent")
+"""What is exported by its id: an agent comes with all that belongs to it, by --agent."""
 
 
 @command(examples=("backtrail export all.backtrail", "backtrail export trip.backtrail --thread trip"))
-@click.argument("file")
-@click.option("--thread", "threads", metavar="THREAD", multiple=True, help="Only this one; may be repeated.")
+@click.argument("file", type=NewFile())
+@threads_option
+@click.option("--kind", type=click.Choice(_NAMED), help="What the id is the id of.")
 @agent_option
 @click.option("--since", metavar="FILE", help="Only what is new since this earlier export.")
 def export(
-    session: Session, *, out: Output, file: str, threads: tuple[str, ...], agent: str | None, since: str | None
+    session: Session,
+    *,
+    out: Output,
+    file: str,
+    threads: tuple[str, ...],
+    kind: str | None,
+    agent: str | None,
+    since: str | None,
 ) -> None:
     """Write the store to the new file FILE.
 
     As it is now; others may go on writing. The file verifies itself when it is read.
     """
     with session.read() as store, progress_in(store) as progress:
-        report = store.export(file, threads=threads or None, agent=agent, since=since, progress=progress)
+        where = find_ids(store, threads, kind, kinds=_NAMED)
+        report = store.export(file, **where, agent=agent, since=since, progress=progress)
     if out.human:
         held = f"{count(report.threads, 'thread')}, {count(report.checkpoints, 'checkpoint')}"
         line(f"{clean(file)}: {held}, {size(report.bytes)}")
@@ -56,6 +77,8 @@ def import_(session: Session, *, out: Output, file: str, source: str) -> None:
     path = Path(file).expanduser()
     if not path.exists():
         raise Failure(f"there is no file {clean(file)}" + ("; stdin is not read" if file == "-" else ""), 3)
+    if path.is_dir():
+        raise Failure(f"{clean(file)} is a directory: name a file in it")
     if not path.is_file():
         raise Failure(f"{clean(file)} is no file that can be read twice: put what it holds into one first")
     with Progress(lambda: {"bytes": path.stat().st_size}) as progress:
@@ -90,8 +113,9 @@ def _check(source: str, file: str, progress: Any) -> None:
 
     if source == "langgraph":
         _langgraph().importing.check_database(file)
-    else:
-        moving.check(file, progress)
+    elif moving.check(file, progress) is not None:  # it continues another: whether it can be is known when it is tried
+        with in_memory() as store:
+            store.import_(file)
 
 
 def _langgraph() -> Any:

@@ -12,8 +12,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from backtrail.cli.looking import change_line
-from backtrail.cli.output import clean, count, quoted, say
-from backtrail.cli.terms import KINDS, confirm, told
+from backtrail.cli.output import clean, count, say
+from backtrail.cli.terms import KINDS, confirm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -38,6 +38,15 @@ def proposed(store: Store, question: str, change: Callable[[], Any], show: Calla
         told([call for each in caught if isinstance(each.message, Irreversible) for call in each.message.calls])
         confirm(question, yes=yes)
     return result
+
+
+def told(calls: Sequence[Any]) -> None:
+    """Tell which calls stay done outside, whatever the store goes back to."""
+    if calls:
+        say("These calls stay done outside, whatever the store goes back to:")
+    for call in calls:
+        state = "" if call.ended_at else ", in doubt"
+        say(f"  {call.tool_name} ({call.id}{state})")
 
 
 def show_changes(lines: Iterable[str]) -> None:
@@ -76,7 +85,8 @@ def tell_back(
     command, *rest = words
     if kind is not None and any(store.info(thread, kind=each) for each in KINDS if each != kind):
         options = (*options, "--kind", kind)
-    said = [*options, *session.words()]
     if any(word.startswith("-") for word in rest):
-        rest, said = [], [*said, "--", *rest]
-    say(f"to take it back: backtrail {' '.join(map(quoted, [command, *rest, *said]))}")
+        told = session.command(command, *options, last=["--", *rest])
+    else:
+        told = session.command(command, *rest, *options)
+    say(f"to take it back: {told}")

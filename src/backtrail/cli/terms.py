@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 import click
 
-from backtrail.cli.output import Output, clean, is_terminal, say
+from backtrail.cli.output import Output, clean, is_terminal, quoted, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 USAGE: Final = 2
 """The exit code of a command that is wrong."""
+DAMAGED: Final = 5
+"""That of one about stored data that is damaged."""
 KINDS: Final = ("thread", "agent", "conversation", "run")
 _DURATION: Final = re.compile(r"(\d{1,9})([smhdw])")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
@@ -83,12 +85,13 @@ class Session:
             self.read().close()
         return self._open(read_only=False)
 
-    def words(self) -> list[str]:
-        """Return the options that name this store again; a password is left out."""
+    def command(self, *words: str, last: Sequence[str] = ()) -> str:
+        """Return a command about this store, as a shell takes it; a password is left out."""
         from backtrail.urls import shown
 
         said = (("--store", shown(self.url) if self.url else None), ("--schema", self.schema))
-        return [word for option, value in said if value for word in (option, value)]
+        store = [word for option, value in said if value for word in (option, value)]
+        return " ".join(map(quoted, ["backtrail", *words, *store, *last]))
 
     def is_there(self) -> bool:
         """Tell whether there is such a store."""
@@ -237,6 +240,9 @@ class ThreadId(click.ParamType):  # type: ignore[type-arg]
 
 
 thread_argument: Final = click.argument("thread", type=ThreadId())
+threads_option: Final = click.option(
+    "--thread", "threads", type=ThreadId(), metavar="THREAD", multiple=True, help="Only this one; may be repeated."
+)
 kind_option: Final = click.option("--kind", type=click.Choice(KINDS), help="What the id is the id of.")
 agent_option: Final = click.option("--agent", metavar="AGENT", help="Only what belongs to this agent.")
 yes_option: Final = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
@@ -254,6 +260,18 @@ def rows_option(default: int = 20) -> Callable[[Any], Any]:
         metavar="N",
         help="How many; 0: all.",
     )
+
+
+class NewFile(click.ParamType):  # type: ignore[type-arg]
+    """The name of a file that is made; stdout is none."""
+
+    name = "file"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the name."""
+        if value == "-":
+            self.fail("it is not written to stdout: name a file, or ./- if it is to be called so", param, ctx)
+        return str(value)
 
 
 def read_json(path: str) -> Any:
@@ -339,12 +357,12 @@ def handle(store: Store, kind: str, name: str) -> Thread[Any]:
     return (store.agents if kind == "agent" else store.conversations).thread(name)
 
 
-def look_for(store: Store, name: str, kind: str | None = None) -> Found | None:
+def look_for(store: Store, name: str, kind: str | None = None, *, kinds: Sequence[str] = KINDS) -> Found | None:
     """Return the thread of this id, if there is one; one of several kinds is told apart by `kind`."""
     from backtrail.errors import Invalid
 
     found = []
-    for each in (kind,) if kind else KINDS:
+    for each in (kind,) if kind else kinds:
         info = store.info(name, kind=each)
         if info is None:  # what is not there needs no code that knows about it
             continue
@@ -361,6 +379,16 @@ def look_for(store: Store, name: str, kind: str | None = None) -> Found | None:
 def find_thread(store: Store, name: str, kind: str | None = None) -> Found:
     """Return the thread of this id, or `NotFound`, with what may have been meant."""
     return look_for(store, name, kind) or _missing(store, name, kind)
+
+
+def find_ids(store: Store, names: Sequence[str], kind: str | None, *, kinds: Sequence[str] = KINDS) -> dict[str, Any]:
+    """Return what says to the library which threads have these ids: each has one of these kinds, or `NotFound`."""
+    if not names:
+        if kind is not None:
+            raise click.UsageError("--kind says what the id behind --thread is the id of: say that, too")
+        return {"threads": None, "kind": None}
+    found = {(look_for(store, name, kind, kinds=kinds) or _missing(store, name, kind)).kind for name in names}
+    return {"threads": names, "kind": found.pop() if len(found) == 1 else None}
 
 
 def find_ref(
@@ -420,16 +448,7 @@ def _missing(store: Store, name: str, kind: str | None) -> NoReturn:
 
     from backtrail.errors import NotFound
 
-    there = {info.id for each in KINDS for info in islice(store.threads(kind=each), _NEAR)}
+    there = {info.id: each for each in KINDS for info in islice(store.threads(kind=each), _NEAR)}
     near = get_close_matches(name, there, n=1, cutoff=0.75)
-    hint = f"; there is {near[0]!r}" if near else ""
+    hint = f"; there is {f'{there[name]} ' if name in near else ''}{near[0]!r}" if near else ""
     raise NotFound(f"there is no {kind or 'thread'} {name!r}{hint}", code="not_found.thread")
-
-
-def told(calls: Sequence[Any]) -> None:
-    """Tell which calls stay done outside, whatever the store goes back to."""
-    if calls:
-        say("These calls stay done outside, whatever the store goes back to:")
-    for call in calls:
-        state = "" if call.ended_at else ", in doubt"
-        say(f"  {call.tool_name} ({call.id}{state})")

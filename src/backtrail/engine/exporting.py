@@ -29,22 +29,25 @@ if TYPE_CHECKING:
     from backtrail.engine.archive import Totals
 
 _PAGE: Final = 200
-_NAMED: Final = ("thread", "aside", pins.CONVERSATION, "run", journal.SPACE)
-"""The name spaces in which a thread that is named may be: a run has its journal with it."""
+NAMED: Final = {"thread": ("thread", "aside"), pins.CONVERSATION: (pins.CONVERSATION,), "run": ("run", journal.SPACE)}
+"""The kinds of which a thread that is named may be, and their name spaces: a run has its journal with it."""
 
 
 class Scope(NamedTuple):
-    """What is to be exported: everything, all of an agent, or the threads with these ids."""
+    """What is to be exported: everything, all of an agent, or the threads with these ids, of these kinds."""
 
     agent: str | None = None
     threads: tuple[str, ...] | None = None
+    kinds: tuple[str, ...] = tuple(NAMED)
 
     def has(self, record: ThreadRecord) -> bool:
         """Tell whether a thread is meant."""
         if self.agent is not None:
             own = record.name == self.agent and record.space in (pins.AGENT, pins.SPACE)
             return own or record.agent == self.agent
-        return self.threads is None or (record.name in self.threads and record.space in _NAMED)
+        if self.threads is None:
+            return True
+        return record.name in self.threads and any(record.space in NAMED[kind] for kind in self.kinds)
 
     def require(self, records: list[ThreadRecord]) -> None:
         """Raise `NotFound` if something that was named is not there."""
@@ -52,11 +55,12 @@ class Scope(NamedTuple):
             raise NotFound(f"there is no agent {self.agent!r}, and nothing of it", code="not_found.agent")
         missing = [name for name in self.threads or () if not any(record.name == name for record in records)]
         if missing:
-            raise NotFound(f"there is no thread {missing[0]!r}", code="not_found.thread")
+            what = self.kinds[0] if len(self.kinds) == 1 else "thread"
+            raise NotFound(f"there is no {what} {missing[0]!r}", code="not_found.thread")
 
     def stated(self) -> list[Any] | None:
         """Return it as a file says it."""
-        if self == (None, None):
+        if self.agent is None and self.threads is None:
             return None
         names = None if self.threads is None else [name.encode("utf-8", "surrogatepass") for name in self.threads]
         return [None if self.agent is None else self.agent.encode("utf-8", "surrogatepass"), names]

@@ -48,7 +48,9 @@ _RECORDED_ANEW: Final = "agent {!r}: how its threads stand is recorded anew, and
 def steps(findings: Findings, *, reindex: bool = False) -> Iterator[str]:
     """Say what a repair of this does, or would do; `reindex` if the index is to be made anew whatever is found."""
     if findings.chunks:
-        yield f"{len(findings.chunks)} damaged chunks are removed: whoever saves what they held puts them again"
+        one = len(findings.chunks) == 1
+        what = "1 damaged chunk is" if one else f"{len(findings.chunks)} damaged chunks are"
+        yield f"{what} removed: whoever saves what {'it' if one else 'they'} held puts {'it' if one else 'them'} again"
     for ailing in findings.ailing:
         yield from _steps_of(ailing)
     for held in findings.held:
@@ -61,7 +63,9 @@ def _steps_of(ailing: Ailing) -> Iterator[str]:
     record = ailing.record
     what = f"{record.space} {record.name!r}"
     if ailing.lost:
-        yield f"{what}: {len(ailing.lost)} checkpoints or moves are given up, {ailing.loads} checkpoints stay"
+        lost = "1 checkpoint or move is" if len(ailing.lost) == 1 else f"{len(ailing.lost)} checkpoints or moves are"
+        stay = "1 checkpoint stays" if ailing.loads == 1 else f"{ailing.loads} checkpoints stay"
+        yield f"{what}: {lost} given up, {stay}"
     for view in ailing.views:
         yield f"{what}: row {view}, which says what is in view, is made anew"
     for seq in ailing.cut:

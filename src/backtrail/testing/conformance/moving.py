@@ -101,6 +101,28 @@ class Exporting(_Moving):
         other.gc()
         assert contents(other, "c") == ["hello", "world", "later"]
 
+    def test_a_kind_says_which_of_those_with_an_id_is_meant(self, store: Store, other: Store, tmp_path: Path) -> None:
+        furnish(store)
+        fill(store.thread("c"), 2)
+        fill(store.thread("session"), 1)
+        whole = logs(store)
+        for kind, name, wanted in (
+            ("thread", "c", {("thread", "c")}),
+            ("conversation", "c", {("conversation", "c")}),
+            ("run", "session", {("run", "session"), ("journal", "session")}),
+        ):
+            store.export(tmp_path / kind, threads=[name], kind=kind)
+            before = set(logs(other))
+            other.import_(tmp_path / kind)
+            assert set(logs(other)) - before == wanted
+        assert all(whole[name] == log for name, log in logs(other).items())
+        with pytest.raises(NotFound, match="no run 'c'"):
+            store.export(tmp_path / "none", threads=["c"], kind="run")
+        for wrong in ({"kind": "run"}, {"kind": "agent", "threads": ["a"]}, {"kind": "run", "agent": "a"}):
+            options: dict[str, Any] = wrong
+            with pytest.raises(Invalid):
+                store.export(tmp_path / "none", **options)
+
     def test_an_agent_comes_with_all_that_belongs_to_it_and_nothing_else(
         self, store: Store, other: Store, tmp_path: Path
     ) -> None:

@@ -286,6 +286,35 @@ class Policies(Suite):
                 store.prune(Policy(keep_last=1), **wrong)
         assert len(store.thread("c")) == 3
 
+    def test_an_id_that_several_things_have_means_all_of_them_or_one_kind(self, store: Store) -> None:
+        talks: dict[str, Thread[Any]] = {
+            "thread": store.thread("talk"),
+            "conversation": store.conversations.thread("talk"),
+        }
+        fill(talks["thread"], 3)
+        for n in range(3):
+            store.conversations.append("talk", Message.user(str(n)), agent_id="a")
+        before = {kind: len(thread) for kind, thread in talks.items()}
+        for number, kind in enumerate(talks, 1):
+            report = store.prune(Policy(keep_last=1), threads=["talk"], kind=kind)
+            assert report == before[kind] - 1
+            assert set(report.kinds) == {kind}
+            assert [len(thread) for thread in talks.values()].count(1) == number
+        fill(talks["thread"], 1)
+        store.conversations.append("talk", Message.user("more"))
+        report = store.prune(Policy(keep_last=1), threads=["talk"], dry_run=True)
+        assert len(report.kinds) == len(report.kept)
+        assert {(kind, name) for kind, (_, name, _) in zip(report.kinds, report.kept, strict=True)} == {
+            ("thread", "talk"),
+            ("conversation", "talk"),
+        }
+        with pytest.raises(NotFound, match="no agent 'talk'"):
+            store.prune(Policy(keep_last=1), threads=["talk"], kind="agent")
+        for wrong in ({"kind": "run"}, {"kind": "run", "agent": "a"}, {"kind": "tree", "threads": ["talk"]}):
+            options: dict[str, Any] = wrong
+            with pytest.raises(Invalid):
+                store.prune(Policy(keep_last=1), **options)
+
     @pytest.mark.parametrize("kept", [True, ("good",)])
     def test_what_is_tagged_while_it_is_pruned_stays(self, store: Store, opener: Opener, kept: Any) -> None:
         with opener() as other:
