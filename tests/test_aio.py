@@ -928,8 +928,12 @@ async def goes_on(store, thread):
     await thread.save({"n": "over"})
 
 
+@pytest.mark.parametrize("long", [False, pytest.param(True, marks=pytest.mark.torture)], ids=["short", "long"])
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.__name__)
-def test_cancelled_at_any_step_of_the_loop_it_is_done_or_not_and_the_store_goes_on(opened, op):
+def test_cancelled_at_any_step_of_the_loop_it_is_done_or_not_and_the_store_goes_on(request, opened, op, long):
+    # There are thousands of steps while a server is waited for.
+    each, growth = (16, 3) if request.node.callspec.params["opener"] == "postgres" and not long else (40, 8)
+
     async def once(store, after):
         """Run the operation and cancel it that many steps later; return whether it ended by itself."""
         thread = await begin(store)
@@ -951,7 +955,8 @@ def test_cancelled_at_any_step_of_the_loop_it_is_done_or_not_and_the_store_goes_
         await goes_on(store, thread)
         for name in ("t", "beside"):
             await store.thread(name).delete()
-        await store.gc()
+        if after % 8 == 0:
+            await store.gc()
         return untouched
 
     async def main():
@@ -964,7 +969,8 @@ def test_cancelled_at_any_step_of_the_loop_it_is_done_or_not_and_the_store_goes_
                 await store.thread(name).delete()
             steps = 0
             while not await once(store, steps):
-                steps += 1 if steps < 40 else steps // 8
+                steps += 1 if steps < each else steps // growth
+            await store.gc()
             assert (await store.verify()).ok
 
     done, outcomes = None, set()

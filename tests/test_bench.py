@@ -5,6 +5,7 @@ the thirty packages that it brings.
 """
 
 import contextlib
+import functools
 import itertools
 import json
 import math
@@ -97,9 +98,15 @@ def values(result):
 # -- groups -----------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def group(tmp_path_factory):
+    """What a group gives, by its name: measured once for all tests that look at it."""
+    return functools.cache(lambda name: program.GROUPS[name](tmp_path_factory.mktemp(name), TINY))
+
+
 @pytest.mark.parametrize("name", ["append", "plain", "sizes", "cold", "agents", "runs"])
-def test_every_group_gives_finite_figures(name, tmp_path):
-    result = program.GROUPS[name](tmp_path, TINY)
+def test_every_group_gives_finite_figures(name, group):
+    result = group(name)
     assert result.figures
     for figure in result.figures:
         assert figure.value is not None
@@ -125,9 +132,8 @@ def test_without_langgraph_the_figures_say_so(name, tmp_path, monkeypatch):
     assert {(figure.verdict, figure.note) for figure in missing} == {("not measured", peers.MISSING)}
 
 
-def test_every_series_of_the_plots_has_a_point_at_every_length(tmp_path):
-    (tmp_path / "a").mkdir()
-    points = [*saves.appends(tmp_path / "a", TINY).points, *saves.plain(tmp_path, TINY).points]
+def test_every_series_of_the_plots_has_a_point_at_every_length(group):
+    points = [*group("append").points, *group("plain").points]
     assert sorted((p.series, p.length) for p in points) == sorted(
         (series, length) for series in (saves.APPEND, saves.STEP, saves.PLAIN) for length in TINY.lengths
     )
@@ -203,12 +209,10 @@ def agent(tmp_path):
         yield one
 
 
-def test_names_of_agents_do_not_depend_on_the_scale_and_all_that_has_a_gate_is_shown(tmp_path):
-    found = []
-    for name, sizes in (("a", TINY.agents), ("b", Agents(long=100, short=25, many=16, few=3, each=6, restores=1))):
-        (tmp_path / name).mkdir()
-        found.append(agents.agents(tmp_path / name, replace(TINY, agents=sizes)).figures)
-    first, second = found
+def test_names_of_agents_do_not_depend_on_the_scale_and_all_that_has_a_gate_is_shown(group, tmp_path):
+    first = group("agents").figures
+    other = Agents(long=100, short=25, many=16, few=3, each=6, restores=1)
+    second = agents.agents(tmp_path, replace(TINY, agents=other)).figures
     assert [figure.name for figure in first] == [figure.name for figure in second]
     assert "60 and 20 messages" in first[0].note
     gated = [figure for figure in first if figure.gate]

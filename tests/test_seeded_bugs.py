@@ -199,8 +199,9 @@ BUGS = [
 ]
 
 
-def test_without_a_bug_nothing_is_found():
-    machine.run(in_memory, settings(TRY, max_examples=40))
+@pytest.mark.parametrize("examples", [10, pytest.param(EXAMPLES, marks=pytest.mark.torture)])
+def test_without_a_bug_nothing_is_found(examples):
+    machine.run(in_memory, settings(TRY, max_examples=examples))  # as test_memory does, with many more
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)

@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from backtrail.testing.conformance.base import Opener
 
 LONG: dict[str, Any] = {
-    "list": list(range(40_000)),
+    "list": list(range(15_000)),
     "list of messages": messages(1500),
-    "dict": {f"key {n}": n for n in range(8_000)},
+    "dict": {f"key {n}": n for n in range(4_000)},
     "dict with odd keys": {(n, "x"): n for n in range(4_000)},
     "text": "lorem ipsum dolor sit amet " * 12_000,
     "text with lines": "".join(f"line {n} of a long text\n" for n in range(20_000)),
     "text with surrogates": "a\ud800\n" * 60_000,
     "bytes": bytes(range(256)) * 1200,
     "bytearray": bytearray(b"\n\0x") * 70_000,
-    "tuple": tuple(range(30_000)),
-    "set": set(range(20_000)),
+    "tuple": tuple(range(10_000)),
+    "set": set(range(8_000)),
     "frozenset": frozenset(f"item {n}" for n in range(5_000)),
 }
 
