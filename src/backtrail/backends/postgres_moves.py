@@ -63,7 +63,7 @@ class Crier:
         self._bell = threading.Event()
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._ended = False
+        self._ended = threading.Event()
 
     def tell(self, numbers: Collection[int]) -> None:
         """Have it told, soon."""
@@ -85,12 +85,11 @@ class Crier:
                 self._thread = thread
 
     def _run(self) -> None:
-        while not self._ended:
+        while not self._ended.is_set():
             self._bell.wait()
             self._bell.clear()
             self._send()
-            if not self._ended:
-                time.sleep(_PAUSE)
+            self._ended.wait(_PAUSE)  # whoever closes the store does not wait for that
 
     def _send(self) -> None:
         numbers: set[int] = set()
@@ -110,7 +109,7 @@ class Crier:
 
     def stop(self) -> None:
         """Let the thread end, without waiting for it."""
-        self._ended = True
+        self._ended.set()
         self._bell.set()
 
     def end(self) -> None:
