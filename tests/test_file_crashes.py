@@ -195,6 +195,7 @@ class TestDamage:
         places = [(name, at) for name in sorted(names) for at in range((made / name).stat().st_size)]
         rare = [(name, at) for name, at in places if name == "backtrail.store" or at % 400 < 60]
         hurt = spared = 0
+        repair_every = 1 + min(most, len(places)) // 400
         for name, at in sorted({*rng.sample(places, min(most, len(places))), *rng.sample(rare, min(most, len(rare)))}):
             data = (made / name).read_bytes()
             (made / name).write_bytes(data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :])
@@ -217,7 +218,7 @@ class TestDamage:
                     named = {damage.checkpoint_id for damage in store.verify().damaged}
                     assert wrong & good.keys() <= named, (name, at)  # not those of which nobody knows whether they were
                     spared += any(identity not in wrong for identity in good)
-            if wrong:
+            if wrong and hurt % repair_every == 0:
                 left = {identity: state for identity, state in good.items() if identity not in wrong}
                 TestDamage.repair(made, left, good.keys())
             (made / name).write_bytes(data)
