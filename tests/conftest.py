@@ -8,6 +8,7 @@ nothing. $TMPDIR says where they are to be instead.
 """
 
 import os
+import signal
 import tempfile
 
 import psutil
@@ -34,6 +35,9 @@ def has_room(directory):
     free = min(found.f_bavail * found.f_frsize, psutil.virtual_memory().available)
     return free >= ENOUGH and not found.f_flag & os.ST_NOEXEC
 
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job of a shell: those that tests start would ignore it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if "TMPDIR" not in os.environ and has_room(MEMORY):
     os.environ["TMPDIR"] = MEMORY
