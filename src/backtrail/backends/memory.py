@@ -40,15 +40,14 @@ class MemoryBackend(TableBackend):
         _fork_between_calls()
         super().__init__(Tables())
         self._closed = False
+        # The lock's own, in C: Ctrl-C cannot come at its entry, and leave it to a thread that has ended its call.
+        self._give = _LOCK.release  # type: ignore[method-assign]
 
     def _take(self) -> None:
         self._refuse_if_closed()
         if _LOCK._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001
             self._refuse_within()
         _LOCK.acquire()
-
-    def _give(self) -> None:
-        _LOCK.release()
 
     @contextmanager
     def _read(self) -> Iterator[Tables]:

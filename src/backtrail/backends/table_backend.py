@@ -166,6 +166,8 @@ class TableBackend:
             self._end(group, keep=True)
         finally:
             self._grouped.group = None
+            if group.taken:  # Ctrl-C came before it could be ended: what it did is taken back by whoever comes next
+                self._give()
             self._tell(group.told)
 
     def _end(self, group: _Group, *, keep: bool) -> None:
@@ -186,6 +188,7 @@ class TableBackend:
             raise
         finally:
             tables.end()
+            group.taken = False
             self._give()
 
     def _refuse_in_group(self) -> None:
