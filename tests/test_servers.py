@@ -1,5 +1,6 @@
 """The lab itself: servers crash and come back with what was committed, and each fault does what it says."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -155,6 +156,42 @@ def test_a_schema_in_which_somebody_is_at_work_is_dropped_not_swept(monkeypatch)
         other.execute("COMMIT")
     with pytest.raises(backtrail.Error, match="closed"):
         store.thread("t").load()
+
+
+def test_a_connection_that_is_used_again_is_as_a_new_one():
+    asked = (
+        "SELECT pg_backend_pid(), current_setting('lock_timeout'), (SELECT count(*) FROM pg_prepared_statements), "
+        "(SELECT count(*) FROM pg_listening_channels()), "
+        "(SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid())"
+    )
+    with schemas.swept() as opener:
+        seen = []
+        for _ in range(2):
+            with opener() as store:
+                session = store._backend._pool.take()
+                seen.append(session.connection.execute(asked).fetchone())
+                session.script(
+                    "SET lock_timeout = '7s'; LISTEN there; SELECT pg_advisory_lock(1); PREPARE p AS SELECT 1"
+                )
+                seen.append(session.connection.execute(asked).fetchone())
+                store._backend._pool.give(session)
+    new, used, again, _ = seen
+    assert used == (new[0], "7s", new[2] + 1, 1, 1)
+    assert again == (new[0], "0", new[2], 0, 0)
+
+
+def test_a_connection_that_was_lost_or_is_in_the_middle_of_something_is_not_used_again():
+    with schemas.swept() as opener:
+        before = None
+        for spoil in ("BEGIN", "SELECT pg_terminate_backend(pg_backend_pid())", "SELECT 1"):
+            with opener() as store:
+                session = store._backend._pool.take()
+                assert session.connection.info.backend_pid != before
+                before = session.connection.info.backend_pid
+                with contextlib.suppress(psycopg.Error):
+                    session.script(spoil)
+                store._backend._pool.give(session)
+                store.thread("t").save({})
 
 
 # ---- the proxy ------------------------------------------------------------------------------------------------------

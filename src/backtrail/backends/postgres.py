@@ -52,7 +52,6 @@ _MANY: Final = 512
 _EPOCH_WAIT: Final = "50ms"
 """For how long others may have to wait for a new epoch that cannot begin."""
 _EPOCH_SECONDS: Final = 60.0
-_TABLES: Final = ("row", "chunk", "tag", "thread", "message", "indexed", "vocabulary")
 
 
 class _Grouped(threading.local):
@@ -355,11 +354,8 @@ class PostgresBackend:
         self._refuse_if_read_only()
         self._refuse_in_group()
         self._pool.do(self._search.clean)
-        tables = ", ".join(f"{self._place.quoted}.{name}" for name in _TABLES)
-        how = "FULL" if erase else "SKIP_LOCKED"
-        self._pool.do(lambda session: session.script(f"VACUUM ({how}) {tables}", seconds=None))
-        if not erase:
-            self._pool.do(Room(self._place.quoted).give_back)
+        room = Room(self._place.quoted)
+        self._pool.do((lambda session: room.vacuum(session, "FULL")) if erase else room.give_back)
 
     def check(self, progress: Callable[[str, int], None] | None) -> tuple[str, ...]:
         found: list[str] = []
