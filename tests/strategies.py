@@ -10,18 +10,12 @@ import zoneinfo
 from contextlib import contextmanager
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from backtrail.engine import changes, codec, diff, nodes, payload, scan, spine, texts, tree
 from backtrail.engine.schema import Member, Record, Types
 
 TYPES = Types()
-
-
-def fewer(divisor):
-    """For tests whose examples are large: a part of the number of examples that the profile asks for."""
-    return settings(max_examples=max(settings.default.max_examples // divisor, 10))
 
 
 # ---- trees without a store ------------------------------------------------------------------------------------------

@@ -12,9 +12,9 @@ import backtrail
 from backtrail import AgentState, Conflict, Conversation, Message
 from backtrail.testing.agent_script import AgentScript
 from backtrail.testing.scene import view
+from tests.lengths import lengths
 from tests.processes import spawn
 from tests.servers import place
-from tests.test_postgres_faults import lengths
 from tests.test_postgres_processes import run, running
 
 FIRST, SECOND = "A", "B"

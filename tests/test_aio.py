@@ -26,6 +26,7 @@ from backtrail.backends.sqlite import SqliteBackend
 from backtrail.engine import changes, pace, queue
 from backtrail.engine.queue import Crew
 from backtrail.testing.places import in_memory
+from tests.lengths import lengths
 from tests.schemas import swept
 
 
@@ -228,7 +229,8 @@ def test_opening_is_awaited_or_a_block(path):
 # -- many at once -------------------------------------------------------------------------------------
 
 
-def test_a_thousand_coroutines_appending_to_one_thread_lose_nothing_and_keep_their_order(opened):
+@pytest.mark.parametrize("many", lengths(250, 1000))
+def test_many_coroutines_appending_to_one_thread_lose_nothing_and_keep_their_order(opened, many):
     async def main():
         async with opened() as store:
             thread = store.thread("t")
@@ -238,17 +240,18 @@ def test_a_thousand_coroutines_appending_to_one_thread_lose_nothing_and_keep_the
                 for n in range(3):
                     await thread.append("l", [name, n])
 
-            await asyncio.gather(*(agent(name) for name in range(1000)))
+            await asyncio.gather(*(agent(name) for name in range(many)))
             found = await (await thread.load()).get("l")
-            assert len(found) == 3000
-            for name in range(1000):
+            assert len(found) == 3 * many
+            for name in range(many):
                 assert [n for who, n in found if who == name] == [0, 1, 2]
-            assert await thread.current_step() == 3001
+            assert await thread.current_step() == 3 * many + 1
 
     asyncio.run(main())
 
 
-def test_a_thousand_coroutines_with_a_thread_each(opened):
+@pytest.mark.parametrize("many", lengths(250, 1000))
+def test_many_coroutines_with_a_thread_each(opened, many):
     async def main():
         async with opened() as store:
 
@@ -259,8 +262,8 @@ def test_a_thousand_coroutines_with_a_thread_each(opened):
                     await thread.append("l", n)
                 return await state_of(thread)
 
-            assert await asyncio.gather(*(agent(name) for name in range(1000))) == [{"l": [0, 1, 2]}] * 1000
-            assert (await store.stats()).threads == 1000
+            assert await asyncio.gather(*(agent(name) for name in range(many))) == [{"l": [0, 1, 2]}] * many
+            assert (await store.stats()).threads == many
 
     asyncio.run(main())
 
@@ -928,11 +931,9 @@ async def goes_on(store, thread):
     await thread.save({"n": "over"})
 
 
-@pytest.mark.parametrize("long", [False, pytest.param(True, marks=pytest.mark.torture)], ids=["short", "long"])
+@pytest.mark.parametrize(("each", "growth"), lengths((16, 3), (40, 8)))  # there may be thousands of steps
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.__name__)
-def test_cancelled_at_any_step_of_the_loop_it_is_done_or_not_and_the_store_goes_on(request, opened, op, long):
-    # There are thousands of steps while a server is waited for.
-    each, growth = (16, 3) if request.node.callspec.params["opener"] == "postgres" and not long else (40, 8)
+def test_cancelled_at_any_step_of_the_loop_it_is_done_or_not_and_the_store_goes_on(opened, op, each, growth):
 
     async def once(store, after):
         """Run the operation and cancel it that many steps later; return whether it ended by itself."""

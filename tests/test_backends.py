@@ -10,7 +10,7 @@ import threading
 from contextlib import closing
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from backtrail.backends.file import FileBackend
@@ -29,6 +29,7 @@ from backtrail.backends.port import (
 from backtrail.backends.sqlite import SqliteBackend
 from backtrail.engine.overlay import Overlay
 from backtrail.errors import Invalid, Unavailable
+from tests.lengths import fewer
 from tests.schemas import swept
 
 # NUL, a lone surrogate, two of them that are not the character they would encode, wildcards, the last character.
@@ -957,7 +958,7 @@ def _do(backend, action, earlier):  # noqa: PLR0911 - one for each action
         return type(answer), vars(answer)
 
 
-@settings(max_examples=60, deadline=None)
+@fewer(2)
 @given(actions=st.lists(_batches | _appends | _others, max_size=25))
 def test_the_backends_give_the_same_answers(tmp_path_factory, empty_store, actions):
     sqlite = SqliteBackend(shutil.copy(empty_store, tmp_path_factory.mktemp("store")), durability="relaxed")
@@ -1549,7 +1550,6 @@ def _stands(backend, names):
     ]
 
 
-@settings(max_examples=150, deadline=None)
 @given(before=st.lists(_deeds, max_size=8), inside=st.lists(_deeds, max_size=12))
 def test_a_transaction_stands_as_if_it_were_written_at_once_and_as_it_is_in_the_end(before, inside):
     direct, backend = MemoryBackend(), MemoryBackend()

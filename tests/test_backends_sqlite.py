@@ -20,6 +20,7 @@ from backtrail.backends import sqlite_commit, sqlite_connection, sqlite_schema, 
 from backtrail.backends.port import Batch, NewThread, Row, Stale
 from backtrail.backends.sqlite import SqliteBackend
 from backtrail.errors import CommitUnknown, Corrupt, Invalid, NotFound, Unavailable
+from tests.lengths import lengths
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="these tests fork")
 
@@ -816,11 +817,12 @@ class TestDisk:
         append(backend, no)
         backend.close()
 
-    def test_creation_that_is_killed_leaves_nothing_or_a_good_store(self, disk, quick_path):
+    @pytest.mark.parametrize("every", lengths(3, 1))
+    def test_creation_that_is_killed_leaves_nothing_or_a_good_store(self, disk, quick_path, every):
         SqliteBackend(quick_path / "count").close()
         total = len(disk.calls)
         assert total > 20
-        for last in range(total):
+        for last in range(0, total, every):
             path = quick_path / str(last)
 
             def die(call, last=last):

@@ -186,7 +186,7 @@ def fitting(schema):
     return st.sampled_from(schema["enum"]) if "enum" in schema else kinds[schema["type"]]
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.sampled_from([*TOOLS]).flatmap(lambda n: st.tuples(st.just(n), arguments_of(TOOLS[n]))), max_size=8))
 def test_whatever_is_sent_the_answer_is_json_and_never_another_error(calls):
     store = backtrail.open("memory://")

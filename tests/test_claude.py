@@ -20,8 +20,8 @@ from backtrail.adapters.claude import BacktrailSessionStore
 from backtrail.adapters.claude.entries import owner_of
 from backtrail.testing.conformance.base import SECOND, Clock
 from backtrail.testing.exact import same
+from tests.lengths import fewer
 from tests.sessions import KEY, SUB, appended, loaded, said, somewhere
-from tests.strategies import fewer
 
 
 @pytest.fixture(params=["memory", "sqlite", "file", "postgres"])

@@ -15,12 +15,12 @@ from backtrail.engine.nodes import Node, Ref, as_ref, digest_of
 from backtrail.engine.schema import Record
 from backtrail.engine.tree import Tree
 from backtrail.errors import Corrupt, Error, Invalid
+from tests.lengths import fewer, lengths
 from tests.strategies import (
     TYPES,
     bulky,
     decode,
     encode,
-    fewer,
     form,
     fresh_nodes,
     long_texts,
@@ -229,9 +229,10 @@ def depth_of(value):
     return found
 
 
+@pytest.mark.parametrize("every", lengths(2, 1))
 @pytest.mark.parametrize("bulk", [0, 1], ids=["alone", "each level with a node of its own"])
 @pytest.mark.parametrize("wraps", ["l", "d", "t", "i", "ld", "lt", "ldti"])
-def test_nesting_is_exact_or_refused_at_every_depth(wraps, bulk):
+def test_nesting_is_exact_or_refused_at_every_depth(wraps, bulk, every):
     filler = ["x" * (codec.INLINE + 10)] * bulk + ["y" * (codec.INLINE - 50), "z" * 60] * bulk
     make = {
         "l": lambda v: [v, *filler],
@@ -240,7 +241,7 @@ def test_nesting_is_exact_or_refused_at_every_depth(wraps, bulk):
         "i": lambda v: {1: v, **{n + 2: f for n, f in enumerate(filler)}},
     }
     kept, refused = 0, []
-    for depth in [1, 2, 7, 30, 60, 63, 64, 65, 100, 128, 260, 3000]:
+    for depth in [1, 7, 2, 30, 60, 63, 64, 100, 65, 128, 3000, 260][::every]:
         value = 7
         for at in range(depth):
             value = make[wraps[at % len(wraps)]](value)

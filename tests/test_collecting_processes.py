@@ -15,8 +15,8 @@ import pytest
 import backtrail
 from backtrail.engine import upkeep
 from tests.history_clients import Counts
+from tests.lengths import lengths
 from tests.servers import place, wait_for
-from tests.test_postgres_faults import lengths
 from tests.test_runs_processes import Child
 
 WRITERS = 4

@@ -15,7 +15,7 @@ from unittest import mock
 import msgspec
 import pydantic
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import backtrail
@@ -78,13 +78,11 @@ FIRST = st.lists(NUMBER, max_size=6).map(lambda numbers: {"l": [value(n) for n i
 
 
 @given(FIRST, STEPS)
-@settings(max_examples=300, deadline=None)
 def test_a_draft_saves_what_a_plain_save_of_the_same_changes_saves(first, steps):
     run(first, steps)
 
 
 @given(FIRST, STEPS)
-@settings(max_examples=300, deadline=None)
 def test_a_draft_saves_what_a_plain_save_saves_in_small_chunks(first, steps):
     with small_chunks():
         run(first, steps)

@@ -34,7 +34,8 @@ from backtrail import (
 )
 from backtrail.engine.packing import Packer
 from backtrail.entities import Saved, to_data, to_json
-from tests.strategies import TYPES, decode, encode, fewer, form, values
+from tests.lengths import fewer
+from tests.strategies import TYPES, decode, encode, form, values
 
 NOON = dt.datetime(2026, 1, 31, 12, tzinfo=dt.UTC)
 

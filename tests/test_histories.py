@@ -17,8 +17,8 @@ from backtrail.engine.overlay import Overlay
 from backtrail.engine.writes import Writes
 from tests.histories import APPEND, FAILED, FOREVER, READ, UNKNOWN, Operation, check
 from tests.history_clients import Clients, read_history
+from tests.lengths import lengths
 from tests.servers import place
-from tests.test_postgres_faults import lengths
 
 
 @pytest.fixture(params=["sqlite", "file", "postgres"])

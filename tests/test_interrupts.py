@@ -31,6 +31,7 @@ from backtrail.backends import (
 )
 from backtrail.engine import engine, overlay, owner
 from backtrail.engine.blocks import Block
+from tests.lengths import lengths
 from tests.servers import place
 
 WATCHED = {
@@ -127,15 +128,14 @@ def stores(request, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of generators that are being closed
-@pytest.mark.parametrize(
-    "deed", [transaction, failed_transaction, agent, reading, searching], ids=lambda deed: deed.__name__
-)
-def test_whoever_was_interrupted_goes_on(stores, deed):
+@pytest.mark.parametrize("every", lengths(3, 1))
+@pytest.mark.parametrize("deed", DEEDS, ids=lambda deed: deed.__name__)
+def test_whoever_was_interrupted_goes_on(stores, deed, every):
     with stores() as store, stores() as other, ThreadPoolExecutor(1) as beside:
         store.thread("t").save({"n": 0})
         store.thread("r").save({"n": 0})
         deed(store)  # so that all is imported
-        for number in itertools.count(1, 7 if deed is searching else 1):  # it calls many
+        for number in itertools.count(1, 7 * every if deed is searching else every):  # it calls many
             interrupted = True
             with contextlib.suppress(KeyboardInterrupt), interrupt_at(number):
                 deed(store)

@@ -23,9 +23,9 @@ from backtrail.backends.sqlite import SqliteBackend
 from backtrail.testing.furnishing import everything, furnish
 from tests import servers
 from tests.disks import traced
+from tests.lengths import lengths
 from tests.proxy import BEFORE, SWALLOW, Proxy
 from tests.test_golden import DUMPS, FORMATS, GOLDEN, format_of, format_of_files
-from tests.test_postgres_faults import lengths
 
 
 def killed(work, arm):

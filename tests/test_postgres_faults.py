@@ -16,17 +16,13 @@ from backtrail.backends import postgres_commit
 from backtrail.backends.postgres import PostgresBackend
 from backtrail.backends.postgres_moves import Crier
 from tests import servers
+from tests.lengths import lengths
 from tests.proxy import BEFORE, DURING, SWALLOW, Proxy
 
 WRITES = r"\bcommit\b|commit_\d|insert into"
 """The exchanges that commit something."""
 ALL_KINDS = pytest.mark.parametrize("kind", [SWALLOW, BEFORE, DURING])
 DONE_OR_NOT = pytest.mark.parametrize("kind", [SWALLOW, BEFORE])  # what is cut during ends as one of them
-
-
-def lengths(short, long):
-    """The same test, short for every day and long for `make torture`."""
-    return [pytest.param(short, id="short"), pytest.param(long, id="long", marks=pytest.mark.torture)]
 
 
 @pytest.fixture(scope="module")
@@ -160,12 +156,13 @@ def test_writes_whose_replies_are_lost_happen_once(store, proxy, direct, kind, c
 
 
 @DONE_OR_NOT
-def test_any_exchange_of_any_write_may_be_lost(proxy, schema, direct, kind):
+@pytest.mark.parametrize("every", lengths(2, 1))
+def test_any_exchange_of_any_write_may_be_lost(proxy, schema, direct, kind, every):
     with direct() as store:
         deeds = Deeds(store)
-    number = itertools.count()
+    number, first = itertools.count(), itertools.count()
     for deed in deeds.all():
-        for skip in itertools.count():
+        for skip in itertools.count(next(first) % every, every):
             with backtrail.open(proxy.url, schema=schema) as deeds.store:  # it has read nothing yet
                 fault = proxy.fault(kind, skip=skip)
                 deed(next(number))
@@ -193,8 +190,9 @@ def test_replies_that_are_lost_in_front_of_pgbouncer_change_nothing(own, schema,
 
 
 @DONE_OR_NOT
-def test_a_store_whose_creation_was_interrupted_anywhere_is_created_the_next_time(own, proxy, schema, kind):
-    for skip in itertools.count():
+@pytest.mark.parametrize("every", lengths(2, 1))
+def test_a_store_whose_creation_was_interrupted_anywhere_is_created_the_next_time(own, proxy, schema, kind, every):
+    for skip in itertools.count(kind == SWALLOW, every):
         try:
             fault = proxy.fault(kind, skip=skip)
             with contextlib.suppress(backtrail.Unavailable):

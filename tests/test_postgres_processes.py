@@ -14,8 +14,8 @@ import pytest
 
 import backtrail
 from tests import servers
+from tests.lengths import lengths
 from tests.processes import spawn
-from tests.test_postgres_faults import lengths
 
 
 @pytest.fixture(scope="module")

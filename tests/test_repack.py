@@ -20,6 +20,7 @@ from backtrail.engine import repack, squeeze, upkeep
 from backtrail.engine.nodes import digest_of
 from backtrail.testing.chunks import small_chunks
 from backtrail.testing.exact import same
+from tests.lengths import lengths
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -431,10 +432,11 @@ class Writer:
         time.sleep(0.0005)
 
 
-def test_writers_and_two_collections_at_once_lose_nothing(path: Path) -> None:
+@pytest.mark.parametrize("seconds", lengths(1.5, 20))
+def test_writers_and_two_collections_at_once_lose_nothing(path: Path, seconds: float) -> None:
     writers = [Writer("a"), Writer("b")]
     failed: list[BaseException] = []
-    until = time.monotonic() + 3
+    until = time.monotonic() + seconds
 
     def run(work: Callable[[backtrail.Store], object]) -> None:
         try:

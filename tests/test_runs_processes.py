@@ -23,8 +23,8 @@ from backtrail import Conflict, InDoubt, Message
 from backtrail.engine.engine import Engine
 from backtrail.engine.writes import Writes
 from backtrail.strategies import AfterLlmResponse, AfterToolCall, EveryN, Never
+from tests.lengths import lengths
 from tests.servers import place
-from tests.test_postgres_faults import lengths
 
 EFFECTS = ["begin", "book 1", "plan", "book 2", "goodbye"]
 STRATEGIES = [AfterToolCall(), EveryN(1), AfterLlmResponse(), Never()]
@@ -259,11 +259,11 @@ class Sessions:
 # ---- kills ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_that_is_killed_at_any_one_point_does_each_effect_once(opener, tmp_path, request):
+@pytest.mark.parametrize("every", lengths(7, 1))
+def test_a_run_that_is_killed_at_any_one_point_does_each_effect_once(opener, tmp_path, every):
     sessions = Sessions(opener, tmp_path)
     points = sessions.go([])
     assert points > 50
-    every = 1 if "sqlite" in request.node.name else 7  # a connection to a server takes its time
     for at in range(1, points + 1, every):
         sessions.go([at])
     assert len(sessions.kills) == len(range(1, points + 1, every))

@@ -13,7 +13,8 @@ from backtrail.engine import nodes, scan
 from backtrail.engine.nodes import LEAF
 from backtrail.errors import Invalid
 from backtrail.store import Store
-from tests.strategies import TYPES, decode, encode, fewer, same, sizes, small_items, values
+from tests.lengths import fewer
+from tests.strategies import TYPES, decode, encode, same, sizes, small_items, values
 
 
 @pytest.fixture(params=["real", "small"], scope="module", autouse=True)

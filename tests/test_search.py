@@ -16,7 +16,7 @@ from unittest import mock
 
 import apsw
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import backtrail
@@ -27,6 +27,7 @@ from backtrail.backends.port import Batch, Entry, Indexed, Phrase, Splice
 from backtrail.engine import folding, indexing, query
 from backtrail.testing.conformance.indexing import interrupted as killed_at
 from backtrail.testing.places import in_memory
+from tests.lengths import fewer
 from tests.processes import spawn
 from tests.schemas import swept as postgres
 
@@ -144,7 +145,6 @@ def matches(said, text, contains):
 
 @pytest.mark.hypothesis
 @pytest.mark.parametrize("place", [in_memory, in_a_file, in_postgres])
-@settings(max_examples=100, deadline=None)
 @given(history=HISTORIES)
 def test_after_any_history_a_scan_of_all_heads_finds_the_same(place, history):
     with place() as opener, opener() as store, mock.patch.object(indexing, "_SLICE", 3):
@@ -183,7 +183,7 @@ PHRASES = st.lists(
 @pytest.mark.hypothesis
 @pytest.mark.parametrize("parts", [1, 500])
 @pytest.mark.parametrize(("place", "few"), [(in_a_file, 0), (in_a_file, 5000), (in_postgres, None)])
-@settings(max_examples=40, deadline=None)
+@fewer(2)
 @given(splices=SPLICES, sought=st.lists(PHRASES, min_size=1, max_size=6))
 def test_a_database_leaves_out_nothing_that_memory_finds_and_keeps_the_order(place, few, parts, splices, sought):
     with (

@@ -24,6 +24,7 @@ from backtrail.backends import sqlite_moves
 from backtrail.backends.sqlite import SqliteBackend
 from backtrail.engine import hub as hubs
 from backtrail.testing.places import in_memory
+from tests.lengths import lengths
 from tests.schemas import swept
 
 LONG = 60
@@ -429,23 +430,24 @@ def test_what_was_held_back_for_a_watch_is_done_before_the_store_is_closed(opene
         assert store.thread("t").load().state == 1
 
 
-def test_a_thousand_coroutines_wait_and_no_thread_with_them(opened):
+@pytest.mark.parametrize("many", lengths(125, 500))
+def test_many_coroutines_wait_and_no_thread_with_them(opened, many):
     async def main():
         async with opened() as store:
 
             async def follow(n):
-                watch = store.thread(f"t{n % 500}").watch(timeout=LONG)
+                watch = store.thread(f"t{n % many}").watch(timeout=LONG)
                 found = await anext(watch)
                 return await found.load_state(), (await anext(watch)).step
 
             before = set(threading.enumerate())  # those of other tests end by and by
-            tasks = [asyncio.create_task(follow(n)) for n in range(1000)]
+            tasks = [asyncio.create_task(follow(n)) for n in range(2 * many)]
             await asyncio.sleep(0)
             await store.stats()  # done after all of them have begun
             assert len(set(threading.enumerate()) - before) < 20
-            await asyncio.gather(*(store.thread(f"t{n}").save(n) for n in range(500)))
-            await asyncio.gather(*(store.thread(f"t{n}").save(n) for n in range(500)))
-            assert await asyncio.gather(*tasks) == [(n % 500, 2) for n in range(1000)]
+            await asyncio.gather(*(store.thread(f"t{n}").save(n) for n in range(many)))
+            await asyncio.gather(*(store.thread(f"t{n}").save(n) for n in range(many)))
+            assert await asyncio.gather(*tasks) == [(n % many, 2) for n in range(2 * many)]
 
     asyncio.run(main())
 

@@ -9,13 +9,18 @@ import dataclasses
 import datetime as dt
 import decimal
 import math
-from typing import Any
+from typing import Any, Final
+
+_PLAIN: Final = frozenset((str, int, bool, bytes, type(None)))
+"""Types of most values, for which `==` says all."""
 
 
 def same(a: Any, b: Any) -> bool:  # noqa: PLR0911 - one answer for each kind of value
     """Tell whether two values are the same, exactly."""
     if type(a) is not type(b):
         return False
+    if type(a) in _PLAIN:
+        return bool(a == b)
     if isinstance(a, dict):
         ours, theirs = list(a.items()), list(b.items())
         return len(ours) == len(theirs) and all(

@@ -1,0 +1,15 @@
+"""How long tests are: short for every day, long for `make torture`."""
+
+import pytest
+from hypothesis import settings
+
+
+def lengths(short, long):
+    """What a test is to be given for every day, and for `make torture`: a value, or a tuple of them."""
+    given = [each if isinstance(each, tuple) else (each,) for each in (short, long)]
+    return [pytest.param(*given[0], id="short"), pytest.param(*given[1], id="long", marks=pytest.mark.torture)]
+
+
+def fewer(divisor):
+    """For tests whose examples are large: a part of the number of examples that the profile asks for."""
+    return settings(max_examples=max(settings.default.max_examples // divisor, 10))
