@@ -19,6 +19,4 @@ class TestPostgres(StoreConformance):
 @pytest.mark.parametrize("quarter", range(4))  # so that the long run takes turns with others
 def test_random_histories_are_as_the_model_says(quarter):
     long = settings.default.max_examples > 1000
-    machine.run(
-        swept, parts=4 if long else 8
-    )  # each takes four times as long as elsewhere: a short run has half as many
+    machine.run(swept, parts=4 if long else 12)  # each takes four times as long as elsewhere
