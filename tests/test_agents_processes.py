@@ -59,7 +59,7 @@ def _append(opener, writer, count):
             store.conversations.append(FIRST, Message.user(f"{writer} {i}"))
 
 
-@pytest.mark.parametrize("count", [500])
+@pytest.mark.parametrize("count", lengths(150, 1000))
 def test_four_processes_append_to_one_conversation_and_each_message_is_there_once_in_its_writers_order(opener, count):
     begin(opener)
     run(_append, *((opener, writer, count) for writer in range(4)))
@@ -97,7 +97,7 @@ def _checkpoint(opener, stop):
             time.sleep(0.002)
 
 
-@pytest.mark.parametrize("count", lengths(60, 1000))
+@pytest.mark.parametrize("count", lengths(25, 1000))
 def test_every_checkpoint_beside_writers_is_a_cut(opener, count):
     begin(opener)
     stop = spawn.Event()
@@ -155,7 +155,7 @@ def _then_back(opener, point, stop):
     return _there_and_back(opener, point, stop, together=False)
 
 
-@pytest.mark.parametrize("count", lengths(60, 1000))
+@pytest.mark.parametrize("count", lengths(25, 1000))
 def test_a_restore_and_its_undo_as_one_beside_writers_change_nothing(opener, count):
     point = begin(opener)
     stop = spawn.Event()
@@ -171,7 +171,7 @@ def test_a_restore_and_its_undo_as_one_beside_writers_change_nothing(opener, cou
         assert len(store.conversations.list("a")) == 2 + 3 * ((count + 19) // 20)
 
 
-@pytest.mark.parametrize("count", lengths(60, 1000))
+@pytest.mark.parametrize("count", lengths(25, 1000))
 def test_what_is_said_beside_restores_is_in_view_or_the_undo_says_that_it_refuses(opener, count):
     point = begin(opener)
     stop = spawn.Event()
@@ -219,7 +219,7 @@ def _collect(opener, stop):
     return done
 
 
-@pytest.mark.parametrize("steps", lengths(60, 1500))
+@pytest.mark.parametrize("steps", lengths(30, 1500))
 def test_agents_live_as_the_model_says_beside_each_other_and_collections(opener, steps):
     stop = spawn.Event()
     with opener() as store:

@@ -139,7 +139,7 @@ class Deeds:
 
 
 @ALL_KINDS
-@pytest.mark.parametrize("count", lengths(60, 1000))
+@pytest.mark.parametrize("count", lengths(24, 1000))
 def test_writes_whose_replies_are_lost_happen_once(store, proxy, direct, kind, count):
     deeds = Deeds(store)
     fired = []
@@ -236,7 +236,7 @@ def test_a_write_that_is_still_under_way_when_it_is_tried_again_happens_once(  #
 
 
 @ALL_KINDS
-@pytest.mark.parametrize("count", lengths(40, 500))
+@pytest.mark.parametrize("count", lengths(16, 500))
 def test_awaited_writes_whose_replies_are_lost_happen_once(proxy, schema, direct, kind, count):
     rng = random.Random(count)
     fired = []

@@ -273,7 +273,7 @@ def test_a_run_that_is_killed_at_any_one_point_does_each_effect_once(opener, tmp
         assert store.verify().ok
 
 
-@pytest.mark.parametrize("kills", lengths(12, 1000))
+@pytest.mark.parametrize("kills", lengths(6, 1000))
 def test_a_run_that_is_killed_again_and_again_does_each_effect_once(opener, tmp_path, kills):
     chance = random.Random(kills)
     sessions = Sessions(opener, tmp_path)
