@@ -13,3 +13,12 @@ def lengths(short, long):
 def fewer(divisor):
     """For tests whose examples are large: a part of the number of examples that the profile asks for."""
     return settings(max_examples=max(settings.default.max_examples // divisor, 10))
+
+
+QUARTERS = pytest.mark.parametrize("quarter", range(4))
+"""For a test that does all examples of the profile: in parts, so that in the long run it takes turns with others."""
+
+
+def parts(divisor):
+    """Into how many parts the examples are cut of which each quarter does one: four, or for every day more."""
+    return 4 if settings.default.max_examples > 1000 else 4 * divisor

@@ -5,6 +5,7 @@ import pytest
 from backtrail.testing import machine
 from backtrail.testing.conformance import StoreConformance
 from backtrail.testing.places import in_memory
+from tests.lengths import QUARTERS, parts
 
 
 class TestMemory(StoreConformance):
@@ -15,6 +16,6 @@ class TestMemory(StoreConformance):
 
 
 @pytest.mark.hypothesis
-@pytest.mark.parametrize("quarter", range(4))  # so that the long run takes turns with others
+@QUARTERS
 def test_random_histories_are_as_the_model_says(quarter):
-    machine.run(in_memory, parts=4)
+    machine.run(in_memory, parts=parts(1))

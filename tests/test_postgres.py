@@ -1,10 +1,10 @@
 """The whole suite on stores in PostgreSQL."""
 
 import pytest
-from hypothesis import settings
 
 from backtrail.testing import machine
 from backtrail.testing.conformance import StoreConformance
+from tests.lengths import QUARTERS, parts
 from tests.schemas import swept
 
 
@@ -16,7 +16,6 @@ class TestPostgres(StoreConformance):
 
 
 @pytest.mark.hypothesis
-@pytest.mark.parametrize("quarter", range(4))  # so that the long run takes turns with others
+@QUARTERS
 def test_random_histories_are_as_the_model_says(quarter):
-    long = settings.default.max_examples > 1000
-    machine.run(swept, parts=4 if long else 12)  # each takes four times as long as elsewhere
+    machine.run(swept, parts=parts(3))  # each takes four times as long as elsewhere

@@ -11,6 +11,7 @@ import pytest
 import backtrail
 from backtrail.testing import machine
 from backtrail.testing.conformance import StoreConformance
+from tests.lengths import QUARTERS, parts
 
 
 @contextmanager
@@ -31,6 +32,6 @@ class TestSqlite(StoreConformance):
 
 
 @pytest.mark.hypothesis
-@pytest.mark.parametrize("quarter", range(4))  # so that the long run takes turns with others
+@QUARTERS
 def test_random_histories_are_as_the_model_says(quarter):
-    machine.run(place, parts=4)
+    machine.run(place, parts=parts(1))
