@@ -112,9 +112,9 @@ def _directory(url: str) -> str:
 def _unquoted(path: str) -> str:
     if "%" not in path:
         return path
-    from urllib.parse import unquote  # noqa: PLC0415 - few paths need it
+    from urllib.parse import unquote_to_bytes  # noqa: PLC0415 - few paths need it
 
-    return unquote(path)
+    return os.fsdecode(unquote_to_bytes(os.fsencode(path)))  # a name need not be UTF-8
 
 
 def _path(url: str) -> str:

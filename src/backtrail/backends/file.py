@@ -89,6 +89,8 @@ class FileBackend(SharedTables):
             log.sync()
             self._turns.publish(log.end())
             directory.sweep(self.path, self._now_in())
+            if not self._covered_by_snapshot:
+                snapshot.put(self.path, None)  # it may come to count when the log has grown, and hold what was erased
         finally:
             self._give()
         self._snapshot()
@@ -183,6 +185,7 @@ class FileBackend(SharedTables):
             log, old = self._at(), self._now_in()
             if not (self._tables.wasted or log.damage or astray(self._tables)):
                 return True
+            directory.refuse_if_full(self.path, self._tables.held())
             log.cut()
             if log.sealed or log.at > FILE_HEADER:
                 log.roll()
@@ -217,19 +220,20 @@ class FileBackend(SharedTables):
         try:
             log = Log(self.path, new, read_only=False)
             try:
-                log.stand(new.file, FILE_HEADER, new.frame - 1, sealed=False, echo=[])
+                log.stand(new.file, FILE_HEADER, new.frame - 1, sealed=False, echo=[], last=None)
                 large = len(tables.payloads) >= _SNAPSHOT_CHANGES
                 prepared = snapshot.prepare(self.path, new, log, tables) if large else None
                 self._take(blind=True)  # whether it may be was asked when this began
                 try:
                     if self._now_in() == old:
                         log.read(tables, self._at().end())
+                        snapshot.put(self.path, None)  # it has what was removed
                         directory.switch(self.path, new)
                         self._adopt(log, tables)
                         with suppress(Error):  # all of it only saves time; the snapshot may have been swept by somebody
                             self._turns.publish(log.end())
-                            snapshot.put(self.path, None)
-                            snapshot.put(self.path, prepared)
+                            if prepared is not None:
+                                snapshot.put(self.path, prepared)
                     directory.sweep(self.path, self._now_in())
                     return self._now_in() == new
                 finally:
@@ -248,7 +252,7 @@ class FileBackend(SharedTables):
         """Go on with a new generation, whose tables these are."""
         self._whole = False
         self._let_go()
-        self._generation, self._store_fd = directory.read(self.path)
+        self._stand_in(*directory.read(self.path))
         self._log, self._tables, self._covered = log, tables, log.changes
         self._whole = True
 

@@ -22,7 +22,7 @@ from backtrail.backends import file_frames as frames
 from backtrail.backends.file_disk import STORE, created, read_at, synced, synced_directory, translated, write_at
 from backtrail.backends.file_log import begin_file
 from backtrail.backends.file_reading import Generation, log_name
-from backtrail.errors import Corrupt, Invalid, NotFound
+from backtrail.errors import Corrupt, Invalid, NotFound, Unavailable
 
 LOCK: Final = "backtrail.lock"
 SNAPSHOT: Final = "snapshot"
@@ -93,7 +93,7 @@ def read(path: Path) -> tuple[Generation, int]:
     name = path / STORE
     try:
         fd = os.open(name, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise NotFound(f"{path}: there is no such store", code="not_found.store") from error
     except OSError as error:
         raise translated(error, name) from error
@@ -202,6 +202,19 @@ def _is_left(name: str, now: Generation) -> bool:
         return False
     number = int(rest[:12])
     return number < now.file if kind == "log" else number <= now.generation and name != now.base
+
+
+def refuse_if_full(path: Path, size: int) -> None:
+    """Refuse to begin what would fill the disk: each attempt leaves a file of the log."""
+    try:
+        found = os.statvfs(path)
+    except OSError as error:
+        raise translated(error, path) from error
+    if found.f_bavail * found.f_frsize < size:
+        raise Unavailable(
+            f"{path}: there is no room for the {size} bytes that a collection needs: free some space and try again",
+            code="unavailable.full",
+        )
 
 
 def size(path: Path) -> int:

@@ -101,6 +101,11 @@ def translated(error: OSError, path: object) -> Error:
         return Unavailable(
             f"{reason}: check the permissions of the directory and of its files", code="unavailable.open"
         )
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return Unavailable(
+            f"{reason}: close stores that are not needed, or let the process open more (ulimit -n)",
+            code="unavailable.open",
+        )
     if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
         return Invalid(f"{reason}: name another place", code="invalid.store")
     if error.errno == errno.EROFS:

@@ -100,6 +100,11 @@ def frame(uid: bytes, number: int, synced: int, records: Sequence[bytes], bodies
     return pieces
 
 
+def check_of(header: bytes) -> bytes:
+    """Return the check of a frame: of all that is in it."""
+    return header[_HEADER.size - CHECK_BYTES : _HEADER.size]
+
+
 def joined(pieces: Sequence[bytes]) -> Iterator[bytes]:
     """Give the pieces of a frame to be written one after the other, small ones together: never is all of it copied."""
     held: list[bytes] = []

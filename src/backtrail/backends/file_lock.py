@@ -18,7 +18,7 @@ import struct
 import threading
 import time
 import zlib
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from backtrail.backends import forks
@@ -183,6 +183,11 @@ class Turns:
         if fd >= 0:
             os.close(fd)
 
+    def __del__(self) -> None:
+        """Do so for a store that is dropped without being closed."""
+        with suppress(Exception):
+            self.close()
+
     def _open(self) -> bool:
         if self._fd >= 0:
             return True
@@ -190,7 +195,7 @@ class Turns:
             try:
                 if self._fd < 0:
                     fd = self._opened()
-                    self._inode = _inode(os.fstat(fd))
+                    self._inode = inode(os.fstat(fd))
                     self._fd = fd
             except FileNotFoundError as error:
                 if self._read_only:
@@ -207,7 +212,7 @@ class Turns:
     def _is_there(self) -> bool:
         """Tell whether the file that is open is still the one of that name."""
         try:
-            return _inode(self._path.stat()) == self._inode
+            return inode(self._path.stat()) == self._inode
         except FileNotFoundError:
             return False
         except OSError as error:
@@ -281,7 +286,8 @@ def _end_bytes(end: End) -> bytes:
     return data + _crc(data)
 
 
-def _inode(found: os.stat_result) -> tuple[int, int]:
+def inode(found: os.stat_result) -> tuple[int, int]:
+    """Return what a file is, whatever its name."""
     return found.st_dev, found.st_ino
 
 

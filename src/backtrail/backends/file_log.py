@@ -8,6 +8,7 @@ or waits for the disk once more. A file is on disk before the next one is begun.
 from __future__ import annotations
 
 import os
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
     from backtrail.backends.changes import Body, Change
 
+SYNC_FRAMES: Final = 1000
+SYNC_SECONDS: Final = 10.0
+"""Whoever need not wait for the disk does so after so many frames, or so many seconds, even so."""
 FILE_BYTES: Final = 128 * 1024 * 1024
 """A file that would grow beyond this is sealed, and the log goes on in the next one."""
 
@@ -90,6 +94,9 @@ def build(
 class Log(Reader):
     """The log of one generation, and a place in it."""
 
+    _due = 0.0
+    """When it is next made sure, by the clock, that all is on disk."""
+
     def cut(self) -> None:
         """Cut off what is behind the end."""
         if self.torn:
@@ -103,7 +110,7 @@ class Log(Reader):
         """
         if self.sealed:
             self._begin_file()
-        if durable:
+        if durable or self._is_due():
             self.sync()
         built = self._built(changes)
         if self.at + built.size > FILE_BYTES and self.at > frames.FILE_HEADER:
@@ -114,6 +121,16 @@ class Log(Reader):
         self.changes += len(changes)
         self.echo = repeated
         return placed
+
+    def _is_due(self) -> bool:
+        """Tell whether it is time to make sure of what was written: so much is lost by damage, or a power cut, at most.
+
+        Damage to a frame of which nothing says that it was on disk is taken for a write that was cut short.
+        """
+        now = time.monotonic()
+        if self.synced == self.number:
+            self._due = now + SYNC_SECONDS
+        return self.number - self.synced >= SYNC_FRAMES or now > self._due
 
     def _built(self, changes: Sequence[Change]) -> Built:
         number = self.number + 1
@@ -133,6 +150,7 @@ class Log(Reader):
             raise
         if durable:
             self._sync(fd)
+        self.last = self.file, self.at, frames.check_of(pieces[0])
         self.at = end
         self.number += 1
         if durable:

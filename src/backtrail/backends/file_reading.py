@@ -16,6 +16,7 @@ import errno
 import logging
 import os
 import re
+from contextlib import suppress
 from copy import copy
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -24,7 +25,7 @@ from backtrail.backends.changes import Place, PutThread
 from backtrail.backends.file_disk import read_at, translated
 from backtrail.backends.file_lock import End
 from backtrail.backends.file_records import ECHO, SEAL, echo, unpack
-from backtrail.errors import Corrupt
+from backtrail.errors import Corrupt, Error
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -83,6 +84,8 @@ class Reader:
         """How many were read or written."""
         self.echo: list[list[Any]] = []
         """What the next frame is to repeat."""
+        self.last: tuple[int, int, bytes] | None = None
+        """The last frame that was done, by which this history of the log is known: its file, its place, its check."""
         self._hurt = 0
         """How many frames just before this place were lost, or in part."""
         self._saved: list[Change] = []
@@ -121,6 +124,11 @@ class Reader:
         while self._fds:
             os.close(self._fds.popitem()[1])
 
+    def __del__(self) -> None:
+        """Do so for a store that is dropped without being closed."""
+        with suppress(Exception):
+            self.close()
+
     def twin(self) -> Reader:
         """Return one that reads the same files, and goes on to when they are closed here, or have no name any more."""
         made = copy(self)
@@ -137,13 +145,31 @@ class Reader:
         """Return the file that it stands in."""
         return self._fds[self.file]
 
-    def stand(self, file: int, at: int, number: int, *, sealed: bool, echo: list[list[Any]]) -> None:
-        """Stand at a place to which somebody else has read. Raises OSError if a file is not there."""
+    def stand(
+        self,
+        file: int,
+        at: int,
+        number: int,
+        *,
+        sealed: bool,
+        echo: list[list[Any]],
+        last: tuple[int, int, bytes] | None,
+    ) -> None:
+        """Stand at a place to which somebody else has read, behind that frame. Raises OSError if that is not there."""
         for each in range(self._generation.file, file + 1):
             self._open(each)
-        if os.fstat(self._fds[file]).st_size < at:
+        if os.fstat(self._fds[file]).st_size < at or not self._has(last):
             raise FileNotFoundError
         self.file, self.at, self.number, self.synced, self.sealed, self.echo = file, at, number, number, sealed, echo
+        self.last = last
+
+    def _has(self, last: tuple[int, int, bytes] | None) -> bool:
+        """Tell whether a frame is there: in a copy of the store, the log may have gone on in another way."""
+        if last is None:
+            return True
+        file, at, check = last
+        fd = self._fds.get(file)
+        return fd is not None and frames.check_of(read_at(fd, at, frames.HEADER)) == check
 
     def end(self) -> End:
         """Return where it stands, as others are told."""
@@ -218,7 +244,7 @@ class Reader:
                 records = window.piece(found.at + frames.HEADER, found.records)
                 good = window.is_good(found)
                 if good or self._was_on_disk(window, found.end) or self._only_bodies(records):
-                    last = self._do(tables, found, records, good=good)
+                    last = self._understood(tables, found, records, good=good)
                     continue
             elif self._was_on_disk(window, self.at + 1) or self._only_header(window):
                 self._skip(tables, window)
@@ -226,6 +252,18 @@ class Reader:
             self.torn = window.size - self.at
             break
         return last
+
+    def _understood(self, tables: Tables, found: frames.Frame, records: bytes, *, good: bool) -> list[Change]:
+        try:
+            return self._do(tables, found, records, good=good)
+        except (OSError, Error):
+            raise
+        except Exception as error:
+            raise Corrupt(
+                f"{self.name(self.file)}: frame {found.number} at {found.at} is whole, and says what this version of "
+                f"backtrail does not understand ({error!r}): upgrade backtrail, or restore a backup",
+                code="corrupt.store",
+            ) from error
 
     def _do(self, tables: Tables, found: frames.Frame, records: bytes, *, good: bool) -> list[Change]:
         """Do what can be read of a frame."""
@@ -256,6 +294,7 @@ class Reader:
         else:  # the next frame tells what is missing
             self._hurt, self._saved = 1, done
         self.number, self.at, self.synced = found.number, found.end, max(self.synced, found.synced)
+        self.last = self.file, found.at, found.check
         self.changes += len(done)
         return done
 

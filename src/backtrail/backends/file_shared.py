@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 from backtrail.backends import file_directory as directory
 from backtrail.backends import file_snapshot as snapshot
-from backtrail.backends.file_disk import translated
-from backtrail.backends.file_lock import End, Turns
+from backtrail.backends.file_disk import STORE, translated
+from backtrail.backends.file_lock import End, Turns, inode
 from backtrail.backends.file_log import Log
 from backtrail.backends.table_backend import TableBackend
 from backtrail.backends.tables import Tables
@@ -23,12 +23,13 @@ from backtrail.errors import Corrupt, Error, NotFound, Unavailable
 from backtrail.garbage import uncollected
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from backtrail.backends.file_reading import Generation
 
 ATTEMPTS: Final = 3
+_PAUSES: Final = (0.0, 0.002, 0.005, 0.01, 0.02)
 _FAR: Final = 100
 """Whoever is to read more frames than this before it writes does so before it keeps others out."""
 
@@ -45,7 +46,9 @@ class SharedTables(TableBackend):
         """The process whose turn it is, if something is being written."""
         self._generation: Generation | None = None
         self._store_fd = -1
-        """The file that says which generation it is: it has no name any more when that is over."""
+        """The file that says which generation it is: when that is over, another one has its name."""
+        self._store = str(path / STORE), (0, 0)
+        """Its name, and what it is by number: kept open, so that no other file gets that number."""
         self._log: Log | None = None
         self._whole = False
         """Whether the tables are what the log says. If not, they are read anew."""
@@ -53,6 +56,8 @@ class SharedTables(TableBackend):
         """Whether a write of this process may be there, or not: only whoever keeps others out can tell."""
         self._covered = 0
         """How many changes of those that the log has read or written are in a snapshot."""
+        self._covered_by_snapshot = False
+        """Whether they were read from a snapshot."""
         self._unreachable: End | None = None
         """An end that was published, and is not there."""
         self._turns = Turns(
@@ -142,7 +147,9 @@ class SharedTables(TableBackend):
         try:
             try:
                 self._refuse_if_closed()
-                self._catch_up()
+                log = self._catch_up()
+                if log is not None:
+                    self._tell_of(log)
             finally:
                 self._turns.unlock()
             yield self._tables
@@ -177,12 +184,12 @@ class SharedTables(TableBackend):
         if self._log is None or not self._whole:
             return True
         try:
-            if os.fstat(self._store_fd).st_nlink == 0:
+            if self._is_replaced():
                 return True
             end = self._turns.published()
             if end is None or end == self._unreachable:
                 return self._log.has_news()
-            return end.number > self._log.number
+            return end.number > self._log.number or self._log.has_news()
         except OSError as error:
             raise translated(error, self.path) from error
 
@@ -200,30 +207,40 @@ class SharedTables(TableBackend):
                 log = self._at()
                 self._whole = False  # should this be interrupted, or another generation begin meanwhile
                 log.read(self._tables, end, beyond=False)
-                if os.fstat(self._store_fd).st_nlink:
+                if not self._is_replaced():
                     self._whole = log.has_reached(end)
-                    if first and self._whole:
-                        self._look_beyond()
+                    if self._whole and (first or log.has_news()):
+                        self._look_beyond(_PAUSES if first else _PAUSES[:1])
                     return self._whole
             except OSError:  # a file may be gone, if another generation began
                 self._whole = False
         return False
 
-    def _look_beyond(self) -> None:
+    def _look_beyond(self, pauses: Sequence[float]) -> None:
         """Do what is behind the end that was published, if nobody is writing.
 
-        After a power cut the log may have more than that: it was synced, and what was published was not. Whoever opens
-        the store for writing publishes it anew; so if somebody is writing for a while, it is known to be new.
+        After a power cut the log may have more than that: it was synced, and what was published was not. So it may when
+        whoever wrote was killed, or interrupted, in between. Whoever opens the store for writing publishes it anew; so
+        if somebody is writing for a while, it is known to be new.
         """
-        for pause in (0.0, 0.002, 0.005, 0.01, 0.02):
+        for pause in pauses:
             time.sleep(pause)
             with self._turns.kept_quiet() as quiet:
                 if quiet:
                     log = self._catch_up()
                     if log is not None:
-                        with suppress(Error):  # of a file that can only be read
-                            log.sync()  # nobody is to see what a power cut may still take
+                        self._tell_of(log)
                     return
+
+    def _tell_of(self, log: Log) -> None:
+        """Let others see what was found behind the end that was published. Nobody writes meanwhile."""
+        end = self._turns.published()
+        if log.blind is not None or (end is not None and end.number >= log.number):
+            return
+        with suppress(Error):  # of files that can only be read
+            log.sync()  # nobody is to see what a power cut may still take
+            if end is not None and not self.read_only:
+                self._turns.publish(log.end())
 
     def _catch_up(self, *, at_once: bool = True) -> Log | None:
         """Do what others wrote on these tables; or nothing, if it is much and not to be done at once.
@@ -256,28 +273,54 @@ class SharedTables(TableBackend):
 
     def _is_over(self) -> bool:
         """Tell whether what is in memory is of no use: nothing was read yet, or another generation has begun."""
-        return self._log is None or not self._whole or os.fstat(self._store_fd).st_nlink == 0
+        return self._log is None or not self._whole or self._is_replaced()
+
+    def _is_replaced(self) -> bool:
+        """Tell whether the file that says which generation it is has been replaced, or removed with its directory.
+
+        That it has a name somewhere says nothing: the directory may have been moved, or copied by links.
+        """
+        name, known = self._store
+        try:
+            return inode(os.stat(name)) != known  # noqa: PTH116 - whoever reads does it
+        except (FileNotFoundError, NotADirectoryError):
+            return True
 
     def _load(self, until: End | None = None) -> None:
         """Read all of it, or up to an end that was published: the snapshot, or the base, and the log behind."""
         self._let_go()
-        was = self._generation
-        now, self._store_fd = directory.read(self.path)
-        if was is not None and was.uid != now.uid:
-            raise NotFound(
-                f"{self.path}: was removed, and there is another store now: open it again", code="not_found.store"
-            )
-        self._generation = now
+        self._stand_in(*self._named_now())
+        now = self._now_in()
         self._log = log = Log(self.path, now, read_only=self.read_only)
         with uncollected():  # all of it stays
             tables = snapshot.read(self.path, now, log)
-            self._covered = 0
+            self._covered, self._covered_by_snapshot = 0, tables is not None
             self._tables = tables or Tables()
             end = until or self._turns.published()
             log.read(self._tables, end, beyond=until is None)
         if until is None:
             self._unreachable = end if end is not None and end.number > log.number else None
             self._whole, self._doubtful = True, False
+
+    def _named_now(self) -> tuple[Generation, int]:
+        """Return which files count now, and the file that says so, open. Refuse those of another store, or of a copy.
+
+        A collection counts generations up. If it is another file, and not a later generation, then somebody has put it
+        there: what is known of it need not be so.
+        """
+        was, (_, known) = self._generation, self._store
+        now, fd = directory.read(self.path)
+        other = inode(os.fstat(fd)) != known
+        if was is not None and (was.uid != now.uid or (other and now.generation <= was.generation)):
+            os.close(fd)
+            what = "another store" if was.uid != now.uid else "another copy of it"
+            raise NotFound(f"{self.path}: was removed, and there is {what} now: open it again", code="not_found.store")
+        return now, fd
+
+    def _stand_in(self, generation: Generation, fd: int) -> None:
+        """Go on in that generation; the file says so."""
+        self._generation, self._store_fd = generation, fd
+        self._store = self._store[0], inode(os.fstat(fd))
 
     def _let_go(self) -> None:
         log, self._log = self._log, None
@@ -286,6 +329,11 @@ class SharedTables(TableBackend):
         fd, self._store_fd = self._store_fd, -1
         if fd >= 0:
             os.close(fd)
+
+    def __del__(self) -> None:
+        """Do so for a store that is dropped without being closed."""
+        with suppress(Exception):
+            self._let_go()
 
     def _now_in(self) -> Generation:
         if self._generation is None:

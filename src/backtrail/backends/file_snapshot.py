@@ -1,6 +1,7 @@
 """Snapshots: the tables at one place of the log, so that opening a store need not read all of it.
 
-A snapshot is made from the log and can be made again. It counts if it is whole and of the present generation; what it
+A snapshot is made from the log and can be made again. It counts if it is whole, of the present generation, and if the
+log has the frame behind which it was made: in a copy of the store, the log may have gone on in another way. What it
 covers was on disk before it was written. Bodies stay where they are: it says where.
 """
 
@@ -37,9 +38,10 @@ def _wire(body: Body) -> list[int]:
 
 def prepare(path: Path, generation: Generation, log: Log, tables: Tables) -> Path:
     """Write what the tables are where the log stands, under another name yet. All of the log up to there is on disk."""
-    where = [FORMAT, generation.uid, generation.generation, log.file, log.at, log.number, log.sealed, log.echo]
+    of = [FORMAT, generation.uid, generation.generation, generation.base]
+    where = [log.file, log.at, log.number, log.sealed, log.echo, log.last]
     records = [fields_of(change, _wire) for change in tables.whole()]
-    content = ormsgpack.packb([where, tables.wasted, records])
+    content = ormsgpack.packb([of, where, tables.wasted, records])
     name = path / f"{SNAPSHOT}{NEW}-{secrets.token_hex(4)}"
     try:
         fd = created(name, os.O_WRONLY | os.O_EXCL)
@@ -74,20 +76,20 @@ def read(path: Path, generation: Generation, log: Log) -> Tables | None:
     content = data[start:]
     if data[: len(MAGIC)] != MAGIC or blake3(content).digest() != data[len(MAGIC) : start]:
         return None
-    where, wasted, records = ormsgpack.unpackb(content)
-    form, uid, number, file, at, frame, sealed, echo = where
-    if (form, uid, number) != (FORMAT, generation.uid, generation.generation):
-        return None
     try:
-        log.stand(file, at, frame, sealed=sealed, echo=echo)
-    except OSError:
+        of, where, wasted, records = ormsgpack.unpackb(content)
+        if of != [FORMAT, generation.uid, generation.generation, generation.base]:
+            return None
+        tables = Tables()
+        for record in records:
+            tables.do(unpack(record, _place))
+        tables.wasted = wasted
+        file, at, frame, sealed, echo, last = where
+        log.stand(file, at, frame, sealed=sealed, echo=echo, last=None if last is None else tuple(last))
+    except Exception:  # noqa: BLE001 - another version made it, or a file is not there: it only saves time
         return None
-
-    def place(wire: Any) -> Place:
-        return Place(*wire)
-
-    tables = Tables()
-    for record in records:
-        tables.do(unpack(record, place))
-    tables.wasted = wasted
     return tables
+
+
+def _place(wire: Any) -> Place:
+    return Place(*wire)

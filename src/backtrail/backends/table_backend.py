@@ -471,8 +471,7 @@ class TableBackend:
             lists = [
                 (space, tables.lists[no][0]) for space, no in alive if no in tables.lists and no not in tables.marks
             ]
-            bodies = [*tables.payloads.values(), *(body for body, _ in tables.chunks.values())]
-            held = sum(map(_size, bodies))
+            held = tables.held()
             entries = [each for _, listed in tables.lists.values() for each in listed if each is not None]
             indexed = sum(len(each.entry.words) + _size(each.text) for each in entries)
             return Usage(

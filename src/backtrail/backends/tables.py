@@ -68,6 +68,8 @@ class Tables:
         self.meta = {"epoch": 1, "entry": 0}
         self.marks: dict[int, None] = {}
         self.lists: dict[int, tuple[Indexed, list[Listed | None]]] = {}
+        self.unlisted: dict[int, None] = {}
+        """Threads whose list was dropped, or lost: they are marked until it is made anew; nothing is added to it."""
         self.adrift: set[tuple[int, int]] = set()
         """Rows that were put where there is no thread: it was lost, and they with it."""
         self.appended = 0
@@ -243,22 +245,31 @@ class Tables:
             self._set(self.touched.setdefault(agent, {}), change.thread, None if change.touched else _ABSENT)
 
     def _mark(self, change: Mark) -> None:
+        if not change.marked and change.thread in self.unlisted and change.thread in self.threads:
+            return
         self._set(self.marks, change.thread, None if change.marked else _ABSENT)
 
     def _put_list(self, change: PutList) -> None:
         listed = list(self.lists.get(change.thread, (NO_LIST, []))[1])
+        fits = True
         for at, removed, entries in change.splices:
+            fits = fits and at + removed <= len(listed)
             self.wasted += removed
             listed[at : at + removed] = entries
         highest = max((each.no for _, _, entries in change.splices for each in entries if each is not None), default=0)
         if highest > self.meta["entry"]:
             self._set(self.meta, "entry", highest)
+        if not fits or (change.thread in self.unlisted and len(listed) != change.now.items):
+            self._drop_list(DropList(change.thread))
+            return
+        self._set(self.unlisted, change.thread, _ABSENT)
         self._set(self.lists, change.thread, (change.now, listed))
 
     def _drop_list(self, change: DropList) -> None:
         self.wasted += change.thread in self.lists
         self._set(self.lists, change.thread, _ABSENT)
         self._set(self.marks, change.thread, None)
+        self._set(self.unlisted, change.thread, None)
 
     def _set_meta(self, change: SetMeta) -> None:
         self._set(self.meta, change.name, change.value)
@@ -446,6 +457,11 @@ class Tables:
             return [row for at, seq, row in places if at >= 0 and seq <= wanted[at][1]]
         return [log[seq] for low, high in wanted for seq in range(low, high + 1) if seq in log]
 
+    def held(self) -> int:
+        """Return how many bytes the bodies of rows and chunks have."""
+        bodies = (*self.payloads.values(), *(body for body, _ in self.chunks.values()))
+        return sum(len(body) if isinstance(body, bytes) else body.length for body in bodies)
+
     def whole(self) -> Iterator[Change]:  # noqa: C901 - one for each table
         """Give changes that make these tables of empty ones."""
         for record in self.threads.values():
@@ -470,7 +486,7 @@ class Tables:
     def copy(self) -> Tables:
         """Return tables that stay as these are now."""
         made = Tables()
-        for name in ("threads", "names", "uids", "payloads", "chunks", "tags", "meta", "marks", "lists"):
+        for name in ("threads", "names", "uids", "payloads", "chunks", "tags", "meta", "marks", "lists", "unlisted"):
             setattr(made, name, dict(getattr(self, name)))
         for name in ("agents", "touched", "logs"):
             held: Mapping[Any, dict[Any, Any]] = getattr(self, name)
