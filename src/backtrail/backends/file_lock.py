@@ -137,6 +137,13 @@ class Turns:
         finally:
             self._locking.release()
 
+    def give_what_is_left(self) -> None:
+        """Let others have their turn, and in, if Ctrl-C came before that was done."""
+        while self._lock._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001
+            self._lock.release()
+        if self._locking._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001
+            self.unlock()
+
     @contextmanager
     def kept_quiet(self) -> Iterator[bool]:
         """Keep out those who write, unless somebody does: tell whether nobody does. Its caller has a turn."""

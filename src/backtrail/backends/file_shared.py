@@ -90,6 +90,9 @@ class SharedTables(TableBackend):
         finally:
             self._turns.unlock()
 
+    def _give_what_is_left(self) -> None:
+        self._turns.give_what_is_left()
+
     @contextmanager
     def _locked(self) -> Iterator[None]:
         self._lock()

@@ -82,6 +82,9 @@ class TableBackend:
         """Let others have them."""
         raise NotImplementedError
 
+    def _give_what_is_left(self) -> None:
+        """Do so if Ctrl-C came before it was done. Who cannot be interrupted in that has nothing to do."""
+
     def _read(self) -> AbstractContextManager[Tables]:
         """Have the tables to oneself, to read."""
         raise NotImplementedError
@@ -117,7 +120,11 @@ class TableBackend:
             finally:
                 tables.end()
         finally:
-            self._give()
+            try:
+                self._give()
+            except KeyboardInterrupt:
+                self._give_what_is_left()
+                raise
 
     def _refuse_within(self) -> None:
         """Refuse a call in the middle of another one, but in a group. Its thread has the tables already."""
