@@ -167,18 +167,18 @@ def test_a_snapshot_that_is_newer_than_the_log_does_not_come_to_count(path, ofte
     del often
     copy = path.with_name("copy")
     with opened(path) as store:
-        for n in range(15):
+        for n in range(8):
             store.thread("t").save({"n": n})
     shutil.copytree(path, copy, ignore=lambda *_: {"snapshot", "backtrail.lock"})
     with opened(path) as store:
-        for n in range(15, 40):
+        for n in range(8, 40):
             store.thread("t").save({"n": n})
     shutil.copy(path / "snapshot", copy / "snapshot")
     with opened(copy) as store:
         for n in range(3):  # too few for a snapshot of its own
-            store.thread("t").save({"mine": n, "more": os.urandom(20_000)})
+            store.thread("t").save({"mine": n, "more": os.urandom(9_000)})
     found = everything(copy)["t"]
-    assert [state["mine"] for state in found[15:]] == list(range(3))
+    assert [state["mine"] for state in found[8:]] == list(range(3))
 
 
 def test_what_was_erased_is_in_no_snapshot_though_a_collection_was_killed(path, often):
