@@ -23,6 +23,7 @@ from backtrail.backends.port import Batch
 from backtrail.engine import archive, log, wire
 from backtrail.engine.archive_reader import Archive
 from backtrail.engine.squeeze import squeeze, unsqueeze
+from backtrail.testing.chunks import small_chunks
 from backtrail.testing.conformance.moving import _shown as shown
 from backtrail.testing.furnishing import everything, furnish, logs
 from tests.servers import place
@@ -141,6 +142,43 @@ def test_a_mirror_that_is_fed_by_what_is_new_shows_what_is_there(seed, tmp_path)
                 mirror.gc()
             assert shown(mirror) == shown(source)
             assert mirror.verify().ok
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_mirror_takes_what_is_new_though_contents_come_and_go_and_both_sides_collect(seed, tmp_path):
+    rng = random.Random(seed)
+    words = [[f"{n} {at}" * rng.randrange(1, 9) for at in range(30)] for n in range(4)]
+    few = [*words, {"all": words, "text": " ".join(words[0])}, {"one": {"two": words[1:3]}}, {"l": []}, 1]
+    with small_chunks(), ExitStack() as stack:
+        source, mirror, lazy = (stack.enter_context(backtrail.open("memory://")) for _ in range(3))
+        source.thread("a").save(few[4])
+        last = None
+        for at in range(15):
+            for _ in range(rng.randrange(1, 6)):
+                thread = source.thread(rng.choice("abc"))
+                if thread.latest() is None or rng.random() < 0.5:
+                    thread.save(rng.choice(few))
+                else:
+                    deed = rng.choice([extend, extend, travel, drop, drop, branch, collect])
+                    deed(rng, source, thread)
+            path = tmp_path / f"{at}"
+            source.export(path, since=last, threads=["a"] if at % 5 == 4 else None)
+            for store, often in ((mirror, 0.8), (lazy, 0.2)):
+                store.import_(path)
+                if at % 5 != 4:
+                    assert shown(store) == shown(source)
+                if rng.random() < often:
+                    store.gc()
+                assert store.verify().ok
+            last = path
+
+
+def extend(rng, store, thread):
+    state = thread.load().state
+    if isinstance(state, list):
+        thread.append((), rng.choice(["more", "and more"]))
+    elif isinstance(state, dict):
+        thread.set(rng.choice(["all", "one"]), rng.choice([["x" * 90] * 5, {"y": ["z" * 70] * 7}, 1]))
 
 
 def save(rng, store, thread):

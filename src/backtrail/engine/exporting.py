@@ -3,12 +3,15 @@
 All that is written was read and checked: a checkpoint that cannot be read is named, and no file is made. Rows come as
 they are, hidden ones, too, as long as no collection has removed them; and with them every chunk that they lead to. An
 export that continues another one has the rows and chunks that are new since, and what was hidden, tagged or begun anew.
+
+What it relies on is what a collection leaves to whoever imported the others: a chunk that only hidden rows lead to at
+the end of an export is not known to the next one, which has it again if a new row leads to it.
 """
 
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from backtrail.backends.port import NewThread
@@ -16,7 +19,7 @@ from backtrail.engine import journal, log, payload, pins, upkeep
 from backtrail.engine.archive import ID_BYTES, Entry, Header, Known, Writer
 from backtrail.engine.archive_reader import Archive, id_of
 from backtrail.engine.heads import Heads
-from backtrail.engine.reading import Reading
+from backtrail.engine.reading import Reading, read_below
 from backtrail.errors import Conflict, Corrupt, NotFound
 from backtrail.placing import path_of, placed
 
@@ -107,9 +110,16 @@ class _Export:
         self._before = before
         self._known = dict(before.known) if before else {}
         self._digests = dict.fromkeys(before.digests() if before else ())
-        """Chunks that were written, by this export or those before."""
+        """Chunks that need not be written: this export has them already, or who imports it does."""
+        self._lasting = set(self._digests)
+        """Those that rows of the earlier export lead to which were visible then, and still are ..."""
+        self._shown = {entry.uid: entry.visible for entry in before.entries} if before else {}
+        self._shrunk = False
+        """... as long as none of these was hidden."""
         self._good: set[bytes] = set()
-        """Chunks that were read and found good."""
+        """Chunks that were read and found good, below visible rows ..."""
+        self._held: set[bytes] = set()
+        """... and below hidden ones that are pinned: who imports them may have no such pin."""
 
     def write(self, scope: Scope, progress: Callable[[str, int], None] | None) -> Totals:
         """Write all threads that are meant."""
@@ -126,8 +136,26 @@ class _Export:
             self._thread(record, manifests)
             if progress:
                 progress("threads", count)
-        self._writer.end(self._known, list(self._digests))
+        if self._shrunk:
+            self._lasting = self._below_heads(records)
+        kept = self._lasting | self._good
+        self._writer.end(self._known, [digest for digest in self._digests if digest in kept])
         return self._writer.totals
+
+    def _below_heads(self, records: list[ThreadRecord]) -> set[bytes]:
+        """Return the chunks that the heads of threads lead to: what new rows share with old ones, mostly.
+
+        Threads that are not exported do not count: how they are stored may have changed here, and only here.
+        """
+        below: set[bytes] = set()
+        for record in records:
+            known = self._known.get(record.uid)
+            newest = self._heads.row(record, known.newest) if known else None
+            head = self._heads.row(record, newest.head) if newest and newest.head else None
+            if head is not None and not head.hidden:
+                with suppress(Corrupt, NotFound):  # what cannot be read is not relied on
+                    below |= read_below(self._heads, self._heads.chain(record, head).tree, below)
+        return below
 
     def _thread(self, record: ThreadRecord, manifests: set[str]) -> None:
         rows = self._heads.backend.rows(record.no, [(1, log.MAX_SEQ)])
@@ -154,6 +182,7 @@ class _Export:
         now = Known(entry.newest, entry.newest_op, entry.marks(), base)
         if known is not None and now[:3] == known[:3]:
             return
+        self._shrunk = self._shrunk or (known is not None and not self._only_grew(entry, known))
         if record.space == pins.SPACE:
             self._require_held(record)
         self._writer.thread(entry)
@@ -174,6 +203,14 @@ class _Export:
                 code="conflict.export",
             )
         return known.newest
+
+    def _only_grew(self, entry: Entry, known: Known) -> bool:
+        """Tell whether all is still visible that was so in the earlier export; False also if that is not known."""
+        visible = tuple((low, min(high, known.newest)) for low, high in entry.visible if low <= known.newest)
+        if entry.uid in self._shown:
+            return visible == self._shown[entry.uid]
+        tags = {seq: words for seq, words in entry.tags.items() if seq <= known.newest}
+        return entry._replace(visible=visible, tags=tags).marks() == known.marks
 
     def _exported(self, record: ThreadRecord) -> Iterator[tuple[int, bytes]]:
         """Give the rows of a thread that are in the earlier export itself: the seq and the op_id of each."""
@@ -205,7 +242,7 @@ class _Export:
         if row.op not in log.CHECKPOINTS:
             self._writer.row(row, b"")
             return
-        why = reading.reason(row, self._good)
+        why = reading.reason(row, self._held if row.hidden else self._good)
         if why is not None:
             raise self._heads.damaged(record, row.seq, f"{why}; nothing was exported")
         nodes = self._heads.nodes()

@@ -211,9 +211,11 @@ class _Check:
         name = log.checkpoint_id(record.uid, row.seq)
         if plan.record is None:
             return self._archive.damaged(f"checkpoint {name} of thread {record.name!r} cannot be read: {why}")
+        helps = "import the whole thread into another store"
+        if self._archive.since is not None:
+            helps = f"export without since=, and import that; if it is refused as well, {helps}"
         return Conflict(
-            f"checkpoint {name} of {record.space} {record.name!r} stands on what is not here any more ({why}): "
-            "import the whole thread into another store",
+            f"checkpoint {name} of {record.space} {record.name!r} stands on what is not here any more ({why}): {helps}",
             code="conflict.import",
             thread=record.name,
             kind=record.space,

@@ -185,6 +185,11 @@ class Exporting(_Moving):
         assert not [*(tmp_path / "exports").iterdir()]
         store.export(tmp_path / "exports" / "one")
 
+    def test_what_comes_back_after_a_collection_is_exported_again(
+        self, store: Store, other: Store, tmp_path: Path
+    ) -> None:
+        _comes_back(store, other, tmp_path)
+
     def test_it_is_not_done_inside_a_transaction(self, store: Store, tmp_path: Path) -> None:
         store.export(tmp_path / "one")
         with store.transaction():
@@ -328,6 +333,32 @@ class Importing(_Moving):
             store.import_(tmp_path / "4")
         assert caught.value.code == "not_found.export"
         assert everything(store) == before
+
+    def test_what_is_new_since_another_comes_whatever_was_pruned_there_and_collected_here(
+        self, store: Store, other: Store, tmp_path: Path
+    ) -> None:
+        _comes_back(other, store, tmp_path)
+
+    def test_what_is_new_since_another_and_stands_on_what_was_pruned_here_needs_a_whole_export(
+        self, store: Store, other: Store, tmp_path: Path
+    ) -> None:
+        thread: Thread[Any] = other.thread("a")
+        thread.save({"messages": messages(300)})
+        thread.save({"n": 1})
+        first = other.export(tmp_path / "1")
+        store.import_(tmp_path / "1")
+        store.thread("a").prune(keep_last=1)
+        store.gc()
+        thread.save({"messages": messages(300)})
+        other.export(tmp_path / "2", since=first.path)
+        before = everything(store)
+        with pytest.raises(Conflict, match="without since=") as caught:
+            store.import_(tmp_path / "2")
+        assert caught.value.code == "conflict.import"
+        assert everything(store) == before
+        other.export(tmp_path / "whole")
+        store.import_(tmp_path / "whole")
+        assert head(store.thread("a")).state == {"messages": messages(300)}
 
     def test_another_thread_under_the_same_id_is_a_conflict_that_names_it(
         self, store: Store, furnished: tuple[Path, Contents]
@@ -506,6 +537,30 @@ class Importing(_Moving):
         with store.watch(prefix="forked", timeout=10) as watch:
             store.import_(furnished[0])
             assert next(watch).state["n"] in (0, 1)
+
+
+def _comes_back(source: Store, mirror: Store, directory: Path) -> None:
+    """Save large states, prune and collect them on both sides, and save them again; a mirror is told what is new."""
+    large = [{"messages": messages(300)}, {"text": "a line of a large text\n" * 3000}, [messages(200), "x" * 70_000]]
+    thread: Thread[Any] = source.thread("comes and goes")
+    source.thread("stays").save({"messages": messages(40)})
+    last: Path | None = None
+    for at, state in enumerate([large[0], 1, large[0], large[1], large[2], 2, large[1], 3, large[2], large[0]]):
+        thread.save(state)
+        thread.prune(keep_last=1)
+        if at % 3 == 1:
+            source.gc()
+        path = directory / f"{at}"
+        source.export(path, since=last)
+        mirror.import_(path)
+        assert _shown(mirror) == _shown(source)
+        mirror.gc()
+        assert head(mirror.thread(thread.id)).state == state
+        assert mirror.verify().ok
+        last = path
+    source.thread("stays").append("messages", "more")
+    assert source.export(directory / "last", since=last).chunks == 0  # all that it stands on is known
+    assert mirror.import_(directory / "last").rows == 1
 
 
 def _goes_on(store: Store) -> None:
