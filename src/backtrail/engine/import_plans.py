@@ -98,7 +98,7 @@ def _require_same_log(
         raise Conflict(
             f"{record.space} {record.name!r} has gone another way here than in the import"
             + ("" if there else ", as far as can be told: the rows that would show it were removed")
-            + "; nothing was imported: import into a new store, or delete it here first",
+            + "; nothing was imported: import into a new store",
             code="conflict.import",
             thread=record.name,
             kind=record.space,

@@ -392,6 +392,21 @@ class Importing(_Moving):
             assert everything(store) == before
             store.thread("a").save({"mine": True})
 
+    def test_to_delete_a_thread_that_went_another_way_does_not_help_and_is_not_advised(
+        self, store: Store, other: Store, tmp_path: Path
+    ) -> None:
+        fill(other.thread("a"), 1)
+        other.export(tmp_path / "1")
+        store.import_(tmp_path / "1")
+        store.thread("a").save({"mine": True})
+        other.thread("a").save({"theirs": True})
+        other.export(tmp_path / "2")
+        for change in (store.thread("a").delete, store.gc, store.gc):
+            with pytest.raises(Conflict, match="import into a new store$") as caught:
+                store.import_(tmp_path / "2")
+            assert caught.value.code == "conflict.import"
+            change()
+
     def test_what_was_pruned_here_does_not_come_back_and_what_stands_on_it_still_comes(
         self, store: Store, other: Store, tmp_path: Path
     ) -> None:
