@@ -59,13 +59,13 @@ class Plan(NamedTuple):
 def plan_of(backend: Backend, archive: Archive, entry: Entry) -> Plan:
     """Hold a thread against what is here."""
     thread = entry.thread
-    record = backend.find_thread(thread.space, thread.name)
-    other = backend.thread_with_uid(thread.uid)
-    if record is None and other is None:
+    # Somebody else may import it between the two: whatever is found is held against what it should be.
+    record = backend.find_thread(thread.space, thread.name) or backend.thread_with_uid(thread.uid)
+    if record is None:
         if entry.start:
             raise _needs(archive, entry)
         return Plan(entry, None, 0)
-    if record is None or other is None or record.no != other.no:
+    if (record.space, record.name, record.uid) != (thread.space, thread.name, thread.uid):
         raise Conflict(
             f"the {thread.space} {thread.name!r} that is here is another one than that of the import (even if it was "
             "deleted, it keeps its id): import into another store",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from backtrail import Store, Thread
+    from backtrail.backends.port import ThreadRecord
     from backtrail.testing.furnishing import Contents
 
 
@@ -402,7 +403,7 @@ class Importing(_Moving):
         other.thread("a").save({"theirs": True})
         other.export(tmp_path / "2")
         for change in (store.thread("a").delete, store.gc, store.gc):
-            with pytest.raises(Conflict, match="import into a new store$") as caught:
+            with pytest.raises(Conflict, match=r"import into a new store$") as caught:
                 store.import_(tmp_path / "2")
             assert caught.value.code == "conflict.import"
             change()
@@ -508,6 +509,24 @@ class Importing(_Moving):
                 store.import_(furnished[0])
 
         assert not store.import_(furnished[0], progress=meanwhile).changed
+        assert done
+        assert everything(store) == furnished[1]
+
+    def test_what_somebody_else_imports_between_two_looks_is_no_other_thread(
+        self, store: Store, furnished: tuple[Path, Contents]
+    ) -> None:
+        backend = store._backend  # noqa: SLF001 - nobody else knows when it is looked
+        find, done = backend.find_thread, list[str]()
+
+        def finding(space: str, name: str) -> ThreadRecord | None:
+            found = find(space, name)
+            if not done:
+                done.append(name)
+                store.import_(furnished[0])
+            return found
+
+        with mock.patch.object(backend, "find_thread", finding):
+            assert not store.import_(furnished[0]).changed
         assert done
         assert everything(store) == furnished[1]
 
