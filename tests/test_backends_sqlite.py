@@ -19,7 +19,7 @@ import backtrail
 from backtrail.backends import sqlite_commit, sqlite_connection, sqlite_schema, sqlite_standings
 from backtrail.backends.port import Batch, NewThread, Row, Stale
 from backtrail.backends.sqlite import SqliteBackend
-from backtrail.errors import CommitUnknown, Corrupt, Invalid, NotFound, Unavailable
+from backtrail.errors import CommitUnknown, Conflict, Corrupt, Invalid, NotFound, Unavailable
 from tests.lengths import lengths
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="these tests fork")
@@ -253,6 +253,31 @@ class TestOpening:
         with raises(Invalid, "invalid.format"):
             SqliteBackend(path)
         newer.close()
+
+    def test_what_was_committed_to_a_file_that_is_gone_is_not_removed_by_a_new_store(self, path):
+        def write_and_die():
+            backend = SqliteBackend(path)
+            start(backend)
+            os._exit(0)
+
+        assert in_child(write_and_die) == 0
+        away = path.with_name("away")
+        path.rename(away)
+        before = contents(path.parent)
+        with raises(Conflict, "conflict.exists"):
+            SqliteBackend(path)
+        assert contents(path.parent) == before
+        away.rename(path)
+        backend = SqliteBackend(path)
+        assert backend.find_thread("thread", "x") is not None
+        backend.close()
+
+    def test_an_empty_log_that_was_left_keeps_nobody_from_making_a_store(self, path):
+        path.unlink(missing_ok=True)
+        Path(f"{path}-wal").touch()
+        backend = SqliteBackend(path)
+        start(backend)
+        backend.close()
 
     def test_a_directory_that_is_a_file_is_refused(self, tmp_path):
         (tmp_path / "file").write_text("x")

@@ -839,6 +839,26 @@ def test_a_backup_replaces_nothing_and_other_stores_have_none(tmp_path, memory, 
     assert not [path for path in tmp_path.iterdir() if path.name.startswith((".", "c.db"))]
 
 
+@pytest.mark.parametrize("ending", ["-wal", "-shm", "-journal"])
+def test_a_backup_is_not_put_beside_what_is_left_of_another_store(tmp_path, ending):
+    left = tmp_path / f"b.db{ending}"
+
+    def meanwhile(what, count):
+        left.write_bytes(b"left")
+
+    with backtrail.open(tmp_path / "s.db") as store:
+        store.thread("t").save({"n": 1})
+        for _ in range(2):  # it comes while the pages are copied, and is there before
+            with pytest.raises(Conflict, match=f"{left}: .* remove it") as caught:
+                store.backup(tmp_path / "b.db", progress=meanwhile)
+            assert caught.value.code == "conflict.exists"
+            assert left.read_bytes() == b"left"
+            assert not [each for each in tmp_path.iterdir() if each.name == "b.db" or each.suffix == ".part"]
+        left.unlink()
+        store.backup(tmp_path / "b.db")
+        store.export(tmp_path / "c.db")
+
+
 def test_a_backup_is_for_those_who_may_read_the_store(tmp_path):
     with backtrail.open(tmp_path / "s.db") as store:
         store.thread("t").save({"n": 1})
@@ -849,7 +869,7 @@ def test_a_backup_is_for_those_who_may_read_the_store(tmp_path):
 
 def test_a_backup_that_cannot_be_written_is_told(tmp_path, monkeypatch):
     with backtrail.open(tmp_path / "s.db") as store:
-        monkeypatch.setattr(moving, "placed", lambda _: ExitStack())
+        monkeypatch.setattr(moving, "placed", lambda *_, **__: ExitStack())
         with pytest.raises(Unavailable), monkeypatch.context() as patched:
             patched.setattr(ExitStack, "__enter__", lambda _: tmp_path / "no" / "such" / "place")
             store.backup(tmp_path / "b.db")

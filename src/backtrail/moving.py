@@ -82,7 +82,7 @@ def backup(engine: Engine, path: Any, progress: Progress) -> int:
             "only a store in SQLite is one file that can be copied as it is: use export(path) for this one",
             code="invalid.backup",
         )
-    with placed(path_of(path)) as part:
+    with placed(path_of(path), beside=backend.beside) as part:
         return backend.backup(part, progress)
 
 

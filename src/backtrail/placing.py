@@ -1,6 +1,7 @@
 """Files that are there whole, or not at all: written under another name, synced, and then given theirs.
 
-What is there already is never replaced, not even if it came a moment ago. New directories are synced, too. Whoever is
+What is there already is never replaced, not even if it came a moment ago, nor is a file put beside others that would be
+taken for a part of it. New directories are synced, too. Whoever is
 killed in the middle leaves a file whose name begins with `.backtrail-` and ends with `.part`, which nobody reads.
 """
 
@@ -34,17 +35,22 @@ def path_of(path: Any) -> Path:
 
 
 @contextmanager
-def placed(path: Path) -> Iterator[Path]:
-    """Give the name of a file to write; when the block ends well, it becomes `path`, and is on disk."""
+def placed(path: Path, *, beside: tuple[str, ...] = ()) -> Iterator[Path]:
+    """Give the name of a file to write; when the block ends well, it becomes `path`, and is on disk.
+
+    Nothing may be there whose name is that of `path` and one of the endings `beside`.
+    """
     try:
         if path.is_dir():
             raise Invalid(f"{path}: is a directory: name a file in it", code="invalid.argument")
         _refuse_existing(path)
+        _refuse_beside(path, beside)
         _make(path.parent)
         part = path.with_name(f".backtrail-{os.urandom(8).hex()}.part")
         try:
             yield part
             _sync(part)
+            _refuse_beside(path, beside)
             _give_name(part, path)
         except BaseException:
             with suppress(OSError):
@@ -67,6 +73,17 @@ def translated(error: OSError, path: Path) -> Error:
 def _refuse_existing(path: Path) -> None:
     if path.exists() or path.is_symlink():
         raise _existing(path)
+
+
+def _refuse_beside(path: Path, endings: tuple[str, ...]) -> None:
+    for ending in endings:
+        other = path.with_name(path.name + ending)
+        if other.exists() or other.is_symlink():
+            raise Conflict(
+                f"{other}: is left of another {path.name}, and would be taken for a part of the new one: "
+                "name another file, or remove it if nobody uses it any more",
+                code="conflict.exists",
+            )
 
 
 def _existing(path: Path) -> Conflict:

@@ -107,6 +107,7 @@ class SqliteBackend:
 
     shows_texts = False
     undoes_groups = False
+    beside = ("-wal", "-shm", "-journal")
 
     def __init__(
         self,

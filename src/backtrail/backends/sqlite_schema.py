@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import apsw
 
 from backtrail.backends.sqlite_connection import roll_back, translated, wait_for_others
-from backtrail.errors import Error, Invalid, NotFound, Unavailable
+from backtrail.errors import Conflict, Error, Invalid, NotFound, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -171,9 +171,16 @@ READABLE_FROM = 1
 def open_store(path: str, *, synchronous: str, read_only: bool, busy_timeout: float) -> apsw.Connection:
     """Return a connection to the store in that file, ready for use; create or migrate the store if need be."""
     try:
+        log = _size_of_log(path)  # first: a store that others are making has none before it is there
         size = _size(path, read_only=read_only)
         if size > 0:
             _refuse_foreign(path, size)
+        elif log > 0:
+            raise Conflict(
+                f"{path}: is gone or empty, and what was committed to it last is in {path}-wal, which a new store "
+                "would remove: put the two together again, or remove that one, too, or name another file",
+                code="conflict.exists",
+            )
         if read_only:
             return _open_read_only(path, busy_timeout)
         return _open_writable(path, synchronous, busy_timeout)
@@ -213,6 +220,14 @@ def _size(path: str, *, read_only: bool) -> int:
     if not stat.S_ISREG(found.st_mode):
         raise Invalid(f"{path}: is not a regular file: name another", code="invalid.store")
     return found.st_size
+
+
+def _size_of_log(path: str) -> int:
+    """Return the size of the write-ahead log beside the file, 0 if there is none."""
+    try:
+        return Path(path + "-wal").stat().st_size
+    except OSError:
+        return 0
 
 
 def _make_directory(directory: Path) -> None:
