@@ -834,6 +834,7 @@ class TestUpkeep:
             lambda: backend.rewrite(no, [row(1)]),
             backend.reclaim,
             backend.usage,
+            lambda: backend.snapshot().__enter__(),
         ]
         for call in calls:
             with pytest.raises(Unavailable) as caught:

@@ -584,6 +584,23 @@ class TestTurns:
 
 
 class TestFork:
+    def test_a_child_does_not_go_on_in_another_store_that_is_there_now(self, backend, path):
+        start(backend)
+        (path.parent / "away").mkdir()
+        for part in path.parent.glob(f"{path.name}*"):
+            part.rename(path.parent / "away" / part.name)
+
+        def work():
+            with raises(NotFound, "not_found.store"):
+                start(backend, "y")
+
+        assert in_child(work) == 0
+        assert not path.exists()
+        SqliteBackend(path).close()
+        before = contents(path.parent)
+        assert in_child(work) == 0
+        assert contents(path.parent) == before
+
     @pytest.mark.parametrize("inherited", [True, False])
     def test_a_childs_commits_survive_its_parents_close(self, backend, path, inherited):
         """The child must hold locks of its own, or the parent deletes the WAL beneath it when it closes."""

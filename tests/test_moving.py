@@ -859,6 +859,44 @@ def test_a_backup_is_not_put_beside_what_is_left_of_another_store(tmp_path, endi
         store.export(tmp_path / "c.db")
 
 
+def test_a_closed_store_is_not_backed_up(tmp_path):
+    store = backtrail.open(tmp_path / "s.db")
+    store.thread("t").save({"n": 1})
+    store.close()
+    with pytest.raises(Unavailable) as caught:
+        store.backup(tmp_path / "b.db")
+    assert caught.value.code == "unavailable.closed"
+    assert [each.name for each in tmp_path.iterdir()] == ["s.db"]
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_another_store_in_the_place_of_the_one_that_is_open_is_not_taken_for_it(tmp_path, read_only):
+    path = tmp_path / "s.db"
+    with backtrail.open(path) as store:
+        store.thread("mine").save({"n": 1})
+    with backtrail.open(path, read_only=read_only) as store:
+        before = everything(store)
+        (tmp_path / "away").mkdir()
+        for part in tmp_path.glob("s.db*"):
+            part.rename(tmp_path / "away" / part.name)
+        calls = [lambda: store.export(tmp_path / "1"), lambda: store.backup(tmp_path / "b.db"), store.verify]
+        for there in ("there is none now|no such store", "there is another store now: open it again"):
+            for call in calls:
+                with pytest.raises(NotFound, match=there) as caught:
+                    call()
+                assert caught.value.code == "not_found.store"
+            with backtrail.open(path) as other:
+                other.thread("other").save({"n": 2})
+        path.unlink()
+        for part in (tmp_path / "away").iterdir():
+            part.rename(tmp_path / part.name)
+        store.export(tmp_path / "1")
+        assert everything(store) == before
+    with backtrail.open("memory://") as copied:
+        copied.import_(tmp_path / "1")
+        assert everything(copied) == before
+
+
 def test_a_backup_is_for_those_who_may_read_the_store(tmp_path):
     with backtrail.open(tmp_path / "s.db") as store:
         store.thread("t").save({"n": 1})

@@ -299,8 +299,10 @@ class SqliteBackend:
     @contextmanager
     def snapshot(self) -> Iterator[SqliteBackend]:
         self._refuse_in_group()
+        self._guard.refuse_if_closed()
         view = SqliteBackend(self.path, read_only=True, busy_timeout=self._busy_timeout)
         try:
+            self._guard.refuse_other(view._guard.file)
             with view._guard as connection:
                 connection.execute("BEGIN")
                 run(connection, "SELECT count(*) FROM meta")  # the first read says which moment it is

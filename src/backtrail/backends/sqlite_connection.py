@@ -1,4 +1,4 @@
-"""One SQLite connection, used by one thread at a time, in the process that opened it.
+"""One SQLite connection, used by one thread at a time, in the process that opened it, to one file, whatever its name.
 
 It knows locking, forking and what SQLite's errors mean to a caller; it does not know what is stored.
 
@@ -18,12 +18,13 @@ import sys
 import threading
 import time
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import apsw
 
 from backtrail.backends import forks
-from backtrail.errors import Corrupt, Error, Unavailable
+from backtrail.errors import Corrupt, Error, NotFound, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -53,11 +54,14 @@ class Guard:
         "_lock",
         "_pid",
         "_wait",
+        "file",
         "path",
     )
 
     def __init__(self, path: str, wait: float, connect: Callable[[], apsw.Connection]) -> None:
         self.path = path
+        self.file: tuple[int, int] | None = None
+        """What tells the file that was opened from all others."""
         self._wait = wait
         self._connect = connect
         self._connection: apsw.Connection | None = None
@@ -154,16 +158,29 @@ class Guard:
                 code="unavailable.locked",
             )
 
-    def _opened(self) -> apsw.Connection:
+    def refuse_if_closed(self) -> None:
+        """Raise if it is closed, without waiting for a turn."""
         if self._closed:
             raise Unavailable(f"{self.path}: this store is closed: open it again", code="unavailable.closed")
+
+    def refuse_other(self, file: tuple[int, int] | None) -> None:
+        """Raise if the file that is there now is another one than the one that was opened."""
+        if self.file is not None and file != self.file:
+            now = "there is another store now: open it again" if file else "there is none now"
+            raise NotFound(f"{self.path}: was removed, and {now}", code="not_found.store")
+
+    def _opened(self) -> apsw.Connection:
+        self.refuse_if_closed()
         if self.path in _abandoned:
             raise Unavailable(
                 f"{self.path}: this process was forked in the middle of a call, so it cannot use the store: "
                 "fork when nothing is being written",
                 code="unavailable.forked",
             )
-        return self._connect()
+        self.refuse_other(_file_at(self.path))  # a child process has to open it anew
+        connection = self._connect()
+        self.file = self.file or _file_at(self.path)
+        return connection
 
     # -- forks --------------------------------------------------------------------------------
     def pause(self) -> None:
@@ -209,6 +226,14 @@ class Guard:
         if connection is not None:
             connection.close()
         self._pid = pid
+
+
+def _file_at(path: str) -> tuple[int, int] | None:
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 # Files whose connection was in use when this process was forked off.

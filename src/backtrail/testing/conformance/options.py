@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import backtrail
 from backtrail import Invalid, NotFound, Record, Unavailable
 from backtrail.testing.conformance.base import Clock, Suite, before_hiding, fill, head, ids, messages, states, steps
 from backtrail.testing.scene import agent
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from backtrail import Thread
     from backtrail.testing.conformance.base import Opener
 
@@ -304,7 +307,7 @@ class Others(Suite):
         with opener() as store:
             assert steps(store.thread("t").history()) == [1, 2, 3]
 
-    def test_a_closed_store_is_unavailable_and_can_be_closed_again(self, opener: Opener) -> None:
+    def test_a_closed_store_is_unavailable_and_can_be_closed_again(self, opener: Opener, tmp_path: Path) -> None:
         store = opener()
         thread: Thread[Any] = store.thread("t")
         thread.save({"n": 1})
@@ -316,8 +319,12 @@ class Others(Suite):
             lambda: list(store.threads()),
             store.stats,
             store.gc,
+            lambda: store.export(tmp_path / "1"),
+            lambda: backtrail.copy(store, "memory://"),
         ):
-            with pytest.raises(Unavailable):
+            with pytest.raises(Unavailable) as caught:
                 call()
+            assert caught.value.code == "unavailable.closed"
+        assert not [*tmp_path.glob("1*"), *tmp_path.glob("*.part")]
         with opener() as again:
             assert states(again.thread("t").history()) == [{"n": 1}]
