@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from backtrail.arguments import check_id, check_ids, check_kind_of_ids, check_progress
-from backtrail.engine import retention, upkeep
+from backtrail.engine import pins, retention, upkeep
 from backtrail.engine.trying import Key
 from backtrail.errors import Corrupt, Invalid, NotFound
 from backtrail.policies import Account, rules_of
@@ -38,10 +38,11 @@ def prune(
     heads = engine.desk.heads
     rules = rules_of(policy, heads.clock())
     account = Account(rules, dry_run=dry_run)
+    holders = pins.Holders(heads)
     for count, record in enumerate(_chosen(heads, spaces, agent, threads), 1):
         try:
             all_stay = retention.all_stay(heads, record, rules)
-            found = None if all_stay else _pruned(engine, record, rules, dry_run=dry_run)
+            found = None if all_stay else _pruned(engine, record, rules, holders, dry_run=dry_run)
         except Corrupt:  # it is not known where its head is
             account.leave(record)
         else:
@@ -54,14 +55,16 @@ def prune(
     return account.report()
 
 
-def _pruned(engine: Engine, record: ThreadRecord, rules: retention.Rules, *, dry_run: bool) -> retention.Sorted | None:
+def _pruned(
+    engine: Engine, record: ThreadRecord, rules: retention.Rules, holders: pins.Holders, *, dry_run: bool
+) -> retention.Sorted | None:
     """Prune one thread; return what became of it, None if there is none any more."""
     heads = engine.desk.heads
     found: retention.Sorted | None = None
 
     def choose(standing: Standing) -> Tagged:
         nonlocal found
-        found = retention.sort_out(heads, standing, rules)
+        found = retention.sort_out(heads, standing, rules, holders)
         return found.gone
 
     if dry_run:

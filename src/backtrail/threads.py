@@ -416,13 +416,14 @@ class Thread(Handle[S]):
 
         heads = self._engine.desk.heads
         rules = rules_for_one(policy, keep_last, older_than, keep_tagged, heads.clock())
+        holders = pins.Holders(heads)
         found = Sorted({}, [])
 
         def choose(standing: Standing) -> Tagged:
             nonlocal found
             named = {self._resolve(standing, ref).seq for ref in keep}
             last = log.MAX_SEQ if until is None else self._resolve(standing, until).seq
-            found = retention.sort_out(heads, standing, rules, named=named, until=last)
+            found = retention.sort_out(heads, standing, rules, holders, named=named, until=last)
             return found.gone
 
         standing = self._standing()

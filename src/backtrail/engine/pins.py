@@ -195,6 +195,33 @@ def pinned(heads: Heads, record: ThreadRecord) -> set[int]:
     return {seq for seq, tags in heads.backend.tags(record.no).items() if pins_in(tags)}
 
 
+class Holders:
+    """Tells what agents' checkpoints hold. A pin may be there still when those that needed the row were deleted."""
+
+    def __init__(self, heads: Heads) -> None:
+        self._heads = heads
+        self._known: dict[str, tuple[int, Needs]] = {}
+
+    def of(self, record: ThreadRecord, seq: int, tags: Iterable[str]) -> list[str]:
+        """Return the ids of the agents whose checkpoints hold a row with these tags; "?" for one that is not known."""
+        found: dict[str, None] = {}
+        for pin in pins_in(tags):
+            manifests = self._heads.backend.thread_with_uid(uid_of(pin))
+            if manifests is None or self._hold(manifests, pin, record, seq):
+                found["?" if manifests is None else manifests.name] = None
+        return list(found)
+
+    def _hold(self, manifests: ThreadRecord, pin: str, record: ThreadRecord, seq: int) -> bool:
+        """Tell whether manifests need a row; they do if they cannot be read."""
+        newest = self._heads.backend.newest(manifests.no)
+        try:
+            if pin not in self._known or newest is None or self._known[pin][0] != newest.seq:
+                self._known[pin] = needed(self._heads, manifests)
+        except (Corrupt, NotFound):
+            return True
+        return seq in self._known[pin][1].get((record.space, record.name), ())
+
+
 class Loosening:
     """Takes pins off that no manifest in use needs."""
 

@@ -9,7 +9,6 @@ of those that were saved on it. Days are those of UTC.
 from __future__ import annotations
 
 import datetime as dt
-from functools import cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from backtrail.engine import log, pins
@@ -96,7 +95,13 @@ def all_stay(heads: Heads, record: ThreadRecord, rules: Rules) -> bool:
 
 
 def sort_out(
-    heads: Heads, standing: Standing, rules: Rules, *, named: Container[int] = (), until: int = log.MAX_SEQ
+    heads: Heads,
+    standing: Standing,
+    rules: Rules,
+    holders: pins.Holders,
+    *,
+    named: Container[int] = (),
+    until: int = log.MAX_SEQ,
 ) -> Sorted:
     """Say which checkpoints of a thread go and which stay, and why. Those `named` stay, and those behind `until`.
 
@@ -116,6 +121,9 @@ def sort_out(
         if rules.oldest is not None and row.created_at >= rules.oldest:
             why[row.seq].append(f"younger than {dt.timedelta(microseconds=rules.older_than or 0)}")
     given = _keep_marked(heads, standing, rules, rows, why)
+    for row in rows:
+        held = holders.of(standing.record, row.seq, given.get(row.seq, ()))
+        why[row.seq] += [f"held by a checkpoint of agent {name}" for name in held]
     for seq, reasons in why.items():
         if seq in named:
             reasons.append("named")
@@ -154,9 +162,8 @@ def _week(at: int) -> str:
 def _keep_marked(
     heads: Heads, standing: Standing, rules: Rules, rows: list[Row], why: dict[int, list[str]]
 ) -> dict[int, tuple[str, ...]]:
-    """Note what is tagged, labelled, or held by a checkpoint of an agent; return the tags."""
+    """Note what is tagged or labelled; return the tags."""
     given = heads.backend.tags(standing.record.no, list(why))
-    holder = cache(lambda pin: _holder(heads, pin))
     for row in rows:
         tags = given.get(row.seq, ())
         shown = pins.shown(tags)
@@ -166,13 +173,7 @@ def _keep_marked(
             why[row.seq].append(f"tagged {', '.join(shown)}")
         if row.label is not None and rules.keep_labelled:
             why[row.seq].append("labelled")
-        why[row.seq] += dict.fromkeys(f"held by a checkpoint of agent {holder(pin)}" for pin in pins.pins_in(tags))
     return given
-
-
-def _holder(heads: Heads, pin: str) -> str:
-    record = heads.backend.thread_with_uid(pins.uid_of(pin))
-    return "?" if record is None else record.name
 
 
 def retired(heads: Heads, standing: Standing, new: Row) -> tuple[int, ...]:

@@ -259,6 +259,55 @@ class Policies(Suite):
         assert held.id in ids(store.conversations.thread("c").history())
         assert report == 3
 
+    def test_what_only_deleted_checkpoints_of_an_agent_held_goes(self, store: Store) -> None:
+        store.agents.save(agent())
+        talk = store.conversations.thread("c")
+        store.conversations.save(conversation("c", "one"))
+        held, made = [], []
+        for n in range(3):
+            made.append(store.agents.checkpoint("a", str(n)))
+            held.append(talk.load().id)
+            store.conversations.append("c", Message.user(str(n)))
+            store.conversations.append("c", Message.user("more"))
+        store.agents.delete_checkpoint(made[0])
+        store.agents.delete_checkpoint(made[2])
+        for prune in (store.prune, talk.prune):
+            report = prune(Policy(keep_last=1), dry_run=True)
+            kept = {which: why for which, name, why in report.kept if name == "c"}
+            assert kept == {held[1]: ("held by a checkpoint of agent a",), talk.load().id: ("head", "newest 1")}
+        before = talk.load(held[1]).state
+        assert {held[0], held[2]} < {which for which, _ in store.prune(Policy(keep_last=1)).removed}
+        assert ids(talk.history()) == [held[1], talk.load().id]
+        store.gc()
+        store.agents.restore(made[1])
+        assert talk.load().state == before
+        assert store.verify().ok
+
+    def test_what_is_held_meanwhile_stays(self, store: Store) -> None:
+        store.agents.save(agent())
+        for name in ("c", "d"):
+            store.conversations.save(conversation(name, "one"))
+        gone = store.agents.checkpoint("a", "gone")
+        for name in ("c", "d"):
+            store.conversations.append(name, Message.user("two"))
+        store.agents.delete_checkpoint(gone)
+        held: list[str] = []
+
+        def meanwhile(*_: object) -> None:
+            if not held:
+                for name in ("c", "d"):
+                    store.conversations.thread(name).rewind(1)
+                store.agents.checkpoint("a", "new")
+                for name in ("c", "d"):
+                    held.append(store.conversations.thread(name).load().id)
+                    store.conversations.append(name, Message.user("three"))
+
+        with before_hiding(store, meanwhile):
+            store.prune(Policy(keep_last=1))
+        assert len(held) == 2
+        for name, which in zip(("c", "d"), held, strict=True):
+            assert which in ids(store.conversations.thread(name).history())
+
     def test_a_store_passes_over_what_has_few_checkpoints_without_reading_them(self, store: Store) -> None:
         for n in range(4):
             fill(store.thread(f"t{n}"), 2 + 3 * (n == 3))
