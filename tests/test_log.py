@@ -107,6 +107,8 @@ def test_a_forged_row_with_a_true_checksum_is_not_sound_if_its_columns_are_not_w
                 assert not log.is_sound(a_row(**{column: other}), UID), (column, other)
     for columns in ({"seq": 0}, {"seq": -1}, {"seq": 2**32}, {"parent": 5}, {"parent": -1}, {"created_at": 2**62}):
         assert not log.is_sound(a_row(**columns), UID)
+    for op_id in (b"", b"o" * 15, b"o" * 17):
+        assert not log.is_sound(a_row(op_id=op_id), UID)
 
 
 ranges = st.lists(st.tuples(st.integers(1, 99), st.integers(1, 99)), max_size=5).map(tuple)

@@ -7,13 +7,13 @@ differ. What files can lose, and nothing else can, are frames.
 import itertools
 import random
 import uuid
-from contextlib import closing
+from contextlib import closing, nullcontext
 from unittest import mock
 
 import apsw
 import psycopg
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import backtrail
@@ -390,15 +390,19 @@ class TestFiles:
 
 
 def harm(store, rng):
-    """Damage a random row or chunk, in a random way."""
+    """Damage a random row or chunk, in a random way; moves of the head, of which there are few, more often."""
     backend = store._backend
     records = list(upkeep.threads(store._engine.direct.heads))
     record = rng.choice(records)
     rows = backend.rows(record.no, [(1, log.MAX_SEQ)], payload=True)
     row = rng.choice(rows)
     digests = [digest for digest, _ in backend.chunk_page(b"", 1000)]
-    way = rng.randrange(6 if digests else 4)
-    if way == 0:
+    way = rng.randrange(7 if digests else 4)
+    if way == 6:
+        found = [(r, row) for r in records for row in backend.rows(r.no, [(1, log.MAX_SEQ)], payload=True)]
+        record, row = rng.choice([(r, row) for r, row in found if row.op not in log.CHECKPOINTS and r.name in "xyzt"])
+        backend.rewrite(record.no, [row._replace(redo=row.redo + 1)])
+    elif way == 0:
         backend.rewrite(record.no, [row._replace(size=row.size + 1)])
     elif way == 1:
         backend.rewrite(record.no, [row._replace(payload=b"\0" + rng.randbytes(9))])
@@ -416,11 +420,11 @@ def harm(store, rng):
 
 def script(store, rng):
     """Save, append, move, fork and delete at random, in a few threads."""
-    for _ in range(rng.randrange(5, 25)):
+    for _ in range(rng.randrange(5, 30)):
         thread = store.thread(rng.choice("xyz"))
         if len(thread) == 0:
-            thread.save({"messages": [], "n": 0})
-        does = rng.randrange(7)
+            thread.save({"messages": [], "n": 0, "text": "some words that are there " * 9})
+        does = rng.randrange(8)
         if does < 3:
             thread.append("messages", *(rng.randbytes(40).hex() for _ in range(rng.randrange(1, 6))))
         elif does == 3:
@@ -429,13 +433,16 @@ def script(store, rng):
             thread.rewind(rng.choice([c.id for c in thread.history()]))
         elif does == 5 and len(thread) > 1:
             thread.prune(keep_last=2)
+        elif does == 6:
+            thread.delete_checkpoint(rng.choice([c.id for c in thread.history()]))
         elif rng.random() < 0.3:
             store.gc()
 
 
 def check(seed):
     rng = random.Random(seed)
-    with small_chunks(), backtrail.open("memory://") as store:
+    small = small_chunks() if rng.random() < 0.5 else nullcontext()  # in large ones, states are changes of others
+    with small, backtrail.open("memory://") as store:
         furnish(store)
         script(store, rng)
         shown = {name: [c.id for c in store.thread(name).history()] for name in "xyz"}
@@ -463,6 +470,8 @@ def check(seed):
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 1 << 32))
+@example(37)  # a move is damaged, and what it went to
+@example(132)  # a move is damaged, and the first checkpoint behind it is hidden
 def test_whatever_is_damaged_all_that_loaded_loads_after_a_repair(seed):
     check(seed)
 

@@ -88,7 +88,8 @@ def _damage(ailing: Ailing) -> Iterator[Damage]:
     record = ailing.record
     reasons = dict(ailing.lost)
     for seq, view in ailing.cut.items():
-        reasons.setdefault(seq, f"it loads; but row {view}, which says what is in view before it, is missing")
+        how = "damaged" if view in ailing.unsound else "missing"
+        reasons.setdefault(seq, f"it loads; but row {view}, which says what is in view before it, is {how}")
     if ailing.head_hidden:
         reasons.setdefault(ailing.head, "it loads; but it is the head, and counts as deleted")
     for seq, reason in sorted(reasons.items()):

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _RAW: Final = bytes([RAW])
-_OP_BYTES: Final = 16
 _MARKS_BYTES: Final = 16
 _FARTHEST: Final = log.MAX_SEQ >> 1
 """No thread that is imported ends behind this seq: it is to go on."""
@@ -155,9 +154,9 @@ def entry_of(value: Any) -> Entry:
         not _is_thread(thread)
         or not _are_seqs((start, newest), _FARTHEST)
         or not _are_seqs((near,), start)
-        or not _is_bin(near_op, _OP_BYTES if near else 0)
-        or not _is_bin(start_op, _OP_BYTES if start else 0)
-        or not _is_bin(newest_op, _OP_BYTES)
+        or not _is_bin(near_op, log.OP_BYTES if near else 0)
+        or not _is_bin(start_op, log.OP_BYTES if start else 0)
+        or not _is_bin(newest_op, log.OP_BYTES)
         or not 0 <= start <= newest
         or not _are_seqs([*(seq for pair in ranges for seq in pair), *listed], newest)
         or not _ascend(ranges)
@@ -211,12 +210,7 @@ def is_written(row: Row, entry: Entry) -> bool:
         found = Unpacker(pins.PLAIN)(metadata) if metadata else {}
     except Error:
         return False
-    if (
-        len(row.op_id) != _OP_BYTES
-        or len(metadata) > INLINE
-        or type(found) is not dict
-        or not all(type(key) is str for key in found)
-    ):
+    if len(metadata) > INLINE or type(found) is not dict or not all(type(key) is str for key in found):
         return False
     if row.op in log.CHECKPOINTS:
         return (
@@ -241,7 +235,7 @@ def known_of(value: Any) -> dict[bytes, Known]:
     """Return what is known of threads."""
     found = {uid: Known(*rest) for uid, *rest in value}
     for uid, (newest, op_id, marks, base) in found.items():
-        known = _is_bin(uid, log.UID_BYTES) and _is_bin(op_id, _OP_BYTES) and _is_bin(marks, _MARKS_BYTES)
+        known = _is_bin(uid, log.UID_BYTES) and _is_bin(op_id, log.OP_BYTES) and _is_bin(marks, _MARKS_BYTES)
         if not known or not _are_seqs((newest,), log.MAX_SEQ) or not _are_seqs((base,), newest):
             raise ValueError("what is known of a thread is damaged")
     if len(found) < len(value):

@@ -176,14 +176,23 @@ class Heads:
         return Corrupt(told + why.removeprefix(told), code=code, checkpoint_id=name)
 
     def path(self, record: ThreadRecord, row: Row) -> log.Ranges:
-        """Return the ranges from the root to a checkpoint; by its ancestors if the row that holds them is damaged."""
-        moved = self.row(record, row.view) if row.view else None
-        if row.view == 0 or (moved is not None and log.is_sound(moved, record.uid)):
-            return log.path_of(row, lambda _: moved)
-        seqs = [row.seq]
-        while (above := self.row(record, seqs[-1])) is not None and above.parent and log.is_sound(above, record.uid):
-            seqs.append(above.parent)
-        return tuple((seq, seq) for seq in reversed(seqs))
+        """Return the ranges from the root to a checkpoint.
+
+        If the row that holds them is damaged or gone, what the first checkpoint behind it was made on tells them.
+        """
+        behind: log.Ranges = ()
+        while True:
+            moved = self.row(record, row.view) if row.view else None
+            if row.view == 0 or (moved is not None and log.is_sound(moved, record.uid)):
+                return *log.path_of(row, {row.view: moved}.get), *behind
+            behind = ((row.view + 1, row.seq), *behind)
+            first = next(iter(self.backend.rows(record.no, behind[:1], limit=1)), None)
+            if first is None or not log.is_sound(first, record.uid) or not 0 < first.parent < row.view:
+                return behind
+            above = self.row(record, first.parent)
+            if above is None or not log.is_sound(above, record.uid):
+                return (first.parent, first.parent), *behind
+            row = above
 
     # -- states ---------------------------------------------------------------------------------
 

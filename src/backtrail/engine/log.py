@@ -56,6 +56,7 @@ Ranges = tuple[tuple[int, int], ...]
 _MIX: Final = 0x9E3779B1  # odd: multiplying by it permutes 32-bit numbers and spreads neighbours apart
 _UNMIX: Final = pow(_MIX, -1, 1 << 32)
 UID_BYTES: Final = 8
+OP_BYTES: Final = 16
 ID_LENGTH: Final = 8 + 2 * UID_BYTES
 MAX_SEQ: Final = (1 << 32) - 1
 _COLUMNS: Final = frozenset((*[int] * 12, label, int, int, bytes, bytes, bytes) for label in (str, type(None)))
@@ -153,6 +154,7 @@ def _is_row(row: Row) -> bool:
         and 0 <= row.size < _MOST
         and 0 <= row.stored < _MOST
         and row.step < _MOST
+        and len(row.op_id) == OP_BYTES
     )
 
 

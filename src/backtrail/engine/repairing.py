@@ -196,11 +196,14 @@ class _Thread:
 
     def _once(self, ailing: Ailing) -> None:
         no = self._record.no
-        anew = [self._view(view, first) for view, first in sorted(ailing.views.items())]
-        for row in anew:  # one after the other: what is in view at one may be told by another
-            self._heads.backend.rewrite(no, [row])
-        if ailing.cut:
-            self._heads.backend.rewrite(no, [self._first(seq) for seq in ailing.cut])
+        gone = sorted(ailing.unsound - ailing.views.keys())
+        if gone:  # first: they are out of view for whoever stands behind a row that is made anew
+            self._free(set(gone))
+        for view, first in sorted(ailing.views.items()):  # what is in view at one may be told by the one before
+            self._heads.backend.rewrite(no, [self._view(view, first)])
+        firsts = [self._first(seq) for seq, view in ailing.cut.items() if view not in ailing.views]
+        if firsts:
+            self._heads.backend.rewrite(no, firsts)
         hide = [seq for seq in ailing.lost if seq not in ailing.views]
         move = self._move(ailing) if ailing.head_lost else None
         batch = Batch(
@@ -213,9 +216,7 @@ class _Thread:
             hide=tuple((no, seq) for seq in hide),
         )
         self._heads.backend.commit(batch)
-        gone = sorted(ailing.unsound - ailing.views.keys())
         if gone:
-            self._free(set(gone))
             self._heads.backend.remove_rows(no, gone)
 
     def _free(self, gone: set[int]) -> None:
@@ -251,8 +252,7 @@ class _Thread:
         before = Standing(self._record, there._replace(seq=seq - 1), head)
         op = log.REWIND if head else log.LEAVE
         made = rows.move(before, op, head, ranges, undo=seq - 1 if head else 0, redo=0, at=behind.created_at)
-        base = seq if there.base == seq else 0  # what is stored as a base stays one
-        return log.checked(made._replace(op_id=there.op_id, base=base), self._record.uid)
+        return log.checked(made._replace(op_id=there.op_id), self._record.uid)
 
     def _first(self, seq: int) -> Row:
         """Make a checkpoint the first one that is known of."""

@@ -46,7 +46,7 @@ def checkpoint(standing: Standing | None, tree: Tree, stored: Stored, meta: Meta
         tree.size,
         len(stored.payload),
         tree.root,
-        os.urandom(16),  # op_id
+        os.urandom(log.OP_BYTES),  # op_id
         log.pack_extra(meta.metadata, None, None),
         b"",  # check
         stored.payload,
@@ -79,7 +79,7 @@ def move(standing: Standing, op: int, head: Row | None, ranges: log.Ranges, *, u
         size=0,
         stored=0,
         root=b"",
-        op_id=os.urandom(16),
+        op_id=os.urandom(log.OP_BYTES),
         extra=log.pack_extra(b"", ranges, None),
         check=b"",
         payload=b"",

@@ -50,9 +50,9 @@ class Ailing:
     unsound: set[int] = field(default_factory=set)
     """Those of them that are not as they were written."""
     views: dict[int, int] = field(default_factory=dict)
-    """Those of them that say what is in view, each with the first checkpoint that stands behind it."""
+    """Those of them that say what is in view, and can be made anew: each with the first checkpoint behind it."""
     cut: dict[int, int] = field(default_factory=dict)
-    """Checkpoints before which nothing is in view any more, since those rows are missing: with the missing row."""
+    """Checkpoints before which nothing is in view any more: each with the row that said what is, and is lost."""
     loads: int = 0
     """How many checkpoints can be read."""
     head: int = 0
@@ -228,11 +228,15 @@ class _Walk:
         self._reading = Reading(heads, record)
         self._stood: list[tuple[int, int]] = []
         """Of the sound rows, which checkpoint was the head."""
-        self._parents: dict[int, int] = {}
-        """Of the sound checkpoints."""
-        self._views: dict[int, int] = {}
-        """Rows that say what is in view, and the first checkpoint in need of each."""
+        self._sound: dict[int, tuple[int, int]] = {}
+        """The sound checkpoints: the parent and the view of each."""
+        self._firsts: dict[int, int] = {}
+        """Rows that say what is in view, and the first sound checkpoint behind each, hidden or not."""
+        self._views: set[int] = set()
+        """Those of them that a checkpoint is in need of."""
         self._moves: set[int] = set()
+        self._fixed: set[int] = set()
+        """Unsound rows that no move can be written over: `rewrite` leaves a row its op_id, and lets a base be one."""
         self._loads: set[int] = set()
         self._first: int | None = None
         """When the first of the sound rows was written."""
@@ -275,6 +279,8 @@ class _Walk:
         self.count += row.op in log.CHECKPOINTS and not row.hidden
         if not log.is_sound(row, self._record.uid):
             self._ailing.unsound.add(row.seq)
+            if row.base == row.seq or type(row.op_id) is not bytes or len(row.op_id) != log.OP_BYTES:
+                self._fixed.add(row.seq)
             return
         self._stood.append((row.seq, row.head))
         if self._first is None:
@@ -282,22 +288,27 @@ class _Walk:
         if row.op not in log.CHECKPOINTS:
             self._moves.add(row.seq)
             return
-        self._parents[row.seq] = row.parent
+        self._sound[row.seq] = row.parent, row.view
         if reason is None and not row.hidden:
             self._loads.add(row.seq)
-        if row.view and (not row.hidden or row.seq in self._reading.pinned):
-            self._views.setdefault(row.view, row.seq)
+        self._firsts.setdefault(row.view, row.seq)
+        if not row.hidden or row.seq in self._reading.pinned:
+            self._views.add(row.view)
 
     def _see_views(self) -> None:
-        for view, first in self._views.items():
-            if view in self._ailing.unsound:
-                self._ailing.views[view] = first
-            elif view not in self._moves:  # then what is in view is told by the ancestors, as far as they are there
-                at = first
-                while self._parents[at] in self._parents:
-                    at = self._parents[at]
-                if self._parents[at]:
-                    self._ailing.cut[at] = view
+        """See what is in view where the rows are lost that say so, as `Heads.path` does."""
+        ailing = self._ailing
+        for view in sorted(self._views):
+            if view in ailing.unsound and view not in self._fixed:
+                ailing.views[view] = self._firsts[view]
+            at = view
+            while at and at not in self._moves:
+                first = self._firsts[at]
+                parent = self._sound[first][0]
+                if parent > at or (parent and parent not in self._sound):
+                    ailing.cut[first] = at
+                    break
+                at = self._sound[parent][1] if parent else 0
 
     def _see_head(self) -> None:
         ailing, newest = self._ailing, self._ailing.newest

@@ -11,17 +11,27 @@ from unittest import mock
 
 import pytest
 
+import backtrail
 from backtrail import AgentState, Conversation, Message, Policy
-from backtrail.backends.port import Batch
+from backtrail.backends.port import Batch, NewThread
 from backtrail.engine import log
 from backtrail.testing.conformance.base import Suite, fill, messages
 from backtrail.testing.conformance.repairing import _row as row_of
-from backtrail.testing.conformance.repairing import column, furnish, lost_newest, payload, stored, wrong_time
+from backtrail.testing.conformance.repairing import (
+    column,
+    furnish,
+    loaded,
+    lost_newest,
+    payload,
+    stored,
+    wrong_time,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
-    from backtrail import Store
+    from backtrail import Store, Thread
 
 _LARGE = {"messages": messages(200)}
 
@@ -99,6 +109,76 @@ class Salvaging(Suite):
         assert store.verify().faults == ("thread 't': the time at which it was made is damaged",)
         store.verify(repair=True)
         assert store.info("t") == before
+
+    # -- what is in view --------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("collected", [False, True], ids=["hidden", "collected"])
+    @pytest.mark.parametrize("also", [False, True], ids=["the move", "and what it went to"])
+    def test_a_move_that_is_made_anew_before_a_hidden_checkpoint_loses_nothing(
+        self, store: Store, *, also: bool, collected: bool
+    ) -> None:
+        thread = _moved(store.thread("t"))
+        first, behind, last = (checkpoint.id for checkpoint in thread.history())
+        assert thread.delete_checkpoint(behind)
+        if collected:
+            store.gc()
+        column("thread", "t", 3)(store)
+        if also:
+            column("thread", "t", 1)(store)
+        before = loaded(store)
+        dry = store.verify()
+        made = store.verify(repair=True)
+        assert (made.damaged, made.repairs) == (dry.damaged, dry.repairs)
+        for _ in range(2):
+            assert store.verify().ok
+            assert loaded(store) == before
+            assert store.thread("t").load().state == _words(1, 3, 4)
+            store.gc()
+        left = [checkpoint.id for checkpoint in store.thread("t").history()]
+        known = not also and not collected
+        assert left == ([first, last] if known else [last])
+        assert any("its history begins" in step for step in made.repairs) != known
+
+    def test_what_is_in_view_is_told_by_the_first_checkpoint_behind_a_move_though_the_next_is_collected(
+        self, store: Store
+    ) -> None:
+        thread = _moved(store.thread("t"))
+        thread.append("l", 5)
+        first, behind, next_one, last = (checkpoint.id for checkpoint in thread.history())
+        assert thread.delete_checkpoint(next_one)
+        store.gc()
+        assert thread.delete_checkpoint(behind)
+        column("thread", "t", 3)(store)
+        assert [checkpoint.id for checkpoint in store.thread("t").history()] == [first, last]
+        store.verify(repair=True)
+        store.gc()
+        assert store.verify().ok
+        assert [checkpoint.id for checkpoint in store.thread("t").history()] == [first, last]
+
+    @pytest.mark.parametrize(
+        "damage", [{"op_id": b"xx"}, {"op_id": b"x" * 17}, {"base": 3}], ids=["short", "long", "base"]
+    )
+    def test_what_was_repaired_can_be_exported_and_imported(
+        self, store: Store, tmp_path: Path, damage: dict[str, Any]
+    ) -> None:
+        """Though a move has an op_id that none can have, or counts as a base: it cannot be written over."""
+        with backtrail.open("memory://") as other:
+            _moved(other.thread("t"))
+            record, _ = row_of(other, "thread", "t")
+            rows = other._backend.rows(record.no, [(1, log.MAX_SEQ)], payload=True)  # noqa: SLF001
+        rows[2] = rows[2]._replace(**damage)
+        store._backend.commit(  # noqa: SLF001
+            Batch(threads=(NewThread(*record[1:]),), rows=tuple((-1, row) for row in rows))
+        )
+        assert not store.verify().ok
+        store.verify(repair=True)
+        assert store.verify().ok
+        store.export(tmp_path / "export")
+        with backtrail.open("memory://") as other:
+            other.import_(tmp_path / "export")
+            for each in (store, other):
+                left = [checkpoint.state for checkpoint in each.thread("t").history()]
+                assert left == [_words(1), _words(1, 3), _words(1, 3, 4)]
 
     # -- beside others ------------------------------------------------------------------------------
 
@@ -197,6 +277,20 @@ class Salvaging(Suite):
         store.gc()
         store.agents.restore(first.id)
         assert store.conversations.load("c").messages == said
+
+
+def _words(*numbers: int) -> dict[str, Any]:
+    return {"text": "some words that are there " * 9, "l": list(numbers)}
+
+
+def _moved(thread: Thread[Any]) -> Thread[Any]:
+    """Save 1, append 2, go back, which is row 3, and append 3 and 4: each is stored as a change of the one before."""
+    thread.save(_words(1))
+    thread.append("l", 2)
+    thread.rewind(1)
+    thread.append("l", 3)
+    thread.append("l", 4)
+    return thread
 
 
 def _chunk(store: Store) -> tuple[bytes, bytes]:
