@@ -931,7 +931,7 @@ async def goes_on(store, thread):
     await thread.save({"n": "over"})
 
 
-@pytest.mark.parametrize(("each", "growth"), lengths((16, 3), (40, 8)))  # there may be thousands of steps
+@pytest.mark.parametrize(("each", "growth"), lengths((10, 2), (40, 8)))  # there may be thousands of steps
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.__name__)
 def test_cancelled_at_any_step_of_the_loop_it_is_done_or_not_and_the_store_goes_on(opened, op, each, growth):
 

@@ -13,12 +13,12 @@ from backtrail.engine import diff, nodes, payload, scan, unpacking
 from backtrail.engine.paths import Path
 from backtrail.engine.schema import Record
 from backtrail.engine.tree import PATCH, SET, SPLICE
+from tests.lengths import fewer
 from tests.strategies import (
     TYPES,
     bulky,
     decode,
     encode,
-    fewer,
     form,
     long_texts,
     on_deep_stack,

@@ -175,7 +175,7 @@ class TestDamage:
         return path
 
     def test_a_flipped_bit_anywhere_is_found_and_the_rest_loads(self, made, caplog):
-        self.flip(made, caplog, 40)
+        self.flip(made, caplog, 24)
 
     @pytest.mark.torture
     def test_every_flipped_byte_is_found_and_the_rest_loads(self, made, caplog):

@@ -18,4 +18,4 @@ class TestMemory(StoreConformance):
 @pytest.mark.hypothesis
 @QUARTERS
 def test_random_histories_are_as_the_model_says(quarter):
-    machine.run(in_memory, parts=parts(1))
+    machine.run(in_memory, parts=parts(2))

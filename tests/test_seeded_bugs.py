@@ -79,8 +79,8 @@ def prune_takes_labelled_ones(patch):
 def prune_takes_one_too_many(patch):
     chosen = retention.sort_out
 
-    def sort_out(heads, standing, rules, **options):
-        return chosen(heads, standing, rules._replace(keep_last=max(rules.keep_last - 1, 0)), **options)
+    def sort_out(heads, standing, rules, *rest, **options):
+        return chosen(heads, standing, rules._replace(keep_last=max(rules.keep_last - 1, 0)), *rest, **options)
 
     patch.setattr(retention, "sort_out", sort_out)
 

@@ -34,4 +34,4 @@ class TestSqlite(StoreConformance):
 @pytest.mark.hypothesis
 @QUARTERS
 def test_random_histories_are_as_the_model_says(quarter):
-    machine.run(place, parts=parts(1))
+    machine.run(place, parts=parts(2))
