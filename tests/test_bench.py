@@ -209,6 +209,7 @@ def agent(tmp_path):
         yield one
 
 
+@pytest.mark.torture
 def test_names_of_agents_do_not_depend_on_the_scale_and_all_that_has_a_gate_is_shown(group, tmp_path):
     first = group("agents").figures
     other = Agents(long=100, short=25, many=16, few=3, each=6, restores=1)
@@ -327,6 +328,7 @@ def test_the_group_with_a_server_gives_finite_figures(directory):
     assert sum("PostgresSaver" in name for name in values(result)) > 6
 
 
+@pytest.mark.torture
 def test_without_langgraph_the_group_with_a_server_measures_the_rest(directory, monkeypatch):
     monkeypatch.setattr(peers, "installed", lambda _: False)
     result = postgres.postgres(directory, TINY)

@@ -144,7 +144,7 @@ def test_a_mirror_that_is_fed_by_what_is_new_shows_what_is_there(seed, tmp_path)
             assert mirror.verify().ok
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(n, marks=pytest.mark.torture) for n in range(4, 60))])
 def test_a_mirror_takes_what_is_new_though_contents_come_and_go_and_both_sides_collect(seed, tmp_path):
     rng = random.Random(seed)
     words = [[f"{n} {at}" * rng.randrange(1, 9) for at in range(30)] for n in range(4)]

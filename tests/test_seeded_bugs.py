@@ -1,7 +1,7 @@
 """The state machine is worth its time: it finds bugs that are put into the engine on purpose.
 
-Each of them is found within a bounded number of examples. They are the same ones every time that the same modules are
-loaded: hypothesis also tries the constants that it finds in them.
+Each of them is found within a bounded number of examples: every second bug every day, all of them by `make torture`.
+The examples are the same every time that the same modules are loaded: hypothesis also tries constants of theirs.
 """
 
 from unittest import mock
@@ -205,7 +205,11 @@ def test_without_a_bug_nothing_is_found(examples):
     machine.run(in_memory, settings(TRY, max_examples=examples))  # as test_memory does, with many more
 
 
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
+@pytest.mark.parametrize(
+    "bug",
+    [bug if at % 2 else pytest.param(bug, marks=pytest.mark.torture) for at, bug in enumerate(BUGS)],
+    ids=[bug.__name__ for bug in BUGS],
+)
 def test_a_bug_is_found(monkeypatch, bug):
     monkeypatch.setattr(trying, "PATIENCE", 1.0)  # some make the engine try in vain
     bug(monkeypatch)
