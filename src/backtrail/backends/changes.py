@@ -23,6 +23,11 @@ class Place(NamedTuple):
 Body: TypeAlias = bytes | Place
 
 
+def size_of(body: Body) -> int:
+    """Return how many bytes it has."""
+    return len(body) if isinstance(body, bytes) else body.length
+
+
 class Listed(NamedTuple):
     """An entry in a thread's list: its number, what is known of it at once, and its text."""
 

@@ -2,8 +2,8 @@
 
 A write is checked on the tables, appended to the log as one frame, synced, and done: one lock, one fsync, one point at
 which it counts. Other processes append to the same log: before anything is read or written, what they wrote is done on
-these tables, too. With durability "full" a commit is on disk when it returns; "relaxed" leaves that to the system, and
-a power cut may take the last commits, never one without those behind it.
+these tables, too. With durability "full" a commit is on disk when it returns; "relaxed" waits for that only now and
+then, and a power cut may take the last commits, never one without those behind it.
 
 `tables` are what is held, `file_shared` keeps them up with what others write, `file_log` is how they are kept,
 `file_directory` what is where, `file_lock` whose turn it is.
@@ -89,8 +89,8 @@ class FileBackend(SharedTables):
             log.sync()
             self._turns.publish(log.end())
             directory.sweep(self.path, self._now_in())
-            if not self._covered_by_snapshot:
-                snapshot.put(self.path, None)  # it may come to count when the log has grown, and hold what was erased
+            if not self._from_snapshot:
+                remove(self.path / directory.SNAPSHOT)  # it does not count, and may hold what was erased
         finally:
             self._give()
         self._snapshot()

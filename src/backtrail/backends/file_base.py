@@ -10,7 +10,7 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from backtrail.backends import file_frames as frames
-from backtrail.backends.changes import Listed, PutChunk, PutList, PutRow
+from backtrail.backends.changes import Listed, PutChunk, PutList, PutRow, size_of
 from backtrail.backends.file_disk import created, remove, synced, synced_directory, translated, write_at
 from backtrail.backends.file_log import build
 from backtrail.backends.file_reading import BASE
@@ -68,7 +68,7 @@ def _slices(tables: Tables) -> Iterator[list[Change]]:
     size = 0
     for change in _parts(tables):
         held.append(change)
-        size += sum(map(_size, _bodies(change)))
+        size += sum(map(size_of, _bodies(change)))
         if len(held) >= _FRAME_CHANGES or size >= _FRAME_BYTES:
             yield held
             held, size = [], 0
@@ -99,7 +99,3 @@ def _bodies(change: Change) -> list[Body]:
             entries = (each for _, _, new in change.splices for each in new)
             return [each.text for each in entries if isinstance(each, Listed)]
     return []
-
-
-def _size(body: Body) -> int:
-    return len(body) if isinstance(body, bytes) else body.length

@@ -2,7 +2,7 @@
 
 `backtrail.store` says that the directory is ours, and which files count: a base, if there is one, and the file of the
 log behind it. It is one line, written twice, each with a check of its own. It is replaced as a whole, by a rename, and
-that is the moment when another generation begins; whoever has the old one open sees that it has no name any more.
+that is the moment when another generation begins; whoever has the old one open sees that another file has its name.
 Whatever it does not name is left over from something that was interrupted, and removed when nobody can miss it.
 
 A directory that is not ours, or newer than this code, is refused before anything in it is touched.

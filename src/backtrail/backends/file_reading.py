@@ -17,7 +17,6 @@ import logging
 import os
 import re
 from contextlib import suppress
-from copy import copy
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from backtrail.backends import file_frames as frames
@@ -131,11 +130,11 @@ class Reader:
 
     def twin(self) -> Reader:
         """Return one that reads the same files, and goes on to when they are closed here, or have no name any more."""
-        made = copy(self)
-        made._fds = {}  # noqa: SLF001 - it is another of the same class
+        made = object.__new__(type(self))
+        vars(made).update(vars(self), _fds={})  # at once: files that it has in `_fds` it closes when it goes
         try:
             for file, fd in self._fds.items():
-                made._fds[file] = os.dup(fd)  # noqa: SLF001
+                made._fds[file] = os.dup(fd)
         except OSError as error:
             made.close()
             raise translated(error, self._directory) from error

@@ -56,8 +56,8 @@ class SharedTables(TableBackend):
         """Whether a write of this process may be there, or not: only whoever keeps others out can tell."""
         self._covered = 0
         """How many changes of those that the log has read or written are in a snapshot."""
-        self._covered_by_snapshot = False
-        """Whether they were read from a snapshot."""
+        self._from_snapshot = False
+        """Whether there was a snapshot that counts when all was read."""
         self._unreachable: End | None = None
         """An end that was published, and is not there."""
         self._turns = Turns(
@@ -297,7 +297,7 @@ class SharedTables(TableBackend):
         self._log = log = Log(self.path, now, read_only=self.read_only)
         with uncollected():  # all of it stays
             tables = snapshot.read(self.path, now, log)
-            self._covered, self._covered_by_snapshot = 0, tables is not None
+            self._covered, self._from_snapshot = 0, tables is not None
             self._tables = tables or Tables()
             end = until or self._turns.published()
             log.read(self._tables, end, beyond=until is None)

@@ -15,7 +15,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from backtrail.backends.changes import RemoveChunks, RemoveRows, SetMeta
+from backtrail.backends.changes import RemoveChunks, RemoveRows, SetMeta, size_of
 from backtrail.backends.handlers import refuse_within
 from backtrail.backends.port import Batch, Found, Indexed, Phrase, Row, Splice, Stand, ThreadRecord, Usage, written
 from backtrail.backends.table_astray import astray
@@ -431,7 +431,7 @@ class TableBackend:
                 for digest in dict.fromkeys(digests)
                 if digest in tables.chunks and tables.chunks[digest][1] < before_epoch
             )
-            size = sum(_size(tables.chunks[digest][0]) for digest in old)
+            size = sum(size_of(tables.chunks[digest][0]) for digest in old)
             if old:
                 tables.do(RemoveChunks(old))
             return size
@@ -480,7 +480,7 @@ class TableBackend:
             ]
             held = tables.held()
             entries = [each for _, listed in tables.lists.values() for each in listed if each is not None]
-            indexed = sum(len(each.entry.words) + _size(each.text) for each in entries)
+            indexed = sum(len(each.entry.words) + size_of(each.text) for each in entries)
             return Usage(
                 threads=_by_space((space, 1) for space, _ in alive),
                 rows=sum(map(len, tables.logs.values())),
@@ -500,10 +500,6 @@ class TableBackend:
 
 def _is_checkpoint(row: Row) -> bool:
     return bool(row.root) and not row.hidden
-
-
-def _size(body: Body) -> int:
-    return len(body) if isinstance(body, bytes) else body.length
 
 
 def _by_space(counted: Iterable[tuple[str, int]]) -> dict[str, int]:

@@ -27,6 +27,7 @@ from backtrail.backends.changes import (
     SetTags,
     Stamp,
     Touch,
+    size_of,
 )
 from backtrail.backends.columns import merged
 from backtrail.backends.port import (
@@ -460,7 +461,7 @@ class Tables:
     def held(self) -> int:
         """Return how many bytes the bodies of rows and chunks have."""
         bodies = (*self.payloads.values(), *(body for body, _ in self.chunks.values()))
-        return sum(len(body) if isinstance(body, bytes) else body.length for body in bodies)
+        return sum(map(size_of, bodies))
 
     def whole(self) -> Iterator[Change]:  # noqa: C901 - one for each table
         """Give changes that make these tables of empty ones."""
