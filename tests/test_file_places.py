@@ -163,6 +163,25 @@ def test_a_snapshot_beside_a_log_that_went_on_in_another_way_does_not_count(path
     assert everything(copy) == wanted
 
 
+def test_a_snapshot_of_another_base_does_not_count(path, often):
+    del often
+    copy = path.with_name("copy")
+    with opened(path) as store:
+        for n in range(30):
+            store.thread("t").save({"n": n})
+    shutil.copytree(path, copy)
+    for each, kept in ((path, 20), (copy, 10)):  # both are of the second generation then, and have no frame behind it
+        with opened(each) as store:
+            store.thread("t").prune(keep_last=kept)
+            store.gc()
+    wanted = everything(copy)
+    assert len(wanted["t"]) == 10
+    shutil.copy(path / "snapshot", copy / "snapshot")
+    with opened(copy, read_only=True) as store:
+        assert [c.state for c in store.thread("t").history()] == wanted["t"]
+    assert everything(copy) == wanted
+
+
 def test_a_snapshot_that_is_newer_than_the_log_does_not_come_to_count(path, often):
     del often
     copy = path.with_name("copy")
