@@ -108,7 +108,8 @@ def traced() -> Iterator[Disk]:  # noqa: C901 - one function for each call
             disk._see(Call("rename", disk.number(Path(source).stat()), os.fspath(source), os.fspath(target)))
             return replace(source, target)
 
-        def unlink(path, **_):
+        def unlink(path, *, dir_fd=None):
+            path = path if dir_fd is None else Path(f"/proc/self/fd/{dir_fd}").readlink() / path
             if os.path.lexists(path):
                 disk._see(Call("unlink", None, os.fspath(path)))
             return real["unlink"](path)

@@ -56,9 +56,6 @@ def test_hints_name_the_store_that_was_named(trip_store, monkeypatch):
     said = good("prune", "--keep-last", 1, "--dry-run", *store).err
     assert "`backtrail verify --store 'my agents.db'` says more\n" in said
     assert "and `backtrail verify --repair --store 'my agents.db'` makes" in bad(5, "show", "trip", *store)
-    files = ("--store", f"file://{trip_store}/my files")
-    good("save", "x", "--yes", *files, stdin="1")
-    assert f"use `backtrail export FILE --store 'file://{trip_store}/my files'` for" in bad(1, "backup", "b", *files)
 
 
 @pytest.mark.parametrize(
@@ -327,6 +324,11 @@ def test_a_backup_is_a_store(trip_store):
     assert good("backup", "copy.db").out.startswith("copy.db: ")
     assert good("threads", "--store", "copy.db", "--jsonl").out == good("threads", "--jsonl").out
     bad(4, "backup", "copy.db")
+    files, again = (f"file://{trip_store}/{name}" for name in ("files", "again"))
+    good("copy", docs.URL, files)
+    assert good("backup", "again", "--store", files).out.startswith("again: ")
+    assert good("log", "trip", "--store", again, "--jsonl").out == good("log", "trip", "--jsonl").out
+    assert "again: is a store in files: say file://" in bad(1, "threads", "--store", "again")
 
 
 def test_an_export_is_imported_whole_and_again_for_nothing(trip_store):

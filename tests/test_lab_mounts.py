@@ -172,10 +172,12 @@ def test_a_full_disk_refuses_and_the_same_store_goes_on_when_there_is_room(kind,
 
 
 @needs_root
-def test_a_backup_to_a_full_disk_says_so_and_leaves_nothing(tmp_path):
-    with tmpfs(tmp_path / "small", "100k") as where, backtrail.open(tmp_path / "s.db") as store:
+@pytest.mark.parametrize("kind", [*KINDS, "memory"])
+def test_a_backup_to_a_full_disk_says_so_and_leaves_nothing(kind, tmp_path):
+    url = "memory://" if kind == "memory" else url_of(kind, tmp_path)
+    with tmpfs(tmp_path / "small", "100k") as where, backtrail.open(url) as store:
         store.thread("t").save({"text": random.Random(1).randbytes(100_000).hex()})
-        with pytest.raises(Unavailable, match="the disk is full") as caught:
+        with pytest.raises(Unavailable, match="free some space") as caught:
             store.backup(where / "copy.db")
         assert caught.value.code == "unavailable.full"
         assert list(where.iterdir()) == []

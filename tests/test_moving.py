@@ -1,4 +1,4 @@
-"""Exports, imports, copies and backups: between all kinds of stores, with bad files, and killed in the middle."""
+"""Exports, imports and copies: between all kinds of stores, with bad files, and killed in the middle."""
 
 import asyncio
 import errno
@@ -17,7 +17,7 @@ import pytest
 from blake3 import blake3
 
 import backtrail
-from backtrail import Conflict, Corrupt, Invalid, NotFound, Unavailable, aio, moving, placing
+from backtrail import Conflict, Corrupt, Invalid, NotFound, Unavailable, aio, placing
 from backtrail.backends.memory import MemoryBackend
 from backtrail.backends.port import Batch
 from backtrail.engine import archive, log, wire
@@ -665,7 +665,7 @@ def test_the_home_of_nobody_is_no_place(memory):
     for call in (memory.export, memory.import_, memory.backup):
         with pytest.raises(Invalid) as caught:
             call("~no such user/x")
-        assert caught.value.code in ("invalid.argument", "invalid.backup")
+        assert caught.value.code == "invalid.argument"
     with pytest.raises(Invalid):
         memory.export("x", since="~no such user/x")
     with pytest.raises(Invalid):
@@ -728,7 +728,7 @@ def test_an_import_that_is_killed_is_there_whole_or_not_at_all(tmp_path):
             assert store.verify().ok
 
 
-# -- copies and backups -----------------------------------------------------------------------------
+# -- copies -----------------------------------------------------------------------------------------
 
 
 def test_a_copy_is_the_same_in_another_kind_of_store(opened, tmp_path):
@@ -791,126 +791,6 @@ def test_a_copy_that_has_another_root_is_not_taken_for_one(memory, monkeypatch):
         with pytest.raises(Corrupt) as caught:
             backtrail.copy(memory, other)
     assert caught.value.code == "corrupt.root"
-
-
-def test_a_backup_is_the_store_of_one_moment_as_a_store(tmp_path):
-    with backtrail.open(tmp_path / "s.db") as store:
-        furnish(store)
-        store.search("word")
-        wanted = everything(store)
-        told = []
-
-        def meanwhile(what, count):
-            told.append((what, count))
-            if len(told) == 1:
-                store.thread("trip").save({"after": "that"})
-                with backtrail.open(tmp_path / "s.db") as other:
-                    other.thread("other").save(["x" * 100_000])
-
-        size = store.backup(tmp_path / "new" / "b.db", progress=meanwhile)
-        assert size == (tmp_path / "new" / "b.db").stat().st_size
-        assert told[-1] == ("pages", size // 4096)
-        assert everything(store) != wanted
-    assert [each.name for each in (tmp_path / "new").iterdir()] == ["b.db"]
-    with backtrail.open(tmp_path / "new" / "b.db") as store:
-        assert everything(store) == wanted
-        assert store.verify().ok
-        assert len(store.search("another way")) == 1
-        store.thread("trip").save({"goes": "on"})
-
-
-def test_a_backup_replaces_nothing_and_other_stores_have_none(tmp_path, memory, opened):
-    with backtrail.open(tmp_path / "s.db") as store:
-        for path in ("s.db", "b.db"):
-            (tmp_path / "b.db").touch()
-            with pytest.raises(Conflict) as caught:
-                store.backup(tmp_path / path)
-            assert caught.value.code == "conflict.exists"
-
-        def stop(what, count):
-            raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            store.backup(tmp_path / "c.db", progress=stop)
-    for other in (memory, opened("postgres")):
-        with pytest.raises(Invalid, match="export") as caught:
-            other.backup(tmp_path / "c.db")
-        assert caught.value.code == "invalid.backup"
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith((".", "c.db"))]
-
-
-@pytest.mark.parametrize("ending", ["-wal", "-shm", "-journal"])
-def test_a_backup_is_not_put_beside_what_is_left_of_another_store(tmp_path, ending):
-    left = tmp_path / f"b.db{ending}"
-
-    def meanwhile(what, count):
-        left.write_bytes(b"left")
-
-    with backtrail.open(tmp_path / "s.db") as store:
-        store.thread("t").save({"n": 1})
-        for _ in range(2):  # it comes while the pages are copied, and is there before
-            with pytest.raises(Conflict, match=f"{left}: .* remove it") as caught:
-                store.backup(tmp_path / "b.db", progress=meanwhile)
-            assert caught.value.code == "conflict.exists"
-            assert left.read_bytes() == b"left"
-            assert not [each for each in tmp_path.iterdir() if each.name == "b.db" or each.suffix == ".part"]
-        left.unlink()
-        store.backup(tmp_path / "b.db")
-        store.export(tmp_path / "c.db")
-
-
-def test_a_closed_store_is_not_backed_up(tmp_path):
-    store = backtrail.open(tmp_path / "s.db")
-    store.thread("t").save({"n": 1})
-    store.close()
-    with pytest.raises(Unavailable) as caught:
-        store.backup(tmp_path / "b.db")
-    assert caught.value.code == "unavailable.closed"
-    assert [each.name for each in tmp_path.iterdir()] == ["s.db"]
-
-
-@pytest.mark.parametrize("read_only", [False, True])
-def test_another_store_in_the_place_of_the_one_that_is_open_is_not_taken_for_it(tmp_path, read_only):
-    path = tmp_path / "s.db"
-    with backtrail.open(path) as store:
-        store.thread("mine").save({"n": 1})
-    with backtrail.open(path, read_only=read_only) as store:
-        before = everything(store)
-        (tmp_path / "away").mkdir()
-        for part in tmp_path.glob("s.db*"):
-            part.rename(tmp_path / "away" / part.name)
-        calls = [lambda: store.export(tmp_path / "1"), lambda: store.backup(tmp_path / "b.db"), store.verify]
-        for there in ("there is none now|no such store", "there is another store now: open it again"):
-            for call in calls:
-                with pytest.raises(NotFound, match=there) as caught:
-                    call()
-                assert caught.value.code == "not_found.store"
-            with backtrail.open(path) as other:
-                other.thread("other").save({"n": 2})
-        path.unlink()
-        for part in (tmp_path / "away").iterdir():
-            part.rename(tmp_path / part.name)
-        store.export(tmp_path / "1")
-        assert everything(store) == before
-    with backtrail.open("memory://") as copied:
-        copied.import_(tmp_path / "1")
-        assert everything(copied) == before
-
-
-def test_a_backup_is_for_those_who_may_read_the_store(tmp_path):
-    with backtrail.open(tmp_path / "s.db") as store:
-        store.thread("t").save({"n": 1})
-        (tmp_path / "s.db").chmod(0o600)
-        store.backup(tmp_path / "b.db")
-    assert (tmp_path / "b.db").stat().st_mode & 0o777 == 0o600
-
-
-def test_a_backup_that_cannot_be_written_is_told(tmp_path, monkeypatch):
-    with backtrail.open(tmp_path / "s.db") as store:
-        monkeypatch.setattr(moving, "placed", lambda *_, **__: ExitStack())
-        with pytest.raises(Unavailable), monkeypatch.context() as patched:
-            patched.setattr(ExitStack, "__enter__", lambda _: tmp_path / "no" / "such" / "place")
-            store.backup(tmp_path / "b.db")
 
 
 # -- awaited ----------------------------------------------------------------------------------------

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import os
-import tempfile
-from contextlib import nullcontext
-from pathlib import Path
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from backtrail import moving
 from backtrail.arguments import check_progress
-from backtrail.engine import log
-from backtrail.engine.archive_reader import Archive
-from backtrail.errors import Corrupt, Invalid
-from backtrail.reports import CopyReport
+from backtrail.errors import Invalid
 from backtrail.store import Store, open  # noqa: A004 - as backtrail.open
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
-    from backtrail.backends.port import Backend
-    from backtrail.engine.archive import Entry
+    from backtrail.engine.engine import Engine
+    from backtrail.reports import CopyReport
 
 
 def copy(
@@ -50,31 +45,14 @@ def copy_to(
     progress: Callable[[str, int], None] | None = None,
 ) -> CopyReport:
     """Copy a store to one that is opened, and perhaps made, only when all of the other has been read."""
-    with tempfile.TemporaryDirectory(prefix="backtrail-") as folder:
-        path = Path(folder, "copy")
-        moving.export(source._engine, path, progress=progress)  # noqa: SLF001 - a part of what a store does
-        with target() as store, Archive(path) as archive:
-            made = moving.import_(store._engine, path, progress)  # noqa: SLF001
-            backend = store._engine.direct.heads.backend  # noqa: SLF001
-            count = sum(_compared(backend, archive, entry) for entry in archive.entries)
-    return CopyReport(made.threads, made.created, made.extended, count)
+
+    @contextmanager
+    def opened() -> Iterator[Engine]:
+        with target() as store:
+            yield store._engine  # noqa: SLF001 - a part of what a store does
+
+    return moving.copy(source._engine, opened, progress)  # noqa: SLF001
 
 
 def _store(given: Store | str | os.PathLike[str], *, read_only: bool) -> AbstractContextManager[Store]:
     return nullcontext(given) if isinstance(given, Store) else open(given, read_only=read_only)
-
-
-def _compared(backend: Backend, archive: Archive, entry: Entry) -> int:
-    """Return how many visible checkpoints of a thread have the same root here as in the file; all of them must."""
-    record = backend.thread_with_uid(entry.uid)
-    here = {row.seq: row for row in backend.rows(record.no, [(1, entry.newest)])} if record else {}
-    count = 0
-    for row in archive.rows(entry, 1, entry.newest):
-        if row.op not in log.CHECKPOINTS or row.hidden:
-            continue
-        copied = here.get(row.seq)
-        if copied is not None and (copied.root, copied.op_id) != (row.root, row.op_id):
-            name = log.checkpoint_id(entry.uid, row.seq)
-            raise Corrupt(f"checkpoint {name} is not what it was copied from", code="corrupt.root", checkpoint_id=name)
-        count += copied is not None
-    return count

@@ -1,21 +1,29 @@
-"""Stores on the move: exported to a file, imported from one, backed up. What callers hand in is checked here."""
+"""Stores on the move: exported, imported, copied, backed up. What callers hand in is checked here."""
 
 from __future__ import annotations
 
+from contextlib import closing, nullcontext
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
 from backtrail.arguments import check_id, check_ids, check_kind_of_ids, check_progress
 from backtrail.backends.port import Copyable
-from backtrail.engine import exporting, importing
+from backtrail.engine import exporting, importing, log
 from backtrail.engine.archive_reader import Archive
-from backtrail.errors import Invalid, Unavailable
+from backtrail.engine.engine import Engine
+from backtrail.engine.heads import Options
+from backtrail.engine.schema import Types
+from backtrail.errors import Corrupt, Invalid, Unavailable
 from backtrail.placing import path_of, placed
-from backtrail.reports import ExportReport, ImportReport
+from backtrail.reports import CopyReport, ExportReport, ImportReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
-    from backtrail.engine.engine import Engine
+    from backtrail.backends.port import Backend
+    from backtrail.engine.archive import Entry
     from backtrail.engine.heads import Heads
 
     Progress = Callable[[str, int], None] | None
@@ -74,16 +82,56 @@ def check(path: Any, progress: Progress) -> str | None:
 
 
 def backup(engine: Engine, path: Any, progress: Progress) -> int:
-    """Copy a store to a new file of its own kind; return its size in bytes."""
+    """Make a store of its own of all that a store holds; return its size in bytes.
+
+    It is of the same kind, if that can be a file or a directory; else a file of SQLite.
+    """
     check_progress(progress)
     backend = _outside(engine).backend
-    if not isinstance(backend, Copyable):
-        raise Invalid(
-            "only a store in SQLite is one file that can be copied as it is: use export(path) for this one",
-            code="invalid.backup",
-        )
-    with placed(path_of(path), beside=backend.beside) as part:
-        return backend.backup(part, progress)
+    target = path_of(path)
+    if isinstance(backend, Copyable):
+        with placed(target, beside=backend.beside) as part:
+            return backend.backup(part, progress)
+    from backtrail.backends.sqlite import SqliteBackend  # noqa: PLC0415 - few need it here
+
+    with (
+        placed(target, beside=SqliteBackend.beside) as part,
+        TemporaryDirectory(prefix="backtrail-") as folder,
+        closing(SqliteBackend(Path(folder, "backup"), durability="relaxed")) as other,
+    ):
+        copy(engine, lambda: nullcontext(Engine(other, Types(), Options())), progress)
+        return other.backup(part, progress)
+
+
+def copy(source: Engine, target: Callable[[], AbstractContextManager[Engine]], progress: Progress) -> CopyReport:
+    """Copy a store to one that is opened, and perhaps made, only when all of the other has been read.
+
+    The roots of all visible checkpoints are compared.
+    """
+    with TemporaryDirectory(prefix="backtrail-") as folder:
+        path = Path(folder, "copy")
+        export(source, path, progress=progress)
+        with target() as engine, Archive(path) as archive:
+            made = import_(engine, path, progress)
+            backend = engine.direct.heads.backend
+            count = sum(_compared(backend, archive, entry) for entry in archive.entries)
+    return CopyReport(made.threads, made.created, made.extended, count)
+
+
+def _compared(backend: Backend, archive: Archive, entry: Entry) -> int:
+    """Return how many visible checkpoints of a thread have the same root here as in the file; all of them must."""
+    record = backend.thread_with_uid(entry.uid)
+    here = {row.seq: row for row in backend.rows(record.no, [(1, entry.newest)])} if record else {}
+    count = 0
+    for row in archive.rows(entry, 1, entry.newest):
+        if row.op not in log.CHECKPOINTS or row.hidden:
+            continue
+        copied = here.get(row.seq)
+        if copied is not None and (copied.root, copied.op_id) != (row.root, row.op_id):
+            name = log.checkpoint_id(entry.uid, row.seq)
+            raise Corrupt(f"checkpoint {name} is not what it was copied from", code="corrupt.root", checkpoint_id=name)
+        count += copied is not None
+    return count
 
 
 def _outside(engine: Engine) -> Heads:

@@ -1,8 +1,8 @@
-"""Files that are there whole, or not at all: written under another name, synced, and then given theirs.
+"""Files and directories that are there whole, or not at all: made under another name, synced, then given theirs.
 
 What is there already is never replaced, not even if it came a moment ago, nor is a file put beside others that would be
-taken for a part of it. New directories are synced, too. Whoever is
-killed in the middle leaves a file whose name begins with `.backtrail-` and ends with `.part`, which nobody reads.
+taken for a part of it. New directories are synced, too. Whoever is killed in the middle leaves something whose name
+begins with `.backtrail-` and ends with `.part`, which nobody reads.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import errno
 import os
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from shutil import rmtree
 from typing import TYPE_CHECKING, Any
 
 from backtrail.errors import Conflict, Error, Invalid, Unavailable
@@ -36,13 +37,15 @@ def path_of(path: Any) -> Path:
 
 @contextmanager
 def placed(path: Path, *, beside: tuple[str, ...] = ()) -> Iterator[Path]:
-    """Give the name of a file to write; when the block ends well, it becomes `path`, and is on disk.
+    """Give the name of a file or directory to make; when the block ends well, it becomes `path`, and is on disk.
+
+    Who makes a directory has synced what is in it.
 
     Nothing may be there whose name is that of `path` and one of the endings `beside`.
     """
     try:
         if path.is_dir():
-            raise Invalid(f"{path}: is a directory: name a file in it", code="invalid.argument")
+            raise Invalid(f"{path}: is a directory: name something new in it", code="invalid.argument")
         _refuse_existing(path)
         _refuse_beside(path, beside)
         _make(path.parent)
@@ -53,8 +56,7 @@ def placed(path: Path, *, beside: tuple[str, ...] = ()) -> Iterator[Path]:
             _refuse_beside(path, beside)
             _give_name(part, path)
         except BaseException:
-            with suppress(OSError):
-                part.unlink()
+            _remove(part)
             raise
         _sync(path.parent)
     except OSError as error:
@@ -99,24 +101,41 @@ def _make(directory: Path) -> None:
 
 
 def _give_name(part: Path, path: Path) -> None:
-    """Give a file its name, unless another one has it: a link, unlike a rename, replaces nothing."""
+    """Give it its name, unless another one has it: a link, unlike a rename, replaces nothing."""
     try:
         try:
             os.link(part, path)
         except OSError as error:
-            if error.errno not in _NO_LINKS:
+            if error.errno not in _NO_LINKS:  # as for any directory: that is EPERM
                 raise
-            path.touch(exist_ok=False)  # from here on the name is ours; whoever is killed now leaves an empty file
-            try:
-                part.rename(path)
-            except BaseException:
-                path.unlink()
-                raise
+            _rename(part, path)
             return
     except FileExistsError as error:
         raise _existing(path) from error
+    _remove(part)
+
+
+def _rename(part: Path, path: Path) -> None:
+    """Take the name first, and then put in its place what it is for; who is killed in between leaves it empty."""
+    if part.is_dir():
+        path.mkdir()
+        undo = path.rmdir
+    else:
+        path.touch(exist_ok=False)
+        undo = path.unlink
+    try:
+        part.rename(path)
+    except BaseException:
+        undo()
+        raise
+
+
+def _remove(part: Path) -> None:
     with suppress(OSError):
-        part.unlink()
+        if part.is_dir():
+            rmtree(part)
+        else:
+            part.unlink()
 
 
 def _sync(path: Path) -> None:

@@ -434,9 +434,9 @@ class Store:
         return moving.import_(self._engine, path, progress)
 
     def backup(self, path: str | os.PathLike[str], *, progress: Callable[[str, int], None] | None = None) -> int:
-        """Copy a store in SQLite, as it is at this moment, to a new SQLite file; return its size in bytes.
+        """Make a store of its own of this one, as it is at this moment, while others write; return its size in bytes.
 
-        Others may go on writing. Stores of other kinds are `Invalid`: `export` them.
+        It is one in files, in a new directory, if this one is; else a new file of SQLite.
         """
         from backtrail import moving  # noqa: PLC0415
 

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from backtrail.backends import file_backup
 from backtrail.backends import file_base as base
 from backtrail.backends import file_directory as directory
 from backtrail.backends import file_snapshot as snapshot
@@ -44,6 +45,7 @@ class FileBackend(SharedTables):
     """The port on files. `busy_timeout` bounds, in seconds, the wait for another thread's or process's turn."""
 
     interval = 0.05
+    beside = ()
 
     def __init__(
         self,
@@ -154,6 +156,15 @@ class FileBackend(SharedTables):
 
         try:
             yield TableView(kept, read)
+        finally:
+            log.close()
+
+    def backup(self, path: Path, progress: Callable[[str, int], None] | None) -> int:
+        self._refuse_in_group()
+        with self._read():
+            log, now = self._at().twin(), self._now_in()
+        try:
+            return file_backup.copy(log, now, self.path, path, progress)
         finally:
             log.close()
 

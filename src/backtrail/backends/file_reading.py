@@ -140,6 +140,20 @@ class Reader:
             raise translated(error, self._directory) from error
         return made
 
+    def files(self) -> list[tuple[str, int, int]]:
+        """Return the files that it has open, in their order: the name, the descriptor, how many bytes of it count.
+
+        All of them count if it is not known what was there: so no more is lost.
+        """
+        return [
+            (
+                self.name(file).name,
+                fd,
+                self.at if file == self.file and self.blind is None else os.fstat(fd).st_size,
+            )
+            for file, fd in sorted(self._fds.items())
+        ]
+
     def fd(self) -> int:
         """Return the file that it stands in."""
         return self._fds[self.file]

@@ -265,13 +265,13 @@ class Usage(NamedTuple):
 
 @runtime_checkable
 class Copyable(Protocol):
-    """A backend whose store can be copied as it is, to a file that can be opened like it."""
+    """A backend whose store can be copied as it is, to a file or a directory that can be opened like it."""
 
     beside: tuple[str, ...]
     """Endings of the names of files beside such a file that would be taken for a part of it."""
 
     def backup(self, path: Path, progress: Callable[[str, int], None] | None) -> int:
-        """Copy the store as it is now to a file that is not there yet, while others write; return its size in bytes."""
+        """Copy the store as it is now to where nothing is yet, while others write; return its size in bytes."""
 
 
 class Backend(Protocol):

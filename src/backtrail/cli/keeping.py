@@ -285,9 +285,10 @@ def migrate(ctx: click.Context, session: Session, *, out: Output, yes: bool) -> 
 @command(examples=("backtrail backup backup.db",))
 @click.argument("file", type=NewFile())
 def backup(session: Session, *, out: Output, file: str) -> None:
-    """Copy a store in SQLite to the new file FILE.
+    """Copy the store to FILE, which is a store then.
 
-    As it is now; others may go on writing.
+    As it is now; others may go on writing. It is a file of SQLite; if the
+    store is one in files, a directory of them.
     """
     with session.read() as store, progress_in(store) as progress:
         written = store.backup(file, progress=progress)

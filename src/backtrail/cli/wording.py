@@ -24,7 +24,6 @@ _WORDS: Final = (
     ("force=True takes", "--force takes"),
     ("contains=True looks", "--contains looks"),
     ("schema= is for", "--schema is for"),
-    ("use export(path) for", "use `backtrail export FILE` for"),
     ("use set()", "use --set"),
     ("verify(repair=True) makes", "`backtrail verify --repair` makes"),
     ("`reindex` makes", "`backtrail reindex` makes"),

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from backtrail.testing.conformance.adapting import Adapting
 from backtrail.testing.conformance.agents import AgentNames, Agents, AgentVersions
+from backtrail.testing.conformance.backing import Backups
 from backtrail.testing.conformance.branching import Branching
 from backtrail.testing.conformance.changing import Changing, Roots
 from backtrail.testing.conformance.checkpointing import AgentCheckpoints, Guarding, Scheduling
@@ -125,6 +126,7 @@ class StoreConformance(
     Exporting,
     Importing,
     Mirroring,
+    Backups,
 ):
     """All of the suite."""
 

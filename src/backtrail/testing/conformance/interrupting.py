@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import backtrail
 from backtrail import AgentState, Conversation, Invalid, Message
 from backtrail.engine import pins, verifying
 from backtrail.testing.chunks import small_chunks
+from backtrail.testing.conformance.backing import opened
 from backtrail.testing.conformance.base import Suite, fill, messages
 from backtrail.testing.conformance.repairing import DAMAGE, column, loaded, payload, stored
 
@@ -98,12 +100,16 @@ def _copy(store: Store, _: Path, progress: Progress) -> None:
 
 
 def _backup(store: Store, path: Path, progress: Progress) -> None:
+    """Make a backup; if that is stopped, nothing is left of it."""
+    place = path / "backups"
     try:
-        store.backup(path / "backup", progress=progress)
-    except Invalid:  # only SQLite is one file; the others are exported
-        progress("pages", 1)
-    else:
-        (path / "backup").unlink()
+        store.backup(place / "one", progress=progress)
+    except Stop:
+        assert not [*place.iterdir()]
+        raise
+    with opened(place / "one", read_only=True) as saved:
+        assert loaded(saved).items() <= loaded(store).items()  # more may have come since
+    shutil.rmtree(place)
 
 
 CHORES: dict[str, Callable[[Store, Path, Progress], None]] = {
