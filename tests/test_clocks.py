@@ -16,6 +16,8 @@ import pytest
 
 import backtrail
 from backtrail import AgentState, Conflict, Conversation, Message
+from backtrail.backends.file import FileBackend
+from backtrail.backends.sqlite import SqliteBackend
 from tests.servers import place
 from tests.test_runs_processes import Child
 
@@ -188,6 +190,26 @@ def test_agents_go_back_to_what_was_made_before_whatever_the_clock_says(opener):
         assert [each.content for each in store.conversations.load("c").messages] == ["0", "1"]
         store.agents.undo("a")
         assert [each.content for each in store.conversations.load("c").messages] == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("kind", [SqliteBackend, FileBackend])
+@pytest.mark.parametrize("newest_first", [False, True])
+def test_a_seeded_fault_is_found(kind, newest_first, tmp_path, monkeypatch):
+    """Rows come in the order of their writers' clocks: when they are asked for from the first, or from the last one."""
+    rows = kind.rows
+
+    def by_the_clock(self, *args, **rest):
+        found = rows(self, *args, **rest)
+        if rest.get("newest_first", False) is newest_first:
+            found = sorted(found, key=lambda row: row.created_at, reverse=newest_first)
+        return found
+
+    url = tmp_path / "s.db" if kind is SqliteBackend else (tmp_path / "s").as_uri()
+    test_a_clock_that_goes_back_leaves_history_undo_and_refs_as_they_are(partial(backtrail.open, url))
+    monkeypatch.setattr(kind, "rows", by_the_clock)
+    url = tmp_path / "t.db" if kind is SqliteBackend else (tmp_path / "t").as_uri()
+    with pytest.raises(AssertionError):
+        test_a_clock_that_goes_back_leaves_history_undo_and_refs_as_they_are(partial(backtrail.open, url))
 
 
 # ---- what goes by age -----------------------------------------------------------------------------------------------

@@ -12,6 +12,8 @@ import apsw
 import pytest
 
 import backtrail
+from backtrail.backends.file import FileBackend
+from backtrail.backends.sqlite import SqliteBackend
 from tests import servers
 
 CANARY = "canarythatistobegone"
@@ -80,6 +82,23 @@ def test_of_what_was_deleted_and_erased_sqlite_has_nothing_left(tmp_path):
         assert found_in(tmp_path) == []
         assert len(store.thread("stays 0").load().state["messages"]) > 5
         assert store.verify().ok
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "files", "pages of sqlite that are left as they are"])
+def test_seeded_faults_are_found(kind, tmp_path, monkeypatch):
+    """What was removed stays on disk: because nothing is given back, or because pages are not written anew."""
+    if kind == "files":
+        monkeypatch.setattr(FileBackend, "reclaim", lambda self, *, erase=False: None)
+        check = test_of_what_was_deleted_and_collected_no_file_of_a_directory_has_anything_left
+    elif kind == "sqlite":
+        monkeypatch.setattr(SqliteBackend, "reclaim", lambda self, *, erase=False: None)
+        check = test_of_what_was_deleted_and_erased_sqlite_has_nothing_left
+    else:
+        reclaim = SqliteBackend.reclaim
+        monkeypatch.setattr(SqliteBackend, "reclaim", lambda self, *, erase=False: reclaim(self, erase=False))
+        check = test_of_what_was_deleted_and_erased_sqlite_has_nothing_left
+    with pytest.raises(AssertionError, match="PosixPath"):
+        check(tmp_path)
 
 
 def test_who_reads_for_long_keeps_sqlite_from_erasing_and_that_is_told(tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ import pytest
 import zstandard
 
 import backtrail
-from backtrail.backends import file_frames, postgres_schema, sqlite_schema
+from backtrail.backends import file_directory, file_frames, postgres_schema, sqlite_schema
 from backtrail.backends.sqlite import SqliteBackend
 from backtrail.testing.furnishing import everything, furnish
 from tests import servers
@@ -310,6 +310,21 @@ def test_a_version_that_knows_an_older_format_refuses_postgresql_and_writes_noth
         with mock.patch.object(postgres_schema, "STEPS", postgres_schema.STEPS[:1]):
             refused(opener, (2, 1))
         assert servers.server().execute(meta) == before
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "files"])
+def test_a_version_that_does_not_look_at_the_format_is_found(kind, tmp_path, monkeypatch):
+    if kind == "sqlite":
+        monkeypatch.setattr(sqlite_schema, "format_of", lambda connection, path: len(sqlite_schema.STEPS))
+        with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+            test_a_version_that_knows_an_older_format_refuses_sqlite_and_writes_nothing(3, tmp_path)
+    else:
+        parsed = file_directory._parsed
+        monkeypatch.setattr(
+            file_directory, "_parsed", lambda said, path: parsed(said.replace("files 2", "files 1"), path)
+        )
+        with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+            test_a_version_that_knows_an_older_format_refuses_files_and_writes_nothing(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
