@@ -35,6 +35,8 @@ class Listed(NamedTuple):
     entry: Entry
     """Without its text: that is empty."""
     text: Body
+    check: int | None
+    """The CRC-32 of the text; None if it is not known."""
 
 
 class PutThread(NamedTuple):

@@ -22,8 +22,8 @@ from backtrail.backends import file_directory as directory
 from backtrail.backends import file_snapshot as snapshot
 from backtrail.backends.file_disk import remove, translated
 from backtrail.backends.file_frames import FILE_HEADER
-from backtrail.backends.file_log import Log
-from backtrail.backends.file_reading import Generation
+from backtrail.backends.file_log import Log, begin_file
+from backtrail.backends.file_reading import Generation, log_name
 from backtrail.backends.file_shared import ATTEMPTS, SharedTables
 from backtrail.backends.table_astray import astray, tidy
 from backtrail.backends.table_view import TableView
@@ -181,7 +181,11 @@ class FileBackend(SharedTables):
             raise translated(error, self.path) from error
 
     def mend(self) -> None:
-        """Begin another generation with all that can be read: what was in frames that are gone is given up."""
+        """Begin another generation with all that can be read: what was in frames that are gone is given up.
+
+        If it is not known what that was, it is another store from then on: numbers that were lost are given again, and
+        whoever had it open knows them.
+        """
         self._refuse_in_group()
         with self._read():
             damaged = bool(self._at().damage or astray(self._tables))
@@ -195,15 +199,17 @@ class FileBackend(SharedTables):
         try:
             log, old = self._at(), self._now_in()
             if not (self._tables.wasted or log.damage or astray(self._tables)):
+                directory.sweep(self.path, old)  # whoever collected last may have been killed before it did
                 return True
             directory.refuse_if_full(self.path, self._tables.held())
+            if log.blind is not None:
+                self._begin_anew()
+                return True
             log.cut()
             if log.sealed or log.at > FILE_HEADER:
                 log.roll()
             kept = self._tables.copy()
             tidy(kept)
-            if log.blind is not None:
-                kept.forget()
             source = log.twin()
         finally:
             self._give()
@@ -218,6 +224,26 @@ class FileBackend(SharedTables):
         finally:
             source.close()
 
+    def _begin_anew(self) -> None:
+        """Be another store with what is left. Whoever does keeps all others out: nobody is to write to the old one."""
+        log, old, end = self._at(), self._now_in(), self._turns.published()
+        kept = self._tables.copy()
+        tidy(kept)
+        kept.forget()
+        uid, name, file = directory.new_uid(), directory.new_base(old.generation + 1), directory.new_file(self.path)
+        frame = max(log.number, end.number if end is not None else 0, end.synced if end is not None else 0) + 1
+        try:
+            tables, count = base.write(self.path / name, uid, kept, log.body)
+            begin_file(self.path / log_name(file), uid, file, frame)
+            new = Generation(uid, old.generation + 1, name, count, file, frame)
+            behind = Log(self.path, new, read_only=False)
+            _stand_behind_base(behind, new)
+            self._go_over(new, behind, tables, None)
+        except BaseException:
+            self._discard(name)
+            raise
+        directory.sweep(self.path, new)
+
     def _discard(self, base: str) -> None:
         """Remove a base that is not the present one; if that is not certain, it stays until the next generation."""
         with suppress(Error, OSError):
@@ -231,20 +257,14 @@ class FileBackend(SharedTables):
         try:
             log = Log(self.path, new, read_only=False)
             try:
-                log.stand(new.file, FILE_HEADER, new.frame - 1, sealed=False, echo=[], last=None)
+                _stand_behind_base(log, new)
                 large = len(tables.payloads) >= _SNAPSHOT_CHANGES
                 prepared = snapshot.prepare(self.path, new, log, tables) if large else None
                 self._take(blind=True)  # whether it may be was asked when this began
                 try:
                     if self._now_in() == old:
                         log.read(tables, self._at().end())
-                        snapshot.put(self.path, None)  # it has what was removed
-                        directory.switch(self.path, new)
-                        self._adopt(log, tables)
-                        with suppress(Error):  # all of it only saves time; the snapshot may have been swept by somebody
-                            self._turns.publish(log.end())
-                            if prepared is not None:
-                                snapshot.put(self.path, prepared)
+                        self._go_over(new, log, tables, prepared)
                     directory.sweep(self.path, self._now_in())
                     return self._now_in() == new
                 finally:
@@ -259,8 +279,17 @@ class FileBackend(SharedTables):
         except OSError as error:
             raise translated(error, self.path) from error
 
+    def _go_over(self, new: Generation, log: Log, tables: Tables, prepared: Path | None) -> None:
+        """Let a new generation begin, whose tables these are, and go on with it."""
+        snapshot.put(self.path, None)  # it has what was removed
+        directory.switch(self.path, new)
+        self._adopt(log, tables)
+        with suppress(Error):  # all of it only saves time; the snapshot may have been swept by somebody
+            self._turns.publish(log.end())
+            if prepared is not None:
+                snapshot.put(self.path, prepared)
+
     def _adopt(self, log: Log, tables: Tables) -> None:
-        """Go on with a new generation, whose tables these are."""
         self._whole = False
         self._let_go()
         self._stand_in(*directory.read(self.path))
@@ -284,7 +313,7 @@ class FileBackend(SharedTables):
         self._refuse_in_group()
         if self._closed:
             return
-        with suppress(Error):
+        with suppress(Error, OSError):
             self._leave()
         with self._turns.alone(), self._turns.taken():
             self._closed = True
@@ -306,3 +335,7 @@ class FileBackend(SharedTables):
                 if log is not None and end is not None and end.number == log.number:  # nobody has written since
                     self._turns.publish(log.end())
         self._snapshot()
+
+
+def _stand_behind_base(log: Log, generation: Generation) -> None:
+    log.stand(generation.file, FILE_HEADER, generation.frame - 1, sealed=False, echo=[], last=None)

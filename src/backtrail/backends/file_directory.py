@@ -21,7 +21,7 @@ from blake3 import blake3
 from backtrail.backends import file_frames as frames
 from backtrail.backends.file_disk import STORE, created, read_at, synced, synced_directory, translated, write_at
 from backtrail.backends.file_log import begin_file
-from backtrail.backends.file_reading import Generation, log_name
+from backtrail.backends.file_reading import LOG_NAME, Generation, log_name
 from backtrail.errors import Corrupt, Invalid, NotFound, Unavailable
 
 LOCK: Final = "backtrail.lock"
@@ -48,6 +48,20 @@ def _line(generation: Generation) -> str:
 
 def _check(said: str) -> str:
     return blake3(said.encode()).hexdigest(length=frames.CHECK_BYTES)
+
+
+def new_uid() -> bytes:
+    """Return what tells a store from others."""
+    return secrets.token_bytes(UID_BYTES)
+
+
+def new_file(path: Path) -> int:
+    """Return the number of a file of the log that comes behind all that are there. Whoever asks has the lock."""
+    try:
+        names = [entry.name for entry in os.scandir(path)]
+    except OSError as error:
+        raise translated(error, path) from error
+    return max((int(name[4:]) for name in names if LOG_NAME.fullmatch(name)), default=0) + 1
 
 
 def new_base(generation: int) -> str:
@@ -152,7 +166,7 @@ def make_directory(path: Path) -> None:
 
 def make(path: Path) -> None:
     """Make a store in an empty directory. Whoever does has its lock."""
-    made = Generation(secrets.token_bytes(UID_BYTES), 1, None, 0, 1, 1)
+    made = Generation(new_uid(), 1, None, 0, 1, 1)
     begin_file(path / log_name(1), made.uid, 1, 1)
     switch(path, made)
 

@@ -178,7 +178,10 @@ class Window:
         return found if found.end <= self.size else None
 
     def frames_behind(self, at: int) -> Iterator[Frame]:
-        """Give the frames whose headers are good, wherever they begin, from there on."""
+        """Give the frames whose headers are good, wherever they begin, from there on.
+
+        One that is not good itself may be within the body of another: somebody has saved a part of this log.
+        """
         while at < self.size:
             held = self.piece(at, min(_WINDOW, self.size - at))
             here = held.find(MAGIC)
@@ -190,7 +193,7 @@ class Window:
             found = self.frame_at(at + here)
             if found is not None:
                 yield found
-            at = found.end if found is not None else at + here + 1
+            at = found.end if found is not None and self.is_good(found) else at + here + 1
 
     def is_good(self, found: Frame) -> bool:
         """Tell whether the records and bodies of a frame are what was written."""

@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from backtrail.backends import file_frames as frames
-from backtrail.backends.changes import Place, PutThread
+from backtrail.backends.changes import DropList, Place, PutList, PutThread
 from backtrail.backends.file_disk import read_at, translated
 from backtrail.backends.file_lock import End
 from backtrail.backends.file_records import ECHO, SEAL, echo, unpack
@@ -301,6 +301,7 @@ class Reader:
         if not good:
             what = "what it says is lost in part" if not whole else "bytes that rows or chunks hold, or its header"
             self._note(f"frame {found.number} at {found.at} is damaged: {what}")
+            done = [DropList(change.thread) if isinstance(change, PutList) else change for change in done]
         if whole:
             for change in done:
                 tables.do(change)
@@ -381,7 +382,7 @@ class Reader:
                 self._make_up(tables, None)
             self._hurt, self._saved = 0, []
             self.file, self.number = self._generation.file, self._generation.frame - 1
-            self.echo = []
+            self.echo, self.synced = [], self.number  # those of the base have numbers of their own
         else:
             following = self._following(far=self.sealed)
             if following is None:
@@ -424,8 +425,8 @@ class Reader:
         try:
             header = read_at(fd, 0, frames.FILE_HEADER)
             first = frames.first_frame(header, self.uid, file)
-            if first is None and len(header) == frames.FILE_HEADER:  # only the header is damaged, or nothing is there
-                found = frames.Window(fd, self.uid).frame_at(frames.FILE_HEADER)
+            if first is None and len(header) == frames.FILE_HEADER:  # the beginning is damaged, or nothing is there
+                found = next(frames.Window(fd, self.uid).frames_behind(frames.FILE_HEADER), None)
                 return None if found is None else found.number
             return first
         finally:

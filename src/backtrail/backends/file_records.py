@@ -89,8 +89,8 @@ def fields_of(change: Change, put: Callable[[Body], Any]) -> list[Any]:  # noqa:
 def _listed(listed: Listed | None, put: Callable[[Body], Any]) -> list[Any] | None:
     if listed is None:
         return None
-    no, (time, message_id, role, words, _), text = listed
-    return [no, time, encoded(message_id), encoded(role), encoded(words), put(text)]
+    no, (time, message_id, role, words, _), text, check = listed
+    return [no, time, encoded(message_id), encoded(role), encoded(words), put(text), check]
 
 
 def unpack(fields: list[Any], place: Callable[[Any], Place]) -> Change:
@@ -116,9 +116,9 @@ def _unpack_list(values: list[Any], place: Callable[[Any], Place]) -> Change:
     def listed(fields: list[Any] | None) -> Listed | None:
         if fields is None:
             return None
-        no, time, message_id, role, words, text = fields
+        no, time, message_id, role, words, text, *check = fields  # older ones have none
         entry = Entry(time, decoded(message_id), decoded(role), decoded(words) or "", b"")
-        return Listed(no, entry, place(text))
+        return Listed(no, entry, place(text), check[0] if check else None)
 
     thread, now, splices = values
     made = tuple((at, removed, tuple(map(listed, new))) for at, removed, new in splices)

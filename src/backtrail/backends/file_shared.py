@@ -257,8 +257,9 @@ class SharedTables(TableBackend):
                     return None
                 self._load()
             log = self._at()
-            if log.has_news():
-                end = self._turns.published()
+            end = self._turns.published()
+            told = end is not None and end != self._unreachable and end.number > log.number
+            if told or log.has_news():
                 if not at_once and end is not None and end.number > log.number + _FAR:
                     return None
                 self._whole = False  # should this be interrupted
@@ -291,6 +292,7 @@ class SharedTables(TableBackend):
 
     def _load(self, until: End | None = None) -> None:
         """Read all of it, or up to an end that was published: the snapshot, or the base, and the log behind."""
+        self._whole = False  # should this be interrupted: the tables are not of this log
         self._let_go()
         self._stand_in(*self._named_now())
         now = self._now_in()
@@ -316,8 +318,10 @@ class SharedTables(TableBackend):
         other = inode(os.fstat(fd)) != known
         if was is not None and (was.uid != now.uid or (other and now.generation <= was.generation)):
             os.close(fd)
-            what = "another store" if was.uid != now.uid else "another copy of it"
-            raise NotFound(f"{self.path}: was removed, and there is {what} now: open it again", code="not_found.store")
+            what = "another store now, or what is left of it" if was.uid != now.uid else "another copy of it now"
+            raise NotFound(
+                f"{self.path}: was removed, or repaired, and there is {what}: open it again", code="not_found.store"
+            )
         return now, fd
 
     def _stand_in(self, generation: Generation, fd: int) -> None:

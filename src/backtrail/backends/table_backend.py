@@ -12,6 +12,7 @@ from __future__ import annotations
 import heapq
 import threading
 import time
+import zlib
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from backtrail.backends.handlers import refuse_within
 from backtrail.backends.port import Batch, Found, Indexed, Phrase, Row, Splice, Stand, ThreadRecord, Usage, written
 from backtrail.backends.table_astray import astray
 from backtrail.backends.tables import NO_LIST, Tables
-from backtrail.errors import Error, Invalid
+from backtrail.errors import Corrupt, Error, Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -149,9 +150,14 @@ class TableBackend:
             except Error as error:
                 group.lost = error
                 raise
-            self._take_back_what_was_left()
-            group.taken = True
-            self._tables.begin()
+            try:
+                self._take_back_what_was_left()
+                self._tables.begin()
+                group.taken = True
+            except BaseException:
+                group.taken = False
+                self._give()
+                raise
         tables = self._tables
         place = tables.place()
         try:
@@ -409,6 +415,8 @@ class TableBackend:
             ]
             best = heapq.nlargest(limit, matching, key=lambda each: (each[3].entry.time, each[3].no))
             texts = self._bytes([held.text for *_, held in best])
+        if any(held.check not in (None, zlib.crc32(text)) for (*_, held), text in zip(best, texts, strict=True)):
+            raise Corrupt("the index of search is damaged: `reindex` makes it anew", code="corrupt.index")
         return [
             Found(record, seq, position, held.no, held.entry._replace(words="", text=text))
             for (record, seq, position, held), text in zip(best, texts, strict=True)

@@ -8,6 +8,7 @@ to take changes back says `begin` before, and then `undo`, to the beginning or t
 
 from __future__ import annotations
 
+import zlib
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from backtrail.backends.changes import Body, Change
-    from backtrail.backends.port import Splice
+    from backtrail.backends.port import Entry, Splice
 
 
 _ABSENT = object()
@@ -170,10 +171,14 @@ class Tables:
         if there is not None and there.agent is not None and there.agent != record.agent:
             for mapping in (self.agents, self.touched):
                 self._set(mapping.setdefault(there.agent, {}), record.no, _ABSENT)
+        late = record.no < self.last_thread()
         self._set(self.threads, record.no, record)
+        self.wasted += there is not None
         if record.agent is not None:
             self._set(self.agents.setdefault(record.agent, {}), record.no, None)
         if there is None:
+            if late:  # what made it was lost, and this is when it began again
+                _in_order(self.threads)
             self._set(self.names, (record.space, record.name), record.no)
             self._set(self.uids, record.uid, record.no)
             self._set(self.logs, record.no, {})
@@ -412,7 +417,7 @@ class Tables:
             entries: list[Listed | None] = []
             for entry in splice.entries:
                 no += entry is not None
-                entries.append(None if entry is None else Listed(no, entry._replace(text=b""), entry.text))
+                entries.append(None if entry is None else _listed(no, entry))
             numbered.append((splice.at, splice.removed, tuple(entries)))
         self.do(PutList(thread, now, tuple(numbered)))
         if self.last(thread) == now.as_of and thread in self.marks:
@@ -500,6 +505,10 @@ def _in_order(mapping: dict[Any, Any]) -> None:
     there = sorted(mapping.items(), key=lambda entry: entry[0])
     mapping.clear()
     mapping.update(there)
+
+
+def _listed(no: int, entry: Entry) -> Listed:
+    return Listed(no, entry._replace(text=b""), entry.text, zlib.crc32(entry.text))
 
 
 def _number(thread: int, created: Sequence[int]) -> int:
