@@ -2,7 +2,8 @@
 
 Each thread is done by itself, on top of the head that was read; whoever saves meanwhile is first, and the thread is
 looked at again. Nothing that was saved before is changed: history is brought up to date as it is read. A run that
-somebody works on is left alone: its worker may know only the older classes.
+somebody works on is left alone: its worker may know only the older classes. One that was moved stays where it was moved
+to.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from backtrail.engine.tree import locate
 from backtrail.engine.versions import upcasters_of
 from backtrail.errors import Conflict, Error
 from backtrail.reports import MigrateReport
+from backtrail.run_threads import Work
 from backtrail.threads import Thread
 from backtrail.values import when
 
@@ -27,11 +29,12 @@ if TYPE_CHECKING:
 
     from backtrail.backends.port import ThreadRecord
     from backtrail.checkpoints import Checkpoint
-    from backtrail.engine.engine import Engine
+    from backtrail.engine.engine import Desk, Engine
+    from backtrail.engine.heads import Heads
 
 _TRIES: Final = 10
 _NOTE: Final = {"migrated": True}
-_RUNS: Final = ("run", journal.SPACE)
+_RUNS: Final = (journal.RUN, journal.SPACE)
 """The name spaces of the two threads of a run."""
 
 
@@ -66,19 +69,26 @@ def _migrated(engine: Engine, record: ThreadRecord, newest: dict[str, int]) -> b
         state = None if head is None else _renewed(record, head, newest)
         if head is None or state is None:
             return False
-        if record.space in _RUNS:
-            _refuse_leased(engine, record.name)
+
+        def save(desk: Desk, head: Checkpoint[Any] = head, state: Any = state[0]) -> None:
+            if record.space in _RUNS:
+                _refuse_leased(desk.heads, record.name)
+            if record.space == journal.RUN:  # a move is the newest row, or it does not count
+                Work(engine, record.name, None).settle_move(desk)
+            thread.save(state, kind="automatic", metadata=_NOTE, expect=head)
+
         try:
-            thread.save(state[0], kind="automatic", metadata=_NOTE, expect=head)
-        except Conflict:
+            engine.atomic(save)
+        except Conflict as error:
+            if error.code == "conflict.lease":
+                raise
             continue
         return True
     raise Conflict(f"thread {record.name!r} is written to without pause; try again", code="conflict.stale")
 
 
-def _refuse_leased(engine: Engine, session_id: str) -> None:
+def _refuse_leased(heads: Heads, session_id: str) -> None:
     """Raise `Conflict` if somebody works on a run. Who begins to do so after this look writes to its journal first."""
-    heads = engine.desk.heads
     standing = heads.standing(journal.SPACE, session_id)
     if standing is None or standing.head is None:
         return

@@ -90,6 +90,23 @@ class Leases(Suite):
             assert (report.migrated, report.ok) == (2, True)
             assert other.runs.steps("s")[-1].state["state"] == {"plan": new(["Lisbon"])}
 
+    def test_a_run_that_was_rewound_is_migrated_where_it_was_rewound_to(self, opener: Opener) -> None:
+        old, new = _plans()
+        with opener(types=[old]) as store, opener(types=[new]) as other:
+            with store.run("s", strategy=EveryN(1), state={"plan": old("Lisbon")}, lease=60) as run:
+                for i in run.iterations():
+                    run.state["n"] = i
+                    if i == 4:
+                        run.thread.rewind(2)
+                        assert not other.migrate().migrated
+                        run.halt("enough")
+            run.thread.rewind(2)
+            assert other.migrate().ok
+            assert other.runs.load("s").state == {"plan": new(["Lisbon"]), "n": 2}
+            other.runs.thread("s").undo()  # takes back that it was migrated, and nothing else
+            with other.run("s") as run:
+                assert next(run.iterations()) == 3
+
     def test_a_worker_that_was_taken_over_writes_nothing_any_more(self, store: Store) -> None:
         tools = Tools()
         new = store.run("s", takeover=True)
