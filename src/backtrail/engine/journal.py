@@ -219,6 +219,8 @@ class Journal:
 
 
 _LISTS: Final = ("messages", "tool_calls", "partial_results", "zero", "calls")
+SEEN: Final = frozenset({"session_id", "iteration", *_LISTS[:3]})
+"""The keys that every checkpoint of a run has."""
 
 
 def is_point(data: Any) -> bool:
@@ -242,7 +244,7 @@ def is_point(data: Any) -> bool:
 
 def is_seen(state: Any) -> bool:
     """Tell whether this is what a checkpoint of a run shows."""
-    return isinstance(state, dict) and {"session_id", "iteration", *_LISTS[:3]} <= state.keys()
+    return isinstance(state, dict) and state.keys() >= SEEN
 
 
 def finished(entries: Sequence[Any]) -> list[Any]:

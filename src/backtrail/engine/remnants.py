@@ -8,12 +8,14 @@ run who has left it since: that does not count any more.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from backtrail.engine import changes, journal, log, rows
 from backtrail.engine.codec import Decoder
 from backtrail.engine.paths import Path
+from backtrail.engine.reading import read_below
 from backtrail.engine.schema import Types
+from backtrail.engine.tree import locate
 from backtrail.engine.trying import Expect, Key
 from backtrail.engine.writes import Writes
 from backtrail.errors import Corrupt, NotFound
@@ -21,6 +23,7 @@ from backtrail.errors import Corrupt, NotFound
 if TYPE_CHECKING:
     from backtrail.backends.port import Row, ThreadRecord
     from backtrail.engine.heads import Heads
+    from backtrail.engine.tree import Tree
     from backtrail.engine.verifying import Ailing
 
 _PLAIN: Final = Types()
@@ -33,21 +36,31 @@ def is_behind(heads: Heads, ailing: Ailing) -> bool:
     if left is None or run is None:
         return False
     point = _read(heads, ailing.record, left)
-    at = point.get("at", 0) if isinstance(point, dict) else 0
+    told = None if point is None else _part(point, "at")
+    at = 0 if point is None or told is None else Decoder(point.nodes, _PLAIN).value(told)
     for row in heads.downwards(run):  # as a repair of these checkpoints finds their head
         head = heads.row(run, row.head) if row.head and log.is_sound(row, run.uid) else None
         seen = None if head is None or head.hidden else _read(heads, run, head)
         if head is not None and seen is not None:
-            return head.seq > at and journal.is_seen(seen)
+            return head.seq > at and all(_part(seen, name) is not None for name in journal.SEEN)
     return False
 
 
-def _read(heads: Heads, record: ThreadRecord, row: Row) -> Any:
-    """Return a state as plain data; None if it cannot be read."""
+def _read(heads: Heads, record: ThreadRecord, row: Row) -> Tree | None:
+    """Return a state of which everything can be read, without making its values: their classes are not known here."""
     try:
         tree = heads.chain(record, row).tree
-        return Decoder(tree.nodes, _PLAIN).value(tree.rep)
+        read_below(heads, tree, ())
     except (Corrupt, NotFound):
+        return None
+    return tree
+
+
+def _part(tree: Tree, name: str) -> bytes | None:
+    """Return what a key of a state leads to; None if it has no such key."""
+    try:
+        return locate(tree, Path((name,)), _PLAIN)[0]
+    except NotFound:
         return None
 
 

@@ -26,12 +26,14 @@ from backtrail.testing.conformance.repairing import (
     stored,
     wrong_time,
 )
+from backtrail.testing.conformance.typed import Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from backtrail import Store, Thread
+    from backtrail.testing.conformance.base import Opener
 
 _LARGE = {"messages": messages(200)}
 
@@ -90,6 +92,20 @@ class Salvaging(Suite):
         assert store.verify(repair=True).repaired
         with store.run("session") as run:
             assert run.tool("one", lambda: 0) == 1
+
+    def test_a_journal_is_repaired_without_the_classes_of_its_run(self, opener: Opener) -> None:
+        with opener(types=[Place]) as store, opener() as other:
+            with store.run("session", state={"seen": {Place("Lisbon"), Place("Porto")}}) as run:
+                for i in run.iterations():
+                    run.tool("t", int, i)
+                    if i == 3:
+                        run.halt("enough")
+            column("journal", "session")(store)
+            assert [each.kind for each in other.verify().damaged] == ["journal"]
+            assert other.verify(repair=True).repaired
+            assert other.verify().ok
+            with store.run("session") as run:
+                assert run.state == {"seen": {Place("Lisbon"), Place("Porto")}}
 
     def test_the_id_of_a_row_that_is_lost_is_not_given_again(self, store: Store) -> None:
         furnish(store)
