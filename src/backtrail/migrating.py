@@ -18,6 +18,7 @@ from backtrail.engine.paths import Path
 from backtrail.engine.schema import Member, Record, Types, schema_of
 from backtrail.engine.tree import locate
 from backtrail.engine.versions import upcasters_of
+from backtrail.entities import newest_version
 from backtrail.errors import Conflict, Error
 from backtrail.reports import MigrateReport
 from backtrail.run_threads import Work
@@ -25,7 +26,7 @@ from backtrail.threads import Thread
 from backtrail.values import when
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from backtrail.backends.port import ThreadRecord
     from backtrail.checkpoints import Checkpoint
@@ -106,24 +107,25 @@ def _refuse_leased(heads: Heads, session_id: str) -> None:
 def _renewed(record: ThreadRecord, head: Checkpoint[Any], newest: dict[str, int]) -> tuple[Any] | None:
     """Return the state as the newest versions have it; None if that is what it is."""
     tree = head._opened()  # noqa: SLF001 - a checkpoint's state, before its classes are made
-    plain = Decoder(tree.nodes, Types()).value(tree.rep)
-    old = any(value.version < newest.get(value.schema, 0) for value in _records(plain))
-    state = head.state if old else plain
-    if record.space == pins.AGENT and isinstance(state, dict):
-        renewed = current(state)
-        old = old or (renewed is not state and renewed.get("version") != state.get("version"))
-        state = renewed
-    return (state,) if old else None
+    met = _Met()
+    plain = Decoder(tree.nodes, met).value(tree.rep)
+    if record.space == pins.AGENT and isinstance(plain, dict) and newest_version() not in (1, plain.get("version", 1)):
+        return (current(head.state),)
+    old = any(version < newest.get(schema, 0) for schema, version in met.versions)
+    return (head.state,) if old else None
 
 
-def _records(value: Any) -> Iterator[Record | Member]:
-    """Give every record and member of a state."""
-    todo = [value]
-    while todo:
-        item = todo.pop()
-        if isinstance(item, Record | Member):
-            yield item
-        if isinstance(item, dict):
-            todo += [*item.keys(), *item.values()]
-        elif isinstance(item, list | tuple | set | frozenset):
-            todo += item
+class _Met(Types):
+    """Takes note of the versions of all records and members of a state, and makes nothing of them.
+
+    None stands in their places: it is hashable, as not all of them are without their classes.
+    """
+
+    __slots__ = ("versions",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.versions: set[tuple[str, int]] = set()
+
+    def load(self, value: Record | Member) -> None:
+        self.versions.add((value.schema, value.version))

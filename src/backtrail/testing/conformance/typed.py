@@ -239,6 +239,33 @@ class Upcasting(Suite):
             assert head(store.thread("u")).state == {"trips": [three(["Porto"], 100)]}
             assert head(store.thread("u")).get("trips[0]") == three(["Porto"], 100)
 
+    def test_instances_in_sets_and_as_keys_are_migrated(self, opener: Opener) -> None:
+        @backtrail.schema(name="Spot")
+        @dataclass(frozen=True)
+        class Old:
+            x: int
+
+        @backtrail.schema(name="Spot")
+        @dataclass(frozen=True)
+        class New:
+            x: int
+            y: int
+
+        @backtrail.upcast(New, from_version=1)
+        def to_second(fields: dict[str, Any]) -> dict[str, Any]:
+            return {**fields, "y": 0}
+
+        with opener(types=[Old]) as store:
+            store.thread("a").save({"spots": {Old(1), Old(2)}})
+            store.thread("b").save([{(Old(1), "a"): 1, Old(2): frozenset({Old(3)})}])
+            store.thread("c").save([{Place("Lisbon")}])
+        with opener(types=[New]) as store:
+            report = store.migrate()
+            assert (report.threads, report.migrated, report.failed) == (3, 2, ())
+            assert head(store.thread("a")).state == {"spots": {New(1, 0), New(2, 0)}}
+            assert head(store.thread("b")).state == [{(New(1, 0), "a"): 1, New(2, 0): frozenset({New(3, 0)})}]
+            assert store.migrate().migrated == 0
+
     def test_what_newer_code_wrote_is_refused_and_kept(self, opener: Opener) -> None:
         @backtrail.schema(name="Thing", version=3)
         @dataclass
