@@ -11,6 +11,7 @@ import backtrail
 from backtrail.cli import keeping, output, terms
 from backtrail.engine.repairing import steps
 from backtrail.engine.verifying import Findings
+from backtrail.testing.conformance.base import Clock
 from tests.commands import bad, docs, good, run
 
 
@@ -44,6 +45,21 @@ def test_prune_names_threads_that_it_leaves_alone_since_they_are_damaged(trip_st
     lose_head()
     said = good("prune", "--keep-last", 1, "--dry-run").err
     assert "trip is damaged, and left as it is: `backtrail verify` says more\n" in said
+
+
+def test_prune_names_threads_of_which_nothing_stays(trip_store):
+    with backtrail.open() as store:
+        Clock(store)  # years ago
+        store.agents.save(backtrail.AgentState("a", "A", "m"))
+        point = store.agents.checkpoint("a", "first")
+        store.conversations.save(backtrail.Conversation("a", id="late").add_message(backtrail.Message.user("hi")))
+        store.agents.restore(point.id)
+        store.agents.forget_undos("a")
+    prune = ("prune", "--older-than", "30d", "--dry-run")
+    rows = good(*prune, "--jsonl").rows
+    assert [(row["kind"], row["removed"]) for row in rows if row["thread_id"] == "late"] == [("conversation", True)]
+    assert all(row["thread_id"] for row in rows)
+    assert ["conversation", "late"] in [row.split()[2:4] for row in good(*prune).out.splitlines()]
 
 
 def test_hints_name_the_store_that_was_named(trip_store, monkeypatch):

@@ -205,6 +205,7 @@ class Account:
         return PruneReport(
             _Told(self._gone, gone),
             _Told(self._kept, kept),
+            removed_from=_Told(self._gone, lambda part, _: (part.kind, part.name)),
             kinds=_Told(self._kept, lambda part, _: part.kind),
             untouched=self._untouched,
             damaged=tuple(self._damaged),

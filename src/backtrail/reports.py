@@ -47,6 +47,8 @@ class PruneReport(int):
 
     removed: Sequence[tuple[str, str]]
     """(checkpoint id, reason)."""
+    removed_from: Sequence[tuple[str, str]]
+    """Of each in `removed`, its thread: (kind, thread id)."""
     kept: Sequence[tuple[str, str, tuple[str, ...]]]
     """(checkpoint id, thread id, reasons). When a store is pruned, only of threads of which something goes."""
     kinds: Sequence[str]
@@ -62,6 +64,7 @@ class PruneReport(int):
         removed: Sequence[tuple[str, str]],
         kept: Sequence[tuple[str, str, tuple[str, ...]]] = (),
         *,
+        removed_from: Sequence[tuple[str, str]] = (),
         kinds: Sequence[str] = (),
         untouched: int = 0,
         damaged: tuple[str, ...] = (),
@@ -70,6 +73,7 @@ class PruneReport(int):
         """Make a report of what was removed and what was kept."""
         made = super().__new__(cls, len(removed))
         made.removed = removed
+        made.removed_from = removed_from
         made.kept = kept
         made.kinds = kinds
         made.untouched = untouched

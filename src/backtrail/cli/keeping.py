@@ -120,22 +120,16 @@ def _pruned(store: Any, rules: dict[str, Any], where: dict[str, Any], *, dry_run
 
 def _told(report: Any) -> Iterator[dict[str, Any]]:
     """Give what goes and what stays, of the threads of which something goes."""
-    names = _names(report)
-    for checkpoint_id, reason in report.removed:
-        kind, name = names.get(checkpoint_id[8:], (None, None))
+    for (checkpoint_id, reason), (kind, name) in zip(report.removed, report.removed_from, strict=True):
         yield {"id": checkpoint_id, "thread_id": name, "kind": kind, "removed": True, "reasons": [reason]}
     for (checkpoint_id, name, reasons), kind in zip(report.kept, report.kinds, strict=True):
         yield {"id": checkpoint_id, "thread_id": name, "kind": kind, "removed": False, "reasons": list(reasons)}
 
 
-def _names(report: Any) -> dict[str, tuple[str, str]]:
-    """Return kinds and ids by what all ids of a thread end with; each keeps its head, so each is among what stays."""
-    return {id_[8:]: (kind, name) for (id_, name, _), kind in zip(report.kept, report.kinds, strict=True)}
-
-
 def _show_plan(session: Session, out: Output, report: Any, *, full: bool) -> None:
     """Show what goes; `full`: all of it, and what stays beside it. Kinds are told if there are others than threads."""
-    several = {*report.kinds} - {"thread"}
+    threads = {*report.removed_from}
+    several = {kind for kind, _ in threads} - {"thread"}
     shown = [each for each in _told(report) if each["removed"] or full]
     rows = [
         (
@@ -155,7 +149,7 @@ def _show_plan(session: Session, out: Output, report: Any, *, full: bool) -> Non
     if rest > 0:
         say(f"... and {rest:,} more")
     stays = f"{len(report.kept):,} of the same threads stay"
-    say(f"{count(len(report.removed), 'checkpoint')} of {count(len(_names(report)), 'thread')} would go, {stays}")
+    say(f"{count(len(report.removed), 'checkpoint')} of {count(len(threads), 'thread')} would go, {stays}")
     for name in report.damaged:
         say(f"{clean(name)} is damaged, and left as it is: `{session.command('verify')}` says more")
 

@@ -319,6 +319,7 @@ class Policies(Suite):
         assert (int(report), report.untouched, len(report.kept)) == (2, 3, 3)
         assert (dry.removed, dry.kept, dry.untouched) == (report.removed, report.kept, report.untouched)
         assert {name for _, name, _ in report.kept} == {"t3"}
+        assert report.removed_from == dry.removed_from == [("thread", "t3")] * 2
 
     def test_one_agent_or_some_threads_are_pruned_alone(self, store: Store) -> None:
         for name, whose in (("a", "x"), ("b", "x"), ("c", None)):
