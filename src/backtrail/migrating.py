@@ -18,7 +18,7 @@ from backtrail.engine.paths import Path
 from backtrail.engine.schema import Member, Record, Types, schema_of
 from backtrail.engine.tree import locate
 from backtrail.engine.versions import upcasters_of
-from backtrail.entities import newest_version
+from backtrail.entities import Message, newest_version
 from backtrail.errors import Conflict, Error
 from backtrail.reports import MigrateReport
 from backtrail.run_threads import Work
@@ -64,7 +64,8 @@ def _newest(types: Types) -> dict[str, int]:
 
 def _migrated(engine: Engine, record: ThreadRecord, newest: dict[str, int]) -> bool:
     """Bring a thread up to date, and tell whether it was not."""
-    thread: Thread[Any] = Thread(engine, record.space, record.name)
+    types = (Message,) if record.space in _RUNS else None  # as a worker reads them
+    thread: Thread[Any] = Thread(engine, record.space, record.name, types=types)
     for _ in range(_TRIES):
         head = thread.latest() if newest or record.space == pins.AGENT else None
         state = None if head is None else _renewed(record, head, newest)

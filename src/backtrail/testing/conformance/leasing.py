@@ -74,7 +74,8 @@ class Leases(Suite):
         old, new = _plans()
         with opener(types=[old]) as store, opener(types=[new]) as other:
             store.thread("t").save(old("Porto"))
-            with store.run("s", state={"plan": old("Lisbon")}, lease=60) as run:
+            asked = {Message.user("Where?")}
+            with store.run("s", state={"plan": old("Lisbon"), "asked": asked}, lease=60) as run:
                 for i in run.iterations():
                     run.tool("t", int, i)
                     if i == 2:
@@ -88,7 +89,7 @@ class Leases(Suite):
             assert store.runs.load("s").status.name == "completed"
             report = other.migrate()
             assert (report.migrated, report.ok) == (2, True)
-            assert other.runs.steps("s")[-1].state["state"] == {"plan": new(["Lisbon"])}
+            assert other.runs.steps("s")[-1].state["state"] == {"plan": new(["Lisbon"]), "asked": asked}
 
     def test_a_run_that_was_rewound_is_migrated_where_it_was_rewound_to(self, opener: Opener) -> None:
         old, new = _plans()
