@@ -15,7 +15,7 @@ from backtrail.arguments import check_progress
 from backtrail.engine import journal, pins, upkeep
 from backtrail.engine.codec import Decoder
 from backtrail.engine.paths import Path
-from backtrail.engine.schema import Member, Record, Types, schema_of
+from backtrail.engine.schema import Member, Record, Type, Types, schema_of
 from backtrail.engine.tree import locate
 from backtrail.engine.versions import upcasters_of
 from backtrail.entities import Message, newest_version
@@ -58,8 +58,10 @@ def migrate(engine: Engine, progress: Callable[[str, int], None] | None) -> Migr
 
 def _newest(types: Types) -> dict[str, int]:
     """Return the versions of the classes that have older ones, by their schema names."""
-    classes = [each for each in types if isinstance(each, type) and upcasters_of(each)]
-    return dict(schema_of(cls) for cls in classes)
+    told = (
+        (each.cls, each.name, each.version) if isinstance(each, Type) else (each, *schema_of(each)) for each in types
+    )
+    return {name: version for cls, name, version in told if upcasters_of(cls)}
 
 
 def _migrated(engine: Engine, record: ThreadRecord, newest: dict[str, int]) -> bool:

@@ -266,6 +266,27 @@ class Upcasting(Suite):
             assert head(store.thread("b")).state == [{(New(1, 0), "a"): 1, New(2, 0): frozenset({New(3, 0)})}]
             assert store.migrate().migrated == 0
 
+    def test_a_registered_type_is_migrated(self, opener: Opener) -> None:
+        class Heat:
+            def __init__(self, kelvin: float) -> None:
+                self.kelvin = kelvin
+
+        def registered(version: int) -> backtrail.Type:
+            dump, load = (lambda heat: {"kelvin": heat.kelvin}), (lambda fields: Heat(**fields))
+            return backtrail.Type(Heat, "Heat", version=version, dump=dump, load=load)
+
+        with opener(types=[registered(1)]) as store:
+            store.thread("t").save([Heat(280.0)])
+
+        @backtrail.upcast(Heat, from_version=1)
+        def to_second(fields: dict[str, Any]) -> dict[str, Any]:
+            return {"kelvin": fields["kelvin"] + 1}
+
+        with opener(types=[registered(2)]) as store:
+            assert [store.migrate().migrated for _ in range(2)] == [1, 0]
+        with opener() as store:
+            assert head(store.thread("t")).state == [Record("Heat", 2, "custom", {"kelvin": 281.0})]
+
     def test_what_newer_code_wrote_is_refused_and_kept(self, opener: Opener) -> None:
         @backtrail.schema(name="Thing", version=3)
         @dataclass
