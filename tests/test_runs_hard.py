@@ -1050,6 +1050,19 @@ def test_deleting_and_pruning_leaves_a_rewound_run_where_it_is(store):
     assert store.runs.load("s") == before
 
 
+def test_a_run_that_was_rewound_stays_there_without_its_checkpoints(store):
+    with store.run("s") as run:
+        for number in run.iterations():
+            run.tool("count", abs, number)
+            if number == 4:
+                break
+    run.thread.rewind(2)
+    before = store.runs.load("s")
+    assert run.thread.delete()
+    assert store.runs.load("s") == before
+    assert not run.thread.delete()
+
+
 def test_a_fork_that_nobody_has_opened_survives_the_loss_of_its_checkpoints(store):
     once(store, lambda run: run.tool("t", abs, -1), agent="x")
     store.runs.thread("s").fork("f")

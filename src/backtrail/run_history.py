@@ -73,6 +73,11 @@ class RunThread(Thread[Any]):
         self._engine.atomic(Work(self._engine, self.id, None).settle_move)
         return super().delete_checkpoint(ref)
 
+    def delete(self) -> bool:
+        """Delete all checkpoints and say whether there were any. The run stays where it is."""
+        self._engine.atomic(Work(self._engine, self.id, None).settle_move)
+        return super().delete()
+
     def rewind(self, ref: Ref) -> Checkpoint[Any]:
         """Make an older checkpoint the head again: the run goes on from there. What came after is not gone."""
         tell(self.passed(ref))

@@ -167,8 +167,8 @@ class Runs:
     def cleanup(self, session_id: str) -> int:
         """Delete a run, whoever works on it, and return how many checkpoints went with it."""
         steps = len(self._all(session_id))
-        self.thread(session_id).delete()
-        Thread(self._engine, JOURNAL, session_id).delete()
+        for space in (SPACE, JOURNAL):
+            Thread(self._engine, space, session_id).delete()
         return steps
 
     # -- calls in doubt -----------------------------------------------------------------------------------
