@@ -1050,6 +1050,18 @@ def test_deleting_and_pruning_leaves_a_rewound_run_where_it_is(store):
     assert store.runs.load("s") == before
 
 
+def test_deleting_older_checkpoints_of_a_rewound_run_disturbs_nobody_who_works_on_it(store):
+    with store.run("s") as run:
+        for number in run.iterations():
+            run.tool("count", abs, number)
+            if number == 3:
+                run.thread.rewind(2)
+                assert run.thread.delete_checkpoint(1)
+            if number == 4:
+                break
+    assert store.runs.load("s").status.name == "completed"
+
+
 def test_a_run_that_was_rewound_stays_there_without_its_checkpoints(store):
     with store.run("s") as run:
         for number in run.iterations():

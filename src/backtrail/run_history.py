@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from backtrail.arguments import check_id
 from backtrail.engine import changes, journal
 from backtrail.engine.codec import Decoder
-from backtrail.errors import Conflict, Corrupt
+from backtrail.errors import Conflict, Corrupt, NotFound
 from backtrail.run_calls import record_of
 from backtrail.run_points import OVER, irreversible, known_as
 from backtrail.run_threads import JOURNAL, SPACE, Work, forked_from, types_of
@@ -70,7 +70,15 @@ class RunThread(Thread[Any]):
 
     def delete_checkpoint(self, ref: Ref) -> bool:
         """Delete a checkpoint and say whether there was one. The run stays where it is."""
-        self._engine.atomic(Work(self._engine, self.id, None).settle_move)
+
+        def settle(desk: Desk) -> None:
+            standing = self._standing()
+            head = standing.head if standing else None
+            with suppress(NotFound):
+                if standing and head and head.seq == self._resolve(standing, ref).seq:  # without others, a move stands
+                    Work(self._engine, self.id, None).settle_move(desk)
+
+        self._engine.atomic(settle)
         return super().delete_checkpoint(ref)
 
     def delete(self) -> bool:
