@@ -282,7 +282,10 @@ def test_rewind_to_the_head_is_nothing_to_do(trip_store):
 
 
 def test_an_agent_is_not_forked_by_itself(trip_store):
-    bad(1, "fork", "planner", "other", "--yes")
+    said = bad(2, "fork", "planner", "other", "--yes")
+    with backtrail.open(docs.URL) as store, pytest.raises(backtrail.Invalid) as error:
+        store.agents.thread("planner").fork("other")
+    assert said == f"backtrail: {error.value}"
 
 
 def test_delete_of_a_thread_a_checkpoint_a_conversation_a_run_an_agent(trip_store):

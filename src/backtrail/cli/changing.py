@@ -10,7 +10,6 @@ from backtrail.cli.facts import made
 from backtrail.cli.output import clean, count, say
 from backtrail.cli.proposing import name_of, proposed, show_changes, show_move, tell_back, told
 from backtrail.cli.terms import (
-    Failure,
     ThreadId,
     at,
     command,
@@ -128,8 +127,6 @@ def fork(session: Session, *, out: Output, ref: str, new_id: str, kind: str | No
     """Begin the thread NEW_ID at REF."""
     with session.write() as store:
         found, checkpoint = find_ref(store, ref, kind)
-        if found.kind == "agent":
-            raise Failure("an agent is not forked by itself: fork its conversations, its runs or its threads")
 
         def show(_: Any) -> None:
             say(f"{clean(new_id)}: a new {found.kind} that goes on from {name_of(found)}, step {checkpoint.step}")

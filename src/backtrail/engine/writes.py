@@ -15,11 +15,11 @@ from backtrail.backends.port import Batch, MissingChunks, NewThread, Row, Stale,
 from backtrail.engine import log, payload, retention, rows, wire
 from backtrail.engine.heads import Chain, Heads, Standing
 from backtrail.engine.nodes import SPINE
-from backtrail.engine.pins import CONVERSATION, SPACE
+from backtrail.engine.pins import AGENT, CONVERSATION, SPACE
 from backtrail.engine.squeeze import squeeze
 from backtrail.engine.tree import Tree
 from backtrail.engine.trying import ANY, ANYTHING, NOTHING, Expect, Key, exists, patiently
-from backtrail.errors import Conflict, NotFound
+from backtrail.errors import Conflict, Invalid, NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -123,6 +123,11 @@ class Writes:
         edit: Callable[[Tree], Tree] | None = None,
     ) -> Standing:
         """Begin a thread with a checkpoint of another one, or with what `edit` makes of its state."""
+        if key.space == AGENT:
+            raise Invalid(
+                "an agent is not forked by itself: fork its conversations, its runs or its threads",
+                code="invalid.argument",
+            )
         tree = self._heads.chain(source.record, at).tree
         if edit is not None:
             tree = edit(tree)

@@ -309,6 +309,14 @@ class AgentNames(Suite):
                 assert [info.id for info in store.conversations.list(name)] == [name]
                 assert contents(store, name) == [f"I am {name}"]
 
+    def test_an_agents_own_thread_is_not_forked(self, store: Store) -> None:
+        store.agents.save(agent("a"))
+        with pytest.raises(Invalid) as error:
+            store.agents.thread("a").fork("b")
+        assert error.value.code == "invalid.argument"
+        assert [info.id for info in store.threads(kind="agent")] == ["a"]
+        assert store.agents.restore(store.agents.checkpoint("a", "x").id).agent_id == "a"
+
     def test_deleting_one_leaves_the_others(self, store: Store) -> None:
         for name in IDS:
             store.agents.save(agent(name))
