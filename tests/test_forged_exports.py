@@ -14,7 +14,7 @@ from blake3 import blake3
 
 import backtrail
 from backtrail import Corrupt
-from backtrail.engine import archive, log
+from backtrail.engine import archive, log, wire
 from backtrail.engine.archive import Known, Writer
 from backtrail.engine.archive_reader import Archive
 from backtrail.engine.squeeze import squeeze
@@ -161,6 +161,9 @@ def refused(store, path):
     assert everything(store) == before
 
 
+NOWHERE = ormsgpack.packb(ormsgpack.Ext(wire.DATETIME, ormsgpack.packb([2026, 1, 1, 0, 0, 0, 0, 0, "No/Where"])))
+
+
 def extra(*parts):
     return ormsgpack.packb([*parts])
 
@@ -219,6 +222,8 @@ ROWS = {
     "metadata that is none": first(extra=extra(b"\xc1", None, None)),
     "metadata that is a list": first(extra=extra(b"\x90", None, None)),
     "metadata with numbers for names": first(extra=extra(b"\x81\x01\x01", None, None)),
+    "metadata that is a list with a zone that is not known": first(extra=extra(b"\x91" + NOWHERE, None, None)),
+    "metadata with a zone that is not known, and no end": first(extra=extra(b"\x82\xa1t" + NOWHERE, None, None)),
     "an origin of what is no fork": first(extra=extra(b"", None, "0" * 24)),
     "ranges of a checkpoint": first(extra=extra(b"", [[1, 1]], None)),
     "ranges that end nowhere": moved(extra=extra(b"", [[1, 1 << 32]], None)),

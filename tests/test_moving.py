@@ -1,6 +1,7 @@
 """Exports, imports and copies: between all kinds of stores, with bad files, and killed in the middle."""
 
 import asyncio
+import datetime as dt
 import errno
 import itertools
 import os
@@ -8,8 +9,11 @@ import random
 import shutil
 import signal
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from unittest import mock
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import apsw
 import ormsgpack
@@ -20,7 +24,7 @@ import backtrail
 from backtrail import Conflict, Corrupt, Invalid, NotFound, Unavailable, aio, placing
 from backtrail.backends.memory import MemoryBackend
 from backtrail.backends.port import Batch
-from backtrail.engine import archive, log, wire
+from backtrail.engine import archive, log, unpacking, wire
 from backtrail.engine.archive_reader import Archive
 from backtrail.engine.squeeze import squeeze, unsqueeze
 from backtrail.testing.chunks import small_chunks
@@ -29,6 +33,11 @@ from backtrail.testing.furnishing import everything, furnish, logs
 from tests.servers import place
 
 KINDS = ["memory", "sqlite", "file", "postgres"]
+
+
+@dataclass(frozen=True)
+class Point:
+    x: int
 
 
 @pytest.fixture
@@ -94,6 +103,22 @@ def test_exported_imported_and_exported_again_it_has_the_same_roots(source, targ
         assert sorted(first.digests()) == sorted(second.digests())
         for entry in first.entries:
             assert [*first.rows(entry, 1, log.MAX_SEQ)] == [*second.rows(entry, 1, log.MAX_SEQ)]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{Point(1)}, {Point(1): 1}, {(Point(1),)}, dt.datetime(2026, 1, 1, tzinfo=ZoneInfo("Europe/Lisbon"))],
+    ids=["set", "keys", "tuples", "zone"],
+)
+@pytest.mark.parametrize("name", ["v", "\ud800"], ids=["plain", "surrogate"])
+def test_metadata_need_not_be_understood_to_come(value, name, tmp_path, monkeypatch):
+    with backtrail.open("memory://", types=[Point]) as store, backtrail.open("memory://", types=[Point]) as other:
+        store.thread("t").save(1, metadata={name: value})
+        store.export(tmp_path / "1")
+        with monkeypatch.context() as patch:
+            patch.setattr(unpacking.zoneinfo, "ZoneInfo", mock.Mock(side_effect=ZoneInfoNotFoundError))
+            other.import_(tmp_path / "1")
+        assert other.thread("t").load().metadata == {name: value}
 
 
 def test_what_is_compressed_here_need_not_be_there(tmp_path):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from backtrail.backends.port import NewThread, Row
-from backtrail.engine import log, pins
+from backtrail.engine import log, pins, wire
 from backtrail.engine.archive import (
     CHUNKS,
     DIGESTS,
@@ -30,7 +30,7 @@ from backtrail.engine.archive import (
 from backtrail.engine.nodes import DIGEST_BYTES, INLINE
 from backtrail.engine.squeeze import RAW
 from backtrail.engine.unpacking import Unpacker
-from backtrail.errors import Error
+from backtrail.errors import Error, Invalid
 from backtrail.fields import MAX_ID
 
 if TYPE_CHECKING:
@@ -207,8 +207,8 @@ def is_written(row: Row, entry: Entry) -> bool:
         return False
     try:
         metadata, ranges, origin = log.unpack_extra(row)
-        found = Unpacker(pins.PLAIN)(metadata) if metadata else {}
-    except Error:
+        found = _metadata(metadata, entry) if metadata else {}
+    except (Error, ValueError):
         return False
     if len(metadata) > INLINE or type(found) is not dict or not all(type(key) is str for key in found):
         return False
@@ -229,6 +229,16 @@ def is_written(row: Row, entry: Entry) -> bool:
         and _ascend(ranges)
         and (ranges[-1][1] if ranges else 0) == row.head
     )
+
+
+def _metadata(packed: bytes, entry: Entry) -> Any:
+    """Return metadata; if it takes a class or a time zone that is not here, without what is in extensions."""
+    try:
+        return Unpacker(pins.PLAIN)(packed)
+    except Invalid:
+        if entry.thread.space == pins.SPACE:  # where it is plain
+            raise
+    return wire.unpackb(packed, ext_hook=lambda code, _: {} if code == wire.DICT else None)
 
 
 def known_of(value: Any) -> dict[bytes, Known]:
