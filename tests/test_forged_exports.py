@@ -137,6 +137,17 @@ def test_a_thread_of_which_little_is_left_comes_with_its_gaps(kind, opened, memo
     assert store.verify().ok
 
 
+def test_a_conversation_of_nobody_is_imported(memory, tmp_path):
+    memory.thread("c").save({"messages": []})
+    path = remade(memory, tmp_path / "export", entry=thread(space="conversation"))
+    with backtrail.open("memory://") as other:
+        other.import_(path)
+        assert other.conversations.thread("c").load().state == {"messages": []}
+        assert other.conversations.thread("c").save({"messages": ["line\n" * 5000]}).step == 2
+        assert other.verify().ok
+        assert backtrail.copy(other, "memory://").checkpoints == 2
+
+
 # -- every field ------------------------------------------------------------------------------------
 
 
@@ -243,7 +254,6 @@ ENTRIES = {
     "an agent without a name": thread(agent=""),
     "an agent whose name is too long": thread(agent="x" * 513),
     "an agent of another name": thread(space="agent"),
-    "a conversation of nobody": thread(space="conversation", agent=None),
     "checkpoints of an agent that belong to one": thread(space="checkpoint"),
     "checkpoints of an agent that are none": thread(space="checkpoint", agent=None, name="c"),
     "a journal that is none": thread(space="journal"),

@@ -394,7 +394,7 @@ CRAFTED = [
 
 @pytest.mark.parametrize("state", CRAFTED, ids=repr)
 def test_a_crafted_conversation_is_corrupt_and_imports_nothing(memory, state):
-    memory.conversations.thread("s").save(state)
+    memory.conversations.thread("s", agent_id="a").save(state)
     session = BacktrailSession("s", memory)
     with mock.patch.object(builtins, "__import__", side_effect=AssertionError):
         for limit in (None, 5):

@@ -175,7 +175,6 @@ def _is_thread(thread: NewThread) -> bool:
         and _is_bin(thread.uid, log.UID_BYTES)
         and (thread.agent is None or _is_id(thread.agent))
         and thread.agent == owner
-        and (thread.agent is not None or thread.space != pins.CONVERSATION)
         and type(thread.created_at) is int
         and abs(thread.created_at) < log.LATEST
         and (thread.origin is None or log.parse_id(thread.origin) is not None)

@@ -185,6 +185,11 @@ class Writes:
         agent = key.agent
         if standing is not None and agent is None and key.space == CONVERSATION:
             agent = standing.record.agent  # it stays its agent's
+        if agent is None and key.space == CONVERSATION and (standing is None or renewed):
+            raise Invalid(
+                f"conversation {key.name!r} needs an agent to begin: conversations.thread(id, agent_id=...)",
+                code="invalid.argument",
+            )
         created = NewThread(key.space, key.name, os.urandom(log.UID_BYTES), agent, row.created_at, origin)
         no, uid = (standing.record.no, standing.record.uid) if standing else (-1, created.uid)
         batch = Batch(

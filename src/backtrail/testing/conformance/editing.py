@@ -215,6 +215,21 @@ class Beside(Suite):
         assert store.conversations.info("c").agent_id == "a"
         assert store.conversations.load("c") == value
 
+    def test_a_conversation_of_nobody_is_not_begun(self, store: Store) -> None:
+        thread = store.conversations.thread("c")
+        state = to_data(Conversation("a", id="c"))
+        before = store.stats().chunks
+        for big in (state, {**state, "@mine": "line\n" * 5000}):
+            with pytest.raises(Invalid) as error:
+                thread.save(big)
+            assert (error.value.code, thread.latest(), store.stats().chunks) == ("invalid.argument", None, before)
+        store.conversations.thread("c", agent_id="a").save(state)
+        thread.load()
+        thread.save({**state, "title": "T"})
+        thread.delete()
+        thread.save({**state, "title": "again"})
+        assert store.conversations.info("c").agent_id == "a"
+
     def test_a_listing_of_a_prefix_has_the_ids_that_begin_so(self, store: Store) -> None:
         for name in ("a/1", "a/2", "a", "a%", "b/1", "A/1"):
             store.conversations.save(Conversation("x", id=name))
