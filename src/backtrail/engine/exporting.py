@@ -1,8 +1,9 @@
 """Exporting: what is in a store at one moment, or a part of it, as one file.
 
 All that is written was read and checked: a checkpoint that cannot be read is named, and no file is made. Rows come as
-they are, hidden ones, too, as long as no collection has removed them; and with them every chunk that they lead to. An
-export that continues another one has the rows and chunks that are new since, and what was hidden, tagged or begun anew.
+they are, hidden ones, too, as long as no collection has removed them; and with them every chunk that they lead to. A
+hidden one that cannot be read, and that no other is read from, is left out, as if it had been collected. An export that
+continues another one has the rows and chunks that are new since, and what was hidden, tagged or begun anew.
 
 What it relies on is what a collection leaves to whoever imported the others: a chunk that only hidden rows lead to at
 the end of an export is not known to the next one, which has it again if a new row leads to it.
@@ -233,10 +234,24 @@ class _Export:
 
     def _rows(self, record: ThreadRecord, seqs: list[int]) -> None:
         reading = Reading(self._heads, record)
+        needed: set[int] = set()
         for at in range(0, len(seqs), _PAGE):
             ranges = _ranges(seqs[at : at + _PAGE])
             for row in self._heads.backend.rows(record.no, ranges, payload=True):
-                self._row(record, row, reading)
+                try:
+                    self._row(record, row, reading)
+                except Corrupt as error:
+                    if not row.hidden or row.seq in reading.pinned:
+                        raise
+                    needed = needed or self._needed(record, reading.pinned)
+                    if row.seq in needed:
+                        why = f"{error}: it is hidden, and others are stored as changes of it: collect first (gc)"
+                        raise self._heads.damaged(record, row.seq, why, error.code) from error
+
+    def _needed(self, record: ThreadRecord, pinned: set[int]) -> set[int]:
+        """Return the rows of a thread that have to be in the file, or were in the earlier one."""
+        rows = self._heads.backend.rows(record.no, [(1, log.MAX_SEQ)])
+        return {rows[-1].seq} | upkeep.stood_on(rows, {row.seq for row in rows if not row.hidden} | pinned)
 
     def _row(self, record: ThreadRecord, row: Row, reading: Reading) -> None:
         if row.op not in log.CHECKPOINTS:

@@ -108,7 +108,7 @@ def collect_rows(heads: Heads, record: ThreadRecord, paced: pace.Upkeep | None =
                 by_seq[row.seq] = on_its_own(heads, record, row)
     rows = list(by_seq.values())
     cleared = max((row.seq for row in rows if row.op == log.CLEAR), default=0)
-    needed = {seq for row in rows if row.op in log.CHECKPOINTS and row.seq in kept for seq in _chain(row, by_seq)}
+    needed = stood_on(rows, kept)
     needed |= {by_seq[seq].view for seq in needed}  # whoever restores what is pinned sees what was in view before it
     gone = [
         row.seq
@@ -157,6 +157,12 @@ def on_its_own(heads: Heads, record: ThreadRecord, row: Row) -> Row:
     chunks = [(digest, squeeze(node.kind + node.data, enabled=compress)) for digest, node in stored.chunks.items()]
     based = log.checked(row._replace(base=row.seq, depth=0, payload=stored.payload), record.uid)
     return based if heads.backend.rewrite(record.no, [based], chunks) else row
+
+
+def stood_on(rows: list[Row], kept: Container[int]) -> set[int]:
+    """Return the seqs of the rows that the states of those to be kept are read from, their own included."""
+    by_seq = {row.seq: row for row in rows}
+    return {seq for row in rows if row.op in log.CHECKPOINTS and row.seq in kept for seq in _chain(row, by_seq)}
 
 
 def _chain(row: Row, by_seq: dict[int, Row]) -> Iterator[int]:

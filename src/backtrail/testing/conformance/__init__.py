@@ -33,7 +33,7 @@ from backtrail.testing.conformance.interrupting import Interrupting, Resuming
 from backtrail.testing.conformance.large import Large
 from backtrail.testing.conformance.leasing import Leases, RunCheckpoints, RunListing
 from backtrail.testing.conformance.looking import Looking
-from backtrail.testing.conformance.mirroring import Mirroring
+from backtrail.testing.conformance.mirroring import Losing, Mirroring
 from backtrail.testing.conformance.moving import Exporting, Importing
 from backtrail.testing.conformance.naming import BadInput, Listing, Names
 from backtrail.testing.conformance.options import AutoInterval, MaxCheckpoints, Others, TimeToLive
@@ -126,6 +126,7 @@ class StoreConformance(
     Exporting,
     Importing,
     Mirroring,
+    Losing,
     Backups,
 ):
     """All of the suite."""

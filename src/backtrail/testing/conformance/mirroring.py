@@ -1,4 +1,7 @@
-"""Mirrors: a store that is fed by exports of another one keeps what agents' checkpoints hold, or refuses them."""
+"""Mirrors: a store that is fed by exports of another one keeps what agents' checkpoints hold, or refuses them.
+
+What was lost in the other one, and is hidden there, does not keep the rest from coming.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ from unittest import mock
 
 import pytest
 
-from backtrail import Conflict
-from backtrail.testing.conformance.base import Suite
+from backtrail import Conflict, Corrupt
+from backtrail.testing.conformance.base import Suite, states
 from backtrail.testing.furnishing import everything
 from backtrail.testing.places import in_memory
 from backtrail.testing.scene import agent, contents, conversation
@@ -100,3 +103,65 @@ class Mirroring(Suite):
         store.conversations.thread("c").prune(keep_last=1)
         source.export(tmp_path / "1", since=tmp_path / "0")
         return made.id
+
+
+class Losing(Suite):
+    """Exports of a store in which something hidden cannot be read."""
+
+    @pytest.mark.parametrize("repaired", [True, False])
+    def test_what_is_hidden_and_lost_is_left_out(self, store: Store, tmp_path: Path, *, repaired: bool) -> None:
+        thread = store.thread("t")
+        thread.save({"n": 1})
+        store.export(tmp_path / "first")
+        thread.save({"text": _text()})
+        thread.save({"n": 3})
+        store.export(tmp_path / "whole")
+        _lose_chunk(store)
+        if repaired:
+            store.verify(repair=True)
+        else:
+            thread.delete_checkpoint(2)
+        assert store.verify().ok
+        store.export(tmp_path / "all")
+        store.export(tmp_path / "later", since=tmp_path / "first")
+        thread.set("n", 4)
+        for before, files in {"all": ["all"], "later": ["first", "later"], "whole": ["whole", "all"]}.items():
+            last = tmp_path / f"since {before}"
+            store.export(last, since=tmp_path / before)
+            with in_memory() as opener, opener() as mirror:
+                for file in files:
+                    mirror.import_(tmp_path / file)
+                mirror.import_(last)
+                assert states(mirror.thread("t").history()) == [{"n": 1}, {"n": 3}, {"n": 4}]
+                assert mirror.gc().rows == (before == "whole")
+                assert mirror.verify().ok
+
+    def test_what_is_hidden_and_lost_and_others_are_changes_of_has_to_be_collected(
+        self, store: Store, tmp_path: Path
+    ) -> None:
+        thread = store.thread("t")
+        thread.save({"more": ["x" * 50] * 20})
+        lost = thread.set("text", _text())
+        thread.set("text", "short")
+        _lose_chunk(store)
+        store.verify(repair=True)
+        with pytest.raises(Corrupt, match=r"collect first \(gc\)") as caught:
+            store.export(tmp_path / "1")
+        assert caught.value.checkpoint_id == lost.id
+        store.gc()
+        store.export(tmp_path / "1")
+        with in_memory() as opener, opener() as mirror:
+            mirror.import_(tmp_path / "1")
+            assert states(mirror.thread("t").history()) == states(thread.history())
+
+
+def _text() -> str:
+    """Return a text that is in chunks, no two of them the same."""
+    return "".join(f"{n} squared is {n * n}\n" for n in range(20_000))
+
+
+def _lose_chunk(store: Store) -> None:
+    """Remove a chunk."""
+    backend = store._backend  # noqa: SLF001 - damage comes from below
+    ((digest, _),) = backend.chunk_page(b"", 1)
+    assert backend.remove_chunks([digest], 1 << 40) > 0
