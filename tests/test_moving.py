@@ -818,6 +818,26 @@ def test_a_copy_that_has_another_root_is_not_taken_for_one(memory, monkeypatch):
     assert caught.value.code == "corrupt.root"
 
 
+def test_a_copy_of_a_store_whose_agents_checkpoints_were_repaired_goes_into_an_earlier_one(memory):
+    memory.agents.save(backtrail.AgentState("a", "Ada", "a-model"))
+    memory.conversations.save(backtrail.Conversation("a", id="c", messages=[backtrail.Message.user("one")]))
+    memory.agents.checkpoint("a", "first")
+    memory.conversations.append("c", backtrail.Message.user("two"))
+    with backtrail.open("memory://") as other:
+        backtrail.copy(memory, other)
+        backend = memory._backend
+        record = backend.find_thread("conversation", "c")
+        (row,) = backend.rows(record.no, [(1, 1)], payload=True)
+        backend.rewrite(record.no, [row._replace(size=row.size + 1)])
+        memory.verify(repair=True)
+        (made,) = memory.agents.checkpoints("a")
+        assert (made.conversations, memory.verify().ok) == (0, True)
+        for _ in range(2):
+            backtrail.copy(memory, other)
+        (kept,) = other.agents.checkpoints("a")
+        assert (kept.id, kept.conversations, other.verify().ok) == (made.id, 1, True)
+
+
 # -- awaited ----------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from backtrail.arguments import check_id, check_ids, check_kind_of_ids, check_progress
 from backtrail.backends.port import Copyable
-from backtrail.engine import exporting, importing, log
+from backtrail.engine import exporting, importing, log, pins
 from backtrail.engine.archive_reader import Archive
 from backtrail.engine.engine import Engine
 from backtrail.engine.heads import Options
@@ -119,15 +119,19 @@ def copy(source: Engine, target: Callable[[], AbstractContextManager[Engine]], p
 
 
 def _compared(backend: Backend, archive: Archive, entry: Entry) -> int:
-    """Return how many visible checkpoints of a thread have the same root here as in the file; all of them must."""
+    """Return how many visible checkpoints of a thread have the same root here as in the file; all of them must.
+
+    Of an agent's checkpoints, a repair on either side may have changed what they hold: they are told by their op_ids.
+    """
     record = backend.thread_with_uid(entry.uid)
     here = {row.seq: row for row in backend.rows(record.no, [(1, entry.newest)])} if record else {}
+    roots = entry.thread.space != pins.SPACE
     count = 0
     for row in archive.rows(entry, 1, entry.newest):
         if row.op not in log.CHECKPOINTS or row.hidden:
             continue
         copied = here.get(row.seq)
-        if copied is not None and (copied.root, copied.op_id) != (row.root, row.op_id):
+        if copied is not None and (copied.op_id != row.op_id or (roots and copied.root != row.root)):
             name = log.checkpoint_id(entry.uid, row.seq)
             raise Corrupt(f"checkpoint {name} is not what it was copied from", code="corrupt.root", checkpoint_id=name)
         count += copied is not None
