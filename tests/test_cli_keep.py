@@ -356,6 +356,11 @@ def test_an_export_is_imported_whole_and_again_for_nothing(trip_store):
     good("save", "trip", "notes.json", "--yes")
     assert good("export", "more", "--since", "all", "--json").json["threads"] == 1
     assert good("import", "more", "--store", "other.db").out.startswith("0 new threads, 1 gone on")
+    good("tag", "trip", "other", "--yes")
+    good("export", "tagged", "--since", "more")
+    assert good("import", "tagged", "--store", "other.db").out == (
+        "0 new threads, 0 gone on, 0 checkpoints added, 1 hidden or tagged otherwise\n"
+    )
 
 
 def test_parts_of_a_store_are_exported(trip_store):

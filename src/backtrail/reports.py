@@ -118,7 +118,7 @@ class ExportReport:
 
 @dataclass(frozen=True, slots=True)
 class ImportReport:
-    """What an import has added."""
+    """What an import has added, and changed."""
 
     id: str
     """That of the export."""
@@ -131,11 +131,13 @@ class ImportReport:
     rows: int
     checkpoints: int
     chunks: int
+    marked: int
+    """Rows that were here, and are hidden, shown again or tagged otherwise now."""
 
     @property
     def changed(self) -> bool:
-        """Whether rows came; hidden marks and tags may have changed without."""
-        return bool(self.rows)
+        """Whether anything did."""
+        return bool(self.rows or self.marked)
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,9 +101,10 @@ def import_(session: Session, *, out: Output, file: str, source: str) -> None:
         held = f"{count(report.threads, 'thread')}, {count(report.checkpoints, 'checkpoint')}"
         line(f"{held}, {len(report.skipped):,} skipped")
     else:
+        marked = f", {report.marked:,} hidden or tagged otherwise" if report.marked else ""
         line(
             f"{count(report.created, 'new thread')}, {report.extended:,} gone on, "
-            f"{count(report.checkpoints, 'checkpoint')} added"
+            f"{count(report.checkpoints, 'checkpoint')} added{marked}"
         )
 
 

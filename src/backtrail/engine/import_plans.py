@@ -43,7 +43,12 @@ class Plan(NamedTuple):
     @property
     def does(self) -> bool:
         """Whether there is anything to do."""
-        return self.grows or any((self.hide, self.show, self.tag, self.untag))
+        return self.grows or self.marked > 0
+
+    @property
+    def marked(self) -> int:
+        """How many rows that are here are hidden, shown or tagged otherwise."""
+        return len({*self.hide, *self.show, *(seq for seq, _ in self.tag + self.untag)})
 
     @property
     def grows(self) -> bool:

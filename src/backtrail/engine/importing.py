@@ -48,6 +48,7 @@ class Imported(NamedTuple):
     rows: int = 0
     checkpoints: int = 0
     chunks: int = 0
+    marked: int = 0
 
 
 def import_(heads: Heads, archive: Archive, progress: Progress | None, writing: Progress) -> Imported:
@@ -243,7 +244,8 @@ def _write(
         for holding in check.holdings:
             holding.pin(heads.backend)
     created = sum(plan.record is None for plan in plans)
-    return Imported(created, sum(plan.grows for plan in plans) - created, rows, checkpoints, chunks)
+    extended = sum(plan.grows for plan in plans) - created
+    return Imported(created, extended, rows, checkpoints, chunks, sum(plan.marked for plan in plans))
 
 
 def _put(heads: Heads, archive: Archive, needed: list[bytes]) -> int:

@@ -285,6 +285,21 @@ class Importing(_Moving):
         assert _shown(store) == _shown(other)
         assert other.export(tmp_path / "none", since=last.path).threads == 0
 
+    def test_what_was_only_hidden_or_tagged_counts_as_a_change(
+        self, store: Store, other: Store, tmp_path: Path
+    ) -> None:
+        thread = other.thread("t")
+        fill(thread, 4)
+        other.export(tmp_path / "0")
+        assert store.import_(tmp_path / "0").marked == 0
+        thread.prune(keep_last=2)
+        thread.tag("@", "new", "newer")
+        other.export(tmp_path / "1", since=tmp_path / "0")
+        report = store.import_(tmp_path / "1")
+        assert (report.rows, report.marked, report.changed) == (0, 3, True)
+        again = store.import_(tmp_path / "1")
+        assert (again.marked, again.changed) == (0, False)
+
     def test_what_an_export_continues_has_to_be_here(self, store: Store, other: Store, tmp_path: Path) -> None:
         fill(other.thread("a"), 3)
         first = other.export(tmp_path / "1")
