@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import signal
+import stat
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -684,6 +685,38 @@ def test_two_exports_to_one_path_are_one_and_a_conflict(memory, tmp_path, monkey
     assert [each.name for each in tmp_path.iterdir()] == ["1"]
     with backtrail.open("memory://") as other:
         assert other.import_(tmp_path / "1").id == made.id
+
+
+@pytest.mark.parametrize(
+    ("url", "modes", "expected"),
+    [
+        ("s.db", {"s.db": 0o600}, 0o600),
+        ("s.db", {"s.db": 0o664}, 0o664),
+        ("file:///{}/s", {"s/backtrail.store": 0o600}, 0o600),
+        ("file:///{}/s", {"s/backtrail.store": 0o644, "s": 0o750}, 0o640),
+        ("memory://", {}, 0o644),
+    ],
+)
+def test_who_may_not_read_a_store_may_not_read_its_exports(url, modes, expected, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    seen = []
+    write = archive.Writer.__init__
+
+    def writing(self, file, *args):
+        seen.append(stat.S_IMODE(os.fstat(file.fileno()).st_mode))
+        write(self, file, *args)
+
+    monkeypatch.setattr(archive.Writer, "__init__", writing)
+    umask = os.umask(0o022)
+    try:
+        with backtrail.open(url.format(tmp_path)) as store:
+            store.thread("t").save([1])
+            for name, mode in modes.items():
+                Path(name).chmod(mode)
+            store.export("e")
+    finally:
+        os.umask(umask)
+    assert [*seen, stat.S_IMODE(Path("e").stat().st_mode)] == [expected, expected]
 
 
 def test_the_home_of_nobody_is_no_place(memory):

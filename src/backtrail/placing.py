@@ -12,7 +12,7 @@ import os
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from shutil import rmtree
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from backtrail.errors import Conflict, Error, Invalid, Unavailable
 
@@ -61,6 +61,16 @@ def placed(path: Path, *, beside: tuple[str, ...] = ()) -> Iterator[Path]:
         _sync(path.parent)
     except OSError as error:
         raise translated(error, path) from error
+
+
+def opened(part: Path, mode: int | None) -> BinaryIO:
+    """Open a new file to be written; `mode` says who may read it, from its beginning on, if it is to say so."""
+    if mode is None:
+        return part.open("xb")
+    file = open(part, "xb", opener=lambda name, flags: os.open(name, flags, 0o600))  # noqa: SIM115 - Path has none
+    with suppress(OSError):
+        part.chmod(mode)
+    return file
 
 
 def translated(error: OSError, path: Path) -> Error:

@@ -270,6 +270,10 @@ class Copyable(Protocol):
     beside: tuple[str, ...]
     """Endings of the names of files beside such a file that would be taken for a part of it."""
 
+    @property
+    def path(self) -> str | Path:
+        """Where it is."""
+
     def backup(self, path: Path, progress: Callable[[str, int], None] | None) -> int:
         """Copy the store as it is now to where nothing is yet, while others write; return its size in bytes."""
 

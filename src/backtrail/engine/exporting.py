@@ -22,7 +22,7 @@ from backtrail.engine.archive_reader import Archive, id_of
 from backtrail.engine.heads import Heads
 from backtrail.engine.reading import Reading, read_below
 from backtrail.errors import Conflict, Corrupt, NotFound
-from backtrail.placing import path_of, placed
+from backtrail.placing import opened, path_of, placed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -79,11 +79,19 @@ class Exported(NamedTuple):
     size: int
 
 
-def export(heads: Heads, path: Path, scope: Scope, since: Any, progress: Callable[[str, int], None] | None) -> Exported:
-    """Write what is in the store now to a new file."""
+def export(
+    heads: Heads,
+    path: Path,
+    scope: Scope,
+    since: Any,
+    progress: Callable[[str, int], None] | None,
+    *,
+    mode: int | None = None,
+) -> Exported:
+    """Write what is in the store now to a new file, with this mode, if one is given."""
     with _before(since, path) as before, placed(path) as part, heads.backend.snapshot() as view:
         seen = Heads(view, heads.types, heads.options, heads.clock)
-        with part.open("xb") as file:
+        with opened(part, mode) as file:
             number = os.urandom(ID_BYTES)
             header = Header(number, heads.clock(), before.header.id if before else None)
             totals = _Export(seen, Writer(file, header, scope.stated()), before).write(scope, progress)
