@@ -67,6 +67,29 @@ def test_a_backup_is_not_put_beside_what_is_left_of_another_store(tmp_path, endi
         store.export(tmp_path / "c.db")
 
 
+@pytest.mark.parametrize("ending", ["-wal", "-shm", "-journal"])
+def test_nothing_is_put_where_sqlite_would_take_it_for_a_part_of_a_file(tmp_path, ending):
+    path = tmp_path / "s.db"
+    part = tmp_path / f"s.db{ending}"
+    with backtrail.open(path) as store:
+        store.thread("t").save({"n": 1})
+    with backtrail.open("memory://") as store, backtrail.open(f"file://{tmp_path}/f") as files:
+        for call in (store.export, store.backup, files.export, files.backup):
+            with pytest.raises(Conflict, match=r"taken for a part of s\.db") as caught:
+                call(part)
+            assert (caught.value.code, part.exists()) == ("conflict.exists", False)
+        store.export(tmp_path / f"other{ending}")
+        store.export(tmp_path / ending)
+        files.export(tmp_path / f"f{ending}")
+
+        def meanwhile(what, count):
+            (tmp_path / "late").touch()
+
+        store.thread("t").save([1])
+        with pytest.raises(Conflict, match="taken for a part of late"):
+            store.export(tmp_path / f"late{ending}", progress=meanwhile)
+
+
 def test_a_closed_store_is_not_backed_up(tmp_path):
     store = backtrail.open(tmp_path / "s.db")
     store.thread("t").save({"n": 1})

@@ -1,8 +1,8 @@
 """Files and directories that are there whole, or not at all: made under another name, synced, then given theirs.
 
 What is there already is never replaced, not even if it came a moment ago, nor is a file put beside others that would be
-taken for a part of it. New directories are synced, too. Whoever is killed in the middle leaves something whose name
-begins with `.backtrail-` and ends with `.part`, which nobody reads.
+taken for a part of it, or of which it would be taken for a part. New directories are synced, too. Whoever is killed in
+the middle leaves something whose name begins with `.backtrail-` and ends with `.part`, which nobody reads.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from shutil import rmtree
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from backtrail.errors import Conflict, Error, Invalid, Unavailable
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 """What file systems say that have no hard links."""
+PARTS: Final = ("-wal", "-shm", "-journal")
+"""Endings of what SQLite keeps beside a file, and removes."""
 
 
 def path_of(path: Any) -> Path:
@@ -41,7 +43,8 @@ def placed(path: Path, *, beside: tuple[str, ...] = ()) -> Iterator[Path]:
 
     Who makes a directory has synced what is in it.
 
-    Nothing may be there whose name is that of `path` and one of the endings `beside`.
+    Nothing may be there whose name is that of `path` and one of the endings `beside`, nor a file of which SQLite would
+    take it for a part.
     """
     try:
         if path.is_dir():
@@ -88,6 +91,14 @@ def _refuse_existing(path: Path) -> None:
 
 
 def _refuse_beside(path: Path, endings: tuple[str, ...]) -> None:
+    """Raise `Conflict` if it would be taken for a part of another file, or another one for a part of it."""
+    for ending in PARTS:
+        whole = path.with_name(path.name.removesuffix(ending) or path.name)
+        if whole != path and whole.is_file():
+            raise Conflict(
+                f"{path}: would be taken for a part of {whole.name}, and removed when that is used: name another file",
+                code="conflict.exists",
+            )
     for ending in endings:
         other = path.with_name(path.name + ending)
         if other.exists() or other.is_symlink():

@@ -42,6 +42,7 @@ from backtrail.backends.sqlite_moves import INTERVAL, Mark, moved
 from backtrail.backends.sqlite_schema import open_store, run
 from backtrail.backends.sqlite_values import COLUMNS, WITH_HEAD, for_groups, key_of, select
 from backtrail.errors import Invalid, Unavailable
+from backtrail.placing import PARTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -107,7 +108,7 @@ class SqliteBackend:
 
     shows_texts = False
     undoes_groups = False
-    beside = ("-wal", "-shm", "-journal")
+    beside = PARTS
 
     def __init__(
         self,
