@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import stat
-from contextlib import closing, nullcontext, suppress
+from contextlib import closing, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
 from backtrail.arguments import check_id, check_ids, check_kind_of_ids, check_progress
-from backtrail.backends.file_disk import STORE
 from backtrail.backends.port import Copyable
 from backtrail.engine import exporting, importing, log, pins
 from backtrail.engine.archive_reader import Archive
@@ -56,7 +54,8 @@ def export(
     )
     target = path_of(path)
     heads = _outside(engine)
-    made = exporting.export(heads, target, scope, since, progress, mode=_mode(heads.backend))
+    mode = heads.backend.mode() if isinstance(heads.backend, Copyable) else None
+    made = exporting.export(heads, target, scope, since, progress, mode=mode)
     return ExportReport(made.id, str(target), made.since, *made.totals, made.size)
 
 
@@ -139,19 +138,6 @@ def _compared(backend: Backend, archive: Archive, entry: Entry) -> int:
             raise Corrupt(f"checkpoint {name} is not what it was copied from", code="corrupt.root", checkpoint_id=name)
         count += copied is not None
     return count
-
-
-def _mode(backend: Backend) -> int | None:
-    """Return the mode of a store's file: who may not read that may not read what is made of it. None if it has none."""
-    if not isinstance(backend, Copyable):
-        return None
-    place = Path(backend.path)
-    with suppress(OSError):
-        found = place.stat().st_mode
-        if stat.S_ISDIR(found):
-            found = (place / STORE).stat().st_mode & (found | stat.S_IRWXU)
-        return stat.S_IMODE(found)
-    return None
 
 
 def _outside(engine: Engine) -> Heads:

@@ -12,6 +12,7 @@ then, and a power cut may take the last commits, never one without those behind 
 from __future__ import annotations
 
 import os
+import stat
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -20,7 +21,7 @@ from backtrail.backends import file_backup
 from backtrail.backends import file_base as base
 from backtrail.backends import file_directory as directory
 from backtrail.backends import file_snapshot as snapshot
-from backtrail.backends.file_disk import remove, translated
+from backtrail.backends.file_disk import STORE, remove, translated
 from backtrail.backends.file_frames import FILE_HEADER
 from backtrail.backends.file_log import Log, begin_file
 from backtrail.backends.file_reading import Generation, log_name
@@ -158,6 +159,12 @@ class FileBackend(SharedTables):
             yield TableView(kept, read)
         finally:
             log.close()
+
+    def mode(self) -> int | None:
+        with suppress(OSError):
+            place = self.path.stat().st_mode  # who may not look into the directory may not read what is in it
+            return stat.S_IMODE((self.path / STORE).stat().st_mode & (place | stat.S_IRWXU))
+        return None
 
     def backup(self, path: Path, progress: Callable[[str, int], None] | None) -> int:
         self._refuse_in_group()

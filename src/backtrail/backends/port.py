@@ -270,9 +270,8 @@ class Copyable(Protocol):
     beside: tuple[str, ...]
     """Endings of the names of files beside such a file that would be taken for a part of it."""
 
-    @property
-    def path(self) -> str | Path:
-        """Where it is."""
+    def mode(self) -> int | None:
+        """Return who may read it, and so what is made of it; None if that cannot be told."""
 
     def backup(self, path: Path, progress: Callable[[str, int], None] | None) -> int:
         """Copy the store as it is now to where nothing is yet, while others write; return its size in bytes."""

@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backtrail.backends import sqlite_backup, sqlite_check, sqlite_search, sqlite_standings, sqlite_upkeep
@@ -46,7 +48,6 @@ from backtrail.placing import PARTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-    from pathlib import Path
 
     import apsw
 
@@ -310,6 +311,11 @@ class SqliteBackend:
             yield view
         finally:
             view.close()
+
+    def mode(self) -> int | None:
+        with suppress(OSError):
+            return stat.S_IMODE(Path(self.path).stat().st_mode)
+        return None
 
     def backup(self, path: Path, progress: Callable[[str, int], None] | None) -> int:
         with self.snapshot() as view, view._guard as connection:  # noqa: SLF001 - it is another of the same class

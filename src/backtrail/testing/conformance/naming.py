@@ -105,10 +105,10 @@ class Names(Suite):
 
     def test_each_kind_of_thing_has_a_name_space_of_its_own(self, store: Store) -> None:
         for space in ("thread", "agent", "conversation", "run"):
-            other: Thread[Any] = Thread(store._engine, space, "x")  # noqa: SLF001 - handles of other kinds
+            other: Thread[Any] = Thread(store._engine, space, "x", agent="x")  # noqa: SLF001 - handles of other kinds
             other.save({"space": space})
         for space in ("thread", "agent", "conversation", "run"):
-            thread: Thread[Any] = Thread(store._engine, space, "x")  # noqa: SLF001
+            thread: Thread[Any] = Thread(store._engine, space, "x", agent="x")  # noqa: SLF001
             assert states(thread.history()) == [{"space": space}]
             assert [(info.id, info.kind) for info in store.threads(kind=space)] == [("x", space)]
         assert [info.kind for info in store.threads()] == ["thread"]
