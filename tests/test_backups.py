@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import backtrail
-from backtrail import Conflict, Corrupt, NotFound, Unavailable
+from backtrail import Conflict, Corrupt, Invalid, NotFound, Unavailable
 from backtrail.backends import file_log
 from backtrail.testing.furnishing import everything, furnish
 from tests.disks import traced
@@ -166,10 +166,11 @@ def test_the_files_of_a_backup_are_those_of_the_store(many, tmp_path):
     with opened(path, read_only=True) as store:
         size = store.backup(tmp_path / "backup", progress=lambda *what: told.append(what))
     there = {each.name: each.read_bytes() for each in (tmp_path / "backup").iterdir()}
+    lock = there.pop("backtrail.lock")
     assert there == {name: (path / name).read_bytes() for name in there}
     assert {each.name for each in path.iterdir()} - there.keys() <= {"backtrail.lock", "snapshot"}
-    assert sum(map(len, there.values())) == size
-    assert told[-1] == ("bytes", size - len(there["backtrail.store"]))
+    assert sum(map(len, there.values())) + len(lock) == size
+    assert told[-1] == ("bytes", size - len(lock) - len(there["backtrail.store"]))
     with opened(tmp_path / "backup") as saved:
         assert everything(saved) == wanted
 
@@ -209,6 +210,65 @@ def test_a_damaged_store_has_a_backup_that_is_damaged_in_the_same_way(tmp_path, 
         assert not store.verify().ok
 
 
+@pytest.mark.parametrize("where", ["header", "body"])
+def test_the_last_write_is_in_a_backup_though_it_is_damaged(tmp_path, where):
+    path = tmp_path / "store"
+    with opened(path, compression=False) as store:
+        store.thread("a").save({"n": 1})
+        with store.transaction():
+            store.thread("b").save({"n": 2})
+            store.thread("c").save({"n": 3, "x": os.urandom(3000)})
+        uid = store._backend._generation.uid
+    last = frames_of(path / FIRST, uid)[-1]
+    data = bytearray((path / FIRST).read_bytes())
+    data[last.at + 4 if where == "header" else last.end - 1] ^= 1
+    (path / FIRST).write_bytes(data)
+    with opened(path) as store:
+        assert not store.verify().ok
+        assert store.thread("b").load().state == {"n": 2}
+        store.backup(tmp_path / "backup")
+    for read_only in (True, False):
+        with opened(tmp_path / "backup", read_only=read_only) as saved:
+            assert not saved.verify().ok
+            assert saved.thread("b").load().state == {"n": 2}
+
+
+@pytest.mark.parametrize("name", ["snapshot", "log-000000000002", "deep/er"])
+def test_a_backup_is_not_put_into_the_store_itself(many, name):
+    path, wanted = many
+    with opened(path) as store:
+        with raises(Invalid, "invalid.argument"):
+            store.backup(path / name)
+        store.gc()
+        assert everything(store) == wanted
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has groups to give away")
+@pytest.mark.parametrize("kind", ["files", "sqlite"])
+@pytest.mark.parametrize("make", ["backup", "export"])
+def test_what_is_made_of_a_store_is_for_its_group_or_for_none(tmp_path, kind, make, monkeypatch):
+    place = tmp_path / "store"
+    store = opened(place) if kind == "files" else backtrail.open(place)
+    for each in (place, *(place.iterdir() if kind == "files" else ())):
+        os.chown(each, -1, 5000)
+        each.chmod(0o770 if each.is_dir() else 0o660)
+    getattr(store, make)(tmp_path / "one")
+
+    def refused(*_):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "chown", refused)
+    getattr(store, make)(tmp_path / "two")
+    store.close()
+    one, two = (tmp_path / name for name in ("one", "two"))
+    if one.is_dir():
+        assert (one.stat().st_gid, stat.S_IMODE(one.stat().st_mode)) == (5000, 0o770)
+        assert stat.S_IMODE(two.stat().st_mode) == 0o700
+        one, two = one / "backtrail.store", two / "backtrail.store"
+    assert (one.stat().st_gid, stat.S_IMODE(one.stat().st_mode)) == (5000, 0o660)
+    assert stat.S_IMODE(two.stat().st_mode) == 0o600
+
+
 def test_a_file_that_was_cut_off_meanwhile_is_told(many, tmp_path):
     path, _ = many
     (last, *_) = sorted(path.glob("log-*"), reverse=True)
@@ -224,7 +284,7 @@ def test_a_backup_of_files_is_for_those_who_may_read_the_store(tmp_path):
         (tmp_path / "store" / "backtrail.store").chmod(0o640)
         store.backup(tmp_path / "backup")
     modes = {each.name: stat.S_IMODE(each.stat().st_mode) for each in (tmp_path / "backup").iterdir()}
-    assert modes == {"backtrail.store": 0o640, FIRST: 0o640}
+    assert modes == {"backtrail.store": 0o640, "backtrail.lock": 0o640, FIRST: 0o640}
     assert stat.S_IMODE((tmp_path / "backup").stat().st_mode) == 0o750
 
 

@@ -17,7 +17,7 @@ from backtrail.backends.memory import MemoryBackend
 from backtrail.backends.table_backend import TableBackend
 from backtrail.errors import Corrupt, NotFound, Unavailable
 from tests.test_backends_sqlite import append, in_child, raises, start
-from tests.test_file_crashes import FIRST
+from tests.test_file_crashes import FIRST, frames_of
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="these tests fork")
 
@@ -463,3 +463,134 @@ def test_an_error_of_the_disk_does_not_keep_a_store_from_being_closed(path, monk
         store.thread("t").load()
     with opened(path) as store:
         assert numbers(store) == {"t": 1}
+
+
+# -- whoever repairs, and whoever comes meanwhile ---------------------------------------------------------
+
+
+def torn(path):
+    """A store that has written a thread which is lost, and has noticed: it read its log anew."""
+    store = opened(path)
+    store.thread("zero").save({"n": 0})
+    lost = store.thread("a")
+    with Hole(path) as hole:
+        lost.save({"n": 1})
+        store.thread("zero").save({"n": 1})
+    store.thread("zero").save({"n": 2})
+    hole.tear()
+    store._backend._whole = False  # as after a commit of which nobody knows, or Ctrl-C
+    return store, lost
+
+
+def test_whoever_repairs_does_not_go_on_from_numbers_that_were_lost_either(path):
+    store, lost = torn(path)
+    store.verify(repair=True)
+    store.thread("c").save({"n": 5})
+    with raises(backtrail.Conflict, "conflict.stale"):
+        lost.set("n", 2)
+    assert numbers(store) == {"zero": 2, "c": 5}
+    store.close()
+    with opened(path) as store:
+        assert numbers(store) == {"zero": 2, "c": 5}
+        assert store.verify().ok
+
+
+def test_nothing_is_repaired_while_transactions_are_open(path):
+    store, _ = torn(path)
+    with raises(Unavailable, "unavailable.transaction"), store.transaction():
+        store.verify(repair=True)
+    assert not store.verify().ok
+    store.verify(repair=True)
+    assert store.verify().ok
+    store.close()
+
+
+def test_whoever_opens_a_store_that_is_being_repaired_has_it_when_it_is(path, monkeypatch):
+    torn(path)[0].close()
+    read = file_snapshot.read
+
+    def overtaken(*args):
+        monkeypatch.setattr(file_snapshot, "read", read)
+        repaired_by_another(path, lambda other: other.thread("c").save({"n": 5}))
+        return read(*args)
+
+    monkeypatch.setattr(file_snapshot, "read", overtaken)
+    with opened(path, read_only=True) as store:
+        assert numbers(store) == {"zero": 2, "c": 5}
+
+
+@pytest.mark.parametrize("lock", [True, False])
+def test_files_of_the_log_behind_a_gap_are_read_though_what_sealed_it_is_lost(path, monkeypatch, lock):
+    monkeypatch.setattr(file_log, "FILE_BYTES", 3000)
+    with opened(path) as store:
+        for n in range(40):
+            store.thread(f"t{n}").save({"n": n, "x": os.urandom(300)})
+        uid = store._backend._generation.uid
+    second, third = path / "log-000000000002", path / "log-000000000003"
+    lost = len(frames_of(third, uid))
+    seal = frames_of(second, uid)[-1]
+    with second.open("r+b") as log:
+        log.seek(seal.at)
+        log.write(bytes(seal.end - seal.at))
+    third.unlink()
+    if not lock:
+        (path / "backtrail.lock").unlink()
+    with opened(path) as store:
+        left = {info.id for info in store.threads() if _loads(store, info.id)}
+        assert len(left) >= 40 - lost
+        assert not store.verify().ok
+        with raises(Corrupt, "corrupt.store"):
+            store.thread("t0").save({"n": 0})
+        store.verify(repair=True)
+        assert numbers(store).keys() == left
+        assert store.verify().ok
+
+
+def test_a_part_of_the_log_in_a_file_whose_beginning_is_damaged_is_not_done_again(path, monkeypatch):
+    with opened(path, compression=False) as store:
+        store.thread("x").save({"n": 0}, label="l")
+        store.thread("x").tag("l", "taken off")
+        store.thread("x").untag("l", "taken off")
+        store.thread("x").save({"n": 1})
+        older = (path / FIRST).read_bytes()[40:]
+        monkeypatch.setattr(file_log, "FILE_BYTES", 1)  # the next frame begins another file
+        store.thread("copy").save({"n": 2, "log": older})
+        monkeypatch.undo()
+        store.thread("y").save({"n": 3})
+    with (path / "log-000000000002").open("r+b") as log:
+        log.write(bytes(41))
+    with opened(path) as store:
+        assert not store.verify().ok
+        assert store.thread("x").load("l").tags == ()
+        assert store.thread("y").load().state == {"n": 3}
+        store.thread("y").save({"n": 4})
+
+
+@pytest.mark.parametrize("k", range(1, 6))
+def test_too_many_open_files_in_a_repair_are_told(path, monkeypatch, k):
+    torn(path)[0].close()
+    with opened(path) as store:
+        left = k
+        real = os.open
+
+        def refused(name, *args, **rest):
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise OSError(24, "Too many open files")
+            return real(name, *args, **rest)
+
+        begin = FileBackend._begin_anew
+
+        def begun(self):
+            monkeypatch.setattr(os, "open", refused)
+            begin(self)
+
+        monkeypatch.setattr(FileBackend, "_begin_anew", begun)
+        with raises(Unavailable, "unavailable.open"):
+            store.verify(repair=True)
+        monkeypatch.undo()
+    with opened(path) as store:
+        store.verify(repair=True)
+        assert store.verify().ok
+        assert numbers(store) == {"zero": 2}

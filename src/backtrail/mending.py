@@ -16,6 +16,7 @@ from backtrail.reports import Damage, Salvage, VerifyReport
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from backtrail.backends.port import Backend
     from backtrail.engine.engine import Engine
     from backtrail.engine.heads import Heads
     from backtrail.engine.holdings import Held
@@ -39,11 +40,11 @@ def verify(engine: Engine, *, repair: bool, resume: bool, progress: Callable[[st
         )
     faults = list(backend.check(progress))
     if repair and faults:
-        backend.mend()
+        _mend(engine, backend)
     findings = _found(heads, progress, resume=resume)
     faults += findings.faults
     if repair and findings.faults:  # threads are not found, or not listed: mended, they may have all that they need
-        backend.mend()
+        _mend(engine, backend)
         findings = _found(heads, progress, resume=False)
     steps = (
         *([_MENDED] if faults else []),
@@ -52,6 +53,18 @@ def verify(engine: Engine, *, repair: bool, resume: bool, progress: Callable[[st
     if repair:
         repairing.repair(heads, findings, progress, reindex=bool(faults))
     return _report(findings, faults, steps, repaired=repair and bool(steps))
+
+
+def _mend(engine: Engine, backend: Backend) -> None:
+    """Mend the storage itself. Nobody is to go on from what was known of it before."""
+    if engine.opened:
+        raise Unavailable(
+            "transactions are open in this store: end them before it is repaired", code="unavailable.transaction"
+        )
+    try:
+        backend.mend()
+    finally:
+        engine.forget()
 
 
 def _found(heads: Heads, progress: Callable[[str, int], None] | None, *, resume: bool) -> Findings:

@@ -54,8 +54,8 @@ def export(
     )
     target = path_of(path)
     heads = _outside(engine)
-    mode = heads.backend.mode() if isinstance(heads.backend, Copyable) else None
-    made = exporting.export(heads, target, scope, since, progress, mode=mode)
+    access = heads.backend.access() if isinstance(heads.backend, Copyable) else None
+    made = exporting.export(heads, target, scope, since, progress, access=access)
     return ExportReport(made.id, str(target), made.since, *made.totals, made.size)
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from shutil import rmtree
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
 
 from backtrail.errors import Conflict, Error, Invalid, Unavailable
 
@@ -66,13 +67,36 @@ def placed(path: Path, *, beside: tuple[str, ...] = ()) -> Iterator[Path]:
         raise translated(error, path) from error
 
 
-def opened(part: Path, mode: int | None) -> BinaryIO:
-    """Open a new file to be written; `mode` says who may read it, from its beginning on, if it is to say so."""
-    if mode is None:
+class Access(NamedTuple):
+    """Who may use a file or directory, beside its owner."""
+
+    mode: int
+    group: int
+
+    @classmethod
+    def to(cls, path: Path) -> Access:
+        """Return who may use that one. Raises OSError."""
+        found = path.stat()
+        return cls(stat.S_IMODE(found.st_mode), found.st_gid)
+
+    def give(self, path: Path) -> None:
+        """Let them, and nobody else, use another one, as far as that may be done."""
+        mode = self.mode
+        with suppress(OSError):
+            if path.stat().st_gid != self.group:
+                try:
+                    os.chown(path, -1, self.group)
+                except OSError:  # only who belongs to a group may give it something
+                    mode &= ~stat.S_IRWXG
+            path.chmod(mode)
+
+
+def opened(part: Path, access: Access | None) -> BinaryIO:
+    """Open a new file to be written; `access` says who may read it, from its beginning on, if it is to say so."""
+    if access is None:
         return part.open("xb")
     file = open(part, "xb", opener=lambda name, flags: os.open(name, flags, 0o600))  # noqa: SIM115 - Path has none
-    with suppress(OSError):
-        part.chmod(mode)
+    access.give(part)
     return file
 
 
@@ -139,15 +163,27 @@ def _give_name(part: Path, path: Path) -> None:
 def _rename(part: Path, path: Path) -> None:
     """Take the name first, and then put in its place what it is for; who is killed in between leaves it empty."""
     if part.is_dir():
-        path.mkdir()
-        undo = path.rmdir
-    else:
-        path.touch(exist_ok=False)
-        undo = path.unlink
+        _rename_directory(part, path)
+        return
+    path.touch(exist_ok=False)
     try:
         part.rename(path)
     except BaseException:
-        undo()
+        path.unlink()
+        raise
+
+
+def _rename_directory(part: Path, path: Path) -> None:
+    try:
+        path.mkdir()
+        part.rename(path)
+    except FileExistsError:
+        raise
+    except BaseException as error:
+        with suppress(OSError):  # somebody has put something there
+            path.rmdir()
+        if isinstance(error, OSError) and error.errno == errno.ENOTEMPTY:
+            raise FileExistsError from error
         raise
 
 

@@ -29,6 +29,7 @@ from backtrail.backends.file_shared import ATTEMPTS, SharedTables
 from backtrail.backends.table_astray import astray, tidy
 from backtrail.backends.table_view import TableView
 from backtrail.errors import CommitUnknown, Error, Invalid, NotFound
+from backtrail.placing import Access
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -67,6 +68,7 @@ class FileBackend(SharedTables):
         self._durable = durability == "full"
         try:
             self._open()
+            self._has_opened = True
         except BaseException:
             self._let_go()
             self._turns.close()
@@ -160,18 +162,21 @@ class FileBackend(SharedTables):
         finally:
             log.close()
 
-    def mode(self) -> int | None:
+    def access(self) -> Access | None:
         with suppress(OSError):
-            place = self.path.stat().st_mode  # who may not look into the directory may not read what is in it
-            return stat.S_IMODE((self.path / STORE).stat().st_mode & (place | stat.S_IRWXU))
+            place, found = Access.to(self.path), Access.to(self.path / STORE)
+            return found._replace(mode=found.mode & (place.mode | stat.S_IRWXU))  # who may not look into it has none
         return None
 
     def backup(self, path: Path, progress: Callable[[str, int], None] | None) -> int:
         self._refuse_in_group()
+        if self.path in (place := Path(os.path.realpath(path.parent)), *place.parents):
+            raise Invalid(f"{place}: is a part of the store: name another place", code="invalid.argument")
         with self._read():
             log, now = self._at().twin(), self._now_in()
+            end = log.end()._replace(synced=log.number) if log.blind is None else self._turns.published()
         try:
-            return file_backup.copy(log, now, self.path, path, progress)
+            return file_backup.copy(file_backup.Source(self.path, now, log, end), path, progress)
         finally:
             log.close()
 
@@ -196,9 +201,12 @@ class FileBackend(SharedTables):
         self._refuse_in_group()
         with self._read():
             damaged = bool(self._at().damage or astray(self._tables))
-        for _ in range(ATTEMPTS if damaged else 0):
-            if self._renewed(blind=True):
-                return
+        try:
+            for _ in range(ATTEMPTS if damaged else 0):
+                if self._renewed(blind=True):
+                    return
+        except OSError as error:
+            raise translated(error, self.path) from error
 
     def _renewed(self, *, blind: bool = False) -> bool:
         """Begin another generation, unless nothing is to be gained; return False if somebody else did."""

@@ -1,44 +1,54 @@
 """A copy of a store in files as another directory, made while others write.
 
 Files only grow at their end, and those that are open stay, though a collection removes them. So what there is up to one
-place of the log is of one moment, and nobody has to wait.
+place of the log is of one moment, and nobody has to wait. The copy says where its log ends: all of it is on disk.
 """
 
 from __future__ import annotations
 
 import os
-import stat
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from backtrail.backends import file_directory as directory
 from backtrail.backends.file_disk import STORE, created, read_at, synced, synced_directory, translated, write_at
+from backtrail.backends.file_lock import end_bytes
 from backtrail.errors import Corrupt
+from backtrail.placing import Access
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from backtrail.backends.file_lock import End
     from backtrail.backends.file_reading import Generation, Reader
 
 _PIECE: Final = 1024 * 1024
 """Bytes that are copied at once."""
 
 
-def copy(
-    source: Reader, generation: Generation, place: Path, path: Path, progress: Callable[[str, int], None] | None
-) -> int:
-    """Copy all that was read of the store in a place to a new directory; return how many bytes that has."""
+class Source(NamedTuple):
+    """A store, as it is at one moment."""
+
+    place: Path
+    generation: Generation
+    log: Reader
+    end: End | None
+    """Where the log of the copy is to end; None if nobody knows."""
+
+
+def copy(source: Source, path: Path, progress: Callable[[str, int], None] | None) -> int:
+    """Copy all that was read of a store to a new directory; return how many bytes that has."""
     total = 0
     try:
         path.mkdir(0o700)
-        directory.switch(path, generation)
-        _allow_as(path / STORE, place / STORE)  # who may not read the store may not read this
-        for name, fd, size in source.files():
+        directory.switch(path, source.generation)
+        _allow_as(path / STORE, source.place / STORE)  # who may not read the store may not read this
+        for name, fd, size in source.log.files():
             into = created(path / name, os.O_WRONLY | os.O_EXCL)
             try:
                 for at in range(0, size, _PIECE):
-                    piece = _read(fd, at, min(_PIECE, size - at), place / name)
+                    piece = _read(fd, at, min(_PIECE, size - at), source.place / name)
                     write_at(into, at, piece)
                     total += len(piece)
                     if progress:
@@ -46,11 +56,22 @@ def copy(
                 synced(into)
             finally:
                 os.close(into)
-        _allow_as(path, place)
+        if source.end is not None:
+            _write(path / directory.LOCK, end_bytes(source.end))
+        _allow_as(path, source.place)
         synced_directory(path)
         return directory.size(path)
     except OSError as error:
         raise translated(error, path) from error
+
+
+def _write(name: Path, data: bytes) -> None:
+    fd = created(name, os.O_WRONLY | os.O_EXCL)
+    try:
+        write_at(fd, 0, data)
+        synced(fd)
+    finally:
+        os.close(fd)
 
 
 def _read(fd: int, at: int, length: int, name: Path) -> bytes:
@@ -65,4 +86,4 @@ def _read(fd: int, at: int, length: int, name: Path) -> bytes:
 
 def _allow_as(path: Path, like: Path) -> None:
     with suppress(OSError):
-        path.chmod(stat.S_IMODE(like.stat().st_mode))
+        Access.to(like).give(path)

@@ -159,7 +159,7 @@ class Turns:
         """Say where the log ends now. Its caller has locked all others out."""
         try:
             try:
-                write_at(self._fd, 0, _end_bytes(end))
+                write_at(self._fd, 0, end_bytes(end))
             except OSError:
                 os.ftruncate(self._fd, 0)  # then nobody reads without a turn
         except OSError as error:
@@ -286,7 +286,8 @@ def _acquired(lock: threading.RLock, seconds: float) -> bool:
         raise
 
 
-def _end_bytes(end: End) -> bytes:
+def end_bytes(end: End) -> bytes:
+    """Return what the lock file says of an end."""
     file, at, number, synced = end
     data = _END.pack(file, at, number)
     data = b"".join((data, _crc(data), _SYNCED.pack(synced)))

@@ -384,7 +384,7 @@ class Reader:
             self.file, self.number = self._generation.file, self._generation.frame - 1
             self.echo, self.synced = [], self.number  # those of the base have numbers of their own
         else:
-            following = self._following(far=self.sealed)
+            following = self._following(far=self.sealed or bool(self.damage))  # what sealed it may be lost
             if following is None:
                 return False
             file, first = following
@@ -426,8 +426,8 @@ class Reader:
             header = read_at(fd, 0, frames.FILE_HEADER)
             first = frames.first_frame(header, self.uid, file)
             if first is None and len(header) == frames.FILE_HEADER:  # the beginning is damaged, or nothing is there
-                found = next(frames.Window(fd, self.uid).frames_behind(frames.FILE_HEADER), None)
-                return None if found is None else found.number
+                behind = frames.Window(fd, self.uid).frames_behind(frames.FILE_HEADER)
+                return next((found.number for found in behind if found.number > self.number), None)
             return first
         finally:
             os.close(fd)

@@ -42,6 +42,8 @@ class SharedTables(TableBackend):
         self.path = path
         self.read_only = read_only
         self._closed = False
+        self._has_opened = False
+        """Whether anything was ever read: who only tries to, and is overtaken by a repair, tries again."""
         self._pid = 0
         """The process whose turn it is, if something is being written."""
         self._generation: Generation | None = None
@@ -313,7 +315,7 @@ class SharedTables(TableBackend):
         A collection counts generations up. If it is another file, and not a later generation, then somebody has put it
         there: what is known of it need not be so.
         """
-        was, (_, known) = self._generation, self._store
+        was, (_, known) = self._generation if self._has_opened else None, self._store
         now, fd = directory.read(self.path)
         other = inode(os.fstat(fd)) != known
         if was is not None and (was.uid != now.uid or (other and now.generation <= was.generation)):

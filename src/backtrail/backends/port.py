@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
+    from backtrail.placing import Access
+
 
 REMOVED = ": a repair removes them for good"
 """What `check` says behind what `mend` removes."""
@@ -270,8 +272,8 @@ class Copyable(Protocol):
     beside: tuple[str, ...]
     """Endings of the names of files beside such a file that would be taken for a part of it."""
 
-    def mode(self) -> int | None:
-        """Return who may read it, and so what is made of it; None if that cannot be told."""
+    def access(self) -> Access | None:
+        """Return who may use it, and so what is made of it; None if that cannot be told."""
 
     def backup(self, path: Path, progress: Callable[[str, int], None] | None) -> int:
         """Copy the store as it is now to where nothing is yet, while others write; return its size in bytes."""

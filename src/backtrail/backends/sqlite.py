@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import threading
 import time
 from contextlib import contextmanager, suppress
@@ -44,7 +43,7 @@ from backtrail.backends.sqlite_moves import INTERVAL, Mark, moved
 from backtrail.backends.sqlite_schema import open_store, run
 from backtrail.backends.sqlite_values import COLUMNS, WITH_HEAD, for_groups, key_of, select
 from backtrail.errors import Invalid, Unavailable
-from backtrail.placing import PARTS
+from backtrail.placing import PARTS, Access
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -312,14 +311,14 @@ class SqliteBackend:
         finally:
             view.close()
 
-    def mode(self) -> int | None:
+    def access(self) -> Access | None:
         with suppress(OSError):
-            return stat.S_IMODE(Path(self.path).stat().st_mode)
+            return Access.to(Path(self.path))
         return None
 
     def backup(self, path: Path, progress: Callable[[str, int], None] | None) -> int:
         with self.snapshot() as view, view._guard as connection:  # noqa: SLF001 - it is another of the same class
-            return sqlite_backup.copy(connection, path, progress)
+            return sqlite_backup.copy(connection, path, self.access(), progress)
 
     # -- hearing of commits ---------------------------------------------------------------------
     @contextmanager

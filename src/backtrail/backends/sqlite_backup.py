@@ -6,9 +6,7 @@ others commit meanwhile is not a part of it.
 
 from __future__ import annotations
 
-import stat
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import apsw
@@ -17,16 +15,22 @@ from backtrail.backends.sqlite_connection import translated
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
+
+    from backtrail.placing import Access
 
 _PAGES: Final = 512
 """Pages that are copied at once."""
 
 
-def copy(source: apsw.Connection, path: Path, progress: Callable[[str, int], None] | None) -> int:
-    """Copy all pages to a new file; return how many bytes it has."""
+def copy(
+    source: apsw.Connection, path: Path, access: Access | None, progress: Callable[[str, int], None] | None
+) -> int:
+    """Copy all pages to a new file, for those who have access; return how many bytes it has."""
     with suppress(OSError):  # SQLite will say what is wrong
         path.touch(0o600, exist_ok=False)
-        path.chmod(stat.S_IMODE(Path(source.filename).stat().st_mode))  # who may not read the store may not read this
+        if access is not None:
+            access.give(path)
     try:
         target = apsw.Connection(str(path))
         try:

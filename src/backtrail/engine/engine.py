@@ -165,6 +165,12 @@ class Engine:
         """Return what the handles of a thread share, as long as there are any."""
         return self._known.get((space, name)) or self._known.setdefault((space, name), Known())
 
+    def forget(self) -> None:
+        """Know nothing any more of how threads stand: after a repair, numbers that were lost are given again."""
+        for known in list(self._known.values()):
+            known.standing = None
+        self._written.clear()
+
     def types_with(self, named: Iterable[Any] | None) -> Types:
         """Return the store's types; with those that are named for a thread, if any are: then there are no others."""
         if named is None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from backtrail.backends.port import Row, ThreadRecord
     from backtrail.engine.archive import Totals
+    from backtrail.placing import Access
 
 _PAGE: Final = 200
 NAMED: Final = {"thread": ("thread", "aside"), pins.CONVERSATION: (pins.CONVERSATION,), "run": ("run", journal.SPACE)}
@@ -86,12 +87,12 @@ def export(
     since: Any,
     progress: Callable[[str, int], None] | None,
     *,
-    mode: int | None = None,
+    access: Access | None = None,
 ) -> Exported:
-    """Write what is in the store now to a new file, with this mode, if one is given."""
+    """Write what is in the store now to a new file; `access` says who may read it."""
     with _before(since, path) as before, placed(path) as part, heads.backend.snapshot() as view:
         seen = Heads(view, heads.types, heads.options, heads.clock)
-        with opened(part, mode) as file:
+        with opened(part, access) as file:
             number = os.urandom(ID_BYTES)
             header = Header(number, heads.clock(), before.header.id if before else None)
             totals = _Export(seen, Writer(file, header, scope.stated()), before).write(scope, progress)
