@@ -497,9 +497,21 @@ def test_whoever_repairs_does_not_go_on_from_numbers_that_were_lost_either(path)
 
 def test_nothing_is_repaired_while_transactions_are_open(path):
     store, _ = torn(path)
-    with raises(Unavailable, "unavailable.transaction"), store.transaction():
+    begun, over = threading.Event(), threading.Event()
+
+    def elsewhere():
+        with store.transaction():
+            begun.set()
+            over.wait(10)
+
+    other = threading.Thread(target=elsewhere)
+    other.start()
+    assert begun.wait(10)
+    with raises(Unavailable, "unavailable.transaction"):
         store.verify(repair=True)
     assert not store.verify().ok
+    over.set()
+    other.join()
     store.verify(repair=True)
     assert store.verify().ok
     store.close()

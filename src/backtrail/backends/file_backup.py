@@ -11,7 +11,16 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from backtrail.backends import file_directory as directory
-from backtrail.backends.file_disk import STORE, created, read_at, synced, synced_directory, translated, write_at
+from backtrail.backends.file_disk import (
+    STORE,
+    created,
+    read_at,
+    synced,
+    synced_directory,
+    translated,
+    write_at,
+    write_new,
+)
 from backtrail.backends.file_lock import end_bytes
 from backtrail.errors import Corrupt
 from backtrail.placing import Access
@@ -57,21 +66,12 @@ def copy(source: Source, path: Path, progress: Callable[[str, int], None] | None
             finally:
                 os.close(into)
         if source.end is not None:
-            _write(path / directory.LOCK, end_bytes(source.end))
+            write_new(path / directory.LOCK, os.O_EXCL, end_bytes(source.end))
         _allow_as(path, source.place)
         synced_directory(path)
         return directory.size(path)
     except OSError as error:
         raise translated(error, path) from error
-
-
-def _write(name: Path, data: bytes) -> None:
-    fd = created(name, os.O_WRONLY | os.O_EXCL)
-    try:
-        write_at(fd, 0, data)
-        synced(fd)
-    finally:
-        os.close(fd)
 
 
 def _read(fd: int, at: int, length: int, name: Path) -> bytes:

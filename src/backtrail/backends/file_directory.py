@@ -19,7 +19,13 @@ from typing import Final
 from blake3 import blake3
 
 from backtrail.backends import file_frames as frames
-from backtrail.backends.file_disk import STORE, created, read_at, synced, synced_directory, translated, write_at
+from backtrail.backends.file_disk import (
+    STORE,
+    read_at,
+    synced_directory,
+    translated,
+    write_new,
+)
 from backtrail.backends.file_log import begin_file
 from backtrail.backends.file_reading import LOG_NAME, Generation, log_name
 from backtrail.errors import Corrupt, Invalid, NotFound, Unavailable
@@ -180,12 +186,7 @@ def replace(name: Path, data: bytes) -> None:
     """Put a file in the place of another, durably: at any moment there is one of the two."""
     new = name.with_name(name.name + NEW)
     try:
-        fd = created(new, os.O_WRONLY | os.O_TRUNC)
-        try:
-            write_at(fd, 0, data)
-            synced(fd)
-        finally:
-            os.close(fd)
+        write_new(new, os.O_TRUNC, data)
         new.replace(name)
         synced_directory(name.parent)
     except OSError as error:

@@ -13,7 +13,18 @@ from backtrail.errors import Error, Invalid, Unavailable
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["STORE", "created", "fcntl", "read_at", "remove", "synced", "synced_directory", "translated", "write_at"]
+__all__ = [
+    "STORE",
+    "created",
+    "fcntl",
+    "read_at",
+    "remove",
+    "synced",
+    "synced_directory",
+    "translated",
+    "write_at",
+    "write_new",
+]
 
 try:
     import fcntl
@@ -65,6 +76,16 @@ def write_at(fd: int, at: int, data: bytes) -> None:
         done = os.pwrite(fd, view, at)
         view = view[done:]
         at += done
+
+
+def write_new(name: Path, flags: int, data: bytes) -> None:
+    """Write a small file of a store, durably but for its name."""
+    fd = created(name, os.O_WRONLY | flags)
+    try:
+        write_at(fd, 0, data)
+        synced(fd)
+    finally:
+        os.close(fd)
 
 
 def remove(path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 import backtrail
 from backtrail import Conflict, Invalid
-from backtrail.testing.conformance.base import Suite, fill, head, messages
+from backtrail.testing.conformance.base import Suite, changing, fill, head, messages
 from backtrail.testing.furnishing import everything, furnish
 
 if TYPE_CHECKING:
@@ -48,22 +48,8 @@ class Backups(Suite):
         assert [each.name for each in path.parent.iterdir()] == ["backup"]
 
     def test_a_backup_is_one_moment_whoever_writes_meanwhile(self, store: Store, tmp_path: Path) -> None:
-        fill(store.thread("a"), 5)
-        fill(store.thread("b"), 5)
-        store.thread("c").save({"messages": messages(300)})
+        done, meanwhile = changing(store)
         before = everything(store)
-        done: list[str] = []
-
-        def meanwhile(what: str, _: int) -> None:
-            if not done:
-                done.append(what)
-                with store.transaction():
-                    store.thread("a").save({"n": 6})
-                    store.thread("b").save({"n": 6})
-                store.thread("b").prune(keep_last=1)
-                store.thread("c").delete()
-                store.gc()
-
         store.backup(tmp_path / "backup", progress=meanwhile)
         assert len(done) == 1
         assert everything(store) != before

@@ -120,3 +120,24 @@ def messages(count: int, *, size: int = 200, start: int = 0) -> list[dict[str, A
         {"role": "user", "content": f"{n} " + f"{n * 7919 % 9973:05d} " * (size // 6)}
         for n in range(start, start + count)
     ]
+
+
+def changing(store: Store) -> tuple[list[str], Callable[[str, int], None]]:
+    """Fill a store; return a progress that changes much of it, once, and a list of the words that it was told then."""
+    fill(store.thread("a"), 5)
+    fill(store.thread("b"), 5)
+    store.thread("c").save({"messages": messages(300)})
+    done: list[str] = []
+
+    def meanwhile(what: str, _: int) -> None:
+        if not done:
+            done.append(what)
+            with store.transaction():
+                store.thread("a").save({"n": 6})
+                store.thread("b").save({"n": 6})
+            store.thread("b").prune(keep_last=1)
+            store.thread("c").delete()
+            store.thread("d").save({"n": 1})
+            store.gc()
+
+    return done, meanwhile

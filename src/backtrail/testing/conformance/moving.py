@@ -11,7 +11,7 @@ import pytest
 import backtrail
 from backtrail import Conflict, Invalid, Message, NotFound, Unavailable
 from backtrail.engine import upkeep
-from backtrail.testing.conformance.base import Suite, fill, head, ids, messages, states
+from backtrail.testing.conformance.base import Suite, changing, fill, head, ids, messages, states
 from backtrail.testing.furnishing import everything, furnish, logs
 from backtrail.testing.places import in_memory
 from backtrail.testing.scene import contents, view
@@ -61,23 +61,8 @@ class Exporting(_Moving):
         assert other.export(tmp_path / "two").checkpoints == report.checkpoints
 
     def test_an_export_is_one_moment_whoever_writes_meanwhile(self, store: Store, other: Store, tmp_path: Path) -> None:
-        fill(store.thread("a"), 5)
-        fill(store.thread("b"), 5)
-        store.thread("c").save({"messages": messages(300)})
+        done, meanwhile = changing(store)
         before = everything(store)
-        done: list[str] = []
-
-        def meanwhile(what: str, _: int) -> None:
-            if not done:
-                done.append(what)
-                with store.transaction():
-                    store.thread("a").save({"n": 6})
-                    store.thread("b").save({"n": 6})
-                store.thread("b").prune(keep_last=1)
-                store.thread("c").delete()
-                store.thread("d").save({"n": 1})
-                store.gc()
-
         store.export(tmp_path / "one", progress=meanwhile)
         assert done == ["threads"]
         assert everything(store) != before
