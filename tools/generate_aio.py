@@ -662,7 +662,7 @@ from backtrail.engine.queue import Crew
 if TYPE_CHECKING:
     import datetime as dt
     import os
-    from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
     from types import TracebackType
 
     from backtrail.entities import Message

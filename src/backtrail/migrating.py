@@ -57,11 +57,11 @@ def migrate(engine: Engine, progress: Callable[[str, int], None] | None) -> Migr
 
 
 def _newest(types: Types) -> dict[str, int]:
-    """Return the versions of the classes that have older ones, by their schema names."""
+    """Return the versions of the classes, by their schema names; 0 for those that have no older ones."""
     told = (
         (each.cls, each.name, each.version) if isinstance(each, Type) else (each, *schema_of(each)) for each in types
     )
-    return {name: version for cls, name, version in told if upcasters_of(cls)}
+    return {name: version if upcasters_of(cls) else 0 for cls, name, version in told}
 
 
 def _migrated(engine: Engine, record: ThreadRecord, newest: dict[str, int]) -> bool:
@@ -114,8 +114,10 @@ def _renewed(record: ThreadRecord, head: Checkpoint[Any], newest: dict[str, int]
     plain = Decoder(tree.nodes, met).value(tree.rep)
     if record.space == pins.AGENT and isinstance(plain, dict) and newest_version() not in (1, plain.get("version", 1)):
         return (current(head.state),)
-    old = any(version < newest.get(schema, 0) for schema, version in met.versions)
-    return (head.state,) if old else None
+    if not any(schema in newest for schema, _ in met.versions):
+        return None
+    state = head.state  # whatever version it is of: what cannot be made of it is told
+    return (state,) if any(version < newest.get(schema, 0) for schema, version in met.versions) else None
 
 
 class _Met(Types):

@@ -6,10 +6,10 @@ iteration finds in its journal what it had done: `backtrail.engine.journal` says
 
 from __future__ import annotations
 
-import copy
 import inspect
+import os
 import uuid
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from operator import is_
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,7 +17,7 @@ from backtrail.engine import journal
 from backtrail.engine.journal import Call, Result
 from backtrail.entities import Message, to_data
 from backtrail.errors import Error, InDoubt, Invalid
-from backtrail.run_calls import Asked, Halt, Options, as_record, failure_of, given, inside, said
+from backtrail.run_calls import Asked, Halt, Options, as_record, failure_of, inside, replayed, said
 from backtrail.run_worker import Worker
 from backtrail.strategies import Done, Event, NotDone, RunState
 
@@ -58,11 +58,12 @@ class Caller(Worker):
             if self._is_live():
                 self._marks[journal.PARTIAL].append(place)
                 self._partials.append(found)
-        return value if place is None else copy.deepcopy(found)
+        return self._work.as_kept(found, "partial")
 
     def _said(self, kind: str, key: str, value: Any) -> tuple[tuple[str, int] | None, Any]:
         self._check_open()
         self._check_outside(f"say {'a message' if kind == journal.MESSAGE else 'a partial result'}")
+        self._asked_for = True
         place, found = self._book.heard(kind, key)
         if place is not None:
             return place, found
@@ -137,24 +138,36 @@ class Caller(Worker):
             raise Invalid(text, code="invalid.argument")
         asked = self._begin(options, self._arguments(args, kwargs))
         if asked.result is not None:
-            return given(asked.result, self._errors)  # type: ignore[no-any-return]
+            return self._outcome(asked.call, asked.result)  # type: ignore[no-any-return]
         with self._under(asked):
             if asked.doubtful and options.verify is not None:
                 found = self._verified(asked.call, options.verify(asked.call))
                 if found is not None:
-                    self._ended(asked.call, found, *self._wish(options), state=self._state)
-                    return given(found, self._errors)  # type: ignore[no-any-return]
+                    kept = self._ended(asked.call, found, *self._wish(options), state=self._state)
+                    return self._outcome(asked.call, kept)  # type: ignore[no-any-return]
             try:
                 with self._making(asked.call):
                     value = fn(*args, **self._passed(asked.call, kwargs))
             except InDoubt:  # of a run inside of this call, which is to be made again when that is settled
                 raise
             except Exception as error:
-                failed = Result(good=False, value=failure_of(error))
-                self._ended(asked.call, failed, *self._wish(options), state=self._state)
+                if self._pid == os.getpid():  # else it is a fork that the call made: not its end
+                    failed = Result(good=False, value=failure_of(error, self._errors))
+                    self._ended(asked.call, failed, *self._wish(options), state=self._state)
                 raise
-            self._ended(asked.call, Result(good=True, value=value), *self._wish(options), state=self._state)
-            return value
+            self._check_process()
+            good = Result(good=True, value=value)
+            kept = self._ended(asked.call, good, *self._wish(options), state=self._state)
+            return self._outcome(asked.call, kept)  # type: ignore[no-any-return]
+
+    def _outcome(self, call: Call, result: Result) -> Any:
+        """Give what came of a call: the first time what a replay gives. An exception is raised."""
+        if not result.good:
+            raise replayed(call, result, self._errors)
+        try:
+            return self._work.as_kept(result.value, "result")
+        except Invalid as error:
+            raise self._unnamed(call, error) from error
 
     @contextmanager
     def _under(self, asked: Asked) -> Iterator[None]:
@@ -218,6 +231,7 @@ class Caller(Worker):
         """Do what comes before a call: find what is known of it, else write its intent. With no result, it is held."""
         self._check_open()
         self._check_outside(f"call {options.name}")
+        self._asked_for = True
         shape, kept = self._work.copied(arguments, "arguments")
         said_only = self._without_ids(arguments)
         if said_only is not arguments:
@@ -316,21 +330,12 @@ class Caller(Worker):
         self._writer.write(lambda desk: self._writer.flush(desk, entries), several=False)
         self._writer.flushed(entries)
 
-    def _ended(self, call: Call, result: Result, wanted: bool, trouble: Exception | None, *, state: Any) -> None:  # noqa: FBT001
+    def _ended(self, call: Call, result: Result, wanted: bool, trouble: Exception | None, *, state: Any) -> Result:  # noqa: FBT001
         """Do what comes after a call: write its result, and the checkpoint that is wanted, in one commit.
 
-        Whatever else goes wrong, the result is recorded; then that is raised.
+        Whatever else goes wrong, the result is recorded; then that is raised. Return the result as it is recorded.
         """
-        value = result.value
-        try:
-            value = self._work.as_kept(value, "result")  # whoever is given it may change it
-        except Invalid as error:
-            if result.good:  # what came of the call cannot be kept: that it failed is kept
-                trouble, value = error, failure_of(error)
-                result = result._replace(good=False)
-            else:
-                value = [value[0], None, value[2]]
-        result = Result(result.good, value, self._engine.direct.heads.clock())
+        result = self._recordable(call, result)._replace(when=self._engine.direct.heads.clock())
         entries = [[journal.RESULT, call.id, *result]]
         with self._lock:
             if call.kind == "tool":
@@ -350,6 +355,33 @@ class Caller(Worker):
             self._book.ended(call.id, result)
         if trouble is not None:
             raise trouble
+        return result
+
+    def _recordable(self, call: Call, result: Result) -> Result:
+        """Return a result as data that can be kept; if there is none, `Invalid`, and the call is in doubt."""
+        value = result.value
+        with suppress(Invalid):
+            return result._replace(value=self._work.as_kept(value, "result"))
+        if not result.good:
+            return result._replace(value=[value[0], None, value[2]])
+        try:  # instances of classes that the run does not name, yet: `_outcome` refuses these
+            return result._replace(value=self._work.as_data(value, "result"))
+        except Invalid as error:
+            raise Invalid(
+                f"{error}. {journal.described(call)} was called, and its result is not recorded: call {call.id} is in "
+                f"doubt. Say store.runs.settle({self.session_id!r}, {call.id!r}, result=...), or not_done=True to call "
+                "it again",
+                code="invalid.value",
+                **error.details,
+            ) from error
+
+    def _unnamed(self, call: Call, error: Invalid) -> Invalid:
+        return Invalid(
+            f"{error}. {journal.described(call)} (call {call.id}) was called and its result is recorded: resume run "
+            f"{self.session_id!r} with that class named, and it is given",
+            code="invalid.value",
+            **error.details,
+        )
 
     def _write_both(self, desk: Desk, entries: list[list[Any]], state: Any) -> None:
         """Write entries, and a checkpoint."""
@@ -376,7 +408,8 @@ class Caller(Worker):
     def _in_doubt(self, call: Call) -> InDoubt:
         told = journal.described(call)
         return InDoubt(
-            f"run {self.session_id!r} was cut short inside of {told}: nobody knows whether it was done. "
+            f"run {self.session_id!r} has no result of {told}: it was cut short inside of that call, or could not keep "
+            "what the call returned, so it does not know whether it was done. "
             f"Find out, and say store.runs.settle({self.session_id!r}, {call.id!r}, result=...) or not_done=True. "
             'Or give the call verify=, policy="pure" or policy="idempotent"',
             code="in_doubt.call",

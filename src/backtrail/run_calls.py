@@ -1,7 +1,8 @@
 """Calls of a run as they are asked for, and what comes of them as it is recorded.
 
-An exception is recorded as data: its name, its arguments and its text. Raised again, one of Python's own is made anew;
-any other is a `CallError` that says which it was, because nothing is imported or made that the data names.
+An exception is recorded as data: the name of its class, its text and, if it is one of Python's own or the run names its
+class, what it takes to make it again. Other attributes are not recorded: they may hold requests with their credentials.
+Replayed, an exception whose class is not known is a `CallError` that says which it was: nothing is imported.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from contextlib import suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from backtrail.engine.journal import described
 from backtrail.errors import Invalid
 from backtrail.strategies import ToolCallRecord
 from backtrail.values import MISSING, when
@@ -28,6 +30,8 @@ inside: Final[ContextVar[tuple[object, str] | None]] = ContextVar("inside", defa
 """The run and the call that is being made here."""
 POLICIES: Final = ("ask", "pure", "idempotent")
 _TEXT_MAX: Final = 2000
+_SCALARS: Final = frozenset({str, int, float, bool, bytes, type(None)})
+_HARMLESS: Final = frozenset({int, float, bool, type(None)})
 _OWN: Final = {
     f"builtins.{name}": cls
     for name, cls in vars(builtins).items()
@@ -43,12 +47,23 @@ class Halt(BaseException):
 class CallError(RuntimeError):
     """A call that had failed before the run was cut short, with an exception that cannot be made anew.
 
-    That is one that is not Python's own and that `store.run(..., errors=...)` does not name.
+    That is one that is not Python's own and that `store.run(..., errors=...)` does not name, or that cannot be made.
     """
 
     def __init__(self, type_name: str, text: str) -> None:
         super().__init__(f"{type_name}: {text}")
         self.type_name = type_name
+
+
+class Named(NamedTuple):
+    """A class of exceptions that a run names."""
+
+    cls: type[Exception]
+    attributes: frozenset[str] = frozenset()
+
+    def keeps(self, attribute: str, value: Any) -> bool:
+        """Tell whether an attribute is recorded."""
+        return attribute in self.attributes or type(value) in _HARMLESS
 
 
 class Options(NamedTuple):
@@ -107,12 +122,37 @@ class Asked(NamedTuple):
     """Its intent was written now."""
 
 
-def failure_of(error: Exception) -> list[Any]:
-    """Return what is recorded of an exception: its name, its arguments if it can be made of them, and its text."""
-    args = list(error.args)
+def failure_of(error: Exception, errors: Mapping[str, Named]) -> list[Any]:
+    """Return what is recorded of an exception: its name, its args, its text, attributes, arguments of its constructor.
+
+    Args, attributes and arguments are those of classes that are known when it is replayed. Numbers are harmless
+    attributes; others are kept if the run names them.
+    """
+    cls, text = type(error), text_of(error)[:_TEXT_MAX]
+    name = name_of(cls)
+    named = errors.get(name)
+    if named is None or named.cls is not cls:
+        return [name, _args_of(error) if _OWN.get(name) is cls else None, text]
+    held = {attribute: value for attribute, value in vars(error).items() if named.keeps(attribute, value)}
+    return [name, _args_of(error), text, held, _reduced(error)]
+
+
+def _args_of(error: Exception) -> list[Any]:
     if isinstance(error, OSError) and error.filename is not None:
-        args = [error.errno, error.strerror, error.filename, None, error.filename2]
-    return [name_of(type(error)), args, text_of(error)[:_TEXT_MAX], dict(vars(error))]
+        return [error.errno, error.strerror, error.filename, None, error.filename2]
+    return list(error.args)
+
+
+def _reduced(error: Exception) -> list[Any] | None:
+    """Return the arguments of its constructor, if its class says which these are (`__reduce__`), and they are plain."""
+    cls = type(error)
+    if not any("__reduce__" in vars(each) for each in cls.__mro__ if each.__module__ != "builtins"):
+        return None
+    with suppress(Exception):  # it is somebody else's
+        made: Any = error.__reduce__()
+        if made[0] is cls and all(type(arg) in _SCALARS for arg in made[1]):
+            return list(made[1])
+    return None
 
 
 def name_of(cls: type) -> str:
@@ -128,18 +168,40 @@ def text_of(error: BaseException) -> str:
         return "(it cannot say what)"
 
 
-def given(result: Result, errors: Mapping[str, type[Exception]]) -> Any:
-    """Return a recorded value, or raise a recorded exception: one of Python's own, or of `errors`, is made anew."""
-    if result.good:
-        return copy.deepcopy(result.value)
-    name, args, text, *more = result.value
-    cls = _OWN.get(name) or errors.get(name)
+def replayed(call: Call, result: Result, errors: Mapping[str, Named]) -> Exception:
+    """Return a recorded exception, with a note that it is not a new one."""
+    name, args, text, *more = copy.deepcopy(result.value)
+    cls = _OWN.get(name)
+    named = errors.get(name)
     error: Exception | None = None
-    if cls is not None and args is not None:
-        with suppress(Exception):  # its arguments may not be what it is made of
-            error = cls(*copy.deepcopy(args))
-            vars(error).update(copy.deepcopy(more[0]) if more else {})
-    raise CallError(name.rpartition(".")[2], text) if error is None else error
+    with suppress(Exception):  # what is recorded may not be what it is made of
+        if cls is not None:
+            error = cls(*([text] if args is None else args))
+        elif named is not None:
+            error = _made(named.cls, [text] if args is None else args, text, *more)
+    error = CallError(name.rpartition(".")[2], text) if error is None else error
+    failed = f"failed at {when(result.when):%Y-%m-%d %H:%M:%S} UTC" if result.when else "failed"
+    error.add_note(
+        f"replayed: {described(call)} (call {call.id}) {failed}, before the run was resumed, and was not called again. "
+        "To call it again, pass retry=True"
+    )
+    return error
+
+
+def _made(
+    cls: type[Exception], args: list[Any], text: str, held: Mapping[str, Any] | None = None, made_of: Any = None
+) -> Exception:
+    """Make an exception without its own constructor, unless it is known what that takes."""
+    if made_of is not None:
+        with suppress(Exception):
+            error = cls(*made_of)
+            if text_of(error)[:_TEXT_MAX] == text:
+                return error
+    base = next(each for each in cls.__mro__ if each.__module__ == "builtins")
+    error = base.__new__(cls, *args)
+    base.__init__(error, *args)  # type: ignore[misc]
+    vars(error).update(held or {})
+    return error
 
 
 def as_record(call: Call, result: Result | None) -> dict[str, Any]:
@@ -164,7 +226,6 @@ def record_of(data: Mapping[str, Any]) -> ToolCallRecord:
     return ToolCallRecord(**copy.deepcopy(dict(data)))
 
 
-_SCALARS: Final = frozenset({str, int, float, bool, bytes, type(None)})
 _ROOM: Final = 32
 _DEPTH: Final = 4
 

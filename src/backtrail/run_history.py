@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 from backtrail.arguments import check_id
 from backtrail.engine import changes, journal
 from backtrail.engine.codec import Decoder
-from backtrail.errors import Conflict, Corrupt, NotFound
+from backtrail.errors import Conflict, Corrupt, Invalid, NotFound
 from backtrail.run_calls import record_of
 from backtrail.run_points import OVER, irreversible, known_as
-from backtrail.run_threads import JOURNAL, SPACE, Work, forked_from, types_of
+from backtrail.run_threads import JOURNAL, SPACE, Work, forked_from, registries
 from backtrail.threads import Thread
 from backtrail.values import Diff, when
 
@@ -48,7 +48,7 @@ class RunThread(Thread[Any]):
 
     def __init__(self, engine: Engine, session_id: str) -> None:
         super().__init__(engine, SPACE, session_id)
-        self._types = types_of(engine)
+        self._types = registries(engine).open
 
     def fork(self, new_id: str, at: Ref = "@") -> RunThread:
         """Begin a new run at a checkpoint of this one; `Conflict` if there is a run of that id."""
@@ -126,7 +126,7 @@ def since(engine: Engine, agent: str, moment: dt.datetime) -> list[ToolCallRecor
         for record, newest in page:
             if when(newest.created_at) < moment:
                 return [*found.values()]
-            with suppress(Corrupt):  # of a run that is damaged, nothing can be told
+            with suppress(Corrupt, Invalid):  # of a run that cannot be read, nothing can be told
                 data, _ = Work(engine, record.name, None).point(engine.desk)
                 calls = [] if data is None else irreversible(data)
                 late = (each for each in calls if each["ended_at"] is None or each["ended_at"] > moment)

@@ -7,7 +7,8 @@ writes on top of that and nothing else, which is what keeps a worker out that wa
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from weakref import WeakKeyDictionary
 
 from blake3 import blake3
 
@@ -15,6 +16,7 @@ from backtrail.backends.port import Batch
 from backtrail.engine import changes, journal, log, upkeep
 from backtrail.engine.codec import Decoder, Encoder
 from backtrail.engine.paths import Path
+from backtrail.engine.schema import Member, Record, Types
 from backtrail.engine.tree import locate
 from backtrail.engine.trying import NOTHING, Expect
 from backtrail.entities import Message
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     from backtrail.checkpoints import Checkpoint
     from backtrail.engine.engine import Desk, Engine
     from backtrail.engine.heads import Standing
-    from backtrail.engine.schema import Types
     from backtrail.engine.writes import Proposal, Propose
 
 SPACE: Final = journal.RUN
@@ -42,9 +43,9 @@ _MOVES: Final = (log.REWIND, log.UNDO, log.REDO)
 class Work(Handle[Any]):
     """The thread that a run goes on from: written only by who has the lease."""
 
-    def __init__(self, engine: Engine, session_id: str, agent: str | None) -> None:
+    def __init__(self, engine: Engine, session_id: str, agent: str | None, named: Sequence[Any] = ()) -> None:
         super().__init__(engine, JOURNAL, session_id, None, agent)
-        self._types = types_of(engine)
+        self._types, self._exact = registries(engine, named)
         self.standing: Standing | None = None
         self._ended = 0
 
@@ -146,23 +147,28 @@ class Work(Handle[Any]):
 
     def matched(self, name: str, value: Any) -> changes.Edit:
         """Return the edit that writes what is different of a value."""
-        return changes.Match(Path((name,)), value, self._types, self.id)
+        return changes.Match(Path((name,)), value, self._exact, self.id)
 
     def hash(self, value: Any, what: str = "state") -> str:
-        """Return the hash of a value; `Invalid` if it cannot be kept."""
-        return _hashed(Encoder(self._engine.direct.heads.nodes(), self._types, what=what).rep(value))
+        """Return the hash of a value; `Invalid` if it would not come back as it is."""
+        return _hashed(Encoder(self._engine.direct.heads.nodes(), self._exact, what=what).rep(value))
 
     def copied(self, value: Any, what: str) -> tuple[str, Any]:
-        """Return the hash of a value, and the value as it will come back from the store; `Invalid` if it cannot."""
+        """Return the hash of a value, and its copy from the store; `Invalid` if it would not come back as it is."""
         nodes = self._engine.direct.heads.nodes()
-        rep = bytes(Encoder(nodes, self._types, what=what).rep(value))
+        rep = bytes(Encoder(nodes, self._exact, what=what).rep(value))
         kept = copied(value)
-        return _hashed(rep), Decoder(nodes, self._types).value(rep) if kept is MISSING else kept
+        return _hashed(rep), Decoder(nodes, self._exact).value(rep) if kept is MISSING else kept
 
     def as_kept(self, value: Any, what: str) -> Any:
-        """Return a value as it will come back from the store; `Invalid` if it cannot."""
+        """Return the copy of a value that the store gives back; `Invalid` if it would not come back as it is."""
         kept = copied(value)
         return self.copied(value, what)[1] if kept is MISSING else kept
+
+    def as_data(self, value: Any, what: str) -> Any:
+        """Return the copy of a value with instances of classes that were not named as data; `Invalid` without one."""
+        nodes = self._engine.direct.heads.nodes()
+        return Decoder(nodes, self._types).value(bytes(Encoder(nodes, self._types, what=what).rep(value)))
 
 
 def _hashed(rep: Any) -> str:
@@ -172,9 +178,9 @@ def _hashed(rep: Any) -> str:
 class Shown(Handle[Any]):
     """The thread of a run's checkpoints."""
 
-    def __init__(self, engine: Engine, session_id: str, agent: str | None) -> None:
+    def __init__(self, engine: Engine, session_id: str, agent: str | None, named: Sequence[Any] = ()) -> None:
         super().__init__(engine, SPACE, session_id, None, agent)
-        self._types = types_of(engine)
+        self._types, self._exact = registries(engine, named)
         self.standing: Standing | None = None
         self._last: dict[str, Any] | None = None
         """What the last checkpoint shows; of its lists, only how long they are."""
@@ -195,7 +201,10 @@ class Shown(Handle[Any]):
         def change(standing: Standing | None) -> Proposal:  # others may have rewound or deleted it
             head = standing.head if standing else None
             same = head is not None and last is not None and (head.seq, head.op_id) == (last.seq, last.op_id)
-            return added(standing) if added is not None and same else whole(standing)
+            if added is not None and same:
+                return added(standing)
+            Encoder(desk.heads.nodes(), self._exact).rep(state["state"])  # refuses what would not come back as it is
+            return whole(standing)
 
         meta = self._meta(label, (), metadata, kind)
         self.standing = desk.writes.save(self._key, change, meta, known=self.standing)
@@ -213,7 +222,7 @@ class Shown(Handle[Any]):
                 again = now["began"] is not None and now["began"] == last["began"]
                 yield from self._journaled(value, last, again=again)
             elif name == "state":
-                yield changes.Match(Path((name,)), value, self._types, self.id)
+                yield changes.Match(Path((name,)), value, self._exact, self.id)
             elif now[name] != last[name]:
                 yield self._put((name,), value)
 
@@ -265,9 +274,55 @@ def _shape(seen: dict[str, Any]) -> dict[str, Any]:
     return {**seen, **lists, **entries, "began": began, "journal": None, "state": None}
 
 
-def types_of(engine: Engine) -> Types:
-    """Return the classes that what is in a run comes back as: those of the store, and messages."""
-    return engine.types.for_state(Message)
+class Exact(Types):
+    """The classes that a run names. Instances of others, and what is stored of such, are refused."""
+
+    __slots__ = ()
+
+    def dump(self, obj: object) -> Record | Member | None:
+        """Return the fields of an instance of a class that was named."""
+        dumped = super().dump(obj)
+        if dumped is not None and dumped.schema not in self._entries:
+            cls = type(obj)
+            raise _unnamed(dumped.schema if cls in (Record, Member) else f"{cls.__module__}.{cls.__qualname__}")
+        return dumped
+
+    def load(self, value: Record | Member) -> object:
+        """Return an instance of a class that was named."""
+        if value.schema not in self._entries:
+            raise _unnamed(value.schema)
+        return super().load(value)
+
+
+def _unnamed(name: str) -> Invalid:
+    return Invalid(
+        f"{name} is not among the classes that were named, and would come back as plain data: add "
+        f"types=[{name.rpartition('.')[2]}] to store.run(...) or backtrail.open(...)",
+        code="invalid.value",
+    )
+
+
+class Registries(NamedTuple):
+    """The classes of a run, twice."""
+
+    open: Types
+    """Keeps instances of other classes as data: for what the journal and the checkpoints hold already."""
+    exact: Exact
+    """Refuses them: for what code hands in and gets back."""
+
+
+_registries: WeakKeyDictionary[Types, dict[tuple[Any, ...], Registries]] = WeakKeyDictionary()
+
+
+def registries(engine: Engine, named: Sequence[Any] = ()) -> Registries:
+    """Return the classes of the store, those that are named, and messages, with the classes of their annotations."""
+    known = _registries.setdefault(engine.types, {})
+    key = tuple(named)
+    found = known.get(key)
+    if found is None:
+        classes = [*engine.types.closed((Message, *key))]
+        found = known[key] = Registries(Types(classes), Exact(classes))
+    return found
 
 
 def forked_from(seen: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,7 +18,7 @@ from backtrail.engine.journal import Call, Journal
 from backtrail.entities import Message, to_data
 from backtrail.errors import CommitUnknown, Conflict, Error, Invalid
 from backtrail.repairs import repaired
-from backtrail.run_calls import name_of, record_of
+from backtrail.run_calls import Named, name_of, record_of
 from backtrail.run_history import RunThread
 from backtrail.run_points import LISTS, beginning, left
 from backtrail.run_threads import Shown, Work, forked_from, leased
@@ -28,7 +28,7 @@ from backtrail.values import MISSING, when
 
 if TYPE_CHECKING:
     import datetime as dt
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from backtrail.engine.engine import Desk, Engine
     from backtrail.strategies import Strategy
@@ -52,7 +52,8 @@ class Worker:
         state: Any = None,
         takeover: bool = False,
         lease: dt.timedelta | float = LEASE,
-        errors: Iterable[type[Exception]] = (),
+        errors: Iterable[type[Exception]] | Mapping[type[Exception], Iterable[str]] = (),
+        types: Iterable[Any] = (),
     ) -> None:
         self.session_id = check_id(session_id, "a session's id")
         self.agent = None if agent is None else check_id(agent, "an agent's id")
@@ -65,8 +66,9 @@ class Worker:
         self._takeover = takeover
         self._seconds = _seconds(lease)
         self._errors = _named(errors)
-        self._work = Work(engine, session_id, agent)
-        self._shown = Shown(engine, session_id, agent)
+        classes = _classes(types)
+        self._work = Work(engine, session_id, agent, classes)
+        self._shown = Shown(engine, session_id, agent, classes)
         self._writer = Writer(engine, self._work, self._shown)
         self._owner_name = ""
         self._lock = threading.RLock()
@@ -82,6 +84,12 @@ class Worker:
         """The hash of the state, if it was read before the loop, where it is not to be changed."""
         self._places: dict[int, int] = {}
         """Where each message stands, by its identity: they are kept as long as the run is."""
+        self._before: dict[str, Any] | None = None
+        """What was there when the run was opened, to be put back if it is only looked at; None: it is new."""
+        self._point: dict[str, Any] | None = None
+        """The same, as what the run goes on from: it may have been rewound."""
+        self._asked_for = False
+        """Whether a call, a message or a partial result was asked for in this block."""
         self._repaired: list[Message] = []
         self._started: Any = MISSING
         """The state with which the iteration began, once that was needed."""
@@ -167,11 +175,14 @@ class Worker:
         if not self._open:
             raise Invalid("a run is used inside of its block: with store.run(...) as run:", code="invalid.run")
         self._writer.check()
+        self._check_process()
+        if self._engine.desk.overlay is not None:
+            raise Invalid("a run writes by itself: use it outside of a transaction", code="invalid.transaction")
+
+    def _check_process(self) -> None:
         if self._pid != os.getpid():
             text = f"run {self.session_id!r} was opened by another process: this one is a fork of it"
             raise Invalid(text, code="invalid.run")
-        if self._engine.desk.overlay is not None:
-            raise Invalid("a run writes by itself: use it outside of a transaction", code="invalid.transaction")
 
     @property
     def _book(self) -> Journal:
@@ -224,8 +235,11 @@ class Worker:
         if data is not None and "past" not in data:
             going["past"] = []
         if data is None:
-            fresh = self._repair({**self._beginning(), **going, "created_at": when(now)})
+            begun = self._repair({**self._beginning(), "lease": None, "created_at": when(now)})
+            self._check_classes(begun)
+            fresh = {**begun, **going}
             self._work.put(desk, self._work.whole(desk, fresh))
+            self._before = self._point = begun if self.resumed else None  # a fork that was never opened
             return {**fresh, "state": self._work.began_with(desk)}  # not the object that was given
         self.resumed = True
         if self.agent is not None and data["agent"] != self.agent:
@@ -233,15 +247,23 @@ class Worker:
         held = data["lease"]
         if held is not None and held[2] > now and not self._takeover:
             raise leased(self.session_id, held)
+        self._check_classes(data)
         repaired = self._repair(data)
         if data["status"][0] == RunState.COMPLETED:
             return data
+        self._before = {**(self._work.read(desk) or data), "lease": None}
+        self._point = {**repaired, "lease": None}
         whole = {**repaired, **going}
         if moved or repaired is not data:
             self._work.put(desk, self._work.whole(desk, whole))
         else:
             self._work.put(desk, changes.Several(self._work.edits(going)))
         return whole
+
+    def _check_classes(self, data: dict[str, Any]) -> None:
+        """Refuse to give what holds instances of classes that are not named: it would not be what was kept."""
+        self._work.as_kept(data["state"], "state")
+        self._work.as_kept(data["partial_results"], "partial_results")
 
     def _beginning(self) -> dict[str, Any]:
         """Return how a new run begins: as it was told, or, if it is a fork, at its checkpoint."""
@@ -375,12 +397,32 @@ def _answer(record: Mapping[str, Any]) -> Any:
     return record["result"] if record["success"] else f"failed: {record['result']}"
 
 
-def _named(errors: Any) -> dict[str, type[Exception]]:
+def _named(errors: Any) -> dict[str, Named]:
     found = [*errors] if isinstance(errors, Iterable) else [errors]
     wrong = [each for each in found if not (isinstance(each, type) and issubclass(each, Exception))]
     if wrong:
         raise Invalid(f"errors are classes of exceptions, not {wrong[0]!r:.100}", code="invalid.argument")
-    return {name_of(each): each for each in found}
+    told = errors if isinstance(errors, Mapping) else {}
+    return {name_of(each): Named(each, _attributes(told.get(each, ()))) for each in found}
+
+
+def _attributes(names: Any) -> frozenset[str]:
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise Invalid(
+            f"errors={{X: [names of attributes]}} takes a list of names, not {names!r:.100}", code="invalid.argument"
+        )
+    found = [*names]
+    wrong = [each for each in found if type(each) is not str]
+    if wrong:
+        raise Invalid(f"the name of an attribute is a text, not {wrong[0]!r:.100}", code="invalid.argument")
+    return frozenset(found)
+
+
+def _classes(types: Any) -> tuple[Any, ...]:
+    if isinstance(types, type) or not isinstance(types, Iterable):
+        name = getattr(types, "__name__", "Class")
+        raise Invalid(f"types= takes a list of classes: types=[{name}]", code="invalid.argument")
+    return tuple(types)
 
 
 def _early() -> Invalid:

@@ -34,7 +34,7 @@ class Run(Caller):
     """One session of work. A context manager: who enters it has the run, until the block ends.
 
     Leaving the block completes the run; an exception fails it, and `halt` halts it: both can be gone on with later, by
-    opening the same session again.
+    opening the same session again. A run that was there already and whose iterations are not entered stays as it was.
     """
 
     # -- the block --------------------------------------------------------------------------------------
@@ -94,7 +94,11 @@ class Run(Caller):
             return halt is not None
         try:
             with self._lock:  # the lease may be being renewed, and calls of others come to their end
-                if error is None and self._writer.unsure is None:
+                if halt is None and self._writer.unsure is None and self._is_only_looked_at():
+                    self._put_back()
+                    if error is None:
+                        self._check_state()
+                elif error is None and self._writer.unsure is None:
                     self._complete()
                 else:
                     self._leave(_status_of(error or self._writer.unsure or Halt("interrupted", self)))
@@ -111,6 +115,17 @@ class Run(Caller):
             found = [self._halted_by(each) for each in error.exceptions]
             return found[0] if all(each is not None for each in found) else None
         return error if isinstance(error, Halt) and error.args[1] is self else None
+
+    def _is_only_looked_at(self) -> bool:
+        """Tell whether nothing was done that the run goes on from."""
+        return self._before is not None and not self._looping and not (self._iteration == 0 and self._asked_for)
+
+    def _put_back(self) -> None:
+        """Let go of a run that was looked at, and leave it as it was."""
+        before, point = self._before, self._point
+        if before is not None and point is not None:
+            self._writer.write(lambda desk: self._work.put(desk, self._work.whole(desk, before)), several=False)
+            self._status = RunStatus(*point["status"])
 
     def _complete(self) -> None:
         """End the run; if its last iteration cannot end, it has failed."""
@@ -130,7 +145,10 @@ class Run(Caller):
             raise Invalid(text, code="invalid.run")
 
     def halt(self, reason: str) -> None:
-        """Leave the block; the run is halted, and can be gone on with later."""
+        """Leave the block at once; the run is halted, and can be gone on with later.
+
+        What is left of the block is skipped, a `return` in it included: put that behind the block.
+        """
         self._check_open()
         if not isinstance(reason, str):
             raise Invalid(f"a reason is a text, not {reason!r:.100}", code="invalid.argument")
@@ -299,6 +317,8 @@ class Run(Caller):
             self._writer.write(write)
             self._writer.flushed()
             self._shown.settle()
+            if self._point is not None:  # what moved the run was before this checkpoint
+                self._before = {**self._point, "at": made[0].seq}
         return made[0]
 
 

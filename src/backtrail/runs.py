@@ -56,7 +56,7 @@ class RunRecord:
     until: dt.datetime | None
     """Until when, if the lease is not renewed."""
     damaged: str | None = None
-    """What is wrong with it, in a listing of runs: the others are listed all the same."""
+    """Why it cannot be read, in a listing of runs: the others are listed all the same."""
 
 
 class Runs:
@@ -97,10 +97,10 @@ class Runs:
         return [*islice(wanted, limit)]
 
     def _told(self, record: ThreadRecord) -> RunRecord | None:
-        """Return a run; if it is damaged, what is known of it."""
+        """Return a run; if it cannot be read, what is known of it."""
         try:
             return self.get(record.name)
-        except Corrupt as error:
+        except (Corrupt, Invalid) as error:  # Invalid: its classes are not what they were
             status = RunStatus(str(RunState.FAILED), str(error))
             began = when(record.created_at)
             return RunRecord(

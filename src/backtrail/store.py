@@ -20,7 +20,7 @@ from backtrail.urls import backend_at, default_url
 
 if TYPE_CHECKING:
     import datetime as dt
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
 
     from backtrail.agents import Agents
@@ -224,12 +224,15 @@ class Store:
         state: Any = None,
         takeover: bool = False,
         lease: dt.timedelta | float = LEASE,
-        errors: Iterable[type[Exception]] = (),
+        errors: Iterable[type[Exception]] | Mapping[type[Exception], Iterable[str]] = (),
+        types: Iterable[Any] = (),
     ) -> Run:
         """Return a run: work that goes on where it was cut short. See docs/runs.md.
 
         `messages` and `state` count only when it is new. `takeover` takes it from a worker that is gone, before its
-        lease ends. Exceptions of `errors` come back as what they are when a call that had failed is replayed.
+        lease ends. Exceptions of `errors` come back as what they are when a call that had failed is replayed; a dict
+        says with which attributes. `types` are classes that results, arguments and the state may hold, beside those of
+        the store; instances of others are refused.
         """
         from backtrail.running import Run  # noqa: PLC0415
 
@@ -243,6 +246,7 @@ class Store:
             takeover=takeover,
             lease=lease,
             errors=errors,
+            types=types,
         )
 
     # -- search -----------------------------------------------------------------------------------------

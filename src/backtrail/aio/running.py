@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
+import os
 import weakref
 from contextlib import suppress
 from functools import partial
@@ -21,7 +22,7 @@ from backtrail.aio.checkpoints import Checkpoint
 from backtrail.aio.threads import Thread
 from backtrail.engine.journal import Result
 from backtrail.errors import InDoubt, Invalid
-from backtrail.run_calls import Options, current, failure_of, given
+from backtrail.run_calls import Options, current, failure_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -143,6 +144,8 @@ class Run:
         return await self._left(error)
 
     async def _left(self, error: BaseException | None) -> bool:
+        if self._sync._pid != os.getpid():  # noqa: SLF001 - a fork of the process that has the run, without its threads
+            return False
         leave = partial(self._sync._exit, error)  # noqa: SLF001
         if isinstance(error, GeneratorExit):  # a coroutine that is closed cannot wait
             self._crew.begin(leave, together=False, surely=True)
@@ -150,7 +153,10 @@ class Run:
         return await self._surely(leave)
 
     def halt(self, reason: str) -> None:
-        """Leave the block; the run is halted, and can be gone on with later."""
+        """Leave the block at once; the run is halted, and can be gone on with later.
+
+        What is left of the block is skipped, a `return` in it included: put that behind the block.
+        """
         self._sync.halt(reason)
 
     async def iterations(self) -> AsyncGenerator[int, None]:
@@ -259,23 +265,25 @@ class Run:
             arguments = copy.deepcopy(arguments)
         asked = await self._begin(options, arguments)
         if asked.result is not None:
-            return given(asked.result, run._errors)  # noqa: SLF001
+            return run._outcome(asked.call, asked.result)  # noqa: SLF001
         with run._under(asked):  # noqa: SLF001
             if asked.doubtful and options.verify is not None:
                 found = run._verified(asked.call, await _awaited(options.verify(asked.call)))  # noqa: SLF001
                 if found is not None:
-                    await self._ended(asked.call, found, options)
-                    return given(found, run._errors)  # noqa: SLF001
+                    return run._outcome(asked.call, await self._ended(asked.call, found, options))  # noqa: SLF001
             try:
                 with run._making(asked.call):  # noqa: SLF001
                     value = await _awaited(fn(*args, **run._passed(asked.call, kwargs)))  # noqa: SLF001
             except InDoubt:  # of a run inside of this call, which is to be made again when that is settled
                 raise
             except Exception as error:
-                await self._ended(asked.call, Result(good=False, value=failure_of(error)), options)
+                if run._pid == os.getpid():  # noqa: SLF001 - else it is a fork that the call made: not its end
+                    failed = Result(good=False, value=failure_of(error, run._errors))  # noqa: SLF001
+                    await self._ended(asked.call, failed, options)
                 raise
-            await self._ended(asked.call, Result(good=True, value=value), options)
-            return value
+            run._check_process()  # noqa: SLF001
+            kept = await self._ended(asked.call, Result(good=True, value=value), options)
+            return run._outcome(asked.call, kept)  # noqa: SLF001
 
     async def _begin(self, options: Options, arguments: dict[str, Any]) -> Asked:
         """Do what comes before a call. If the task is cancelled meanwhile, a new call is taken back."""
@@ -289,7 +297,7 @@ class Run:
                     await self._crew.begin(let_go, together=False, surely=True).outcome()
                 raise
 
-    async def _ended(self, call: Call, result: Result, options: Options) -> None:
+    async def _ended(self, call: Call, result: Result, options: Options) -> Result:
         """Do what comes after a call. The strategy is asked, and the state taken, here: they are the event loop's."""
         run = self._sync
         wanted, trouble = run._wish(options)  # noqa: SLF001
@@ -297,7 +305,7 @@ class Run:
         if wanted:
             with suppress(Exception):  # what cannot even be copied is refused, with its path
                 state = copy.deepcopy(state)
-        await self._surely(partial(run._ended, call, result, wanted, trouble, state=state))  # noqa: SLF001
+        return await self._surely(partial(run._ended, call, result, wanted, trouble, state=state))  # noqa: SLF001
 
 
 async def _awaited(value: Any) -> Any:

@@ -20,7 +20,7 @@ from backtrail.engine.queue import Crew
 if TYPE_CHECKING:
     import datetime as dt
     import os
-    from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
     from types import TracebackType
 
     from backtrail.entities import Message
@@ -188,12 +188,15 @@ class Store:
         state: Any = None,
         takeover: bool = False,
         lease: dt.timedelta | float = LEASE,
-        errors: Iterable[type[Exception]] = (),
+        errors: Iterable[type[Exception]] | Mapping[type[Exception], Iterable[str]] = (),
+        types: Iterable[Any] = (),
     ) -> Run:
         """Return a run: work that goes on where it was cut short. See docs/runs.md.
 
         `messages` and `state` count only when it is new. `takeover` takes it from a worker that is gone, before its
-        lease ends. Exceptions of `errors` come back as what they are when a call that had failed is replayed.
+        lease ends. Exceptions of `errors` come back as what they are when a call that had failed is replayed; a dict
+        says with which attributes. `types` are classes that results, arguments and the state may hold, beside those of
+        the store; instances of others are refused.
         """
         made = self._sync.run(
             session_id,
@@ -204,6 +207,7 @@ class Store:
             takeover=takeover,
             lease=lease,
             errors=errors,
+            types=types,
         )
         return Run(self._crew, made)
 

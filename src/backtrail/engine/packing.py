@@ -157,7 +157,7 @@ def atom(value: object, types: Types) -> bytes | None:
         return encoder(value)
     if type(value) in _CONTAINERS or type(value) is Record:
         return None
-    dumped = value if type(value) is Member else types.dump(value)
+    dumped = types.dump(value)
     if type(dumped) is Member:
         inner = Packer(types).fast(dumped.value)
         if inner is None:
@@ -181,7 +181,7 @@ def open_container(value: object, types: Types) -> Opened | None:
     code = _CONTAINERS.get(type(value))
     if code is not None:
         return code, None, _plain(value)
-    record = value if type(value) is Record else types.dump(value)
+    record = types.dump(value)
     if type(record) is Record:
         attrs = (record.schema, record.version, record.form)
         wire.pack_attrs(*attrs)  # refuses what cannot be kept

@@ -91,6 +91,33 @@ class Leases(Suite):
             assert (report.migrated, report.ok) == (2, True)
             assert other.runs.steps("s")[-1].state["state"] == {"plan": new(["Lisbon"]), "asked": asked}
 
+    def test_a_run_that_cannot_be_read_is_listed_and_reported(self, opener: Opener) -> None:
+        old, _ = _plans()
+
+        @backtrail.schema("conformance.Leased", version=1)
+        @dataclass
+        class Other:  # the same name and version, and other fields
+            town: str
+
+        with opener(types=[old]) as store, opener(types=[Other]) as other:
+            store.thread("t").save({"plan": old("Porto")})
+            work(store, "broken", agent="a", state={"plan": old("Lisbon")})
+            work(store, "sound", agent="a")
+            found = {record.session_id: record.damaged for record in other.runs.list()}
+            assert found["sound"] is None
+            assert "Other" in (found["broken"] or "")
+            assert [record.session_id for record in other.runs.list(status="completed")] == ["sound", "broken"]
+            assert [record.session_id for record in other.runs.list(agent="a", limit=1)] == ["sound"]
+            with pytest.raises(Invalid):
+                other.runs.load("broken")
+            report = other.migrate()
+            assert sorted(failed[:2] for failed in report.failed) == [
+                ("journal", "broken"),
+                ("run", "broken"),
+                ("thread", "t"),
+            ]
+            assert not report.ok
+
     def test_a_run_that_was_rewound_is_migrated_where_it_was_rewound_to(self, opener: Opener) -> None:
         old, new = _plans()
         with opener(types=[old]) as store, opener(types=[new]) as other:
@@ -139,6 +166,7 @@ class Leases(Suite):
             with pytest.raises(Conflict), store.run("s") as old:
                 new = store.run("s", takeover=True)
                 new.__enter__()
+                next(new.iterations())
                 if reason is not None:
                     old.halt(reason)
             assert store.runs.load("s").status.name == "in_progress"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import enum
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,6 +19,13 @@ if TYPE_CHECKING:
 
     from backtrail import Store
     from backtrail.running import Run
+
+
+class Verdict(enum.Enum):
+    """What a tool may answer."""
+
+    ALLOW = "allow"
+    DENY = "deny"
 
 
 class Killed(BaseException):
@@ -194,12 +203,72 @@ class Running(Suite):
         with pytest.raises(RuntimeError), store.run("s"):
             raise RuntimeError("no luck")
         assert str(store.runs.load("s").status) == "failed(RuntimeError: no luck)"
-        with pytest.raises(KeyboardInterrupt), store.run("s"):
+        with pytest.raises(KeyboardInterrupt), store.run("s") as run:
+            next(run.iterations())
             raise KeyboardInterrupt
         assert str(store.runs.load("s").status) == "halted(interrupted)"
         with store.run("s") as run:
             assert run.resumed
+            next(run.iterations())
         assert store.runs.load("s").status.name == "completed"
+
+    @pytest.mark.parametrize("end", ["halted", "failed", "rewound", "forked"])
+    def test_a_run_that_is_only_looked_at_stays_as_it_was(self, store: Store, end: str) -> None:
+        with suppress(RuntimeError), store.run("s", state={"n": 0}) as run:
+            for i in run.iterations():
+                run.tool("t", abs, -i)
+                run.state["n"] = i
+                if i == 2 and end == "failed":
+                    raise RuntimeError("the reason")
+                if i == 2:
+                    run.halt("the reason")
+        thread, name = store.runs.thread("s"), "s"
+        if end == "rewound":
+            thread.rewind(1)
+        if end == "forked":
+            name = thread.fork("other", at=1).id
+        before, steps = store.runs.load(name), len(store.runs.steps(name))
+        with store.run(name) as run:
+            assert run.state == before.state
+        assert run.status == before.status
+        with pytest.raises(KeyError), store.run(name) as run:
+            run.state["typo"]
+        after = store.runs.load(name)
+        assert (after, len(store.runs.steps(name))) == (before, steps)
+        if end == "rewound":
+            thread.undo()
+            assert str(store.runs.load("s").status) == "halted(the reason)"
+        with store.run(name) as run:
+            for i in run.iterations():
+                assert run.tool("t", abs, -i) == i
+                break
+        assert store.runs.load(name).status.name == "completed"
+
+    def test_a_checkpoint_of_a_run_that_is_looked_at_completes_nothing(self, store: Store) -> None:
+        with store.run("s", state={"n": 0}) as run:
+            next(run.iterations())
+            run.halt("later")
+        with store.run("s") as run:
+            run.checkpoint("before the upgrade")
+        assert str(store.runs.load("s").status) == "halted(later)"
+        store.runs.thread("s").rewind("before the upgrade")
+        assert str(store.runs.load("s").status) == "halted(rewound)"
+
+    def test_a_run_without_iterations_ends_when_it_is_resumed(self, store: Store) -> None:
+        with suppress(RuntimeError), store.run("s") as run:
+            run.tool("t", abs, -1)
+            raise RuntimeError("after the last call")
+        with store.run("s") as run:
+            run.tool("t", abs, -1)
+        assert store.runs.load("s").status.name == "completed"
+
+    def test_halting_a_run_that_is_only_looked_at_counts(self, store: Store) -> None:
+        with store.run("s") as run:
+            next(run.iterations())
+            run.halt("one")
+        with store.run("s") as run:
+            run.halt("two")
+        assert str(store.runs.load("s").status) == "halted(two)"
 
     def test_a_run_that_cannot_end_fails_and_is_free(self, store: Store) -> None:
         with pytest.raises(Invalid), store.run("s", state={"n": 0}) as run:
@@ -361,7 +430,7 @@ class Calling(Suite):
         assert tools.done == []
         assert store.runs.load("s").in_doubt == ()
 
-    def test_a_result_that_cannot_be_kept_is_a_failure_that_is_recorded(self, store: Store, tools: Tools) -> None:
+    def test_a_result_that_cannot_be_kept_is_no_failure_of_the_call(self, store: Store, tools: Tools) -> None:
         def odd(city: str) -> Any:
             tools.book(city)
             return {"x": [object()]}
@@ -370,12 +439,27 @@ class Calling(Suite):
             with pytest.raises(Invalid, match=r"\bx\[0\]"):
                 run.tool("odd", odd, "Lisbon")
             raise Killed
-        with store.run("s", takeover=True) as run:
-            assert run.in_doubt == []
-            with pytest.raises(CallError, match="Invalid"):
-                run.tool("odd", odd, "Lisbon")
+        with pytest.raises(InDoubt), store.run("s", takeover=True) as run:
+            assert [call.name for call in run.in_doubt] == ["odd"]
+            run.tool("odd", odd, "Lisbon")
+        store.runs.settle("s", "0.1", result="booked")
+        with store.run("s") as run:
+            assert run.tool("odd", odd, "Lisbon") == "booked"
         assert tools.done == ["Lisbon"]
-        assert [call.success for call in store.runs.load("s").tool_calls] == [False]
+        assert [call.success for call in store.runs.load("s").tool_calls] == [True]
+
+    def test_a_result_of_an_unnamed_class_is_given_once_it_is_named(self, store: Store, tools: Tools) -> None:
+        def judge(city: str) -> Verdict:
+            tools.book(city)
+            return Verdict.DENY
+
+        for named in ((), (), (Verdict,)):
+            refusal = nullcontext() if named else pytest.raises(Invalid, match=r"types=\[Verdict\]")
+            with refusal, store.run("s", types=named) as run:
+                for _ in run.iterations():
+                    assert run.tool("judge", judge, "Lisbon") is Verdict.DENY
+                    break
+        assert tools.done == ["Lisbon"]
 
     def test_a_state_that_cannot_be_kept_takes_no_result_with_it(self, store: Store, tools: Tools) -> None:
         with Killing(store.run("s")) as run:
