@@ -1,7 +1,8 @@
-"""The checkpoints of a run as a thread, and what stays done outside when one goes back.
+"""The checkpoints of a run as a thread: how one goes back, or changes the state, and what stays done outside then.
 
-Whoever moves the head of these checkpoints moves the run. What its calls did outside of the store does not move: those
-that are marked `irreversible` are told before anything is written, as a warning.
+To move the head of these checkpoints is to move the run. What its calls did outside of the store does not move: those
+that are marked `irreversible` are told before anything is written, as a warning. To change the state of the head is to
+change what the run goes on with, in the same commit; nothing else of a checkpoint is changed.
 """
 
 from __future__ import annotations
@@ -13,20 +14,28 @@ from typing import TYPE_CHECKING, Any, Final
 from backtrail.arguments import check_id
 from backtrail.engine import changes, journal
 from backtrail.engine.codec import Decoder
+from backtrail.engine.paths import Path
+from backtrail.engine.tree import locate
 from backtrail.errors import Conflict, Corrupt, Invalid, NotFound
 from backtrail.run_calls import record_of
 from backtrail.run_points import OVER, irreversible, known_as
-from backtrail.run_threads import JOURNAL, SPACE, Work, forked_from, registries
+from backtrail.run_threads import JOURNAL, SPACE, Work, forked_from, leased, registries
+from backtrail.strategies import RunState
 from backtrail.threads import Thread
 from backtrail.values import Diff, when
 
 if TYPE_CHECKING:
     import datetime as dt
+    from collections.abc import Mapping
 
     from backtrail.checkpoints import Checkpoint
     from backtrail.engine.engine import Desk, Engine
+    from backtrail.engine.rows import Meta
+    from backtrail.engine.trying import Expect
+    from backtrail.engine.writes import Propose
     from backtrail.handles import Ref
     from backtrail.strategies import ToolCallRecord
+    from backtrail.values import Sentinel
 
 _PAGE: Final = 200
 
@@ -49,6 +58,53 @@ class RunThread(Thread[Any]):
     def __init__(self, engine: Engine, session_id: str) -> None:
         super().__init__(engine, SPACE, session_id)
         self._types = registries(engine).open
+
+    def _write(
+        self,
+        propose: Propose,
+        meta: Meta,
+        expect: Checkpoint[Any] | str | Sentinel | None,
+        *,
+        default: Expect,
+        onto: Ref | None = None,
+    ) -> Checkpoint[Any]:
+        """Change the state of the run: of its newest checkpoint, as a new one, and of what it goes on from."""
+        if not isinstance(propose, changes.Append | changes.Put | changes.Cut) or propose.path[:1] != ("state",):
+            raise Invalid(
+                f"the checkpoints of run {self.id!r} are made by the run. To change its state and go on, use "
+                'set("state.key", value), append("state.key", item) or delete_at("state.key")',
+                code="invalid.run",
+            )
+        change, write = propose, super()._write
+
+        def work(desk: Desk) -> Checkpoint[Any]:
+            point = Work(self._engine, self.id, None)
+            point.settle_move(desk)  # from here on, it stands there
+            data = point.read(desk)
+            if data is not None and data["lease"] is not None and data["lease"][2] > desk.heads.shared_time():
+                raise leased(self.id, data["lease"])
+            try:
+                made = write(changes.Several(self._everywhere(change)), meta, expect, default=default, onto=onto)
+                if data is not None:
+                    point.put(desk, changes.Several([change, *point.edits(_edited(data, made.seq))]))
+            except NotFound as error:
+                if error.code != "not_found.path" or data is None:
+                    raise
+                raise Invalid(
+                    f"{error}. Run {self.id!r} begins iteration {data['iteration']} again, with the state of its "
+                    "beginning: change what was there then, or rewind to the end of an iteration first",
+                    code="invalid.run",
+                ) from error
+            return made
+
+        return self._engine.atomic(work)
+
+    def _everywhere(self, change: changes.Append | changes.Put | changes.Cut) -> list[changes.Edit]:
+        """Return a change of the state, and the same of the state with which the iteration began that it is in."""
+        standing = self._require_standing()
+        tree = self._engine.desk.heads.chain(standing.record, self._resolve(standing, "@")).tree
+        kept = Decoder(tree.nodes, self._types).value(locate(tree, Path(("journal",)), self._types)[0])
+        return [change] if kept["begun"] is None else [change, change.below("journal", "begun")]
 
     def fork(self, new_id: str, at: Ref = "@") -> RunThread:
         """Begin a new run at a checkpoint of this one; `Conflict` if there is a run of that id."""
@@ -114,6 +170,14 @@ class RunThread(Thread[Any]):
             return []
         there = {known_as(each) for each in irreversible({**OVER, **seen, **(seen.get("journal") or OVER)})}
         return [record_of(each) for each in irreversible(data) if known_as(each) not in there]
+
+
+def _edited(data: Mapping[str, Any], seq: int) -> dict[str, Any]:
+    """Return what else changes with the state of a run: what it had done may be asked for again, and need not."""
+    if data["status"][0] == RunState.COMPLETED:
+        return {"at": seq}
+    entries = data["calls"] if data["iteration"] else data["zero"]
+    return {"at": seq, "free": len(entries), "own": True}
 
 
 def since(engine: Engine, agent: str, moment: dt.datetime) -> list[ToolCallRecord]:

@@ -6,7 +6,8 @@ result is.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+import copy
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from backtrail.engine import packing, scan, texts, wire
 from backtrail.engine import spine as spines
@@ -64,6 +65,17 @@ class _Edit:
         tree = Tree(rep, nodes.forked())
         ops = self.ops(tree)
         return Proposal(tree.apply(ops, own=True), ops)
+
+    @property
+    def path(self) -> Path:
+        """Where the change is."""
+        return self._path
+
+    def below(self, *steps: Any) -> Self:
+        """Return the same change of a state that stands at these steps of another one."""
+        moved = copy.copy(self)
+        moved._path = type(self._path)((*steps, *self._path))  # noqa: SLF001 - a copy of this very one
+        return moved
 
     def ops(self, tree: Tree) -> list[Op]:
         """Return what the change is, given the state."""

@@ -314,6 +314,27 @@ class RunCheckpoints(Suite):
         assert len(store.runs.thread("s").load().state["tool_calls"]) == 12
         assert store.verify().ok
 
+    def test_a_run_goes_on_with_a_state_that_was_changed(self, store: Store) -> None:
+        def book(at: int | None) -> Any:
+            with store.run("s", state={"city": "Lisbon", "booked": []}) as run:
+                for i in run.iterations():
+                    run.state["booked"].append(run.tool("book", str.upper, run.state["city"]))
+                    if i == at:
+                        run.halt("look at it")
+                    if i == 3:
+                        break
+            return store.runs.load("s").state["booked"]
+
+        book(2)
+        thread = store.runs.thread("s")
+        thread.set("state.city", "Porto")
+        assert book(None) == ["LISBON", "PORTO", "PORTO"]
+        thread.rewind(1)
+        thread.set("state.city", "Faro")
+        assert book(None) == ["FARO", "FARO", "FARO"]
+        with pytest.raises(Invalid, match="made by the run"):
+            thread.set("iteration", 1)
+
     def test_the_thread_of_a_finished_run_is_forked_and_compared_as_any_other(self, store: Store) -> None:
         work(store, "s", 3, agent="a", state={"n": 1})
         before = store.runs.load("s")
