@@ -104,6 +104,7 @@ RUNS = {
     "get": "apart",
     "__contains__": "apart as has",
     "list": "apart",
+    "recover": "apart",
     "thread": "handle",
     "steps": "apart",
     "checkpoints": "apart",
@@ -202,7 +203,7 @@ class Maker:
         arguments = [f"self._sync.{node.name}", *passed(node)]
         returns = ast.unparse(node.returns)
         head = "@called\n" + signature(f"async def {name or node.name}", node, returns)
-        if "Checkpoint[" not in returns and "Thread[" not in returns and returns != "Checkpoints":
+        if "Checkpoint[" not in returns and "Thread[" not in returns and returns not in ("Checkpoints", "Opened"):
             return [head, doc(node), call(f"return await self._crew.{how}", arguments)]
         wrapped = {
             "Checkpoint[S]": "Checkpoint(self._crew, found)",
@@ -211,6 +212,7 @@ class Maker:
             "Checkpoint[Any] | None": "None if found is None else Checkpoint(self._crew, found)",
             "list[Checkpoint[S]]": "[Checkpoint(self._crew, each) for each in found]",
             "Checkpoints": "[Checkpoint(self._crew, each) for each in found]",
+            "Opened": "[Run(self._crew, each) for each in found]",
             "Thread[S]": "Thread(self._crew, found)",
         }[returns]
         return [head, doc(node), call(f"found = await self._crew.{how}", arguments), f"    return {wrapped}\n"]
@@ -602,16 +604,23 @@ from typing import TYPE_CHECKING, Any
 
 from backtrail.aio.blocks import called
 from backtrail.aio.checkpoints import Checkpoint
+from backtrail.aio.running import Run
 from backtrail.aio.threads import Thread
+from backtrail.arguments import LEASE
 from backtrail.values import MISSING
 
 if TYPE_CHECKING:
+    import datetime as dt
+    from collections.abc import Iterable, Mapping
+
     from backtrail import runs as sync
     from backtrail.engine.queue import Crew
     from backtrail.policies import Policy
     from backtrail.runs import Calls, Records, RunRecord
+    from backtrail.strategies import Strategy
 
     Checkpoints = list[Checkpoint[Any]]
+    Opened = list[Run]
 
 
 class Runs:

@@ -119,7 +119,7 @@ class RunThread(Thread[Any]):
             point["created_at"] = when(desk.heads.shared_time())
             made = Work(self._engine, new_id, point["agent"])
             made.read(desk)
-            made.put(desk, changes.Replace(point, desk.heads.nodes(), self._types))
+            made.put(desk, changes.Replace(point, desk.heads.nodes(), self._types), point["status"])
 
         self._engine.atomic(work)
         return RunThread(self._engine, new_id)

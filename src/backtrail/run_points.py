@@ -66,7 +66,7 @@ def rewound(seen: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
         point["calls"] = journal.known(point["calls"], data["calls"])
     elif point["iteration"] < data["iteration"]:  # that iteration had come to its end, and so had its calls
         point["zero"], point["calls"] = (_ended(point[name], data["tool_calls"]) for name in ("zero", "calls"))
-    kept = {name: data[name] for name in ("agent", "lease", "created_at")}
+    kept = {name: data[name] for name in ("agent", "lease", "created_at", "conversation") if name in data}
     there = {known_as(each) for each in irreversible({**point, "past": (seen.get("journal") or OVER).get("past", ())})}
     past = [each for each in irreversible(data) if known_as(each) not in there]
     return _free({**point, **kept, "past": past, "own": True}, seen, "rewound")

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 from blake3 import blake3
 
 from backtrail.backends.port import Batch
-from backtrail.engine import changes, journal, log, upkeep
+from backtrail.engine import changes, journal, log, unpacking, upkeep
 from backtrail.engine.codec import Decoder, Encoder
 from backtrail.engine.paths import Path
 from backtrail.engine.schema import Member, Record, Types
@@ -24,11 +24,13 @@ from backtrail.errors import Conflict, Corrupt, Error, Invalid
 from backtrail.handles import Handle
 from backtrail.run_calls import copied
 from backtrail.run_points import LISTS, forked, rewound
+from backtrail.strategies import RunState
 from backtrail.values import MISSING, when
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from backtrail.backends.port import Row, ThreadRecord
     from backtrail.checkpoints import Checkpoint
     from backtrail.engine.engine import Desk, Engine
     from backtrail.engine.heads import Standing
@@ -36,8 +38,11 @@ if TYPE_CHECKING:
 
 SPACE: Final = journal.RUN
 JOURNAL: Final = journal.SPACE
+INTERRUPTED: Final = (str(RunState.HALTED), "interrupted")
+"""The status of a run that Ctrl-C or a cancellation has left."""
+MOVES: Final = (log.REWIND, log.UNDO, log.REDO)
 _TRIM_EVERY: Final = 32
-_MOVES: Final = (log.REWIND, log.UNDO, log.REDO)
+_PLAIN: Final = Types()
 
 
 class Work(Handle[Any]):
@@ -47,6 +52,8 @@ class Work(Handle[Any]):
         super().__init__(engine, JOURNAL, session_id, None, agent)
         self._types, self._exact = registries(engine, named)
         self.standing: Standing | None = None
+        self.status: list[Any] = [str(RunState.IN_PROGRESS), None]
+        """How the run stands by what was last read or written."""
         self._ended = 0
 
     def belongs_to(self, agent: str) -> None:
@@ -64,6 +71,7 @@ class Work(Handle[Any]):
         found = None if tree is None else Decoder(tree.nodes, self._types).value(tree.rep)
         if not isinstance(found, dict) or not journal.is_point(found):
             raise Corrupt(f"the journal of run {self.id!r} is damaged", code="corrupt.state")
+        self.status = found["status"]
         return found
 
     def point(self, desk: Desk) -> tuple[dict[str, Any] | None, bool]:
@@ -76,7 +84,7 @@ class Work(Handle[Any]):
         if data is None or standing is None or standing.head is None:
             return data, False
         at, newest, head = data.get("at", 0), standing.newest, standing.head
-        if newest.op not in _MOVES or newest.seq <= max(at, data.get("upto", 0)):
+        if newest.op not in MOVES or newest.seq <= max(at, data.get("upto", 0)):
             return data, False
         if head.seq == at and newest.op != log.REWIND:  # an undo or a redo of what moved it away
             return data, False
@@ -90,7 +98,7 @@ class Work(Handle[Any]):
         """Write down where the run goes on, if somebody has moved it: its checkpoints are not needed for that, then."""
         data, moved = self.point(desk)
         if data is not None and moved:
-            self.put(desk, self.whole(desk, data))
+            self.put(desk, self.whole(desk, data), data["status"])
 
     def began_with(self, desk: Desk) -> Any:
         """Return the state with which the iteration began that is being run."""
@@ -100,14 +108,14 @@ class Work(Handle[Any]):
         tree = standing.chain.tree
         return Decoder(tree.nodes, self._types).value(locate(tree, Path(("state",)), self._types)[0])
 
-    def put(self, desk: Desk, propose: Propose) -> None:
-        """Write on top of what was last read or written, and nothing else."""
+    def put(self, desk: Desk, propose: Propose, status: list[Any] | None = None) -> None:
+        """Write on top of what was last read or written, and nothing else; `status` if that changes with it."""
         head = self.standing.head if self.standing else None
         expect = Expect(head.seq, head.op_id) if head else Expect(NOTHING)
         known = self.standing if head else None
-        self.standing = desk.writes.save(
-            self._key, propose, self._meta(None, (), None, "automatic"), expect=expect, known=known
-        )
+        self.status = self.status if status is None else status
+        meta = self._meta(None, (), _noted(*self.status), "automatic")
+        self.standing = desk.writes.save(self._key, propose, meta, expect=expect, known=known)
 
     def settle(self, desk: Desk) -> None:
         """Look up a standing that was made in the transaction which made the thread: its number was not known."""
@@ -169,6 +177,23 @@ class Work(Handle[Any]):
         """Return the copy of a value with instances of classes that were not named as data; `Invalid` without one."""
         nodes = self._engine.direct.heads.nodes()
         return Decoder(nodes, self._types).value(bytes(Encoder(nodes, self._types, what=what).rep(value)))
+
+
+def _noted(name: str, reason: str | None) -> dict[str, Any] | None:
+    """Return what a row says of how the run stands, so that a listing need not read the run; None while it goes on."""
+    if name == RunState.IN_PROGRESS:
+        return None
+    return {"status": name, "interrupted": True} if (name, reason) == INTERRUPTED else {"status": name}
+
+
+def noted(record: ThreadRecord, row: Row) -> dict[str, Any]:
+    """Return what the newest row of a journal says of how the run stands; nothing if the run has to be read."""
+    with suppress(Error):  # to read the run will tell that the row is damaged
+        packed = log.unpack_extra(log.checked(row, record.uid))[0]
+        found = unpacking.Unpacker(_PLAIN)(packed) if packed else None
+        if isinstance(found, dict):
+            return found
+    return {}
 
 
 def _hashed(rep: Any) -> str:

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from backtrail.arguments import LEASE, check_duration, check_id
+from backtrail.conversations import Conversations
 from backtrail.engine import changes, journal
 from backtrail.engine.journal import Call, Journal
 from backtrail.entities import Message, to_data
@@ -54,12 +55,15 @@ class Worker:
         lease: dt.timedelta | float = LEASE,
         errors: Iterable[type[Exception]] | Mapping[type[Exception], Iterable[str]] = (),
         types: Iterable[Any] = (),
+        conversation: str | None = None,
     ) -> None:
         self.session_id = check_id(session_id, "a session's id")
         self.agent = None if agent is None else check_id(agent, "an agent's id")
         self.strategy = _strategy(strategy)
         if type(takeover) is not bool:
             raise Invalid(f"takeover is True or False, not {takeover!r:.100}", code="invalid.argument")
+        self.conversation = None if conversation is None else check_id(conversation, "the id of a conversation")
+        """The conversation that its messages go to, too."""
         self.resumed = False
         self._engine = engine
         self._given = _as_data(messages), {} if state is None else state
@@ -214,6 +218,7 @@ class Worker:
         return {
             "session_id": self.session_id,
             "agent": self.agent,
+            **({} if self.conversation is None else {"conversation": self.conversation}),
             "status": status.name,
             "reason": status.reason,
             "iteration": self._iteration,
@@ -237,8 +242,8 @@ class Worker:
         if data is None:
             begun = self._repair({**self._beginning(), "lease": None, "created_at": when(now)})
             self._check_classes(begun)
-            fresh = {**begun, **going}
-            self._work.put(desk, self._work.whole(desk, fresh))
+            fresh = {**begun, **going, **self._join(begun)}
+            self._work.put(desk, self._work.whole(desk, fresh), fresh["status"])
             self._before = self._point = begun if self.resumed else None  # a fork that was never opened
             return {**fresh, "state": self._work.began_with(desk)}  # not the object that was given
         self.resumed = True
@@ -253,12 +258,39 @@ class Worker:
             return data
         self._before = {**(self._work.read(desk) or data), "lease": None}
         self._point = {**repaired, "lease": None}
+        going |= self._join(data)
         whole = {**repaired, **going}
         if moved or repaired is not data:
-            self._work.put(desk, self._work.whole(desk, whole))
+            self._work.put(desk, self._work.whole(desk, whole), whole["status"])
         else:
-            self._work.put(desk, changes.Several(self._work.edits(going)))
+            self._work.put(desk, changes.Several(self._work.edits(going)), whole["status"])
         return whole
+
+    def _join(self, data: dict[str, Any]) -> dict[str, Any]:
+        """Find the conversation that the messages go to, and bring it those that a new run is given."""
+        known = data.get("conversation")
+        if self.conversation is None:
+            self.conversation = known
+        if self.conversation is None:
+            return {}
+        if known not in (None, self.conversation):
+            text = f"the messages of run {self.session_id!r} go to conversation {known!r}, not {self.conversation!r}"
+            raise Conflict(text, code="conflict.conversation")
+        conversations, name = Conversations(self._engine), self.conversation
+        there = conversations.get(name) if not self.resumed else None
+        agent: str | None = data["agent"] if there is None else there.agent_id
+        if agent is None:
+            agent = conversations.info(name).agent_id  # NotFound: nobody is known whose it could be
+
+        def deliver(messages: list[dict[str, Any]]) -> None:
+            conversations.append(name, *map(Message.from_data, messages), agent_id=agent)
+
+        self._writer.deliver = deliver
+        ids = set() if there is None else {each.id for each in there.messages}
+        new = [] if self.resumed else [each for each in data["messages"] if each["id"] not in ids]
+        if new:
+            deliver(new)
+        return {"conversation": name}
 
     def _check_classes(self, data: dict[str, Any]) -> None:
         """Refuse to give what holds instances of classes that are not named: it would not be what was kept."""
@@ -302,6 +334,7 @@ class Worker:
     def _take(self, data: dict[str, Any]) -> None:
         """Stand where the iteration begins that is to be run."""
         self.agent = data["agent"]
+        self.conversation = data.get("conversation")
         self._status = RunStatus(*data["status"])
         self._iteration: int = data["iteration"]
         self._said_data: list[dict[str, Any]] = list(data["messages"])

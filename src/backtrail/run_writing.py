@@ -11,7 +11,7 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Any, Final
 
-from backtrail.engine import changes
+from backtrail.engine import changes, journal
 from backtrail.errors import CommitUnknown, Conflict
 
 if TYPE_CHECKING:
@@ -44,6 +44,8 @@ class Writer:
         self.buffer: list[list[Any]] = []
         """Entries that wait for the next write."""
         self._flushing = 0
+        self.deliver: Callable[[list[Any]], None] | None = None
+        """Takes messages, as data, that are written: in the same transaction, to a conversation."""
 
     def check(self) -> None:
         """Raise why nothing can be written any more, if that is so."""
@@ -75,7 +77,7 @@ class Writer:
 
     def attempt(self, write: Callable[[Desk], None], *, several: bool) -> None:
         """Write once, without a second look; `several` rows are one transaction."""
-        stood = self._work.standing, self._shown.standing
+        stood, status = (self._work.standing, self._shown.standing), self._work.status
         try:
             if several:
                 self._engine.at_once(write)
@@ -83,6 +85,7 @@ class Writer:
                 write(self._engine.direct)
         except BaseException as error:
             self._work.standing, self._shown.standing = stood  # what was written in a transaction went with it
+            self._work.status = status
             self._shown.forget()
             if isinstance(error, CommitUnknown) or not isinstance(error, Exception):  # it may have been written
                 self.unsure = CommitUnknown(
@@ -120,13 +123,24 @@ class Writer:
     ) -> None:
         """Write entries, and those that were waiting for company; `at` is the checkpoint that is made with them."""
         items = self.waiting(entries)
+        self.send(items)
         edits: list[changes.Edit] = []
         if items:
             edits.append(self._work.added(self.where, items))
         if given or at is not None:
             edits += self._work.edits({**(given or {}), **({} if at is None else {"at": at})})
         if edits:
-            self._work.put(desk, edits[0] if len(edits) == 1 else changes.Several(edits))
+            self._work.put(desk, edits[0] if len(edits) == 1 else changes.Several(edits), (given or {}).get("status"))
+
+    def sends(self) -> bool:
+        """Tell whether the next write is one of several threads."""
+        return self.deliver is not None and any(entry[0] == journal.MESSAGE for entry in self.buffer)
+
+    def send(self, entries: Sequence[Any]) -> None:
+        """Hand on the messages among entries that are written just now, for the first and the last time."""
+        messages = [entry[2] for entry in entries if entry[0] == journal.MESSAGE]
+        if messages and self.deliver is not None:
+            self.deliver(messages)
 
     def flushed(self, entries: Sequence[Any] = ()) -> None:
         """Take note of what was written; what was said meanwhile waits for the next write."""

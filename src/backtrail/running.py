@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from backtrail.engine import changes, journal
@@ -19,6 +20,7 @@ from backtrail.errors import Conflict, Error, Invalid
 from backtrail.run_calling import Caller
 from backtrail.run_calls import Halt, current, text_of
 from backtrail.run_leases import beats_of
+from backtrail.run_threads import INTERRUPTED
 from backtrail.strategies import Event, Never, RunState, RunStatus
 from backtrail.values import MISSING
 
@@ -124,7 +126,8 @@ class Run(Caller):
         """Let go of a run that was looked at, and leave it as it was."""
         before, point = self._before, self._point
         if before is not None and point is not None:
-            self._writer.write(lambda desk: self._work.put(desk, self._work.whole(desk, before)), several=False)
+            whole = partial(self._work.whole, data=before)
+            self._writer.write(lambda desk: self._work.put(desk, whole(desk), before["status"]), several=False)
             self._status = RunStatus(*point["status"])
 
     def _complete(self) -> None:
@@ -212,13 +215,14 @@ class Run(Caller):
         wanted = over > 0 and self.strategy.should_checkpoint(over, Event.ITERATION)
 
         def write(desk: Desk) -> None:
+            self._writer.send(waiting)
             at: dict[str, Any] = {}
             if wanted or (status is not None and not isinstance(self.strategy, Never)):
                 seen = self._seen(desk, status or self._status, self._state, waiting, over=True)
                 at = {"at": self._shown.put(desk, seen, None, "automatic").seq}
             elif status is not None:
                 at = {"upto": self._shown.newest(desk)}  # whoever moved the checkpoints meanwhile was too early
-            self._work.put(desk, changes.Several([*edits, *self._work.edits({**given, **at})]))
+            self._work.put(desk, changes.Several([*edits, *self._work.edits({**given, **at})]), given.get("status"))
             if status is None:
                 self._work.begin_anew(desk)
 
@@ -275,9 +279,8 @@ class Run(Caller):
             there = self._work.read(self._engine.direct)
             if there is not None and there["lease"] is not None:  # else it was left already, as it turns out
                 self._writer.look_again()
-                self._writer.attempt(
-                    lambda desk: self._work.put(desk, changes.Several(self._work.edits(given))), several=False
-                )
+                edits = changes.Several(self._work.edits(given))
+                self._writer.attempt(lambda desk: self._work.put(desk, edits, given["status"]), several=False)
             self._status = status
             return
 
@@ -329,5 +332,5 @@ def _status_of(error: BaseException) -> RunStatus:
     if isinstance(error, Halt):
         return RunStatus(str(RunState.HALTED), str(error.args[0]))
     if not isinstance(error, Exception):  # Ctrl-C, cancellation, the end of a generator
-        return RunStatus(str(RunState.HALTED), "interrupted")
+        return RunStatus(*INTERRUPTED)
     return RunStatus(str(RunState.FAILED), f"{type(error).__name__}: {text_of(error)}"[:500])

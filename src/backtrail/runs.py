@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from backtrail import pruning
-from backtrail.arguments import check_count, check_id
+from backtrail.arguments import LEASE, check_count, check_id
 from backtrail.engine import journal
 from backtrail.engine.journal import Journal
 from backtrail.entities import Message
@@ -16,25 +18,30 @@ from backtrail.policies import Policy
 from backtrail.run_calls import record_of
 from backtrail.run_history import RunThread
 from backtrail.run_points import irreversible
-from backtrail.run_threads import JOURNAL, SPACE, Work, leased
+from backtrail.run_threads import INTERRUPTED, JOURNAL, MOVES, SPACE, Work, leased, noted
 from backtrail.strategies import RunState, RunStatus, ToolCallRecord
 from backtrail.threads import Thread
 from backtrail.values import MISSING, when
 
 if TYPE_CHECKING:
     import datetime as dt
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
-    from backtrail.backends.port import ThreadRecord
+    from backtrail.backends.port import Row, ThreadRecord
     from backtrail.checkpoints import Checkpoint
     from backtrail.engine.engine import Desk, Engine
     from backtrail.engine.journal import Call
+    from backtrail.running import Run
+    from backtrail.strategies import Strategy
 
     Checkpoints = list[Checkpoint[Any]]
     Records = list["RunRecord"]
     Calls = list[ToolCallRecord]
+    Opened = list[Run]
 
 _PAGE: Final = 200
+_MANY: Final = 10_000
+"""Rows of a listing that is gone through to its end: each page takes a look at all threads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +62,8 @@ class RunRecord:
     """Who works on it."""
     until: dt.datetime | None
     """Until when, if the lease is not renewed."""
+    conversation: str | None = None
+    """The conversation that its messages go to, too."""
     damaged: str | None = None
     """Why it cannot be read, in a listing of runs: the others are listed all the same."""
 
@@ -92,9 +101,52 @@ class Runs:
             check_count(limit, "limit")
         if status is not None and status not in [*RunState]:
             raise Invalid(f"status is one of {', '.join(RunState)}, not {status!r:.100}", code="invalid.argument")
-        found = (self._told(record) for record in self._listed(JOURNAL, agent))
+        found = (self._told(record) for record in self._standing_as(status, agent))
         wanted = (run for run in found if run is not None and (run.damaged or status in (None, run.status.name)))
         return [*islice(wanted, limit)]
+
+    def _standing_as(self, status: str | None, agent: str | None) -> Iterator[ThreadRecord]:
+        """Give the runs that may have a status, by what the newest rows of their journals say; None: any."""
+        if status is None:
+            yield from (record for record, _ in self._listed(JOURNAL, agent))
+            return
+        checkpoints = self._listed(SPACE, agent, _MANY)
+        moved = {record.name for record, newest in checkpoints if newest.op in MOVES}
+        for record, newest in self._listed(JOURNAL, agent, _MANY):
+            if noted(record, newest).get("status", status) == status or record.name in moved:
+                yield record
+
+    def recover(
+        self,
+        *,
+        agent: str | None = None,
+        strategy: Strategy | None = None,
+        lease: dt.timedelta | float = LEASE,
+        errors: Iterable[type[Exception]] | Mapping[type[Exception], Iterable[str]] = (),
+        types: Iterable[Any] = (),
+    ) -> Opened:
+        """Return the runs that were cut short, newest activity first, each to be entered: `with run:`.
+
+        Those are the ones whose worker is gone, so that its lease has ended, and those that Ctrl-C or a cancellation
+        left. The other arguments are those of `store.run`.
+        """
+        from backtrail.running import Run  # noqa: PLC0415 - who only looks at runs does without
+
+        rows = self._listed(JOURNAL, agent, _MANY)
+        left = [record for record, newest in rows if self._may_be_cut_short(record, newest)]
+        found = [run for record in left if (run := self._told(record)) is not None and self._is_cut_short(run)]
+        named, classes = errors if isinstance(errors, Mapping) else [*errors], [*types]
+        opened = partial(Run, self._engine, strategy=strategy, lease=lease, errors=named, types=classes)
+        return [opened(run.session_id) for run in found]
+
+    def _may_be_cut_short(self, record: ThreadRecord, newest: Row) -> bool:
+        note = noted(record, newest)
+        return "status" not in note or "interrupted" in note
+
+    def _is_cut_short(self, run: RunRecord) -> bool:
+        now = when(self._engine.desk.heads.shared_time())
+        gone = run.status.name == RunState.IN_PROGRESS and (run.until is None or run.until <= now)
+        return not run.damaged and (gone or (run.status.name, run.status.reason) == INTERRUPTED)
 
     def _told(self, record: ThreadRecord) -> RunRecord | None:
         """Return a run; if it cannot be read, what is known of it."""
@@ -107,15 +159,15 @@ class Runs:
                 record.name, record.agent, status, 0, (), (), (), None, (), began, None, None, damaged=str(error)
             )
 
-    def _listed(self, space: str, agent: str | None) -> Iterator[ThreadRecord]:
+    def _listed(self, space: str, agent: str | None, size: int = _PAGE) -> Iterator[tuple[ThreadRecord, Row]]:
         if agent is not None:
             check_id(agent, "an agent's id")
         after: tuple[int, int] | None = None
         while True:
             backend = self._engine.desk.heads.backend
-            page = backend.threads(space=space, agent=agent, prefix=None, after=after, limit=_PAGE)
-            yield from (record for record, _ in page)
-            if len(page) < _PAGE:  # where to go on may be told by a row that is damaged
+            page = backend.threads(space=space, agent=agent, prefix=None, after=after, limit=size)
+            yield from page
+            if len(page) < size:  # where to go on may be told by a row that is damaged
                 return
             after = (page[-1][1].created_at, page[-1][0].no)
 
@@ -138,12 +190,12 @@ class Runs:
 
     def checkpoints(self, agent: str) -> Checkpoints:
         """Return the checkpoints of all runs of an agent, newest first."""
-        found = [c for record in self._listed(SPACE, agent) for c in self.thread(record.name).history()]
+        found = [c for record, _ in self._listed(SPACE, agent) for c in self.thread(record.name).history()]
         return sorted(found, key=_age, reverse=True)
 
     def latest(self, agent: str) -> Checkpoint[Any] | None:
         """Return the newest checkpoint of an agent's runs, or None."""
-        heads = (self.thread(record.name).latest() for record in self._listed(SPACE, agent))
+        heads = (self.thread(record.name).latest() for record, _ in self._listed(SPACE, agent))
         found = [head for head in heads if head is not None]
         return max(found, key=_age, default=None)
 
@@ -160,7 +212,7 @@ class Runs:
         if isinstance(keep, Policy):
             return pruning.prune(self._engine, keep, (SPACE,), agent=agent)
         check_count(keep, "keep")
-        found = [c for record in self._listed(SPACE, agent) for c in self._all(record.name)]
+        found = [c for record, _ in self._listed(SPACE, agent) for c in self._all(record.name)]
         surplus = sorted(found, key=_age)[: max(len(found) - keep, 0)]  # the oldest first: heads go last
         return sum(self.thread(each.thread_id).delete_checkpoint(each) for each in surplus)
 
@@ -220,4 +272,5 @@ def _record(session_id: str, data: dict[str, Any]) -> RunRecord:
         created_at=data["created_at"],
         owner=None if lease is None else lease[0],
         until=None if lease is None else when(lease[2]),
+        conversation=data.get("conversation"),
     )

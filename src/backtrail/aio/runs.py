@@ -7,16 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 from backtrail.aio.blocks import called
 from backtrail.aio.checkpoints import Checkpoint
+from backtrail.aio.running import Run
 from backtrail.aio.threads import Thread
+from backtrail.arguments import LEASE
 from backtrail.values import MISSING
 
 if TYPE_CHECKING:
+    import datetime as dt
+    from collections.abc import Iterable, Mapping
+
     from backtrail import runs as sync
     from backtrail.engine.queue import Crew
     from backtrail.policies import Policy
     from backtrail.runs import Calls, Records, RunRecord
+    from backtrail.strategies import Strategy
 
     Checkpoints = list[Checkpoint[Any]]
+    Opened = list[Run]
 
 
 class Runs:
@@ -45,6 +52,26 @@ class Runs:
     async def list(self, *, agent: str | None = None, status: str | None = None, limit: int | None = None) -> Records:
         """Return the runs, newest activity first; no more than `limit` of them are read."""
         return await self._crew.apart(self._sync.list, agent=agent, status=status, limit=limit)
+
+    @called
+    async def recover(
+        self,
+        *,
+        agent: str | None = None,
+        strategy: Strategy | None = None,
+        lease: dt.timedelta | float = LEASE,
+        errors: Iterable[type[Exception]] | Mapping[type[Exception], Iterable[str]] = (),
+        types: Iterable[Any] = (),
+    ) -> Opened:
+        """Return the runs that were cut short, newest activity first, each to be entered: `with run:`.
+
+        Those are the ones whose worker is gone, so that its lease has ended, and those that Ctrl-C or a cancellation
+        left. The other arguments are those of `store.run`.
+        """
+        found = await self._crew.apart(
+            self._sync.recover, agent=agent, strategy=strategy, lease=lease, errors=errors, types=types
+        )
+        return [Run(self._crew, each) for each in found]
 
     def thread(self, session_id: str) -> Thread[Any]:
         """Return the thread of a run's checkpoints: history, diff, fork, rewind ..."""

@@ -190,13 +190,14 @@ class Store:
         lease: dt.timedelta | float = LEASE,
         errors: Iterable[type[Exception]] | Mapping[type[Exception], Iterable[str]] = (),
         types: Iterable[Any] = (),
+        conversation: str | None = None,
     ) -> Run:
         """Return a run: work that goes on where it was cut short. See docs/runs.md.
 
         `messages` and `state` count only when it is new. `takeover` takes it from a worker that is gone, before its
         lease ends. Exceptions of `errors` come back as what they are when a call that had failed is replayed; a dict
         says with which attributes. `types` are classes that results, arguments and the state may hold, beside those of
-        the store; instances of others are refused.
+        the store; instances of others are refused. Each message goes to `conversation`, too, once.
         """
         made = self._sync.run(
             session_id,
@@ -208,6 +209,7 @@ class Store:
             lease=lease,
             errors=errors,
             types=types,
+            conversation=conversation,
         )
         return Run(self._crew, made)
 

@@ -161,6 +161,8 @@ class _Catching:
         if self.record.space == journal.SPACE:  # its messages are those of the run's checkpoints
             return None
         tree = self._heads.chain(self.record, row).tree
+        if self.record.space == journal.RUN and messages.has(tree, "conversation"):  # they are found there
+            return None
         spine = messages.listed(tree)
         return None if spine is None else _Listed(row, spine, tree.nodes)
 

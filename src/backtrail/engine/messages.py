@@ -58,6 +58,12 @@ def listed(tree: Tree) -> Spine | None:
     return found if found is not None and found.code in _LISTS else None
 
 
+def has(tree: Tree, name: str) -> bool:
+    """Tell whether a state is a dict that has a key."""
+    top = None if texts.code_of(tree.rep) is not None else spines.open_rep(tree.rep, tree.nodes)
+    return top is not None and top.is_mapping and _field(tree.nodes, top, name) is not None
+
+
 def read(nodes: Nodes, rep: bytes) -> Message | None:
     """Return a message from its representation; None if it is none, or has no text."""
     value = _value(rep)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import os
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -386,6 +387,64 @@ class RunListing(Suite):
         assert store.runs.get("one") == store.runs.load("one")
         assert store.stats().runs == 4
         assert {info.id for info in store.threads()} == set()
+
+    def test_a_listing_by_status_is_that_of_all_runs_filtered(self, store: Store) -> None:
+        for end in ("completed", "failed", "halted"):
+            for what in ("", " rewound", " undone", " forked", " looked at"):
+                with suppress(RuntimeError), store.run(end + what, state={"n": 0}) as run:
+                    for i in run.iterations():
+                        run.tool("t", abs, -i)
+                        if end == "failed":
+                            raise RuntimeError("x")
+                        if end == "halted":
+                            run.halt("x")
+                        break
+            for what in (" rewound", " undone"):
+                store.runs.thread(end + what).rewind(1)
+            store.runs.thread(f"{end} undone").undo()
+            store.runs.thread(f"{end} forked").fork(f"{end} fork", at=1)
+            with store.run(f"{end} looked at"):
+                pass
+        everything = store.runs.list()
+        for status in ("completed", "failed", "halted", "in_progress"):
+            assert store.runs.list(status=status) == [run for run in everything if run.status.name == status]
+        assert len(everything) == 18
+
+    def test_runs_that_were_cut_short_are_recovered(self, store: Store) -> None:
+        work(store, "completed")
+        with pytest.raises(KeyboardInterrupt), store.run("interrupted") as run:
+            next(run.iterations())
+            raise KeyboardInterrupt
+        with store.run("halted") as run:
+            run.halt("x")
+        dead = store.run("dead", lease=0.01)
+        dead.__enter__()
+        next(dead.iterations())
+        dead._open = False  # noqa: SLF001 - a process that is gone renews no lease
+        time.sleep(0.05)
+        with store.run("alive"):
+            found = store.runs.recover()
+            assert {run.session_id for run in found} == {"dead", "interrupted"}
+            for run in found:
+                with run:
+                    next(run.iterations())
+            assert store.runs.recover() == []
+
+    def test_the_messages_of_a_run_go_to_its_conversation_once(self, store: Store) -> None:
+        for cut in (1, 1, 2, None):
+            with suppress(RuntimeError), store.run("s", agent="a", conversation="c") as run:
+                for i in run.iterations():
+                    run.message(Message.assistant(f"thought {i}"))
+                    run.tool("t", abs, -i)
+                    run.message(Message.assistant(f"answer {i}"))
+                    if i == cut:
+                        raise RuntimeError("cut short")
+                    if i == 2:
+                        break
+        found = store.conversations.load("c")
+        assert [each.content for each in found.messages] == ["thought 1", "answer 1", "thought 2", "answer 2"]
+        assert found.messages == store.runs.load("s").messages
+        assert [(hit.kind, hit.conversation_id) for hit in store.search("thought 2")] == [("conversation", "c")]
 
     def test_checkpoints_of_an_agent_newest_first_and_its_latest(self, store: Store) -> None:
         for name in ("x", "y", "z"):
