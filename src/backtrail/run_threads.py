@@ -52,6 +52,8 @@ class Work(Handle[Any]):
         super().__init__(engine, JOURNAL, session_id, None, agent)
         self._types, self._exact = registries(engine, named)
         self.standing: Standing | None = None
+        self.stored: dict[str, Any] | None = None
+        """What was last read, wherever the run was moved to."""
         self.status: list[Any] = [str(RunState.IN_PROGRESS), None]
         """How the run stands by what was last read or written."""
         self._ended = 0
@@ -72,6 +74,7 @@ class Work(Handle[Any]):
         if not isinstance(found, dict) or not journal.is_point(found):
             raise Corrupt(f"the journal of run {self.id!r} is damaged", code="corrupt.state")
         self.status = found["status"]
+        self.stored = found
         return found
 
     def point(self, desk: Desk) -> tuple[dict[str, Any] | None, bool]:

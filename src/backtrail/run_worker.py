@@ -256,7 +256,7 @@ class Worker:
         repaired = self._repair(data)
         if data["status"][0] == RunState.COMPLETED:
             return data
-        self._before = {**(self._work.read(desk) or data), "lease": None}
+        self._before = {**(self._work.stored or data), "lease": None}  # to read it again might find a newer one
         self._point = {**repaired, "lease": None}
         going |= self._join(data)
         whole = {**repaired, **going}
