@@ -1,5 +1,6 @@
 """What a run gives the first time, and what it gives again when it is resumed: the same, or a refusal."""
 
+import asyncio
 import collections
 import dataclasses
 import enum
@@ -17,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import backtrail
-from backtrail import CallError, Done, InDoubt, Invalid, Message
+from backtrail import CallError, Done, InDoubt, Invalid, Message, aio
 from backtrail.values import Items
 
 
@@ -301,6 +302,49 @@ def test_a_state_of_an_unnamed_class_is_refused_before_the_run_begins(store):
     with pytest.raises(Invalid, match=r"state.*types=\[Reply\]"):
         once(store, lambda run: None, state=Reply("no", Verdict.DENY))
     assert "s" not in store.runs
+
+
+def test_messages_with_unnamed_classes_are_refused_however_they_come(store):
+    message = Message("user", "hello", metadata={"verdict": Verdict.DENY})
+    with pytest.raises(Invalid, match=r"types=\[Verdict\]"):
+        once(store, lambda run: None, messages=[message])
+    assert "s" not in store.runs
+    with pytest.raises(Invalid, match=r"types=\[Verdict\]"):
+        once(store, lambda run: run.message(message))
+    found = twice(store, lambda run: run.message(message).metadata, session="named", types=[Verdict])
+    assert [each["verdict"] for each in found] == [Verdict.DENY] * 2
+
+
+def test_results_in_asyncio_are_given_or_refused_alike(tmp_path):
+    calls = []
+
+    async def judge():
+        calls.append(1)
+        return Reply("no", Verdict.DENY)
+
+    async def main():
+        async with aio.open(f"sqlite:///{tmp_path}/s.db") as store:
+            for named in ((), (Reply,), (Reply,)):
+                with pytest.raises(Cut) if named else pytest.raises(Invalid, match=r"types=\[Reply\]"):
+                    async with store.run("s", types=named) as run:
+                        async for _ in run.iterations():
+                            assert await run.tool("judge", judge) == Reply("no", Verdict.DENY)
+                            raise Cut
+            with pytest.raises(Limited) as raised:
+                async with store.run("t", errors=[Limited]) as run:
+                    async for _ in run.iterations():
+                        await run.tool("t", limited)
+            with pytest.raises(Limited) as raised:
+                async with store.run("t", errors=[Limited]) as run:
+                    async for _ in run.iterations():
+                        await run.tool("t", limited)
+            assert "replayed" in raised.value.__notes__[0]
+
+    async def limited():
+        raise Limited(5)
+
+    asyncio.run(main())
+    assert calls == [1]
 
 
 def test_a_run_resumed_without_its_classes_is_refused_and_left_as_it_was(store):

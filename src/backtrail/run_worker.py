@@ -89,9 +89,9 @@ class Worker:
         self._places: dict[int, int] = {}
         """Where each message stands, by its identity: they are kept as long as the run is."""
         self._before: dict[str, Any] | None = None
-        """What was there when the run was opened, to be put back if it is only looked at; None: it is new."""
-        self._point: dict[str, Any] | None = None
-        """The same, as what the run goes on from: it may have been rewound."""
+        """What opening the run has changed, as it was, to be put back if it is only looked at; None: it is new."""
+        self._moved_from: dict[str, Any] | None = None
+        """What was stored when the run was opened, if it had been rewound since: that is put back then."""
         self._asked_for = False
         """Whether a call, a message or a partial result was asked for in this block."""
         self._repaired: list[Message] = []
@@ -244,7 +244,8 @@ class Worker:
             self._check_classes(begun)
             fresh = {**begun, **going, **self._join(begun)}
             self._work.put(desk, self._work.whole(desk, fresh), fresh["status"])
-            self._before = self._point = begun if self.resumed else None  # a fork that was never opened
+            if self.resumed:  # a fork that was never opened
+                self._before = {"status": begun["status"], "lease": None}
             return {**fresh, "state": self._work.began_with(desk)}  # not the object that was given
         self.resumed = True
         if self.agent is not None and data["agent"] != self.agent:
@@ -256,8 +257,10 @@ class Worker:
         repaired = self._repair(data)
         if data["status"][0] == RunState.COMPLETED:
             return data
-        self._before = {**(self._work.stored or data), "lease": None}  # to read it again might find a newer one
-        self._point = {**repaired, "lease": None}
+        self._before = {"status": data["status"], "lease": None}
+        if repaired is not data:
+            self._before["messages"] = data["messages"]
+        self._moved_from = self._work.stored if moved else None  # to read it again might find a newer one
         going |= self._join(data)
         whole = {**repaired, **going}
         if moved or repaired is not data:
@@ -294,8 +297,10 @@ class Worker:
 
     def _check_classes(self, data: dict[str, Any]) -> None:
         """Refuse to give what holds instances of classes that are not named: it would not be what was kept."""
-        self._work.as_kept(data["state"], "state")
-        self._work.as_kept(data["partial_results"], "partial_results")
+        self._work.hash(data["state"], "state")
+        self._work.hash(data["partial_results"], "partial_results")
+        if not self.resumed:
+            self._work.hash(data["messages"], "messages")
 
     def _beginning(self) -> dict[str, Any]:
         """Return how a new run begins: as it was told, or, if it is a fork, at its checkpoint."""

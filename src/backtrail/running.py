@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import weakref
-from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from backtrail.engine import changes, journal
@@ -124,11 +123,16 @@ class Run(Caller):
 
     def _put_back(self) -> None:
         """Let go of a run that was looked at, and leave it as it was."""
-        before, point = self._before, self._point
-        if before is not None and point is not None:
-            whole = partial(self._work.whole, data=before)
-            self._writer.write(lambda desk: self._work.put(desk, whole(desk), before["status"]), several=False)
-            self._status = RunStatus(*point["status"])
+        before, stored = self._before or {}, self._moved_from
+
+        def write(desk: Desk) -> None:
+            if stored is None:
+                self._work.put(desk, changes.Several(self._work.edits(before)), before["status"])
+            else:
+                self._work.put(desk, self._work.whole(desk, {**stored, "lease": None}), stored["status"])
+
+        self._writer.write(write, several=False)
+        self._status = RunStatus(*before["status"])
 
     def _complete(self) -> None:
         """End the run; if its last iteration cannot end, it has failed."""
@@ -320,8 +324,7 @@ class Run(Caller):
             self._writer.write(write)
             self._writer.flushed()
             self._shown.settle()
-            if self._point is not None:  # what moved the run was before this checkpoint
-                self._before = {**self._point, "at": made[0].seq}
+            self._moved_from = None  # what moved the run was before this checkpoint
         return made[0]
 
 

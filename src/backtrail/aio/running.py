@@ -65,6 +65,11 @@ class Run:
         return self._sync.agent
 
     @property
+    def conversation(self) -> str | None:
+        """The conversation that its messages go to, too."""
+        return self._sync.conversation
+
+    @property
     def strategy(self) -> Strategy:
         """Says when it makes a checkpoint."""
         return self._sync.strategy
