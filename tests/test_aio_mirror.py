@@ -86,7 +86,7 @@ def test_the_scheduler_has_every_public_name_and_one_to_wait_by():
 
 def test_a_run_has_every_public_name_with_the_same_parameters():
     names = {name for cls in running.Run.__mro__[:-1] for name in public(cls)}
-    assert set(public(Run)) == {*names, "session_id", "agent", "strategy", "resumed"}
+    assert set(public(Run)) == {*names, "session_id", "agent", "conversation", "strategy", "resumed"}
     assert {name for name in names if inspect.iscoroutinefunction(vars(Run)[name])} == {"checkpoint", "llm", "tool"}
     for name in ("checkpoint", "halt", "iterations", "llm", "message", "partial", "tool"):
         one, other = (inspect.signature(getattr(cls, name)).parameters.values() for cls in (running.Run, Run))

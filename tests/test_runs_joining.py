@@ -5,6 +5,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
@@ -305,3 +306,23 @@ def test_runs_are_recovered_in_asyncio_too(tmp_path):
             assert await store.runs.recover() == []
 
     asyncio.run(main())
+
+
+# ---- many threads ---------------------------------------------------------------------------------------------------
+
+
+def test_messages_of_many_threads_go_to_the_conversation_once(tmp_path):
+    with backtrail.open(f"sqlite:///{tmp_path}/s.db", durability="relaxed") as store:
+        with store.run("s", agent="a", conversation="c") as run:
+            for _ in run.iterations():
+
+                def work(n):
+                    for i in range(10):
+                        run.message(Message.assistant(f"{n}.{i}"))
+                        run.tool("t", abs, -(10 * n + i))
+
+                with ThreadPoolExecutor(4) as pool:
+                    list(pool.map(work, range(4)))
+                break
+        assert sorted(said(store)) == sorted(f"{n}.{i}" for n in range(4) for i in range(10))
+        assert [message.content for message in store.runs.load("s").messages] == said(store)

@@ -327,7 +327,7 @@ class Caller(Worker):
 
     def _journal_only(self, entries: list[list[Any]]) -> None:
         """Write entries, and no checkpoint."""
-        self._writer.write(lambda desk: self._writer.flush(desk, entries), several=self._writer.sends())
+        self._writer.write(lambda desk: self._writer.flush(desk, entries), several=self._writer.deliver is not None)
         self._writer.flushed(entries)
 
     def _ended(self, call: Call, result: Result, wanted: bool, trouble: Exception | None, *, state: Any) -> Result:  # noqa: FBT001

@@ -103,8 +103,12 @@ class RunThread(Thread[Any]):
         """Return a change of the state, and the same of the state with which the iteration began that it is in."""
         standing = self._require_standing()
         tree = self._engine.desk.heads.chain(standing.record, self._resolve(standing, "@")).tree
-        kept = Decoder(tree.nodes, self._types).value(locate(tree, Path(("journal",)), self._types)[0])
-        return [change] if kept["begun"] is None else [change, change.below("journal", "begun")]
+        try:
+            begun, _ = locate(tree, Path(("journal", "begun")), self._types)
+        except NotFound:  # of an older version
+            return [change]
+        is_over = Decoder(tree.nodes, self._types).value(begun) is None
+        return [change] if is_over else [change, change.below("journal", "begun")]
 
     def fork(self, new_id: str, at: Ref = "@") -> RunThread:
         """Begin a new run at a checkpoint of this one; `Conflict` if there is a run of that id."""

@@ -132,10 +132,6 @@ class Writer:
         if edits:
             self._work.put(desk, edits[0] if len(edits) == 1 else changes.Several(edits), (given or {}).get("status"))
 
-    def sends(self) -> bool:
-        """Tell whether the next write is one of several threads."""
-        return self.deliver is not None and any(entry[0] == journal.MESSAGE for entry in self.buffer)
-
     def send(self, entries: Sequence[Any]) -> None:
         """Hand on the messages among entries that are written just now, for the first and the last time."""
         messages = [entry[2] for entry in entries if entry[0] == journal.MESSAGE]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -25,7 +25,7 @@ from backtrail.values import MISSING, when
 
 if TYPE_CHECKING:
     import datetime as dt
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Mapping
 
     from backtrail.backends.port import Row, ThreadRecord
     from backtrail.checkpoints import Checkpoint
@@ -135,7 +135,7 @@ class Runs:
         rows = self._listed(JOURNAL, agent, _MANY)
         left = [record for record, newest in rows if self._may_be_cut_short(record, newest)]
         found = [run for record in left if (run := self._told(record)) is not None and self._is_cut_short(run)]
-        named, classes = errors if isinstance(errors, Mapping) else [*errors], [*types]
+        named, classes = ([*each] if isinstance(each, Iterator) else each for each in (errors, types))
         opened = partial(Run, self._engine, strategy=strategy, lease=lease, errors=named, types=classes)
         return [opened(run.session_id) for run in found]
 
