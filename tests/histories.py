@@ -9,6 +9,11 @@ A list shows the order of its appends, so what depends on what is known and not 
 2020): who appended what comes next in a list (ww), who read what another appended last (wr), who read a list before the
 next value came (rw), and who began when another had ended (rt). Some serial order must agree with all of these, so a
 cycle of them is an anomaly. What can be told without a cycle is told by its name.
+
+A stack is a list from which values are also taken. The states that its thread had, one after the other, show the order
+of its pushes and pops, so `unstacked` makes an append-only list of it: v for a push of v, -v for a pop. A client that
+found a stack in a certain state, and so decided to change nothing, has read it: some state like that must have been
+there between the beginning and the end of its call.
 """
 
 import bisect
@@ -18,11 +23,15 @@ from typing import NamedTuple
 
 OK, FAILED, UNKNOWN = "ok", "failed", "unknown"
 APPEND, READ = "append", "read"
+POP, TAKEN, SAW = "pop", "taken", "saw"
 FOREVER = float("inf")
 
 
 class Operation(NamedTuple):
-    """What somebody did: (APPEND, list, value) and (READ, list, values)."""
+    """What somebody did: (APPEND, list, value) and (READ, list, values).
+
+    Of stacks also (POP, stack, n), which was begun; (TAKEN, stack, values), how it ended; (SAW, stack, values).
+    """
 
     name: str
     parts: tuple
@@ -42,6 +51,108 @@ class Anomaly(NamedTuple):
 def check(history, final):
     """Return the anomalies of a history after which the lists were as `final` says."""
     return Checker(history, final).anomalies()
+
+
+# ---- stacks ---------------------------------------------------------------------------------------------------------
+
+
+def unstacked(history, versions):
+    """Return a history without pops, its stacks as append-only lists, and the anomalies that this shows.
+
+    `versions` are the states that each stack had, in their order.
+    """
+    return Stacks(history, versions).translated()
+
+
+class Stacks:
+    def __init__(self, history, versions):
+        self._history = history
+        self._versions = versions
+        self._found = []
+        self._logs, self._ends = {}, {}
+        for key, states in versions.items():
+            self._logs[key], self._ends[key] = _log(states)
+        self._takers = self._taken()
+        self._writers = {
+            (key, value): each for each in history for what, key, value in each.parts if what == APPEND
+        } | {(key, -value): each for (key, value), each in self._takers.items()}
+
+    def translated(self):
+        changed = [each._replace(parts=tuple(self._parts(each))) for each in self._history]
+        return changed + self._unattributed(), self._logs, self._found
+
+    def _tell(self, kind, operation, story):
+        self._found.append(Anomaly(kind, f"{operation}: {story}"))
+
+    def _taken(self):
+        """Return who took what; of those that do not know whether they did, the first, if no other one did."""
+        takers = {}
+        for operation in sorted(self._history, key=lambda each: each.status != OK):
+            for what, key, values in operation.parts if operation.status != FAILED else ():
+                for value in values if what == TAKEN else ():
+                    first = takers.setdefault((key, value), operation)
+                    if first is not operation and operation.status == OK:
+                        self._tell("taken twice", operation, f"{value} of stack {key}, also by {first}")
+        return takers
+
+    def _unattributed(self):
+        """Return pops by clients that were killed before they knew what they took: no more than they began."""
+        made = []
+        for key, log in self._logs.items():
+            begun = sum(n for each in self._history for what, where, n in each.parts if (what, where) == (POP, key))
+            lost = [value for value in log if value < 0 and (key, value) not in self._writers]
+            if len(lost) > begun:
+                self._tell("invented", f"stack {key}", f"{lost} were taken, at most {begun} by killed clients")
+            made += [Operation("killed pop", ((APPEND, key, value),), 0, FOREVER, UNKNOWN) for value in lost]
+        return made
+
+    def _parts(self, operation):
+        for what, key, value in operation.parts:
+            if what == SAW or (what == TAKEN and not value):
+                if operation.status == OK:
+                    yield from self._read(operation, key, list(value))
+            elif what == TAKEN:
+                if all(self._takers.get((key, each)) is operation for each in value):
+                    yield from ((APPEND, key, -each) for each in reversed(value))
+            elif what != POP:
+                yield what, key, value
+
+    def _read(self, operation, key, values):
+        """Give the read that a decision stands on, if it is clear which state it was."""
+        places = [at for at, state in enumerate(self._versions[key]) if state == values]
+        possible = [at for at in places if self._was_there(key, at, operation)]
+        own = {value for what, where, value in operation.parts if (what, where) == (APPEND, key)}
+        if own:  # it wrote on top of what it saw
+            possible = [at for at in places if set(self._entries(key, at + 1)) & own]
+        if not possible:
+            self._tell("stale decision", operation, f"stack {key} was not {values} when it decided so")
+        elif len(possible) == 1:
+            yield READ, key, self._logs[key][: self._ends[key][possible[0]]]
+
+    def _entries(self, key, at):
+        """Return the pushes and pops that made a version of a stack."""
+        ends = self._ends[key]
+        return self._logs[key][ends[at - 1] : ends[at]] if 0 < at < len(ends) else []
+
+    def _was_there(self, key, at, operation):
+        """Tell whether a version of a stack can have been the newest while an operation went on."""
+        made = [self._writers.get((key, value)) for value in self._entries(key, at)]
+        over = [self._writers.get((key, value)) for value in self._entries(key, at + 1)]
+        begun = all(each is None or each.began <= operation.ended for each in made)
+        return begun and all(each is None or each.status != OK or each.ended >= operation.began for each in over)
+
+
+def _log(states):
+    """Return the pushes and pops between states, and how many there were up to each state."""
+    log, ends = [], [0]
+    for old, new in itertools.pairwise(states):
+        same = next((at for at, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
+        log += [-value for value in reversed(old[same:])] + new[same:]
+        ends.append(len(log))
+    return log, ends
+
+
+# ---- lists ----------------------------------------------------------------------------------------------------------
 
 
 class Checker:

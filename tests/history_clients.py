@@ -1,6 +1,8 @@
 """Processes that append to lists, read them, and write down what they did, for `tests.histories` to check.
 
-A list is the `items` of a thread. Every `ROUND` operations all clients go on to other lists, so that lists stay short.
+A list is the `items` of a thread, a stack the messages of a conversation: clients push to it and pop from it. Every
+`ROUND` operations all clients go on to other lists, so that lists stay short. Half of the time a client uses a handle
+that it has held for long.
 Each client writes a line when it begins an operation and one when it knows its end, so that one that is killed leaves
 what it had done and what it was doing. The system's monotonic clock is one for all processes.
 """
@@ -18,10 +20,11 @@ import time
 import traceback
 from collections import defaultdict
 
-from backtrail import NEW, CommitUnknown, Conflict, Unavailable, aio
-from tests.histories import APPEND, FAILED, FOREVER, OK, READ, UNKNOWN, Operation
+from backtrail import NEW, CommitUnknown, Conflict, Conversation, Message, Unavailable, aio
+from tests.histories import APPEND, FAILED, FOREVER, OK, POP, READ, SAW, TAKEN, UNKNOWN, Operation
 
 LISTS = 4
+STACKS = 2
 ROUND = 800
 TOGETHER = 6
 
@@ -52,14 +55,17 @@ class Client:
         self._total = total
         self._values = 0
         self._seen = set()
+        self._handles = {}
         self._file = os.open(place / f"client {number}", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
         self.chance = random.Random(number)
         self.lists = []
+        self.stacks = []
 
     def goes_on(self, count=1):
         """Count so many more operations; False if all have been done."""
         total = self._counts.add(self._number, count)
         self.lists = [f"{total // ROUND}-{at}" for at in range(LISTS)]
+        self.stacks = [f"{total // ROUND}-stack-{at}" for at in range(STACKS)]
         return total <= self._total
 
     def unseen(self, name):
@@ -68,15 +74,21 @@ class Client:
         self._seen.add(name)
         return not seen
 
+    def thread(self, store, name):
+        """Return a handle of a list: a new one, or one that this client has held since it first used the list."""
+        if self.chance.random() < 0.5:
+            return store.thread(name)
+        return self._handles.get(name) or self._handles.setdefault(name, store.thread(name))
+
     def value(self):
         self._values += 1
         return self._number * 1_000_000 + self._values
 
     @contextlib.contextmanager
-    def operation(self, what, *appends):
+    def operation(self, what, *appends, pops=()):
         """Write down an operation: what it appends is known before, what it reads when it has ended."""
         name = f"{self._number}.{what}.{self.value()}"
-        parts = [[APPEND, key, value] for key, value in appends]
+        parts = [[POP, key, n] for key, n in pops] + [[APPEND, key, value] for key, value in appends]
         self._write("begin", name, parts)
         try:
             yield parts
@@ -120,30 +132,37 @@ def _frozen(parts):
 
 def work(opener, client):
     """Do one thing after the other."""
-    deeds = [append, append, append, append_several, read, read, read, both, both, save, step, update]
+    deeds = [append, append, append_several, read, read, read, both, both, save, step, update, edit]
+    of_stacks = [push, pop, pop, pop, edit_pop, edit_pop, push_if_empty, look, move, move]
     with opener() as store:
         while client.goes_on():
             for name in filter(client.unseen, client.lists):
                 with contextlib.suppress(Conflict):
                     store.thread(name).save({"items": []}, expect=NEW)
-            client.chance.choice(deeds)(store, client, client.chance.choice(client.lists))
+            for name in filter(client.unseen, client.stacks):
+                with contextlib.suppress(Conflict):
+                    store.conversations.save(Conversation("agent", id=name))
+            if client.chance.random() < 0.6:
+                client.chance.choice(deeds)(store, client, client.chance.choice(client.lists))
+            else:
+                client.chance.choice(of_stacks)(store, client, client.chance.choice(client.stacks))
 
 
 def append(store, client, name):
     value = client.value()
     with client.operation("append", (name, value)):
-        store.thread(name).append("items", value)
+        client.thread(store, name).append("items", value)
 
 
 def append_several(store, client, name):
     values = [client.value() for _ in range(3)]
     with client.operation("several", *((name, value) for value in values)):
-        store.thread(name).append("items", *values)
+        client.thread(store, name).append("items", *values)
 
 
 def read(store, client, name):
     with client.operation("read") as parts:
-        parts.append((READ, name, store.thread(name).load().state["items"]))
+        parts.append((READ, name, client.thread(store, name).load().state["items"]))
 
 
 def both(store, client, name):
@@ -151,26 +170,26 @@ def both(store, client, name):
     other = client.chance.choice([each for each in client.lists if each != name])
     value, second = client.value(), client.value()
     with client.operation("both", (name, value), (other, second)) as parts, store.transaction():
-        store.thread(name).append("items", value)
-        store.thread(other).append("items", second)
+        client.thread(store, name).append("items", value)
+        client.thread(store, other).append("items", second)
         parts += [(READ, each, store.thread(each).load().state["items"]) for each in (name, other)]
 
 
 def save(store, client, name):
     """A state derived from one that was read is saved on top of that, or not at all."""
     with client.operation("load") as parts:
-        seen = store.thread(name).load()
+        seen = client.thread(store, name).load()
         items = seen.state["items"]
         parts.append((READ, name, items))
     value = client.value()
     with client.operation("save", (name, value)) as parts:
-        store.thread(name).save({"items": [*items, value]}, expect=seen)
+        client.thread(store, name).save({"items": [*items, value]}, expect=seen)
         parts.insert(0, (READ, name, items))
 
 
 def step(store, client, name):
     value = client.value()
-    with client.operation("step", (name, value)) as parts, store.thread(name).step() as state:
+    with client.operation("step", (name, value)) as parts, client.thread(store, name).step() as state:
         parts.insert(0, (READ, name, list(state["items"])))
         state["items"].append(value)
 
@@ -183,8 +202,93 @@ def update(store, client, name):
         return {"items": [*state["items"], value]}
 
     with client.operation("update", (name, value)) as parts:
-        store.thread(name).update(changed)
+        client.thread(store, name).update(changed)
         parts.insert(0, (READ, name, list(seen)))
+
+
+def edit(store, client, name):
+    """Append a value if what is there has an even length, else say no."""
+    value, seen = client.value(), []
+
+    def changed(editor):
+        seen[:] = editor.get("items")
+        if len(seen) % 2:
+            raise LookupError
+        editor.append("items", value)
+
+    with client.operation("edit", (name, value)) as parts:
+        try:
+            client.thread(store, name).edit(changed)
+        except LookupError:
+            parts.clear()
+        parts.insert(0, (READ, name, list(seen)))
+
+
+def push(store, client, name):
+    value = client.value()
+    with client.operation("push", (name, value)):
+        store.conversations.append(name, _message(value))
+
+
+def pop(store, client, name):
+    n = client.chance.choice([1, 1, 2])
+    with client.operation("pop", pops=[(name, n)]) as parts:
+        parts[:] = [(TAKEN, name, _values(store.conversations.pop(name, n)))]
+
+
+def edit_pop(store, client, name):
+    """Take a value by an edit that raises if there is none."""
+    taken = []
+
+    def changed(editor):
+        taken.clear()
+        if not editor.count("messages"):
+            raise LookupError
+        taken.append(int(editor.get("messages[-1].content")))
+        editor.delete_at("messages[-1]")
+
+    with client.operation("edit pop", pops=[(name, 1)]) as parts:
+        with contextlib.suppress(LookupError):
+            store.conversations.thread(name).edit(changed)
+        parts[:] = [(TAKEN, name, taken)]
+
+
+def push_if_empty(store, client, name):
+    """Push a value by an edit that changes nothing if there is something."""
+    value, seen = client.value(), []
+
+    def changed(editor):
+        seen[:] = [int(message["content"]) for message in editor.get("messages")]
+        if not seen:
+            editor.append("messages", {"id": str(value), "role": "user", "content": str(value)})
+
+    with client.operation("push if empty", (name, value)) as parts:
+        store.conversations.thread(name).edit(changed)
+        if seen:
+            parts.clear()
+        parts.insert(0, (SAW, name, list(seen)))
+
+
+def look(store, client, name):
+    with client.operation("look") as parts:
+        parts.append((SAW, name, _values(store.conversations.load(name).messages)))
+
+
+def move(store, client, name):
+    """A transaction that pops from one stack and pushes another value to the other, whether it got one or not."""
+    other = next(each for each in client.stacks if each != name)
+    value = client.value()
+    with client.operation("move", (other, value), pops=[(name, 1)]) as parts, store.transaction():
+        parts[0] = (TAKEN, name, _values(store.conversations.pop(name)))
+        store.conversations.append(other, _message(value))
+
+
+def _message(value):
+    return Message("user", str(value))
+
+
+def _values(messages):
+    return [int(message.content) for message in messages]
 
 
 async def work_together(opener, client):
@@ -194,8 +298,16 @@ async def work_together(opener, client):
             for name in filter(client.unseen, client.lists):
                 with contextlib.suppress(Conflict):
                     await store.thread(name).save({"items": []}, expect=NEW)
-            chosen = client.chance.choices([aio_append, aio_read, aio_step, aio_both], [3, 2, 1, 1], k=TOGETHER)
-            await asyncio.gather(*(deed(store, client, client.chance.choice(client.lists)) for deed in chosen))
+            for name in filter(client.unseen, client.stacks):
+                with contextlib.suppress(Conflict):
+                    await store.conversations.save(Conversation("agent", id=name))
+            deeds = [aio_append, aio_read, aio_step, aio_both]
+            chosen = client.chance.choices(deeds, [3, 2, 1, 1], k=TOGETHER - 3)
+            of_stacks = client.chance.choices([aio_push, aio_pop, aio_edit_pop, aio_move], [1, 2, 1, 1], k=3)
+            await asyncio.gather(
+                *(deed(store, client, client.chance.choice(client.lists)) for deed in chosen),
+                *(deed(store, client, client.chance.choice(client.stacks)) for deed in of_stacks),
+            )
 
 
 async def aio_append(store, client, name):
@@ -226,6 +338,42 @@ async def aio_both(store, client, name):
             await store.thread(other).append("items", second)
             for each in (name, other):
                 parts.append((READ, each, (await (await store.thread(each).load()).load_state())["items"]))
+
+
+async def aio_push(store, client, name):
+    value = client.value()
+    with client.operation("aio push", (name, value)):
+        await store.conversations.append(name, _message(value))
+
+
+async def aio_pop(store, client, name):
+    with client.operation("aio pop", pops=[(name, 1)]) as parts:
+        parts[:] = [(TAKEN, name, _values(await store.conversations.pop(name)))]
+
+
+async def aio_edit_pop(store, client, name):
+    taken = []
+
+    def changed(editor):
+        taken.clear()
+        if not editor.count("messages"):
+            raise LookupError
+        taken.append(int(editor.get("messages[-1].content")))
+        editor.delete_at("messages[-1]")
+
+    with client.operation("aio edit pop", pops=[(name, 1)]) as parts:
+        with contextlib.suppress(LookupError):
+            await store.conversations.thread(name).edit(changed)
+        parts[:] = [(TAKEN, name, taken)]
+
+
+async def aio_move(store, client, name):
+    other = next(each for each in client.stacks if each != name)
+    value = client.value()
+    with client.operation("aio move", (other, value), pops=[(name, 1)]) as parts:
+        async with store.transaction():
+            parts[0] = (TAKEN, name, _values(await store.conversations.pop(name)))
+            await store.conversations.append(other, _message(value))
 
 
 # ---- processes ------------------------------------------------------------------------------------------------------

@@ -8,14 +8,18 @@ import contextlib
 import random
 import time
 from functools import partial
+from typing import NamedTuple
 from unittest import mock
 
 import pytest
 
 import backtrail
+from backtrail.backends.port import Stale
+from backtrail.engine import writes
 from backtrail.engine.overlay import Overlay
 from backtrail.engine.writes import Writes
-from tests.histories import APPEND, FAILED, FOREVER, READ, UNKNOWN, Operation, check
+from tests import histories
+from tests.histories import APPEND, FAILED, FOREVER, POP, READ, SAW, TAKEN, UNKNOWN, Operation, unstacked
 from tests.history_clients import Clients, read_history
 from tests.lengths import lengths
 from tests.servers import place
@@ -44,9 +48,31 @@ def recorded(opener, directory, total, *, seed=None, every=None):
     with opener() as store:
         final = {info.id: info for info in store.threads()}
         final = {name: store.thread(name).load().state["items"] for name in final}
+        versions = {info.id: stack_versions(store, info.id) for info in store.threads(kind="conversation")}
         if seed is None:
             assert store.verify().ok
-    return history, refused, final, clients
+    history, stacks, anomalies = unstacked(history, versions)
+    return history, refused, Final(final | stacks, anomalies), clients
+
+
+class Final(NamedTuple):
+    """How the lists are in the end, and what the stacks alone show."""
+
+    lists: dict
+    anomalies: list
+
+
+def stack_versions(store, name):
+    """Return the states that a stack had."""
+    checkpoints = store.conversations.thread(name).history()
+    return [[int(message["content"]) for message in checkpoint.get("messages")] for checkpoint in checkpoints]
+
+
+def check(history, final):
+    """Return the anomalies of a history, and of its stacks."""
+    if isinstance(final, dict):
+        return histories.check(history, final)
+    return final.anomalies + histories.check(history, final.lists)
 
 
 # ---- real histories -------------------------------------------------------------------------------------------------
@@ -140,9 +166,25 @@ def with_transactions_in_two_parts():
         yield
 
 
+@contextlib.contextmanager
+def with_decisions_on_what_a_handle_knew():
+    """What a function raises counts, however old the state was that it saw."""
+    real = writes.patiently
+
+    def patiently(heads, key, attempt, known=None):
+        if known is not None:
+            with contextlib.suppress(Stale, backtrail.Error):
+                return attempt(known)
+        return real(heads, key, attempt)
+
+    with mock.patch.object(writes, "patiently", patiently):
+        yield
+
+
 @pytest.mark.parametrize(
     ("seed", "kinds"),
     [
+        (with_decisions_on_what_a_handle_knew, {"stale decision", "stale read"}),
         (without_compare_and_swap, {"lost append"}),
         (with_a_stale_cache, {"stale read"}),
         (with_retries_that_forget_what_was_done, {"duplicate"}),
@@ -222,3 +264,52 @@ def test_a_lost_update_is_found_even_if_nothing_is_missing():
     """Both saw an empty list and appended to it."""
     history = of(([r("x"), a("x", 1)], 0, 9), ([r("x"), a("x", 2)], 0, 9))
     assert [anomaly.kind for anomaly in check(history, {"x": [1, 2]})] == ["G-single"]
+
+
+# ---- stacks made by hand --------------------------------------------------------------------------------------------
+
+
+def t(key, *values):
+    return (TAKEN, key, list(values))
+
+
+def s(key, *values):
+    return (SAW, key, list(values))
+
+
+def stack_anomalies(history, *states):
+    changed, lists, found = unstacked(history, {"s": [list(state) for state in states]})
+    return {anomaly.kind for anomaly in found or histories.check(changed, lists)}
+
+
+def test_good_stacks_are_good():
+    good = of(
+        ([a("s", 1)], 0, 10),
+        ([a("s", 2)], 11, 20),
+        ([t("s", 1, 2)], 12, 30),
+        ([t("s")], 15, 35),  # it was empty for a while
+        ([s("s"), a("s", 3)], 15, 36),
+        ([s("s", 3)], 34, 40),
+        ([t("s", 3)], 38, 50, FAILED),
+        ([(POP, "s", 1)], 38, FOREVER, UNKNOWN),
+    )
+    assert stack_anomalies(good, [], [1], [1, 2], [], [3], []) == set()
+
+
+BAD_STACKS = {
+    "stale decision": (of(([a("s", 1)], 0, 1), ([t("s")], 2, 3)), [[], [1]]),
+    "taken twice": (of(([a("s", 1)], 0, 1), ([t("s", 1)], 2, 9), ([t("s", 1)], 2, 9)), [[], [1], []]),
+    "lost append": (of(([a("s", 1)], 0, 1), ([t("s", 1)], 2, 3)), [[], [1]]),
+    "invented": (of(([a("s", 1)], 0, 1), ([t("s", 1)], 2, 3, FAILED)), [[], [1], []]),
+    "torn": (
+        of(([a("s", 1), a("s", 2)], 0, 1), ([t("s", 1, 2)], 2, 9), ([a("s", 3)], 2, 9), ([t("s", 3)], 2, 9)),
+        [[], [1, 2], [1], [1, 3], [1], []],
+    ),
+    "G-single in real time": (of(([a("s", 1)], 0, 3), ([s("s", 1)], 1, 2), ([s("s")], 2.5, 4)), [[], [1]]),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_STACKS)
+def test_every_anomaly_of_stacks_is_found(kind):
+    history, states = BAD_STACKS[kind]
+    assert kind in stack_anomalies(history, *states)

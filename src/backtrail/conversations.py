@@ -99,7 +99,7 @@ class Conversations(Collection):
         except Conflict as error:
             if error.code != "conflict.exists":
                 raise
-        return self.append(id, *given)  # somebody else was first
+        return self.append(id, *given, agent_id=agent_id)  # another writer was first
 
     def pop(self, id: str, n: int = 1) -> Messages:  # noqa: A002
         """Take the last n messages out, or as many as there are, in one write, and return them, oldest first.

@@ -206,7 +206,8 @@ class Engine:
         overlay = Overlay(self.backend)
         heads = Heads(overlay, self.types, self.options)
         heads.cache = self._direct.heads.cache
-        return Desk(heads, Writes(heads, spare=overlay.spare), Moves(heads), overlay, weakref.ref(me), block)
+        writes = Writes(heads, spare=overlay.spare, relied_on=overlay.rely_on)
+        return Desk(heads, writes, Moves(heads), overlay, weakref.ref(me), block)
 
     def _drop(self, desk: Desk) -> None:
         """Drop a transaction of the caller whose block was left without its end."""

@@ -141,8 +141,7 @@ class Overlay:
         self._touched.update(batch.touch)
         self._visible.update(pair for pair in batch.visible if pair not in self._shown and not self._own(*pair))
         for no, seq in batch.newest:
-            if no not in self._rows:
-                self._newest[no] = seq
+            self.rely_on(no, seq)
         self._tagged.update(((no, seq), tags) for no, seq, tags in batch.tags if not self._own(no, seq))
         self._mark(batch, real)
         self._untouch(batch, real)
@@ -196,6 +195,11 @@ class Overlay:
             for no, seq in pairs:
                 if not any(hidden_ones or not row.hidden for row in self.rows(no, [(seq, seq)])):
                     raise Vanished(no, seq)
+
+    def rely_on(self, no: int, seq: int) -> None:
+        """Require, at the end, that a row is still the newest of a thread: something was decided on it."""
+        if no >= 0 and no not in self._rows:
+            self._newest.setdefault(no, seq)
 
     def overtaken(self) -> bool:
         """Tell whether somebody else wrote to a thread of the transaction, so that its end would be a `Conflict`."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from backtrail.backends.port import Stale
 from backtrail.engine import log
-from backtrail.errors import Conflict, Corrupt, Invalid, NotFound, Unavailable
+from backtrail.errors import CommitUnknown, Conflict, Corrupt, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,9 +72,11 @@ def exists(key: Key, standing: Standing) -> Conflict:
 
 
 def patiently(heads: Heads, key: Key, attempt: Callable[[Standing | None], T], known: Standing | None = None) -> T:
-    """Try on what is known, then on what is there, until nobody else was first.
+    """Try on what is known, then on what is there, until no other writer was first.
 
-    What is known may be old, so an error that comes of it counts only if it comes again; so does that nothing is to do.
+    What is known may be old. So whatever an attempt on it raises, which is how a function says that there is nothing to
+    do, counts only if the thread still stands so: else the attempt is made again on what is there. Only that the store
+    could not be reached is raised at once; of a write whose outcome is unknown, a second one might be a duplicate.
     """
     standing = known if known is not None else heads.standing(key.space, key.name)
     until = time.monotonic() + PATIENCE
@@ -82,16 +84,8 @@ def patiently(heads: Heads, key: Key, attempt: Callable[[Standing | None], T], k
     while True:
         try:
             return attempt(standing)
-        except (Conflict, Corrupt, Invalid, NotFound):
-            if standing is not known or known is None:
-                raise
-            standing = heads.standing(key.space, key.name)
-        except Unchanged:
-            if standing is not known or known is None:
-                raise
-            standing = heads.standing(key.space, key.name)
-            if standing is not None and standing.newest.op_id == known.newest.op_id:
-                raise
+        except (CommitUnknown, Unavailable):
+            raise
         except Stale:
             tries += 1
             if time.monotonic() > until:
@@ -102,3 +96,10 @@ def patiently(heads: Heads, key: Key, attempt: Callable[[Standing | None], T], k
             if tries > _AT_ONCE:
                 time.sleep(random.random() * min(0.001 * tries, 0.05))  # noqa: S311 - only to get out of step
             standing = heads.standing(key.space, key.name)
+        except Exception as error:
+            if known is None or standing is not known:
+                raise
+            standing = heads.standing(key.space, key.name)
+            same = standing is not None and standing.newest.op_id == known.newest.op_id
+            if same and not isinstance(error, Corrupt):  # what is damaged in memory may be sound in the store
+                raise

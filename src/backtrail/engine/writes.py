@@ -54,12 +54,15 @@ class Writes:
         after_write: Callable[[ThreadRecord], None] | None = None,
         *,
         spare: Callable[[Mapping[bytes, Callable[[], bytes]]], None] | None = None,
+        relied_on: Callable[[int, int], None] | None = None,
     ) -> None:
         self._heads = heads
         self._backend = heads.backend
         self._after_write = after_write
         self._spare = spare
         """Takes what makes the chunks that were there: what is committed may count only later."""
+        self._relied_on = relied_on
+        """Takes the number and newest seq of a thread on which a proposal decided to write nothing."""
 
     # -- checkpoints ----------------------------------------------------------------------------
 
@@ -85,7 +88,13 @@ class Writes:
                 except NotFound:  # it is the head no more
                     raise Stale from None
             try:
-                return self._save_on(standing, propose(standing), key, meta)
+                proposal = propose(standing)
+            except Exception:
+                if self._relied_on is not None and standing is not None:
+                    self._relied_on(standing.record.no, (standing.before or standing.newest).seq)
+                raise
+            try:
+                return self._save_on(standing, proposal, key, meta)
             except Vanished:  # what it was to stand on
                 raise Stale from None
 

@@ -20,6 +20,7 @@ from backtrail.testing.conformance.branching import Branching
 from backtrail.testing.conformance.changing import Changing, Roots
 from backtrail.testing.conformance.checkpointing import AgentCheckpoints, Guarding, Scheduling
 from backtrail.testing.conformance.conversations import Conversations, ConversationSearch, Headers
+from backtrail.testing.conformance.deciding import Deciding
 from backtrail.testing.conformance.deriving import Values
 from backtrail.testing.conformance.doubting import Doubting, Replaying
 from backtrail.testing.conformance.editing import Beside, Editing
@@ -58,6 +59,7 @@ class StoreConformance(
     Missing,
     Changing,
     Editing,
+    Deciding,
     Beside,
     Roots,
     History,
