@@ -22,6 +22,7 @@ from backtrail.engine.trying import Key
 from backtrail.engine.versions import upcasted
 from backtrail.entities import AgentState, newest_version, to_data
 from backtrail.errors import Corrupt, Invalid, NotFound
+from backtrail.fields import plain
 from backtrail.manifests import Manifests, manifests_of
 from backtrail.run_history import since, tell
 from backtrail.schedules import AutoCheckpoint
@@ -129,7 +130,7 @@ class Agents(Collection):
 
         Nothing brings it back. `gc` then removes what it held.
         """
-        check_id(agent_id, "an agent's id")
+        agent_id = check_id(agent_id, "an agent's id")
 
         def work(desk: Desk) -> bool:
             keys = {(pins.SPACE, agent_id)}
@@ -158,15 +159,17 @@ class Agents(Collection):
         `keep` keeps so many automatic ones of this agent, the newest.
         """
         check_kind(kind)
-        _check_texts(name, description)
-        made, note = self._manifests(agent_id).make(
+        name, description = _check_texts(name, description)
+        manifests = self._manifests(agent_id)
+        made, note = manifests.make(
             name, description, kind, None if keep is None else check_count(keep, "keep", least=1)
         )
-        return _checkpoint(agent_id, made, note)
+        return _checkpoint(manifests.id, made, note)
 
     def checkpoints(self, agent_id: str) -> AgentCheckpoints:
         """Return an agent's checkpoints, newest first."""
-        return [_checkpoint(agent_id, made, note) for made, note in reversed(self._manifests(agent_id).listed())]
+        manifests = self._manifests(agent_id)
+        return [_checkpoint(manifests.id, made, note) for made, note in reversed(manifests.listed())]
 
     def get_checkpoint(self, checkpoint_id: str) -> AgentCheckpoint | None:
         """Return an agent's checkpoint, or None."""
@@ -287,7 +290,7 @@ def check_ids(agent_ids: Any) -> list[str]:
     return [check_id(agent_id, "an agent's id") for agent_id in ids]
 
 
-def _check_texts(name: Any, description: Any) -> None:
+def _check_texts(name: Any, description: Any) -> tuple[str, str | None]:
     for what, text in (("name", name), ("description", "" if description is None else description)):
         if not isinstance(text, str):
             raise Invalid(f"the {what} of a checkpoint is a string, not {text!r:.100}", code="invalid.argument")
@@ -297,6 +300,7 @@ def _check_texts(name: Any, description: Any) -> None:
             f"the name and the description of a checkpoint have at most {_TEXTS_MAX} bytes; these have {size}",
             code="invalid.argument",
         )
+    return plain(name), None if description is None else plain(description)
 
 
 def current(data: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from backtrail.engine import log, query
 from backtrail.errors import Invalid
-from backtrail.fields import MAX_ID
+from backtrail.fields import MAX_ID, mapping, plain
 from backtrail.fields import check_id as check_id  # noqa: PLC0414 - handed on: it is what callers hand in, too
 from backtrail.fields import check_progress as check_progress  # noqa: PLC0414
 from backtrail.values import Hit
@@ -44,7 +44,7 @@ def check_kind_of_ids(kind: Any, threads: Any, kinds: tuple[str, ...]) -> tuple[
         raise Invalid(f"kind is one of {', '.join(kinds)}, not {kind!r}", code="invalid.argument")
     if threads is None:
         raise Invalid("kind= says what the ids in threads= are ids of: say threads=, too", code="invalid.argument")
-    return (kind,)
+    return (plain(kind),)
 
 
 def check_kind(kind: Any) -> int:
@@ -62,7 +62,7 @@ def check_label(label: Any) -> str | None:
         raise Invalid(f"a label is a string of 1 to {MAX_ID} characters, not {label!r}", code="invalid.argument")
     if label.startswith("@"):
         raise Invalid(f"a label cannot begin with @, which begins a ref: {label!r}", code="invalid.argument")
-    return label
+    return plain(label)
 
 
 def check_tags(tags: Any) -> tuple[str, ...]:
@@ -77,16 +77,16 @@ def check_tags(tags: Any) -> tuple[str, ...]:
         raise Invalid(f"tags are strings of 1 to {MAX_ID} characters, not {tags!r}", code="invalid.argument")
     if any(word.startswith("@") for word in words):
         raise Invalid(f"a tag cannot begin with @, which begins a ref: {tags!r}", code="invalid.argument")
-    return tuple(dict.fromkeys(words))
+    return tuple(dict.fromkeys(map(plain, words)))
 
 
 def check_metadata(metadata: Any) -> dict[str, Any]:
     """Return metadata as a dict; None is an empty one."""
     if metadata is None:
         return {}
-    if not isinstance(metadata, Mapping) or not all(type(key) is str for key in metadata):
+    if not isinstance(metadata, Mapping) or not all(isinstance(key, str) for key in metadata):
         raise Invalid(f"metadata is a mapping with strings as keys, not {metadata!r}", code="invalid.argument")
-    return dict(metadata)
+    return mapping(metadata, "metadata")
 
 
 def check_duration(value: Any, what: str) -> int:
@@ -115,6 +115,7 @@ def check_query(text: Any, *, contains: bool) -> query.Query:
         raise Invalid(f"a query is a string, not {type(text).__name__}", code="invalid.query")
     if len(text) > MAX_QUERY:
         raise Invalid(f"a query has at most {MAX_QUERY} characters; this one has {len(text)}", code="invalid.query")
+    text = plain(text)
     found = query.piece(text) if contains else query.words(text)
     if found.piece == "" or not (contains or found.phrases):
         hint = "" if contains else "; contains=True looks for any text as it is"
@@ -127,4 +128,4 @@ def check_cursor(after: Any) -> str:
     cursor = after.cursor if isinstance(after, Hit) else after
     if not isinstance(cursor, str):
         raise Invalid(f"after= is a hit of this search, or its cursor, not {after!r}", code="invalid.argument")
-    return cursor
+    return plain(cursor)

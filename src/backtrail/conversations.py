@@ -23,6 +23,7 @@ from backtrail.engine.tree import SPLICE, Op, Tree, locate
 from backtrail.engine.trying import ANYTHING, Key
 from backtrail.entities import Conversation, Items, Message, to_data
 from backtrail.errors import Conflict, Invalid, NotFound
+from backtrail.fields import plain
 from backtrail.values import ConversationInfo, when
 
 if TYPE_CHECKING:
@@ -85,8 +86,7 @@ class Conversations(Collection):
         With an `agent_id`, a conversation that is not there begins with them, as one of that agent's, with a title.
         """
         given = [_message(message) for message in messages]
-        if agent_id is not None:
-            check_id(agent_id, "an agent's id")
+        agent_id = None if agent_id is None else check_id(agent_id, "an agent's id")
         data = [to_data(message) for message in given]
         try:
             return self._thread(id).append(_MESSAGES, *data)
@@ -177,7 +177,7 @@ class Conversations(Collection):
 
         `prefix` is how their ids begin; `after` goes on behind an entry of an earlier listing: its `cursor`.
         """
-        check_id(agent_id, "an agent's id")
+        agent_id = check_id(agent_id, "an agent's id")
         if limit is not None:
             check_count(limit, "limit")
         if not isinstance(archived, bool | None):
@@ -186,6 +186,7 @@ class Conversations(Collection):
             raise Invalid(f"tag is a text, not {tag!r:.100}", code="invalid.argument")
         if not isinstance(prefix, str | None):
             raise Invalid(f"prefix is the beginning of an id, not {prefix!r:.100}", code="invalid.argument")
+        prefix = None if prefix is None else plain(prefix)
         found: Infos = []
         for record, newest, header in self._headers(agent_id, after, prefix=prefix):
             if limit is not None and len(found) >= limit:
@@ -202,8 +203,7 @@ class Conversations(Collection):
         """
         sought = check_query(query, contains=contains)
         check_count(limit, "limit")
-        if agent_id is not None:
-            check_id(agent_id, "an agent's id")
+        agent_id = None if agent_id is None else check_id(agent_id, "an agent's id")
         return search.one_of_each(self._engine.desk.heads, sought, search.Where(self._space, agent_id), limit=limit)
 
     def thread(self, id: str, *, agent_id: str | None = None) -> Thread[Any]:  # noqa: A002
@@ -248,7 +248,8 @@ class Conversations(Collection):
     def _branch(self, id: str, at: str | None, new_id: str | None, content: str | None) -> Conversation:  # noqa: A002
         new_id = str(uuid.uuid4()) if new_id is None else check_id(new_id, "the id of a conversation")
         desk = self._engine.desk
-        standing = desk.heads.standing(self._space, check_id(id, "the id of a conversation"))
+        id = check_id(id, "the id of a conversation")  # noqa: A001
+        standing = desk.heads.standing(self._space, id)
         if standing is None or standing.head is None:
             raise self._unknown(id)
         edit = _Branching(id, at, new_id, content, self._engine)

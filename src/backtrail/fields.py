@@ -47,13 +47,18 @@ def shortened(text: str) -> str:
     return repr(text) if len(text) <= _SHOWN else f"{text[:_SHOWN]!r}... ({len(text):,} characters)"
 
 
+def plain(text: str) -> str:
+    """Return a text as a str: rows hold no subclass, such as a member of a StrEnum, and one may have its own hash."""
+    return text if type(text) is str else str.__str__(text)
+
+
 def check_id(text: Any, what: str) -> str:
     """Return an id: a string of 1 to 512 characters, whatever they are."""
     if not isinstance(text, str):
         raise Invalid(f"{what} is a string, not {type(text).__name__}", code="invalid.id")
     if not 0 < len(text) <= MAX_ID:
         raise Invalid(f"{what} has 1 to {MAX_ID} characters; this one has {len(text)}", code="invalid.id")
-    return text
+    return plain(text)
 
 
 def check_progress(progress: Callable[[str, int], None] | None) -> Callable[[str, int], None] | None:
@@ -87,17 +92,15 @@ def name(value: Any, path: str) -> str:
     if type(value) is str and 0 < len(value) <= MAX_ID:
         return value
     try:
-        return str.__str__(check_id(value, path))
+        return check_id(value, path)
     except Invalid as error:
         raise Invalid(str(error), code=error.code, path=path) from None
 
 
 def text(value: Any, path: str) -> str:
     """Return a text, however long."""
-    if type(value) is str:
-        return value
     if isinstance(value, str):
-        return str.__str__(value)
+        return plain(value)
     raise refuse(path, "a string", value)
 
 
@@ -150,12 +153,17 @@ def mapping(value: Any, path: str, *, texts: bool = False) -> dict[str, Any]:
     if type(value) is not dict and not isinstance(value, Mapping):
         raise refuse(path, "a mapping with strings as keys", value)
     made: dict[str, Any] = dict(value)
-    for key, part in made.items():
-        if type(key) is not str:
-            where, what = f"{path}[{_shown(key)}]", type(key).__name__
+    if {*map(type, made)} <= {str} and not (texts and {*map(type, made.values())} - {str}):
+        return made
+    made = {}
+    for key, part in value.items():
+        where = f"{path}[{_shown(key)}]"
+        if not isinstance(key, str):
+            what = type(key).__name__
             raise Invalid(f"{where} has a key of type {what}; keys are strings", code="invalid.argument", path=where)
-        if texts and type(part) is not str:
-            raise refuse(f"{path}[{_shown(key)}]", "a string", part)
+        if plain(key) in made:
+            raise Invalid(f"{where} is there twice, as {key!r} and as text", code="invalid.argument", path=where)
+        made[plain(key)] = text(part, where) if texts else part
     return made
 
 

@@ -17,6 +17,7 @@ from backtrail.engine.drafts import Draft
 from backtrail.engine.rows import Meta
 from backtrail.engine.trying import ANY, ANYTHING, LABELLED, NOTHING, Expect, Key
 from backtrail.errors import Corrupt, Invalid, NotFound
+from backtrail.fields import plain
 from backtrail.values import NEW, Sentinel
 
 if TYPE_CHECKING:
@@ -50,10 +51,10 @@ class Handle(Generic[S]):
     ) -> None:
         self.id = check_id(id, "a thread's id")
         self._engine = engine
-        self._key = Key(space, id, None if agent is None else check_id(agent, "an agent's id"))
+        self._key = Key(space, self.id, None if agent is None else check_id(agent, "an agent's id"))
         self._type = type
         self._types = engine.types_with(types).for_state(type)
-        self._shared = engine.known(space, id)
+        self._shared = engine.known(space, self.id)
         self._drafts: list[Draft] = []
         """The draft that the last step left, if it is kept."""
         self._expected: weakref.WeakKeyDictionary[object, Expect] = weakref.WeakKeyDictionary()
@@ -181,7 +182,7 @@ class Handle(Generic[S]):
     def _explicit(self, expect: Checkpoint[Any] | str | Sentinel) -> Expect:
         if expect is NEW:
             return Expect(NOTHING)
-        text = expect.id if isinstance(expect, Checkpoint) else expect
+        text = expect.id if isinstance(expect, Checkpoint) else plain(expect) if isinstance(expect, str) else expect
         parsed = log.parse_id(text) if isinstance(text, str) else None
         if parsed is None and isinstance(text, str) and text and not text.startswith("@"):
             return Expect(LABELLED, label=text)

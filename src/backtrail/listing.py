@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from backtrail.arguments import check_id
 from backtrail.engine import log
 from backtrail.engine.heads import Standing
 from backtrail.errors import Corrupt, Invalid, NotFound
+from backtrail.fields import plain
 from backtrail.values import ThreadInfo, micros, when
 
 if TYPE_CHECKING:
@@ -23,24 +24,29 @@ SPACES: Final = ("thread", "agent", "conversation", "run")
 _PAGE: Final = 200
 
 
-def space_of(kind: str | None, agent: str | None, prefix: str | None) -> str:
-    """Return the name space of a kind; check what else says which threads are meant."""
+class Scope(NamedTuple):
+    """Which threads are meant: those of a name space, an agent's, those whose ids begin so."""
+
+    space: str
+    agent: str | None = None
+    prefix: str | None = None
+
+
+def scope_of(kind: str | None, agent: str | None = None, prefix: str | None = None) -> Scope:
+    """Return which threads are meant by what a caller says."""
     space = kind or THREAD
     if space not in (*SPACES, ASIDE):
         raise Invalid(f"kind is one of {', '.join((*SPACES, ASIDE))}, not {kind!r}", code="invalid.argument")
-    if agent is not None:
-        check_id(agent, "an agent's id")
     if prefix is not None and not isinstance(prefix, str):
         raise Invalid(f"prefix is the beginning of an id, not {prefix!r}", code="invalid.argument")
-    return space
+    owner = None if agent is None else check_id(agent, "an agent's id")
+    return Scope(plain(space), owner, None if prefix is None else plain(prefix))
 
 
 def listed(
     engine: Engine,
-    space: str,
+    scope: Scope,
     *,
-    agent: str | None,
-    prefix: str | None,
     origin: bytes | None,
     limit: int | None,
     after: tuple[int, int] | None,
@@ -50,7 +56,7 @@ def listed(
     while left is None or left > 0:
         size = _PAGE if left is None else min(_PAGE, left)
         backend = engine.desk.heads.backend
-        page = backend.threads(space=space, agent=agent, prefix=prefix, origin=origin, after=after, limit=size)
+        page = backend.threads(**scope._asdict(), origin=origin, after=after, limit=size)
         for record, newest in page:
             yield _info(engine.desk.heads, record, newest)
         if len(page) < size:

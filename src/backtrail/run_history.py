@@ -112,7 +112,7 @@ class RunThread(Thread[Any]):
 
     def fork(self, new_id: str, at: Ref = "@") -> RunThread:
         """Begin a new run at a checkpoint of this one; `Conflict` if there is a run of that id."""
-        check_id(new_id, "a session's id")
+        new_id = check_id(new_id, "a session's id")
 
         def work(desk: Desk) -> None:
             standing = desk.heads.standing(JOURNAL, new_id)

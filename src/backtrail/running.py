@@ -16,6 +16,7 @@ from backtrail.engine import changes, journal
 from backtrail.engine.journal import Journal
 from backtrail.entities import Message
 from backtrail.errors import Conflict, Error, Invalid
+from backtrail.fields import plain
 from backtrail.run_calling import Caller
 from backtrail.run_calls import Halt, current, text_of
 from backtrail.run_leases import beats_of
@@ -159,7 +160,7 @@ class Run(Caller):
         self._check_open()
         if not isinstance(reason, str):
             raise Invalid(f"a reason is a text, not {reason!r:.100}", code="invalid.argument")
-        raise Halt(reason, self)
+        raise Halt(plain(reason), self)
 
     # -- iterations ---------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from backtrail.engine import journal
 from backtrail.engine.journal import Journal
 from backtrail.entities import Message
 from backtrail.errors import Conflict, Corrupt, Invalid, NotFound
+from backtrail.fields import plain
 from backtrail.policies import Policy
 from backtrail.run_calls import record_of
 from backtrail.run_history import RunThread
@@ -76,7 +77,8 @@ class Runs:
 
     def load(self, session_id: str) -> RunRecord:
         """Return a run, or `NotFound`."""
-        data, _ = Work(self._engine, check_id(session_id, "a session's id"), None).point(self._engine.desk)
+        session_id = check_id(session_id, "a session's id")
+        data, _ = Work(self._engine, session_id, None).point(self._engine.desk)
         if data is None:
             raise NotFound(f"there is no run {session_id!r}", code="not_found.run")
         return _record(session_id, data)
@@ -92,7 +94,7 @@ class Runs:
         """Tell whether there is such a run."""
         if not isinstance(session_id, str) or not session_id:
             return False
-        standing = self._engine.desk.heads.standing(JOURNAL, session_id)
+        standing = self._engine.desk.heads.standing(JOURNAL, plain(session_id))
         return standing is not None and standing.head is not None
 
     def list(self, *, agent: str | None = None, status: str | None = None, limit: int | None = None) -> Records:
@@ -160,8 +162,7 @@ class Runs:
             )
 
     def _listed(self, space: str, agent: str | None, size: int = _PAGE) -> Iterator[tuple[ThreadRecord, Row]]:
-        if agent is not None:
-            check_id(agent, "an agent's id")
+        agent = None if agent is None else check_id(agent, "an agent's id")
         after: tuple[int, int] | None = None
         while True:
             backend = self._engine.desk.heads.backend

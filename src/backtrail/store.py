@@ -13,8 +13,8 @@ from backtrail.engine.heads import Options, Standing
 from backtrail.engine.schema import Types
 from backtrail.engine.watching import AllThreads, Watch
 from backtrail.errors import Invalid, NotFound
-from backtrail.fields import check_progress
-from backtrail.listing import ASIDE, SPACES, THREAD, known, listed, place_of, space_of, uid_of
+from backtrail.fields import check_progress, plain
+from backtrail.listing import ASIDE, SPACES, THREAD, known, listed, place_of, scope_of, uid_of
 from backtrail.threads import Thread
 from backtrail.urls import backend_at, default_url
 
@@ -136,16 +136,16 @@ class Store:
         `forked_from` is the id of a thread: those that were forked from a checkpoint of it. `after` goes on behind a
         thread: an info from an earlier listing, or an id.
         """
-        space = space_of(kind, agent, prefix)
+        scope = scope_of(kind, agent, prefix)
         if limit is not None:
             check_count(limit, "limit")
-        place = None if after is None else place_of(self._engine.desk, space, after)
-        origin = None if forked_from is None else uid_of(self._engine.desk.heads, space, forked_from)
-        return listed(self._engine, space, agent=agent, prefix=prefix, origin=origin, limit=limit, after=place)
+        place = None if after is None else place_of(self._engine.desk, scope.space, after)
+        origin = None if forked_from is None else uid_of(self._engine.desk.heads, scope.space, forked_from)
+        return listed(self._engine, scope, origin=origin, limit=limit, after=place)
 
     def info(self, id: str, *, kind: str | None = None) -> ThreadInfo | None:  # noqa: A002
         """Return what is known of one thread without loading its state, or None."""
-        return known(self._engine.desk.heads, space_of(kind, None, None), check_id(id, "a thread's id"))
+        return known(self._engine.desk.heads, scope_of(kind).space, check_id(id, "a thread's id"))
 
     def checkpoint(self, id: str) -> Checkpoint[Any] | None:  # noqa: A002
         """Return the checkpoint with this id, whatever its thread, or None."""
@@ -182,9 +182,8 @@ class Store:
             thread: Thread[Any] = Thread(self._engine, standing.record.space, standing.record.name)
             return thread._checkpoints(standing, rows)  # noqa: SLF001 - a handle makes them, this one for itself
 
-        space = space_of(kind, agent, prefix)
-        seconds = check_timeout(timeout)
-        return AllThreads(self._engine, space=space, agent=agent, prefix=prefix, timeout=seconds, make=made)
+        scope, seconds = scope_of(kind, agent, prefix), check_timeout(timeout)
+        return AllThreads(self._engine, **scope._asdict(), timeout=seconds, make=made)
 
     # -- agents, conversations and runs -------------------------------------------------------------------
 
@@ -279,10 +278,10 @@ class Store:
         sought = check_query(query, contains=contains)
         if order not in ("newest", "score"):
             raise Invalid(f'order is "newest" or "score", not {order!r}', code="invalid.argument")
-        if agent is not None:
-            check_id(agent, "an agent's id")
+        agent = None if agent is None else check_id(agent, "an agent's id")
         if kind is not None and kind not in SPACES:
             raise Invalid(f"kind is one of {', '.join(SPACES)}, not {kind!r}", code="invalid.argument")
+        kind = None if kind is None else plain(kind)
         heads = self._engine.desk.heads
         threads = None
         if thread is not None:

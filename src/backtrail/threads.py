@@ -20,6 +20,7 @@ from backtrail.engine.retention import Sorted
 from backtrail.engine.trying import ANY, ANYTHING, Unchanged
 from backtrail.engine.watching import OneThread, Watch
 from backtrail.errors import CommitUnknown, Conflict, Corrupt, Invalid, NotFound, Unavailable
+from backtrail.fields import plain
 from backtrail.handles import Handle, Ref
 from backtrail.values import MISSING, NEW, Change, Diff, Reordered, Sentinel
 
@@ -280,9 +281,9 @@ class Thread(Handle[S]):
         heads = self._engine.desk.heads
         no, view = standing.record.no, heads.view(standing)
         labels = (label,) if isinstance(label, str) else label
-        seqs = None if labels is None else {seq for each in labels for seq in heads.backend.labelled(no, each)}
+        seqs = None if labels is None else {seq for each in labels for seq in heads.backend.labelled(no, plain(each))}
         if tag is not None:
-            tagged = set(heads.backend.tagged(no, tag))
+            tagged = set(heads.backend.tagged(no, plain(tag)))
             seqs = tagged if seqs is None else seqs & tagged
         ranges = tuple((seq, seq) for seq in sorted(seqs or ()) if log.contains(view, seq))
         if not ranges:

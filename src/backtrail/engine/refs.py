@@ -38,6 +38,7 @@ def resolve(heads: Heads, standing: Standing, ref: Any) -> Row:
             f"a ref is a checkpoint, a step, or a string such as '@', '@~3', a label, a tag or an id; not {ref!r}",
             code="invalid.ref",
         )
+    ref = str.__str__(ref)  # a subclass may have its own hash
     if ref == "@":
         return require_head(standing)
     back = _BACK.fullmatch(ref)

@@ -61,9 +61,9 @@ class BacktrailSession(Session):
         session_settings: SessionSettings | dict[str, Any] | None = None,
         repair: bool = True,
     ) -> None:
-        if len(check_id(session_id, "a session's id")) > _MAX_ID:
+        self.session_id = session_id = check_id(session_id, "a session's id")
+        if len(session_id) > _MAX_ID:
             raise Invalid(f"a session's id has 1 to {_MAX_ID} characters", code="invalid.id")
-        self.session_id = session_id
         self.agent = check_id(agent, "an agent's id")
         settings = SessionSettings(**session_settings) if isinstance(session_settings, dict) else session_settings
         self.session_settings = settings or SessionSettings()

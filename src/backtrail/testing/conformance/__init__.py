@@ -38,6 +38,7 @@ from backtrail.testing.conformance.mirroring import Losing, Mirroring
 from backtrail.testing.conformance.moving import Exporting, Importing
 from backtrail.testing.conformance.naming import BadInput, Listing, Names
 from backtrail.testing.conformance.options import AutoInterval, MaxCheckpoints, Others, TimeToLive
+from backtrail.testing.conformance.plain_text import PlainText
 from backtrail.testing.conformance.policies import Policies
 from backtrail.testing.conformance.reading import Differences, History, Parts, Refs
 from backtrail.testing.conformance.removing import Deleting, Ending, Pruning
@@ -85,6 +86,7 @@ class StoreConformance(
     Upcasting,
     Large,
     Names,
+    PlainText,
     Listing,
     BadInput,
     Collecting,
