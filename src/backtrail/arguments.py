@@ -65,19 +65,34 @@ def check_label(label: Any) -> str | None:
     return plain(label)
 
 
-def check_tags(tags: Any) -> tuple[str, ...]:
+def check_tags(tags: Any, what: str = "tags") -> tuple[str, ...]:
     """Return tags, each once."""
     if tags == ():
         return ()
-    try:
-        words = None if isinstance(tags, str | bytes) else tuple(tags)
-    except TypeError:
-        words = None
-    if words is None or not all(isinstance(word, str) and 0 < len(word) <= MAX_ID for word in words):
-        raise Invalid(f"tags are strings of 1 to {MAX_ID} characters, not {tags!r}", code="invalid.argument")
+    words = check_several(tags, what)
+    for word in words:
+        if not isinstance(word, str) or not 0 < len(word) <= MAX_ID:
+            raise Invalid(f"a tag is a string of 1 to {MAX_ID} characters, not {word!r:.100}", code="invalid.argument")
     if any(word.startswith("@") for word in words):
         raise Invalid(f"a tag cannot begin with @, which begins a ref: {tags!r}", code="invalid.argument")
     return tuple(dict.fromkeys(map(plain, words)))
+
+
+def check_several(values: Any, what: str) -> tuple[Any, ...]:
+    """Return several things: a string is one, not its letters."""
+    if isinstance(values, str | bytes):
+        raise Invalid(f"{what}= takes a list, not one string: write {what}=[{values!r:.100}]", code="invalid.argument")
+    try:
+        return tuple(values)
+    except TypeError:
+        raise Invalid(f"{what}= takes a list, not {values!r:.100}", code="invalid.argument") from None
+
+
+def check_text(value: Any, what: str) -> str | None:
+    """Return a text to compare with, or None."""
+    if value is None or isinstance(value, str):
+        return None if value is None else plain(value)
+    raise Invalid(f"{what}= is a string, not {value!r:.100}", code="invalid.argument")
 
 
 def check_metadata(metadata: Any) -> dict[str, Any]:

@@ -182,7 +182,9 @@ def instances(value: Any, path: str, kind: type[T]) -> Items[T]:
 
 
 def _listed(value: Any, path: str) -> Iterable[Any]:
-    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+    if isinstance(value, str):
+        raise refuse(path, f"a list, such as [{_shown(value)}]", value)
+    if isinstance(value, bytes | Mapping) or not isinstance(value, Iterable):
         raise refuse(path, "a list", value)
     return value
 

@@ -56,7 +56,7 @@ class Policy:
         if self.older_than is not None:
             check_duration(self.older_than, "older_than")
         if not isinstance(self.keep_tagged, bool):
-            object.__setattr__(self, "keep_tagged", check_tags(self.keep_tagged))
+            object.__setattr__(self, "keep_tagged", check_tags(self.keep_tagged, "keep_tagged"))
         if not isinstance(self.keep_labelled, bool):
             raise Invalid(f"keep_labelled is True or False, not {self.keep_labelled!r}", code="invalid.argument")
         counted = any(getattr(self, name) for name in given)

@@ -67,7 +67,7 @@ def open(  # noqa: A001 - backtrail.open reads as it should
         ttl=None if ttl is None else check_duration(ttl, "ttl"),
         auto_interval=None if auto_interval is None else check_duration(auto_interval, "auto_interval"),
     )
-    registry = Types(named := tuple(types))
+    registry = Types(named := Types.named(types))
     for cls in named:
         registry = registry.for_state(cls) if isinstance(cls, type) else registry
     target = default_url() if url is None else os.fspath(url)

@@ -11,7 +11,16 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from backtrail.arguments import check_count, check_kind, check_metadata, check_tags, check_timeout
+from backtrail.arguments import (
+    check_count,
+    check_kind,
+    check_metadata,
+    check_several,
+    check_tags,
+    check_text,
+    check_timeout,
+)
+from backtrail.checkpoints import Checkpoint
 from backtrail.engine import changes, diff, log, pins, retention, unpacking
 from backtrail.engine.codec import Decoder
 from backtrail.engine.editing import Editing, Editor
@@ -20,7 +29,6 @@ from backtrail.engine.retention import Sorted
 from backtrail.engine.trying import ANY, ANYTHING, Unchanged
 from backtrail.engine.watching import OneThread, Watch
 from backtrail.errors import CommitUnknown, Conflict, Corrupt, Invalid, NotFound, Unavailable
-from backtrail.fields import plain
 from backtrail.handles import Handle, Ref
 from backtrail.values import MISSING, NEW, Change, Diff, Reordered, Sentinel
 
@@ -29,7 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
     from backtrail.backends.port import Row
-    from backtrail.checkpoints import Checkpoint
     from backtrail.engine.diff import Edit
     from backtrail.engine.heads import Standing
     from backtrail.engine.moves import Tagged
@@ -73,6 +80,7 @@ class Thread(Handle[S]):
         if self._types.convert_root(state, self._type) is not state:
             name = getattr(self._type, "__name__", str(self._type))
             raise Invalid(f"this thread holds {name}, not {type(state).__name__}", code="invalid.value", path="state")
+        changed = None if changed is None else check_several(changed, "changed")
         if changed is not None and type(state) is not dict:
             name = type(state).__name__
             raise Invalid(f"changed= names keys of a state that is a dict, not {name}", code="invalid.argument")
@@ -231,7 +239,7 @@ class Thread(Handle[S]):
             check_count(limit, "limit")
         if kind is not None:
             check_kind(kind)
-        wanted = check_metadata(metadata)
+        label, tag, wanted = check_text(label, "label"), check_text(tag, "tag"), check_metadata(metadata)
         standing = self._readable()
         if standing is None or (standing.head is None and not everything):
             return iter(())
@@ -275,15 +283,18 @@ class Thread(Handle[S]):
         """Return the checkpoints in view with this label, or one of these, and this tag, oldest first."""
         if label is None and tag is None:
             raise Invalid("find needs a label or a tag", code="invalid.argument")
+        one = isinstance(label, str) or not hasattr(label, "__iter__")
+        given = [check_text(each, "label") for each in ([label] if one else label or ())]
+        labels = {each for each in given if each is not None}
+        tag = check_text(tag, "tag")
         standing = self._readable()
         if standing is None or standing.head is None:
             return []
         heads = self._engine.desk.heads
         no, view = standing.record.no, heads.view(standing)
-        labels = (label,) if isinstance(label, str) else label
-        seqs = None if labels is None else {seq for each in labels for seq in heads.backend.labelled(no, plain(each))}
+        seqs = None if label is None else {seq for each in labels for seq in heads.backend.labelled(no, each)}
         if tag is not None:
-            tagged = set(heads.backend.tagged(no, plain(tag)))
+            tagged = set(heads.backend.tagged(no, tag))
             seqs = tagged if seqs is None else seqs & tagged
         ranges = tuple((seq, seq) for seq in sorted(seqs or ()) if log.contains(view, seq))
         if not ranges:
@@ -401,7 +412,7 @@ class Thread(Handle[S]):
         keep_last: int | None = None,
         older_than: dt.timedelta | float | None = None,
         keep_tagged: bool | Collection[str] = True,
-        keep: Collection[Ref] = (),
+        keep: Collection[Ref] | Ref = (),
         until: Ref | None = None,
         dry_run: bool = False,
     ) -> PruneReport:
@@ -417,12 +428,13 @@ class Thread(Handle[S]):
 
         heads = self._engine.desk.heads
         rules = rules_for_one(policy, keep_last, older_than, keep_tagged, heads.clock())
+        refs = (keep,) if isinstance(keep, str | int | Checkpoint) else check_several(keep, "keep")
         holders = pins.Holders(heads)
         found = Sorted({}, [])
 
         def choose(standing: Standing) -> Tagged:
             nonlocal found
-            named = {self._resolve(standing, ref).seq for ref in keep}
+            named = {self._resolve(standing, ref).seq for ref in refs}
             last = log.MAX_SEQ if until is None else self._resolve(standing, until).seq
             found = retention.sort_out(heads, standing, rules, holders, named=named, until=last)
             return found.gone

@@ -283,7 +283,7 @@ class Thread(Generic[S]):
         keep_last: int | None = None,
         older_than: dt.timedelta | float | None = None,
         keep_tagged: bool | Collection[str] = True,
-        keep: Collection[Ref] = (),
+        keep: Collection[Ref] | Ref = (),
         until: Ref | None = None,
         dry_run: bool = False,
     ) -> PruneReport:
@@ -301,7 +301,7 @@ class Thread(Generic[S]):
             keep_last=keep_last,
             older_than=older_than,
             keep_tagged=keep_tagged,
-            keep=[plain(each) for each in keep],
+            keep=plain(keep),
             until=plain(until),
             dry_run=dry_run,
         )

@@ -178,7 +178,7 @@ class Engine:
         last, types = self._named_last
         if named is last:  # an adapter names the same for each handle, and to compare some dozens takes a while
             return types
-        key = tuple(named)
+        key = self.types.named(named)
         types = self._closed.get(key) or self._closed.setdefault(key, self.types.closed(key))
         if named is key:  # a tuple: it stays as it is
             self._named_last = key, types

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import enum
 import types
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 from backtrail.engine import forms
@@ -45,7 +46,7 @@ from backtrail.engine.versions import (
 from backtrail.errors import Invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
 __all__ = [
     "CUSTOM",
@@ -85,6 +86,15 @@ class Types:
         for item in classes:
             _add(self._entries, item)
         self._customs = {entry.cls: entry.custom for entry in self._entries.values() if entry.custom is not None}
+
+    @staticmethod
+    def named(classes: Any) -> tuple[type | Type, ...]:
+        """Return the classes that a caller names: several, or one, which may be iterable itself as Enums are."""
+        if isinstance(classes, type | Type):
+            return (classes,)
+        if classes is None or isinstance(classes, str | bytes) or not isinstance(classes, Iterable):
+            raise invalid(f"types= takes a list of classes, such as types=[Plan], not {classes!r:.100}")
+        return tuple(classes)
 
     def __repr__(self) -> str:
         return f"Types({', '.join(self._entries)})"

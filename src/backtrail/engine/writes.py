@@ -257,6 +257,8 @@ class Writes:
             return
         if expect.head == NOTHING and standing is not None:
             raise exists(key, standing)
+        if expect.label is not None:
+            self._require_label(standing, expect.label, key)
         uid = standing.record.uid if standing else None
         expected = log.checkpoint_id(uid, expect.head) if uid and expect.head > 0 else expect.label
         actual = log.checkpoint_id(uid, head) if uid and head else None
@@ -267,6 +269,22 @@ class Writes:
             expected=expected,
             actual=actual,
         )
+
+    def _require_label(self, standing: Standing | None, label: str, key: Key) -> None:
+        """Raise `Conflict` if no checkpoint has a label: it is misspelt, or what had it was deleted."""
+        head = standing.head if standing else None
+        if standing is None or head is None:
+            text = f"there is no thread {key.name!r}, so no head with the label {label!r}"
+            raise Conflict(text, code="conflict.stale", expected=label)
+        if not self._backend.labelled(standing.record.no, label):
+            raise Conflict(
+                f"thread {key.name!r} has no checkpoint with the label {label!r}; its head has "
+                f"{'no label' if head.label is None else f'the label {head.label!r}'}. "
+                "expect= takes a checkpoint, its whole id, or its label",
+                code="conflict.stale",
+                expected=label,
+                actual=log.checkpoint_id(standing.record.uid, head.seq),
+            )
 
     def _refuse_claimed(self, record: ThreadRecord, key: Key) -> None:
         """Raise `Conflict` if a thread is to begin again as another agent's, and checkpoints may bring it back."""

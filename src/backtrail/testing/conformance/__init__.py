@@ -36,7 +36,7 @@ from backtrail.testing.conformance.leasing import Leases, RunCheckpoints, RunLis
 from backtrail.testing.conformance.looking import Looking
 from backtrail.testing.conformance.mirroring import Losing, Mirroring
 from backtrail.testing.conformance.moving import Exporting, Importing
-from backtrail.testing.conformance.naming import BadInput, Listing, Names
+from backtrail.testing.conformance.naming import BadInput, Listing, Names, Slips
 from backtrail.testing.conformance.options import AutoInterval, MaxCheckpoints, Others, TimeToLive
 from backtrail.testing.conformance.plain_text import PlainText
 from backtrail.testing.conformance.policies import Policies
@@ -89,6 +89,7 @@ class StoreConformance(
     PlainText,
     Listing,
     BadInput,
+    Slips,
     Collecting,
     Verifying,
     Repairing,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import datetime as dt
+import enum
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from backtrail import Conflict, Invalid, NotFound, Thread
+from backtrail import Conflict, Conversation, Invalid, NotFound, Thread
 from backtrail.testing.conformance.base import Clock, Suite, fill, head, states
 
 if TYPE_CHECKING:
@@ -344,3 +345,90 @@ class BadInput(Suite):
         assert thread.append("l", 2).state == {"l": [1, 2], "n": 1, "s": "x"}
         assert thread.save({"n": 2}).step == 4
         assert store.verify().ok
+
+
+@enum.unique
+class _Colour(enum.Enum):
+    RED = 1
+
+
+class Slips(Suite):
+    """One thing where several are taken, or a misspelt name: taken as it must be meant, or refused with the remedy."""
+
+    @pytest.mark.parametrize("write", [lambda t, tags: t.save(2, tags=tags), lambda t, tags: t.set((), 2, tags=tags)])
+    def test_one_string_as_tags_is_refused_with_the_list(
+        self, thread: Thread[Any], write: Callable[[Thread[Any], str], object]
+    ) -> None:
+        thread.save(1)
+        with pytest.raises(Invalid, match=r"tags=\['draft'\]"):
+            write(thread, "draft")
+        assert head(thread).state == 1
+
+    def test_one_string_as_tags_to_keep_is_refused_with_the_list(self, store: Store, thread: Thread[Any]) -> None:
+        thread.save(1)
+        for prune in (store.prune, thread.prune):
+            with pytest.raises(Invalid, match=r"keep_tagged=\['draft'\]"):
+                prune(keep_last=1, keep_tagged="draft")
+
+    def test_one_string_as_tags_of_a_conversation_is_refused(self, store: Store) -> None:
+        with pytest.raises(Invalid, match=r"\['draft'\]"):
+            Conversation("a", tags="draft")
+        store.conversations.save(Conversation("a", id="c"))
+        with pytest.raises(Invalid, match=r"\['draft'\]"):
+            store.conversations.update("c", tags="draft")
+
+    def test_a_list_among_tags_is_refused_by_name(self, thread: Thread[Any]) -> None:
+        thread.save(1)
+        with pytest.raises(Invalid, match=r"a tag is a string of 1 to 512 characters, not \['a', 'b'\]"):
+            thread.tag("@", ["a", "b"])  # type: ignore[arg-type]
+
+    def test_a_misspelt_label_that_is_expected_is_named(self, thread: Thread[Any]) -> None:
+        thread.save(1, label="start")
+        with pytest.raises(Conflict, match="no checkpoint with the label 'strat'") as caught:
+            thread.save(2, expect="strat")
+        assert "'start'" in str(caught.value)
+        assert "moved on" not in str(caught.value)
+        assert (caught.value.code, caught.value.expected) == ("conflict.stale", "strat")
+        with pytest.raises(Conflict, match="no checkpoint with the label 'strat'"):
+            thread.fork("other").save(2, expect="strat")
+        thread.save(2, label="middle")
+        with pytest.raises(Conflict, match="moved on"):
+            thread.save(3, expect="start")
+
+    def test_a_label_is_not_expected_of_a_thread_that_is_not_there(self, store: Store) -> None:
+        with pytest.raises(Conflict, match="there is no thread 'none'"):
+            store.thread("none").save(1, expect="start")
+
+    def test_one_ref_to_keep_is_one_ref(self, thread: Thread[Any]) -> None:
+        made = fill(thread, 4)
+        thread.tag(made[0], "x")
+        for keep in ("x", 1, made[0], made[0].id):
+            report = thread.prune(keep_last=1, keep_tagged=False, keep=keep, dry_run=True)
+            assert [checkpoint for checkpoint, _ in report.removed] == [made[1].id, made[2].id]
+
+    def test_one_string_as_changed_keys_is_refused(self, thread: Thread[Any]) -> None:
+        thread.save({"name": 1})
+        with pytest.raises(Invalid, match=r"changed=\['name'\]"):
+            thread.save({"name": 2}, changed="name")
+        assert head(thread).state == {"name": 1}
+
+    def test_labels_and_tags_that_are_no_strings_are_refused(self, thread: Thread[Any]) -> None:
+        thread.save(1)
+        for wrong in ({"label": 5}, {"label": [5]}, {"tag": ["a"]}, {"tag": 5}):
+            with pytest.raises(Invalid, match="string"):
+                thread.find(**wrong)
+        for wrong in ({"label": 5}, {"tag": ["a"]}):
+            with pytest.raises(Invalid, match="string"):
+                thread.history(**wrong)
+
+    def test_one_class_as_types_is_one_class(self, opener: Opener) -> None:
+        with opener(types=_Colour) as store:
+            store.thread("t").save({"c": _Colour.RED})
+            assert head(store.thread("t")).state == {"c": _Colour.RED}
+        with opener() as store:
+            assert head(store.thread("t", types=_Colour)).state == {"c": _Colour.RED}
+
+    @pytest.mark.parametrize("types", [5, "x", None])
+    def test_types_that_are_no_classes_are_refused(self, opener: Opener, types: Any) -> None:
+        with pytest.raises(Invalid, match="types="):
+            opener(types=types).close()
