@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import weakref
+from collections import ChainMap
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from backtrail.backends.port import Backend, ThreadRecord
+    from backtrail.engine.heads import Examined
     from backtrail.engine.schema import Types
     from backtrail.values import Saved
 
@@ -170,6 +172,7 @@ class Engine:
         for known in list(self._known.values()):
             known.standing = None
         self._written.clear()
+        self._direct.heads.examined.clear()
 
     def types_with(self, named: Iterable[Any] | None) -> Types:
         """Return the store's types; with those that are named for a thread, if any are: then there are no others."""
@@ -206,6 +209,11 @@ class Engine:
         overlay = Overlay(self.backend)
         heads = Heads(overlay, self.types, self.options)
         heads.cache = self._direct.heads.cache
+        examined: dict[int, Examined | None] = {}  # counts for others when the transaction has been written
+        heads.examined = ChainMap(examined, self._direct.heads.examined)
+        overlay.after_commit.append(
+            lambda: self._direct.heads.examined.update({no: each for no, each in examined.items() if no >= 0})
+        )
         writes = Writes(heads, spare=overlay.spare, relied_on=overlay.rely_on)
         return Desk(heads, writes, Moves(heads), overlay, weakref.ref(me), block)
 

@@ -19,7 +19,7 @@ from backtrail.engine.tree import Tree, merged
 from backtrail.errors import Corrupt, NotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, MutableMapping, Sequence
 
     from backtrail.backends.port import Backend, Row, ThreadRecord
     from backtrail.engine.schema import Types
@@ -55,6 +55,17 @@ class Standing(NamedTuple):
     """Why the head is not known, if it is not: `readable` says what the rest is then."""
 
 
+class Examined(NamedTuple):
+    """What the store's options have looked at in a thread: of that, what stayed is exempt, and not looked at again."""
+
+    view: int
+    """The row that says what is in view."""
+    upto: int
+    """Of what is in view, all up to this seq; and all that is out of view."""
+    aged: int
+    """All up to this seq is older than the ttl."""
+
+
 class Options(NamedTuple):
     """What the user chose for a store."""
 
@@ -85,6 +96,8 @@ class Heads:
         self.options = options
         self.clock = clock
         self.cache = Cache(CACHE_BYTES)
+        self.examined: MutableMapping[int, Examined | None] = {}
+        """By the number of a thread; None if it is to be looked at again, as after a tag was taken off."""
 
     def shared_time(self) -> int:
         """Return the time by a clock that all who use the store share: what leases go by."""
@@ -92,7 +105,9 @@ class Heads:
 
     def anew(self) -> Heads:
         """Return the same with an empty cache: what it reads is what is stored now."""
-        return Heads(self.backend, self.types, self.options, self.clock)
+        made = Heads(self.backend, self.types, self.options, self.clock)
+        made.examined = self.examined
+        return made
 
     def nodes(self) -> Nodes:
         """Return a source of nodes with nothing fresh in it."""

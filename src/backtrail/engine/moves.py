@@ -243,6 +243,8 @@ class Moves:
         except Vanished:
             name = log.checkpoint_id(record.uid, seq)
             raise NotFound(f"checkpoint {name} was deleted", code="not_found.checkpoint") from None
+        if batch.untag:
+            self._heads.examined[no] = None
 
     # -- trying -----------------------------------------------------------------------------------
 

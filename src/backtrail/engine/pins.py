@@ -248,6 +248,8 @@ class Loosening:
                     self._heads.backend.commit(Batch(newest=((manifests.no, newest),), untag=untag))
                 except Stale:
                     self._held[pin] = None
+                else:
+                    self._heads.examined[record.no] = None
 
     def _holding(self, pin: str) -> tuple[ThreadRecord, int, Needs] | None:
         """Return what the manifests of a pin need, and as of which row; None if that is not known."""

@@ -12,6 +12,7 @@ import datetime as dt
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from backtrail.engine import log, pins
+from backtrail.engine.heads import Examined
 from backtrail.values import when
 
 if TYPE_CHECKING:
@@ -65,10 +66,10 @@ class Sorted(NamedTuple):
     kept: list[tuple[int, tuple[str, ...]]]
 
 
-def _places(heads: Heads, standing: Standing, rows: list[Row], first: int = 0) -> Iterator[tuple[int, Row]]:
-    """Give checkpoints with their places, newest first, in view (counted from `first`) and out of view apart."""
+def _places(heads: Heads, standing: Standing, rows: list[Row]) -> Iterator[tuple[int, Row]]:
+    """Give checkpoints with their places, newest first, in view and out of view apart."""
     view = heads.view(standing)
-    yield from enumerate((row for row in rows if log.contains(view, row.seq)), first)
+    yield from enumerate(row for row in rows if log.contains(view, row.seq))
     yield from enumerate(row for row in rows if not log.contains(view, row.seq))
 
 
@@ -176,26 +177,67 @@ def _keep_marked(
     return given
 
 
-def retired(heads: Heads, standing: Standing, new: Row) -> tuple[int, ...]:
-    """Return the seqs of what the store's options hide when a new checkpoint is written; none of it has a tag."""
-    options = heads.options
-    if not options.retires or standing.record.space == pins.SPACE:
-        return ()
+class Retired(NamedTuple):
+    """What goes with a save, by seq, and what has been looked at when it is written."""
+
+    hide: tuple[int, ...] = ()
+    examined: Examined | None = None
+
+
+def retired(heads: Heads, standing: Standing, new: Row) -> Retired:
+    """Return what the store's options hide when a new checkpoint is written; none of it has a tag.
+
+    What was looked at by an earlier save, and stayed, is not looked at again: so a save takes what it takes however
+    many checkpoints are exempt.
+    """
+    options, record = heads.options, standing.record
+    if not options.retires or record.space == pins.SPACE:
+        return Retired()
+    before = heads.examined.get(record.no) or Examined(-1, 0, 0)
     gone: dict[int, Row] = {}
+    upto, aged = 0, before.aged
     if options.max_checkpoints is not None:
-        rows = _all(heads, standing)
-        placed = _places(heads, standing, rows, first=1)  # the new one is the newest in view
-        gone.update({row.seq: row for place, row in placed if place >= options.max_checkpoints})
+        view = heads.view(standing)
+        upto = _end_of_rest(heads, standing, view, options.max_checkpoints - 1)  # the new one is the newest in view
+        same = before.view == new.view
+        rest = log.clip(view, before.upto + 1 if same else 1, upto)
+        rows = heads.backend.rows(record.no, rest, visible=True) if rest else []
+        rows += [] if same else _out_of_view(heads, standing, view)[options.max_checkpoints :]
+        gone.update({row.seq: row for row in rows})
     if options.ttl is not None:
-        gone.update({row.seq: row for row in _older_than(heads, standing, new.created_at - options.ttl)})
+        old, aged = _older_than(heads, standing, new.created_at - options.ttl, before.aged)
+        gone.update({row.seq: row for row in old})
     head = standing.head
     if options.auto_interval is not None and head is not None and head.kind == new.kind == log.AUTOMATIC:
         every = options.auto_interval
         if head.created_at // every == new.created_at // every:
             gone[head.seq] = head
-    gone = {seq: row for seq, row in gone.items() if log.is_sound(row, standing.record.uid)}
+    gone = {seq: row for seq, row in gone.items() if log.is_sound(row, record.uid)}
     exempt = _exempt(heads, standing, list(gone.values())) if gone else set()
-    return tuple(sorted(gone.keys() - exempt))
+    return Retired(tuple(sorted(gone.keys() - exempt)), Examined(new.view, upto, aged))
+
+
+def _end_of_rest(heads: Heads, standing: Standing, view: log.Ranges, count: int) -> int:
+    """Return the seq of the newest checkpoint in view that is behind so many others; 0 if there is none."""
+    left, end = count, 0
+    for low, high in reversed(view):  # as if none had been deleted
+        if left <= high - low:
+            end = high - left
+            break
+        left -= high - low + 1
+    no, newer = standing.record.no, log.clip(view, end + 1, log.MAX_SEQ)
+    if end == 0 or not newer or heads.backend.count(no, newer) == count:
+        return end
+    rows = heads.backend.rows(no, view, visible=True, newest_first=True, limit=count)
+    return rows[-1].seq - 1 if len(rows) == count else 0
+
+
+def _out_of_view(heads: Heads, standing: Standing, view: log.Ranges) -> list[Row]:
+    """Return the checkpoints that are out of view, newest first."""
+    ends = [0, *(high for _, high in view)]
+    begins = [*(low for low, _ in view), standing.newest.seq + 1]
+    ranges = [(end + 1, begin - 1) for end, begin in zip(ends, begins, strict=True) if end + 1 < begin]
+    return heads.backend.rows(standing.record.no, ranges, visible=True, newest_first=True) if ranges else []
 
 
 def outlived(heads: Heads, standing: Standing) -> dict[int, tuple[str, ...]]:
@@ -205,12 +247,19 @@ def outlived(heads: Heads, standing: Standing) -> dict[int, tuple[str, ...]]:
     return dict.fromkeys(sorted(heads.expired(record, rows, standing.newest.head)), ())
 
 
-def _older_than(heads: Heads, standing: Standing, oldest: int) -> Iterator[Row]:
-    """Give the checkpoints older than a time, from the first on, until a whole page of them is younger."""
-    low = 1
+def _older_than(heads: Heads, standing: Standing, oldest: int, behind: int) -> tuple[list[Row], int]:
+    """Return checkpoints older than a time, behind a seq, until a whole page of them is younger.
+
+    Also return up to which seq all of them are older.
+    """
+    found: list[Row] = []
+    aged, low = behind, behind + 1
     while rows := heads.backend.rows(standing.record.no, [(low, standing.newest.seq)], visible=True, limit=_PAGE):
         old = [row for row in rows if row.created_at < oldest]
-        yield from old
+        if aged == low - 1:
+            aged = next((row.seq - 1 for row in rows if row.created_at >= oldest), rows[-1].seq)
+        found += old
         if not old or len(rows) < _PAGE:
-            return
+            break
         low = rows[-1].seq + 1
+    return found, aged

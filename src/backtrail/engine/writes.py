@@ -119,8 +119,10 @@ class Writes:
         chain = standing.chain if standing else None
         stored = self._pack(proposal, chain)
         row = rows.checkpoint(standing, proposal.tree, stored, meta, created_at=self._heads.clock())
-        hide = retention.retired(self._heads, standing, row) if standing else ()
+        hide, examined = retention.retired(self._heads, standing, row) if standing else retention.Retired()
         after = self._commit_checkpoint(standing, row, stored, key, tags=meta.tags, hide=hide)
+        if examined is not None:
+            self._heads.examined[after.record.no] = examined
         return Standing(after.record, after.newest, after.head, _extended(chain, proposal.tree, stored))
 
     def fork(

@@ -72,6 +72,22 @@ def chunks_read(store: Store) -> Iterator[list[bytes]]:
 
 
 @contextmanager
+def rows_read(store: Store) -> Iterator[list[int]]:
+    """Count rows: gives a list of how many the backend returned, call by call, in the block."""
+    counts: list[int] = []
+    backend = store._backend  # noqa: SLF001 - what is read is seen nowhere else
+    read = backend.rows
+
+    def counting(*args: Any, **options: Any) -> list[Any]:
+        found = read(*args, **options)
+        counts.append(len(found))
+        return found
+
+    with mock.patch.object(backend, "rows", counting):
+        yield counts
+
+
+@contextmanager
 def before_hiding(store: Store, action: Callable[[], Any]) -> Iterator[None]:
     """Do something in the block when the store has chosen what to hide, and not hidden it yet: once."""
     backend = store._backend  # noqa: SLF001 - nobody else knows when that is

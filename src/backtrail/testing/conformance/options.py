@@ -10,7 +10,18 @@ import pytest
 
 import backtrail
 from backtrail import Invalid, NotFound, Record, Unavailable
-from backtrail.testing.conformance.base import Clock, Suite, before_hiding, fill, head, ids, messages, states, steps
+from backtrail.testing.conformance.base import (
+    Clock,
+    Suite,
+    before_hiding,
+    fill,
+    head,
+    ids,
+    messages,
+    rows_read,
+    states,
+    steps,
+)
 from backtrail.testing.scene import agent
 
 if TYPE_CHECKING:
@@ -113,6 +124,67 @@ class MaxCheckpoints(Suite):
             rows = store._backend.usage().rows  # noqa: SLF001 - rows are seen nowhere else
             assert rows < 120
             assert [state["n"] for state in states(thread.history())] == [197, 198, 199]
+
+    @pytest.mark.parametrize("options", [{"max_checkpoints": 3}, {"ttl": 5}, {"max_checkpoints": 3, "ttl": 5}])
+    def test_a_save_reads_few_rows_however_many_are_labelled(self, opener: Opener, options: dict[str, Any]) -> None:
+        with opener(**options) as store:
+            clock, thread = Clock(store), store.thread("t")
+            for n in range(150):
+                thread.save({"n": n}, label=f"v{n}")
+                clock.advance(1)
+            with rows_read(store) as counts:
+                for n in range(150, 160):
+                    thread.save({"n": n}, label=f"v{n}")
+                    clock.advance(1)
+                with store.transaction():
+                    thread.save({"n": 160}, label="v160")
+                thread.save({"n": 161}, label="v161")
+            assert sum(counts) <= 120
+            assert len(thread) == 162
+
+    def test_a_new_store_hides_what_was_saved_without_a_maximum(self, opener: Opener) -> None:
+        with opener() as store:
+            fill(store.thread("t"), 60)
+            for n in range(60):
+                store.thread("t").save({"n": n}, label=f"v{n}")
+        with opener(max_checkpoints=4) as store:
+            store.thread("t").save({"n": 0}, label="new")
+            assert steps(store.thread("t").history()) == list(range(61, 122))
+
+    def test_the_maximum_counts_what_is_there(self, opener: Opener) -> None:
+        with opener(max_checkpoints=4) as store:
+            thread: Thread[Any] = store.thread("t")
+            *_, e, f, g = fill(thread, 7)
+            thread.delete_checkpoint(f)
+            made = fill(thread, 1)
+            assert list(thread.history())[-3:] == [e, g, *made]
+            assert len(thread) == 4
+            thread.rewind(e)
+            made = fill(thread, 3)
+            assert list(thread.history()) == [e, *made]
+            assert len(list(thread.history(everything=True))) == 6
+
+    def test_the_maximum_takes_what_is_untagged(self, opener: Opener) -> None:
+        with opener(max_checkpoints=2) as store:
+            thread: Thread[Any] = store.thread("t")
+            a, b, *_ = [thread.save({"n": n}, tags=["good"]) for n in range(5)]
+            thread.untag(a, "good")
+            with store.transaction():
+                thread.untag(b, "good")
+                thread.save({"n": 5})
+            assert steps(thread.history()) == [3, 4, 5, 6]
+
+    def test_the_maximum_holds_after_a_transaction_is_dropped(self, opener: Opener) -> None:
+        with opener(max_checkpoints=2) as store:
+            thread: Thread[Any] = store.thread("t")
+            fill(thread, 3)
+            with pytest.raises(RuntimeError), store.transaction():
+                thread.save({"n": 4})
+                raise RuntimeError
+            with store.transaction():
+                thread.save({"n": 4})
+            thread.save({"n": 5})
+            assert steps(thread.history()) == [4, 5]
 
     @pytest.mark.parametrize("number", [0, -1, True, 1.5, "3"])
     def test_it_is_a_number_above_zero(self, opener: Opener, number: Any) -> None:
