@@ -457,3 +457,24 @@ def test_only_a_builtin_that_saves_makes_a_store(tmp_path, monkeypatch):
 def test_no_is_no_for_upkeep_too(trip_store, monkeypatch):
     monkeypatch.setattr(terms, "is_terminal", lambda stream: True)
     assert run("migrate", stdin="n\n").code == 1
+
+
+def test_prune_removes_idle_threads(trip_store):
+    with backtrail.open() as store:
+        store.thread("fresh").save({"n": 1})
+        Clock(store)  # years ago
+        store.thread("brief").save({"n": 1})
+    assert "nothing goes: 1 in use" in good("prune", "--idle", "30d", "--thread", "fresh", "--dry-run").err
+    assert "0s" in bad(2, "prune", "--idle", "0s")
+    plan = good("prune", "--idle", "30d", "--thread", "brief", "--dry-run")
+    assert "idle for more than 30 days" in plan.out
+    assert "1 thread would go as a whole: 1 thread" in plan.err
+    assert "1 thread removed" in good("prune", "--idle", "30d", "--thread", "brief", "--yes").err
+    with backtrail.open() as store:
+        assert store.info("brief") is None
+
+
+def test_prune_says_why_nothing_goes(trip_store):
+    said = good("prune", "--keep-last", "1000", "--dry-run").err
+    assert "nothing goes: " in said
+    assert "newest 1000" in said

@@ -112,6 +112,14 @@ def check_duration(value: Any, what: str) -> int:
     return int(seconds * 1_000_000)
 
 
+def check_days(value: Any, what: str) -> int:
+    """Return a duration, given as a timedelta or in days, in microseconds."""
+    days = value.total_seconds() / 86_400 if isinstance(value, dt.timedelta) else value
+    if isinstance(days, bool) or not isinstance(days, int | float) or not 0 < days < 1e7:  # noqa: PLR2004
+        raise Invalid(f"{what} is a timedelta or a number of days above 0, not {value!r}", code="invalid.argument")
+    return max(int(days * 86_400_000_000), 1)
+
+
 def check_timeout(value: Any) -> float | None:
     """Return how long to wait, given as a timedelta or in seconds, in seconds; None: for ever."""
     seconds = value.total_seconds() if isinstance(value, dt.timedelta) else value

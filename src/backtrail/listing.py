@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from backtrail.arguments import check_id
 from backtrail.engine import log
 from backtrail.engine.heads import Standing
+from backtrail.engine.labels import ASIDE
 from backtrail.errors import Corrupt, Invalid, NotFound
 from backtrail.fields import plain
 from backtrail.values import ThreadInfo, micros, when
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from backtrail.engine.heads import Heads
 
 THREAD: Final = "thread"
-ASIDE: Final = "aside"
 SPACES: Final = ("thread", "agent", "conversation", "run")
 _PAGE: Final = 200
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
-from backtrail.arguments import check_count, check_duration, check_tags
-from backtrail.engine import log
+from backtrail.arguments import check_count, check_days, check_duration, check_tags
+from backtrail.engine import log, retention
 from backtrail.engine.retention import Rules, Sorted
 from backtrail.errors import Invalid
 from backtrail.reports import PruneReport
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from backtrail.backends.port import ThreadRecord
+    from backtrail.engine.idle import Idle
 
 T = TypeVar("T")
 _COUNTS = ("keep_last", "keep_hourly", "keep_daily", "keep_weekly")
@@ -30,6 +32,8 @@ _COUNTS = ("keep_last", "keep_hourly", "keep_daily", "keep_weekly")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """What stays of each thread that is pruned: all that one of these keeps. All other checkpoints go.
+
+    `idle` says which threads go as a whole; if it is all that is said, the others stay as they are.
 
     It has to keep something: `Invalid` if it says nothing, or keeps nothing. The head always stays, and what a
     checkpoint of an agent holds. What was rewound away is counted apart from what is in view.
@@ -47,7 +51,12 @@ class Policy:
     keep_tagged: bool | tuple[str, ...] = True
     """Those that have a tag, or one of these tags."""
     keep_labelled: bool = True
-    """Those that have a label."""
+    """Those that have a label of the user's; adapters label all that they save, and that keeps nothing."""
+    idle: dt.timedelta | float | None = None
+    """Whole threads, conversations and runs go that were last written to longer ago than this: a timedelta, or days.
+
+    They are deleted, heads and all, unless one of their checkpoints is tagged, labelled or held by one of an agent.
+    """
 
     def __post_init__(self) -> None:
         given = [name for name in _COUNTS if getattr(self, name) is not None]
@@ -55,15 +64,17 @@ class Policy:
             check_count(getattr(self, name), name)
         if self.older_than is not None:
             check_duration(self.older_than, "older_than")
+        if self.idle is not None:
+            check_days(self.idle, "idle")
         if not isinstance(self.keep_tagged, bool):
             object.__setattr__(self, "keep_tagged", check_tags(self.keep_tagged, "keep_tagged"))
         if not isinstance(self.keep_labelled, bool):
             raise Invalid(f"keep_labelled is True or False, not {self.keep_labelled!r}", code="invalid.argument")
-        counted = any(getattr(self, name) for name in given)
-        if not counted and self.older_than is None and self.keep_tagged in (True, False, ()):
+        keeps = any(getattr(self, name) for name in given) or self.older_than is not None
+        if not keeps and self.keep_tagged in (True, False, ()) and (given or self.idle is None):
             raise Invalid(
-                f"a policy needs one of {', '.join(_COUNTS)} above 0, or older_than, or the names of tags, or all "
-                "would go but heads and what is marked; to remove everything, delete the thread",
+                f"a policy needs one of {', '.join(_COUNTS)} above 0, or older_than, or idle, or the names of tags, or "
+                "all would go but heads and what is marked; to remove everything, delete the thread",
                 code="invalid.policy",
             )
 
@@ -71,6 +82,7 @@ class Policy:
 def rules_of(policy: Policy, now: int) -> Rules:
     """Return a policy as rules that hold at a time, in microseconds since 1970."""
     age = None if policy.older_than is None else check_duration(policy.older_than, "older_than")
+    idle = None if policy.idle is None else check_days(policy.idle, "idle")
     return Rules(
         keep_last=policy.keep_last,
         oldest=None if age is None else now - age,
@@ -80,6 +92,8 @@ def rules_of(policy: Policy, now: int) -> Rules:
         keep_weekly=policy.keep_weekly,
         keep_tagged=frozenset(policy.keep_tagged) if isinstance(policy.keep_tagged, tuple) else policy.keep_tagged,
         keep_labelled=policy.keep_labelled,
+        idle_since=None if idle is None else now - idle,
+        idle=idle,
     )
 
 
@@ -163,6 +177,13 @@ class _Told(Sequence[T]):
         return f"<{len(self)} checkpoints>"
 
 
+def _kind_of(reason: str) -> str:
+    """Return a reason without what it says of one checkpoint or thread alone."""
+    word = reason.partition(" ")[0]
+    kinds = {"hour": "newest of an hour", "day": "newest of a day", "week": "newest of a week", "tagged": "tagged"}
+    return "held by a checkpoint of an agent" if word == "held" else kinds.get(word, reason)
+
+
 class Account:
     """Adds up what goes and what stays."""
 
@@ -174,6 +195,9 @@ class Account:
         self._reasons: dict[tuple[str, ...], tuple[str, ...]] = {}
         self._untouched = 0
         self._damaged: list[str] = []
+        self._idle = retention.idle_reason(rules)
+        self._removed_threads: list[tuple[str, str, str]] = []
+        self._why: Counter[str] = Counter()
 
     def add(self, record: ThreadRecord, found: Sorted) -> None:
         """Take note of what becomes of a thread."""
@@ -183,10 +207,30 @@ class Account:
             seqs = array("I", (seq for seq, _ in found.kept))
             reasons = tuple(self._reasons.setdefault(each, each) for _, each in found.kept)
             self._kept.append(_Part(record.uid, record.name, record.space, seqs, reasons))
+            self._count(found)
 
-    def pass_over(self) -> None:
-        """Take note of a thread of which everything stays."""
+    def settle(self, record: ThreadRecord, found: Idle, *, alone: bool) -> None:
+        """Take note of a thread that may be idle; of one in use if nothing else decides about its checkpoints."""
+        if found.seqs is not None:
+            self._removed_threads.append((found.kind, record.name, self._idle))
+            if found.seqs:
+                self._gone.append(_Part(record.uid, record.name, found.kind, array("I", found.seqs), ((self._idle,),)))
+        elif found.head is not None:
+            self.add(record, Sorted({}, [(found.head, found.why)]))
+        elif found.why and alone:
+            self.pass_over(why=found.why[0])
+
+    def pass_over(self, found: Sorted | None = None, *, why: str | None = None, count: int = 1) -> None:
+        """Take note of a thread of which everything stays, and why that is."""
         self._untouched += 1
+        if found is not None:
+            self._count(found)
+        elif why is not None and count:
+            self._why[why] += count
+
+    def _count(self, found: Sorted) -> None:
+        for _, reasons in found.kept:
+            self._why.update({_kind_of(reason) for reason in reasons})
 
     def leave(self, record: ThreadRecord) -> None:
         """Take note of a thread that is damaged, so that nothing of it goes."""
@@ -197,7 +241,7 @@ class Account:
         reason = self._reason
 
         def gone(part: _Part, at: int) -> tuple[str, str]:
-            return log.checkpoint_id(part.uid, part.seqs[at]), reason
+            return log.checkpoint_id(part.uid, part.seqs[at]), part.reasons[0][0] if part.reasons else reason
 
         def kept(part: _Part, at: int) -> tuple[str, str, tuple[str, ...]]:
             return log.checkpoint_id(part.uid, part.seqs[at]), part.name, part.reasons[at]
@@ -209,5 +253,7 @@ class Account:
             kinds=_Told(self._kept, lambda part, _: part.kind),
             untouched=self._untouched,
             damaged=tuple(self._damaged),
+            threads=tuple(self._removed_threads),
+            reasons=dict(self._why.most_common()),
             dry_run=self._dry_run,
         )

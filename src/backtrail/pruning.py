@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from backtrail.arguments import check_id, check_ids, check_kind_of_ids, check_progress
-from backtrail.engine import pins, retention, upkeep
+from backtrail.engine import idle, journal, pins, retention, upkeep
 from backtrail.engine.trying import Key
 from backtrail.errors import Corrupt, Invalid, NotFound
 from backtrail.policies import Account, rules_of
@@ -38,21 +38,45 @@ def prune(
     heads = engine.desk.heads
     rules = rules_of(policy, heads.clock())
     account = Account(rules, dry_run=dry_run)
-    holders = pins.Holders(heads)
+    holders, keepers = pins.Holders(heads), pins.Holders(heads, of_heads=False)
+    if rules.idle is not None and journal.RUN in spaces:
+        spaces = (*spaces, journal.SPACE)  # a run without checkpoints is known by its journal alone
     for count, record in enumerate(_chosen(heads, spaces, agent, threads), 1):
         try:
-            all_stay = retention.all_stay(heads, record, rules)
-            found = None if all_stay else _pruned(engine, record, rules, holders, dry_run=dry_run)
+            _prune(engine, record, rules, account, holders=holders, keepers=keepers, dry_run=dry_run)
         except Corrupt:  # it is not known where its head is
             account.leave(record)
-        else:
-            if found is None or not found.gone:
-                account.pass_over()
-            else:
-                account.add(record, found)
         if progress:
             progress("threads", count)
     return account.report()
+
+
+def _prune(
+    engine: Engine,
+    record: ThreadRecord,
+    rules: retention.Rules,
+    account: Account,
+    *,
+    holders: pins.Holders,
+    keepers: pins.Holders,
+    dry_run: bool,
+) -> None:
+    """Prune one thread, or remove it."""
+    if rules.idle is not None:
+        found = idle.remove(engine, record, rules, keepers, dry_run=dry_run)
+        alone = record.space == journal.SPACE or not rules.prunes
+        account.settle(record, found, alone=alone)
+        if not found.why or alone:
+            return
+    few = retention.few(engine.desk.heads, record, rules)
+    pruned = None if few is not None else _pruned(engine, record, rules, holders, dry_run=dry_run)
+    if pruned is not None and pruned.gone:
+        account.add(record, pruned)
+    else:
+        account.pass_over(pruned, why=f"newest {rules.keep_last}", count=few or 0)
+
+
+# -- checkpoints ----------------------------------------------------------------------------------------
 
 
 def _pruned(

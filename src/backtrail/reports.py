@@ -57,6 +57,10 @@ class PruneReport(int):
     """How many threads there were of which nothing goes."""
     damaged: tuple[str, ...]
     """The ids of threads that were passed over: it is not known where their heads are, until a repair."""
+    threads: tuple[tuple[str, str, str], ...]
+    """(kind, thread id, reason): those that went as a whole, because they were idle. Their checkpoints are removed."""
+    reasons: dict[str, int]
+    """How many checkpoints stay for each reason, in all threads, also in those of which nothing goes."""
     dry_run: bool
 
     def __new__(
@@ -68,6 +72,8 @@ class PruneReport(int):
         kinds: Sequence[str] = (),
         untouched: int = 0,
         damaged: tuple[str, ...] = (),
+        threads: tuple[tuple[str, str, str], ...] = (),
+        reasons: dict[str, int] | None = None,
         dry_run: bool,
     ) -> Self:
         """Make a report of what was removed and what was kept."""
@@ -78,6 +84,8 @@ class PruneReport(int):
         made.kinds = kinds
         made.untouched = untouched
         made.damaged = damaged
+        made.threads = threads
+        made.reasons = reasons or {}
         made.dry_run = dry_run
         return made
 

@@ -40,8 +40,9 @@ if TYPE_CHECKING:
     from backtrail.engine.diff import Edit
     from backtrail.engine.heads import Standing
     from backtrail.engine.moves import Tagged
+    from backtrail.engine.retention import Rules
     from backtrail.engine.tree import Tree
-    from backtrail.policies import Policy
+    from backtrail.policies import Account, Policy
     from backtrail.reports import PruneReport
 
 S = TypeVar("S")
@@ -440,15 +441,29 @@ class Thread(Handle[S]):
             return found.gone
 
         standing = self._standing()
+        account = Account(rules, dry_run=dry_run)
+        if standing is not None and rules.idle is not None:
+            standing = self._remove_idle(standing, rules, account, dry_run=dry_run)
         if standing is not None and dry_run:
             choose(standing)
         elif standing is not None:
             hidden = self._engine.desk.moves.hide(self._key, choose)
             found = found._replace(gone=dict(sorted(hidden.items())))
-        account = Account(rules, dry_run=dry_run)
         if standing is not None:
             account.add(standing.record, found)
         return account.report()
+
+    def _remove_idle(self, standing: Standing, rules: Rules, account: Account, *, dry_run: bool) -> Standing | None:
+        """Remove the thread if it is idle; return how it stands if its checkpoints are still to be pruned."""
+        from backtrail.engine import idle  # noqa: PLC0415 - not every program prunes
+
+        holders = pins.Holders(self._engine.desk.heads, of_heads=False)
+        found = idle.remove(self._engine, standing.record, rules, holders, dry_run=dry_run)
+        account.settle(standing.record, found, alone=not rules.prunes)
+        now = self._standing()
+        if found.seqs is not None and not dry_run and now is not None:
+            self._remember(now)
+        return now if found.why and rules.prunes else None
 
     def delete_checkpoint(self, ref: Ref) -> bool:
         """Delete a checkpoint and say whether there was one. If it was the head, its nearest ancestor left is now."""

@@ -43,6 +43,7 @@ def _number(name: str, what: str) -> Callable[[F], F]:
     examples=(
         "backtrail prune --keep-last 1 --dry-run",
         "backtrail prune --keep-last 1 --keep-daily 7 --no-keep-labelled --thread trip --yes",
+        "backtrail prune --idle 30d --dry-run",
     )
 )
 @_number("last", "the newest N of each thread")
@@ -52,6 +53,7 @@ def _number(name: str, what: str) -> Callable[[F], F]:
 @click.option("--keep-tagged/--no-keep-tagged", default=True, show_default=True, help="Keep those that have a tag.")
 @click.option("--keep-labelled/--no-keep-labelled", default=True, show_default=True, help="Keep those with a label.")
 @click.option("--older-than", type=Duration(), metavar="TIME", help="Keep what is not older: 12h, 30d, 8w.")
+@click.option("--idle", type=Duration(), metavar="TIME", help="Remove threads not written to for so long, whole: 30d.")
 @threads_option
 @kind_option
 @agent_option
@@ -70,16 +72,13 @@ def prune(
 ) -> None:
     """Hide old checkpoints of all threads.
 
-    What one of the options keeps stays; all else goes. Heads always stay, and what a checkpoint of an agent holds. What
-    goes cannot be brought back; `backtrail gc` then gives the space back.
+    What one of the options keeps stays; all else goes. Heads always stay, and what a checkpoint of an agent holds. With
+    --idle, threads, conversations and runs that are idle go as a whole, unless one of their checkpoints is tagged,
+    labelled or held. What goes cannot be brought back; `backtrail gc` then gives the space back.
     """
     from backtrail.errors import Conflict
 
-    given = {name: value for name, value in rules.items() if value is not None}
-    if not {*given} - {"keep_tagged", "keep_labelled"}:
-        raise click.UsageError("say what to keep: --keep-last N, --keep-daily N ..., or --older-than TIME")
-    if given.get("older_than") == 0:
-        raise click.UsageError("--older-than 0s would keep nothing: say how long things stay")
+    given = _rules(rules)
     with (session.read if dry_run else session.write)() as store:
         where = {**find_ids(store, threads, kind), "agent": agent}
         if agent is not None:
@@ -87,9 +86,10 @@ def prune(
         report = _pruned(store, given, where, dry_run=True)
         if out.human:
             _show_plan(session, out, report, full=dry_run)
-        if not dry_run and report.removed:
-            confirm(f"Hide {count(len(report.removed), 'checkpoint')}? This cannot be taken back.", yes=yes)
-            if not yes and _pruned(store, given, where, dry_run=True).removed != report.removed:
+        if not dry_run and (report.removed or report.threads):
+            confirm(f"{_deed(report)}? This cannot be taken back.", yes=yes)
+            again = report if yes else _pruned(store, given, where, dry_run=True)
+            if again.removed != report.removed or again.threads != report.threads:
                 raise Conflict(
                     "somebody has written meanwhile, and something else would go now: nothing was changed",
                     code="conflict.stale",
@@ -98,7 +98,29 @@ def prune(
     if not out.human:
         out.values(_told(report))
     elif not dry_run:
-        say(f"{count(len(report.removed), 'checkpoint')} hidden; `{session.command('gc')}` gives the space back")
+        whole = f", {count(len(report.threads), 'thread')} removed" if report.threads else ""
+        say(f"{count(len(report.removed), 'checkpoint')} hidden{whole}; `{session.command('gc')}` gives the space back")
+
+
+def _rules(rules: dict[str, Any]) -> dict[str, Any]:
+    """Return what a policy is to say."""
+    import datetime as dt
+
+    given = {name: value for name, value in rules.items() if value is not None}
+    if not {*given} - {"keep_tagged", "keep_labelled"}:
+        raise click.UsageError("say what stays: --keep-last N, --keep-daily N ..., --older-than TIME, or --idle TIME")
+    for name in ("older_than", "idle"):
+        if given.get(name) == 0:
+            raise click.UsageError(f"--{name.replace('_', '-')} 0s would keep nothing: say how long things stay")
+    if "idle" in given:
+        given["idle"] = dt.timedelta(seconds=given["idle"])
+    return given
+
+
+def _deed(report: Any) -> str:
+    """Return what a question is about."""
+    deed = f"Hide {count(len(report.removed), 'checkpoint')}"
+    return f"{deed} and remove {count(len(report.threads), 'whole thread')}" if report.threads else deed
 
 
 def _require_agent(store: Any, agent: str) -> None:
@@ -150,8 +172,19 @@ def _show_plan(session: Session, out: Output, report: Any, *, full: bool) -> Non
         say(f"... and {rest:,} more")
     stays = f"{len(report.kept):,} of the same threads stay"
     say(f"{count(len(report.removed), 'checkpoint')} of {count(len(threads), 'thread')} would go, {stays}")
+    if report.threads:
+        say(f"{count(len(report.threads), 'thread')} would go as a whole: {_kinds(report)}")
+    elif not report.removed:
+        why = ", ".join(f"{number:,} {reason}" for reason, number in report.reasons.items())
+        say(f"nothing goes: {clean(why) or 'there is nothing'}")
     for name in report.damaged:
         say(f"{clean(name)} is damaged, and left as it is: `{session.command('verify')}` says more")
+
+
+def _kinds(report: Any) -> str:
+    """Return how many threads go as a whole, by kind."""
+    kinds = [kind for kind, _, _ in report.threads]
+    return ", ".join(count(kinds.count(kind), kind) for kind in dict.fromkeys(kinds))
 
 
 @command(examples=("backtrail gc",))

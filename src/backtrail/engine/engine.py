@@ -173,6 +173,7 @@ class Engine:
             known.standing = None
         self._written.clear()
         self._direct.heads.examined.clear()
+        self._direct.heads.deltas.clear()
 
     def types_with(self, named: Iterable[Any] | None) -> Types:
         """Return the store's types; with those that are named for a thread, if any are: then there are no others."""
@@ -207,10 +208,11 @@ class Engine:
         if self.desk is not self._direct:
             raise Invalid("a transaction is open already in this thread or task", code="invalid.transaction")
         overlay = Overlay(self.backend)
-        heads = Heads(overlay, self.types, self.options)
+        heads = Heads(overlay, self.types, self.options, self._direct.heads.clock)
         heads.cache = self._direct.heads.cache
         examined: dict[int, Examined | None] = {}  # counts for others when the transaction has been written
         heads.examined = ChainMap(examined, self._direct.heads.examined)
+        heads.deltas = ChainMap({}, self._direct.heads.deltas)
         overlay.after_commit.append(
             lambda: self._direct.heads.examined.update({no: each for no, each in examined.items() if no >= 0})
         )

@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from backtrail.engine import log, payload
+from backtrail.engine import labels, log, payload
 from backtrail.engine.nodes import Cache, Nodes
 from backtrail.engine.pins import SPACE
 from backtrail.engine.squeeze import stands_beside
@@ -98,6 +98,8 @@ class Heads:
         self.cache = Cache(CACHE_BYTES)
         self.examined: MutableMapping[int, Examined | None] = {}
         """By the number of a thread; None if it is to be looked at again, as after a tag was taken off."""
+        self.deltas: MutableMapping[int, tuple[int, bool]] = {}
+        """By the number of a thread: up to which seq its rows were looked at, and whether one has deltas."""
 
     def shared_time(self) -> int:
         """Return the time by a clock that all who use the store share: what leases go by."""
@@ -284,12 +286,29 @@ class Heads:
             return path
         return *path, *log.clip(((1, standing.newest.seq),), standing.before.seq + 1, log.MAX_SEQ)
 
+    def exempt_by_label(self, record: ThreadRecord, row: Row) -> bool:
+        """Tell whether a row stays for its label: one that a user gave, or any if rows are made from those before."""
+        if row.label is None:
+            return False
+        return labels.mark_of(row, self.types) is None or self.has_deltas(record)
+
+    def has_deltas(self, record: ThreadRecord) -> bool:
+        """Tell whether an adapter's checkpoints in a thread may be made from others; each row is looked at once."""
+        upto, found = self.deltas.get(record.no, (0, False))
+        newest = None if found else self.backend.newest(record.no)
+        if newest is not None and newest.seq > upto:
+            rows = self.backend.rows(record.no, [(upto + 1, newest.seq)], visible=True)
+            found = any(labels.has_deltas(row, self.types) for row in rows)
+            self.deltas[record.no] = newest.seq, found
+        return found
+
     def expired(self, record: ThreadRecord, rows: Sequence[Row], head: int) -> set[int]:
-        """Return the seqs of checkpoints that the store's ttl has ended: not the head, nothing labelled or tagged."""
+        """Return the seqs of checkpoints that the ttl has ended: not the head, nothing users labelled or tagged."""
         if self.options.ttl is None or record.space == SPACE:
             return set()
         oldest = self.clock() - self.options.ttl
-        old = {row.seq for row in rows if row.created_at < oldest and row.label is None and row.seq != head}
+        aged = [row for row in rows if row.created_at < oldest and row.seq != head]
+        old = {row.seq for row in aged if not self.exempt_by_label(record, row)}
         return old - set(self.backend.tags(record.no, old)) if old else old
 
     def visible(

@@ -198,8 +198,10 @@ def pinned(heads: Heads, record: ThreadRecord) -> set[int]:
 class Holders:
     """Tells what agents' checkpoints hold. A pin may be there still when those that needed the row were deleted."""
 
-    def __init__(self, heads: Heads) -> None:
+    def __init__(self, heads: Heads, *, of_heads: bool = True) -> None:
         self._heads = heads
+        self._of_heads = of_heads
+        """Whether the manifest from which the next one is made counts: a thread that is deleted is not in that one."""
         self._known: dict[str, tuple[int, Needs]] = {}
 
     def of(self, record: ThreadRecord, seq: int, tags: Iterable[str]) -> list[str]:
@@ -216,7 +218,7 @@ class Holders:
         newest = self._heads.backend.newest(manifests.no)
         try:
             if pin not in self._known or newest is None or self._known[pin][0] != newest.seq:
-                self._known[pin] = needed(self._heads, manifests)
+                self._known[pin] = needed(self._heads, manifests, of_heads=self._of_heads)
         except (Corrupt, NotFound):
             return True
         return seq in self._known[pin][1].get((record.space, record.name), ())
@@ -267,8 +269,11 @@ def in_use(seq: int, note: Note, head: int, newest: Note) -> bool:
     return note.role == CHECKPOINT or seq == head or any(seq == before for before, _ in newest.undo)
 
 
-def needed(heads: Heads, record: ThreadRecord) -> tuple[int, Needs]:
-    """Return the newest row of an agent's checkpoints, and the rows that they need."""
+def needed(heads: Heads, record: ThreadRecord, *, of_heads: bool = True) -> tuple[int, Needs]:
+    """Return the newest row of an agent's checkpoints, and the rows that they need.
+
+    `of_heads`: also those that the next one is made from, if nothing is written to their threads before.
+    """
     newest = heads.backend.newest(record.no)
     if newest is None or newest.head == 0:
         return (0 if newest is None else newest.seq), {}
@@ -283,6 +288,8 @@ def needed(heads: Heads, record: ThreadRecord) -> tuple[int, Needs]:
         if in_use(row.seq, notes[row.seq], newest.head, notes[newest.head]):
             pointers = _manifest(heads, record, row, tree).pointers(record.name)
             if row.seq == newest.head and notes[row.seq].role == AFTER:  # the next one is made from what still holds
+                if not of_heads:
+                    continue
                 for stand in heads.backend.standings(record.name, touched=True):
                     pointers.pop((stand.record.space, stand.record.name), None)
             for name, pointer in pointers.items():

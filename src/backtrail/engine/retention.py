@@ -11,7 +11,7 @@ from __future__ import annotations
 import datetime as dt
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from backtrail.engine import log, pins
+from backtrail.engine import labels, log, pins
 from backtrail.engine.heads import Examined
 from backtrail.values import when
 
@@ -44,6 +44,16 @@ class Rules(NamedTuple):
     """The newest of each of the last so many hours, days, weeks that have one."""
     keep_tagged: bool | frozenset[str] = True
     keep_labelled: bool = True
+    idle_since: int | None = None
+    """What was last written to before this time is idle (microseconds since 1970): all of it goes ..."""
+    idle: int | None = None
+    """... because that is longer ago than this (microseconds)."""
+
+    @property
+    def prunes(self) -> bool:
+        """Whether checkpoints may go of a thread that stays."""
+        counts = (self.keep_last, self.keep_hourly, self.keep_daily, self.keep_weekly, self.oldest)
+        return any(each is not None for each in counts) or isinstance(self.keep_tagged, frozenset)
 
     @property
     def reason(self) -> str:
@@ -79,20 +89,43 @@ def _all(heads: Heads, standing: Standing, limit: int | None = None) -> list[Row
     )
 
 
-def _exempt(heads: Heads, standing: Standing, rows: list[Row]) -> set[int]:
-    tagged = heads.backend.tags(standing.record.no, [row.seq for row in rows])
-    return {row.seq for row in rows if row.label is not None or row.seq in tagged}
+def _exempt(heads: Heads, record: ThreadRecord, rows: list[Row], new: Row) -> set[int]:
+    tagged = heads.backend.tags(record.no, [row.seq for row in rows])
+    deltas = labels.has_deltas(new, heads.types)
+    return {
+        row.seq
+        for row in rows
+        if row.seq in tagged or heads.exempt_by_label(record, row) or (deltas and row.label is not None)
+    }
 
 
-def all_stay(heads: Heads, record: ThreadRecord, rules: Rules) -> bool:
-    """Tell whether a thread has so few checkpoints that all of them stay, without reading more of them than that."""
-    if rules.keep_last is None:
-        return False
+def few(heads: Heads, record: ThreadRecord, rules: Rules) -> int | None:
+    """Return how many checkpoints a thread has if all of them stay because they are so few; no more are read."""
     newest = heads.backend.newest(record.no)
-    if newest is None or newest.seq <= rules.keep_last:
-        return True
+    if newest is None or rules.keep_last is None:
+        return 0 if newest is None else None
+    if newest.seq <= rules.keep_last:
+        return heads.backend.count(record.no, [(1, newest.seq)])
     rows = heads.backend.rows(record.no, [(1, newest.seq)], visible=True, limit=rules.keep_last + 1)
-    return len(rows) <= rules.keep_last
+    return len(rows) if len(rows) <= rules.keep_last else None
+
+
+def idle_reason(rules: Rules) -> str:
+    """Return why a whole thread goes."""
+    return f"idle for more than {dt.timedelta(microseconds=rules.idle or 0)}"
+
+
+def marked(heads: Heads, standing: Standing, rules: Rules, holders: pins.Holders) -> tuple[str, ...]:
+    """Return why an idle thread stays: what users and agents' checkpoints keep of it."""
+    rows = _all(heads, standing)
+    why: dict[int, list[str]] = {row.seq: [] for row in rows}
+    given = _keep_marked(heads, standing, rules._replace(keep_labelled=False), rows, why)
+    for row in rows:
+        if rules.keep_labelled and row.label is not None and labels.mark_of(row, heads.types) is None:
+            why[row.seq].append("labelled")
+        held = holders.of(standing.record, row.seq, given.get(row.seq, ()))
+        why[row.seq] += [f"held by a checkpoint of agent {name}" for name in held]
+    return tuple(dict.fromkeys(reason for reasons in why.values() for reason in reasons))
 
 
 def sort_out(
@@ -172,7 +205,7 @@ def _keep_marked(
             shown = tuple(tag for tag in shown if tag in rules.keep_tagged)
         if shown and rules.keep_tagged:
             why[row.seq].append(f"tagged {', '.join(shown)}")
-        if row.label is not None and rules.keep_labelled:
+        if rules.keep_labelled and heads.exempt_by_label(standing.record, row):
             why[row.seq].append("labelled")
     return given
 
@@ -213,7 +246,7 @@ def retired(heads: Heads, standing: Standing, new: Row) -> Retired:
         if head.created_at // every == new.created_at // every:
             gone[head.seq] = head
     gone = {seq: row for seq, row in gone.items() if log.is_sound(row, record.uid)}
-    exempt = _exempt(heads, standing, list(gone.values())) if gone else set()
+    exempt = _exempt(heads, record, list(gone.values()), new) if gone else set()
     return Retired(tuple(sorted(gone.keys() - exempt)), Examined(new.view, upto, aged))
 
 

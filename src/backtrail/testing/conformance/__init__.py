@@ -29,6 +29,7 @@ from backtrail.testing.conformance.expecting import Appending, Expecting, Lendin
 from backtrail.testing.conformance.finding import Finding, Hits
 from backtrail.testing.conformance.grouping import Groups
 from backtrail.testing.conformance.holding import Keeping, Owning
+from backtrail.testing.conformance.idling import Idling
 from backtrail.testing.conformance.indexing import Indexing
 from backtrail.testing.conformance.interrupting import Interrupting, Resuming
 from backtrail.testing.conformance.large import Large
@@ -72,6 +73,7 @@ class StoreConformance(
     Deleting,
     Pruning,
     Policies,
+    Idling,
     Ending,
     Expecting,
     Appending,
