@@ -290,7 +290,8 @@ def test_an_agent_is_not_forked_by_itself(trip_store):
 
 def test_delete_of_a_thread_a_checkpoint_a_conversation_a_run_an_agent(trip_store):
     good("delete", "trip-cheap@~1", "--yes")
-    assert [row["step"] for row in good("log", "trip-cheap", "--jsonl").rows] == [3]
+    rows = good("log", "trip-cheap", "--jsonl").rows
+    assert [(row["thread_id"], row["step"]) for row in rows] == [("trip-cheap", 3), ("trip", 1)]
     said = good("delete", "trip@fly", "--yes").err
     assert "the head is then step 2" in said
     assert state("trip")["budget"] == 120
@@ -337,3 +338,10 @@ def test_changes_work_on_files_in_memory_and_with_kinds(tmp_path, monkeypatch):
     assert good("undo", "x", "--kind", "thread", "--yes").err.endswith("backtrail redo x\n")
     assert good("save", "x", "--yes", "--store", "memory://", "--json", stdin="1").json["step"] == 1
     assert changing.COMMANDS
+
+
+def test_commands_that_change_leave_the_ancestors_of_a_fork_alone(trip_store):
+    before = good("log", "trip", "--jsonl").rows
+    for words in (["rewind", "trip-cheap@1"], ["delete", "trip-cheap@1"], ["tag", "trip-cheap@1", "x"]):
+        assert "trip" in bad(3, *words, "--yes" if words[0] != "tag" else "x")
+    assert good("log", "trip", "--jsonl").rows == before

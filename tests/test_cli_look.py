@@ -229,3 +229,24 @@ def test_types_that_json_does_not_have_are_shown_as_the_nearest(trip_store):
     assert shown == {
         "b": "YWI=", "t": [1, 2], "d": "2026-05-01", "x": "1.50", "n": "nan", "7": ["s"], "u": str(uuid.UUID(int=1)),
     }  # fmt: skip
+
+
+def test_log_of_a_fork_goes_on_into_its_source(trip_store):
+    with backtrail.open() as store:
+        fork = store.thread("trip").fork("later")
+        fork.save({"n": 1})
+    rows = good("log", "later", "--jsonl").rows
+    assert [(row["thread_id"], row["step"]) for row in rows] == [
+        ("later", 4),
+        ("later", 3),
+        ("trip", 2),
+        ("trip", 1),
+    ]
+    assert "forked from trip" in good("log", "later").out
+    assert good("show", "later@~3", "--json").json["step"] == 1
+    assert [row["step"] for row in good("log", "later", "--before", "2", "--jsonl").rows] == [1]
+    with backtrail.open() as store:
+        store.thread("trip").delete()
+    shown = good("log", "later")
+    assert "it ends here: what later was forked from" in shown.err
+    assert len(good("log", "later", "--jsonl").rows) == 2

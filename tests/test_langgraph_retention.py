@@ -176,3 +176,15 @@ def test_the_rest_of_a_thread_is_read_once_to_know_of_deltas(opener):
             for _ in range(20):
                 graph.invoke({"said": ["a"]}, config("t"))
         assert max(counts) <= 8
+
+
+def test_a_fork_gives_no_checkpoints_of_its_source(opener):
+    with opener() as store:
+        saver = BacktrailSaver(store)
+        graph = graph_of(saver)
+        graph.invoke({"said": ["a"]}, config("t"))
+        first = next(store.thread("t").history())
+        store.thread("t").fork("u")
+        assert store.thread("u").load(first.label).thread_id == "t"
+        there = {"configurable": {"thread_id": "u", "checkpoint_ns": "", "checkpoint_id": first.label}}
+        assert saver.get_tuple(there) is None

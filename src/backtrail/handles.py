@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from backtrail.arguments import check_id, check_kind, check_label, check_metadata, check_tags
 from backtrail.checkpoints import Checkpoint
-from backtrail.engine import drafts, log, owner, pins, refs
+from backtrail.engine import drafts, lineage, log, owner, pins, refs
 from backtrail.engine.codec import Encoder
 from backtrail.engine.drafts import Draft
 from backtrail.engine.rows import Meta
@@ -80,7 +80,21 @@ class Handle(Generic[S]):
         return standing
 
     def _resolve(self, standing: Standing, ref: Ref) -> Row:
-        return refs.resolve(self._engine.desk.heads, standing, ref)
+        heads = self._engine.desk.heads
+        try:
+            return refs.resolve(heads, standing, ref)
+        except NotFound as error:
+            there, row = lineage.resolve(heads, standing, ref)
+            name = there.record.name
+            raise NotFound(
+                f"checkpoint {log.checkpoint_id(there.record.uid, row.seq)} is one of {name!r}, which {self.id!r} was "
+                f"forked from: it can be read and forked here; to change it, use {name!r}",
+                code="not_found.checkpoint",
+            ) from error
+
+    def _locate(self, standing: Standing, ref: Ref) -> tuple[Standing, Row]:
+        """Return what a ref means, in this thread or in what it was forked from, to be read."""
+        return lineage.resolve(self._engine.desk.heads, standing, ref)
 
     def _stand_on(self, standing: Standing, ref: Ref) -> Row:
         """Return what a ref means, without looking for it if it is the label of the head."""
@@ -93,7 +107,7 @@ class Handle(Generic[S]):
         if isinstance(ref, Checkpoint):
             return ref._opened()  # noqa: SLF001 - a checkpoint of any thread may be compared
         standing = self._require_readable()
-        row = self._resolve(standing, ref)
+        standing, row = self._locate(standing, ref)
         return self._engine.desk.heads.chain(standing.record, row).tree
 
     def _expectation(self) -> Expect:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import time
 from contextlib import contextmanager
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from backtrail.arguments import (
@@ -21,7 +22,7 @@ from backtrail.arguments import (
     check_timeout,
 )
 from backtrail.checkpoints import Checkpoint
-from backtrail.engine import changes, diff, log, pins, retention, unpacking
+from backtrail.engine import changes, diff, lineage, log, pins, retention, unpacking
 from backtrail.engine.codec import Decoder
 from backtrail.engine.editing import Editing, Editor
 from backtrail.engine.paths import parse
@@ -212,12 +213,12 @@ class Thread(Handle[S]):
         return self._checkpoint(standing, standing.head) if standing and standing.head else None
 
     def load(self, ref: Ref = "@") -> Checkpoint[S]:
-        """Return the checkpoint that a ref means, or `NotFound`."""
+        """Return the checkpoint that a ref means, in this thread or in what it was forked from, or `NotFound`."""
         standing = self._require_readable()
-        row = self._resolve(standing, ref)
-        if row.seq == standing.newest.head and standing.lost is None:
+        there, row = self._locate(standing, ref)
+        if there is standing and row.seq == standing.newest.head and standing.lost is None:
             self._expect(standing)
-        return self._checkpoint(standing, row)
+        return self._checkpoint(there, row)
 
     def history(
         self,
@@ -230,11 +231,14 @@ class Thread(Handle[S]):
         kind: str | None = None,
         metadata: Mapping[str, Any] | None = None,
         everything: bool = False,
+        ancestors: bool = False,
     ) -> Iterator[Checkpoint[S]]:
         """Give the checkpoints from the root to the head, without loading their states.
 
         `before` leaves out a checkpoint and all that follow it; the others keep those that match. `everything` gives
-        those that are out of view, too, all in the order in which they were saved.
+        those that are out of view, too, all in the order in which they were saved. `ancestors` goes on into what the
+        thread was forked from, and that from, as long as it is there: the first checkpoint then has a `parent_id` only
+        if something is gone.
         """
         if limit is not None:
             check_count(limit, "limit")
@@ -244,8 +248,14 @@ class Thread(Handle[S]):
         standing = self._readable()
         if standing is None or (standing.head is None and not everything):
             return iter(())
-        view = ((1, standing.newest.seq),) if everything else self._engine.desk.heads.view(standing)
-        ranges = view if before is None else log.clip(view, 1, self._resolve(standing, before).seq - 1)
+        heads = self._engine.desk.heads
+        view = ((1, standing.newest.seq),) if everything else heads.view(standing)
+        parts = [lineage.Part(standing, view), *(lineage.parts(heads, standing) if ancestors else ())]
+        if before is not None:
+            there, row = self._locate(standing, before) if ancestors else (standing, self._resolve(standing, before))
+            while parts[0].standing.record.no != there.record.no:
+                parts.pop(0)
+            parts[0] = parts[0]._replace(ranges=log.clip(parts[0].ranges, 1, row.seq - 1))
 
         def matches(checkpoint: Checkpoint[S]) -> bool:
             return (
@@ -255,17 +265,19 @@ class Thread(Handle[S]):
                 and (not wanted or _holds(checkpoint.metadata, wanted))
             )
 
-        return self._pages(standing, ranges, matches, limit, newest_first=newest_first)
+        ordered = parts if newest_first else parts[::-1]
+        found = (self._pages(part, matches, limit, newest_first=newest_first) for part in ordered)
+        return islice(chain.from_iterable(found), limit)
 
     def _pages(
         self,
-        standing: Standing,
-        ranges: log.Ranges,
+        part: lineage.Part,
         matches: Callable[[Checkpoint[S]], bool],
         limit: int | None,
         *,
         newest_first: bool,
     ) -> Iterator[Checkpoint[S]]:
+        standing, ranges = part
         given = 0
         page = min(_PAGE, max(limit or 0, _FEW))  # whoever asks for all may still stop after a few
         while ranges and (limit is None or given < limit):
@@ -351,8 +363,7 @@ class Thread(Handle[S]):
 
     def fork(self, new_id: str, at: Ref = "@") -> Thread[S]:
         """Begin a new thread at a checkpoint of this one; `Conflict` if there is a thread of that id."""
-        standing = self._require_readable()
-        row = self._resolve(standing, at)
+        standing, row = self._locate(self._require_readable(), at)
         desk = self._engine.desk
         tags = pins.shown(desk.heads.backend.tags(standing.record.no, [row.seq]).get(row.seq, ()))
         made: Thread[S] = Thread(self._engine, self._key.space, new_id, self._type, self._key.agent)

@@ -174,7 +174,7 @@ class Thread(Generic[S]):
 
     @called
     async def load(self, ref: Ref = "@") -> Checkpoint[S]:
-        """Return the checkpoint that a ref means, or `NotFound`."""
+        """Return the checkpoint that a ref means, in this thread or in what it was forked from, or `NotFound`."""
         found = await self._crew.apart(self._sync.load, plain(ref))
         return Checkpoint(self._crew, found)
 
@@ -189,11 +189,14 @@ class Thread(Generic[S]):
         kind: str | None = None,
         metadata: Mapping[str, Any] | None = None,
         everything: bool = False,
+        ancestors: bool = False,
     ) -> AsyncGenerator[Checkpoint[S], None]:
         """Give the checkpoints from the root to the head, without loading their states.
 
         `before` leaves out a checkpoint and all that follow it; the others keep those that match. `everything` gives
-        those that are out of view, too, all in the order in which they were saved.
+        those that are out of view, too, all in the order in which they were saved. `ancestors` goes on into what the
+        thread was forked from, and that from, as long as it is there: the first checkpoint then has a `parent_id` only
+        if something is gone.
         """
         pages = self._crew.pages(
             self._sync.history,
@@ -205,6 +208,7 @@ class Thread(Generic[S]):
             kind=kind,
             metadata=metadata,
             everything=everything,
+            ancestors=ancestors,
         )
         async for found in pages:
             yield Checkpoint(self._crew, found)

@@ -373,7 +373,21 @@ def _tell_belongings(store: Store, agent: str) -> None:
         say(f"with it will go: {', '.join(with_it)}")
 
 
+def _require_own(found: Found, checkpoint: Checkpoint[Any]) -> None:
+    """Raise `NotFound` if a checkpoint is one of what the thread was forked from: that is not changed from here."""
+    from backtrail.errors import NotFound
+
+    if checkpoint.thread_id != found.thread.id:
+        source = checkpoint.thread_id
+        raise NotFound(
+            f"checkpoint {checkpoint.id} is one of {source!r}, which {found.thread.id!r} was forked from; "
+            f"to change that thread, say {source}@{checkpoint.id[:8]}",
+            code="not_found.checkpoint",
+        )
+
+
 def _delete_checkpoint(store: Store, out: Output, found: Found, checkpoint: Checkpoint[Any], *, yes: bool) -> None:
+    _require_own(found, checkpoint)
     say(
         f"{name_of(found)}: checkpoint {checkpoint.id[:8]} of step {checkpoint.step} will go; this cannot be taken back"
     )

@@ -76,11 +76,14 @@ _COLUMNS: Final = (
 def log(
     session: Session, *, out: Output, thread: str, graph: bool, before: str | None, rows: int, kind: str | None
 ) -> None:
-    """Show the checkpoints of THREAD, newest first."""
+    """Show the checkpoints of THREAD, newest first.
+
+    Those of a fork go on with what it was forked from.
+    """
     with session.read() as store:
         found = find_thread(store, thread, kind)
         until = None if before is None else at(found, before.removeprefix("@"))
-        listed = found.thread.history(newest_first=True, before=until, everything=graph)
+        listed = found.thread.history(newest_first=True, before=until, everything=graph, ancestors=not graph)
         shown, more = pages(listed, rows)
         seen = _in_view(found, shown) if graph else {each.id for each in shown}
         if not out.human:
@@ -90,9 +93,30 @@ def log(
         elif graph:
             out.table(_COLUMNS, _graph(store, found, shown, seen, more=more))
         else:
-            out.table(_COLUMNS, (("", *_row(each)) for each in shown))
+            out.table(_COLUMNS, _rows(found, shown))
+        if out.human and not more and not graph:
+            _tell_end(store, shown)
         if more:
             say(f"older ones: --before {shown[-1].id[:8]}, or -n 0 for all")
+
+
+def _rows(found: Found, shown: list[Checkpoint[Any]]) -> Iterator[tuple[str, ...]]:
+    """Give the rows of checkpoints, and of what they were forked from, with a line between."""
+    before = found.thread.id
+    for each in shown:
+        if each.thread_id != before:
+            yield (*[""] * (len(_COLUMNS) - 1), f"forked from {each.thread_id}, behind step {each.step}")
+            before = each.thread_id
+        yield ("", *_row(each))
+
+
+def _tell_end(store: Store, shown: list[Checkpoint[Any]]) -> None:
+    """Say that a log ends because what its thread was forked from is not there, if that is so."""
+    last = shown[-1] if shown else None
+    if last is not None and last.parent_id is not None and last.step > 1:
+        origin = store.checkpoint(last.parent_id)
+        if origin is None and last.parent_id[8:] != last.id[8:]:
+            say(f"it ends here: what {last.thread_id} was forked from, {last.parent_id[:8]}, is not there any more")
 
 
 def _row(checkpoint: Checkpoint[Any]) -> tuple[str, ...]:

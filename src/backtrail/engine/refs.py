@@ -45,6 +45,12 @@ def resolve(heads: Heads, standing: Standing, ref: Any) -> Row:
     return _back(heads, standing, int(back[1] or 1)) if back else _named(heads, standing, ref)
 
 
+def steps_back(ref: Any) -> int | None:
+    """Return how many checkpoints back in history a ref means; None if it is another kind of ref."""
+    back = _BACK.fullmatch(ref) if isinstance(ref, str) else None
+    return int(back[1] or 1) if back else None
+
+
 def _named(heads: Heads, standing: Standing, text: str) -> Row:
     return (
         _by_id(heads, standing, text)

@@ -155,7 +155,7 @@ class Keeper:
             row = self._thread(place).load(label)
         except (NotFound, Invalid):  # as the beginning of an id it may mean several
             return None
-        book = books.read(row) if row.label == label else None
+        book = books.read(row) if row.label == label and row.thread_id == place.id else None
         return None if book is None else (row, book)
 
     # -- listing --------------------------------------------------------------------------------------

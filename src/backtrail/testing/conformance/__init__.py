@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from backtrail.testing.conformance.adapting import Adapting
 from backtrail.testing.conformance.agents import AgentNames, Agents, AgentVersions
+from backtrail.testing.conformance.ancestry import Ancestry
 from backtrail.testing.conformance.backing import Backups
 from backtrail.testing.conformance.branching import Branching
 from backtrail.testing.conformance.changing import Changing, Roots
@@ -69,6 +70,7 @@ class StoreConformance(
     Parts,
     Differences,
     Forks,
+    Ancestry,
     Rewinds,
     Deleting,
     Pruning,
