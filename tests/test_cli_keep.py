@@ -172,7 +172,7 @@ def test_gc_gives_back_what_was_deleted(trip_store):
 
 
 def test_verify_is_well(trip_store):
-    assert good("verify").out == "7 threads, 15 checkpoints: all is well\n"
+    assert good("verify").out == "7 threads, 15 states read: all is well\n"
     assert good("verify", "--json").json["ok"] is True
 
 
@@ -260,7 +260,7 @@ def test_what_verify_finds_is_counted(trip_store, monkeypatch):
         report = backtrail.VerifyReport(7, 15, **{"damaged": (), **wrong})
         monkeypatch.setattr(backtrail.Store, "verify", lambda *_, report=report, **__: report)
         done = run("verify")
-        assert (done.code, done.out.splitlines()[-1]) == (5, f"7 threads, 15 checkpoints: {told}")
+        assert (done.code, done.out.splitlines()[-1]) == (5, f"7 threads, 15 states read: {told}")
 
 
 def test_one_of_something_is_told_as_one(trip_store):
@@ -273,7 +273,7 @@ def test_one_of_something_is_told_as_one(trip_store):
 
 
 def test_a_repair_of_what_is_sound_is_nothing_to_ask_about(trip_store):
-    assert good("verify", "--repair").out == "7 threads, 15 checkpoints: all is well\n"
+    assert good("verify", "--repair").out == "7 threads, 15 states read: all is well\n"
 
 
 def test_verify_with_resume_goes_on_where_it_was_interrupted(trip_store, monkeypatch):
@@ -291,11 +291,11 @@ def test_verify_with_resume_goes_on_where_it_was_interrupted(trip_store, monkeyp
     skipped, threads, checkpoints = (report[name] for name in ("skipped", "threads", "checkpoints"))
     assert (skipped > 0, threads > 0, skipped + threads) == (True, True, 7)
     interrupted()
-    told = f"{threads} threads, {checkpoints} checkpoints, {skipped} more threads looked at before: all is well\n"
+    told = f"{threads} threads, {checkpoints} states read, {skipped} more threads looked at before: all is well\n"
     assert good("verify", "--resume").out == told
-    assert good("verify", "--resume").out == "7 threads, 15 checkpoints: all is well\n"  # that one came to its end
+    assert good("verify", "--resume").out == "7 threads, 15 states read: all is well\n"  # that one came to its end
     interrupted()
-    assert good("verify").out == "7 threads, 15 checkpoints: all is well\n"
+    assert good("verify").out == "7 threads, 15 states read: all is well\n"
 
 
 def test_reindex_makes_the_index_anew(trip_store):
@@ -350,7 +350,7 @@ def test_a_backup_is_a_store(trip_store):
 def test_an_export_is_imported_whole_and_again_for_nothing(trip_store):
     assert good("export", "all", "--json").json["threads"] == 7
     assert good("import", "all", "--store", "other.db", "--json").json["created"] == 7
-    assert good("import", "all", "--store", "other.db").out == "0 new threads, 0 gone on, 0 checkpoints added\n"
+    assert good("import", "all", "--store", "other.db").out == "0 new threads, 0 gone on, 0 visible rows added\n"
     assert good("log", "trip", "--store", "other.db", "--jsonl").out == good("log", "trip", "--jsonl").out
     good("tag", "trip", "new", "--yes")
     good("save", "trip", "notes.json", "--yes")
@@ -359,7 +359,7 @@ def test_an_export_is_imported_whole_and_again_for_nothing(trip_store):
     good("tag", "trip", "other", "--yes")
     good("export", "tagged", "--since", "more")
     assert good("import", "tagged", "--store", "other.db").out == (
-        "0 new threads, 0 gone on, 0 checkpoints added, 1 hidden or tagged otherwise\n"
+        "0 new threads, 0 gone on, 0 visible rows added, 1 hidden or tagged otherwise\n"
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ class Stats:
     conversations: int
     runs: int
     checkpoints: int
-    """Of all of these."""
+    """Of all of these: those that can be loaded, in view or rewound away."""
     agent_checkpoints: int
     """The points to which an agent and its conversations can be brought back."""
     messages: int
@@ -118,10 +118,18 @@ class ExportReport:
     """Those that are in it; of an export that continues another, those that have changed since."""
     rows: int
     checkpoints: int
-    """Rows that are visible checkpoints, of all kinds of threads."""
+    """The same as `visible_rows`, an older name: `Stats.checkpoints` counts something else."""
     chunks: int
     bytes: int
     """The size of the file."""
+    visible_rows: int = field(init=False)
+    """Rows that are visible checkpoints of any thread, also of those that a store keeps for itself.
+
+    Those are agents' checkpoints, journals of runs, and what stands beside threads.
+    """
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "visible_rows", self.checkpoints)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +146,15 @@ class ImportReport:
     """Those that have gone on."""
     rows: int
     checkpoints: int
+    """The same as `visible_rows`, an older name."""
     chunks: int
     marked: int
     """Rows that were here, and are hidden, shown again or tagged otherwise now."""
+    visible_rows: int = field(init=False)
+    """Rows that came and are visible checkpoints of any thread, as in `ExportReport`."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "visible_rows", self.checkpoints)
 
     @property
     def changed(self) -> bool:
@@ -211,7 +225,9 @@ class VerifyReport:
     """What was looked at, and what is damaged."""
 
     threads: int
+    """Threads of all kinds, also those that a store keeps for itself."""
     checkpoints: int
+    """The same as `states_read`, an older name: `Stats.checkpoints` counts something else."""
     damaged: tuple[Damage, ...]
     misindexed: tuple[str, ...] = ()
     """The ids of threads whose messages `search` may miss; `reindex` mends that. No data is lost."""
@@ -227,6 +243,11 @@ class VerifyReport:
     """Whether it was done: then all of the above is what was found before, and is no longer so."""
     skipped: int = 0
     """Threads that were not looked at, since an interrupted call had found them sound; see `resume`."""
+    states_read: int = field(init=False)
+    """States that were read and checked: all visible ones but agents' checkpoints, journals of runs included."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "states_read", self.checkpoints)
 
     @property
     def ok(self) -> bool:

@@ -117,11 +117,17 @@ class ThreadInfo:
     updated_at: dt.datetime
     step: int
     checkpoints: int
+    """The same as `in_view`, an older name."""
     head_id: str
     forked_from: str | None
     """The id of the checkpoint it was forked from."""
     damaged: str | None = None
     """Why the head is not known, if it is not: `step` and `head_id` are then the last that are known."""
+    in_view: int = field(init=False)
+    """How many checkpoints `history()` gives: not what was rewound away."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "in_view", self.checkpoints)
 
 
 @dataclass(frozen=True, slots=True)

@@ -252,7 +252,7 @@ def _show_damage(session: Session, out: Output, report: VerifyReport) -> None:
         line(f"fault: {clean(spoken(fault, session))}")
     for name in report.misindexed:
         line(f"search may miss messages of {clean(name)}")
-    told = f"{count(report.threads, 'thread')}, {count(report.checkpoints, 'checkpoint')}"
+    told = f"{count(report.threads, 'thread')}, {count(report.states_read, 'state')} read"
     before = f", {count(report.skipped, 'more thread')} looked at before" if report.skipped else ""
     line(f"{told}{before}: {', '.join(_wrong(report)) or 'all is well'}")
 

@@ -52,7 +52,7 @@ def export(
         where = find_ids(store, threads, kind, kinds=_NAMED)
         report = store.export(file, **where, agent=agent, since=since, progress=progress)
     if out.human:
-        held = f"{count(report.threads, 'thread')}, {count(report.checkpoints, 'checkpoint')}"
+        held = f"{count(report.threads, 'thread')}, {count(report.visible_rows, 'visible row')}"
         line(f"{clean(file)}: {held}, {size(report.bytes)}")
     else:
         out.value(report)
@@ -104,7 +104,7 @@ def import_(session: Session, *, out: Output, file: str, source: str) -> None:
         marked = f", {report.marked:,} hidden or tagged otherwise" if report.marked else ""
         line(
             f"{count(report.created, 'new thread')}, {report.extended:,} gone on, "
-            f"{count(report.checkpoints, 'checkpoint')} added{marked}"
+            f"{count(report.visible_rows, 'visible row')} added{marked}"
         )
 
 
