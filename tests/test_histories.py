@@ -193,7 +193,7 @@ def with_decisions_on_what_a_handle_knew():
 )
 def test_a_fault_of_the_clients_is_found(tmp_path, seed, kinds):
     opener = partial(backtrail.open, tmp_path / "s.db", durability="relaxed")
-    history, _, final, _ = recorded(opener, tmp_path / "clients", 200, seed=seed)
+    history, _, final, _ = recorded(opener, tmp_path / "clients", 500, seed=seed)
     found = {anomaly.kind for anomaly in check(history, final)}
     assert found & kinds, found
 
