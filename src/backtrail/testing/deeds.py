@@ -368,32 +368,56 @@ class Deeds(Beside):
 
     def do_refs(self, line: Line, hand: Hand, _: Thread[Any], rnd: random.Random) -> None:
         thread: Thread[Any] = self.opened.thread(hand.name)
-        for ref, point in self._some_refs(line, rnd):
-            if point is None:
+        for ref, points in self._some_refs(line, rnd):
+            if not points:
                 with pytest.raises(NotFound):
                     thread.load(ref)
             else:
-                assert thread.load(ref).id == point.id, ref
+                assert thread.load(ref).id in [point.id for point in points], ref
         for label in ("before", "after"):
             assert [c.id for c in thread.find(label=label)] == [p.id for p in line.history() if p.label == label]
         for tag in TAGS:
             assert [c.id for c in thread.find(tag=tag)] == [p.id for p in line.history() if tag in p.tags]
+        ancestors = [point.id for point in self._ancestors(line)]
+        assert [c.id for c in thread.history(newest_first=True, ancestors=True)][len(thread) :] == ancestors
 
-    def _some_refs(self, line: Line, rnd: random.Random) -> list[tuple[Any, Point | None]]:
-        history = line.history()
-        found: list[tuple[Any, Point | None]] = [("@", line.head), ("@-", history[-2] if len(history) > 1 else None)]
+    def _ancestors(self, line: Line) -> list[Point]:
+        """Return the checkpoints that a fork comes from, the nearest first, as far as they are there."""
+        known = {point.id: point for each in self.lines.values() for point in each.points}
+        found: list[Point] = []
+        root = line.path()[0] if line.head else None
+        while root is not None and root.origin is not None:
+            forked = known[root.origin]
+            path = forked.path()
+            above = [point for point in path[-2::-1] if point.alive]
+            if not forked.alive and not above:
+                break
+            found += above
+            root = path[0]
+        return found
+
+    def _some_refs(self, line: Line, rnd: random.Random) -> list[tuple[Any, list[Point]]]:
+        """Return refs, each with the checkpoints that it may mean: those of the thread, else its ancestors."""
         if line.head is None:
-            return [*found, (1, None)]
-        back = rnd.randrange(len(history) + 1)
-        found.append((f"@~{back}", history[-1 - back] if back < len(history) else None))
+            return [("@", []), ("@-", []), (1, [])]
+        ancestors = self._ancestors(line)
+        whole = [*line.history()[::-1], *ancestors]
+        back = rnd.randrange(len(whole) + 1)
         step = rnd.randrange(line.head.step + 2)
-        found.append((step, next((p for p in line.path() if p.step == step and p.alive), None)))
-        found += [(label, line.with_label(label)) for label in ("before", "after")]
-        found += [(tag, line.with_tag(tag)) for tag in TAGS]
+        found: list[tuple[Any, list[Point]]] = [("@", [line.head]), ("@-", whole[1:2]), (f"@~{back}", whole[back:][:1])]
+        here = [point for point in line.path() if point.step == step and point.alive]
+        found.append((step, here or [point for point in ancestors if point.step == step]))
+        for label in ("before", "after"):
+            named = line.with_label(label)
+            found.append((label, [named] if named else [point for point in ancestors if point.label == label]))
+        for tag in TAGS:
+            named = line.with_tag(tag)
+            found.append((tag, [named] if named else [point for point in ancestors if tag in point.tags]))
         prefix = rnd.choice(line.points).id[: rnd.randrange(1, 12)]
         matching = line.with_prefix(prefix)
-        if len(matching) < 2:
-            found.append((prefix, matching[0] if matching else None))
+        above = [point for point in ancestors if point.id.startswith(prefix)]
+        if len(matching) < 2 and (matching or len(above) < 2):
+            found.append((prefix, matching or above))
         return found
 
     def do_diff(self, line: Line, hand: Hand, _: Thread[Any], rnd: random.Random) -> None:

@@ -43,6 +43,11 @@ class Point:
     def exempt(self) -> bool:
         return self.label is not None or bool(self.tags)
 
+    def path(self) -> list[Point]:
+        """Return this point and its ancestors, from the root on, deleted ones included."""
+        above = [] if self.parent is None else self.parent.path()
+        return [*above, self]
+
 
 @dataclass(eq=False)
 class Line:
@@ -64,12 +69,7 @@ class Line:
 
     def path(self) -> list[Point]:
         """Return the head and its ancestors, from the root on, deleted ones included."""
-        found: list[Point] = []
-        point = self.head
-        while point is not None:
-            found.append(point)
-            point = point.parent
-        return found[::-1]
+        return [] if self.head is None else self.head.path()
 
     def history(self) -> list[Point]:
         return [point for point in self.path() if point.alive]
