@@ -35,6 +35,9 @@ _SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 _STEP: Final = re.compile(r"[1-9][0-9]{0,8}")
 _NEAR: Final = 100
 _COMPLETED: Final = 50
+_SAFE: Final = re.compile(r"[\w./@+:][\w./@+:-]*")
+"""An id that every shell takes as it is: click's scripts put what is offered into the line without quoting it, and the
+shell would run what is in it."""
 _MOST: Final = 1_000_000_000
 
 
@@ -213,7 +216,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # older clicks have 
 
 
 class ThreadId(click.ParamType):  # type: ignore[type-arg]
-    """The id of a thread; a shell completes it."""
+    """The id of a thread; a shell completes it, if it has only characters that mean nothing to a shell."""
 
     name = "thread"
 
@@ -234,6 +237,7 @@ class ThreadId(click.ParamType):  # type: ignore[type-arg]
                     CompletionItem(info.id, help=info.kind)
                     for kind in kinds
                     for info in store.threads(kind=kind, prefix=incomplete, limit=_COMPLETED)
+                    if _SAFE.fullmatch(info.id)
                 ]
         except Error:  # then there is nothing to complete
             return []
