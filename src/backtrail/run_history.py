@@ -47,9 +47,14 @@ class Irreversible(UserWarning):
     """
 
     def __init__(self, calls: list[ToolCallRecord]) -> None:
-        told = [f"{call.tool_name} ({call.id}{'' if call.ended_at else ', in doubt'})" for call in calls]
+        told = [f"{_shown(call.tool_name)} ({call.id}{'' if call.ended_at else ', in doubt'})" for call in calls]
         super().__init__(f"these calls stay done outside, whatever the store goes back to: {', '.join(told)}")
         self.calls = calls
+
+
+def _shown(name: str) -> str:
+    """Return a name that a model may have chosen as text that does nothing to the terminal a warning is printed to."""
+    return name if name.isprintable() else repr(name)
 
 
 class RunThread(Thread[Any]):

@@ -17,15 +17,20 @@ import importlib
 import io
 import os
 import sys
+import warnings
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from backtrail.cli.output import clean, say
 from backtrail.cli.terms import DAMAGED, Failure, Session
 from backtrail.cli.wording import spoken
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from backtrail.cli.terms import Command
     from backtrail.errors import Error
 
@@ -59,15 +64,37 @@ def sections() -> dict[str, list[Command]]:
     return {title: [load(name) for name in " ".join(names.values()).split()] for title, names in _SECTIONS.items()}
 
 
+@contextmanager
+def _harmless() -> Iterator[None]:
+    """Let what click says of a wrong command do nothing to a terminal: a word of it may be one that was stored."""
+    try:
+        yield
+    except click.ClickException as error:
+        error.message = clean(error.message)  # type: ignore[misc]  # final in the types of new clicks only
+        raise
+
+
+def _warned(message: Warning | str, *_: Any) -> None:
+    """Tell a warning like all else, not as Python does, with a line of code and whatever is in the text."""
+    say(f"backtrail: warning: {message}")
+
+
 class Commands(click.Group):
     """The commands, in sections; whatever they raise is told in one line."""
+
+    def make_context(self, *args: Any, **options: Any) -> click.Context:
+        """Read what is said in front of the command."""
+        with _harmless():
+            return super().make_context(*args, **options)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command."""
         from backtrail.errors import Error
 
         try:
-            return super().invoke(ctx)
+            with _harmless(), warnings.catch_warnings():
+                warnings.showwarning = _warned  # type: ignore[assignment]  # it takes them all
+                return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise
         except Exception as error:
@@ -75,7 +102,8 @@ class Commands(click.Group):
             if session.debug:
                 import traceback
 
-                traceback.print_exc()
+                for each in traceback.format_exc().splitlines():
+                    say(each)
             if isinstance(error, Error):
                 code, said = exit_code(error), spoken(str(error), session)
                 if code == DAMAGED and ctx.invoked_subcommand in _STOPS and error.code != "corrupt.export":

@@ -29,8 +29,11 @@ _LEAST: Final = 12
 _TICK: Final = 0.1
 _AGES: Final = ((31_536_000, "y"), (604_800, "w"), (86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
 _UNIT: Final = 1000
-_CONTROLS: Final = re.compile("[\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-"""What JSON allows as it is, and terminals do something with: controls, ends of lines, changes of direction."""
+_CONTROLS: Final = re.compile(
+    "[\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
+)
+"""What JSON allows as it is, and terminals do something with: controls, ends of lines, changes of direction, and what
+takes no room but has a meaning. Not U+200C and U+200D, which words and emoji are written with."""
 _BAR: Final = 24
 
 
@@ -113,12 +116,12 @@ def line(text: str, *, end: str = "\n") -> None:
 
 
 def say(text: str) -> None:
-    """Tell something that is not data, behind the data that was printed before."""
+    """Tell something that is not data, in one line, behind the data that was printed before."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:  # whoever read the data has seen enough; what was done is done, and told
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    click.echo(text, err=True)
+    click.echo(clean(text), err=True)
 
 
 def is_terminal(stream: Any) -> bool:
@@ -271,7 +274,11 @@ def as_json(value: Any, indent: int | None = None) -> str:
         return text
     if not can_show(text, sys.stdout):
         return json.dumps(told, indent=indent)
-    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}" if found[0] < "\uffff" else _pair(found[0]), text)
+
+
+def _pair(char: str) -> str:
+    return json.dumps(char)[1:-1]
 
 
 def _indented(value: Any) -> str:

@@ -45,7 +45,7 @@ class Failure(click.ClickException):
     """Something that did not work, in one line."""
 
     def __init__(self, message: str, code: int = 1) -> None:
-        super().__init__(" ".join(message.splitlines()))
+        super().__init__(clean(message))
         self.code = code
 
     @property
@@ -321,7 +321,7 @@ def confirm(question: str, *, yes: bool) -> None:
     if not (is_terminal(sys.stdin) and is_terminal(sys.stderr)):
         raise Failure("there is nobody to ask, and nothing was changed: say --yes to do it without asking", USAGE)
     try:
-        agreed = click.confirm(question, err=True)
+        agreed = click.confirm(clean(question), err=True)
     except click.Abort as end:
         say("")  # the answer's line is still open
         if isinstance(end.__context__, KeyboardInterrupt):
