@@ -73,6 +73,8 @@ class BacktrailSessionStore(SessionStore):
                 await asyncio.to_thread(adding.read)  # the event loop goes on meanwhile
             if entries:
                 await self.thread(key).edit(adding)
+            else:
+                await self.thread(key).latest()  # nothing to add to a store that is closed is an error, too
 
     async def load(self, key: SessionKey) -> list[SessionStoreEntry] | None:
         """Return the entries of a transcript as they came, oldest first; None if there is none."""

@@ -36,11 +36,18 @@ _GIVEN: Final = ("arguments", "input", "action", "operation")
 # -- to messages --------------------------------------------------------------------------------------
 
 
+class NotJSON(Invalid, TypeError):  # noqa: N818 - named as its base is
+    """JSON cannot hold an item, or would not give it back the same. The SDK's own sessions raise a `TypeError`."""
+
+
 def message_of(item: Any, path: str) -> Message:
-    """Return an item as a message; `Invalid` with the path of what JSON cannot hold."""
+    """Return an item as a message; `NotJSON` with the path of what JSON cannot hold."""
     if not isinstance(item, dict):
-        raise Invalid(f"{path} is a dict, not {type(item).__name__}", code="invalid.value", path=path)
-    raw = fields.json_value(item, path)
+        raise NotJSON(f"{path} is a dict, not {type(item).__name__}", code="invalid.value", path=path)
+    try:
+        raw = fields.json_value(item, path)
+    except Invalid as error:
+        raise NotJSON(str(error), code=error.code, path=error.path) from error
     role = _ROLES.get(raw.get("role")) if isinstance(raw.get("role"), str) else None
     others: dict[str, Any] = {"raw": raw, "raw_format": FORMAT}
     if role is not None:

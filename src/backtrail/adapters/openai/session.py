@@ -11,6 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast
 
 from agents.memory import Session, SessionSettings
+from agents.memory.session_settings import coerce_session_settings, resolve_session_limit
 from agents.run_state import RunState
 
 from backtrail.adapters.openai import turns
@@ -65,8 +66,9 @@ class BacktrailSession(Session):
         if len(session_id) > _MAX_ID:
             raise Invalid(f"a session's id has 1 to {_MAX_ID} characters", code="invalid.id")
         self.agent = check_id(agent, "an agent's id")
-        settings = SessionSettings(**session_settings) if isinstance(session_settings, dict) else session_settings
-        self.session_settings = settings or SessionSettings()
+        self.session_settings = (
+            SessionSettings() if session_settings is None else coerce_session_settings(session_settings)
+        )
         self._repair = repair
         self._opened = Opened(store)
         self._store = self._opened.aio
@@ -86,7 +88,7 @@ class BacktrailSession(Session):
 
     async def get_items(self, limit: int | None = None) -> list[TResponseInputItem]:
         """Return the latest items, oldest first: as many as `limit`, or else `session_settings.limit`, or all."""
-        limit = self.session_settings.limit if limit is None and self.session_settings else limit
+        limit = resolve_session_limit(limit, self.session_settings)
         if limit is not None:
             check_count(limit, "limit")
         before = self._awaited(self.session_id)
@@ -102,6 +104,8 @@ class BacktrailSession(Session):
             self._awaited.calls(self.session_id, raw)
             await _done(self._conversations.append(self.session_id, *messages, agent_id=self.agent))
             self._awaited.answers(self.session_id, raw)
+        else:
+            await self.thread.latest()  # nothing to add to a store that is closed is an error, too
 
     async def pop_item(self) -> TResponseInputItem | None:
         """Take the newest item out and return it, or None. Those who pop at once get different ones."""
