@@ -573,6 +573,7 @@ if TYPE_CHECKING:
 
     from backtrail import conversations as sync
     from backtrail.conversations import Hits, Infos, Messages
+    from backtrail.convert import Model
     from backtrail.engine.queue import Crew
     from backtrail.entities import Conversation, Message
     from backtrail.handles import Ref

@@ -84,13 +84,22 @@ class Collection:
 
     # -- values -----------------------------------------------------------------------------------------
 
-    def _put(self, id: str, agent: str, data: dict[str, Any], saved: Saved, *, replace: bool) -> Checkpoint[Any]:  # noqa: A002
+    def _put(
+        self,
+        id: str,  # noqa: A002
+        agent: str,
+        data: dict[str, Any],
+        saved: Saved,
+        *,
+        replace: bool,
+        metadata: dict[str, Any] | None = None,
+    ) -> Checkpoint[Any]:
         """Save a value on top of the head that it came from."""
         thread = self._thread(id, agent)
         change = changes.Replace(data, self._engine.desk.heads.nodes(), thread._types)  # noqa: SLF001 - our own handle
         expect = ANYTHING if replace else self._expected(id, saved)
         try:
-            made = thread._write(change, thread._meta(None, (), None, "manual"), None, default=expect)  # noqa: SLF001
+            made = thread._write(change, thread._meta(None, (), metadata, "manual"), None, default=expect)  # noqa: SLF001
         except Conflict as error:
             raise self._reworded(error, id) from None
         self._came_from(saved, made)

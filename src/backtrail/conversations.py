@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace as replaced
 from typing import TYPE_CHECKING, Any, Final
 
+from backtrail import convert
 from backtrail.arguments import check_count, check_id, check_query
 from backtrail.collection import Collection, cursor_of, is_field
 from backtrail.engine import changes, search
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from backtrail.backends.port import Row, ThreadRecord
     from backtrail.checkpoints import Checkpoint
+    from backtrail.convert import Model
     from backtrail.engine.engine import Engine
     from backtrail.engine.schema import Types
     from backtrail.handles import Ref
@@ -78,28 +80,33 @@ class Conversations(Collection):
     def append(
         self,
         id: str,  # noqa: A002
-        *messages: Message | Mapping[str, Any],
+        *messages: Message | Mapping[str, Any] | Model,
         agent_id: str | None = None,
     ) -> Checkpoint[Any]:
         """Add messages, all or none, behind what is there then. Never conflicts.
 
         With an `agent_id`, a conversation that is not there begins with them, as one of that agent's, with a title.
+        A message may be a dict: what `Message.to_json` makes, or a message of OpenAI's or Anthropic's; or an object of
+        their clients. Which formats these were taken for is `metadata["formats"]` of the checkpoint.
         """
         given = [_message(message) for message in messages]
+        pairs = zip(given, messages, strict=True)
+        formats = sorted({each.raw_format or convert.OWN for each, old in pairs if each is not old})
+        metadata = {"formats": formats} if formats else None
         agent_id = None if agent_id is None else check_id(agent_id, "an agent's id")
         data = [to_data(message) for message in given]
         try:
-            return self._thread(id).append(_MESSAGES, *data)
+            return self._thread(id).append(_MESSAGES, *data, metadata=metadata)
         except NotFound:
             if agent_id is None:
                 raise self._unknown(id) from None
         begun = Conversation(agent_id, id=id, messages=given).auto_title()
         try:
-            return self._put(id, agent_id, to_data(begun), begun._saved, replace=False)  # noqa: SLF001
+            return self._put(id, agent_id, to_data(begun), begun._saved, replace=False, metadata=metadata)  # noqa: SLF001
         except Conflict as error:
             if error.code != "conflict.exists":
                 raise
-        return self.append(id, *given, agent_id=agent_id)  # another writer was first
+        return self.append(id, *messages, agent_id=agent_id)  # another writer was first
 
     def pop(self, id: str, n: int = 1) -> Messages:  # noqa: A002
         """Take the last n messages out, or as many as there are, in one write, and return them, oldest first.
@@ -356,14 +363,27 @@ class _Branching:
         return replaced(made, raw=None, raw_format=None, tokens=None)
 
 
-def _message(value: Message | Mapping[str, Any]) -> Message:
+def _message(value: Any) -> Message:
+    """Return what was handed in as a message."""
     if isinstance(value, Message):
         return value
-    if isinstance(value, Mapping):
-        return Message.from_json(value)
-    raise Invalid(
-        f"this is {type(value).__name__}, not a Message: say append(id, message, message, ...)", code="invalid.value"
-    )
+    data = convert.unwrapped(value)
+    if not isinstance(data, Mapping):
+        raise Invalid(
+            f"this is {type(value).__name__}, not a Message: say append(id, message, message, ...)",
+            code="invalid.value",
+        )
+    provider = convert.provider_of(value)
+    form = convert.check(data, provider) if provider else convert.format_of(data)
+    if form is None:
+        raise convert.unknown(data)
+    if form != convert.OWN:
+        return Message.from_anthropic(data) if form == convert.ANTHROPIC else Message.from_openai(data)
+    try:
+        return Message.from_json(data)
+    except Invalid as error:
+        text = f"{error}; what append takes is {convert.KNOWN}"
+        raise Invalid(text, code=error.code, path=error.path) from error
 
 
 def _value(state: dict[str, Any]) -> Conversation:

@@ -10,9 +10,9 @@ import datetime as dt
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import StrEnum
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Self, TypeVar
 
-from backtrail import fields
+from backtrail import convert, fields
 from backtrail.engine.versions import schema
 from backtrail.errors import Invalid
 from backtrail.fields import Entity, new_id, now, shortened
@@ -20,6 +20,7 @@ from backtrail.values import Items
 
 _NONE: Final[Items[Any]] = Items()
 _put: Final = object.__setattr__
+M = TypeVar("M", bound="Message")
 
 
 class Role(StrEnum):
@@ -216,6 +217,110 @@ class Message(Entity):
         metadata = fields.mapping(others.pop("metadata", {}), "metadata")
         metadata["tool_call_id"] = fields.name(tool_call_id, "tool_call_id")
         return cls(Role.TOOL, content, metadata=metadata, **others)
+
+    # -- of providers -----------------------------------------------------------------------------------
+
+    @classmethod
+    def from_openai(cls, message: Any, **others: Any) -> Self:
+        """Make a message of one of OpenAI's: a dict, or its client's object, of Chat Completions or Responses.
+
+        It is kept as it came, as `raw`; role, content, tool calls, `metadata["tool_call_id"]` and `metadata["name"]`
+        are read of it. `others` are fields.
+        """
+        return cls._of(message, "openai", others)
+
+    @classmethod
+    def from_anthropic(cls, message: Any, **others: Any) -> Self:
+        """Make a message of one of Anthropic's: a dict, or its client's object. As `from_openai`."""
+        return cls._of(message, "anthropic", others)
+
+    def to_openai(self) -> dict[str, Any]:
+        """Return the message as OpenAI has it: as it came from there, else as one of Chat Completions.
+
+        `Invalid` if it holds what OpenAI's messages do not have.
+        """
+        if self.raw_format in (convert.CHAT, convert.RESPONSES) or self._is_common():
+            return self._as_it_came()
+        return convert.to_chat(self._read())
+
+    def to_anthropic(self) -> dict[str, Any]:
+        """Return the message as Anthropic has it: as it came from there, or made of its fields. As `to_openai`."""
+        if self.raw_format == convert.ANTHROPIC or self._is_common():
+            return self._as_it_came()
+        return convert.to_anthropic(self._read())
+
+    @classmethod
+    def _of(cls, message: Any, provider: str, others: dict[str, Any]) -> Self:
+        raw = convert.plain(message, "message")
+        if type(raw) is not dict:
+            raise fields.refuse("message", "a dict, or a message of the provider's client", message)
+        return from_raw(cls, raw, convert.check(raw, provider), others)
+
+    def _is_common(self) -> bool:
+        return self.raw_format in (convert.CHAT, convert.ANTHROPIC) and convert.is_common(self.raw)
+
+    def _as_it_came(self) -> dict[str, Any]:
+        found = convert.facts(self.raw, self.raw_format or "")
+        calls = tuple(convert.Call(call.id, call.name, call.arguments) for call in self.tool_calls)
+        now = (self.role, self.content, calls, self.metadata.get("tool_call_id"), self.metadata.get("name"))
+        if now != (found.role, found.content, found.calls, found.answers, found.name):
+            raise Invalid(
+                f"this message says something else than the one of {self.raw_format} that it came from: "
+                "replace(message, raw=None, raw_format=None) makes it one of its own",
+                code="invalid.value",
+                path="raw",
+            )
+        made: dict[str, Any] = convert.plain(self.raw, "raw")
+        return made
+
+    def _read(self) -> convert.Said:
+        """Return what it says, for another format than it came in."""
+        if self.raw_format in (convert.CHAT, convert.RESPONSES, convert.ANTHROPIC):
+            return convert.read(self._as_it_came(), self.raw_format)
+        done = next((call for call in self.tool_calls if call.result is not None), None)
+        if done is not None:
+            raise Invalid(
+                "providers have the result of a call in a message of its own: leave it out of the call, and put "
+                f"Message.tool_result({done.id!r}, ...) behind this message",
+                code="invalid.value",
+                path="tool_calls",
+            )
+        answers, name = self.metadata.get("tool_call_id"), self.metadata.get("name")
+        pictures = tuple(_picture(each, f"attachments[{at}]") for at, each in enumerate(self.attachments))
+        return convert.Said(
+            str(self.role),
+            (*([self.content] if self.content or not pictures else []), *pictures),
+            bool(pictures),
+            tuple(convert.Call(call.id, call.name, call.arguments) for call in self.tool_calls),
+            answers if isinstance(answers, str) and self.role is Role.TOOL else None,
+            name=name if isinstance(name, str) and self.role is not Role.TOOL else None,
+        )
+
+
+def from_raw(cls: type[M], raw: dict[str, Any], raw_format: str, others: dict[str, Any]) -> M:
+    """Make a message of a payload in a format that `convert` knows; it becomes the message's own."""
+    found = convert.facts(raw, raw_format)
+    metadata = fields.mapping(others.get("metadata", {}), "metadata")
+    read = {"tool_call_id": found.answers, "name": found.name}
+    metadata |= {name: value for name, value in read.items() if value is not None}
+    calls = [ToolCall(call.name, call.arguments, id=call.id) for call in found.calls]
+    own: dict[str, Any] = {"raw": raw, "raw_format": raw_format, "tool_calls": calls}
+    return cls(found.role, found.content, **{**own, **others, "metadata": metadata})
+
+
+def _picture(attachment: Attachment, path: str) -> convert.Image:
+    """Return an attachment as providers' messages may hold it."""
+    if attachment.attachment_type is not AttachmentType.IMAGE:
+        raise Invalid(
+            f"{path} is of type {attachment.attachment_type}; of attachments, only images are made parts of a message",
+            code="invalid.value",
+            path=path,
+        )
+    if attachment.content is None:
+        if attachment.url is None:
+            raise Invalid(f"{path} has neither content nor url", code="invalid.value", path=path)
+        return convert.Image(attachment.url)
+    return convert.Image(None, attachment.mime_type, attachment.content)
 
 
 # ---- as data --------------------------------------------------------------------------------------------------------

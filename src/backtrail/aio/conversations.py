@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from backtrail import conversations as sync
     from backtrail.conversations import Hits, Infos, Messages
+    from backtrail.convert import Model
     from backtrail.engine.queue import Crew
     from backtrail.entities import Conversation, Message
     from backtrail.handles import Ref
@@ -46,12 +47,14 @@ class Conversations:
     async def append(
         self,
         id: str,  # noqa: A002 - the name users know
-        *messages: Message | Mapping[str, Any],
+        *messages: Message | Mapping[str, Any] | Model,
         agent_id: str | None = None,
     ) -> Checkpoint[Any]:
         """Add messages, all or none, behind what is there then. Never conflicts.
 
         With an `agent_id`, a conversation that is not there begins with them, as one of that agent's, with a title.
+        A message may be a dict: what `Message.to_json` makes, or a message of OpenAI's or Anthropic's; or an object of
+        their clients. Which formats these were taken for is `metadata["formats"]` of the checkpoint.
         """
         found = await self._crew.write(self._sync.append, id, *messages, agent_id=agent_id)
         return Checkpoint(self._crew, found)

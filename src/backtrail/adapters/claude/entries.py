@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from blake3 import blake3
 
+from backtrail import convert
 from backtrail.entities import Message, Role, ToolCall, to_data
 from backtrail.errors import Invalid
 from backtrail.fields import MAX_ID, json_value, new_id
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from backtrail.values import ConversationInfo
 
 FORMAT: Final = "claude"
@@ -141,20 +140,18 @@ class Entry(NamedTuple):
         """Return it as a message of a conversation, as data: itself, and what it says."""
         inner = self.raw.get("message")
         content = inner.get("content") if isinstance(inner, dict) else self.raw.get("content")
-        blocks = content if isinstance(content, list) else []
-        results = [block["tool_use_id"] for block in _of_type(blocks, "tool_result") if _named(block, "tool_use_id")]
-        role = Role.TOOL if results else _ROLES.get(str(self.raw.get("type")), Role.SYSTEM)
-        calls = [_call(block) for block in _of_type(blocks, "tool_use") if _named(block, "id")]
+        found = convert.facts({"content": content}, convert.ANTHROPIC)
+        role = Role.TOOL if found.answers else _ROLES.get(str(self.raw.get("type")), Role.SYSTEM)
         uuid = self.uuid
         value = Message(
             role,
-            "\n".join(_texts(content)) or self._said(),
+            found.content or self._said(),
             id=new_id() if uuid is None else uuid if len(uuid) <= MAX_ID else _hashed(uuid),
             timestamp=_time(self.raw.get("timestamp")),
             tokens=_tokens(inner),
-            tool_calls=calls,
-            parent_id=self.raw["parentUuid"] if _named(self.raw, "parentUuid") else None,
-            metadata={"tool_call_id": results[0]} if results else {},
+            tool_calls=[ToolCall(call.name, call.arguments, id=call.id) for call in found.calls],
+            parent_id=self.raw["parentUuid"] if convert.is_id(self.raw.get("parentUuid")) else None,
+            metadata={"tool_call_id": found.answers} if found.answers else {},
             raw=self.raw,
             raw_format=FORMAT,
         )
@@ -172,9 +169,9 @@ class Entry(NamedTuple):
         if self.raw.get("type") != "user" or self.raw.get("isMeta") is True or not isinstance(inner, dict):
             return None
         content = inner.get("content")
-        if isinstance(content, list) and _of_type(content, "tool_result"):
+        if convert.blocks_of(content, "tool_result"):
             return None
-        said = " ".join(" ".join(_texts(content)).split())
+        said = " ".join(" ".join(convert.texts_of_blocks(content)).split())
         return (1, said) if said and not said.startswith("<") else None  # what begins so is the program's, not said
 
     def tags(self) -> list[str] | None:
@@ -183,34 +180,6 @@ class Entry(NamedTuple):
             return None
         tag = self.raw.get("tag")
         return [tag] if isinstance(tag, str) and tag else []
-
-
-def _of_type(blocks: list[Any], kind: str) -> list[dict[str, Any]]:
-    return [block for block in blocks if isinstance(block, dict) and block.get("type") == kind]
-
-
-def _named(value: dict[str, Any], name: str) -> bool:
-    """Tell whether a dict has an id under a name."""
-    found = value.get(name)
-    return isinstance(found, str) and 0 < len(found) <= MAX_ID
-
-
-def _texts(content: Any) -> Iterator[str]:
-    """Give what is said in a content: by people, by the model, by tools; not what is only thought."""
-    if isinstance(content, str):
-        yield content
-    for block in content if isinstance(content, list) else ():
-        if isinstance(block, dict) and block.get("type") == "text" and isinstance(block.get("text"), str):
-            yield block["text"]
-        elif isinstance(block, dict) and block.get("type") == "tool_result":
-            yield from _texts(block.get("content"))
-
-
-def _call(block: dict[str, Any]) -> ToolCall:
-    name, arguments = block.get("name"), block.get("input")
-    return ToolCall(
-        name if isinstance(name, str) else "", arguments if isinstance(arguments, dict) else {}, id=block["id"]
-    )
 
 
 def _tokens(inner: Any) -> int | None:

@@ -11,26 +11,17 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from backtrail import fields
-from backtrail.entities import Message, Role, ToolCall
+from backtrail import convert, fields
+from backtrail.entities import Message, Role
 from backtrail.errors import Corrupt, Invalid
+from backtrail.messages import from_raw
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 Item: TypeAlias = dict[str, Any]
-FORMAT: Final = "openai.responses"
+FORMAT: Final = convert.RESPONSES
 """The `raw_format` of our messages."""
-_ROLES: Final = {
-    "user": Role.USER,
-    "assistant": Role.ASSISTANT,
-    "system": Role.SYSTEM,
-    "developer": Role.SYSTEM,
-}
-_SAID: Final = ("text", "refusal", "transcript")
-"""Where a part of a content has its text."""
-_GIVEN: Final = ("arguments", "input", "action", "operation")
-"""Where a call has what its tool is given."""
 
 
 # -- to messages --------------------------------------------------------------------------------------
@@ -48,49 +39,7 @@ def message_of(item: Any, path: str) -> Message:
         raw = fields.json_value(item, path)
     except Invalid as error:
         raise NotJSON(str(error), code=error.code, path=error.path) from error
-    role = _ROLES.get(raw.get("role")) if isinstance(raw.get("role"), str) else None
-    others: dict[str, Any] = {"raw": raw, "raw_format": FORMAT}
-    if role is not None:
-        return Message(role, _text(raw.get("content")), **others)
-    call_id = raw.get("call_id")
-    if not isinstance(call_id, str) or not 0 < len(call_id) <= fields.MAX_ID:
-        return Message(Role.ASSISTANT, _text(raw.get("content") or raw.get("summary")), **others)
-    if "output" in raw:
-        return Message.tool_result(call_id, _text(raw["output"]), **others)
-    name = raw.get("name") if isinstance(raw.get("name"), str) else str(raw.get("type"))
-    return Message(Role.ASSISTANT, "", tool_calls=[ToolCall(name, _arguments(raw), id=call_id)], **others)
-
-
-def _text(content: Any) -> str:
-    """Return what a content says: it is a text, or a list of parts."""
-    if isinstance(content, str):
-        return content
-    parts = content if isinstance(content, list) else []
-    found = (part.get(key) for part in parts if isinstance(part, dict) for key in _SAID)
-    return "\n".join(text for text in found if isinstance(text, str))
-
-
-def _arguments(call: Item) -> dict[str, Any]:
-    for name in _GIVEN:
-        given = call.get(name)
-        if isinstance(given, str):
-            parsed = _parsed(given)
-            return {name: given} if parsed is None else parsed
-        if isinstance(given, dict):
-            return given
-    return {}
-
-
-def _parsed(text: str) -> dict[str, Any] | None:
-    try:
-        found = json.loads(text, parse_constant=_refuse)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
-
-
-def _refuse(name: str) -> Any:
-    raise ValueError(name)  # NaN is no JSON, whatever json.loads says
+    return from_raw(Message, raw, FORMAT, {})
 
 
 # -- to items -----------------------------------------------------------------------------------------

@@ -112,6 +112,32 @@ class Conversations(Suite):
         assert (first.role, first.content) == (Role.USER, "hi")
         assert second == Message.assistant("hello", id="m", timestamp=_late(1), tokens=3)
 
+    def test_messages_of_providers_come_back_exactly(self, opener: Opener) -> None:
+        function = {"name": "search", "arguments": '{"q": 1}'}
+        openai: list[dict[str, Any]] = [
+            {"role": "developer", "content": ({"type": "text", "text": "Be brief"},)},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"id": "c", "type": "function", "function": function}],
+            },
+            {"role": "tool", "tool_call_id": "c", "content": "found"},
+            {"type": "function_call_output", "call_id": "c", "output": "found"},
+        ]
+        block = {"type": "tool_use", "id": "t", "name": "search", "input": {"q": 1.5}}
+        anthropic: dict[str, Any] = {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm"}, block]}
+        with opener() as store:
+            made = store.conversations.append("c", *openai, anthropic, agent_id="a")
+            assert made.metadata == {"formats": ["anthropic", "openai.chat", "openai.responses"]}
+        with opener() as store:
+            *others, last = store.conversations.load("c").messages
+            assert same([message.to_openai() for message in others], openai)
+            assert same(last.to_anthropic(), anthropic)
+            assert [message.role for message in others] == ["system", "assistant", "tool", "tool"]
+            assert [call.name for message in (*others, last) for call in message.tool_calls] == ["search", "search"]
+            assert [hit.role for hit in store.search("found", kind="conversation")] == ["tool", "tool"]
+            assert store.verify().ok
+
     def test_appends_never_conflict_and_are_ordered(self, opener: Opener) -> None:
         with opener() as store:
             store.conversations.save(conversation("c"))
