@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from backtrail.cli.facts import progress_in
-from backtrail.cli.output import Progress, clean, count, line, say, size
+from backtrail.cli.output import Progress, clean, count, line, quoted, say, size
 from backtrail.cli.terms import (
     KINDS,
+    USAGE,
     Failure,
     NewFile,
     Session,
@@ -21,9 +22,14 @@ from backtrail.cli.terms import (
 )
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from backtrail.cli.output import Output
 
 _SHOWN: Final = 20
+_SQLITE: Final = b"SQLite format 3\0"
+_HEADER: Final = 72
+"""Bytes of a database of SQLite's up to the end of its application id, which has four."""
 _NAMED: Final = tuple(kind for kind in KINDS if kind != "agent")
 """What is exported by its id: an agent comes with all that belongs to it, by --agent."""
 
@@ -77,6 +83,9 @@ def import_(session: Session, *, out: Output, file: str, source: str) -> None:
     path = Path(file).expanduser()
     if not path.exists():
         raise Failure(f"there is no file {clean(file)}" + ("; stdin is not read" if file == "-" else ""), 3)
+    other = _other_format(session, file, path, source)
+    if other is not None:
+        raise Failure(f"{file} {other}", USAGE)
     if path.is_dir():
         raise Failure(f"{clean(file)} is a directory: name a file in it")
     if not path.is_file():
@@ -106,6 +115,60 @@ def import_(session: Session, *, out: Output, file: str, source: str) -> None:
             f"{count(report.created, 'new thread')}, {report.extended:,} gone on, "
             f"{count(report.visible_rows, 'visible row')} added{marked}"
         )
+
+
+def _other_format(session: Session, file: str, path: Path, source: str) -> str | None:
+    """Return what a file is, and what to type, if it is known and not what it was said to be."""
+    from backtrail.backends.file_disk import STORE
+    from backtrail.engine.archive import MAGIC
+
+    if path.is_dir():
+        return _store_hint(session, f"file://{path.absolute()}") if (path / STORE).is_file() else None
+    if not path.is_file():
+        return None
+    with path.open("rb") as opened:
+        head = opened.read(_HEADER)
+    if head.startswith(_SQLITE):
+        return _other_database(session, file, path, source, int.from_bytes(head[_HEADER - 4 :]))
+    if head.startswith(MAGIC) and source == "langgraph":
+        return f"is an export of a store, no database of LangGraph's: `{session.command('import', file)}`"
+    return None
+
+
+def _other_database(session: Session, file: str, path: Path, source: str, application: int) -> str | None:
+    from backtrail.backends.sqlite_schema import APPLICATION_ID
+
+    if application == APPLICATION_ID:
+        return _store_hint(session, f"sqlite:///{path.absolute()}")
+    if source == "langgraph":
+        return None
+    if {"checkpoints", "writes"} <= _tables(path):
+        return f"is a database of LangGraph's checkpoints: `{session.command('import', file, '--from', 'langgraph')}`"
+    return (
+        "is an SQLite database, but no export, no store and no database of LangGraph's SqliteSaver: "
+        "import takes what `backtrail export` wrote, or such a database with --from langgraph"
+    )
+
+
+def _store_hint(session: Session, url: str) -> str:
+    from backtrail.urls import default_url, shown
+
+    words = " ".join(map(quoted, ["backtrail", "copy", url, shown(session.url or default_url())]))
+    return f"is a store, no export: `{words}` copies all of it"
+
+
+def _tables(path: Path) -> set[str]:
+    """Return the names of the tables of a database; none if it cannot be read."""
+    import apsw
+
+    try:
+        connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+        try:
+            return {name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+        finally:
+            connection.close()
+    except apsw.Error:
+        return set()
 
 
 def _check(source: str, file: str, progress: Any) -> None:
