@@ -36,6 +36,7 @@ LINES = {
     "undo": "undo trip --yes",
     "redo": "redo trip --yes",
     "restore": "restore planner@before-lunch --yes",
+    "settle": "settle session-42 1.1 --not-done --yes",
     "tag": "tag trip keep --yes",
     "delete": "delete trip --yes",
     "prune": "prune --keep-last 1 --yes",

@@ -379,7 +379,7 @@ def test_what_cannot_be_imported_leaves_no_new_store_behind(trip_store, source):
     whole = (trip_store / "all").read_bytes()
     (trip_store / "bad").write_bytes(whole[: len(whole) // 2])
     for url in ("sqlite:///new.db", "file:///new"):
-        code = 5 if source == "backtrail" else 1
+        code = 5 if source == "backtrail" else 2
         bad(code, "import", "bad", "--from", source, "--store", url.replace("///", f"///{trip_store}/"))
     assert not list(trip_store.glob("new*"))
     good("import", "all", "--store", f"sqlite:///{trip_store}/new.db")

@@ -118,7 +118,8 @@ def test_search_finds_messages(trip_store):
     assert len(good("search", "lisbon", "-n", 1, "--jsonl").rows) == 1
     assert good("search", "sbon", "--jsonl").rows == []
     assert len(good("search", "sbon", "--contains", "--thread", "trip", "--jsonl").rows) == 1
-    assert good("search", "nowhere").err == "nothing was found\n"
+    assert good("search", "nowhere").err == "nothing was found; --contains looks inside of words, too\n"
+    assert good("search", "nowhere", "--contains").err == "nothing was found\n"
 
 
 def test_watch_begins_where_it_is_told_and_ends_when_nothing_comes(trip_store):
@@ -135,7 +136,8 @@ def test_threads_are_listed_page_by_page(trip_store):
     assert [row["id"] for row in good("threads", "--after", "trip", "--jsonl").rows] == ["trip-cheap"]
     assert [row["id"] for row in good("threads", "trip-", "--json").json] == ["trip-cheap"]
     assert [row["id"] for row in good("threads", "--kind", "conversation", "--jsonl").rows] == ["lunch"]
-    assert good("threads", "--agent", "nobody").err == "there are no threads\n"
+    none = good("threads", "--agent", "nobody").err
+    assert none == "there are no threads of agent 'nobody'; there are others: `backtrail threads`\n"
 
 
 def test_agents_conversations_and_runs_are_listed(trip_store):

@@ -127,7 +127,14 @@ def test_values_of_classes_are_their_fields_and_members_their_values():
         RED = "red"
 
     assert plain({"c": Colour.RED, None: 1, (1, 2): 2}) == {"c": "red", "null": 1, "[1, 2]": 2}
-    assert plain(Column("A")) == {"title": "A", "style": None, "right": False, "wide": False, "words": False}
+    assert plain(Column("A")) == {
+        "title": "A",
+        "style": None,
+        "right": False,
+        "wide": False,
+        "words": False,
+        "spare": 0,
+    }
 
 
 def test_a_list_of_values_is_one_document(capsys):

@@ -15,7 +15,7 @@ import shlex
 import sys
 import tempfile
 import time
-from contextlib import ExitStack, chdir, contextmanager
+from contextlib import ExitStack, chdir, contextmanager, suppress
 from inspect import cleandoc
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -121,6 +121,18 @@ def fill(clock: Clock) -> None:
     clock.now += 86_400
 
 
+def fill_doubt() -> None:
+    """Add a run that was cut short in the middle of a call."""
+    with suppress(SystemExit), backtrail.open(URL) as store, store.run("session-43", agent="planner") as run:
+        for _ in run.iterations():
+            run.tool("book_table", _cut_short, 4, irreversible=True)
+
+
+def _cut_short(_: int) -> None:
+    """Stand for a call in whose middle the process ends."""
+    raise SystemExit
+
+
 # -- running examples -----------------------------------------------------------------------------------------
 
 
@@ -140,6 +152,8 @@ def outputs(command: Command) -> Iterator[tuple[str, str]]:
     """Give the examples of a command, each with what it prints, in a store of their own."""
     with repeatable() as clock:
         fill(clock)
+        if command.name == "settle":
+            fill_doubt()
         for example in command.examples:
             code, printed = run(example)
             if code:

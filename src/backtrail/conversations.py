@@ -172,7 +172,7 @@ class Conversations(Collection):
 
     def list(
         self,
-        agent_id: str,
+        agent_id: str | None = None,
         *,
         archived: bool | None = None,
         tag: str | None = None,
@@ -180,11 +180,11 @@ class Conversations(Collection):
         limit: int | None = None,
         after: str | None = None,
     ) -> Infos:
-        """Return the conversations of an agent, newest activity first, without their messages.
+        """Return the conversations of an agent, or of all, newest activity first, without their messages.
 
         `prefix` is how their ids begin; `after` goes on behind an entry of an earlier listing: its `cursor`.
         """
-        agent_id = check_id(agent_id, "an agent's id")
+        agent_id = None if agent_id is None else check_id(agent_id, "an agent's id")
         if limit is not None:
             check_count(limit, "limit")
         if not isinstance(archived, bool | None):

@@ -100,7 +100,7 @@ class Conversations:
     @called
     async def list(
         self,
-        agent_id: str,
+        agent_id: str | None = None,
         *,
         archived: bool | None = None,
         tag: str | None = None,
@@ -108,7 +108,7 @@ class Conversations:
         limit: int | None = None,
         after: str | None = None,
     ) -> Infos:
-        """Return the conversations of an agent, newest activity first, without their messages.
+        """Return the conversations of an agent, or of all, newest activity first, without their messages.
 
         `prefix` is how their ids begin; `after` goes on behind an entry of an earlier listing: its `cursor`.
         """

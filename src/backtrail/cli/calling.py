@@ -48,8 +48,6 @@ def call(session: Session, *, out: Output, builtin: str | None, arguments: str) 
             builtins.call(store, builtin, given)  # what cannot be done makes no store, and needs none
     with session.write(create=builtin in _WRITES) as store:
         answer = builtins.call(store, builtin, given)
-    if out.form is None:
-        out.form = "json"
     out.value(answer)
 
 

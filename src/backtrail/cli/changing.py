@@ -1,4 +1,4 @@
-"""Commands that change threads: save, fork, rewind, undo, redo, restore, tag, delete."""
+"""Commands that change threads: save, fork, rewind, undo, redo, restore, settle, tag, delete."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from backtrail.cli.facts import made
-from backtrail.cli.output import clean, count, say
+from backtrail.cli.output import Column, clean, compact, count, say, say_command
 from backtrail.cli.proposing import name_of, proposed, show_changes, show_move, tell_back, told
 from backtrail.cli.terms import (
     ThreadId,
@@ -19,6 +19,7 @@ from backtrail.cli.terms import (
     in_memory,
     kind_option,
     look_for,
+    parse_json,
     read_json,
     thread_argument,
     yes_option,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from backtrail.checkpoints import Checkpoint
     from backtrail.cli.output import Output
     from backtrail.cli.terms import Found, Session
+    from backtrail.runs import RunRecord
     from backtrail.store import Store
     from backtrail.values import AgentCheckpoint
 
@@ -286,6 +288,86 @@ def _agent_made(store: Store, out: Output, agent: str) -> None:
         made(out, found.head)
 
 
+# -- runs ---------------------------------------------------------------------------------------------------
+
+
+@command(
+    examples=(
+        "backtrail settle session-43",
+        """backtrail settle session-43 1.1 --result '"table 4"' --yes""",
+    )
+)
+@click.argument("run", type=ThreadId())
+@click.argument("call", required=False)
+@click.option("--result", metavar="JSON", help="It was done, and this is what it gave; - reads it from stdin.")
+@click.option("--not-done", is_flag=True, help="It was not done: the run makes it when it goes on.")
+@yes_option
+def settle(
+    session: Session, *, out: Output, run: str, call: str | None, result: str | None, not_done: bool, yes: bool
+) -> None:
+    """Say what became of a CALL that is in doubt.
+
+    A call is in doubt if it was begun and no result of it was recorded. Without CALL: list those of RUN. What is said
+    cannot be taken back; the run goes on with it when it is started again.
+    """
+    if call is None and (result is not None or not_done):
+        raise click.UsageError("name the call that it is about")
+    if call is not None and (result is None) != not_done:
+        raise click.UsageError("say --result JSON, or --not-done")
+    with (session.read if call is None else session.write)() as store:
+        record = store.runs.load(run)
+        if call is None:
+            _show_doubts(session, out, record)
+            return
+        known = next((each for each in record.in_doubt if each.id == call), None)
+        given = {"not_done": True} if result is None else {"result": _result(result)}
+        name = "" if known is None else f" of {clean(known.name)}"
+        question = f"Say that call {call!r}{name} was {'not done' if not_done else 'done'}?"
+
+        def show(_: Any) -> None:
+            told = "it was not done: it will be made again" if not_done else f"it gave {compact(given['result'])}"
+            say(f"run {run}, call {call}{name}: {told}; this cannot be taken back")
+
+        proposed(store, question, lambda: store.runs.settle(run, call, **given), show, yes=yes)
+        left = len(store.runs.load(run).in_doubt)
+    if out.human:
+        say(
+            f"settled; {count(left, 'call')} of run {clean(run)} still in doubt"
+            if left
+            else "settled; none is in doubt"
+        )
+    else:
+        out.value({"session_id": run, "call": call, "not_done": not_done, "in_doubt": left})
+
+
+def _result(text: str) -> Any:
+    if text == "-":
+        return read_json("-")
+    return parse_json(text, "--result")
+
+
+def _show_doubts(session: Session, out: Output, record: RunRecord) -> None:
+    if not out.human:
+        out.values({"id": each.id, "name": each.name, "arguments": each.arguments} for each in record.in_doubt)
+        return
+    rows = (
+        (each.id, each.name, compact(each.arguments), "yes" if each.irreversible else "") for each in record.in_doubt
+    )
+    columns = (
+        Column("CALL", "yellow"),
+        Column("NAME", "green"),
+        Column("ARGUMENTS", wide=True),
+        Column("IRREVERSIBLE", "red", spare=1),
+    )
+    out.table(columns, rows)
+    if record.in_doubt:
+        first = record.in_doubt[0].id
+        say_command("if it was done:", session.command("settle", record.session_id, first, "--result", "JSON"))
+        say_command("if it was not:", session.command("settle", record.session_id, first, "--not-done"))
+    else:
+        say(f"no call of run {record.session_id!r} is in doubt")
+
+
 # -- keeping order ------------------------------------------------------------------------------------------
 
 
@@ -333,7 +415,7 @@ def delete(session: Session, *, out: Output, ref: str, kind: str | None, yes: bo
     with session.write() as store:
         whole = look_for(store, ref, kind)
         if whole is None:
-            _delete_checkpoint(store, out, *find_ref(store, ref, kind), yes=yes)
+            _delete_checkpoint(store, out, *find_ref(store, ref, kind, begun=False), yes=yes)
             return
         total = _delete_all(store, whole, yes=yes)
     _deleted(out, {"deleted": ref, "kind": whole.kind, "checkpoints": total})
@@ -409,4 +491,4 @@ def _deleted(out: Output, data: dict[str, Any]) -> None:
         out.value(data)
 
 
-COMMANDS: Final = (save, fork, rewind, undo, redo, restore, tag, delete)
+COMMANDS: Final = (save, fork, rewind, undo, redo, restore, settle, tag, delete)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from backtrail.cli.output import Progress, brief, clean, line
+from backtrail.cli.output import Progress, brief, clean, cut, line, width
+from backtrail.cli.transcript import answered, sentence
 
 if TYPE_CHECKING:
     from backtrail.checkpoints import Checkpoint
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
 _SMALL: Final = 65_536
 """Bytes of a state that is loaded only to show how it begins."""
+_CALLS: Final = 8
+"""So many messages are looked at for the call that the last one is the result of."""
 _PAGE: Final = 4096
 """Bytes of a page of SQLite's."""
 
@@ -47,23 +50,11 @@ def words(checkpoint: Checkpoint[Any], most: int) -> str:
         except (Invalid, NotFound):
             last = []
         if last:
-            return brief(_said(last[0]), most)
+            before = checkpoint.tail("messages", _CALLS) if answered(last[0]) else ()
+            return brief(sentence(last[0], before), most)
         return brief(checkpoint.state, most) if checkpoint.size <= _SMALL else ""
     except Corrupt:
         return "(damaged)"
-
-
-def _said(message: Any) -> Any:
-    """Return who said what, of a message in any of the usual forms."""
-    if not isinstance(message, dict) or "content" not in message:
-        return message
-    content = message["content"]
-    if isinstance(content, list):  # of parts, those that are texts
-        texts = [part.get("text") for part in content if isinstance(part, dict)]
-        content = " ".join(text for text in texts if isinstance(text, str)) or content
-    role = message.get("role")
-    text = content if isinstance(content, str) else brief(content, _SMALL)
-    return f"{role}: {text}" if isinstance(role, str) else text
 
 
 def made(out: Output, checkpoint: Checkpoint[Any], **more: Any) -> None:
@@ -72,8 +63,13 @@ def made(out: Output, checkpoint: Checkpoint[Any], **more: Any) -> None:
         out.value({**checkpoint_data(checkpoint), **more})
         return
     label = f"  {clean(checkpoint.label)}" if checkpoint.label is not None else ""
-    name = out.paint(f"{clean(checkpoint.thread_id)}@{checkpoint.id[:8]}", "yellow")
-    line(f"{name}  step {checkpoint.step}{label}")
+    rest = f"@{checkpoint.id[:8]}  step {checkpoint.step}"
+    name = clean(checkpoint.thread_id)
+    name = name if out.room is None else cut(name, max(out.room - width(rest), 1))
+    text = f"{name}{rest}{label}"
+    text = text if out.room is None else cut(text, out.room)
+    end = len(name) + 9
+    line(f"{out.paint(text[:end], 'yellow')}{text[end:]}")
 
 
 def progress_in(store: Store) -> Progress:

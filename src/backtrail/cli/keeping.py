@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from backtrail.cli.facts import progress_in
-from backtrail.cli.output import Column, clean, count, line, say, size
+from backtrail.cli.output import Column, clean, count, say, size
 from backtrail.cli.terms import (
     DAMAGED,
     KINDS,
@@ -163,7 +163,7 @@ def _show_plan(session: Session, out: Output, report: Any, *, full: bool) -> Non
         )
         for each in shown[: None if full else _SHOWN]
     ]
-    kind = [Column("KIND", "dim")] if several else []
+    kind = [Column("KIND", "dim", spare=1)] if several else []
     out.table(
         (Column("", "red"), Column("CHECKPOINT", "yellow"), *kind, Column("THREAD"), Column("WHY", wide=True)), rows
     )
@@ -199,7 +199,7 @@ def gc(session: Session, *, out: Output, erase: bool) -> None:
     if not out.human:
         out.value(report)
         return
-    line(
+    out.tell(
         f"{count(report.rows, 'row')} and {count(report.chunks, 'chunk')} ({size(report.bytes)}) removed, "
         f"{count(report.repacked, 'row')} stored anew"
     )
@@ -247,14 +247,14 @@ def _show_damage(session: Session, out: Output, report: VerifyReport) -> None:
     columns = (Column("DAMAGED", "red"), Column("KIND", "dim"), Column("THREAD", "yellow"))
     out.table(columns, ((each.checkpoint_id, each.kind, each.thread_id) for each in report.damaged))
     for reason in dict.fromkeys(each.reason for each in report.damaged):
-        line(f"damage: {clean(spoken(reason, session))}")
+        out.tell(f"damage: {spoken(reason, session)}")
     for fault in report.faults:
-        line(f"fault: {clean(spoken(fault, session))}")
+        out.tell(f"fault: {spoken(fault, session)}")
     for name in report.misindexed:
-        line(f"search may miss messages of {clean(name)}")
+        out.tell(f"search may miss messages of {name}")
     told = f"{count(report.threads, 'thread')}, {count(report.states_read, 'state')} read"
     before = f", {count(report.skipped, 'more thread')} looked at before" if report.skipped else ""
-    line(f"{told}{before}: {', '.join(_wrong(report)) or 'all is well'}")
+    out.tell(f"{told}{before}: {', '.join(_wrong(report)) or 'all is well'}")
 
 
 def _wrong(report: VerifyReport) -> Iterator[str]:
@@ -280,7 +280,7 @@ def reindex(session: Session, *, out: Output) -> None:
             store.reindex(progress=progress)
         held = store.stats()
     if out.human:
-        line(f"{count(held.indexed, 'message')} in the index, {size(held.index_bytes)}")
+        out.tell(f"{count(held.indexed, 'message')} in the index, {size(held.index_bytes)}")
     else:
         out.value({"indexed": held.indexed, "index_bytes": held.index_bytes})
 
@@ -299,8 +299,8 @@ def migrate(ctx: click.Context, session: Session, *, out: Output, yes: bool) -> 
             report = store.migrate(progress=progress)
     if out.human:
         for kind, name, reason in report.failed:
-            line(f"{kind} {clean(name)} stays as it was: {clean(reason)}")
-        line(f"{count(report.threads, 'thread')} looked at, {report.migrated:,} brought up to date")
+            out.tell(f"{kind} {name} stays as it was: {reason}")
+        out.tell(f"{count(report.threads, 'thread')} looked at, {report.migrated:,} brought up to date")
     else:
         from dataclasses import asdict
 
@@ -320,7 +320,7 @@ def backup(session: Session, *, out: Output, file: str) -> None:
     with session.read() as store, progress_in(store) as progress:
         written = store.backup(file, progress=progress)
     if out.human:
-        line(f"{clean(file)}: {size(written)}")
+        out.tell(f"{file}: {size(written)}")
     else:
         out.value({"path": file, "bytes": written})
 

@@ -14,8 +14,34 @@ if TYPE_CHECKING:
     from backtrail.cli.terms import Session
     from backtrail.runs import RunRecord
     from backtrail.store import Store
+    from backtrail.values import AgentInfo
 
-_AGE: Final = Column("AGE", "dim", right=True)
+_NEAR: Final = 100
+_AGE: Final = Column("AGE", "dim", right=True, spare=2)
+
+
+_COMMANDS: Final = {"thread": "threads", "agent": "agents", "conversation": "conversations", "run": "runs"}
+_LOOKED: Final = 10_000
+"""So many threads of each kind are looked at for the names of agents that have no state."""
+
+
+def _nothing(session: Session, store: Store, what: str, kind: str, *, narrowed: bool) -> None:
+    """Say that there is nothing to list, and what there is instead."""
+    others = (
+        [kind] if narrowed and _has(store, kind) else [each for each in _COMMANDS if each != kind and _has(store, each)]
+    )
+    hints = [f"`{session.command(_COMMANDS[each])}`" for each in others]
+    instead = (
+        f"; there {'are others' if others == [kind] else 'is something else'}: {', '.join(hints)}" if hints else ""
+    )
+    say(f"there are no {what}{instead or '; the store is empty'}")
+
+
+def _has(store: Store, kind: str) -> bool:
+    """Tell whether there is something of a kind; an agent may be known by its name only."""
+    kinds = KINDS if kind == "agent" else (kind,)
+    listed = (info for each in kinds for info in store.threads(kind=each, limit=1))
+    return any(kind != "agent" or info.kind == "agent" or info.agent for info in listed)
 
 
 def _more(more: bool, hint: str) -> None:  # noqa: FBT001 - it reads as it should: if there is more
@@ -40,24 +66,29 @@ def threads(
         limit = rows + 1 if rows else None
         listed = store.threads(agent=agent, prefix=prefix, kind=kind, after=after, limit=limit)
         shown, more = pages(listed, rows)
+        if out.human and not shown:
+            begun = f" whose ids begin with {prefix!r}" if prefix else ""
+            whose = f" of agent {agent!r}" if agent else ""
+            what = f"{kind}s{whose}{begun}" + (f" behind {after!r}" if after else "")
+            _nothing(session, store, what, kind, narrowed=bool(prefix or agent or after))
     if not out.human:
         out.values(shown)
     else:
         columns = (
             Column("THREAD", "yellow", wide=True),
-            Column("AGENT", "cyan"),
+            Column("AGENT", "cyan", spare=1),
             Column("STEP", right=True),
-            Column("IN VIEW", right=True),
+            Column("IN VIEW", right=True, spare=4),
             _AGE,
-            Column("HEAD", "dim"),
-            Column("FORKED FROM", "dim"),
+            Column("HEAD", "dim", spare=3),
+            Column("FORKED FROM", "dim", spare=5),
             Column("DAMAGED", "red"),
         )
         out.table(
             columns,
             (
                 (
-                    info.id,
+                    out.id(info.id),
                     info.agent or "",
                     str(info.step),
                     str(info.in_view),
@@ -69,8 +100,6 @@ def threads(
                 for info in shown
             ),
         )
-        if not shown:
-            say(f"there are no {kind}s" + (f" whose ids begin with {prefix!r}" if prefix else ""))
     _more(more, f"--after {quoted(shown[-1].id)}, or -n 0 for all" if shown else "")
 
 
@@ -80,59 +109,88 @@ def threads(
 def agents(session: Session, *, out: Output, agent: str | None, rows: int) -> None:
     """List the agents, or the checkpoints of AGENT.
 
-    To those, `backtrail restore` can bring it back.
+    To those, `backtrail restore` can bring it back. An agent that only conversations, runs or threads name has no state
+    of its own, and comes behind the others.
     """
     with session.read() as store:
         if agent is not None:
-            _agent_checkpoints(store, out, agent, rows)
+            _agent_checkpoints(session, store, out, agent, rows)
             return
         shown, more = pages(iter(store.agents.list(limit=rows + 1 if rows else None)), rows)
+        named, all_seen = ({}, True) if more else _only_named(store)
+        if rows and len(shown) + len(named) > rows:
+            named, more = dict(list(named.items())[: rows - len(shown)]), True
+        if out.human and not shown and not named:
+            _nothing(session, store, "agents", "agent", narrowed=False)
     if not out.human:
-        out.values(shown)
+        out.values([*shown, *(_name_only(name) for name in named)])
     else:
         columns = (
             Column("AGENT", "yellow"),
-            Column("NAME", wide=True),
-            Column("TYPE", "cyan"),
-            Column("VERSION", right=True),
+            Column("NAME", wide=True, spare=1),
+            Column("TYPE", "cyan", spare=3),
+            Column("VERSION", right=True, spare=4),
             _AGE,
+            Column("NO STATE, BUT", "dim"),
             Column("DAMAGED", "red"),
         )
-        out.table(
-            columns,
+        stored = (
             (
-                (
-                    info.agent_id,
-                    info.name or "",
-                    info.agent_type or "",
-                    "" if info.version is None else str(info.version),
-                    age(info.modified_at),
-                    info.damaged or "",
-                )
-                for info in shown
-            ),
+                info.agent_id,
+                info.name or "",
+                info.agent_type or "",
+                "" if info.version is None else str(info.version),
+                age(info.modified_at),
+                "",
+                info.damaged or "",
+            )
+            for info in shown
         )
-        if not shown:
-            say("there are no agents")
+        by_name = ((name, "", "", "", "", _holdings(held), "") for name, held in named.items())
+        out.table(columns, [*stored, *by_name])
+    if not all_seen:
+        say(f"agents without a state were looked for in the newest {_LOOKED:,} threads, conversations and runs")
     _more(more, "-n 0 for all")
 
 
-def _agent_checkpoints(store: Store, out: Output, agent: str, rows: int) -> None:
-    from backtrail.errors import NotFound
+def _only_named(store: Store) -> tuple[dict[str, dict[str, int]], bool]:
+    """Return the agents that have no state, with what each has, by kind; and whether all was looked at."""
+    named: dict[str, dict[str, int]] = {}
+    all_seen = True
+    for kind in ("conversation", "run", "thread"):
+        listed, more = pages(store.threads(kind=kind, limit=_LOOKED + 1), _LOOKED)
+        all_seen = all_seen and not more
+        for info in listed:
+            if info.agent is not None:
+                held = named.setdefault(info.agent, {})
+                held[kind] = held.get(kind, 0) + 1
+    return {name: held for name, held in named.items() if store.info(name, kind="agent") is None}, all_seen
 
+
+def _name_only(name: str) -> AgentInfo:
+    from backtrail.values import AgentInfo
+
+    return AgentInfo(name, None, None, None, None, None)
+
+
+def _holdings(held: dict[str, int]) -> str:
+    return ", ".join(count(number, kind) for kind, number in held.items())
+
+
+def _agent_checkpoints(session: Session, store: Store, out: Output, agent: str, rows: int) -> None:
     shown, more = pages(iter(store.agents.checkpoints(agent)), rows)
-    if not shown and store.agents.get(agent) is None:
-        raise NotFound(f"there is no agent {agent!r}", code="not_found.agent")
+    if not shown:
+        require_agent(store, agent)
     if not out.human:
         out.values(shown)
     else:
         columns = (
             Column("CHECKPOINT", "yellow"),
             Column("NAME", "green", wide=True),
-            Column("KIND", "dim"),
+            Column("KIND", "dim", spare=4),
             _AGE,
-            Column("CONVERSATIONS", right=True),
-            Column("SIZE", "dim", right=True),
+            Column("CONVERSATIONS", right=True, spare=1),
+            Column("SIZE", "dim", right=True, spare=3),
             Column("DAMAGED", "red"),
         )
         out.table(
@@ -151,38 +209,68 @@ def _agent_checkpoints(store: Store, out: Output, agent: str, rows: int) -> None
             ),
         )
         if not shown:
-            say(f"agent {agent!r} has no checkpoints")
+            state = "" if store.info(agent, kind="agent") else " and no state"
+            kinds = [each for each in ("conversation", "run", "thread") if _of_agent(store, each, agent)]
+            hints = [f"`{session.command(*_about_agent(each, agent))}`" for each in kinds]
+            say(f"agent {agent!r} has no checkpoints{state}" + (f"; what it has: {', '.join(hints)}" if hints else ""))
     _more(more, "-n 0 for all")
 
 
-@command(examples=("backtrail conversations planner", "backtrail conversations planner --jsonl"))
-@click.argument("agent")
+def _of_agent(store: Store, kind: str, agent: str) -> bool:
+    return next(iter(store.threads(kind=kind, agent=agent, limit=1)), None) is not None
+
+
+def _about_agent(kind: str, agent: str) -> list[str]:
+    return ["conversations", agent] if kind == "conversation" else [_COMMANDS[kind], "--agent", agent]
+
+
+def require_agent(store: Store, agent: str) -> None:
+    """Raise `NotFound` if there is no agent of this id, and nothing that belongs to one."""
+    from difflib import get_close_matches
+
+    from backtrail.errors import NotFound
+
+    if store.info(agent, kind="agent") is None and not any(_of_agent(store, each, agent) for each in KINDS):
+        known = sorted({info.agent or info.id for kind in KINDS for info in store.threads(kind=kind, limit=_NEAR)})
+        near = get_close_matches(agent, known, n=1, cutoff=0.6)
+        raise NotFound(
+            f"there is no agent {agent!r}" + (f"; there is {near[0]!r}" if near else ""), code="not_found.agent"
+        )
+
+
+@command(examples=("backtrail conversations", "backtrail conversations planner --jsonl"))
+@click.argument("agent", required=False)
 @click.option("--archived/--not-archived", default=None, help="Only those that are archived, or not.")
 @click.option("--tag", metavar="TAG", help="Only those with this tag.")
 @rows_option()
 def conversations(
-    session: Session, *, out: Output, agent: str, archived: bool | None, tag: str | None, rows: int
+    session: Session, *, out: Output, agent: str | None, archived: bool | None, tag: str | None, rows: int
 ) -> None:
-    """List the conversations of AGENT.
+    """List the conversations, or those of AGENT.
 
     Those of the newest activity come first.
     """
-    from backtrail.errors import NotFound
-
     with session.read() as store:
         limit = rows + 1 if rows else None
         shown, more = pages(iter(store.conversations.list(agent, archived=archived, tag=tag, limit=limit)), rows)
-        if not shown and store.info(agent, kind="agent") is None and not store.conversations.list(agent, limit=1):
-            raise NotFound(f"there is no agent {agent!r}", code="not_found.agent")
+        if not shown and agent is not None:
+            require_agent(store, agent)
+        if out.human and not shown:
+            whose = f" of agent {agent!r}" if agent is not None else ""
+            which = "" if archived is None else " that are archived" if archived else " that are not archived"
+            what = f"conversations{whose}{which}" + (f" with the tag {tag!r}" if tag is not None else "")
+            narrowed = any(each is not None for each in (agent, archived, tag))
+            _nothing(session, store, what, "conversation", narrowed=narrowed)
     if not out.human:
         out.values(shown)
     else:
         columns = (
             Column("CONVERSATION", "yellow"),
+            Column("AGENT", "cyan", spare=1),
             Column("TITLE", wide=True),
-            Column("MESSAGES", right=True),
+            Column("MESSAGES", right=True, spare=4),
             _AGE,
-            Column("TAGS", "cyan"),
+            Column("TAGS", "cyan", spare=3),
             Column("", "dim"),
             Column("DAMAGED", "red"),
         )
@@ -190,7 +278,8 @@ def conversations(
             columns,
             (
                 (
-                    info.id,
+                    out.id(info.id),
+                    (info.agent_id or "") if agent is None else "",
                     info.title or "",
                     str(info.message_count),
                     age(info.updated_at),
@@ -201,8 +290,6 @@ def conversations(
                 for info in shown
             ),
         )
-        if not shown:
-            say(f"agent {agent!r} has no such conversations")
     _more(more, "-n 0 for all")
 
 
@@ -220,37 +307,42 @@ def runs(session: Session, *, out: Output, agent: str | None, status: str | None
     with session.read() as store:
         listed = store.runs.list(agent=agent, status=status, limit=rows + 1 if rows else None)
         shown, more = pages(iter(listed), rows)
+        if out.human and not shown:
+            whose = f" of agent {agent!r}" if agent is not None else ""
+            what = f"runs{whose}" + (f" with status {status}" if status is not None else "")
+            _nothing(session, store, what, "run", narrowed=agent is not None or status is not None)
     if not out.human:
         out.values(map(_run_data, shown))
     else:
         columns = (
             Column("RUN", "yellow"),
-            Column("AGENT", "cyan"),
+            Column("AGENT", "cyan", spare=3),
             Column("STATUS", "green"),
-            Column("ITERATION", right=True),
-            Column("CALLS", right=True),
+            Column("ITERATION", right=True, spare=4),
+            Column("CALLS", right=True, spare=5),
             Column("IN DOUBT", "red"),
             _AGE,
-            Column("REASON", wide=True),
+            Column("REASON", wide=True, spare=1),
         )
         out.table(
             columns,
             (
                 (
-                    run.session_id,
+                    out.id(run.session_id),
                     run.agent or "",
                     str(run.status.name),
                     str(run.iteration),
                     str(len(run.tool_calls)),
-                    " ".join(call.id for call in run.in_doubt),
+                    " ".join(f"{call.id}:{call.name}" for call in run.in_doubt),
                     age(run.created_at),
                     run.status.reason or "",
                 )
                 for run in shown
             ),
         )
-        if not shown:
-            say("there are no such runs")
+        doubtful = next((run for run in shown if run.in_doubt), None)
+        if doubtful is not None:
+            say(f"calls in doubt are settled with `{session.command('settle', doubtful.session_id)}`")
     _more(more, "-n 0 for all")
 
 
@@ -291,7 +383,7 @@ def stats(session: Session, *, out: Output) -> None:
         ("index", f"{size(found.index_bytes)} of that, for {count(found.indexed, 'message')}"),
     ]
     for name, value in facts:
-        line(f"{out.paint(f'{name:<17}', 'dim')} {clean(value)}")
+        out.fact(name, value, 17)
 
 
 def _compared(sharing: float) -> str:

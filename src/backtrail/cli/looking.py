@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from backtrail.cli import transcript
 from backtrail.cli.facts import checkpoint_data, words
 from backtrail.cli.output import (
     Column,
     Progress,
     age,
+    bookkeeping,
     brief,
     can_show,
     clean,
@@ -22,6 +24,7 @@ from backtrail.cli.output import (
     pages,
     plain,
     say,
+    short,
     size,
     width,
 )
@@ -58,13 +61,17 @@ _COLUMNS: Final = (
     Column("", "blue"),
     Column("ID", "yellow"),
     Column("STEP", right=True),
-    Column("AGE", "dim", right=True),
-    Column("KIND", "dim"),
-    Column("LABEL", "green"),
-    Column("TAGS", "cyan"),
-    Column("ADDED", "dim", right=True),
+    Column("AGE", "dim", right=True, spare=2),
+    Column("KIND", "dim", spare=4),
+    Column("LABEL", "green", spare=1),
+    Column("TAGS", "cyan", spare=3),
+    Column("ADDED", "dim", right=True, spare=5),
     Column("FIRST WORDS", wide=True, words=True),
 )
+_LABEL: Final = 13
+"""Characters of a label that is a UUID, as LangGraph's are: those that differ from one checkpoint to the next."""
+_FACTS: Final = 10
+"""Cells of the names of what is known of a checkpoint, at least."""
 
 
 @command(examples=("backtrail log trip", "backtrail log trip --graph", "backtrail log trip -n 1 --jsonl"))
@@ -125,7 +132,7 @@ def _row(checkpoint: Checkpoint[Any]) -> tuple[str, ...]:
         str(checkpoint.step),
         age(checkpoint.created_at),
         "" if checkpoint.kind == "manual" else checkpoint.kind,
-        checkpoint.label or "",
+        short(checkpoint.label or "", _LABEL),
         " ".join(sorted(checkpoint.tags)),
         f"+{size(checkpoint.stored)}",
         words(checkpoint, _WORDS),
@@ -149,7 +156,7 @@ def _graph(
     from backtrail.cli.graph import drawn
 
     signs = _signs()
-    forks = _forks(store, found)
+    forks = _forks(store, found, shown)
     known = {each.id: each for each in shown}
     nothing = ("",) * (len(_COLUMNS) - 2)
     for drawing, node, place in drawn(_nodes(found, shown, seen, more=more), signs):
@@ -182,12 +189,36 @@ def _nodes(found: Found, shown: list[Checkpoint[Any]], seen: set[str], *, more: 
     return nodes[::-1]
 
 
-def _forks(store: Store, found: Found) -> dict[str, list[ThreadInfo]]:
+def _forks(store: Store, found: Found, shown: list[Checkpoint[Any]]) -> dict[str, list[ThreadInfo]]:
     """Return the threads that were forked from this one, by the checkpoint where they left."""
     forks: dict[str, list[ThreadInfo]] = {}
     for info in store.threads(kind=found.kind, forked_from=found.thread.id):
-        forks.setdefault(info.forked_from or "", []).append(info)
+        place = _left_at(store, info, shown) if found.kind == "conversation" else None
+        forks.setdefault(place or info.forked_from or "", []).append(info)
     return forks
+
+
+def _left_at(store: Store, fork: ThreadInfo, shown: list[Checkpoint[Any]]) -> str | None:
+    """Return the checkpoint in which the last message came that a conversation shares with the one it was forked from.
+
+    It is made from the newest checkpoint, whichever message it leaves at.
+    """
+    from backtrail.errors import Error
+
+    try:
+        at = store.conversations.info(fork.id).forked_at
+        made = next((each for each in shown if each.id == fork.forked_from), None)
+        if at is None or made is None:
+            return None
+        ids = [message.get("id") for message in made.get("messages", ()) if isinstance(message, dict)]
+        known = {each: place for place, each in enumerate(ids)}
+        for each in reversed([each for each in shown if each.seq <= made.seq]):  # the oldest first
+            last = each.tail("messages", 1)
+            if last and known.get(last[0].get("id"), -1) >= known[at]:
+                return str(each.id)
+    except (Error, KeyError, AttributeError):  # it is damaged, or was written by somebody else: as far as is known
+        pass
+    return None
 
 
 def _signs() -> Signs:
@@ -196,12 +227,21 @@ def _signs() -> Signs:
     return LINES if can_show("".join(LINES), sys.stdout) else ASCII
 
 
-@command(examples=("backtrail show trip@before-booking", "backtrail show trip --path messages[-1].content"))
+@command(
+    examples=(
+        "backtrail show trip@before-booking",
+        "backtrail show lunch",
+        "backtrail show trip --path messages[-1].content",
+    )
+)
 @click.argument("ref", type=ThreadId())
 @click.option("--path", metavar="P", help="Only what is at this path of the state, as JSON.")
 @kind_option
 def show(session: Session, *, out: Output, ref: str, path: str | None, kind: str | None) -> None:
-    """Show the checkpoint REF and its state."""
+    """Show the checkpoint REF and its state.
+
+    A conversation is shown as a transcript; --json has all that is stored.
+    """
     from backtrail.errors import NotFound
     from backtrail.values import MISSING
 
@@ -216,10 +256,17 @@ def show(session: Session, *, out: Output, ref: str, path: str | None, kind: str
             out.value({**checkpoint_data(checkpoint), "of": found.kind, "state": checkpoint.state})
         else:
             state = checkpoint.state  # before anything is printed: it may be damaged
+            cells = max(_FACTS, len(found.kind))
             for name, value in _facts(found, checkpoint):
-                line(f"{out.paint(f'{name:<10}', 'dim')} {clean(value)}")
-            line("")
-            out.value(state)
+                out.fact(name, value, cells)
+            messages = state.get("messages") if found.kind == "conversation" and isinstance(state, dict) else None
+            if isinstance(messages, list):
+                for name, value in _about(state, messages):
+                    out.fact(name, value, cells)
+                transcript.show(out, messages)
+            else:
+                line("")
+                out.value(state)
 
 
 def _facts(found: Found, checkpoint: Checkpoint[Any]) -> Iterator[tuple[str, str]]:
@@ -241,6 +288,19 @@ def _facts(found: Found, checkpoint: Checkpoint[Any]) -> Iterator[tuple[str, str
     yield "size", f"{size(checkpoint.size)}, of which {size(checkpoint.stored)} were new"
 
 
+def _about(state: dict[str, Any], messages: list[Any]) -> Iterator[tuple[str, str]]:
+    """Give what is known of a conversation as a whole."""
+    for name, field in (("agent", "agent_id"), ("title", "title"), ("forked from", "forked_from")):
+        if isinstance(state.get(field), str) and state[field]:
+            yield name, state[field]
+    marks = [str(tag) for tag in state.get("tags") or ()]
+    if marks:
+        yield "marked", " ".join(marks)
+    if state.get("archived") is True:
+        yield "archived", "yes"
+    yield "messages", f"{len(messages):,}"
+
+
 @command(examples=("backtrail diff trip", "backtrail diff trip@before-booking @", "backtrail diff trip trip-cheap"))
 @click.argument("a", type=ThreadId())
 @click.argument("b", required=False)
@@ -259,7 +319,7 @@ def diff(session: Session, *, out: Output, a: str, b: str | None, kind: str | No
             old, new = _before(found), found.head
         else:
             new = found.head
-        print_diff(out, found.thread.diff(old, new))
+        print_diff(out, of_fields(found.thread.diff(old, new), old, new))
 
 
 def _before(found: Found) -> Checkpoint[Any]:
@@ -270,6 +330,34 @@ def _before(found: Found) -> Checkpoint[Any]:
     if before is None:
         raise NotFound(f"{found.thread.id!r} has one checkpoint: there is none before it", code="not_found.checkpoint")
     return before
+
+
+def of_fields(changes: Iterable[Change], old: Checkpoint[Any], new: Checkpoint[Any]) -> Iterator[Change]:
+    """Give changes without those that are about which fields of an instance were set: people see the fields."""
+    for change in changes:
+        place = next((at for at, step in enumerate(change.path) if step == ""), None)
+        hidden = place is not None and _is_about_setting(change, place)
+        if not (hidden and any(_is_record(each, change.path[:place]) for each in (old, new))):
+            yield change
+
+
+def _is_about_setting(change: Change, place: int) -> bool:
+    """Tell whether a change below the key of a record that is no field can say only which fields were set."""
+    from backtrail.values import MISSING
+
+    rest = change.path[place + 1 :]
+    if rest:
+        return rest[0] in ("set", "unset")
+    return all(each is MISSING or bookkeeping(each) for each in (change.old, change.new))
+
+
+def _is_record(checkpoint: Checkpoint[Any], path: tuple[Any, ...]) -> bool:
+    from backtrail.errors import Error
+
+    try:
+        return hasattr(checkpoint.get(tuple(path)) if path else checkpoint.state, "schema")
+    except Error:
+        return False
 
 
 def print_diff(out: Output, changes: Iterable[Change]) -> None:
@@ -300,13 +388,14 @@ def change_line(change: Change, room: int | None) -> str:
     """Return a change for people, in one line."""
     from backtrail.values import Reordered
 
-    head = f"{change.op} {clean(str(change.path)) or 'state'}: "
-    left = max((room or 2 * _WORDS) - width(head), 20)
+    room = room or 2 * _WORDS
+    head = f"{change.op} {cut(clean(str(change.path)) or 'state', room // 2)}: "
+    left = room - width(head)
     if isinstance(change, Reordered):
-        return f"{head}keys in another order"
+        return cut(f"{head}keys in another order", room)
     if change.op == "~":
-        old = brief(compact(change.old), left // 2 - 2)
-        return f"{head}{old} -> {brief(compact(change.new), left - width(old) - 4)}"
+        old = brief(compact(change.old), max(left // 2 - 2, 1))
+        return f"{head}{old} -> {brief(compact(change.new), max(left - width(old) - 4, 1))}"
     return head + brief(compact(change.new if change.op == "+" else change.old), left)
 
 
@@ -350,23 +439,24 @@ def search(
         out.values(hits)
     else:
         _show_hits(out, hits)
+        if not hits:
+            say("nothing was found" + ("" if contains else "; --contains looks inside of words, too"))
     if more:
         say("there are more: -n 0 for all")
 
 
 def _show_hits(out: Output, hits: list[Hit]) -> None:
     columns = (
-        Column("AGE", "dim", right=True),
-        Column("KIND", "dim"),
+        Column("AGE", "dim", right=True, spare=3),
+        Column("KIND", "dim", spare=2),
         Column("THREAD", "yellow"),
-        Column("ROLE", "green"),
+        Column("ROLE", "green", spare=1),
         Column("FOUND", wide=True, words=True),
     )
     out.table(
-        columns, ((age(hit.created_at), hit.kind, hit.conversation_id, hit.role or "", hit.snippet) for hit in hits)
+        columns,
+        ((age(hit.created_at), hit.kind, out.id(hit.conversation_id), hit.role or "", hit.snippet) for hit in hits),
     )
-    if not hits:
-        say("nothing was found")
 
 
 def _searched(session: Session) -> Store:
@@ -423,9 +513,13 @@ def watch(
 
 
 def _news(out: Output, checkpoint: Checkpoint[Any]) -> str:
-    name = f"{clean(checkpoint.thread_id)}@{checkpoint.id[:8]}"
+    name = f"{out.id(clean(checkpoint.thread_id))}@{checkpoint.id[:8]}"
+    name = name if out.room is None else cut(name, out.room // 2)
     facts = [f"{checkpoint.created_at.astimezone():%H:%M:%S}", name, f"step {checkpoint.step}"]
-    facts += [f"+{size(checkpoint.stored)}", *([clean(checkpoint.label)] if checkpoint.label is not None else [])]
+    facts += [
+        f"+{size(checkpoint.stored)}",
+        *([short(clean(checkpoint.label), _LABEL)] if checkpoint.label is not None else []),
+    ]
     told = "  ".join(facts)
     text = f"{told}  {out.fit(words(checkpoint, _WORDS), width(told) + 2)}".rstrip()
     text = text if out.room is None else cut(text, out.room)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from backtrail.cli.output import clean, say
+from backtrail.cli.output import clean, for_stderr, say
 from backtrail.cli.terms import DAMAGED, Failure, Session
 from backtrail.cli.wording import spoken
 
@@ -39,7 +39,7 @@ _SECTIONS: Final[dict[str, dict[str, str]]] = {
         "looking": "log show diff search watch",
         "listing": "threads agents conversations runs stats where",
     },
-    "Change": {"changing": "save fork rewind undo redo restore tag delete"},
+    "Change": {"changing": "save fork rewind undo redo restore settle tag delete"},
     "Keep": {"keeping": "prune gc verify reindex migrate backup"},
     "Move": {"moving": "export import copy"},
     "Call": {"calling": "call"},
@@ -70,7 +70,7 @@ def _harmless() -> Iterator[None]:
     try:
         yield
     except click.ClickException as error:
-        error.message = clean(error.message)  # type: ignore[misc]  # final in the types of new clicks only
+        error.message = "\n".join(for_stderr(error.message, less=len("Error: ")))  # type: ignore[misc]  # final in the types of new clicks only
         raise
 
 
@@ -103,7 +103,7 @@ class Commands(click.Group):
                 import traceback
 
                 for each in traceback.format_exc().splitlines():
-                    say(each)
+                    click.echo(clean(each), err=True)
             if isinstance(error, Error):
                 code, said = exit_code(error), spoken(str(error), session)
                 if code == DAMAGED and ctx.invoked_subcommand in _STOPS and error.code != "corrupt.export":

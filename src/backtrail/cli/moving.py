@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from backtrail.cli.facts import progress_in
-from backtrail.cli.output import Progress, clean, count, line, quoted, say, size
+from backtrail.cli.output import Progress, clean, count, quoted, say, size
 from backtrail.cli.terms import (
     KINDS,
     USAGE,
@@ -59,7 +59,7 @@ def export(
         report = store.export(file, **where, agent=agent, since=since, progress=progress)
     if out.human:
         held = f"{count(report.threads, 'thread')}, {count(report.visible_rows, 'visible row')}"
-        line(f"{clean(file)}: {held}, {size(report.bytes)}")
+        out.tell(f"{file}: {held}, {size(report.bytes)}")
     else:
         out.value(report)
 
@@ -108,10 +108,10 @@ def import_(session: Session, *, out: Output, file: str, source: str) -> None:
         if rest > 0:
             say(f"... and {rest:,} more")
         held = f"{count(report.threads, 'thread')}, {count(report.checkpoints, 'checkpoint')}"
-        line(f"{held}, {len(report.skipped):,} skipped")
+        out.tell(f"{held}, {len(report.skipped):,} skipped")
     else:
         marked = f", {report.marked:,} hidden or tagged otherwise" if report.marked else ""
-        line(
+        out.tell(
             f"{count(report.created, 'new thread')}, {report.extended:,} gone on, "
             f"{count(report.visible_rows, 'visible row')} added{marked}"
         )
@@ -209,7 +209,7 @@ def copy(session: Session, *, out: Output, src: str, dst: str, to_schema: str | 
         report = copy_to(source, lambda: target.write(create=True), progress=progress)
     if out.human:
         made = f"{count(report.created, 'new thread')}, {report.extended:,} gone on"
-        line(f"{made}, {count(report.checkpoints, 'checkpoint')} compared")
+        out.tell(f"{made}, {count(report.checkpoints, 'checkpoint')} compared")
     else:
         out.value(report)
 

@@ -35,13 +35,17 @@ _CONTROLS: Final = re.compile(
 """What JSON allows as it is, and terminals do something with: controls, ends of lines, changes of direction, and what
 takes no room but has a meaning. Not U+200C and U+200D, which words and emoji are written with."""
 _BAR: Final = 24
+_HIDDEN: Final = ""
+"""The key under which a record keeps what is no field of its class."""
+_UUID: Final = re.compile(r"[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}")
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
     """A column of a table: the one that is `wide` gets what room the others leave.
 
-    Where there is no terminal nothing is cut but the column of `words`, which are only a beginning anyway.
+    Where there is no terminal nothing is cut but the column of `words`, which are only a beginning anyway. Where there
+    is little room, columns that are `spare` are left out, those with the highest number first.
     """
 
     title: str
@@ -49,6 +53,7 @@ class Column:
     right: bool = False
     wide: bool = False
     words: bool = False
+    spare: int = 0
 
 
 class Output:
@@ -57,7 +62,7 @@ class Output:
     def __init__(self, form: str | None = None) -> None:
         self.form = form
         self.colour = is_terminal(sys.stdout) and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
-        self.room = _room()
+        self.room = room_of(sys.stdout)
         """Cells in a line; None if nobody says."""
 
     @property
@@ -80,30 +85,50 @@ class Output:
         line("[]" if first else "\n]")
 
     def value(self, value: Any) -> None:
-        """Print one JSON value."""
-        line(as_json(value, indent=None if self.form == "jsonl" else 2))
+        """Print one JSON value; people get it with long lines folded to the width of their terminal."""
+        text = as_json(value, indent=None if self.form == "jsonl" else 2)
+        if self.human and is_terminal(sys.stdout) and self.room:
+            text = "\n".join(_folded(each, self.room) for each in text.split("\n"))
+        line(text)
 
     # -- for people -----------------------------------------------------------------------------------
 
     def table(self, columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
         """Print a table; a column that is empty in all rows is left out."""
         cells = [[clean(cell) for cell in row] for row in rows]
-        used = [at for at in range(len(columns)) if any(row[at] for row in cells)]
-        kept = [columns[at] for at in used]
-        widths = [max(width(columns[at].title), *(width(row[at]) for row in cells)) for at in used] if cells else []
-        widths = _fitted(kept, widths, self.room)
         if not cells:
             return
+        needs = [max(width(column.title), *(width(row[at]) for row in cells)) for at, column in enumerate(columns)]
+        used = _kept(columns, needs, [at for at in range(len(columns)) if any(row[at] for row in cells)], self.room)
+        kept = [columns[at] for at in used]
+        widths = _fitted(kept, [needs[at] for at in used], self.room)
         line(self.paint(_laid([c.title for c in kept], kept, widths), "dim"))
         for row in cells:
             parts = _parts([row[at] for at in used], kept, widths)
             line(_GAP.join(self.paint(p, c.style) for p, c in zip(parts, kept, strict=True)).rstrip())
+
+    def fact(self, name: str, value: str, cells: int) -> None:
+        """Print what something is, behind its name, which gets so many cells."""
+        text = clean(value)
+        parts = wrapped(text, max(self.room - cells - 1, _LEAST)) if self.room else [text]
+        line(f"{self.paint(pad(name, cells), 'dim')} {parts[0]}")
+        for part in parts[1:]:
+            line(f"{' ' * cells} {part}")
+
+    def tell(self, text: str) -> None:
+        """Print a sentence that is data."""
+        for each in wrapped(clean(text), self.room) if self.room else [clean(text)]:
+            line(each)
 
     def paint(self, text: str, style: str | None) -> str:
         """Return a text in a colour, if there are colours."""
         if not self.colour or style is None or not text.strip():
             return text
         return click.style(text, dim=True) if style == "dim" else click.style(text, fg=style)
+
+    def id(self, text: str) -> str:
+        """Return the id of a thread as a listing shows it: in a terminal, only the beginning of a UUID."""
+        return text if self.room is None else short(text)
 
     def fit(self, text: str, used: int = 0, most: int = WORDS) -> str:
         """Return a text cut to what is left of a line."""
@@ -116,12 +141,34 @@ def line(text: str, *, end: str = "\n") -> None:
 
 
 def say(text: str) -> None:
-    """Tell something that is not data, in one line, behind the data that was printed before."""
+    """Tell something that is not data, behind the data that was printed before: in one line, or as many as it takes.
+
+    A command in it, between backticks, is never broken: it is there to be copied.
+    """
     try:
         sys.stdout.flush()
     except BrokenPipeError:  # whoever read the data has seen enough; what was done is done, and told
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    click.echo(clean(text), err=True)
+    for each in for_stderr(text):
+        click.echo(each, err=True)
+
+
+def say_command(text: str, command: str) -> None:
+    """Tell a command, behind a text or in a line of its own: it is there to be copied, and never broken."""
+    room = room_of(sys.stderr)
+    if room is not None and width(text) + 1 + width(command) > room:
+        say(text)
+        click.echo(command, err=True)
+    else:
+        say(f"{text} {command}")
+
+
+def for_stderr(text: str, less: int = 0) -> list[str]:
+    """Return the lines that a text takes on stderr: one, unless that is a terminal which is narrower by so much."""
+    room = room_of(sys.stderr)
+    indent = text[: len(text) - len(text.lstrip(" "))]
+    text = clean(text)
+    return [text] if room is None else wrapped(text, room - less, indent)
 
 
 def is_terminal(stream: Any) -> bool:
@@ -141,14 +188,78 @@ def can_show(text: str, stream: Any) -> bool:
     return True
 
 
-def _room() -> int | None:
+def room_of(stream: Any) -> int | None:
+    """Return how many cells a line of a stream has; None if it is no terminal, and nobody says."""
     named = os.environ.get("COLUMNS", "")
-    if is_terminal(sys.stdout) or (named.isascii() and named.isdigit()):
+    if is_terminal(stream) or (named.isascii() and named.isdigit() and stream is sys.stdout):
         return max(shutil.get_terminal_size().columns, 40)
     return None
 
 
+# -- long lines ---------------------------------------------------------------------------------------------
+
+
+_WORD: Final = re.compile(r"`[^`]*`\S*|\S+")
+
+
+def wrapped(text: str, room: int, indent: str = "") -> list[str]:
+    """Return a text in lines of no more cells than that, broken between words; lines behind the first are indented."""
+    if width(text) <= room:
+        return [text]
+    indent = indent[: room // 4]
+    lines, now = [], indent
+    for word in _WORD.findall(text):
+        joined = f"{now} {word}" if now.strip() else now + word
+        if width(joined) <= room:
+            now = joined
+            continue
+        if now.strip():
+            lines.append(now)
+        now = indent + word
+        while width(now) > room and not word.startswith("`"):
+            head = _first(now, room)
+            lines.append(head)
+            now = indent + now[len(head) :]
+    return [*lines, now] if now.strip() or not lines else lines
+
+
+def _first(text: str, cells: int) -> str:
+    """Return as much of the beginning of a text as fits, at least one character."""
+    taken = 0
+    for at, char in enumerate(text):
+        taken += width(char)
+        if taken > cells and at:
+            return text[:at]
+    return text
+
+
+def _folded(text: str, room: int) -> str:
+    """Return a line of JSON in as many as it takes: those behind the first are indented a bit more."""
+    if width(text) <= room:
+        return text
+    indent = " " * min(len(text) - len(text.lstrip(" ")) + 4, room // 2)
+    first = _first(text, room)
+    lines, rest = [first], text[len(first) :]
+    while rest:
+        part = _first(rest, room - len(indent))
+        lines.append(indent + part)
+        rest = rest[len(part) :]
+    return "\n".join(lines)
+
+
 # -- tables -----------------------------------------------------------------------------------------------
+
+
+def _kept(columns: Sequence[Column], needs: Sequence[int], used: list[int], room: int | None) -> list[int]:
+    """Return the places of the columns that are shown: spare ones go as long as the others would have no room."""
+    if room is None:
+        return used
+    while True:
+        least = sum(min(needs[at], _LEAST) for at in used) + len(_GAP) * (len(used) - 1)
+        spare = max(used, key=lambda at: columns[at].spare)
+        if least <= room or not columns[spare].spare:
+            return used
+        used = [at for at in used if at != spare]
 
 
 def _fitted(columns: Sequence[Column], widths: list[int], room: int | None) -> list[int]:
@@ -214,6 +325,11 @@ def _spelled(char: str) -> str:
     return " " if char in "\n\t\r " else char.encode("unicode_escape").decode()
 
 
+def short(text: str, cells: int = 8) -> str:
+    """Return the beginning of an id that a program made, a UUID; all of any other."""
+    return f"{text[:cells]}…" if _UUID.fullmatch(text) else text
+
+
 def quoted(word: str) -> str:
     """Return a word as a shell takes it; one with control characters in the form of bash and zsh."""
     if word.isprintable():
@@ -242,6 +358,8 @@ def plain(value: Any) -> Any:  # noqa: PLR0911 - one line for each kind of value
     if isinstance(value, float):
         return value if value - value == 0 else str(value)
     if isinstance(value, dict):
+        if hasattr(value, "schema"):  # of an instance of a class: not what says which of its fields were set
+            value = {key: part for key, part in value.items() if key != _HIDDEN or not bookkeeping(part)}
         return {key if isinstance(key, str) else _key(key): plain(part) for key, part in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [plain(part) for part in value]
@@ -254,6 +372,11 @@ def plain(value: Any) -> Any:  # noqa: PLR0911 - one line for each kind of value
     if hasattr(value, "__dataclass_fields__"):
         return {name: plain(getattr(value, name)) for name in value.__dataclass_fields__ if not name.startswith("_")}
     return str(value)
+
+
+def bookkeeping(hidden: Any) -> bool:
+    """Tell whether what is kept beside the fields of an instance says only which of them were set."""
+    return isinstance(hidden, dict) and hidden.keys() <= {"set", "unset"}
 
 
 def _key(key: Any) -> str:

@@ -7,12 +7,13 @@ told before.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from backtrail.cli.looking import change_line
-from backtrail.cli.output import clean, count, say
+from backtrail.cli.looking import change_line, of_fields
+from backtrail.cli.output import clean, count, room_of, say, say_command
 from backtrail.cli.terms import KINDS, confirm
 
 if TYPE_CHECKING:
@@ -66,7 +67,9 @@ def show_move(found: Found) -> Callable[[Checkpoint[Any]], None]:
     def show(to: Checkpoint[Any]) -> None:
         say(f"{name_of(found)}: step {found.head.step} ({found.head.id[:8]}) -> step {to.step} ({to.id[:8]})")
         try:
-            show_changes(change_line(each, 100) for each in found.thread.diff(found.head, to))
+            room = (room_of(sys.stderr) or 102) - 2
+            changes = of_fields(found.thread.diff(found.head, to), found.head, to)
+            show_changes(change_line(each, room) for each in changes)
         except Corrupt as error:  # a head that cannot be read is what one wants to get away from
             say(f"  what changes cannot be told: {clean(str(error))}")
 
@@ -89,4 +92,4 @@ def tell_back(
         told = session.command(command, *options, last=["--", *rest])
     else:
         told = session.command(command, *rest, *options)
-    say(f"to take it back: {told}")
+    say_command("to take it back:", told)

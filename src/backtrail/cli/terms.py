@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 import click
 
-from backtrail.cli.output import Output, clean, is_terminal, quoted, say
+from backtrail.cli.output import Output, clean, for_stderr, is_terminal, quoted, say, short
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,6 +35,10 @@ _SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 _STEP: Final = re.compile(r"[1-9][0-9]{0,8}")
 _NEAR: Final = 100
 _COMPLETED: Final = 50
+_ANSWERS: Final = " [y/N]: n"
+"""What click puts behind a question, and an answer."""
+_SHORT: Final = re.compile(r"([0-9a-f]{8}[0-9a-f-]*)…?")
+"""A beginning of a UUID, as listings show it."""
 _SAFE: Final = re.compile(r"[\w./@+:][\w./@+:-]*")
 """An id that every shell takes as it is: click's scripts put what is offered into the line without quoting it, and the
 shell would run what is in it."""
@@ -55,7 +59,8 @@ class Failure(click.ClickException):
 
     def show(self, file: Any = None) -> None:
         """Tell it."""
-        click.echo(f"backtrail: {self.message}", file=file, err=file is None)
+        for each in for_stderr(f"backtrail: {self.message}"):
+            click.echo(each, file=file, err=file is None)
 
 
 # -- stores -----------------------------------------------------------------------------------------------
@@ -300,6 +305,18 @@ def read_json(path: str) -> Any:
         raise Failure(f"{name} is no JSON that can be read: {why}") from error
 
 
+def parse_json(text: str, name: str) -> Any:
+    """Return the value in a text; what is wrong with it is told with its place."""
+    import json
+
+    try:
+        return json.loads(text, parse_constant=_no_constant, parse_float=_finite)
+    except json.JSONDecodeError as error:
+        raise Failure(f"{name}, line {error.lineno}, column {error.colno}: no JSON: {error.msg}", USAGE) from error
+    except (ValueError, RecursionError) as error:
+        raise Failure(f"{name} is no JSON that can be read: {error}", USAGE) from error
+
+
 def _finite(text: str) -> float:
     number = float(text)
     if number - number != 0:
@@ -321,7 +338,10 @@ def confirm(question: str, *, yes: bool) -> None:
     if not (is_terminal(sys.stdin) and is_terminal(sys.stderr)):
         raise Failure("there is nobody to ask, and nothing was changed: say --yes to do it without asking", USAGE)
     try:
-        agreed = click.confirm(clean(question), err=True)
+        *before, last = for_stderr(question, less=len(_ANSWERS))
+        for each in before:
+            say(each)
+        agreed = click.confirm(last, err=True)
     except click.Abort as end:
         say("")  # the answer's line is still open
         if isinstance(end.__context__, KeyboardInterrupt):
@@ -361,8 +381,13 @@ def handle(store: Store, kind: str, name: str) -> Thread[Any]:
     return (store.agents if kind == "agent" else store.conversations).thread(name)
 
 
-def look_for(store: Store, name: str, kind: str | None = None, *, kinds: Sequence[str] = KINDS) -> Found | None:
-    """Return the thread of this id, if there is one; one of several kinds is told apart by `kind`."""
+def look_for(
+    store: Store, name: str, kind: str | None = None, *, kinds: Sequence[str] = KINDS, begun: bool = False
+) -> Found | None:
+    """Return the thread of this id, if there is one; one of several kinds is told apart by `kind`.
+
+    `begun`: the beginning of a UUID will do, if only one thread is called so. That is for commands that can be undone.
+    """
     from backtrail.errors import Invalid
 
     found = []
@@ -377,12 +402,29 @@ def look_for(store: Store, name: str, kind: str | None = None, *, kinds: Sequenc
     if len(found) > 1:
         names = [f"--kind {each.kind}" for each in found]
         raise Invalid(f"{name!r} is the id of several things: say {' or '.join(names)}", code="invalid.ambiguous")
-    return found[0] if found else None
+    if found or not begun:
+        return found[0] if found else None
+    return _begun(store, name, (kind,) if kind else kinds)
+
+
+def _begun(store: Store, name: str, kinds: Sequence[str]) -> Found | None:
+    """Return the only thread whose id is a UUID that begins so."""
+    from backtrail.errors import Invalid
+
+    form = _SHORT.fullmatch(name)
+    listed = (
+        info for kind in kinds for info in (store.threads(kind=kind, prefix=form[1], limit=_NEAR) if form else ())
+    )
+    ids = {info.id: info.kind for info in listed if short(info.id) != info.id}
+    if len(ids) > 1:
+        names = ", ".join([*ids][:4])
+        raise Invalid(f"{name!r} is the beginning of {len(ids)} ids ({names})", code="invalid.ambiguous")
+    return next((look_for(store, each, kind) for each, kind in ids.items()), None)
 
 
 def find_thread(store: Store, name: str, kind: str | None = None) -> Found:
     """Return the thread of this id, or `NotFound`, with what may have been meant."""
-    return look_for(store, name, kind) or _missing(store, name, kind)
+    return look_for(store, name, kind, begun=True) or _missing(store, name, kind)
 
 
 def find_ids(store: Store, names: Sequence[str], kind: str | None, *, kinds: Sequence[str] = KINDS) -> dict[str, Any]:
@@ -396,16 +438,16 @@ def find_ids(store: Store, names: Sequence[str], kind: str | None, *, kinds: Seq
 
 
 def find_ref(
-    store: Store, text: str, kind: str | None = None, *, near: Found | None = None
+    store: Store, text: str, kind: str | None = None, *, near: Found | None = None, begun: bool = True
 ) -> tuple[Found, Checkpoint[Any]]:
     """Return what a REF means; one that begins with @ is one of a thread that was named before."""
     if near is not None and text.startswith("@"):
         return near, at(near, text[1:])
-    whole = look_for(store, text, kind) if text else None
+    whole = look_for(store, text, kind, begun=begun) if text else None
     if whole is not None:
         return whole, whole.head
     for place in [place for place, char in enumerate(text) if char == "@" and place][::-1]:
-        found = look_for(store, text[:place], kind)
+        found = look_for(store, text[:place], kind, begun=begun)
         if found is not None:
             return found, at(found, text[place + 1 :])
     checkpoint = store.checkpoint(text) if text else None

@@ -368,6 +368,15 @@ class Headers(Suite):
             with pytest.raises(Invalid):
                 store.conversations.list("a", **options)
 
+    def test_a_listing_without_an_agent_is_of_all(self, store: Store) -> None:
+        for name in ("x", "y"):
+            store.conversations.append(f"of-{name}", Message.user("hi"), agent_id=name)
+        store.conversations.update("of-x", tags=["t"])
+        assert [info.id for info in store.conversations.list()] == ["of-x", "of-y"]
+        assert [info.agent_id for info in store.conversations.list(tag="t")] == ["x"]
+        first, *_ = store.conversations.list(limit=1)
+        assert [info.id for info in store.conversations.list(after=first.cursor)] == ["of-y"]
+
     def test_a_listing_reads_no_messages(self, opener: Opener) -> None:
         texts = [random.Random(n).randbytes(300).hex() for n in range(300)]  # noqa: S311 - data
         with opener() as store:
