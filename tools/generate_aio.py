@@ -567,6 +567,7 @@ from typing import TYPE_CHECKING, Any
 from backtrail.aio.blocks import called
 from backtrail.aio.checkpoints import Checkpoint, plain
 from backtrail.aio.threads import Thread
+from backtrail.values import MISSING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -577,7 +578,7 @@ if TYPE_CHECKING:
     from backtrail.engine.queue import Crew
     from backtrail.entities import Conversation, Message
     from backtrail.handles import Ref
-    from backtrail.values import ConversationInfo
+    from backtrail.values import ConversationInfo, Sentinel
 
 
 class Conversations:

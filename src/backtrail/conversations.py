@@ -25,7 +25,7 @@ from backtrail.engine.trying import ANYTHING, Key
 from backtrail.entities import Conversation, Items, Message, to_data
 from backtrail.errors import Conflict, Invalid, NotFound
 from backtrail.fields import plain
-from backtrail.values import ConversationInfo, when
+from backtrail.values import MISSING, ConversationInfo, Sentinel, when
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -172,7 +172,7 @@ class Conversations(Collection):
 
     def list(
         self,
-        agent_id: str | None = None,
+        agent_id: str | Sentinel = MISSING,
         *,
         archived: bool | None = None,
         tag: str | None = None,
@@ -180,11 +180,11 @@ class Conversations(Collection):
         limit: int | None = None,
         after: str | None = None,
     ) -> Infos:
-        """Return the conversations of an agent, or of all, newest activity first, without their messages.
+        """Return the conversations of an agent, or of all if none is named, newest activity first, without messages.
 
         `prefix` is how their ids begin; `after` goes on behind an entry of an earlier listing: its `cursor`.
         """
-        agent_id = None if agent_id is None else check_id(agent_id, "an agent's id")
+        agent = None if agent_id is MISSING else check_id(agent_id, "an agent's id")
         if limit is not None:
             check_count(limit, "limit")
         if not isinstance(archived, bool | None):
@@ -195,7 +195,7 @@ class Conversations(Collection):
             raise Invalid(f"prefix is the beginning of an id, not {prefix!r:.100}", code="invalid.argument")
         prefix = None if prefix is None else plain(prefix)
         found: Infos = []
-        for record, newest, header in self._headers(agent_id, after, prefix=prefix):
+        for record, newest, header in self._headers(agent, after, prefix=prefix):
             if limit is not None and len(found) >= limit:
                 break
             info = _info(record, newest, header)

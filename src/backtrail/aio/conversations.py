@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from backtrail.aio.blocks import called
 from backtrail.aio.checkpoints import Checkpoint, plain
 from backtrail.aio.threads import Thread
+from backtrail.values import MISSING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from backtrail.engine.queue import Crew
     from backtrail.entities import Conversation, Message
     from backtrail.handles import Ref
-    from backtrail.values import ConversationInfo
+    from backtrail.values import ConversationInfo, Sentinel
 
 
 class Conversations:
@@ -100,7 +101,7 @@ class Conversations:
     @called
     async def list(
         self,
-        agent_id: str | None = None,
+        agent_id: str | Sentinel = MISSING,
         *,
         archived: bool | None = None,
         tag: str | None = None,
@@ -108,7 +109,7 @@ class Conversations:
         limit: int | None = None,
         after: str | None = None,
     ) -> Infos:
-        """Return the conversations of an agent, or of all, newest activity first, without their messages.
+        """Return the conversations of an agent, or of all if none is named, newest activity first, without messages.
 
         `prefix` is how their ids begin; `after` goes on behind an entry of an earlier listing: its `cursor`.
         """

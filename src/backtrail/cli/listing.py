@@ -251,14 +251,15 @@ def conversations(
     Those of the newest activity come first.
     """
     with session.read() as store:
-        limit = rows + 1 if rows else None
-        shown, more = pages(iter(store.conversations.list(agent, archived=archived, tag=tag, limit=limit)), rows)
+        whose = () if agent is None else (agent,)
+        found = store.conversations.list(*whose, archived=archived, tag=tag, limit=rows + 1 if rows else None)
+        shown, more = pages(iter(found), rows)
         if not shown and agent is not None:
             require_agent(store, agent)
         if out.human and not shown:
-            whose = f" of agent {agent!r}" if agent is not None else ""
+            of = f" of agent {agent!r}" if agent is not None else ""
             which = "" if archived is None else " that are archived" if archived else " that are not archived"
-            what = f"conversations{whose}{which}" + (f" with the tag {tag!r}" if tag is not None else "")
+            what = f"conversations{of}{which}" + (f" with the tag {tag!r}" if tag is not None else "")
             narrowed = any(each is not None for each in (agent, archived, tag))
             _nothing(session, store, what, "conversation", narrowed=narrowed)
     if not out.human:
