@@ -61,6 +61,7 @@ def show(out: Output, messages: Sequence[Any]) -> None:
         name = said.name or names.get(answered(message) or "", "")
         who = " ".join(clean(part) for part in (said.role, name) if part)
         when = _time(message)
+        who = out.fit(who, len(when) + 2) if out.room else who
         line(out.paint(who, _STYLES.get(said.role)) + (f"  {out.paint(when, 'dim')}" if when else ""))
         for text in _body(message, said):
             for each in wrapped(text, out.room, _INDENT) if out.room else [text]:
