@@ -87,7 +87,7 @@ def plain(found):
     """A tuple as it is to be compared: the config without what a read has left in it, the values as a dict."""
     if found is None:
         return None
-    config = {key: value for key, value in found.config["configurable"].items() if key != "__backtrail__"}
+    config = found.config["configurable"]
     checkpoint = {**found.checkpoint, "channel_values": dict(found.checkpoint["channel_values"])}
     parent = found.parent_config and found.parent_config["configurable"]
     return config, checkpoint, found.metadata, parent, [tuple(each) for each in found.pending_writes or ()]

@@ -15,6 +15,7 @@ from backtrail.engine.codec import MAX_NESTED, Encoder, encode
 from backtrail.engine.tree import CUT, PATCH, SET, SPLICE, Op, Step, Tree, find_step, grown, locate, missing
 from backtrail.engine.writes import Proposal
 from backtrail.errors import Invalid, NotFound
+from backtrail.values import MISSING
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -45,8 +46,11 @@ class Replace:
         if standing is not None and standing.chain is not None:
             before = standing.chain.tree
             ops, nodes = scan.changes(before, self._state, self._types, self._changed)
-            if len(ops) <= OPS_MAX:
-                return Proposal(Tree(before.rep, nodes).apply(ops), ops)
+            few = len(ops) <= OPS_MAX
+            if few or (
+                self._changed is not None and any(each is MISSING for each in self._state.values())
+            ):  # what is left as it was
+                return Proposal(Tree(before.rep, nodes).apply(ops), ops if few else None)
         return Proposal(encode(self._state, self._nodes.with_fresh({}), self._types), None)
 
 

@@ -85,6 +85,10 @@ class Encoder:
             data = self._packer.fast(value)
             if data is not None and len(data) <= INLINE:
                 return data
+        return self._apart(value)
+
+    def _apart(self, value: object) -> bytes:
+        value = packing.simplified(value, self._types)
         return self._text(value) or self._atom(value) or self._container(value)
 
     def _text(self, value: Any) -> bytes | None:
@@ -135,7 +139,7 @@ class Encoder:
             if data is not None and len(data) <= INLINE:
                 return data
         self._path.append(step)
-        rep = self._text(value) or self._atom(value) or self._container(value)
+        rep = self._apart(value)
         self._path.pop()
         return rep
 

@@ -150,9 +150,18 @@ _PLAIN: Final = frozenset({type(None), bool, int, float, str})
 _SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes, *_ATOMS} - {bytearray})
 
 
+def simplified(value: Any, types: Types) -> Any:
+    """Return what a value is kept as: itself, unless it is of a class that is not known, and it was said how."""
+    kind = type(value)
+    return value if kind in _ATOMS or kind in _CONTAINERS or kind in (Record, Member) else types.plain(value)
+
+
 def atom(value: object, types: Types) -> bytes | None:
     """Return the encoding of a value that has no parts, or None for one that has (or that is unknown)."""
     encoder = _ATOMS.get(type(value))
+    if encoder is None:
+        value = simplified(value, types)
+        encoder = _ATOMS.get(type(value))
     if encoder is not None:
         return encoder(value)
     if type(value) in _CONTAINERS or type(value) is Record:
@@ -178,6 +187,7 @@ Opened = tuple[int, tuple[str, int, str] | None, Any]
 
 def open_container(value: object, types: Types) -> Opened | None:
     """Take a container apart by one level; None if it is not a container that can be kept."""
+    value = simplified(value, types)
     code = _CONTAINERS.get(type(value))
     if code is not None:
         return code, None, _plain(value)
@@ -349,6 +359,12 @@ class Packer:
             return _plain(value)
         if kind in (tuple, Items, set, frozenset):
             return ormsgpack.Ext(_CONTAINERS[kind], self._array(kind, value))
+        plain = simplified(value, self._types)
+        if plain is not value:
+            if type(plain) not in _PLAIN:  # what is in it may be blurred: take it apart
+                raise TypeError
+            self._kinds.add(kind)
+            return plain
         encoded = atom(value, self._types)
         if encoded is not None:
             if kind not in _ATOMS:

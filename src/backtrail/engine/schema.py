@@ -29,7 +29,7 @@ from backtrail.engine import forms
 from backtrail.engine.annotations import reachable
 from backtrail.engine.forms import CUSTOM, DATACLASS, ENUM, FORMS, NAMEDTUPLE, PYDANTIC, STRUCT
 from backtrail.engine.shapes import HIDDEN, Shape, unset_value
-from backtrail.engine.typed import Member, Record, Type, checked, dump_custom, load_custom
+from backtrail.engine.typed import Member, Plainly, Record, Type, checked, dump_custom, load_custom
 from backtrail.engine.versions import (
     Plan,
     check_reach,
@@ -56,6 +56,7 @@ __all__ = [
     "PYDANTIC",
     "STRUCT",
     "Member",
+    "Plainly",
     "Record",
     "Type",
     "Types",
@@ -78,13 +79,17 @@ class Types:
     A *closed* one refuses to save instances of any other class: whatever is saved comes back as what it was.
     """
 
-    __slots__ = ("__weakref__", "_closed", "_customs", "_entries")
+    __slots__ = ("__weakref__", "_closed", "_customs", "_entries", "_plainly")
 
-    def __init__(self, classes: Iterable[type | Type] = (), *, closed: bool = False) -> None:
+    def __init__(self, classes: Iterable[type | Type | Plainly] = (), *, closed: bool = False) -> None:
         self._closed = closed
         self._entries: dict[str, _Entry] = {}
+        self._plainly: Plainly | None = None
         for item in classes:
-            _add(self._entries, item)
+            if isinstance(item, Plainly):
+                self._plainly = item
+            else:
+                _add(self._entries, item)
         self._customs = {entry.cls: entry.custom for entry in self._entries.values() if entry.custom is not None}
 
     @staticmethod
@@ -104,9 +109,10 @@ class Types:
 
     def extended(self, *classes: type | Type) -> Types:
         """This registry and more classes. A class may come twice; two classes of one schema name are refused."""
-        return Types((*self, *classes), closed=self._closed) if classes else self
+        plainly = () if self._plainly is None else (self._plainly,)
+        return Types((*self, *classes, *plainly), closed=self._closed) if classes else self
 
-    def closed(self, named: Iterable[type | Type]) -> Types:
+    def closed(self, named: Iterable[type | Type | Plainly]) -> Types:
         """This registry and more classes, with those that their annotations name, and no other."""
         registry = Types((*self, *named), closed=True)
         for item in tuple(registry):
@@ -134,6 +140,12 @@ class Types:
         return (entry.cls, plan.shape) if plan.shape.form == form else None
 
     # -- saving
+
+    def plain(self, obj: object) -> object:
+        """What an instance of a class that nobody named is kept as, if it was said how; else the instance itself."""
+        if self._plainly is None or type(obj) in self._customs or plan_of(type(obj)) is not None:
+            return obj
+        return self._plainly.plain(obj)
 
     def dump(self, obj: object) -> Record | Member | None:
         """The fields of an instance, as they are; None if its class is not known to have any and not registered."""
@@ -165,6 +177,8 @@ class Types:
         """The instance that was dumped, if its schema is in the registry; else the value itself."""
         entry = self._entries.get(value.schema)
         if entry is None:
+            if self._plainly is not None:
+                self._plainly.unknown(value.schema)
             return value
         if isinstance(value, Member):
             return self._load_member(entry, value)

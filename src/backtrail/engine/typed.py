@@ -104,6 +104,19 @@ class Type:
             raise invalid(f"backtrail.Type({self.cls.__name__}, ...) takes functions as dump and load")
 
 
+@dataclass(frozen=True)
+class Plainly:
+    """How to keep what no class is named for, such as a subclass of str: as the plain value that `plain` makes of it.
+
+    Whoever reads it gets that value, not what was saved. So it is for adapters, whose frameworks hand over such values
+    and take the plain ones for the same. `plain` returns what it cannot simplify as it is. `unknown` is told the schema
+    names of what is loaded as a `Record` or a `Member`, because no class is named for it.
+    """
+
+    plain: Callable[[Any], Any]
+    unknown: Callable[[str], None]
+
+
 def checked(value: Record | Member) -> Record | Member:
     """A Record or Member that may have been made or changed by hand."""
     try:

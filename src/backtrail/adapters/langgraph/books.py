@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import ormsgpack
 from langgraph.checkpoint.base import get_checkpoint_metadata
 
-from backtrail.adapters.langgraph.places import Place, label_of
+from backtrail.adapters.langgraph.places import Place, label_of, run_of
+from backtrail.adapters.plain import plain_data
 from backtrail.errors import Corrupt, Invalid
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ class Book(NamedTuple):
     rest: dict[str, Any]
     """LangGraph's own fields: v, ts, channel_versions, versions_seen, updated_channels ..."""
     metadata: dict[str, Any]
+    run: str = ""
+    """The run whose writes on the parent it was made from; "": the run that saved the parent."""
     lacks: frozenset[str] = frozenset()
     """Delta channels of which it is known, without a look at the state, that it has no value."""
 
@@ -45,12 +48,14 @@ def written(
     place: Place, config: Any, checkpoint: Mapping[str, Any], metadata: Mapping[str, Any], parent: str | None
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Return the metadata of the row of a checkpoint, and what is to stand in its state, if not all fits."""
-    name = checkpoint["id"]
-    found: dict[str, Any] = dict(get_checkpoint_metadata(config, metadata))  # type: ignore[arg-type]
+    name = str.__str__(checkpoint["id"])
+    found: dict[str, Any] = plain_data(dict(get_checkpoint_metadata(config, metadata)))  # type: ignore[arg-type]
     if KEY in found or KEY in checkpoint["channel_values"]:
         raise Invalid(f"{KEY!r} is a name that the store keeps for itself", code="invalid.argument")
-    rest = {key: value for key, value in checkpoint.items() if key not in ("id", "channel_values")}
+    rest = plain_data({key: value for key, value in checkpoint.items() if key not in ("id", "channel_values")})
     about: dict[str, Any] = {"parent": parent}
+    if run := run_of(config):
+        about["run"] = run
     if label_of(name) != name:
         about["id"] = name
     if not place.is_said:
@@ -86,15 +91,15 @@ def read(checkpoint: Checkpoint[Any]) -> Book | None:
         if place is not None and place.id != checkpoint.thread_id:  # a fork of one whose id said nothing
             place = Place.said_by(checkpoint.thread_id)
         name = about.get("id", checkpoint.label)
-        parent = about["parent"]
+        parent, run = about["parent"], about.get("run", "")
         counted = metadata.get(COUNTERS) if "held" in about else None
         lacks = frozenset(counted or ()).difference(about.get("held", ()))
-        sound = type(rest) is dict and type(metadata) is dict and type(parent) in (str, type(None))
+        sound = type(rest) is dict and type(metadata) is dict and type(parent) in (str, type(None)) and type(run) is str
     except (AttributeError, KeyError, TypeError) as error:
         raise _damaged(checkpoint) from error
     if not sound or place is None or type(name) is not str:
         raise _damaged(checkpoint)
-    return Book(name, place, parent, rest, metadata, lacks)
+    return Book(name, place, parent, rest, metadata, run, lacks)
 
 
 def _said(thread_id: Any, ns: Any) -> Place:

@@ -1,28 +1,34 @@
-"""The classes that channels may hold, beside plain data.
+"""The classes that channels may hold, beside plain data and those of the user's (see `consent`).
 
-They are LangChain's messages, what LangGraph itself keeps, and some of Python's own. Users name theirs. Instances of
-any other class are refused when they are saved.
-
-Loading makes instances of these and of those that were named, by their schema name, and of nothing else.
+They are LangChain's messages and actions, what LangGraph itself keeps, arrays of numpy, and some of Python's own. What
+is no instance of a class that is known is refused when it is saved, but for what equals a plain value: that is kept in
+its place. Exceptions are kept as their `repr`, as LangGraph has it: they are for reading.
 """
 
 from __future__ import annotations
 
 import collections
+import functools
 import ipaddress
+import logging
 import re
+import sys
 import zoneinfo
 from typing import TYPE_CHECKING, Any, Final
 
-from langchain_core import documents, messages
+from langchain_core import agents, documents, messages
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
+from langgraph.store.base import Item, SearchItem
 from langgraph.types import Command, Interrupt, Overwrite, Send, TimeoutPolicy
 
 from backtrail import Type
+from backtrail.adapters.plain import plain
+from backtrail.engine.typed import Plainly
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+LOG: Final = logging.getLogger("backtrail")
 _FACTORIES: Final[dict[str, Any]] = {kind.__name__: kind for kind in (list, dict, set, int, float, str)}
 
 
@@ -107,6 +113,70 @@ TYPES: Final[tuple[Any, ...]] = (
 )
 
 
+def _fields(cls: type, *names: str) -> Type:
+    """Return how to keep a class of LangGraph's that has attributes, and takes them by their names."""
+    return Type(
+        cls,
+        f"langgraph.{cls.__name__}",
+        dump=lambda value: {name: getattr(value, name) for name in names},
+        load=lambda fields: cls(**fields),
+    )
+
+
+_ITEM: Final = ("namespace", "key", "value", "created_at", "updated_at")
+FRAMEWORK: Final[tuple[Any, ...]] = (
+    _fields(Item, *_ITEM),
+    _fields(SearchItem, *_ITEM, "score"),
+    agents.AgentAction,
+    agents.AgentActionMessageLog,
+    agents.AgentFinish,
+    agents.AgentStep,
+)
+"""Those whose names users may have given to classes of their own: then these are meant."""
+
+
+def numpy_types() -> tuple[Any, ...]:
+    """Return how to keep arrays of numpy; nothing if it is not loaded: then there are none."""
+    numpy = sys.modules.get("numpy")
+    return () if getattr(numpy, "ndarray", None) is None else (_array_type(numpy),)
+
+
+@functools.cache
+def _array_type(numpy: Any) -> Type:
+    def dump(value: Any) -> dict[str, Any]:
+        if value.dtype.hasobject or numpy.dtype(value.dtype.str) != value.dtype:
+            raise ValueError(f"an array of {value.dtype} cannot be kept: only of numbers, texts, bytes and times")
+        order = "F" if value.flags.f_contiguous and not value.flags.c_contiguous else "C"
+        return {"dtype": value.dtype.str, "shape": list(value.shape), "order": order, "data": value.tobytes(order)}
+
+    def load(fields: dict[str, Any]) -> Any:
+        kind = numpy.dtype(fields["dtype"])
+        if kind.hasobject:
+            raise ValueError("an array of objects is not made")
+        found = numpy.frombuffer(bytearray(fields["data"]), dtype=kind)
+        return found.reshape(fields["shape"], order=fields["order"])
+
+    return Type(numpy.ndarray, "numpy.ndarray", dump=dump, load=load)
+
+
+def _simple(value: Any) -> Any:
+    return repr(value) if isinstance(value, BaseException) else plain(value)
+
+
+@functools.lru_cache(1024)
+def _unknown(name: str) -> None:
+    """Say, once, that a class is missing."""
+    LOG.warning(
+        "a checkpoint holds a %r, a class that neither the schemas of the graph nor types= name: its fields are loaded "
+        "in its place (backtrail.Record). To have it back: BacktrailSaver(..., types=[%s])",
+        name,
+        name.rpartition(".")[2],
+    )
+
+
+_PLAINLY: Final = Plainly(_simple, _unknown)
+
+
 def all_of(named: Iterable[Any]) -> tuple[Any, ...]:
-    """Return the classes that a saver knows: these, and those that its user names."""
-    return tuple(dict.fromkeys((*TYPES, *named)))
+    """Return the classes that a saver knows by name: these, and those that its user names."""
+    return tuple(dict.fromkeys((_PLAINLY, *TYPES, *named)))

@@ -13,6 +13,7 @@ import decimal
 import json
 import pathlib
 import re
+import sys
 import uuid
 from typing import TYPE_CHECKING, Any, Final
 
@@ -82,7 +83,7 @@ class Decoder:
         if code == jsonplus.EXT_DELTA_SNAPSHOT:
             return _DeltaSnapshot(found)
         if code == jsonplus.EXT_NUMPY_ARRAY:
-            raise Undecodable("it holds an array of numpy, which a store does not keep")
+            return _array(found)
         try:
             module, name, given, *method = found
             make = self._maker(code, module, name, method)
@@ -109,6 +110,17 @@ class Decoder:
         if code in (jsonplus.EXT_PYDANTIC_V1, jsonplus.EXT_PYDANTIC_V2):
             return lambda given: _model(call, given)
         raise Undecodable(f"it holds data of the unknown kind {code}")
+
+
+def _array(found: Any) -> Any:
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        raise Undecodable("it holds an array of numpy, which is not loaded: import numpy, and do it again")
+    try:
+        kind, shape, order, data = found
+        return numpy.frombuffer(bytearray(data), dtype=numpy.dtype(kind)).reshape(shape, order=order)
+    except (TypeError, ValueError) as error:
+        raise Undecodable(f"its data are damaged: {error}") from error
 
 
 def _called(call: Callable[..., Any], given: Any) -> Any:

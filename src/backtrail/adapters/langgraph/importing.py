@@ -16,7 +16,7 @@ import apsw
 from langgraph.checkpoint.base import WRITES_IDX_MAP
 
 from backtrail.adapters.langgraph import books, pending
-from backtrail.adapters.langgraph.classes import all_of
+from backtrail.adapters.langgraph.consent import Consent
 from backtrail.adapters.langgraph.decoding import Decoder, Undecodable, metadata_of
 from backtrail.adapters.langgraph.places import Place, label_of
 from backtrail.arguments import check_progress
@@ -77,7 +77,7 @@ def import_database(
     check_progress(progress)
     whole = came = 0
     skipped: list[Skipped] = []
-    known = all_of(types)
+    known = Consent(types).types
     decoder = Decoder(store.thread("t", types=known)._types)  # noqa: SLF001 - with those that annotations name
     with _opened(path) as source:
         for count, (thread_id, problem) in enumerate(source.threads(), 1):
@@ -289,7 +289,7 @@ class _Taking:
         if len(here) <= len(writes) and not all(_is_among(each, here) for each in writes):
             # those to special channels have places of their own: behind the others, they are in nobody's way
             writes.sort(key=lambda each: each[0] in WRITES_IDX_MAP)
-            pending.put(aside, name, writes, task, path)
+            pending.put(aside, pending.Note(name, task, path, ""), writes)
 
 
 @contextmanager

@@ -13,12 +13,12 @@ import heapq
 import threading
 from contextlib import suppress
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from langgraph.checkpoint.base import CheckpointTuple
 
 from backtrail.adapters.langgraph import books, pending, places
-from backtrail.adapters.langgraph.places import Place, label_of
+from backtrail.adapters.langgraph.places import Place, ReadId, label_of
 from backtrail.adapters.langgraph.values import Values
 from backtrail.errors import Conflict, Corrupt, Invalid, NotFound
 from backtrail.values import MISSING, NEW
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
     from backtrail import Checkpoint, Store, Thread
     from backtrail.adapters.langgraph.books import Book
+    from backtrail.adapters.langgraph.consent import Consent
 
+T = TypeVar("T")
 _HELD: Final = 256
 """So many threads are remembered as they stood when they were last written to."""
 _PAGE: Final = 16
@@ -43,10 +45,19 @@ _COURTESY: Final = 0.5
 class Keeper:
     """Keeps the checkpoints of graphs in a store."""
 
-    def __init__(self, store: Store, types: tuple[Any, ...]) -> None:
+    def __init__(self, store: Store, consent: Consent) -> None:
         self._store = store
-        self.types = types
+        self._consent = consent
         self._held: dict[tuple[str, bool], tuple[Thread[Any], threading.Lock]] = {}
+
+    def with_graph(self, classes: Iterable[type]) -> Keeper:
+        """Return the same with the classes of a graph; itself, if it knows them."""
+        consent = self._consent.with_graph(classes)
+        if consent is None:
+            return self
+        made = Keeper(self._store, consent)
+        made._held = self._held
+        return made
 
     def _thread(self, place: Place, *, aside: bool = False) -> Thread[Any]:
         """Return a new handle, which expects nothing."""
@@ -54,7 +65,7 @@ class Keeper:
 
     def _handle(self, name: str, *, aside: bool) -> tuple[Thread[Any], threading.Lock]:
         """Return a new handle, and a lock that all who ask for this thread share."""
-        made, held = self._store.thread(name, types=self.types, aside=aside), self._held
+        made, held = self._store.thread(name, types=self._consent.types, aside=aside), self._held
         # as long as there is a handle of a thread, others need not read what it wrote; used last, they stand last
         first, turn = held.pop((name, aside), (made, threading.Lock()))
         held[name, aside] = (first, turn)
@@ -65,6 +76,18 @@ class Keeper:
 
     # -- putting --------------------------------------------------------------------------------------
 
+    def _learning(self, value: Any, save: Callable[[], T]) -> T:
+        """Save something; once more, if it was refused, and holds classes that nobody had named."""
+        known = self._consent.types
+        try:
+            return save()
+        except Invalid as error:
+            if error.code == "invalid.value":
+                self._consent.learn(value)
+            if self._consent.types is known:  # another thread may have met the same class meanwhile
+                raise
+        return save()
+
     def put(
         self,
         config: RunnableConfig,
@@ -73,43 +96,41 @@ class Keeper:
         new_versions: Mapping[str, Any],
     ) -> RunnableConfig:
         """Save a checkpoint on top of its parent."""
+        return self._learning(
+            checkpoint["channel_values"], lambda: self._put(config, checkpoint, metadata, new_versions)
+        )
+
+    def _put(
+        self,
+        config: RunnableConfig,
+        checkpoint: Mapping[str, Any],
+        metadata: Mapping[str, Any],
+        new_versions: Mapping[str, Any],
+    ) -> RunnableConfig:
         place, parent = places.place_of(config), places.checkpoint_of(config)
         about, large = books.written(place, config, checkpoint, metadata, parent)
-        state = dict(checkpoint["channel_values"])
-        versions = checkpoint.get("channel_versions") or {}
-        # a copy of a checkpoint (update_state as "__copy__") is put on that one's parent, and names no channel
-        changed = [*(new_versions or state), books.KEY]
-        if parent is not None:  # what has a version and is not given is of a channel that this graph does not know
-            state |= {each: MISSING for each in versions if each not in state and each not in new_versions}
-        if large is not None:
-            state[books.KEY] = large
         name = checkpoint["id"]
         meta: dict[str, Any] = {"label": label_of(name), "metadata": about}
-        if parent is None:
-            self._begin(place, state, meta, first=places.is_first(config, metadata))
-        elif places.is_fork(config, parent):
-            self._fork(place, state, meta, changed, parent)
-        else:
-            self._thread(place).save(state, changed=changed, expect=label_of(parent), **meta)
-        return place.config(name)
+        more = {} if large is None else {books.KEY: large}
+        found = self._named(place, parent) if parent is not None and places.is_fork(config, metadata) else None
+        if parent is None or (found is None and places.is_fork(config, metadata)):
+            first = parent is None and places.is_first(config, metadata)
+            self._begin(place, {**checkpoint["channel_values"], **more}, meta, first=first)
+            return place.config(str(name))
+        since = None if found is None else found[1].rest.get("channel_versions")
+        state, changed = _channels(checkpoint, new_versions, since)
+        on: dict[str, Any] = {"expect": label_of(parent)} if found is None else {"onto": found[0]}
+        self._thread(place).save({**state, **more}, changed=[*changed, books.KEY], **on, **meta)
+        return place.config(str(name))
 
     def _begin(self, place: Place, state: dict[str, Any], meta: dict[str, Any], *, first: bool) -> None:
-        """Save a checkpoint that has no parent."""
+        """Save a checkpoint that has no parent, or whose parent is gone."""
         thread = self._thread(place)
         head = None if first else thread.latest()
         if head is not None and books.read(head) is None:
             text = f"there is a thread {place.id!r} already that is not LangGraph's: use another thread_id"
             raise Conflict(text, code="conflict.exists", actual=head.id)
         self._thread(place).save(state, expect=NEW if first else None, **meta)
-
-    def _fork(self, place: Place, state: dict[str, Any], meta: dict[str, Any], changed: list[str], parent: str) -> None:
-        """Save a checkpoint on its parent, whatever is the head; without it, if it is gone."""
-        found = self._named(place, parent)
-        if found is None:
-            given = {name: value for name, value in state.items() if value is not MISSING}
-            self._begin(place, given, meta, first=False)
-        else:
-            self._thread(place).save(state, changed=changed, onto=found[0], **meta)
 
     def put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
@@ -120,10 +141,15 @@ class Keeper:
             raise Invalid(
                 "the config of writes names their checkpoint: checkpoint_id is missing", code="invalid.argument"
             )
+        run = places.run_of(config)
+        note, listed = pending.Note(name, task_id, task_path, run), list(writes)
+        self._learning(listed, lambda: self._put_writes(place, note, listed))
+
+    def _put_writes(self, place: Place, note: pending.Note, writes: Sequence[tuple[str, Any]]) -> None:
         aside, turn = self._handle(place.id, aside=True)
         taken = turn.acquire(timeout=_COURTESY)  # they would not conflict, but get in each other's way
         try:
-            pending.put(aside, name, writes, task_id, task_path)
+            pending.put(aside, note, writes)
         finally:
             if taken:
                 turn.release()
@@ -137,9 +163,8 @@ class Keeper:
         if found is None:
             return None
         row, book = found
-        token = f"{'head' if name is None else 'fork'} {book.id}"
         writes = pending.read(self._thread(place, aside=True), [book.id])[book.id]
-        return _tuple(book, books.values(row), writes, **{places.TOKEN: token})
+        return _tuple(book, books.values(row), writes, is_latest=name is None)
 
     def _latest(self, place: Place) -> tuple[Checkpoint[Any], Book] | None:
         head = self._thread(place).latest()
@@ -229,7 +254,7 @@ class Keeper:
 
     def _place(self, name: str) -> Place | None:
         """Return the place whose thread has this id; None if it is not LangGraph's."""
-        head = self._store.thread(name, types=self.types).latest()
+        head = self._store.thread(name, types=self._consent.types).latest()
         book = None if head is None else books.read(head)
         return None if book is None else book.place
 
@@ -387,12 +412,33 @@ def _loading(row: Checkpoint[Any]) -> Callable[[], dict[str, Any]]:
     return lambda: books.values(row)
 
 
-def _tuple(book: Book, values: MutableMapping[str, Any], writes: pending.Writes, **token: str) -> CheckpointTuple:
+def _channels(
+    checkpoint: Mapping[str, Any], new: Mapping[str, Any], since: Mapping[str, Any] | None
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the state of a checkpoint, given that of its parent, and the keys whose values may be others than there.
+
+    A channel of the same version as the parent's has the value that it has there, be it none: it is left as it is. What
+    has another version has the value that is given, or none. Which those are LangGraph says in `new`, counted from the
+    checkpoint that it loaded: that is the parent, but for a copy, which is put beside it. `since` are the parent's own.
+    """
+    values, versions = checkpoint["channel_values"], checkpoint.get("channel_versions") or {}
+    same = {each for each in versions if each not in new and (since is None or since.get(each) == versions[each])}
+    if not new:  # it may be that nobody counted: what is given is held against what is there
+        same.difference_update(values)
+    changed = [each for each in values if each not in same]
+    return {each: values[each] for each in changed} | dict.fromkeys(same, MISSING), changed
+
+
+def _tuple(
+    book: Book, values: MutableMapping[str, Any], writes: pending.Writes, *, is_latest: bool = False
+) -> CheckpointTuple:
+    name = ReadId(book.id, is_latest=is_latest)
+    parent = None if book.parent is None else ReadId(book.parent, is_latest=False, run=book.run)
     return CheckpointTuple(
-        config=book.place.config(book.id, **token),
-        checkpoint={**book.rest, "id": book.id, "channel_values": values},  # type: ignore[typeddict-item]
+        config=book.place.config(name),
+        checkpoint={**book.rest, "id": name, "channel_values": values},  # type: ignore[typeddict-item]
         metadata=book.metadata,  # type: ignore[arg-type]
-        parent_config=None if book.parent is None else book.place.config(book.parent),
+        parent_config=None if parent is None else book.place.config(parent),
         pending_writes=writes,
     )
 

@@ -9,11 +9,12 @@ read: of several writes with one index of one task the first does, of those to L
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from langgraph.checkpoint.base import WRITES_IDX_MAP, writes_sort_key
 
 from backtrail.adapters.langgraph.places import label_of
+from backtrail.adapters.plain import plain
 from backtrail.errors import Corrupt, Invalid
 
 if TYPE_CHECKING:
@@ -22,14 +23,25 @@ if TYPE_CHECKING:
     from backtrail import Checkpoint, Thread
 
 
-def put(aside: Thread[Any], checkpoint_id: str, writes: Sequence[tuple[str, Any]], task_id: str, path: str) -> None:
+class Note(NamedTuple):
+    """Whose writes they are, and on what."""
+
+    checkpoint_id: str
+    task_id: str
+    path: str
+    run: str
+    """The run that made them; "": the one that saved the checkpoint."""
+
+
+def put(aside: Thread[Any], note: Note, writes: Sequence[tuple[str, Any]]) -> None:
     """Keep the writes of a task."""
-    listed = [[channel, _kept(value)] for channel, value in writes]
+    listed = [[channel, value] for channel, value in writes]
     if not listed:
         return
+    task, kept = plain(note.task_id), [plain(note.path), listed, *([note.run] if note.run else ())]
     try:
         # by its task, so that a row has next to nothing in common with the one before: there is nothing to compare
-        aside.save({task_id: [path, listed]}, changed=[task_id], label=label_of(checkpoint_id))
+        aside.save({task: kept}, changed=[task], label=label_of(note.checkpoint_id))
     except Invalid as error:
         raise _named(error, listed) from error
 
@@ -42,10 +54,6 @@ def _named(error: Invalid, listed: list[list[Any]]) -> Invalid:
     where = f"writes.{listed[int(found[1])][0]}"
     path = where + error.path[found.end() :]
     return Invalid(error.message.replace(error.path, path), code=error.code, path=path)
-
-
-def _kept(value: Any) -> Any:
-    return repr(value) if isinstance(value, BaseException) else value  # as LangGraph has it: errors are for reading
 
 
 Writes = list[tuple[str, str, Any]]
@@ -66,7 +74,7 @@ def _merged(rows: Sequence[Checkpoint[Any]]) -> Writes:
     found: dict[tuple[str, int], tuple[str, str, Any]] = {}
     for row in rows:
         try:
-            ((task, (path, listed)),) = row.state.items()
+            ((task, (path, listed, *_)),) = row.state.items()
             task, path = task + "", path + ""  # texts, or a TypeError
             for at, (channel, value) in enumerate(listed):
                 index = WRITES_IDX_MAP.get(channel, at)

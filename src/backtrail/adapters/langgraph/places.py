@@ -5,17 +5,18 @@ them. In the user's part, `|` and backslash are escaped with a backslash, so no 
 with a thread's part and `|` are its other namespaces, and nobody else's. What would be longer than an id may be ends in
 a digest; then the rows say what was meant.
 
-LangGraph hands the config that a read returned to the writes that come of it. So a read leaves a *token* in it: `head`
-and an id if it asked for the latest checkpoint, `fork` and an id if it asked for that one. It tells a race of two
-workers from a journey to the past: in `put` they look the same.
+LangGraph hands the config that a read returned to the writes that come of it. So the checkpoint id in it is a `ReadId`:
+a string that also knows whether the latest checkpoint was asked for, or this one by its id, and by which read. It tells
+a race of two workers from a journey to the past: in `put` they look the same. To users it is the id, and nothing else.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from functools import lru_cache
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from backtrail.errors import Invalid
 
@@ -24,13 +25,48 @@ if TYPE_CHECKING:
 
     from langchain_core.runnables import RunnableConfig
 
-TOKEN: Final = "__backtrail__"  # noqa: S105 - LangGraph leaves keys like this one out of metadata
 _ID_MAX: Final = 512
 _HALF: Final = 300
 _DIGEST: Final = "\\#"
 """Begins a digest. No escaped text holds it."""
 _LOOP: Final = "__pregel_"
 """The keys that LangGraph adds to the config of a run begin so."""
+
+
+class ReadId(str):
+    """The id of a checkpoint that was read. A pickle, a JSON text and whatever else is made of it hold a plain string.
+
+    `run` says which read it was: what the run that began with it writes and saves can be told from what others did on
+    the same checkpoint. It is empty for what was done by the run that saved the checkpoint.
+    """
+
+    __slots__ = ("is_latest", "run")
+    is_latest: bool
+    run: str
+
+    def __new__(cls, text: str, *, is_latest: bool, run: str | None = None) -> Self:
+        """Mark an id as read, just now if it is not said when."""
+        made = super().__new__(cls, text)
+        made.is_latest = is_latest
+        made.run = os.urandom(6).hex() if run is None else run
+        return made
+
+    def __eq__(self, other: object) -> bool:
+        return str.__eq__(self, other) if type(other) in (str, ReadId) else NotImplemented  # as a plain string has it
+
+    def __ne__(self, other: object) -> bool:
+        return str.__ne__(self, other) if type(other) in (str, ReadId) else NotImplemented
+
+    __hash__ = str.__hash__
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, _memo: object) -> Self:
+        return self
+
+    def __reduce_ex__(self, _protocol: object) -> tuple[Any, ...]:
+        return str, (str(self),)
 
 
 class Place(NamedTuple):
@@ -62,10 +98,10 @@ class Place(NamedTuple):
         thread_id = re.sub(r"\\(.)", r"\1", text[:at], flags=re.DOTALL)
         return Place(thread_id, text[at + 1 :])
 
-    def config(self, checkpoint_id: str, **more: str) -> RunnableConfig:
+    def config(self, checkpoint_id: str) -> RunnableConfig:
         """Return the config of one of its checkpoints."""
         found = {"thread_id": self.thread_id, "checkpoint_ns": self.ns, "checkpoint_id": checkpoint_id}
-        return {"configurable": {**found, **more}}
+        return {"configurable": found}
 
 
 def below(thread_id: str) -> str:
@@ -90,6 +126,7 @@ def digest(text: str) -> str:
 
 def label_of(checkpoint_id: str) -> str:
     """Return the label of the row of a checkpoint: its id, if that can be one."""
+    checkpoint_id = str.__str__(checkpoint_id)
     plain = 0 < len(checkpoint_id) <= _ID_MAX and not checkpoint_id.startswith(("@", _DIGEST))
     return checkpoint_id if plain else f"{_DIGEST}{digest(checkpoint_id)}"
 
@@ -132,20 +169,42 @@ def checkpoint_of(config: Any) -> str | None:
 def _text(value: Any, what: str) -> str:
     if not isinstance(value, str):
         raise Invalid(f"{what} is a string, not {value!r:.100}", code="invalid.argument")
-    return value
+    return str.__str__(value)  # without what a subclass adds
 
 
-def is_fork(config: Any, parent: str) -> bool:
-    """Tell whether what is saved on a parent may leave out what came after it: nobody read the latest to get here."""
-    token = asked(config).get(TOKEN)
-    return token is None or token == f"fork {parent}"
+def is_fork(config: Any, metadata: Mapping[str, Any]) -> bool:
+    """Tell whether what is saved on a checkpoint may leave out what came after it: the config asked for it by its id.
+
+    An id that no read returned is one that the caller names, unless a run of LangGraph's hands it over: there it is
+    the checkpoint that this run saved last, or, if the run has just begun, one that is not there.
+    """
+    found = asked(config)
+    parent = found.get("checkpoint_id")
+    if isinstance(parent, ReadId):
+        return not parent.is_latest
+    return not _is_run(found) or _is_begun(metadata)
+
+
+def run_of(config: Any) -> str:
+    """Return which run hands over a config: that of the read of its checkpoint; "" for the run that saved it."""
+    found = asked(config).get("checkpoint_id")
+    return found.run if isinstance(found, ReadId) else ""
 
 
 def is_first(config: Any, metadata: Mapping[str, Any]) -> bool:
-    """Tell whether a checkpoint without a parent comes of one who found none: there must still be none.
+    """Tell whether a checkpoint without a parent comes of a caller who found none: there must still be none.
 
-    A subgraph that is replayed may begin again beside what it has; whoever races there, races above it, too.
+    A subgraph that is replayed may begin again beside what it has; a race there is one of the graph above it, too.
     """
     found = asked(config)
-    ran = any(str(key).startswith(_LOOP) for key in found) or metadata.get("source") == "update"
-    return TOKEN not in found and ran and not found.get("checkpoint_ns")
+    ran = _is_run(found) or metadata.get("source") == "update"
+    return ran and not found.get("checkpoint_ns")
+
+
+def _is_run(found: Mapping[str, Any]) -> bool:
+    return any(str(key).startswith(_LOOP) for key in found)
+
+
+def _is_begun(metadata: Mapping[str, Any]) -> bool:
+    step = metadata.get("step")
+    return isinstance(step, int) and step < 0

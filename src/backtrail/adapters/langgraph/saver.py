@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import random
 import sys
+import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
-from backtrail.adapters.langgraph.classes import all_of
+from backtrail.adapters.langgraph.consent import Consent, classes_of, introduce
 from backtrail.adapters.langgraph.keeper import Keeper
 from backtrail.adapters.langgraph.values import settled
 from backtrail.adapters.opening import Opened
+from backtrail.engine.annotations import reachable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -46,8 +48,10 @@ class BacktrailSaver(BaseCheckpointSaver[Any]):
 
     def __init__(self, store: Source, *, types: Iterable[Any] = ()) -> None:
         super().__init__()
+        introduce()
         self._opened = Opened(store)
-        self._keeper = Keeper(self._opened.sync, all_of(types))
+        self._keeper = Keeper(self._opened.sync, Consent(types))
+        self._clones: weakref.WeakKeyDictionary[Any, BacktrailSaver] = weakref.WeakKeyDictionary()
 
     @property
     def store(self) -> Store:
@@ -176,7 +180,7 @@ class BacktrailSaver(BaseCheckpointSaver[Any]):
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
         """Return what delta channels are to be made from."""
-        return await self._apart(partial(self._keeper.delta_history, config, channels))
+        return await self._apart(partial(self.get_delta_channel_history, config=config, channels=channels))
 
     # -- without I/O --------------------------------------------------------------------------------------
 
@@ -189,13 +193,22 @@ class BacktrailSaver(BaseCheckpointSaver[Any]):
     def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> BacktrailSaver:
         """Return a saver on the same store that also knows these classes: of (module, name), those that are loaded."""
         found = (_loaded(*name[:2]) for name in extra_allowlist if len(name) > 1)
-        known = {getattr(each, "cls", each) for each in self._keeper.types}
-        more = [cls for cls in found if cls is not None and cls not in known]
-        if not more:
+        return self._knowing(cls for cls in found if cls is not None and reachable(cls))
+
+    def _for_graph(self, graph: Any) -> BacktrailSaver:
+        """Return a saver on the same store that also knows the classes that a graph names."""
+        made = self._clones.get(graph)
+        if made is None:
+            made = self._clones[graph] = self._knowing(classes_of(graph))
+        return made
+
+    def _knowing(self, classes: Iterable[type]) -> BacktrailSaver:
+        keeper = self._keeper.with_graph(classes)
+        if keeper is self._keeper:
             return self
         clone = object.__new__(type(self))
         clone.__dict__.update(self.__dict__)
-        clone._keeper = Keeper(self._opened.sync, all_of((*self._keeper.types, *more)))
+        clone._keeper, clone._clones = keeper, weakref.WeakKeyDictionary()
         return clone
 
     # -- the end ------------------------------------------------------------------------------------------
