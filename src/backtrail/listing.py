@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from backtrail.arguments import check_id
 from backtrail.engine import log
+from backtrail.engine.asides import ASIDE, THREAD
 from backtrail.engine.heads import Standing
-from backtrail.engine.labels import ASIDE
 from backtrail.errors import Corrupt, Invalid, NotFound
 from backtrail.fields import plain
 from backtrail.values import ThreadInfo, micros, when
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from backtrail.engine.engine import Desk, Engine
     from backtrail.engine.heads import Heads
 
-THREAD: Final = "thread"
 SPACES: Final = ("thread", "agent", "conversation", "run")
 _PAGE: Final = 200
 

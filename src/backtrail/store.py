@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from backtrail.arguments import LEASE, check_count, check_cursor, check_duration, check_id, check_query, check_timeout
 from backtrail.engine import counting, indexing, log, pins
+from backtrail.engine.asides import ASIDE, THREAD
 from backtrail.engine.engine import Engine, Transaction
 from backtrail.engine.heads import Options, Standing
-from backtrail.engine.labels import ASIDE
 from backtrail.engine.schema import Types
 from backtrail.engine.watching import AllThreads, Watch
 from backtrail.errors import Invalid, NotFound
 from backtrail.fields import check_progress, plain
-from backtrail.listing import SPACES, THREAD, known, listed, place_of, scope_of, uid_of
+from backtrail.listing import SPACES, known, listed, place_of, scope_of, uid_of
 from backtrail.threads import Thread
 from backtrail.urls import backend_at, default_url
 

@@ -22,7 +22,7 @@ from backtrail.arguments import (
     check_timeout,
 )
 from backtrail.checkpoints import Checkpoint
-from backtrail.engine import changes, diff, lineage, log, pins, retention, unpacking
+from backtrail.engine import asides, changes, diff, lineage, log, pins, retention, unpacking
 from backtrail.engine.codec import Decoder
 from backtrail.engine.editing import Editing, Editor
 from backtrail.engine.paths import parse
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from backtrail.backends.port import Row
     from backtrail.engine.diff import Edit
+    from backtrail.engine.engine import Desk
     from backtrail.engine.heads import Standing
     from backtrail.engine.moves import Tagged
     from backtrail.engine.retention import Rules
@@ -212,6 +213,17 @@ class Thread(Handle[S]):
         self._expect(standing)
         return self._checkpoint(standing, standing.head) if standing and standing.head else None
 
+    def _latest_after(self) -> tuple[Checkpoint[S] | None, frozenset[str]]:
+        """Return the head, and the runs that had gone on from it before it was made the head again: see `asides`."""
+        standing = self._standing()
+        self._expect(standing)
+        head = standing.head if standing else None
+        if standing is None or head is None:
+            return None, frozenset()
+        moved = standing.newest.seq != head.seq
+        gone = asides.used(self._engine.desk.heads, standing, head) if moved else frozenset()
+        return self._checkpoint(standing, head), gone
+
     def load(self, ref: Ref = "@") -> Checkpoint[S]:
         """Return the checkpoint that a ref means, in this thread or in what it was forked from, or `NotFound`."""
         standing = self._require_readable()
@@ -364,12 +376,26 @@ class Thread(Handle[S]):
     def fork(self, new_id: str, at: Ref = "@") -> Thread[S]:
         """Begin a new thread at a checkpoint of this one; `Conflict` if there is a thread of that id."""
         standing, row = self._locate(self._require_readable(), at)
-        desk = self._engine.desk
-        tags = pins.shown(desk.heads.backend.tags(standing.record.no, [row.seq]).get(row.seq, ()))
         made: Thread[S] = Thread(self._engine, self._key.space, new_id, self._type, self._key.agent)
-        key = made._key._replace(agent=standing.record.agent)
-        made._remember(desk.writes.fork(key, standing, row, tags))
+        if asides.left(self._engine.desk.heads, standing, row):
+            made._remember(self._engine.atomic(lambda desk: self._fork(desk, made, at, notes=True)))
+        else:
+            made._remember(self._fork(self._engine.desk, made, at, notes=False))
         return made
+
+    def _fork(self, desk: Desk, made: Thread[S], at: Ref, *, notes: bool) -> Standing:
+        """Begin a thread with a checkpoint of this one, and with the notes on it that stand aside."""
+        standing, row = self._locate(self._require_readable(), at)
+        tags = pins.shown(desk.heads.backend.tags(standing.record.no, [row.seq]).get(row.seq, ()))
+        after = desk.writes.fork(made._key._replace(agent=standing.record.agent), standing, row, tags)
+        left = set(asides.left(desk.heads, standing, row)) if notes else set()
+        if left:
+            aside: Thread[Any] = Thread(self._engine, asides.ASIDE, standing.record.name)
+            other: Thread[Any] = Thread(self._engine, asides.ASIDE, made.id)
+            for note in aside.find(label=row.label):
+                if note._row.seq in left:  # noqa: SLF001 - a handle made it
+                    other.save(note.state, label=note.label, metadata=note.metadata)
+        return after
 
     def rewind(self, ref: Ref) -> Checkpoint[S]:
         """Make an older checkpoint the head again. What came after is out of view, not gone."""
@@ -495,7 +521,7 @@ class Thread(Handle[S]):
         return done
 
     def delete(self) -> bool:
-        """Delete the thread and say whether there was one. It starts again at step 1."""
+        """Delete the thread, and what stands aside of it, and say whether there was one. It starts again at step 1."""
         done, standing = self._engine.desk.moves.delete_thread(self._key)
         if done and standing is not None:
             self._remember(standing)

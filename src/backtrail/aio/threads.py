@@ -317,5 +317,5 @@ class Thread(Generic[S]):
 
     @called
     async def delete(self) -> bool:
-        """Delete the thread and say whether there was one. It starts again at step 1."""
+        """Delete the thread, and what stands aside of it, and say whether there was one. It starts again at step 1."""
         return await self._crew.write(self._sync.delete)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from backtrail.engine import journal, labels, retention
+from backtrail.engine.asides import ASIDE
 from backtrail.engine.codec import Decoder
 from backtrail.engine.paths import Path
 from backtrail.engine.pins import AGENT
@@ -52,7 +53,7 @@ def _together(space: str) -> tuple[str, ...]:
     """Return the name spaces of what goes with a thread, itself included."""
     if space in (journal.RUN, journal.SPACE):
         return journal.RUN, journal.SPACE
-    return (space, labels.ASIDE) if space == _THREAD else (space,)
+    return (space, ASIDE) if space == _THREAD else (space,)
 
 
 def _looked_at(heads: Heads, record: ThreadRecord, rules: retention.Rules, holders: pins.Holders) -> Idle:

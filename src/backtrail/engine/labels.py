@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from backtrail.backends.port import Row
     from backtrail.engine.schema import Types
 
-ASIDE: Final = "aside"
-"""The name space of what stands beside a thread."""
 _MARK: Final = "__langgraph__"
 _DELTAS: Final = "held"
 """There if the checkpoint has channels that are made from the checkpoints before it."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from backtrail.backends.port import Batch, NewThread, Stale, Vanished
 from backtrail.engine import log, pace, rows
+from backtrail.engine.asides import ASIDE, THREAD
 from backtrail.engine.heads import Standing
 from backtrail.engine.refs import require_head
 from backtrail.engine.trying import patiently
@@ -195,20 +196,27 @@ class Moves:
         return self._existing(key, attempt, nothing)
 
     def delete_thread(self, key: Key) -> tuple[bool, Standing | None]:
-        """Hide all of a thread; its log goes on, so that nobody who still holds it can bring it back by accident."""
+        """Hide all of a thread, and of the one aside of it; their logs go on, so that no handle brings them back."""
 
-        def attempt(standing: Standing) -> tuple[bool, Standing | None]:
-            record = standing.record
-            shown = [r for r in self._backend.rows(record.no, [(1, standing.newest.seq)]) if not r.hidden]
-            if standing.head is None and not any(r.root for r in shown):
-                return False, standing
-            row = rows.move(standing, log.CLEAR, None, (), undo=0, redo=0, at=self._heads.clock())
-            row = log.checked(row, record.uid)
-            self._backend.commit(Batch(rows=((record.no, row),), hide=tuple((record.no, r.seq) for r in shown)))
-            return True, Standing(record, row, None)
+        def attempt(standing: Standing | None) -> tuple[bool, Standing | None]:
+            aside = self._heads.standing(ASIDE, key.name) if key.space == THREAD else None
+            doomed = [(each, self._shown(each)) for each in (standing, aside) if each is not None]
+            doomed = [(each, shown) for each, shown in doomed if each.head is not None or any(r.root for r in shown)]
+            cleared: dict[int, Row] = {}
+            for each, _ in doomed:
+                row = rows.move(each, log.CLEAR, None, (), undo=0, redo=0, at=self._heads.clock())
+                cleared[each.record.no] = log.checked(row, each.record.uid)
+            if doomed:
+                hide = tuple((each.record.no, r.seq) for each, shown in doomed for r in shown)
+                self._backend.commit(Batch(rows=tuple(cleared.items()), hide=hide))
+            last = None if standing is None else cleared.get(standing.record.no)
+            after = standing if standing is None or last is None else Standing(standing.record, last, None)
+            return bool(doomed), after
 
-        nothing: tuple[bool, Standing | None] = (False, None)
-        return self._existing(key, attempt, nothing)
+        return patiently(self._heads, key, attempt)
+
+    def _shown(self, standing: Standing) -> list[Row]:
+        return [r for r in self._backend.rows(standing.record.no, [(1, standing.newest.seq)]) if not r.hidden]
 
     def hide(self, key: Key, choose: Callable[[Standing], Tagged]) -> Tagged:
         """Hide the checkpoints that `choose` names (never the head) with the tags that they have; return which went.

@@ -15,7 +15,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from backtrail.engine import indexing, log, pace, payload, pins, retention
+from backtrail.engine import asides, indexing, log, pace, payload, pins, retention
 from backtrail.engine.moves import Moves
 from backtrail.engine.repack import repack
 from backtrail.engine.squeeze import squeeze
@@ -64,6 +64,10 @@ def collect(heads: Heads, progress: Callable[[str, int], None] | None = None, *,
     marked: dict[int, int] = {}
     loosening = pins.Loosening(heads)
     paced = pace.Upkeep()
+    for record in threads(heads):
+        if record.space == asides.THREAD:
+            with suppress(Corrupt):  # what stands aside of a damaged thread stays
+                asides.drop_orphans(heads, Moves(heads), record)
     for count, record in enumerate(threads(heads), 1):
         loosening.loosen(record)
         _hide_outlived(heads, record)

@@ -15,6 +15,7 @@ from langgraph.checkpoint.base import get_checkpoint_metadata
 
 from backtrail.adapters.langgraph.places import Place, label_of, run_of
 from backtrail.adapters.plain import plain_data
+from backtrail.engine.asides import RUN
 from backtrail.errors import Corrupt, Invalid
 
 if TYPE_CHECKING:
@@ -50,24 +51,23 @@ def written(
     """Return the metadata of the row of a checkpoint, and what is to stand in its state, if not all fits."""
     name = str.__str__(checkpoint["id"])
     found: dict[str, Any] = plain_data(dict(get_checkpoint_metadata(config, metadata)))  # type: ignore[arg-type]
-    if KEY in found or KEY in checkpoint["channel_values"]:
-        raise Invalid(f"{KEY!r} is a name that the store keeps for itself", code="invalid.argument")
+    if KEY in found or RUN in found or KEY in checkpoint["channel_values"]:
+        raise Invalid(f"{KEY!r} and {RUN!r} are names that the store keeps for itself", code="invalid.argument")
     rest = plain_data({key: value for key, value in checkpoint.items() if key not in ("id", "channel_values")})
     about: dict[str, Any] = {"parent": parent}
-    if run := run_of(config):
-        about["run"] = run
     if label_of(name) != name:
         about["id"] = name
     if not place.is_said:
         about["place"] = list(place)
     if type(counted := found.get(COUNTERS)) is dict:
         about["held"] = [channel for channel in counted if channel in checkpoint["channel_values"]]
-    small = {**found, KEY: {**about, "rest": rest}}
+    run = {RUN: mine} if (mine := run_of(config)) else {}
+    small = {**found, **run, KEY: {**about, "rest": rest}}
     if _size(small) <= _ROOM:
         return small, None
     if _size({**found, KEY: about}) <= _ROOM:
-        return {**found, KEY: about}, {"rest": rest}
-    return {KEY: about}, {"rest": rest, "metadata": found}
+        return {**found, **run, KEY: about}, {"rest": rest}
+    return {**run, KEY: about}, {"rest": rest, "metadata": found}
 
 
 def _size(value: Any) -> int:
@@ -80,7 +80,7 @@ def _size(value: Any) -> int:
 def read(checkpoint: Checkpoint[Any]) -> Book | None:
     """Return the book of a row; None if LangGraph did not write it."""
     metadata = checkpoint.metadata
-    about = metadata.pop(KEY, None)
+    about, run = metadata.pop(KEY, None), metadata.pop(RUN, "")
     if about is None:
         return None
     try:
@@ -91,7 +91,7 @@ def read(checkpoint: Checkpoint[Any]) -> Book | None:
         if place is not None and place.id != checkpoint.thread_id:  # a fork of one whose id said nothing
             place = Place.said_by(checkpoint.thread_id)
         name = about.get("id", checkpoint.label)
-        parent, run = about["parent"], about.get("run", "")
+        parent = about["parent"]
         counted = metadata.get(COUNTERS) if "held" in about else None
         lacks = frozenset(counted or ()).difference(about.get("held", ()))
         sound = type(rest) is dict and type(metadata) is dict and type(parent) in (str, type(None)) and type(run) is str

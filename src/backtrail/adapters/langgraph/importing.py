@@ -289,7 +289,7 @@ class _Taking:
         if len(here) <= len(writes) and not all(_is_among(each, here) for each in writes):
             # those to special channels have places of their own: behind the others, they are in nobody's way
             writes.sort(key=lambda each: each[0] in WRITES_IDX_MAP)
-            pending.put(aside, pending.Note(name, task, path, ""), writes)
+            pending.put(aside, pending.Note(name, task, path), writes)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import heapq
 import threading
 from contextlib import suppress
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from langgraph.checkpoint.base import CheckpointTuple
 
@@ -141,8 +141,8 @@ class Keeper:
             raise Invalid(
                 "the config of writes names their checkpoint: checkpoint_id is missing", code="invalid.argument"
             )
-        run = places.run_of(config)
-        note, listed = pending.Note(name, task_id, task_path, run), list(writes)
+        run, without = places.run_of(config), places.without_of(config)
+        note, listed = pending.Note(name, task_id, task_path, run, without), list(writes)
         self._learning(listed, lambda: self._put_writes(place, note, listed))
 
     def _put_writes(self, place: Place, note: pending.Note, writes: Sequence[tuple[str, Any]]) -> None:
@@ -159,20 +159,28 @@ class Keeper:
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Return the checkpoint that a config names, or the latest."""
         place, name = places.place_of(config), places.checkpoint_of(config)
-        found = self._latest(place) if name is None else self._named(place, name)
+        gone: frozenset[str] = frozenset()
+        if name is None:
+            found, gone = self._latest_after(place)
+        else:
+            found = self._named(place, name)
         if found is None:
             return None
         row, book = found
-        writes = pending.read(self._thread(place, aside=True), [book.id])[book.id]
-        return _tuple(book, books.values(row), writes, is_latest=name is None)
+        writes = pending.read(self._thread(place, aside=True), [book.id], gone)[book.id]
+        return _tuple(book, books.values(row), writes, ReadId(book.id, is_latest=name is None, without=gone))
 
     def _latest(self, place: Place) -> tuple[Checkpoint[Any], Book] | None:
-        head = self._thread(place).latest()
+        return self._latest_after(place)[0]
+
+    def _latest_after(self, place: Place) -> tuple[tuple[Checkpoint[Any], Book] | None, frozenset[str]]:
+        """Return the latest checkpoint, and the runs that had gone on from it before the thread was rewound to it."""
+        head, gone = self._thread(place)._latest_after()  # noqa: SLF001 - in one read
         book = None if head is None else books.read(head)
         if head is not None and book is None:
             text = f"the head of thread {place.id!r} was not saved by LangGraph: rewind the thread to what was"
             raise Conflict(text, code="conflict.stale", actual=head.id)
-        return None if head is None or book is None else (head, book)
+        return None if head is None or book is None else (head, book), gone
 
     def _named(self, place: Place, name: str) -> tuple[Checkpoint[Any], Book] | None:
         label = label_of(name)
@@ -204,7 +212,7 @@ class Keeper:
             writes = self._writes(page)
             for row, book in page:
                 values = books.values(row) if loaded else Values(_loading(row))
-                yield _tuple(book, values, writes[book.place][book.id])
+                yield _tuple(book, values, writes[book.place][book.id], ReadId(book.id, is_latest=False))
 
     def _writes(self, page: Sequence[tuple[Checkpoint[Any], Book]]) -> dict[Place, dict[str, pending.Writes]]:
         """Return the writes on some checkpoints, by their places and ids."""
@@ -295,9 +303,9 @@ class Keeper:
         wanted = set(book.metadata.get(books.COUNTERS) or ())
         wanted -= _seeds(row, book, wanted).keys()
         found: list[Checkpoint[Any]] = []
-        for each, its in self._ancestors(place, book) if wanted else ():
-            found.append(each)
-            wanted -= _seeds(each, its, wanted).keys()
+        for each in self._ancestors(place, book) if wanted else ():
+            found.append(each.row)
+            wanted -= _seeds(each.row, each.book, wanted).keys()
             if not wanted:
                 break
         return found
@@ -323,7 +331,7 @@ class Keeper:
                 made.rewind(head.label)
             aside = self._thread(to, aside=True)
             for write in self._thread(place, aside=True).history():
-                aside.save(write.state, label=write.label)
+                aside.save(write.state, label=write.label, metadata=write.metadata)
 
     def _copy(self, row: Checkpoint[Any], made: Thread[Any], to: Place) -> None:
         book = books.read(row)
@@ -368,40 +376,73 @@ class Keeper:
 
     # -- delta channels -------------------------------------------------------------------------------
 
-    def _ancestors(self, place: Place, book: Book) -> Iterator[tuple[Checkpoint[Any], Book]]:
-        """Give the parent of a checkpoint, its parent, and so on: each stands before its child in the log."""
-        parent = book.parent
-        rows = self._rows(place, None)
-        while parent is not None:
-            found = next((each for each in rows if each[1].id == parent), None)
-            if found is None:
+    def _ancestors(self, place: Place, book: Book) -> Iterator[Ancestor]:
+        """Give the parent of a checkpoint, its parent, and so on: each stands before its child in the log.
+
+        A thread that was forked has its first checkpoint from another one, where it goes on.
+        """
+        child, at = book, place
+        while True:
+            rows = self._rows(at, None)
+            runs: dict[str | None, set[str]] = {}
+            """The runs that went on from checkpoints, by their ids: what goes on from one stands behind it."""
+            for row, its in rows:
+                runs.setdefault(its.parent, set()).add(its.run)
+                if its.id == child.parent:
+                    yield Ancestor(row, its, at, frozenset(runs.get(its.id, ())) - {child.run})
+                    child = its
+            origin = self._origin(at)
+            if child.parent is None or origin is None or origin.id != child.id:
                 return
-            yield found
-            parent = found[1].parent
+            child, at = origin, origin.place
+
+    def _origin(self, place: Place) -> Book | None:
+        """Return the checkpoint that a thread was forked from; None if it was not."""
+        info = self._store.info(place.id)
+        if info is None or info.forked_from is None:
+            return None
+        found = self._store.checkpoint(info.forked_from)
+        if found is None:
+            text = f"thread {place.id!r} was forked from a checkpoint that is gone, and delta channels are made from it"
+            raise NotFound(text, code="not_found.checkpoint")
+        return books.read(found)
 
     def delta_history(self, config: RunnableConfig, channels: Sequence[str]) -> dict[str, DeltaChannelHistory]:
         """Return what each channel was last stored as on the way to a checkpoint, and what was written to it since."""
         place, name = places.place_of(config), places.checkpoint_of(config)
         seeds: dict[str, Any] = {}
-        path: list[tuple[str, set[str]]] = []
+        path: list[tuple[Ancestor, set[str]]] = []
         """The checkpoints on the way, the newest first, and the channels that are made from writes on each."""
         found = self._latest(place) if name is None else self._named(place, name)
-        for row, book in self._ancestors(place, found[1]) if found is not None and channels else ():
+        for each in self._ancestors(place, found[1]) if found is not None and channels else ():
             wanted = set(channels) - seeds.keys()
             if not wanted:
                 break
-            path.append((book.id, wanted))
-            seeds.update(_seeds(row, book, wanted))
+            path.append((each, wanted))
+            seeds.update(_seeds(each.row, each.book, wanted))
         writes: dict[str, list[Any]] = {channel: [] for channel in channels}
-        known = pending.read(self._thread(place, aside=True), [each for each, _ in path])
+        ids: dict[Place, list[str]] = {}
+        for each, _ in path:
+            ids.setdefault(each.place, []).append(each.book.id)
+        noted = {at: pending.all_on(self._thread(at, aside=True), some) for at, some in ids.items()}
         for each, wanted in reversed(path):
-            for write in known[each]:
+            notes = [note for note in noted[each.place][each.book.id] if note.run not in each.others]
+            for write in pending.merged(notes):
                 if write[1] in wanted:
                     writes[write[1]].append(write)
         return {
             channel: {"writes": writes[channel], **({"seed": seeds[channel]} if channel in seeds else {})}  # type: ignore[typeddict-item]
             for channel in channels
         }
+
+
+class Ancestor(NamedTuple):
+    """A checkpoint on the way to another one, and the runs that went on from it, but for the one that led there."""
+
+    row: Checkpoint[Any]
+    book: Book
+    place: Place
+    others: frozenset[str]
 
 
 def _is_text_in(value: Any, wanted: Collection[str]) -> bool:
@@ -429,10 +470,7 @@ def _channels(
     return {each: values[each] for each in changed} | dict.fromkeys(same, MISSING), changed
 
 
-def _tuple(
-    book: Book, values: MutableMapping[str, Any], writes: pending.Writes, *, is_latest: bool = False
-) -> CheckpointTuple:
-    name = ReadId(book.id, is_latest=is_latest)
+def _tuple(book: Book, values: MutableMapping[str, Any], writes: pending.Writes, name: ReadId) -> CheckpointTuple:
     parent = None if book.parent is None else ReadId(book.parent, is_latest=False, run=book.run)
     return CheckpointTuple(
         config=book.place.config(name),

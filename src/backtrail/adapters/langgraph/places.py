@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 from backtrail.errors import Invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from langchain_core.runnables import RunnableConfig
 
@@ -37,18 +37,21 @@ class ReadId(str):
     """The id of a checkpoint that was read. A pickle, a JSON text and whatever else is made of it hold a plain string.
 
     `run` says which read it was: what the run that began with it writes and saves can be told from what others did on
-    the same checkpoint. It is empty for what was done by the run that saved the checkpoint.
+    the same checkpoint. It is empty for what was done by the run that saved the checkpoint. `without` are the runs
+    whose writes the read left out.
     """
 
-    __slots__ = ("is_latest", "run")
+    __slots__ = ("is_latest", "run", "without")
     is_latest: bool
     run: str
+    without: tuple[str, ...]
 
-    def __new__(cls, text: str, *, is_latest: bool, run: str | None = None) -> Self:
+    def __new__(cls, text: str, *, is_latest: bool, run: str | None = None, without: Iterable[str] = ()) -> Self:
         """Mark an id as read, just now if it is not said when."""
         made = super().__new__(cls, text)
         made.is_latest = is_latest
         made.run = os.urandom(6).hex() if run is None else run
+        made.without = tuple(sorted(without))
         return made
 
     def __eq__(self, other: object) -> bool:
@@ -183,6 +186,12 @@ def is_fork(config: Any, metadata: Mapping[str, Any]) -> bool:
     if isinstance(parent, ReadId):
         return not parent.is_latest
     return not _is_run(found) or _is_begun(metadata)
+
+
+def without_of(config: Any) -> tuple[str, ...]:
+    """Return the runs whose writes the run that hands over a config was not shown."""
+    found = asked(config).get("checkpoint_id")
+    return found.without if isinstance(found, ReadId) else ()
 
 
 def run_of(config: Any) -> str:

@@ -166,8 +166,74 @@ class Adapting(Suite):
         assert (head(thread).state, head(aside).state, len(aside)) == ({"n": 2}, {"n": 3}, 2)
         assert [info.id for info in store.threads()] == ["t"]
         assert store.stats().checkpoints == 1
-        thread.delete()
-        assert head(store.thread("t", aside=True)).state == {"n": 3}
-        store.gc()
-        assert head(store.thread("t", aside=True)).state == {"n": 3}
         assert aside.delete()
+        assert head(thread).state == {"n": 2}
+
+    def test_deleting_a_thread_deletes_its_aside(self, store: Store) -> None:
+        thread, other = store.thread("t"), store.thread("other", aside=True)
+        other.save({"n": 1})
+        store.thread("t", aside=True).save({"n": 1}, label="one")
+        assert thread.delete()  # there was no thread but its aside
+        assert not thread.delete()
+        store.thread("t").save({"n": 1})
+        store.thread("t", aside=True).save({"n": 2})
+        assert store.thread("t").delete()
+        assert store.thread("t", aside=True).latest() is None
+        assert [info.id for info in store.threads(kind="aside")] == ["other"]
+        store.thread("t", agent="bob").save({"n": 1})
+        store.thread("t", aside=True).save({"n": 3})
+        assert store.agents.delete("bob")
+        assert store.thread("t", aside=True).latest() is None
+        store.gc(erase=True)
+        assert list(store.thread("t", aside=True).history(everything=True)) == []
+        assert head(other).state == {"n": 1}
+        assert store.verify().ok
+
+    def test_a_fork_takes_along_what_stands_aside_of_its_checkpoint(self, store: Store) -> None:
+        thread, aside = store.thread("t"), store.thread("t", aside=True)
+        for label in ("one", "two"):
+            thread.save({"at": label}, label=label)
+            aside.save({"about": label, "n": [1, (2, 3)]}, label=label, metadata={"by": "me"})
+            aside.save({"more": label}, label=label)
+        thread.fork("at one", at="one")
+        thread.fork("latest")
+        one, latest = (list(store.thread(name, aside=True).history()) for name in ("at one", "latest"))
+        # what was written by the run that went on from there is used up; these rows say nothing, so they are all of one
+        assert one == []
+        assert [(each.state, each.label, each.metadata) for each in latest] == [
+            ({"about": "two", "n": [1, (2, 3)]}, "two", {"by": "me"}),
+            ({"more": "two"}, "two", {}),
+        ]
+        with pytest.raises(Conflict):
+            thread.fork("latest")
+        assert store.verify().ok
+
+    def test_what_a_run_has_used_up_stays_behind(self, store: Store) -> None:
+        thread, aside = store.thread("t"), store.thread("t", aside=True)
+        thread.save({"n": 1}, label="one")
+        aside.save({"question": 1}, label="one")
+        aside.save({"answer": 1}, label="one", metadata={"__run__": "first"})
+        thread.save({"n": 2}, label="two", metadata={"__run__": "first"})
+        thread.fork("f", at="one")
+        assert [each.state for each in store.thread("f", aside=True).history()] == [{"question": 1}]
+        assert len(aside) == 2
+        thread.delete_checkpoint("two")  # with it goes what was used up for it
+        store.gc()
+        assert [each.state for each in aside.history()] == [{"question": 1}]
+
+    def test_a_collection_removes_what_stands_aside_of_nothing(self, store: Store) -> None:
+        thread, aside = store.thread("t"), store.thread("t", aside=True)
+        for n in range(6):
+            aside.save({"about": n}, label=str(n))
+            thread.save({"n": n}, label=str(n))
+        aside.save({"about": "soon"}, label="soon")
+        thread.prune(keep_last=2, keep_tagged=False)
+        store.gc(erase=True)
+        assert [each.label for each in aside.history()] == ["4", "5", "soon"]
+        thread.delete_checkpoint("5")
+        thread.save({"n": "again"}, label="4")
+        thread.delete_checkpoint(next(each for each in thread.history() if each.label == "4"))
+        aside.delete_checkpoint("soon")
+        store.gc()
+        assert [each.label for each in aside.history()] == ["4"]  # there is another one of this label
+        assert store.verify().ok
