@@ -433,3 +433,50 @@ def test_what_is_no_database_of_langgraphs_is_refused(tmp_path, store):
     with pytest.raises(Invalid):
         import_database(tmp_path / "other", store)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["cut", "other", "text"]
+
+
+def test_what_comes_keeps_its_times(path, store):
+    with saver_at(path) as saver:
+        graph = chatting().compile(checkpointer=saver)
+        graph.invoke({"messages": [HumanMessage("hi")]}, at("a"))
+        graph.invoke({"messages": [HumanMessage("hi")]}, at("b"))
+        early = list(graph.get_state_history(at("a")))[1]
+        graph.update_state(early.config, {"notes": ["a branch"]})
+    redate(path, {"a": dt.datetime(2025, 3, 1, 12, tzinfo=dt.UTC), "b": dt.datetime(2024, 1, 1, tzinfo=dt.UTC)})
+    assert import_database(path, store).skipped == ()
+    for thread, year in (("a", 2025), ("b", 2024)):
+        rows = list(store.thread(thread).history(everything=True))
+        stamps = [dt.datetime.fromisoformat(each.checkpoint["ts"]) for each in BacktrailSaver(store).list(at(thread))]
+        assert sorted(each.created_at for each in rows) == sorted(stamps)
+        assert {each.created_at.year for each in rows} == {year}
+        info = store.info(thread)
+        assert (info.created_at.year, info.updated_at.year) == (year, year)
+        assert {each.created_at.year for each in store.thread(thread, aside=True).history()} == {year}
+    assert [each.id for each in store.threads()] == ["a", "b"]
+    assert store.thread("new").save({"n": 1}).created_at.year >= 2026
+    report = store.prune(backtrail.Policy(older_than=dt.timedelta(days=365), keep_labelled=False), dry_run=True)
+    assert report.removed
+
+
+def redate(path, times):
+    """Write other times into a database: those of a thread, a minute apart."""
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        for thread, first in times.items():
+            found = connection.execute(
+                "SELECT checkpoint_id, checkpoint FROM checkpoints WHERE thread_id = ?", (thread,)
+            )
+            for n, (name, data) in enumerate(found.fetchall()):
+                made = ormsgpack.unpackb(data, ext_hook=ormsgpack.Ext, option=ormsgpack.OPT_NON_STR_KEYS)
+                made["ts"] = (first + dt.timedelta(minutes=n)).isoformat()
+                packed = ormsgpack.packb(made, option=ormsgpack.OPT_NON_STR_KEYS)
+                connection.execute("UPDATE checkpoints SET checkpoint = ? WHERE checkpoint_id = ?", (packed, name))
+
+
+def test_a_checkpoint_without_a_time_comes_as_of_now(path, store):
+    with saver_at(path) as saver:
+        chatting().compile(checkpointer=saver).invoke({"messages": [HumanMessage("hi")]}, at("a"))
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.create_function("without", 1, lambda data: data.replace(b"ts", b"tz"))
+        connection.execute("UPDATE checkpoints SET checkpoint = without(checkpoint)")
+    assert import_database(path, store).skipped == ()
+    assert {each.created_at.date() for each in store.thread("a").history()} == {dt.datetime.now(dt.UTC).date()}

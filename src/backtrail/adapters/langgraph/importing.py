@@ -2,10 +2,12 @@
 
 The file is read, never written to, as it is at one moment. A thread comes whole, with all its namespaces, checkpoints
 and writes, or not at all; what is here already does not come again. One that cannot come is named, with the reason.
+What comes has the times that LangGraph gave it: writes those of their checkpoints, as they have none of their own.
 """
 
 from __future__ import annotations
 
+import datetime as dt
 import itertools
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +22,9 @@ from backtrail.adapters.langgraph.consent import Consent
 from backtrail.adapters.langgraph.decoding import Decoder, Undecodable, metadata_of
 from backtrail.adapters.langgraph.places import Place, label_of
 from backtrail.arguments import check_progress
+from backtrail.engine.heads import now
 from backtrail.errors import Conflict, Corrupt, Invalid, NotFound, Unavailable
+from backtrail.values import micros
 
 if TYPE_CHECKING:
     import os
@@ -224,6 +228,13 @@ class _Taking:
         self._decoder = decoder
         self._source = source
         self._thread_id = thread_id
+        self._times: dict[tuple[str, str], int] = {}
+        """When checkpoints were made, by their namespaces and ids."""
+
+    def _date(self, ns: str, name: str) -> None:
+        """Give what is saved next the time of a checkpoint."""
+        at = self._times.get((ns, name))
+        self._heads.clock = now if at is None else lambda: at
 
     def _thread(self, ns: str, *, aside: bool = False) -> Thread[Any]:
         return self._store.thread(Place(self._thread_id, ns).id, types=self._types, aside=aside)
@@ -239,6 +250,7 @@ class _Taking:
                 raise Conflict(text, code="conflict.stale")
             return 0
         with self._store.transaction():
+            self._heads = self._store._engine.desk.heads  # noqa: SLF001 - those of this transaction, and of no other
             for each in self._source.checkpoints(self._thread_id) if missing else ():
                 if each.id not in here[each.ns]:
                     self._save(each, here[each.ns])
@@ -250,11 +262,15 @@ class _Taking:
 
     def _ids(self, ns: str) -> set[str]:
         """Return the ids of the checkpoints of a namespace that are here."""
-        found = [books.read(row) for row in self._thread(ns).history(everything=True)]
-        if any(book is None for book in found):
-            text = f"there is a thread {self._thread_id!r} already that is not LangGraph's"
-            raise Conflict(text, code="conflict.exists")
-        return {book.id for book in found if book is not None}
+        found: set[str] = set()
+        for row in self._thread(ns).history(everything=True):
+            book = books.read(row)
+            if book is None:
+                text = f"there is a thread {self._thread_id!r} already that is not LangGraph's"
+                raise Conflict(text, code="conflict.exists")
+            found.add(book.id)
+            self._times[ns, book.id] = micros(row.created_at)
+        return found
 
     def _save(self, each: _Checkpoint, here: set[str]) -> None:
         """Save a checkpoint on its parent, if that is here."""
@@ -263,6 +279,9 @@ class _Taking:
             metadata = metadata_of(each.metadata)
             if type(value) is not dict or value.get("id") != each.id or type(value.get("channel_values")) is not dict:
                 raise Undecodable("its data are damaged: they are no checkpoint of this id")
+        if (at := _time(value.get("ts"))) is not None:
+            self._times[each.ns, each.id] = at
+        self._date(each.ns, each.id)
         place = Place(self._thread_id, each.ns)
         about, large = books.written(place, place.config(each.id), value, metadata, each.parent)
         state = dict(value["channel_values"])
@@ -277,6 +296,7 @@ class _Taking:
         thread = self._thread(ns)
         head = thread.latest()
         if head is not None and head.label != label_of(name):
+            self._date(ns, name)
             thread.rewind(label_of(name))
 
     def _write(self, group: list[_Write]) -> None:
@@ -289,7 +309,17 @@ class _Taking:
         if len(here) <= len(writes) and not all(_is_among(each, here) for each in writes):
             # those to special channels have places of their own: behind the others, they are in nobody's way
             writes.sort(key=lambda each: each[0] in WRITES_IDX_MAP)
+            self._date(ns, name)
             pending.put(aside, pending.Note(name, task, path), writes)
+
+
+def _time(text: Any) -> int | None:
+    """Return what LangGraph says of when a checkpoint was made; None if it says nothing that is a time."""
+    try:
+        found = dt.datetime.fromisoformat(text)
+        return micros(found if found.tzinfo is not None else found.replace(tzinfo=dt.UTC))
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 @contextmanager
