@@ -5,6 +5,7 @@ channels. docs/langgraph.md is the guide.
 
     places      which backtrail thread a config means, and what a config asks for
     classes     the classes that channels may hold
+    consent     which classes of users, and of their graphs, they may hold
     books       what a checkpoint is beside its values: in the metadata of its row
     pending     the writes of tasks, in a thread that stands aside
     values      channel values that are loaded when they are looked at
