@@ -219,8 +219,7 @@ def small_wal(store: backtrail.Store) -> None:
     """Let SQLite copy its WAL into the file all the time, and not once in a thousand pages."""
     guard = getattr(store._backend, "_guard", None)
     if guard is not None:
-        with guard as connection:
-            connection.wal_autocheckpoint(12)
+        guard.log._pages = 12
 
 
 # -- the verdict ------------------------------------------------------------------------------------

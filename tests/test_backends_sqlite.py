@@ -439,7 +439,7 @@ class TestFormats:
         connection = apsw.Connection(str(path))
         try:
             tables = connection.execute("SELECT count(*) FROM sqlite_schema WHERE name = 'addition'").get
-            return connection.pragma("user_version"), tables
+            return connection.pragma("user_version") & 0xFF, tables
         finally:
             connection.close()
 

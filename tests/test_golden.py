@@ -92,7 +92,7 @@ def format_of(path: Path) -> int:
     connection = apsw.Connection(str(path))
     found = connection.pragma("user_version")
     connection.close()
-    return int(found)
+    return int(found) & 0xFF
 
 
 def format_of_files(directory: Path) -> int:

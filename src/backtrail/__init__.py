@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         Stats,
         VerifyReport,
     )
+    from backtrail.restoring import restore_backup
     from backtrail.run_calls import CallError
     from backtrail.run_history import Irreversible
     from backtrail.run_tools import llm, tool
@@ -148,6 +149,7 @@ __all__ = [
     "llm",
     "open",
     "repaired",
+    "restore_backup",
     "schema",
     "tool",
     "upcast",
@@ -165,6 +167,7 @@ _HOMES: dict[str, str] = {
     "errors": "CommitUnknown Conflict Corrupt Error InDoubt Invalid NotFound Unavailable",
     "policies": "Policy",
     "repairs": "repaired",
+    "restoring": "restore_backup",
     "reports": (
         "CopyReport Damage ExportReport GcReport ImportReport MigrateReport PruneReport Salvage Stats VerifyReport"
     ),

@@ -56,13 +56,13 @@ def placed(path: Path, *, beside: tuple[str, ...] = ()) -> Iterator[Path]:
         part = path.with_name(f".backtrail-{os.urandom(8).hex()}.part")
         try:
             yield part
-            _sync(part)
+            sync(part)
             _refuse_beside(path, beside)
             _give_name(part, path)
         except BaseException:
-            _remove(part)
+            remove(part)
             raise
-        _sync(path.parent)
+        sync(path.parent)
     except OSError as error:
         raise translated(error, path) from error
 
@@ -142,7 +142,7 @@ def _make(directory: Path) -> None:
     missing = [each for each in (directory, *directory.parents) if not each.exists()]
     for each in reversed(missing):
         each.mkdir(exist_ok=True)
-        _sync(each.parent)
+        sync(each.parent)
 
 
 def _give_name(part: Path, path: Path) -> None:
@@ -157,7 +157,7 @@ def _give_name(part: Path, path: Path) -> None:
             return
     except FileExistsError as error:
         raise _existing(path) from error
-    _remove(part)
+    remove(part)
 
 
 def _rename(part: Path, path: Path) -> None:
@@ -187,7 +187,8 @@ def _rename_directory(part: Path, path: Path) -> None:
         raise
 
 
-def _remove(part: Path) -> None:
+def remove(part: Path) -> None:
+    """Remove a file or a directory that is of no use; if that fails, it stays."""
     with suppress(OSError):
         if part.is_dir():
             rmtree(part)
@@ -195,7 +196,8 @@ def _remove(part: Path) -> None:
             part.unlink()
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Return when a file, or which files a directory has, is on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

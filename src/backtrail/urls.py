@@ -62,8 +62,7 @@ def in_postgres(url: str) -> bool:
 
 def backend_at(url: str, *, durability: str, read_only: bool, schema: str | None) -> Backend:
     """Open the backend that a URL names; only what is used is loaded."""
-    if found := _SCHEME.match(url):
-        url = found[0].lower() + url[found.end() :]
+    url = _lowered(url)
     if _WORDS.match(url) or (url != url.lstrip() and _SCHEME.match(url.lstrip())):
         raise Invalid(
             "this is no path, and no URL: write postgresql://user:password@host:5432/database, and no blank in front",
@@ -88,6 +87,22 @@ def backend_at(url: str, *, durability: str, read_only: bool, schema: str | None
     from backtrail.backends.sqlite import SqliteBackend  # noqa: PLC0415
 
     return SqliteBackend(_path(url), durability=durability, read_only=read_only)
+
+
+def directory_of(url: str) -> str | None:
+    """Return the directory of a store in files, None if the URL is of another kind."""
+    url = _lowered(url)
+    return _directory(url) if url.startswith("file:") else None
+
+
+def file_of(url: str) -> str:
+    """Return the path of a store in SQLite."""
+    return _path(_lowered(url))
+
+
+def _lowered(url: str) -> str:
+    found = _SCHEME.match(url)
+    return found[0].lower() + url[found.end() :] if found else url
 
 
 def _postgres(url: str, *, durability: str, read_only: bool, schema: str | None) -> Backend:

@@ -5,8 +5,8 @@ tools/generate_aio.py; `blocks`, `schedules`, `running` and `copying` are writte
 """
 
 from backtrail.aio.checkpoints import Checkpoint
-from backtrail.aio.copying import copy
+from backtrail.aio.copying import copy, restore_backup
 from backtrail.aio.store import Store, open  # noqa: A004 - as backtrail.open
 from backtrail.aio.threads import Thread
 
-__all__ = ["Checkpoint", "Store", "Thread", "copy", "open"]
+__all__ = ["Checkpoint", "Store", "Thread", "copy", "open", "restore_backup"]

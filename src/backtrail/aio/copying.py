@@ -1,4 +1,4 @@
-"""Copying a store into another one, awaited."""
+"""Copying a store into another one, and restoring a backup, awaited."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from backtrail import copying as sync
+from backtrail import restoring
 from backtrail.aio.store import Store
 from backtrail.engine.queue import detached
 
@@ -25,6 +26,16 @@ async def copy(src: Place, dst: Place, *, progress: Callable[[str, int], None] |
     """
     source, target = _plain(src), _plain(dst)
     return await detached().watched(lambda tell: sync.copy(source, target, progress=tell), progress)
+
+
+async def restore_backup(
+    backup: str | os.PathLike[str],
+    store: str | os.PathLike[str] | None = None,
+    *,
+    progress: Callable[[str, int], None] | None = None,
+) -> str | None:
+    """Put a backup in the place of a store; see `backtrail.restore_backup`. `progress` is called in the event loop."""
+    return await detached().watched(lambda tell: restoring.restore_backup(backup, store, progress=tell), progress)
 
 
 def _plain(given: Place) -> store.Store | str | os.PathLike[str]:

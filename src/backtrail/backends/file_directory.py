@@ -99,6 +99,13 @@ def look(path: Path) -> bool:
     raise Invalid(f"{path}: has files of something else in it: name an empty directory", code="invalid.store")
 
 
+def is_store(path: Path) -> bool:
+    """Tell whether a directory has files of a store in it, sound or not, and nothing else."""
+    names = [entry.name for entry in os.scandir(path)]
+    ours = (name for name in names if _OURS.fullmatch(name) or name.startswith((STORE, LOCK, SNAPSHOT)))
+    return [*ours] == names
+
+
 def _has_frames(log: Path) -> bool:
     try:
         return log.stat().st_size > frames.FILE_HEADER

@@ -265,6 +265,7 @@ class SqliteBackend:
                 numbers = group.commit(batch)
             else:
                 with self._guard as connection:
+                    self._guard.prepare()
                     numbers = commit(connection, batch)
         finally:  # also if it failed: it may be there all the same
             if self._listening:
@@ -389,6 +390,7 @@ class SqliteBackend:
                 yield connection
             return
         with self._guard as connection:
+            self._guard.prepare()
             connection.execute("BEGIN IMMEDIATE")
             yield connection
             connection.execute("COMMIT")

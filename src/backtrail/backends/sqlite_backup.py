@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import apsw
 
 from backtrail.backends.sqlite_connection import translated
+from backtrail.backends.sqlite_log import make_another
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,6 +40,7 @@ def copy(
                     pages.step(_PAGES)
                     if progress:
                         progress("pages", pages.page_count - pages.remaining)
+            make_another(target)
         finally:
             target.close()
     except apsw.Error as error:

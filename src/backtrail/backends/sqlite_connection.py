@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType, TracebackType
 
+    from backtrail.backends.sqlite_log import Log
+
 
 class Guard:
     """`with guard as connection:` has the connection to itself; an exception rolls back what it had begun.
@@ -55,13 +57,16 @@ class Guard:
         "_pid",
         "_wait",
         "file",
+        "log",
         "path",
     )
 
-    def __init__(self, path: str, wait: float, connect: Callable[[], apsw.Connection]) -> None:
+    def __init__(self, path: str, wait: float, connect: Callable[[], tuple[apsw.Connection, Log | None]]) -> None:
         self.path = path
         self.file: tuple[int, int] | None = None
         """What tells the file that was opened from all others."""
+        self.log: Log | None = None
+        """The log that the connection writes."""
         self._wait = wait
         self._connect = connect
         self._connection: apsw.Connection | None = None
@@ -90,6 +95,8 @@ class Guard:
             self._frame = sys._getframe(1)  # noqa: SLF001 - of whoever says `with`
             if self._connection is None:
                 self._connection = self._opened()
+            else:
+                self._refuse_if_moved()
         except BaseException:
             if self._lock._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001 - if that came just behind
                 self._release()
@@ -144,7 +151,10 @@ class Guard:
         self._wait_for_turn()
         try:
             connection, self._connection, self._closed = self._connection, None, True
+            log, self.log = self.log, None
             if connection is not None:
+                if log is not None:
+                    log.close(connection)
                 connection.close()
         except apsw.Error as error:
             raise translated(error, self.path) from error
@@ -167,7 +177,27 @@ class Guard:
         """Raise if the file that is there now is another one than the one that was opened."""
         if self.file is not None and file != self.file:
             now = "there is another store now: open it again" if file else "there is none now"
-            raise NotFound(f"{self.path}: was removed, and {now}", code="not_found.store")
+            raise NotFound(f"{self.path}: was moved or removed, and {now}", code="not_found.store")
+
+    def _refuse_if_moved(self) -> None:
+        """Raise if the file has another name now, or none: nobody would find what is written to it."""
+        try:
+            found = os.stat(self.path)  # noqa: PTH116 - whoever reads or writes does it
+        except (FileNotFoundError, NotADirectoryError):
+            self.refuse_other(None)
+        except OSError:
+            return  # of a process that gave up its rights, perhaps: it may still use what it has open
+        else:
+            self.refuse_other((found.st_dev, found.st_ino))
+        if self.log is not None and self.log.replaced:
+            self.refuse_other((0, 0))
+
+    def prepare(self) -> None:
+        """Get ready to write; who calls has the connection, and no transaction."""
+        if self.log is not None and self._connection is not None:
+            self.log.prepare(self._connection)
+            if self.log.replaced:
+                self.refuse_other((0, 0))
 
     def _opened(self) -> apsw.Connection:
         self.refuse_if_closed()
@@ -178,7 +208,7 @@ class Guard:
                 code="unavailable.forked",
             )
         self.refuse_other(_file_at(self.path))  # a child process has to open it anew
-        connection = self._connect()
+        connection, self.log = self._connect()
         self.file = self.file or _file_at(self.path)
         return connection
 
@@ -213,7 +243,7 @@ class Guard:
         interpreter ends, and no other connection can be trusted beside it.
         """
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))
-        self._connection = None
+        self._connection = self.log = None
         self._keeper = 0
         self._frame = None
         self._lock = threading.RLock()
@@ -222,10 +252,16 @@ class Guard:
     def _part(self, pid: int) -> None:
         """Give up the connection of a parent process."""
         self.resume_in_child()  # again, in case it was not forked by Python, and so without its hooks
-        connection, self._connection = self._connection, None
+        connection, self._connection, self.log = self._connection, None, None
         if connection is not None:
             connection.close()
         self._pid = pid
+
+
+def is_open(path: str) -> bool:
+    """Tell whether this process has a connection to a file."""
+    with forks.watched(Guard) as guards:
+        return any(guard.path == path and guard._connection is not None for guard in guards)  # noqa: SLF001
 
 
 def _file_at(path: str) -> tuple[int, int] | None:

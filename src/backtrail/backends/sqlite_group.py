@@ -57,6 +57,7 @@ class Group:
             if self._connection is None:
                 connection = self._guard.keep()
                 self._connection = connection
+                self._guard.prepare()
                 connection.execute("BEGIN IMMEDIATE")
             yield self._connection
         except apsw.Error as error:

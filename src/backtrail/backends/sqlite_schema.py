@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import apsw
 
 from backtrail.backends.sqlite_connection import roll_back, translated, wait_for_others
+from backtrail.backends.sqlite_log import Log, format_in, mark_in, marked, refuse_foreign_journal, refuse_foreign_log
 from backtrail.errors import Conflict, Error, Invalid, NotFound, Unavailable
 
 if TYPE_CHECKING:
@@ -168,8 +169,13 @@ READABLE_FROM = 1
 """The oldest format that can be read as it is, without its steps."""
 
 
-def open_store(path: str, *, synchronous: str, read_only: bool, busy_timeout: float) -> apsw.Connection:
-    """Return a connection to the store in that file, ready for use; create or migrate the store if need be."""
+def open_store(
+    path: str, *, synchronous: str, read_only: bool, busy_timeout: float
+) -> tuple[apsw.Connection, Log | None]:
+    """Return a connection to the store in that file, ready for use, and the log that it writes.
+
+    Create or migrate the store if need be.
+    """
     try:
         log = _size_of_log(path)  # first: a store that others are making has none before it is there
         size = _size(path, read_only=read_only)
@@ -182,8 +188,9 @@ def open_store(path: str, *, synchronous: str, read_only: bool, busy_timeout: fl
                 code="conflict.exists",
             )
         if read_only:
-            return _open_read_only(path, busy_timeout)
-        return _open_writable(path, synchronous, busy_timeout)
+            return _open_read_only(path, busy_timeout), None
+        connection = _open_writable(path, synchronous, busy_timeout)
+        return connection, Log(connection, path)
     except apsw.NotADBError as error:
         raise _not_ours(path) from error
     except (apsw.CantOpenError, apsw.ReadOnlyError) as error:
@@ -263,11 +270,12 @@ _IDENTITY = """
 
 def format_of(connection: apsw.Connection, path: str) -> int:
     """Return the format of a store, 0 for an empty database; refuse a database of somebody else and newer formats."""
-    mark, version, tables = connection.execute(_IDENTITY).get
-    if mark != APPLICATION_ID:
-        if mark or version or tables:
+    owner, version, tables = connection.execute(_IDENTITY).get
+    if owner != APPLICATION_ID:
+        if owner or version or tables:
             raise _not_ours(path)
         return 0
+    version = format_in(version)
     if version > len(STEPS):
         raise Invalid(
             f"{path}: has format {version}, and this version of backtrail knows formats up to {len(STEPS)}: "
@@ -287,17 +295,23 @@ def _refuse_foreign(path: str, size: int) -> None:
 
     So our own file may be seen in the middle of a change: what passes here is looked at again.
     """
-    if Path(path + "-journal").exists():
-        return  # it may have to be played back to make a database of the file
-    if size < _LEAST_SIZE:  # SQLite itself would take a single byte for nothing
+    journal = Path(path + "-journal").exists()
+    if size < _LEAST_SIZE and not journal:  # SQLite itself would take a single byte for nothing
         raise _not_ours(path)
     connection = _connect(path, "immutable=1", apsw.SQLITE_OPEN_READONLY, 0)
     try:
-        format_of(connection, path)
+        found = format_of(connection, path)
     except apsw.CorruptError:
-        pass  # half of the WAL was copied into it, perhaps
+        found = 0  # half of the WAL was copied into it, perhaps
+    except (apsw.Error, Invalid):
+        if not journal:
+            raise
+        return  # it may have to be played back to make a database of the file
     finally:
         connection.close()
+    if found and journal:
+        refuse_foreign_journal(path)
+    refuse_foreign_log(path)
 
 
 def migrate(connection: apsw.Connection, path: str) -> None:
@@ -308,7 +322,8 @@ def migrate(connection: apsw.Connection, path: str) -> None:
             found = format_of(connection, path)  # again: somebody else may have been faster
             if found < len(STEPS):
                 STEPS[found](connection)
-                run(connection, f"PRAGMA user_version = {found + 1}")
+                mark = mark_in(connection.pragma("user_version"))
+                run(connection, f"PRAGMA user_version = {marked(found + 1, mark)}")
             connection.execute("COMMIT")
         except BaseException:
             roll_back(connection)
@@ -328,7 +343,7 @@ def _open_writable(path: str, synchronous: str, busy_timeout: float) -> apsw.Con
         # Deleted content is overwritten with zeros, on free pages too. (What a page kept of rows that moved to another
         # when it was split is not: only VACUUM gets rid of that.)
         run(connection, f"PRAGMA synchronous = {synchronous}; PRAGMA secure_delete = ON; PRAGMA trusted_schema = OFF")
-        run(connection, "PRAGMA wal_autocheckpoint = 1000; PRAGMA temp_store = MEMORY")
+        run(connection, "PRAGMA temp_store = MEMORY")
         if found < len(STEPS):
             migrate(connection, path)
     except BaseException:

@@ -104,6 +104,7 @@ def reclaim(guard: Guard, busy_timeout: float, *, erase: bool) -> None:
     """
     sqlite_search.clean(guard)
     with guard as connection:
+        guard.prepare()
         if erase:
             run(connection, "VACUUM")
         free = int(connection.pragma("freelist_count"))
@@ -120,6 +121,8 @@ def reclaim(guard: Guard, busy_timeout: float, *, erase: bool) -> None:
                 ((kept, *_),) = connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
             finally:
                 wait_for_others(connection, busy_timeout)
+                if guard.log is not None:
+                    guard.log.forget()
     if erase and kept:
         text = f"{guard.path}: others read it, so what was removed is still in its log: end that, and collect again"
         raise Unavailable(text, code="unavailable.locked")

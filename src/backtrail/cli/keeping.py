@@ -1,4 +1,4 @@
-"""Commands that keep a store in order: prune, gc, verify, reindex, migrate, backup."""
+"""Commands that keep a store in order: prune, gc, verify, reindex, migrate, backup, restore-backup."""
 
 from __future__ import annotations
 
@@ -325,4 +325,29 @@ def backup(session: Session, *, out: Output, file: str) -> None:
         out.value({"path": file, "bytes": written})
 
 
-COMMANDS: Final = (prune, gc, verify, reindex, migrate, backup)
+@command(
+    name="restore-backup",
+    examples=("backtrail backup backup.db", "backtrail restore-backup backup.db --yes"),
+)
+@click.argument("backup")
+@yes_option
+def restore_backup(session: Session, *, out: Output, backup: str, yes: bool) -> None:
+    """Put BACKUP in the place of the store.
+
+    What was there stays beside it, under another name. No process may have the store open. BACKUP stays as it is; it
+    is a file of SQLite, or the directory of a store in files, as the store is.
+    """
+    from pathlib import Path
+
+    import backtrail
+
+    confirm("Put the backup in the place of the store? That one is kept under another name.", yes=yes)
+    kept = backtrail.restore_backup(backup, session.url)
+    if out.human:
+        beside = f"; what was there is {clean(Path(kept).name)}, beside it" if kept else ""
+        line(f"the store is what {clean(backup)} holds{beside}")
+    else:
+        out.value({"backup": backup, "replaced": kept})
+
+
+COMMANDS: Final = (prune, gc, verify, reindex, migrate, backup, restore_backup)

@@ -40,7 +40,7 @@ _SECTIONS: Final[dict[str, dict[str, str]]] = {
         "listing": "threads agents conversations runs stats where",
     },
     "Change": {"changing": "save fork rewind undo redo restore settle tag delete"},
-    "Keep": {"keeping": "prune gc verify reindex migrate backup"},
+    "Keep": {"keeping": "prune gc verify reindex migrate backup restore-backup"},
     "Move": {"moving": "export import copy"},
     "Call": {"calling": "call"},
 }
