@@ -227,6 +227,8 @@ class TestReadOnly:
         for place in (path, *path.parents[:4]):
             if place.owner() == path.owner() and place != Path("/"):
                 place.chmod(place.stat().st_mode | 0o055)
+        for file in path.iterdir():
+            file.chmod(0o644)
         path.chmod(0o555)
 
         def work():

@@ -391,6 +391,7 @@ class TestReadOnly:
         made = SqliteBackend(public_path)
         no = start(made)
         made.close()
+        public_path.chmod(0o644)
         public_path.parent.chmod(0o555)
 
         def work():

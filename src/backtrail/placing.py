@@ -92,11 +92,10 @@ class Access(NamedTuple):
 
 
 def opened(part: Path, access: Access | None) -> BinaryIO:
-    """Open a new file to be written; `access` says who may read it, from its beginning on, if it is to say so."""
-    if access is None:
-        return part.open("xb")
+    """Open a new file to be written, for its owner alone; `access` says who else may read it."""
     file = open(part, "xb", opener=lambda name, flags: os.open(name, flags, 0o600))  # noqa: SIM115 - Path has none
-    access.give(part)
+    if access is not None:
+        access.give(part)
     return file
 
 
@@ -165,7 +164,7 @@ def _rename(part: Path, path: Path) -> None:
     if part.is_dir():
         _rename_directory(part, path)
         return
-    path.touch(exist_ok=False)
+    path.touch(0o600, exist_ok=False)
     try:
         part.rename(path)
     except BaseException:

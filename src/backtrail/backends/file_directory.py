@@ -168,7 +168,8 @@ def make_directory(path: Path) -> None:
     """Make a directory and those above it, so that they survive a power cut as the files in them will."""
     try:
         missing = [place for place in (path, *path.parents) if not place.exists()]
-        path.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir(0o700, exist_ok=True)
         for place in missing:
             synced_directory(place.parent)
     except (FileExistsError, NotADirectoryError) as error:

@@ -39,13 +39,14 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def created(name: Path, flags: int) -> int:
     """Open a file of a store, and make it if it is not there: for those, and only those, who may use the store.
 
-    It gets the mode of the file that says that it is one, and its owner, as far as that may be done.
+    It gets the mode of the file that says that it is one, and its owner, as far as that may be done. A new store is for
+    its owner.
     """
     flags |= os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
     try:
         like = (name.parent / STORE).stat()
     except OSError:  # the store is being made
-        return os.open(name, flags, 0o666)
+        return os.open(name, flags, 0o600)
     fd = os.open(name, flags, 0o600)
     for owner in (like.st_uid, -1):
         with suppress(OSError):

@@ -19,7 +19,7 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import apsw
 
@@ -31,6 +31,40 @@ if TYPE_CHECKING:
     from types import FrameType, TracebackType
 
     from backtrail.backends.sqlite_log import Log
+
+
+class Still:
+    """A file that is read as if it never changed, since SQLite may make no files beside it: as long as that is so.
+
+    A process that writes to it makes a log first, and changes the file only by copying that into it.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._was = self._now()
+
+    def is_over(self) -> bool:
+        """Tell whether somebody has begun to write to it, or has written to it."""
+        return self._now() != self._was
+
+    def _now(self) -> tuple[object, ...]:
+        from backtrail.backends.sqlite_log import mark_of  # noqa: PLC0415 - few stores are read so
+
+        try:
+            found = os.stat(self._path)  # noqa: PTH116
+            log = os.path.exists(self._path + "-wal")  # noqa: PTH110
+            return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, log, mark_of(self._path)
+        except (OSError, apsw.Error):
+            return (time.monotonic(),)
+
+
+class Opened(NamedTuple):
+    """A connection that was opened."""
+
+    connection: apsw.Connection
+    log: Log | None = None
+    """What it writes."""
+    still: Still | None = None
 
 
 class Guard:
@@ -55,13 +89,14 @@ class Guard:
         "_keeper",
         "_lock",
         "_pid",
+        "_still",
         "_wait",
         "file",
         "log",
         "path",
     )
 
-    def __init__(self, path: str, wait: float, connect: Callable[[], tuple[apsw.Connection, Log | None]]) -> None:
+    def __init__(self, path: str, wait: float, connect: Callable[[], Opened]) -> None:
         self.path = path
         self.file: tuple[int, int] | None = None
         """What tells the file that was opened from all others."""
@@ -70,6 +105,7 @@ class Guard:
         self._wait = wait
         self._connect = connect
         self._connection: apsw.Connection | None = None
+        self._still: Still | None = None
         self._lock = threading.RLock()  # because it knows whose it is
         self._frame: FrameType | None = None
         """Whose block it is that has the connection."""
@@ -97,6 +133,8 @@ class Guard:
                 self._connection = self._opened()
             else:
                 self._refuse_if_moved()
+                if self._still is not None and self._still.is_over():
+                    self._connection = self._opened_again(self._connection)
         except BaseException:
             if self._lock._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001 - if that came just behind
                 self._release()
@@ -104,11 +142,14 @@ class Guard:
         return self._connection
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        still = self._still
         if not self._keeper:  # else it is the caller: nobody else gets here while the connection is kept
             if error is not None and self._connection is not None:
                 roll_back(self._connection)
             self._frame = None
             self._lock.release()
+        if still is not None and (error is None or isinstance(error, apsw.Error)) and still.is_over():
+            raise self._changed() from error
         if isinstance(error, apsw.Error):
             raise translated(error, self.path) from error
 
@@ -208,9 +249,24 @@ class Guard:
                 code="unavailable.forked",
             )
         self.refuse_other(_file_at(self.path))  # a child process has to open it anew
-        connection, self.log = self._connect()
+        connection, self.log, self._still = self._connect()
         self.file = self.file or _file_at(self.path)
         return connection
+
+    def _opened_again(self, connection: apsw.Connection) -> apsw.Connection:
+        """Return another connection to a file that was taken for one that does not change, and has."""
+        if connection.in_transaction:  # which is to see one moment
+            raise self._changed()
+        self._connection = None
+        connection.close()
+        return self._opened()
+
+    def _changed(self) -> Unavailable:
+        return Unavailable(
+            f"{self.path}: was written to while it was read, and this process may make no files beside it, which "
+            "SQLite needs to keep the two apart: try again, or let it write to the directory",
+            code="unavailable.locked",
+        )
 
     # -- forks --------------------------------------------------------------------------------
     def pause(self) -> None:

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import struct
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -41,7 +42,7 @@ from backtrail.backends.sqlite_connection import roll_back
 from backtrail.errors import Conflict
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 PAGES: Final = 1000
 """A log that has so many pages is copied into the file."""
@@ -146,7 +147,7 @@ class _Logged(NamedTuple):
 
 
 def _logged(fd: int) -> _Logged:
-    """Read the marks of a log. What is behind its last commit is read, too: it changes nothing."""
+    """Read the marks of a log. Nothing is checked, and what is behind its last commit is read, too."""
     header = _pread(fd, _HEADER, 0)
     if len(header) < _HEADER or header[:4] not in _MAGIC:
         return _Logged()
@@ -156,23 +157,63 @@ def _logged(fd: int) -> _Logged:
     at = _HEADER
     while len(frame := _pread(fd, _FRAME, at)) == _FRAME and frame[8:16] == salts:
         if frame[:4] == _PAGE_1:
-            page = _pread(fd, _VERSION_AT + 4, at + _FRAME + _COOKIE_AT)
-            version = int.from_bytes(page[_VERSION_AT:], "big")
-            found = Marked(mark_in(version), int.from_bytes(page[:4], "big"))
-            if marks[-1:] != [found]:
-                marks.append(found)
+            _add(marks, _pread(fd, _COOKIE_AT + _VERSION_AT + 4, at + _FRAME))
         at += size
     return _Logged(salts, tuple(marks))
 
 
-def _logged_beside(path: str) -> _Logged:
+def _logged_for_sure(fd: int) -> _Logged:
+    """Read the marks of what SQLite would replay: by checksums, up to the last commit."""
+    header = _pread(fd, _HEADER, 0)
+    if len(header) < _HEADER or header[:4] not in _MAGIC:
+        return _Logged()
+    order = ">" if header[3] & 1 else "<"
+    check = _sums(order, header[:24], (0, 0))
+    if check != struct.unpack(">2I", header[24:]):
+        return _Logged()
+    salts = header[16:24]
+    size = int.from_bytes(header[8:12], "big")
+    marks: list[Marked] = []
+    committed: tuple[Marked, ...] = ()
+    at = _HEADER
+    while len(frame := _pread(fd, _FRAME + size, at)) == _FRAME + size and frame[8:16] == salts:
+        check = _sums(order, frame[:8] + frame[_FRAME:], check)
+        if check != struct.unpack(">2I", frame[16:_FRAME]):
+            break
+        if frame[:4] == _PAGE_1:
+            _add(marks, frame[_FRAME:])
+        if frame[4:8] != bytes(4):  # the last one of a transaction
+            committed = tuple(marks)
+        at += len(frame)
+    return _Logged(salts, committed)
+
+
+def _sums(order: str, data: bytes, sums: tuple[int, int]) -> tuple[int, int]:
+    """Return SQLite's checksum of a log, gone on from what is before."""
+    one, two = sums
+    words = struct.unpack(f"{order}{len(data) // 4}I", data)
+    for first, second in zip(words[::2], words[1::2], strict=True):
+        one = one + first + two & 0xFFFFFFFF
+        two = two + second + one & 0xFFFFFFFF
+    return one, two
+
+
+def _add(marks: list[Marked], page: bytes) -> None:
+    """Add what page 1 says, unless it was said just before."""
+    cookie, version = struct.unpack_from(f">I{_VERSION_AT - 4}xI", page, _COOKIE_AT)
+    found = Marked(mark_in(version), cookie)
+    if marks[-1:] != [found]:
+        marks.append(found)
+
+
+def _logged_beside(path: str, read: Callable[[int], _Logged] = _logged) -> _Logged:
     try:
         fd = os.open(path + "-wal", os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
     except OSError:  # it is not there, or SQLite will say what is wrong
         return _Logged()
     try:
-        return _logged(fd)
-    except OSError:
+        return read(fd)
+    except (OSError, struct.error):
         return _Logged()
     finally:
         os.close(fd)
@@ -208,7 +249,10 @@ def belongs(path: str, seen: apsw.Connection | None = None) -> bool:
             return True  # half of the log was copied into it, perhaps: SQLite will say
         if fits(found, marks):
             return True
-        if _logged_beside(path) == logged:  # so all three are of one moment
+        sure = _logged_beside(path, _logged_for_sure)  # what a power cut has left need not be what was written
+        if logged.marks and fits(found, sure.marks):
+            return True
+        if _logged_beside(path) == logged:  # so all of it is of one moment
             return False
         time.sleep(_PAUSE)
     return True  # somebody who writes that much knows the file
@@ -336,7 +380,7 @@ class Log:
             if self._fd < 0:
                 self._fd = os.open(self._path + "-wal", os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
             return _logged(self._fd)
-        except OSError:
+        except (OSError, struct.error):
             return _Logged()
 
     def __del__(self) -> None:

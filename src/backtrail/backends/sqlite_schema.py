@@ -17,12 +17,13 @@ from __future__ import annotations
 import os
 import stat
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import apsw
 
-from backtrail.backends.sqlite_connection import roll_back, translated, wait_for_others
+from backtrail.backends.sqlite_connection import Opened, Still, roll_back, translated, wait_for_others
 from backtrail.backends.sqlite_log import Log, format_in, mark_in, marked, refuse_foreign_journal, refuse_foreign_log
 from backtrail.errors import Conflict, Error, Invalid, NotFound, Unavailable
 
@@ -169,13 +170,8 @@ READABLE_FROM = 1
 """The oldest format that can be read as it is, without its steps."""
 
 
-def open_store(
-    path: str, *, synchronous: str, read_only: bool, busy_timeout: float
-) -> tuple[apsw.Connection, Log | None]:
-    """Return a connection to the store in that file, ready for use, and the log that it writes.
-
-    Create or migrate the store if need be.
-    """
+def open_store(path: str, *, synchronous: str, read_only: bool, busy_timeout: float) -> Opened:
+    """Open the store in that file, ready for use; create or migrate it if need be."""
     try:
         log = _size_of_log(path)  # first: a store that others are making has none before it is there
         size = _size(path, read_only=read_only)
@@ -188,9 +184,11 @@ def open_store(
                 code="conflict.exists",
             )
         if read_only:
-            return _open_read_only(path, busy_timeout), None
+            return _open_read_only(path, busy_timeout)
+        if size == 0:
+            _make_private(path)
         connection = _open_writable(path, synchronous, busy_timeout)
-        return connection, Log(connection, path)
+        return Opened(connection, Log(connection, path))
     except apsw.NotADBError as error:
         raise _not_ours(path) from error
     except (apsw.CantOpenError, apsw.ReadOnlyError) as error:
@@ -252,6 +250,12 @@ def _make_directory(directory: Path) -> None:
         raise Invalid(f"{directory}: is not a directory: name another", code="invalid.store") from error
     except OSError as error:
         raise Unavailable(f"{directory}: cannot be made: {error.strerror}", code="unavailable.open") from error
+
+
+def _make_private(path: str) -> None:
+    """Make an empty file that only its owner may use; what SQLite keeps beside it gets its mode."""
+    with suppress(OSError):  # somebody else was faster, or SQLite will say what is wrong
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_CLOEXEC", 0), 0o600))
 
 
 def _connect(path: str, options: str, flags: int, busy_timeout: float) -> apsw.Connection:
@@ -376,16 +380,17 @@ def _enter_wal(connection: apsw.Connection, path: str, busy_timeout: float) -> N
         )
 
 
-def _open_read_only(path: str, busy_timeout: float) -> apsw.Connection:
+def _open_read_only(path: str, busy_timeout: float) -> Opened:
     try:
-        return _checked(_connect(path, "mode=ro", apsw.SQLITE_OPEN_READONLY, busy_timeout), path)
+        return Opened(_checked(_connect(path, "mode=ro", apsw.SQLITE_OPEN_READONLY, busy_timeout), path))
     except (apsw.CantOpenError, apsw.ReadOnlyError):
-        # SQLite wants to make the WAL's files and may not. If there is none, nobody is writing, so the file alone
-        # says it all; otherwise what was committed last may be in the WAL.
-        wal = Path(path + "-wal")
-        if wal.exists() and wal.stat().st_size > 0:
+        # SQLite wants to make the WAL's files and may not. If there is none, nobody is writing now, so the file alone
+        # says it all, until it changes; otherwise what was committed last may be in the WAL.
+        still = Still(path)
+        if _size_of_log(path) > 0:
             raise
-        return _checked(_connect(path, "immutable=1", apsw.SQLITE_OPEN_READONLY, busy_timeout), path)
+        connection = _checked(_connect(path, "immutable=1", apsw.SQLITE_OPEN_READONLY, busy_timeout), path)
+        return Opened(connection, still=still)
 
 
 def _checked(connection: apsw.Connection, path: str) -> apsw.Connection:
