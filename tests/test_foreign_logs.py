@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 import backtrail
-from backtrail.backends import sqlite_log
+from backtrail.backends import sqlite_log, sqlite_schema
 from backtrail.errors import Conflict, NotFound, Unavailable
 from tests.lengths import lengths
 
@@ -341,3 +341,18 @@ def test_marks_of_a_log_follow_each_other():
         assert not sqlite_log.fits(sqlite_log.Marked(before, 7), [*log, sqlite_log.Marked(begun | 1, 7)])
         assert sqlite_log.mark_in(sqlite_log.marked(4, other)) == other
         assert sqlite_log.format_in(sqlite_log.marked(4, other)) == 4
+
+
+def test_migration_that_is_killed_is_replayed(tmp_path):
+    path = tmp_path / "agents.db"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sqlite_schema, "STEPS", sqlite_schema.STEPS[:-1])
+        with backtrail.open(path) as store:
+            append(store, 1)
+    child = os.fork()
+    if child == 0:
+        backtrail.open(path)
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert Path(f"{path}-wal").stat().st_size > 0
+    assert states(path) == {"t1": [{"n": [1]}]}

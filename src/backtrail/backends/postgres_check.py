@@ -16,6 +16,7 @@ from typing import Final
 from backtrail.backends.columns import MAX_SEQ
 from backtrail.backends.port import JUMP, REMOVED, Row
 from backtrail.backends.postgres_session import Statement
+from backtrail.backends.postgres_standings import TRIGGER
 from backtrail.backends.postgres_tables import COLUMNS, LETTERS, SECOND
 
 _SAID: Final = {
@@ -69,6 +70,19 @@ class Checks:
                 f"SELECT count(*) FROM {schema}.thread t JOIN ({newest}) n ON n.thread = t.no WHERE {differs}"
             )
         }
+        literal = "'" + schema.replace("'", "''") + "'"
+        planted = f"""
+            SELECT format('DROP TRIGGER %I ON %s', t.tgname, t.tgrelid::regclass) AS removal
+            FROM pg_catalog.pg_trigger t JOIN pg_catalog.pg_class c ON c.oid = t.tgrelid
+            WHERE c.relnamespace = {literal}::regnamespace AND NOT t.tgisinternal AND t.tgparentid = 0
+                AND t.tgname <> '{TRIGGER}'
+            UNION ALL
+            SELECT format('DROP RULE %I ON %s', r.rulename, r.ev_class::regclass)
+            FROM pg_catalog.pg_rewrite r JOIN pg_catalog.pg_class c ON c.oid = r.ev_class
+            WHERE c.relnamespace = {literal}::regnamespace AND r.rulename <> '_RETURN'"""
+        self.counts["triggers or rules are not ones that backtrail has made"] = Statement(
+            f"SELECT count(*) FROM ({planted}) AS planted"
+        )
         lost = f"""
             INSERT INTO {schema}.row (thread, {", ".join(COLUMNS)}) SELECT t.no, {", ".join(_ROW)}
             FROM {schema}.thread t JOIN ({newest}) n ON n.thread = t.no
@@ -77,6 +91,10 @@ class Checks:
         self.mending = ";\n".join(
             [
                 f"LOCK TABLE {schema}.thread IN SHARE ROW EXCLUSIVE MODE",
+                f"""
+                DO $planted$ DECLARE removal text; BEGIN
+                    FOR removal IN {planted} LOOP EXECUTE removal; END LOOP;
+                END $planted$""",
                 *deleted,
                 lost,
                 f"""

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _WIDTH: Final = len(Row._fields)
 _ALL: Final = (1 << 63) - 1
+TRIGGER: Final = "thread_touched"
+"""The only trigger of a store."""
 
 
 def format_2(schema: str, lock: int) -> str:
@@ -47,7 +49,7 @@ BEGIN
 END $$;
 -- Who adds a row sets `newest`, and who renews a thread sets `agent`. To ask BEFORE the update, PostgreSQL would
 -- lock the row first, and log that, at each save.
-CREATE TRIGGER thread_touched AFTER UPDATE OF newest, agent ON {schema}.thread FOR EACH ROW
+CREATE TRIGGER {TRIGGER} AFTER UPDATE OF newest, agent ON {schema}.thread FOR EACH ROW
     WHEN (NOT NEW.touched AND NEW.agent IS NOT NULL) EXECUTE FUNCTION {schema}.touch_2();
 
 -- Write a batch as `commit_1` does, show rows again, and untouch threads. All of its threads are locked at once, in

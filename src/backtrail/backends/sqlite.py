@@ -40,7 +40,7 @@ from backtrail.backends.sqlite_commit import commit
 from backtrail.backends.sqlite_connection import Guard, one_view, savepoint
 from backtrail.backends.sqlite_group import Group
 from backtrail.backends.sqlite_moves import INTERVAL, Mark, moved
-from backtrail.backends.sqlite_schema import open_store, run
+from backtrail.backends.sqlite_schema import open_store, put_right, run, strangers
 from backtrail.backends.sqlite_values import COLUMNS, WITH_HEAD, for_groups, key_of, select
 from backtrail.errors import Invalid, Unavailable
 from backtrail.placing import PARTS, Access
@@ -419,10 +419,19 @@ class SqliteBackend:
     def check(self, progress: Callable[[str, int], None] | None) -> tuple[str, ...]:
         self._refuse_in_group()
         with self.snapshot() as view, view._guard as connection:  # noqa: SLF001 - it is another of the same class
-            return sqlite_check.check(connection, progress)
+            return sqlite_check.check(connection, self.path, progress)
 
     def mend(self) -> None:
+        self._refuse_if_read_only()
         self._refuse_in_group()
+        with self._guard as connection:
+            if self._guard.strange or strangers(connection, self.path):
+                if self._guard.log is not None:
+                    self._guard.log.prepare(connection)
+                connection.execute("BEGIN IMMEDIATE")
+                put_right(connection, self.path)
+                connection.execute("COMMIT")
+                self._guard.strange = ()
         with self._transaction() as connection:
             sqlite_check.mend(connection, self.path)
 

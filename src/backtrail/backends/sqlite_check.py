@@ -15,7 +15,7 @@ import apsw
 from backtrail.backends import sqlite_search
 from backtrail.backends.columns import MAX_SEQ
 from backtrail.backends.port import REMOVED
-from backtrail.backends.sqlite_schema import run
+from backtrail.backends.sqlite_schema import run, strangers
 from backtrail.errors import Corrupt
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ _ASTRAY_INDEXED: Final = (
 )
 
 
-def check(connection: apsw.Connection, progress: Callable[[str, int], None] | None) -> tuple[str, ...]:
+def check(connection: apsw.Connection, path: str, progress: Callable[[str, int], None] | None) -> tuple[str, ...]:
     """Return what is wrong, in words."""
     count = 0
 
@@ -58,7 +58,7 @@ def check(connection: apsw.Connection, progress: Callable[[str, int], None] | No
 
     connection.set_progress_handler(alive, _STEPS)
     try:
-        found = _unsound(connection)
+        found = [str(each) for each in strangers(connection, path)] + _unsound(connection)
         with suppress(apsw.CorruptError):  # that has been told
             found += [f"{number} {what}" for what, number in _astray(connection) if number]
     finally:

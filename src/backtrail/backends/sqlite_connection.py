@@ -65,6 +65,8 @@ class Opened(NamedTuple):
     log: Log | None = None
     """What it writes."""
     still: Still | None = None
+    strange: tuple[object, ...] = ()
+    """What would run with each write, and is not ours."""
 
 
 class Guard:
@@ -94,6 +96,7 @@ class Guard:
         "file",
         "log",
         "path",
+        "strange",
     )
 
     def __init__(self, path: str, wait: float, connect: Callable[[], Opened]) -> None:
@@ -106,6 +109,8 @@ class Guard:
         self._connect = connect
         self._connection: apsw.Connection | None = None
         self._still: Still | None = None
+        self.strange: tuple[object, ...] = ()
+        """What would run with each write, and is not ours: nothing is written."""
         self._lock = threading.RLock()  # because it knows whose it is
         self._frame: FrameType | None = None
         """Whose block it is that has the connection."""
@@ -235,6 +240,12 @@ class Guard:
 
     def prepare(self) -> None:
         """Get ready to write; who calls has the connection, and no transaction."""
+        if self.strange:
+            raise Corrupt(
+                f"{self.path}: {self.strange[0]}, and would run with each save, so nothing is written: find out who put "
+                "it there; verify(repair=True) removes it",
+                code="corrupt.schema",
+            )
         if self.log is not None and self._connection is not None:
             self.log.prepare(self._connection)
             if self.log.replaced:
@@ -249,7 +260,7 @@ class Guard:
                 code="unavailable.forked",
             )
         self.refuse_other(_file_at(self.path))  # a child process has to open it anew
-        connection, self.log, self._still = self._connect()
+        connection, self.log, self._still, self.strange = self._connect()
         self.file = self.file or _file_at(self.path)
         return connection
 

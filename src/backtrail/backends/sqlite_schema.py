@@ -15,15 +15,16 @@ this process holds on it.
 from __future__ import annotations
 
 import os
+import re
 import stat
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import apsw
 
-from backtrail.backends.sqlite_connection import Opened, Still, roll_back, translated, wait_for_others
+from backtrail.backends.sqlite_connection import Opened, Still, one_view, roll_back, translated, wait_for_others
 from backtrail.backends.sqlite_log import Log, format_in, mark_in, marked, refuse_foreign_journal, refuse_foreign_log
 from backtrail.errors import Conflict, Error, Invalid, NotFound, Unavailable
 
@@ -164,6 +165,15 @@ def _step_4(connection: apsw.Connection) -> None:
     run(connection, _FORMAT_4)
 
 
+_TRIGGER: Final = re.compile(r"CREATE TRIGGER (\w+) .*?\bEND(?=;\n)", re.DOTALL)
+
+
+def triggers(form: int) -> dict[str, str]:
+    """Return the triggers of a format, by their names."""
+    made = "".join((_FORMAT_1, "", _FORMAT_3, _FORMAT_4)[:form])
+    return {found[1]: found[0] for found in _TRIGGER.finditer(made)}
+
+
 # STEPS[n] makes format n + 1 from format n. Steps are only ever added.
 STEPS: tuple[Callable[[apsw.Connection], None], ...] = (_step_1, _step_2, _step_3, _step_4)
 READABLE_FROM = 1
@@ -187,8 +197,7 @@ def open_store(path: str, *, synchronous: str, read_only: bool, busy_timeout: fl
             return _open_read_only(path, busy_timeout)
         if size == 0:
             _make_private(path)
-        connection = _open_writable(path, synchronous, busy_timeout)
-        return Opened(connection, Log(connection, path))
+        return _open_writable(path, synchronous, busy_timeout)
     except apsw.NotADBError as error:
         raise _not_ours(path) from error
     except (apsw.CantOpenError, apsw.ReadOnlyError) as error:
@@ -198,6 +207,40 @@ def open_store(path: str, *, synchronous: str, read_only: bool, busy_timeout: fl
         ) from error
     except apsw.Error as error:
         raise translated(error, path) from error
+
+
+# -- what is in the file and runs with each write ----------------------------------------------
+class Strange(NamedTuple):
+    """Something in the schema that this version did not make, or has made otherwise."""
+
+    kind: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"the {self.kind} {self.name!r} is not one that backtrail has made"
+
+
+def strangers(connection: apsw.Connection, path: str) -> tuple[Strange, ...]:
+    """Return the triggers and views that are not ours, or that somebody has changed, or removed."""
+    with one_view(connection):
+        ours = triggers(format_of(connection, path))
+        found = list(connection.execute(_RUNNING))
+    there = {name for kind, name, sql in found if kind == "trigger" and ours.get(name) == sql}
+    others = [Strange(kind, name) for kind, name, _ in found if kind == "view" or name not in there]
+    return (*others, *(Strange("trigger", name) for name in ours if name not in {each[1] for each in found}))
+
+
+_RUNNING = "SELECT type, name, sql FROM sqlite_schema WHERE type IN ('trigger', 'view') ORDER BY type, name"
+
+
+def put_right(connection: apsw.Connection, path: str) -> None:
+    """Remove triggers and views that are not ours, and make ours again, in the transaction that is open."""
+    ours = triggers(format_of(connection, path))
+    for kind, name, _ in connection.execute(_RUNNING).fetchall():
+        quoted = str(name).replace('"', '""')
+        run(connection, f'DROP {kind} IF EXISTS "{quoted}"')
+    for sql in ours.values():
+        run(connection, sql)
 
 
 def run(connection: apsw.Connection, sql: str) -> None:
@@ -262,6 +305,8 @@ def _connect(path: str, options: str, flags: int, busy_timeout: float) -> apsw.C
     # As a URI, any file name goes: one that is not UTF-8, too.
     connection = apsw.Connection(f"{Path(path).as_uri()}?{options}", flags=flags | apsw.SQLITE_OPEN_URI)
     wait_for_others(connection, busy_timeout)
+    connection.config(apsw.SQLITE_DBCONFIG_ENABLE_VIEW, 0)  # a store has none
+    connection.config(apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0)
     return connection
 
 
@@ -335,7 +380,7 @@ def migrate(connection: apsw.Connection, path: str) -> None:
 
 
 # -- opening ------------------------------------------------------------------------------------
-def _open_writable(path: str, synchronous: str, busy_timeout: float) -> apsw.Connection:
+def _open_writable(path: str, synchronous: str, busy_timeout: float) -> Opened:
     flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
     connection = _connect(path, "mode=rwc", flags, busy_timeout)
     try:
@@ -346,14 +391,17 @@ def _open_writable(path: str, synchronous: str, busy_timeout: float) -> apsw.Con
         _enter_wal(connection, path, busy_timeout)
         # Deleted content is overwritten with zeros, on free pages too. (What a page kept of rows that moved to another
         # when it was split is not: only VACUUM gets rid of that.)
-        run(connection, f"PRAGMA synchronous = {synchronous}; PRAGMA secure_delete = ON; PRAGMA trusted_schema = OFF")
+        run(connection, f"PRAGMA synchronous = {synchronous}; PRAGMA secure_delete = ON")
         run(connection, "PRAGMA temp_store = MEMORY")
+        log = Log(connection, path)
         if found < len(STEPS):
+            if found:
+                log.prepare(connection)  # a log in which the schema changes begins with a mark
             migrate(connection, path)
+        return Opened(connection, log, strange=strangers(connection, path))
     except BaseException:
         connection.close()
         raise
-    return connection
 
 
 def _refuse_unwritable(connection: apsw.Connection, path: str) -> None:
