@@ -6,18 +6,23 @@ What an import takes over is as sound as what a writer makes; so each field of a
 import os
 import time
 import tracemalloc
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
+import apsw
 import ormsgpack
 import pytest
 from blake3 import blake3
 
 import backtrail
-from backtrail import Corrupt
-from backtrail.engine import archive, log, wire
+from backtrail import Corrupt, checkpoints
+from backtrail.engine import archive, log, spine, wire
+from backtrail.engine import nodes as nodes_of
 from backtrail.engine.archive import Known, Writer
 from backtrail.engine.archive_reader import Archive
-from backtrail.engine.squeeze import squeeze
+from backtrail.engine.codec import Encoder
+from backtrail.engine.nodes import Cache, Nodes
+from backtrail.engine.schema import Types
+from backtrail.engine.squeeze import squeeze, unsqueeze
 from backtrail.testing.furnishing import everything
 from tests.servers import place
 
@@ -324,6 +329,88 @@ def holding(rep):
         return row._replace(root=root, size=len(rep), payload=b"\0" + ormsgpack.packb([rep, []]))
 
     return change
+
+
+def repeated(levels, width, *, said=None):
+    """A state of a few bytes that repeat: lists of lists of one text; `said`: how large each list says it is."""
+    nodes = Nodes(lambda _: {}, Cache(0))
+    rep = Encoder(nodes, Types()).rep("x" * 5000)
+    for _ in range(levels):
+        rep = spine.build(nodes, wire.LIST, None, [rep] * width).close(nodes)
+        if said is not None:
+            rep = nodes_of.as_ref(rep)._replace(size=said).encode()
+    return rep, [[node.kind, node.data] for node in nodes.fresh.values()]
+
+
+def as_bomb(rep, listed, size=None):
+    def change(row):
+        payload = b"\0" + ormsgpack.packb([bytes(rep), listed])
+        size_ = nodes_of.size_of(rep) if size is None else size
+        return row._replace(root=blake3(b"V" + rep).digest(), size=size_, payload=payload)
+
+    return change
+
+
+REPEATED = {
+    "that says so": (repeated(6, 100), None),
+    "that says it is small": (repeated(6, 100), 100),
+    "of which no list says so": (repeated(6, 100, said=5005), None),
+}
+
+
+@pytest.mark.parametrize(("made", "size"), REPEATED.values(), ids=REPEATED)
+def test_a_state_of_few_bytes_that_repeat_is_refused(made, size, memory, tmp_path):
+    with backtrail.open("memory://") as store:
+        store.thread("t").save([1])
+        store.export(tmp_path / "sound")
+        path = remade(store, tmp_path / "1", row=as_bomb(*made, size))
+        assert path.stat().st_size < 5000
+        began = time.monotonic()
+        refused(memory, path)
+        assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(("made", "size"), [REPEATED["that says it is small"], REPEATED["of which no list says so"]])
+def test_a_stored_state_is_not_read_beyond_what_its_row_says(made, size, tmp_path):
+    """As if somebody had written it into a store by hand, with all checksums right."""
+    with backtrail.open(tmp_path / "s.db") as store:
+        store.thread("t").save([1])
+        record = store._backend.find_thread("thread", "t")
+        row = log.checked(as_bomb(*made, size)(store._backend.rows(record.no, [(1, 1)], payload=True)[0]), record.uid)
+    with closing(apsw.Connection(str(tmp_path / "s.db"))) as database:
+        database.execute(
+            'UPDATE row SET root = ?, size = ?, payload = ?, "check" = ?', (row.root, row.size, row.payload, row.check)
+        )
+    with backtrail.open(tmp_path / "s.db") as store:
+        began = time.monotonic()
+        with pytest.raises(Corrupt) as caught:
+            store.thread("t").load().state  # noqa: B018
+        assert caught.value.code == "corrupt.encoding"
+        assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(("made", "size"), REPEATED.values(), ids=REPEATED)
+def test_bytes_of_a_checkpoint_that_repeat_are_refused(made, size, memory):
+    data = memory.thread("t").save([1]).to_bytes()
+    name, uid, fields, tags, _, _ = ormsgpack.unpackb(unsqueeze(data[len(checkpoints._MAGIC) :], limit=1 << 20))
+    rep, listed = made
+    row = checkpoints._row_from(fields)
+    row = row._replace(size=nodes_of.size_of(rep) if size is None else size, root=blake3(b"V" + rep).digest())
+    row = log.checked(row, uid)
+    forged = checkpoints._MAGIC + squeeze(wire.pack([name, uid, checkpoints._plain_row(row), tags, bytes(rep), listed]))
+    assert len(forged) < 5000
+    with pytest.raises(Corrupt):
+        backtrail.Checkpoint.from_bytes(forged).state  # noqa: B018
+
+
+def test_a_state_that_repeats_much_is_moved_as_it_is(memory, tmp_path):
+    state = [["y" * 5000] * 50] * 20
+    with backtrail.open("memory://") as store:
+        store.thread("t").save(state)
+        store.export(tmp_path / "1")
+        assert backtrail.Checkpoint.from_bytes(store.thread("t").latest().to_bytes()).state == state
+    memory.import_(tmp_path / "1")
+    assert memory.thread("t").load().state == state
 
 
 @pytest.mark.parametrize("levels", [500, 1500, 200_000])

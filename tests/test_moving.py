@@ -694,7 +694,7 @@ def test_two_exports_to_one_path_are_one_and_a_conflict(memory, tmp_path, monkey
         ("s.db", {"s.db": 0o664}, 0o664),
         ("file:///{}/s", {"s/backtrail.store": 0o600}, 0o600),
         ("file:///{}/s", {"s/backtrail.store": 0o644, "s": 0o750}, 0o640),
-        ("memory://", {}, 0o644),
+        ("memory://", {}, 0o600),
     ],
 )
 def test_who_may_not_read_a_store_may_not_read_its_exports(url, modes, expected, tmp_path, monkeypatch):

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 S = TypeVar("S")
 _MAGIC: Final = b"backtrail checkpoint 1\n"
 _LIMIT: Final = 1 << 34
+_LARGE: Final = 1 << 30
+_DENSEST: Final = 1024
+"""A state that is larger than the first holds at most so many times the bytes that it is read from."""
 
 
 class Checkpoint(Generic[S]):
@@ -217,7 +220,8 @@ class Checkpoint(Generic[S]):
             words = tuple(tag.decode("utf-8", "surrogatepass") for tag in tags)
         except (ValueError, TypeError, AttributeError, IndexError, KeyError) as error:
             raise Corrupt(f"these bytes of a checkpoint are damaged ({error})", code="corrupt.bytes") from error
-        if tree.root != row.root or not log.is_sound(row, uid):
+        held = len(rep) + sum(len(node.data) for node in fresh.values())
+        if tree.root != row.root or not log.is_sound(row, uid) or not row.size == tree.size <= _LARGE + _DENSEST * held:
             raise Corrupt("these bytes of a checkpoint are damaged: their hash differs", code="corrupt.bytes")
         registry = Types(types).for_state(type)
         return cls(row, thread_id=thread_id, uid=uid, tags=words, types=registry, type=type, load=lambda: tree)

@@ -242,8 +242,8 @@ class Guard:
         """Get ready to write; who calls has the connection, and no transaction."""
         if self.strange:
             raise Corrupt(
-                f"{self.path}: {self.strange[0]}, and would run with each save, so nothing is written: find out who put "
-                "it there; verify(repair=True) removes it",
+                f"{self.path}: {self.strange[0]}, and would run with each save, so nothing is written: find out who "
+                "put it there; verify(repair=True) removes it",
                 code="corrupt.schema",
             )
         if self.log is not None and self._connection is not None:

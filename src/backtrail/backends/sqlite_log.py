@@ -20,8 +20,8 @@ So always true here:
 A copy of the file that was made before the log was begun has another mark: whether it was copied by `cp` or by
 `Store.backup`, which gives each copy a mark of its own. A copy that other tools made by SQLite's backup while this log
 was written has the mark, but another schema cookie, which such a copy counts from 1 again. So whatever changes the
-schema has the log marked first. A log without any mark is one that a process began a moment ago, or an older version: it
-is let pass.
+schema has the log marked first. A log without any mark is one that a process began a moment ago, or an older version:
+it is let pass.
 
 Nothing here opens the database file but SQLite itself. The log has no locks, so it is read as any file.
 """

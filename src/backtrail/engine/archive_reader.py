@@ -76,6 +76,8 @@ class _File:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.plain_bytes = 0
+        """How many bytes were read from its sections, before they were compressed; some of them twice."""
         self._file = _opened(path)
         try:
             self._size = path.stat().st_size
@@ -151,6 +153,7 @@ class _File:
     def _value(self, section: _Section) -> Any:
         try:
             data = unsqueeze(section.raw[HEAD_BYTES:-_CHECK], limit=_LIMIT)
+            self.plain_bytes += len(data)
             require_shape(section.kind, data, continuing=self._continuing)
             return ormsgpack.unpackb(data)
         except (ValueError, Corrupt) as error:

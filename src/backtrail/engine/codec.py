@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from backtrail.engine import pace, packing, records, texts, unpacking, wire
 from backtrail.engine import spine as spines
-from backtrail.engine.nodes import INLINE, LEAF, Chunk, Nodes, decode_ref
+from backtrail.engine.nodes import INLINE, LEAF, Chunk, Nodes, Rep, decode_ref, measured, most_of, size_of
 from backtrail.engine.paths import Path
 from backtrail.engine.tracked import TrackedDict, TrackedList
 from backtrail.engine.tree import Tree
@@ -217,10 +217,22 @@ class Decoder:
         self._nodes = nodes
         self._types = types
         self._unpacker = unpacking.Unpacker(types, self._resolve)
+        self._rep = b""
+        self._left: int | None = None
+        """How many bytes may still be read for it."""
 
     def value(self, rep: bytes) -> Any:
-        """Return the value that a representation stands for."""
+        """Return the value that a representation stands for; `Corrupt` if that is much larger than it says."""
+        self._rep, self._left = rep, None
         return self._unpacker(rep)
+
+    def _spend(self, size: int) -> None:
+        """Count bytes that are made values of."""
+        if self._left is None:
+            self._left = most_of(size_of(self._rep if type(self._rep) is Rep else measured(self._rep)))
+        self._left -= size
+        if self._left < 0:
+            raise Corrupt("it holds more than it says", code="corrupt.encoding")
 
     def values(self, reps: Sequence[bytes]) -> list[Any]:
         """Return the values of several representations."""
@@ -228,6 +240,8 @@ class Decoder:
 
     def _resolve(self, payload: bytes) -> Any:
         ref = decode_ref(payload)
+        if ref.code in texts.TEXTS:
+            self._spend(ref.length)
         if ref.code == wire.STR:
             return texts.load(self._nodes, ref).decode()
         if ref.code == wire.TEXT:
@@ -264,6 +278,9 @@ class Decoder:
                 node = nodes[chunk.digest]
                 if node.kind != LEAF:
                     raise Corrupt("a leaf is not what refers to it", code="corrupt.chunk")
+                self._spend(len(node.data))
                 parts += self._items(node, spine)
-        parts += self._unpacker.array(spines.tail_array(spine))
+        tail = spines.tail_array(spine)
+        self._spend(len(tail))
+        parts += self._unpacker.array(tail)
         return parts

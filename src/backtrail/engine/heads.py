@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from backtrail.engine import labels, log, payload
-from backtrail.engine.nodes import Cache, Nodes
+from backtrail.engine.nodes import Cache, Nodes, require_size
 from backtrail.engine.pins import SPACE
 from backtrail.engine.squeeze import stands_beside
 from backtrail.engine.tree import Tree, merged
@@ -267,6 +267,7 @@ class Heads:
         tree = tree.apply(merged(ops)) if ops else tree
         if tree.root != row.root:
             raise Corrupt("what is stored does not match its root hash", code="corrupt.root")
+        require_size(tree.size, row.size)
         return Chain(tree, len(rows) - 1, weight, settled)
 
     def with_chain(self, standing: Standing) -> Standing:

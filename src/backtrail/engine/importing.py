@@ -115,6 +115,11 @@ class _View:
         return found
 
 
+_LARGE: Final = 1 << 30
+_DENSEST: Final = 1024
+"""A state that is larger than the first holds at most so many times the bytes that it is read from."""
+
+
 class _Check:
     """Puts the states together that are to come."""
 
@@ -122,6 +127,7 @@ class _Check:
         self._heads = heads
         self._archive = archive
         self._good: set[bytes] = set()
+        self._weights: dict[bytes, int] = {}
         self.needed: dict[bytes, None] = {}
         """The digests of all chunks that the new rows lead to."""
         self.holdings: list[Holding] = []
@@ -145,12 +151,12 @@ class _Check:
         view = _View(self._heads.backend, self._archive, plan)
         backend = cast("Backend", view)  # all that is asked of it here
         heads = Heads(backend, self._heads.types, self._heads.options, self._heads.clock)
-        reading = Reading(heads, record)
+        reading = Reading(heads, record, self._weights)
         holding = Holding(record)
         for row in itertools.chain(plan.rebased, self._archive.rows(entry, plan.newest + 1, entry.newest)):
             if row.op not in log.CHECKPOINTS:
                 continue
-            why = reading.reason(row, self._good)
+            why = reading.reason(row, self._good) or self._too_large(row, reading)
             try:
                 self.needed.update(dict.fromkeys(upkeep.chunks_below(heads.nodes(), row, self.needed)))
             except Corrupt as error:
@@ -175,6 +181,20 @@ class _Check:
         if head is not None and record.space == pins.SPACE:
             holding.end(head.seq, pins.note_of(head))
             self.holdings.append(holding)
+
+    def _too_large(self, row: Row, reading: Reading) -> str | None:
+        """Return why a state that can be read is not to be: a few bytes may stand for more than any memory holds."""
+        if reading.read != row.seq:
+            return None
+        size = reading.size
+        if size != row.size:
+            return f"it says that it has {row.size} bytes, and has {size}"
+        if size <= _LARGE or size <= _LARGE + _DENSEST * self._archive.plain_bytes:
+            return None
+        stored = self._heads.backend.usage().payload_bytes
+        if size <= _LARGE + _DENSEST * (self._archive.plain_bytes + stored):
+            return None
+        return f"its {size} bytes are made of few that repeat, which no writer does"
 
     def _require_written(self, heads: Heads, record: ThreadRecord, row: Row) -> None:
         """Raise unless a checkpoint that can be read is one that a writer makes in such a thread."""

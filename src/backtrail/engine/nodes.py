@@ -45,6 +45,7 @@ LEVELS_MAX: Final = 40
 """A spine never has more levels: each is a quarter of the one below, at most."""
 DIGEST_BYTES: Final = 32
 SPINE, LEAF, INNER, TEXT, PIECES = b"S", b"L", b"I", b"T", b"P"
+_SLACK: Final = 1 << 16
 _REF_HEADS: Final = frozenset({0xC7, 0xC8})
 
 
@@ -92,6 +93,20 @@ class Rep(bytes):
 def size_of(rep: bytes) -> int:
     """Return the logical size of what a representation stands for."""
     return rep.size if type(rep) is Rep else len(rep)
+
+
+def most_of(size: int) -> int:
+    """Return how many bytes may be read for something that says it has this size: what refers to parts takes some, too.
+
+    A few nodes that refer to each other again and again can stand for more than any memory holds.
+    """
+    return 2 * size + _SLACK
+
+
+def require_size(size: int, said: int) -> None:
+    """Raise `Corrupt` if something is larger than what refers to it says."""
+    if size > most_of(said):
+        raise Corrupt(f"it says that it has {said} bytes, and has {size}", code="corrupt.encoding")
 
 
 def decode_ref(payload: bytes) -> Ref:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from backtrail.engine import log, payload, pins, unpacking
-from backtrail.engine.nodes import LEAF, SPINE, check_chunk, read_levels
+from backtrail.engine.nodes import LEAF, SPINE, check_chunk, read_levels, require_size
 from backtrail.errors import Corrupt, Invalid, NotFound
 
 if TYPE_CHECKING:
@@ -24,13 +24,17 @@ if TYPE_CHECKING:
 class Reading:
     """Reads the checkpoints of a thread one after the other: the next one is mostly a change of the last."""
 
-    def __init__(self, heads: Heads, record: ThreadRecord) -> None:
+    def __init__(self, heads: Heads, record: ThreadRecord, weights: dict[bytes, int] | None = None) -> None:
         self._heads = heads
+        self._weights = weights
+        """How many bytes are read for a node and all below it, if that is to be held against what rows say."""
         self._record = record
         self._last: tuple[int, Tree] | None = None
         self.pinned = pins.pinned(heads, record)
         """The rows that are held when it begins, though they may be hidden."""
         self._unpack = _unpacker()
+        self.read = self.size = 0
+        """The seq of the row whose state was read last, and the size of that."""
         self._ops: list[Op] | None = None
         """Those of the row that is being read, if they were read already."""
 
@@ -40,7 +44,7 @@ class Reading:
         What cannot is looked at twice, the second time with nothing that was read before: a repair goes by it.
         """
         first = self._reason(row, good)
-        return None if first is None else Reading(self._heads.anew(), self._record)._reason(row, good)  # noqa: SLF001
+        return None if first is None else Reading(self._heads.anew(), self._record, self._weights)._reason(row, good)  # noqa: SLF001
 
     def _reason(self, row: Row, good: set[bytes]) -> str | None:
         if not log.is_sound(row, self._record.uid):
@@ -51,12 +55,15 @@ class Reading:
         try:
             tree = self._tree(row)
             self._require_values(row, tree)
-            below = read_below(self._heads, tree, good)
+            below = read_below(self._heads, tree, good, self._weights)
+            if self._weights is not None:
+                require_size(len(tree.rep) + sum(map(self._weights.__getitem__, payload.refs_of(tree.rep))), row.size)
         except NotFound as error:
             return str(error) if held else None
         except Corrupt as error:
             return str(error) if held or _still_shown(self._heads, self._record, row) else None
         self._last = row.seq, tree
+        self.read, self.size = row.seq, tree.size
         good |= below
         return None
 
@@ -106,11 +113,15 @@ def _require_parts(unpack: unpacking.Unpacker, node: Node) -> None:
             raise Corrupt("a node does not hold the parts of a container", code="corrupt.chunk")
 
 
-def read_below(heads: Heads, tree: Tree, good: Container[bytes]) -> set[bytes]:
-    """Read and check all chunks that a tree leads to, but for those below good ones; return their digests."""
+def read_below(heads: Heads, tree: Tree, good: Container[bytes], weights: dict[bytes, int] | None = None) -> set[bytes]:
+    """Read and check all chunks that a tree leads to, but for those below good ones; return their digests.
+
+    Add to `weights` how many bytes are read for each node and all below it, each as often as it is referred to.
+    """
     unpack = _unpacker()
     todo = payload.refs_of(tree.rep)
     below: set[bytes] = set()
+    read: dict[bytes, Node] = {}
     while todo:
         stored = [d for d in todo if d not in tree.nodes.fresh]
         chunks = heads.backend.chunks(stored)
@@ -118,8 +129,26 @@ def read_below(heads: Heads, tree: Tree, good: Container[bytes]) -> set[bytes]:
         for digest in stored:
             _require_parts(unpack, nodes[digest])
         below.update(stored)
+        if weights is not None:
+            read.update(nodes)
         todo = [c for node in nodes.values() for c in node.children() if c not in good and c not in below]
+    if weights is not None:
+        _weigh(read, weights)
     return below
+
+
+def _weigh(nodes: dict[bytes, Node], weights: dict[bytes, int]) -> None:
+    """Add the weights of nodes: what is below them is among them, or was weighed before."""
+    todo = list(nodes)
+    while todo:
+        digest = todo[-1]
+        children = nodes[digest].children()
+        missing = [child for child in children if child not in weights]
+        if missing:
+            todo += missing
+            continue
+        weights[digest] = len(nodes[digest].data) + sum(map(weights.__getitem__, children))
+        todo.pop()
 
 
 def _still_shown(heads: Heads, record: ThreadRecord, row: Row) -> bool:

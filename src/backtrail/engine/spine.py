@@ -28,9 +28,12 @@ from backtrail.engine.nodes import (
     as_ref,
     fingerprint,
     measured,
+    most_of,
     read_levels,
+    require_size,
     size_of,
 )
+from backtrail.errors import Corrupt
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -164,9 +167,11 @@ def read_spine(nodes: Nodes, ref: Ref) -> Spine:
     node = nodes.node(ref.digest, SPINE)
     if node.opened is not None:
         opened: Spine = node.opened
+        require_size(opened.size, ref.size)
         return opened
     code, attrs, levels, tail = read_levels(node.data)
     spine = Spine(code, attrs, (_entries(tail, mapping=code in wire.MAPPINGS), *reversed(levels)))
+    require_size(spine.size, ref.size)
     node.opened = spine
     return spine
 
@@ -289,6 +294,7 @@ def children(nodes: Nodes, level: int, chunk: Chunk, *, mapping: bool) -> list[A
 def leaves(nodes: Nodes, spine: Spine) -> list[Any]:
     """Return the container as chunks of level 1 and open entries, with one read per level."""
     listed = list(elements(spine))
+    most = len(listed) + most_of(spine.size) // LEAF_MIN
     for top in range(len(spine.levels) - 1, 1, -1):
         nodes.load(chunk.digest for level, chunk in listed if level == top)
         listed = [
@@ -300,6 +306,8 @@ def leaves(nodes: Nodes, spine: Spine) -> list[Any]:
                 else [(level, element)]
             )
         ]
+        if len(listed) > most:
+            raise Corrupt("a container has more parts than its size allows", code="corrupt.encoding")
     return [element for _, element in listed]
 
 

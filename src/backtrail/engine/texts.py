@@ -12,7 +12,7 @@ import zlib
 from typing import Final
 
 from backtrail.engine import wire
-from backtrail.engine.nodes import INLINE, PIECES, TEXT, Cache, Nodes, Ref, as_ref, read_pieces
+from backtrail.engine.nodes import INLINE, PIECES, TEXT, Cache, Nodes, Ref, as_ref, read_pieces, require_size
 from backtrail.errors import Corrupt
 
 PIECE_MAX: Final = 64 * 1024
@@ -64,7 +64,9 @@ def _inline(code: int, data: bytes) -> bytes:
 def load(nodes: Nodes, ref: Ref) -> bytes:
     """Return the bytes of a text that has nodes of its own."""
     if ref.length <= PIECE_MAX:
-        return nodes.get(ref.digest, TEXT)
+        data = nodes.get(ref.digest, TEXT)
+        require_size(len(data), ref.length)
+        return data
     listing = read_pieces(nodes.get(ref.digest, PIECES))
     loaded = nodes.load(digest for digest, _ in listing)
     fitting = all(loaded[digest].kind == TEXT and len(loaded[digest].data) == size for digest, size in listing)
