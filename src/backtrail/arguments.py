@@ -14,6 +14,7 @@ from backtrail.fields import check_progress as check_progress  # noqa: PLC0414
 from backtrail.values import Hit
 
 MAX_QUERY: Final = 10_000
+MAX_PHRASES: Final = 256
 LEASE: Final = 60.0
 """Seconds for which a worker has a run, if it does not renew its lease; it does at every third of that."""
 
@@ -143,6 +144,12 @@ def check_query(text: Any, *, contains: bool) -> query.Query:
     if found.piece == "" or not (contains or found.phrases):
         hint = "" if contains else "; contains=True looks for any text as it is"
         raise Invalid(f"there is no word to look for in {text!r}{hint}", code="invalid.query")
+    if len(found.phrases) > MAX_PHRASES:
+        raise Invalid(
+            f"a query has at most {MAX_PHRASES} different words and phrases; this one has {len(found.phrases)}: put words "
+            "that stand one after the other in quotes, or use contains=True",
+            code="invalid.query",
+        )
     return found
 
 

@@ -203,7 +203,7 @@ class Search:
         sought = [condition for phrase in phrases[:_PHRASES] for condition in self._conditions(read, phrase)]
         given = Given()
         conditions = ["true"]
-        query = " & ".join(sought)
+        query = " & ".join(dict.fromkeys(sought))
         if query:
             conditions.append(f"m.words @@ {given('t', query)}::tsquery")
         if space is not None:

@@ -54,6 +54,8 @@ class Query(NamedTuple):
     """All of these must be there ..."""
     piece: str | None = None
     """... and this, folded."""
+    sought: tuple[str, ...] = ()
+    """What is in the words of a text if the phrases are: made once, since a phrase may have thousands of words."""
 
     def match(self, text: str) -> Match | None:
         """Return where it is in a text, None if it is not there."""
@@ -64,10 +66,12 @@ class Query(NamedTuple):
             times = [folded.count(self.piece)]
             return None if place < 0 else Match(_score(times, len(folding.words(composed))), composed, None, place)
         line = f" {' '.join(folding.words(composed))} "
-        places = [line.find(phrase.sought) for phrase in self.phrases]
-        if min(places) < 0:
-            return None
-        times = [line.count(phrase.sought) for phrase in self.phrases]
+        places = []
+        for sought in self.sought:
+            places.append(line.find(sought))
+            if places[-1] < 0:
+                return None
+        times = [line.count(sought) for sought in self.sought]
         return Match(_score(times, line.count(" ") - 1), composed, line.count(" ", 0, min(places)), 0)
 
 
@@ -84,7 +88,8 @@ def words(query: str) -> Query:
         cut = tuple(folding.words(folding.composed(quoted or bare)))
         if cut:
             found.append(Phrase(cut, open_right=bool(star) or bare.endswith("*")))
-    return Query(tuple(dict.fromkeys(found)))
+    phrases = tuple(dict.fromkeys(found))
+    return Query(phrases, sought=tuple(phrase.sought for phrase in phrases))
 
 
 def piece(query: str) -> Query:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import enum
+import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -168,6 +169,26 @@ class Queries(Suite):
         assert found(store, ("c a b " * 1666)[:9999], contains=True) == ["0"]
         with pytest.raises(Invalid):
             store.search("a" * 10_001)
+
+    def test_a_query_of_too_many_words_is_refused(self, store: Store) -> None:
+        words = [f"w{number}" for number in range(257)]
+        say(store, " ".join(words), " ".join(words[:-2]))
+        assert found(store, " ".join(words[:256])) == ["0"]
+        assert found(store, f'"{" ".join(words)}"') == ["0"]
+        assert found(store, " ".join(words), contains=True) == ["0"]
+        with pytest.raises(Invalid, match="at most 256") as caught:
+            store.search(" ".join(words))
+        assert caught.value.code == "invalid.query"
+
+    def test_a_phrase_of_thousands_of_words_costs_what_a_short_one_does(self, store: Store) -> None:
+        say(store, *(f"b a {number}" for number in range(500)))
+        store.search("a")
+        took = []
+        for query in ('"a b"', f'"{"a b " * 1500}"', f'"{"a " * 3000}"'):
+            began = time.process_time()
+            assert found(store, query) == []
+            took.append(time.process_time() - began)
+        assert max(took[1:]) < 4 * took[0] + 0.05
 
     @pytest.mark.parametrize("query", ["", " ", "\n\t", "...", "*", '"', '""', '"*"*', "\0", "\ud800", "-"])
     def test_a_query_without_a_word_is_refused(self, store: Store, query: str) -> None:
