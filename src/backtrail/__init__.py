@@ -190,13 +190,18 @@ _HOMES: dict[str, str] = {
 def __getattr__(name: str) -> Any:
     """Load a name when it is first used, and `backtrail.builtins`: most programs do without."""
     if name == "builtins":
-        return _import("backtrail.builtins")
+        return _loaded("backtrail.builtins")
     for home, names in _HOMES.items():
         if name in names.split():
-            found = getattr(_import(f"backtrail.{home}"), name)
+            found = getattr(_loaded(f"backtrail.{home}"), name)
             globals()[name] = found
             return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _loaded(name: str) -> Any:
+    with _import("backtrail.loading").loading:
+        return _import(name)
 
 
 def __dir__() -> list[str]:

@@ -146,8 +146,8 @@ def check_query(text: Any, *, contains: bool) -> query.Query:
         raise Invalid(f"there is no word to look for in {text!r}{hint}", code="invalid.query")
     if len(found.phrases) > MAX_PHRASES:
         raise Invalid(
-            f"a query has at most {MAX_PHRASES} different words and phrases; this one has {len(found.phrases)}: put words "
-            "that stand one after the other in quotes, or use contains=True",
+            f"a query has at most {MAX_PHRASES} different words and phrases; this one has {len(found.phrases)}: put "
+            "words that stand one after the other in quotes, or use contains=True",
             code="invalid.query",
         )
     return found

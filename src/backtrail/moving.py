@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from contextlib import closing, nullcontext
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
 from backtrail.arguments import check_id, check_ids, check_kind_of_ids, check_progress
@@ -15,7 +13,8 @@ from backtrail.engine.engine import Engine
 from backtrail.engine.heads import Options
 from backtrail.engine.schema import Types
 from backtrail.errors import Corrupt, Invalid, Unavailable
-from backtrail.placing import path_of, placed
+from backtrail.loading import loading
+from backtrail.placing import path_of, placed, temporary
 from backtrail.reports import CopyReport, ExportReport, ImportReport
 
 if TYPE_CHECKING:
@@ -94,12 +93,13 @@ def backup(engine: Engine, path: Any, progress: Progress) -> int:
     if isinstance(backend, Copyable):
         with placed(target, beside=backend.beside) as part:
             return backend.backup(part, progress)
-    from backtrail.backends.sqlite import SqliteBackend  # noqa: PLC0415 - few need it here
+    with loading:
+        from backtrail.backends.sqlite import SqliteBackend  # noqa: PLC0415 - few need it here
 
     with (
         placed(target, beside=SqliteBackend.beside) as part,
-        TemporaryDirectory(prefix="backtrail-") as folder,
-        closing(SqliteBackend(Path(folder, "backup"), durability="relaxed")) as other,
+        temporary() as folder,
+        closing(SqliteBackend(folder / "backup", durability="relaxed")) as other,
     ):
         copy(engine, lambda: nullcontext(Engine(other, Types(), Options())), progress)
         return other.backup(part, progress)
@@ -110,8 +110,8 @@ def copy(source: Engine, target: Callable[[], AbstractContextManager[Engine]], p
 
     The roots of all visible checkpoints are compared.
     """
-    with TemporaryDirectory(prefix="backtrail-") as folder:
-        path = Path(folder, "copy")
+    with temporary() as folder:
+        path = folder / "copy"
         export(source, path, progress=progress)
         with target() as engine, Archive(path) as archive:
             made = import_(engine, path, progress)

@@ -13,6 +13,7 @@ import stat
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from shutil import rmtree
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
 
 from backtrail.errors import Conflict, Error, Invalid, Unavailable
@@ -36,6 +37,17 @@ def path_of(path: Any) -> Path:
         return Path(name).expanduser()
     except RuntimeError as error:
         raise Invalid(f"{name}: there is no such user: {error}", code="invalid.argument") from error
+
+
+@contextmanager
+def temporary() -> Iterator[Path]:
+    """Give a new directory for what is needed for a while."""
+    try:
+        folder = TemporaryDirectory(prefix="backtrail-", ignore_cleanup_errors=True)  # what went wrong is to be known
+    except OSError as error:
+        raise translated(error, Path(error.filename or "a temporary directory")) from error
+    with folder as name:
+        yield Path(name)
 
 
 @contextmanager
@@ -103,6 +115,9 @@ def translated(error: OSError, path: Path) -> Error:
     """Return backtrail's error for one of the system's."""
     if error.errno in _FULL:
         return Unavailable(f"{path}: {error.strerror}: free some space and try again", code="unavailable.full")
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        advice = "close stores that are not needed, or let the process open more (ulimit -n)"
+        return Unavailable(f"{path}: {error.strerror}: {advice}", code="unavailable.open")
     if error.errno == errno.EIO:
         return Unavailable(f"{path}: {error.strerror}: the disk fails", code="unavailable.io")
     return Unavailable(f"{path}: {error.strerror or error}: check its name and permissions", code="unavailable.open")

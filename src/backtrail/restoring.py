@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from backtrail.arguments import check_progress
 from backtrail.errors import Conflict, Invalid, NotFound, Unavailable
+from backtrail.loading import loading
 from backtrail.placing import PARTS, Access, path_of, remove, sync, translated
-from backtrail.urls import default_url, directory_of, file_of, in_postgres
+from backtrail.urls import check_url, directory_of, file_of, in_postgres
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,9 +49,7 @@ def restore_backup(
     """
     check_progress(progress)
     source = path_of(backup)
-    url = default_url() if store is None else os.fspath(store)
-    if not url.strip():
-        raise Invalid(f"this is no path, and no URL of a store: {url!r}", code="invalid.url")
+    url = check_url(store)
     if in_postgres(url) or url.startswith("memory:"):
         raise Invalid(
             "a backup is put in the place of a file of SQLite, or of a directory of files: "
@@ -80,10 +79,12 @@ def restore_backup(
 
 def _opened(source: Path) -> Any:
     if source.is_dir():
-        from backtrail.backends.file import FileBackend  # noqa: PLC0415 - only what is used is loaded
+        with loading:
+            from backtrail.backends.file import FileBackend  # noqa: PLC0415 - only what is used is loaded
 
         return FileBackend(source, read_only=True)
-    from backtrail.backends.sqlite import SqliteBackend  # noqa: PLC0415
+    with loading:
+        from backtrail.backends.sqlite import SqliteBackend  # noqa: PLC0415
 
     return SqliteBackend(source, read_only=True)
 
@@ -142,7 +143,8 @@ def _keep(name: Path, other: Path) -> None:
 @contextmanager
 def _unused(target: Path) -> Iterator[None]:
     """Keep other processes from opening a file; `Unavailable` if one has it open."""
-    from backtrail.backends.sqlite_connection import is_open  # noqa: PLC0415
+    with loading:
+        from backtrail.backends.sqlite_connection import is_open  # noqa: PLC0415
 
     used = Unavailable(
         f"{target}: a process has it open: stop it, or close the store, and restore the backup then",
@@ -171,7 +173,8 @@ def _restore_directory(opened: Any, target: Path, progress: Callable[[str, int],
     if target.exists() and not target.is_dir():
         raise Invalid(f"{target}: is not a directory: name one", code="invalid.store")
     if target.is_dir() and any(target.iterdir()):
-        from backtrail.backends.file_directory import is_store  # noqa: PLC0415
+        with loading:
+            from backtrail.backends.file_directory import is_store  # noqa: PLC0415
 
         if not is_store(target):
             raise Conflict(f"{target}: has files of something else in it: name another", code="conflict.exists")

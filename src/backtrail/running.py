@@ -17,6 +17,7 @@ from backtrail.engine.journal import Journal
 from backtrail.entities import Message
 from backtrail.errors import Conflict, Error, Invalid
 from backtrail.fields import plain
+from backtrail.loading import loading
 from backtrail.run_calling import Caller
 from backtrail.run_calls import Halt, current, text_of
 from backtrail.run_leases import beats_of
@@ -56,7 +57,8 @@ class Run(Caller):
                 "the block of a run is entered once: ask for another, with store.run(...)", code="invalid.run"
             )
         self._entered = True
-        import socket  # noqa: PLC0415 - who only looks at a store does without
+        with loading:
+            import socket  # noqa: PLC0415 - who only looks at a store does without
 
         self._owner_name = f"{socket.gethostname()}:{os.getpid()}"
         data: dict[str, Any] | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
@@ -16,11 +15,13 @@ from backtrail.engine.watching import AllThreads, Watch
 from backtrail.errors import Invalid, NotFound
 from backtrail.fields import check_progress, plain
 from backtrail.listing import SPACES, known, listed, place_of, scope_of, uid_of
+from backtrail.loading import loading
 from backtrail.threads import Thread
-from backtrail.urls import backend_at, default_url
+from backtrail.urls import backend_at, check_url
 
 if TYPE_CHECKING:
     import datetime as dt
+    import os
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
 
@@ -71,8 +72,7 @@ def open(  # noqa: A001 - backtrail.open reads as it should
     registry = Types(named := Types.named(types))
     for cls in named:
         registry = registry.for_state(cls) if isinstance(cls, type) else registry
-    target = default_url() if url is None else os.fspath(url)
-    backend = backend_at(target, durability=durability, read_only=read_only, schema=schema)
+    backend = backend_at(check_url(url), durability=durability, read_only=read_only, schema=schema)
     return Store(backend, registry, options)
 
 
@@ -196,21 +196,24 @@ class Store:
     @property
     def agents(self) -> Agents:
         """The agents, and the points to which each can be brought back."""
-        from backtrail.agents import Agents  # noqa: PLC0415 - not every program uses all of these
+        with loading:
+            from backtrail.agents import Agents  # noqa: PLC0415 - not every program uses all of these
 
         return self._part(Agents)
 
     @property
     def conversations(self) -> Conversations:
         """The conversations of all agents."""
-        from backtrail.conversations import Conversations  # noqa: PLC0415
+        with loading:
+            from backtrail.conversations import Conversations  # noqa: PLC0415
 
         return self._part(Conversations)
 
     @property
     def runs(self) -> Runs:
         """The runs of all agents."""
-        from backtrail.runs import Runs  # noqa: PLC0415
+        with loading:
+            from backtrail.runs import Runs  # noqa: PLC0415
 
         return self._part(Runs)
 
@@ -235,7 +238,8 @@ class Store:
         says with which attributes. `types` are classes that results, arguments and the state may hold, beside those of
         the store; instances of others are refused. Each message goes to `conversation`, too, once.
         """
-        from backtrail.running import Run  # noqa: PLC0415
+        with loading:
+            from backtrail.running import Run  # noqa: PLC0415
 
         return Run(
             self._engine,
@@ -274,7 +278,8 @@ class Store:
         or its cursor. What was saved before is found: it is put into the index first, which `progress` is told about.
         Not inside a transaction.
         """
-        from backtrail.engine import search  # noqa: PLC0415
+        with loading:
+            from backtrail.engine import search  # noqa: PLC0415
 
         sought = check_query(query, contains=contains)
         if order not in ("newest", "score"):
@@ -319,7 +324,8 @@ class Store:
 
     def stats(self) -> Stats:
         """Return what the store holds, measured."""
-        from backtrail.reports import Stats  # noqa: PLC0415
+        with loading:
+            from backtrail.reports import Stats  # noqa: PLC0415
 
         usage = self._backend.usage()
         heads = self._engine.desk.heads
@@ -346,7 +352,8 @@ class Store:
         and states of the classes that the store was opened with. Each thread is a write by itself: interrupted, it goes
         on where it was when it is called again. What cannot be brought up to date is in the report.
         """
-        from backtrail import migrating  # noqa: PLC0415 - few programs do it
+        with loading:
+            from backtrail import migrating  # noqa: PLC0415 - few programs do it
 
         return migrating.migrate(self._engine, progress)
 
@@ -359,7 +366,8 @@ class Store:
         made anew; what is sound stays as it is. `resume` goes on where the last call was interrupted, and does not look
         again at what that had found sound.
         """
-        from backtrail import mending  # noqa: PLC0415 - few programs do it
+        with loading:
+            from backtrail import mending  # noqa: PLC0415 - few programs do it
 
         return mending.verify(self._engine, repair=repair, resume=resume, progress=progress)
 
@@ -369,8 +377,9 @@ class Store:
         Others go on writing meanwhile. `erase` also leaves no trace of what was removed in any file of the store: in
         SQLite and PostgreSQL all pages are written anew, and others wait for that.
         """
-        from backtrail.engine import upkeep  # noqa: PLC0415
-        from backtrail.reports import GcReport  # noqa: PLC0415
+        with loading:
+            from backtrail.engine import upkeep  # noqa: PLC0415
+            from backtrail.reports import GcReport  # noqa: PLC0415
 
         return GcReport(*upkeep.collect(self._engine.desk.heads, check_progress(progress), erase=erase))
 
@@ -393,8 +402,9 @@ class Store:
         which is thread, agent, conversation or run. Agent checkpoints stay, and with them what they hold. Each thread
         is a write by itself: interrupted, it goes on when it is called again.
         """
-        from backtrail import pruning  # noqa: PLC0415
-        from backtrail.policies import check_policy  # noqa: PLC0415
+        with loading:
+            from backtrail import pruning  # noqa: PLC0415
+            from backtrail.policies import check_policy  # noqa: PLC0415
 
         chosen = check_policy(policy, keep_last, older_than, keep_tagged)
         return pruning.prune(
@@ -419,7 +429,8 @@ class Store:
         one. `since` names an earlier export, by its path, or by its id if it lies beside the new one: then only what
         has changed is written.
         """
-        from backtrail import moving  # noqa: PLC0415 - few programs move stores
+        with loading:
+            from backtrail import moving  # noqa: PLC0415 - few programs move stores
 
         return moving.export(
             self._engine, path, threads=threads, kind=kind, agent=agent, since=since, progress=progress
@@ -435,7 +446,8 @@ class Store:
 
         `progress` does not use the store when it is told of "rows": all of it may still be taken back.
         """
-        from backtrail import moving  # noqa: PLC0415
+        with loading:
+            from backtrail import moving  # noqa: PLC0415
 
         return moving.import_(self._engine, path, progress)
 
@@ -444,7 +456,8 @@ class Store:
 
         It is one in files, in a new directory, if this one is; else a new file of SQLite.
         """
-        from backtrail import moving  # noqa: PLC0415
+        with loading:
+            from backtrail import moving  # noqa: PLC0415
 
         return moving.backup(self._engine, path, progress)
 

@@ -31,6 +31,7 @@ from backtrail.engine.trying import ANY, ANYTHING, Unchanged
 from backtrail.engine.watching import OneThread, Watch
 from backtrail.errors import CommitUnknown, Conflict, Corrupt, Invalid, NotFound, Unavailable
 from backtrail.handles import Handle, Ref
+from backtrail.loading import loading
 from backtrail.values import MISSING, NEW, Change, Diff, Reordered, Sentinel
 
 if TYPE_CHECKING:
@@ -462,7 +463,8 @@ class Thread(Handle[S]):
         agent holds.
         What was rewound away is counted apart: the newest `keep_last` of it stay too. Nothing that stays is harmed.
         """
-        from backtrail.policies import Account, rules_for_one  # noqa: PLC0415 - not every program prunes
+        with loading:
+            from backtrail.policies import Account, rules_for_one  # noqa: PLC0415 - not every program prunes
 
         heads = self._engine.desk.heads
         rules = rules_for_one(policy, keep_last, older_than, keep_tagged, heads.clock())

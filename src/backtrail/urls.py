@@ -6,9 +6,10 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from backtrail.errors import Invalid, Unavailable
+from backtrail.loading import loading
 from backtrail.placing import path_of
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ _ADDRESS: Final = re.compile(
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?=//)")
 _HARMLESS: Final = re.compile(r"(host|hostaddr|port|dbname|user|service|pool_size)=[\w.,/%-]*")
 """Parameters of a URL that may be shown: they say where it leads."""
+_BLANK: Final = re.compile(r"\s*|(?i:sqlite|file):/*\s+")
 _WORDS: Final = re.compile(r"\s*(host|hostaddr|port|dbname|user|password|service)\s*=")
 """How libpq's other form begins, which is no path of a file."""
 
@@ -36,6 +38,22 @@ def default_url() -> str:
     else:
         base = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
     return str(base / "backtrail" / "backtrail.db")
+
+
+def check_url(url: Any) -> str:
+    """Return the URL or the path that a caller names, or the default for None."""
+    name = default_url() if url is None else url
+    name = os.fspath(name) if isinstance(name, os.PathLike) else name
+    if not isinstance(name, str):
+        hint = ": os.fsdecode() makes a str of bytes" if isinstance(name, bytes) else ""
+        raise Invalid(f"a store is named by a str or a Path, not by {type(name).__name__}{hint}", code="invalid.url")
+    if _BLANK.fullmatch(name):
+        raise Invalid(
+            f"{name!r} names no store: write a path, or a URL such as sqlite:///agents.db", code="invalid.url"
+        )
+    if name.strip().rpartition("/")[2] == ":memory:":
+        raise Invalid(f"a store in memory is memory://, not {name!r}", code="invalid.url")
+    return name
 
 
 def shown(url: str) -> str:
@@ -75,16 +93,19 @@ def backend_at(url: str, *, durability: str, read_only: bool, schema: str | None
     if url.startswith("memory:"):
         if url not in ("memory:", "memory://", "memory:///"):
             raise Invalid(f"a store in memory has no name: use memory://, not {url!r}", code="invalid.url")
-        from backtrail.backends.memory import MemoryBackend  # noqa: PLC0415
+        with loading:
+            from backtrail.backends.memory import MemoryBackend  # noqa: PLC0415
 
         if read_only:
             raise Invalid("a store in memory is new: read_only=True would leave it empty", code="invalid.argument")
         return MemoryBackend()
     if url.startswith("file:"):
-        from backtrail.backends.file import FileBackend  # noqa: PLC0415
+        with loading:
+            from backtrail.backends.file import FileBackend  # noqa: PLC0415
 
         return FileBackend(_directory(url), durability=durability, read_only=read_only)
-    from backtrail.backends.sqlite import SqliteBackend  # noqa: PLC0415
+    with loading:
+        from backtrail.backends.sqlite import SqliteBackend  # noqa: PLC0415
 
     return SqliteBackend(_path(url), durability=durability, read_only=read_only)
 
@@ -107,7 +128,8 @@ def _lowered(url: str) -> str:
 
 def _postgres(url: str, *, durability: str, read_only: bool, schema: str | None) -> Backend:
     try:
-        from backtrail.backends.postgres import PostgresBackend  # noqa: PLC0415
+        with loading:
+            from backtrail.backends.postgres import PostgresBackend  # noqa: PLC0415
     except ImportError as error:
         raise Unavailable(
             "a store in PostgreSQL needs psycopg: pip install 'backtrail[postgres]'", code="unavailable.extra"
@@ -127,7 +149,8 @@ def _directory(url: str) -> str:
 def _unquoted(path: str) -> str:
     if "%" not in path:
         return path
-    from urllib.parse import unquote_to_bytes  # noqa: PLC0415 - few paths need it
+    with loading:
+        from urllib.parse import unquote_to_bytes  # noqa: PLC0415 - few paths need it
 
     return os.fsdecode(unquote_to_bytes(os.fsencode(path)))  # a name need not be UTF-8
 

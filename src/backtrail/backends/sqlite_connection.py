@@ -25,6 +25,7 @@ import apsw
 
 from backtrail.backends import forks
 from backtrail.errors import Corrupt, Error, NotFound, Unavailable
+from backtrail.loading import loading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,7 +49,8 @@ class Still:
         return self._now() != self._was
 
     def _now(self) -> tuple[object, ...]:
-        from backtrail.backends.sqlite_log import mark_of  # noqa: PLC0415 - few stores are read so
+        with loading:
+            from backtrail.backends.sqlite_log import mark_of  # noqa: PLC0415 - few stores are read so
 
         try:
             found = os.stat(self._path)  # noqa: PTH116

@@ -14,6 +14,7 @@ this process holds on it.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -201,10 +202,12 @@ def open_store(path: str, *, synchronous: str, read_only: bool, busy_timeout: fl
     except apsw.NotADBError as error:
         raise _not_ours(path) from error
     except (apsw.CantOpenError, apsw.ReadOnlyError) as error:
-        raise Unavailable(
-            f"{path}: {error}: check the permissions of the file, of its directory and of what is beside it",
-            code="unavailable.open",
-        ) from error
+        advice = "check the permissions of the file, of its directory and of what is beside it"
+        if _has_no_descriptors():
+            advice = (
+                "too many files are open: close stores that are not needed, or let the process open more (ulimit -n)"
+            )
+        raise Unavailable(f"{path}: {error}: {advice}", code="unavailable.open") from error
     except apsw.Error as error:
         raise translated(error, path) from error
 
@@ -434,11 +437,22 @@ def _open_read_only(path: str, busy_timeout: float) -> Opened:
     except (apsw.CantOpenError, apsw.ReadOnlyError):
         # SQLite wants to make the WAL's files and may not. If there is none, nobody is writing now, so the file alone
         # says it all, until it changes; otherwise what was committed last may be in the WAL.
+        if _has_no_descriptors():
+            raise
         still = Still(path)
         if _size_of_log(path) > 0:
             raise
         connection = _checked(_connect(path, "immutable=1", apsw.SQLITE_OPEN_READONLY, busy_timeout), path)
         return Opened(connection, still=still)
+
+
+def _has_no_descriptors() -> bool:
+    """Tell whether the process can open no more files: SQLite does not say why it cannot."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        return error.errno in (errno.EMFILE, errno.ENFILE)
+    return False
 
 
 def _checked(connection: apsw.Connection, path: str) -> apsw.Connection:

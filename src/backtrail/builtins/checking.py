@@ -10,6 +10,7 @@ import json
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from backtrail.errors import Invalid
+from backtrail.loading import loading
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -44,7 +45,8 @@ def checked(tool: Builtin, arguments: dict[str, Any]) -> dict[str, Any]:
 
 def nearest(name: Any, known: Iterable[str]) -> list[str]:
     """Return known names, the most similar one first."""
-    from difflib import SequenceMatcher  # noqa: PLC0415 - only those who get a name wrong need it
+    with loading:
+        from difflib import SequenceMatcher  # noqa: PLC0415 - only those who get a name wrong need it
 
     word = str(name)[:_SHOWN]
     return sorted(known, key=lambda each: SequenceMatcher(None, word, each).ratio(), reverse=True)

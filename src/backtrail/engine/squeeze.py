@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Final
 import zstandard
 
 from backtrail.errors import Corrupt
+from backtrail.loading import loading
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -163,9 +164,10 @@ def _refuse_above(limit: int, size: int) -> None:
 @functools.cache
 def dictionary1() -> bytes:
     """Return dictionary 1. bench/train_dictionary.py tells how it was made."""
-    import importlib.resources  # noqa: PLC0415 - who reads no state does without
+    with loading:
+        import importlib.resources  # noqa: PLC0415 - who reads no state does without
 
-    return importlib.resources.files(__package__).joinpath("dictionary1.bin").read_bytes()
+        return importlib.resources.files(__package__).joinpath("dictionary1.bin").read_bytes()
 
 
 def small_parameters() -> zstandard.ZstdCompressionParameters:
