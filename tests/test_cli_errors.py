@@ -49,7 +49,7 @@ LINES = {
     "import": "import notes.json",
     "call": "call persistence_stats",
 }
-WITHOUT_STORE = {"where", "copy"}  # they take a URL and open nothing, or name both
+WITHOUT_STORE = {"where", "copy", "restore-backup"}  # they take a URL and open nothing, or name both
 MAKES = {"save", "import"}
 NAMES_A_THREAD = {"log", "show", "diff", "fork", "rewind", "undo", "redo", "tag", "delete"}
 NAMES_A_CHECKPOINT = {"show", "diff", "fork", "rewind", "tag", "delete"}

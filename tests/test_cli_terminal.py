@@ -184,7 +184,13 @@ def test_the_shell_completes_commands_and_threads(trip_store):
         )
         return [line for line in done.stdout.splitlines() if line]
 
-    assert completed("backtrail re", 1) == ["plain,redo", "plain,reindex", "plain,restore", "plain,rewind"]
+    assert completed("backtrail re", 1) == [
+        "plain,redo",
+        "plain,reindex",
+        "plain,restore",
+        "plain,restore-backup",
+        "plain,rewind",
+    ]
     assert completed("backtrail log tri", 2) == ["plain,trip", "plain,trip-cheap"]
     assert completed("backtrail --store sqlite:///no.db log tri", 4) == []
 

@@ -268,13 +268,14 @@ def test_backup_of_files_is_restored(tmp_path):
 @pytest.mark.parametrize(
     ("backup", "store", "code"),
     [
-        ("b.db", "memory://", "invalid.store"),
-        ("b.db", "postgresql://localhost/x", "invalid.store"),
-        ("b.db", "file:///tmp/x", "invalid.store"),
+        ("b.db", "memory://", "invalid.argument"),
+        ("b.db", "postgresql://localhost/x", "invalid.argument"),
+        ("b.db", "file:///tmp/x", "invalid.argument"),
         ("b.db", "b.db", "invalid.argument"),
         ("nothing.db", "s.db", "not_found.store"),
         ("text", "s.db", "invalid.store"),
         ("b.db", "  ", "invalid.url"),
+        ("b.db", "text", "invalid.store"),
     ],
 )
 def test_restore_refuses_what_is_no_backup_or_no_place(tmp_path, monkeypatch, backup, store, code):

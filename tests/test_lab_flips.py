@@ -115,7 +115,7 @@ def test_seeded_faults_are_found(fault, quick, monkeypatch):
         monkeypatch.setattr(log, "is_sound", lambda row, uid: True)
     else:
         for module in (reading, verifying):
-            monkeypatch.setattr(module, "read_below", lambda heads, tree, good: set())
+            monkeypatch.setattr(module, "read_below", lambda heads, tree, good, weights=None: set())
     assert flip_in_sqlite(quick / "s.db", 40)[1] > 0
 
 

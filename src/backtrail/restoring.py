@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from backtrail.arguments import check_progress
-from backtrail.errors import Conflict, Invalid, NotFound, Unavailable
+from backtrail.errors import Invalid, NotFound, Unavailable
 from backtrail.loading import loading
 from backtrail.placing import PARTS, Access, path_of, remove, sync, translated
 from backtrail.urls import check_url, directory_of, file_of, in_postgres
@@ -32,6 +32,7 @@ except ImportError:  # Windows
 
 _SHARED: Final = (0x40000002, 510)
 """The bytes of an SQLite file that each connection to it has locked, in WAL mode as long as it is open."""
+_MAGIC: Final = b"SQLite format 3\0"
 _EXCHANGE: Final = 2
 _HERE: Final = -100
 
@@ -54,20 +55,24 @@ def restore_backup(
         raise Invalid(
             "a backup is put in the place of a file of SQLite, or of a directory of files: "
             "copy(backup, url) copies it into another kind of store",
-            code="invalid.store",
+            code="invalid.argument",
         )
+    directory = directory_of(url)
+    target = Path(os.path.realpath(directory or file_of(url)))
+    if target == Path(os.path.realpath(source)):
+        raise Invalid(f"{source}: is the store itself, not a backup of it", code="invalid.argument")
+    try:
+        _refuse_other(target, is_files=directory is not None)
+    except OSError as error:
+        raise translated(error, target) from error
     if not source.exists():
         raise NotFound(f"{source}: there is no such backup", code="not_found.store")
-    directory = directory_of(url)
     if source.is_dir() != (directory is not None):
         raise Invalid(
             f"{source} is {'a store in files' if source.is_dir() else 'a file of SQLite'}, and the store is to be "
             "another kind: copy(backup, store) copies between kinds",
-            code="invalid.store",
+            code="invalid.argument",
         )
-    target = Path(os.path.realpath(directory or file_of(url)))
-    if target == Path(os.path.realpath(source)):
-        raise Invalid(f"{source}: is the store itself, not a backup of it", code="invalid.argument")
     try:
         with closing(_opened(source)) as opened:
             if directory is not None:
@@ -75,6 +80,26 @@ def restore_backup(
             return _restore_file(opened, target, progress)
     except OSError as error:
         raise translated(error, target) from error
+
+
+def _refuse_other(target: Path, *, is_files: bool) -> None:
+    """Raise `Invalid` if what is there is no store, sound or not: it may be a slip of the pen."""
+    if not target.exists():
+        return
+    if target.is_dir() != is_files:
+        raise Invalid(f"{target}: is {'a directory' if target.is_dir() else 'no directory'}", code="invalid.store")
+    with loading:
+        from backtrail.backends.file_directory import is_store  # noqa: PLC0415
+        from backtrail.backends.sqlite_connection import is_open  # noqa: PLC0415
+    # To close a file that is open here would drop the locks of its connection.
+    ours = is_store(target) if is_files else is_open(str(target)) or _begins(target) in (b"", _MAGIC)
+    if not ours:
+        raise Invalid(f"{target}: is no store: move it away, or name another place", code="invalid.store")
+
+
+def _begins(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(len(_MAGIC))
 
 
 def _opened(source: Path) -> Any:
@@ -114,8 +139,6 @@ def _name_beside(target: Path) -> Path:
 
 # -- a file of SQLite -----------------------------------------------------------------------------
 def _restore_file(opened: Any, target: Path, progress: Callable[[str, int], None] | None) -> str | None:
-    if target.is_dir():
-        raise Invalid(f"{target}: is a directory: name a file", code="invalid.store")
     target.parent.mkdir(parents=True, exist_ok=True)
     with _copied(opened, target, progress) as part, _unused(target):
         kept = _name_beside(target)
@@ -170,14 +193,6 @@ def _unused(target: Path) -> Iterator[None]:
 
 # -- a directory of files -------------------------------------------------------------------------
 def _restore_directory(opened: Any, target: Path, progress: Callable[[str, int], None] | None) -> str | None:
-    if target.exists() and not target.is_dir():
-        raise Invalid(f"{target}: is not a directory: name one", code="invalid.store")
-    if target.is_dir() and any(target.iterdir()):
-        with loading:
-            from backtrail.backends.file_directory import is_store  # noqa: PLC0415
-
-        if not is_store(target):
-            raise Conflict(f"{target}: has files of something else in it: name another", code="conflict.exists")
     target.parent.mkdir(parents=True, exist_ok=True)
     with _copied(opened, target, progress) as part:
         if not target.exists():

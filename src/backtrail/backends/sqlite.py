@@ -432,8 +432,10 @@ class SqliteBackend:
                 put_right(connection, self.path)
                 connection.execute("COMMIT")
                 self._guard.strange = ()
-        with self._transaction() as connection:
+        with self._guard as connection:
+            connection.execute("BEGIN IMMEDIATE")  # the log is not marked first: if this fails, nothing is written
             sqlite_check.mend(connection, self.path)
+            connection.execute("COMMIT")
 
     def last_seq(self, thread: int) -> int:
         return self.indexed(thread).as_of

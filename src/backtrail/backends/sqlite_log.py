@@ -201,6 +201,8 @@ def _sums(order: str, data: bytes, sums: tuple[int, int]) -> tuple[int, int]:
 
 def _add(marks: list[Marked], page: bytes) -> None:
     """Add what page 1 says, unless it was said just before."""
+    if len(page) < _COOKIE_AT + _VERSION_AT + 4:
+        return  # the log ends in the middle of it
     cookie, version = struct.unpack_from(f">I{_VERSION_AT - 4}xI", page, _COOKIE_AT)
     found = Marked(mark_in(version), cookie)
     if marks[-1:] != [found]:
@@ -303,7 +305,7 @@ class Log:
 
     def prepare(self, connection: apsw.Connection) -> None:
         """See to it that the log has a mark, before something is written. No transaction is open."""
-        if self._salts or self._busy:
+        if self._busy or (self._salts and _pread(self._fd, 8, 16) == self._salts):
             return
         self._next = 0
         with suppress(apsw.Error):  # if the disk fails, so will what is to be written
