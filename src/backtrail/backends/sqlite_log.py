@@ -325,7 +325,7 @@ class Log:
         if fd >= 0:
             os.close(fd)
         with suppress(apsw.Error):
-            if self.replaced or not belongs(self._path, connection):
+            if self.replaced or not self._is_same_file(connection):
                 connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
 
     def _committed(self, connection: apsw.Connection, _: str, pages: int) -> int:
@@ -345,7 +345,7 @@ class Log:
         """Give the log another mark, and copy it into the file."""
         self._busy = True
         try:
-            if not belongs(self._path, connection):
+            if not self._is_same_file(connection):
                 self.replaced = True
                 return
             self._salts = b""
@@ -355,6 +355,11 @@ class Log:
                 self._salts = self._logged().salts
         finally:
             self._busy = False
+
+    def _is_same_file(self, connection: apsw.Connection) -> bool:
+        """Tell whether the file has the mark that the connection sees; else its log has to be read."""
+        file, seen = mark_of(self._path), _seen_by(connection)
+        return (_same(file.mark, seen.mark) and file.cookie == seen.cookie) or belongs(self._path, connection)
 
     def _move(self, connection: apsw.Connection, begun: Marked | None) -> Marked:
         """Begin another mark, unless there is one that is not settled yet; or settle the one that was begun.

@@ -396,12 +396,11 @@ def _open_writable(path: str, synchronous: str, busy_timeout: float) -> Opened:
         # when it was split is not: only VACUUM gets rid of that.)
         run(connection, f"PRAGMA synchronous = {synchronous}; PRAGMA secure_delete = ON")
         run(connection, "PRAGMA temp_store = MEMORY")
-        log = Log(connection, path)
         if found < len(STEPS):
-            if found:
-                log.prepare(connection)  # a log in which the schema changes begins with a mark
+            if found:  # a log in which the schema changes begins with a mark
+                Log(connection, path).prepare(connection)
             migrate(connection, path)
-        return Opened(connection, log, strange=strangers(connection, path))
+        return Opened(connection, Log(connection, path), strange=strangers(connection, path))
     except BaseException:
         connection.close()
         raise
