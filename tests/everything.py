@@ -127,6 +127,7 @@ def commands(text):
         ["gc"],
         ["migrate"],
         ["backup", "backup.db"],
+        ["restore-backup", text("nofile")],
         ["export", "all.backtrail"],
         ["export", "one.backtrail", "--agent", planner],
         ["import", "new.json"],

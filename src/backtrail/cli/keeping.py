@@ -344,8 +344,8 @@ def restore_backup(session: Session, *, out: Output, backup: str, yes: bool) -> 
     confirm("Put the backup in the place of the store? That one is kept under another name.", yes=yes)
     kept = backtrail.restore_backup(backup, session.url)
     if out.human:
-        beside = f"; what was there is {clean(Path(kept).name)}, beside it" if kept else ""
-        line(f"the store is what {clean(backup)} holds{beside}")
+        beside = f"; what was there is {Path(kept).name}, beside it" if kept else ""
+        out.tell(f"the store is what {backup} holds{beside}")
     else:
         out.value({"backup": backup, "replaced": kept})
 
