@@ -5,7 +5,6 @@ belong to. Without a restore, the log is always replayed: whatever was acknowled
 """
 
 import contextlib
-import multiprocessing
 import os
 import random
 import shutil
@@ -15,12 +14,14 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 import backtrail
 from backtrail.backends import sqlite_log, sqlite_schema
 from backtrail.errors import Conflict, NotFound, Unavailable
 from tests.lengths import lengths
+from tests.processes import spawn
 
 OTHERS = {
     "sqlite3 backup": """
@@ -58,6 +59,7 @@ def append(store, number):
 
 def work(path, backups, told, seed):
     """Write, copy the store now and then in some way, tell how far it is; until this process is killed."""
+    os.setsid()
     choice = random.Random(seed)
     store = backtrail.open(path)
     store._backend._guard.log._pages = 12
@@ -84,27 +86,29 @@ def work(path, backups, told, seed):
 
 def killed(path, backups, seed):
     """Let a process work until it is killed at some moment; return how many writes it was told of."""
-    told = multiprocessing.Value("i", 0)
-    child = os.fork()
-    if child == 0:
-        try:
-            os.setsid()
-            work(path, backups, told, seed)
-        finally:
-            os._exit(1)
+    told = spawn.Value("i", 0)
+    child = spawn.Process(target=work, args=(path, backups, told, seed))
+    child.start()
     choice = random.Random(seed)
     deadline = time.monotonic() + 30
     while told.value <= 8:
         assert time.monotonic() < deadline
         time.sleep(0.001)
     time.sleep(choice.random() * 0.15)
-    os.killpg(child, signal.SIGKILL)  # with those that it has started
-    os.waitpid(child, 0)
-    with contextlib.suppress(ProcessLookupError):
-        while True:
-            os.killpg(child, signal.SIGKILL)
-            time.sleep(0.001)
+    started = psutil.Process(child.pid).children(recursive=True)
+    os.killpg(child.pid, signal.SIGKILL)  # with those that it has started
+    child.join()
+    while any(is_alive(each) for each in started):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
     return told.value
+
+
+def is_alive(process):
+    """Whether a process still runs; one that was killed may stay a zombie."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def is_refused(path):
@@ -144,19 +148,31 @@ def test_stale_log_never_changes_a_restored_backup(tmp_path, count):
     assert refused >= count / 5
 
 
+def run_in_child(target, *args):
+    child = spawn.Process(target=target, args=args)
+    child.start()
+    child.join()
+
+
+def crash(path, backup):
+    store = backtrail.open(path)
+    for number in range(7):
+        append(store, number)
+    store.backup(backup)
+    for number in range(7, 20):
+        append(store, number)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def open_and_crash(path):
+    backtrail.open(path)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def crashed_store(path):
     """Leave a store as a killed process does: with a log. Return its backup and what both hold."""
     backup = path.with_name("backup.db")
-    child = os.fork()
-    if child == 0:
-        store = backtrail.open(path)
-        for number in range(7):
-            append(store, number)
-        store.backup(backup)
-        for number in range(7, 20):
-            append(store, number)
-        os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(child, 0)
+    run_in_child(crash, path, backup)
     assert Path(f"{path}-wal").stat().st_size > 0
     return backup
 
@@ -200,11 +216,8 @@ def test_restore_keeps_what_was_there_with_its_log(tmp_path):
     assert states(tmp_path / "new" / "agents.db") == wanted
 
 
-@pytest.mark.parametrize("moment", range(1, 9))
-def test_restore_that_is_killed_leaves_one_of_the_two(tmp_path, moment):
-    path = tmp_path / "agents.db"
-    backup = crashed_store(path)
-    wanted = states(backup, read_only=True)
+def restore_until(path, backup, moment):
+    """Restore a backup; die at the call to the disk with this number."""
     count = 0
 
     def step(call):
@@ -217,14 +230,18 @@ def test_restore_that_is_killed_leaves_one_of_the_two(tmp_path, moment):
 
         return stepped
 
-    child = os.fork()
-    if child == 0:
-        for name in ("replace", "unlink", "rename"):
-            setattr(Path, name, step(getattr(Path, name)))
-        os.link, os.fsync = step(os.link), step(os.fsync)
-        backtrail.restore_backup(backup, path)
-        os._exit(0)
-    os.waitpid(child, 0)
+    for name in ("replace", "unlink", "rename"):
+        setattr(Path, name, step(getattr(Path, name)))
+    os.link, os.fsync = step(os.link), step(os.fsync)
+    backtrail.restore_backup(backup, path)
+
+
+@pytest.mark.parametrize("moment", range(1, 9))
+def test_restore_that_is_killed_leaves_one_of_the_two(tmp_path, moment):
+    path = tmp_path / "agents.db"
+    backup = crashed_store(path)
+    wanted = states(backup, read_only=True)
+    run_in_child(restore_until, path, backup, moment)
     if not is_refused(path):
         found = states(path)
         assert found == wanted or len(found["t0"][-1]["n"]) == 4
@@ -350,10 +367,6 @@ def test_migration_that_is_killed_is_replayed(tmp_path):
         patch.setattr(sqlite_schema, "STEPS", sqlite_schema.STEPS[:-1])
         with backtrail.open(path) as store:
             append(store, 1)
-    child = os.fork()
-    if child == 0:
-        backtrail.open(path)
-        os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(child, 0)
+    run_in_child(open_and_crash, path)
     assert Path(f"{path}-wal").stat().st_size > 0
     assert states(path) == {"t1": [{"n": [1]}]}
