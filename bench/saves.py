@@ -32,8 +32,8 @@ def _append(thread: backtrail.Thread[Any], _: State, message: Message) -> None:
 
 
 def _step(thread: backtrail.Thread[Any], _: State, message: Message) -> None:
-    with thread.step() as draft:
-        draft["messages"].append(message)
+    with thread.step() as state:
+        state["messages"].append(message)
 
 
 def _plain(thread: backtrail.Thread[Any], state: State, message: Message) -> None:
@@ -78,7 +78,7 @@ class Series:
         thread: backtrail.Thread[Any] = self._store.thread(name)
         state = {"messages": list(history)}
         thread.save(state)
-        self._way(thread, state, first)  # what is done once for a handle, such as wrapping a draft, is done here
+        self._way(thread, state, first)  # what is done once for a handle, such as loading the state, is done here
         return thread, (state if self._way is _plain else {})
 
     def __call__(self) -> None:

@@ -552,16 +552,6 @@ def test_a_thread_that_cannot_be_started_once_is_started_the_next_time(opened):
     asyncio.run(main())
 
 
-def test_weighing_a_draft_hands_nothing_out(opener):
-    with opener() as store:
-        thread = store.thread("t")
-        thread.save({"m": [{"n": n, "l": [n]} for n in range(20)]})
-        with thread.step() as state:
-            marked = len(state._scope.marked)
-            assert pace.is_light(state)
-            assert len(state._scope.marked) == marked
-
-
 def test_a_transaction_belongs_to_the_task(opened):
     async def main():
         async with opened() as store:

@@ -716,14 +716,14 @@ def test_a_message_in_a_plain_thread_comes_back_as_the_message_it_was():
         assert not list(thread.diff("@-", "@"))
 
 
-def test_a_message_in_a_draft_is_copied_and_can_be_read_again():
+def test_a_step_stores_a_message_as_it_is_at_the_end():
     message = told()
     with backtrail.open("memory://", types=[Message]) as store:
         thread = store.thread("t", dict)
         thread.save({})
         with thread.step() as state:
             state["m"] = [message]
-        message.tool_calls[0].arguments["x"].append("not in the draft")
+        message.tool_calls[0].arguments["x"].append("after the step")
         with thread.step() as state:
             state["m"][0].tool_calls[0].arguments["x"].append(7)
         assert thread.load().state["m"][0].tool_calls[0].arguments == {"x": [1, (2,), 7]}

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from backtrail.arguments import check_id, check_kind, check_label, check_metadata, check_tags
 from backtrail.checkpoints import Checkpoint
-from backtrail.engine import drafts, lineage, log, owner, pins, refs
+from backtrail.engine import lineage, log, owner, pins, refs
 from backtrail.engine.codec import Encoder
-from backtrail.engine.drafts import Draft
 from backtrail.engine.rows import Meta
 from backtrail.engine.trying import ANY, ANYTHING, LABELLED, NOTHING, Expect, Key
 from backtrail.errors import Corrupt, Invalid, NotFound
@@ -55,8 +54,6 @@ class Handle(Generic[S]):
         self._type = type
         self._types = engine.types_with(types).for_state(type)
         self._shared = engine.known(space, self.id)
-        self._drafts: list[Draft] = []
-        """The draft that the last step left, if it is kept."""
         self._expected: weakref.WeakKeyDictionary[object, Expect] = weakref.WeakKeyDictionary()
 
     def _standing(self) -> Standing | None:
@@ -278,40 +275,11 @@ class Handle(Generic[S]):
             raise heads.damaged(standing.record, pointer.seq, "what an agent's checkpoint points at is missing")
         return self._checkpoints(standing, [row])[0]
 
-    # -- drafts ---------------------------------------------------------------------------------------
+    # -- steps ----------------------------------------------------------------------------------------
 
-    def _draft(self) -> Draft:
-        """Return a draft of the head: the one that the last step left, else a new one. Nobody else has it now."""
+    def _head_to_change(self) -> tuple[S, Expect]:
+        """Return the state of the head, decoded for this caller alone, and what a change of it is to stand on."""
         standing = self._require_standing()
         row = self._resolve(standing, "@")
         self._expect(standing)
-        desk = self._engine.desk
-        head = Expect(row.seq, row.op_id)
-        if desk.overlay is None:
-            try:
-                draft = self._drafts.pop()
-            except IndexError:
-                pass
-            else:
-                if draft.head == head:
-                    return draft
-                draft.drop()
-        chain = self._known.chain if self._known and self._known.head and self._known.head.op_id == row.op_id else None
-        standing = standing._replace(chain=chain or desk.heads.chain(standing.record, row))
-        self._keep(standing)
-        checkpoint = self._checkpoint(standing, row, tags=())
-        tree = checkpoint._opened()  # noqa: SLF001 - a checkpoint's state is decoded for the draft alone
-        return Draft(checkpoint.state, tree, self._types, desk.heads.nodes, head)
-
-    def _keep_draft(self, draft: Draft, made: Checkpoint[S]) -> None:
-        """Keep a draft for the next step. This one is saved: nothing that goes wrong here is to hide that."""
-        draft.close()
-        try:
-            draft.settle(Expect(made.seq, made.op_id))
-        except Exception:  # noqa: BLE001 - then the next step loads the state anew
-            draft.drop()
-            return
-        if self._engine.desk.overlay is None and made.size <= drafts.KEPT_MAX:
-            self._drafts[:] = [draft]
-        else:
-            draft.drop()
+        return self._checkpoint(standing, row, tags=()).state, Expect(row.seq, row.op_id)

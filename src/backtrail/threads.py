@@ -150,18 +150,13 @@ class Thread(Handle[S]):
     ) -> Iterator[S]:
         """Give the state to be changed in place, and save what changed when the block ends.
 
-        An exception drops all of it. What is given is a draft, which looks and feels like the state.
+        An exception drops all of it. The block gets plain data of its own: changing it after the block has no effect.
         """
         meta = self._meta(label, tags, metadata, kind)
-        draft = self._draft()
-        try:
-            yield draft.enter()
-            draft.close()  # before it is looked at: what comes later is refused, not lost
-            made = self._write(draft.propose, meta, None, default=draft.head)
-        except BaseException:
-            draft.drop()
-            raise
-        self._keep_draft(draft, made)
+        state, head = self._head_to_change()
+        yield state
+        change = changes.Replace(state, self._engine.desk.heads.nodes(), self._types)
+        self._write(change, meta, None, default=head)
 
     def edit(
         self,

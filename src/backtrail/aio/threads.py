@@ -133,7 +133,7 @@ class Thread(Generic[S]):
     ) -> Step[S]:
         """Give the state to be changed in place, and save what changed when the block ends.
 
-        An exception drops all of it. What is given is a draft, which looks and feels like the state.
+        An exception drops all of it. The block gets plain data of its own: changing it after the block has no effect.
         """
         make = partial(self._sync.step, label, tags=tags, metadata=metadata, kind=kind)
         return Step(self._crew, make)

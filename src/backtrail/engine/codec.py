@@ -13,7 +13,6 @@ from backtrail.engine import pace, packing, records, texts, unpacking, wire
 from backtrail.engine import spine as spines
 from backtrail.engine.nodes import INLINE, LEAF, Chunk, Nodes, Rep, decode_ref, measured, most_of, size_of
 from backtrail.engine.paths import Path
-from backtrail.engine.tracked import TrackedDict, TrackedList
 from backtrail.engine.tree import Tree
 from backtrail.errors import Corrupt, Invalid
 from backtrail.garbage import uncollected
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 MAX_NESTED: Final = wire.MAX_DEPTH
 """How deep containers that need nodes of their own, or the exact path, may be nested, and how deep a change may go."""
 _TEXT_CODES: Final[dict[type, int]] = {str: wire.STR, bytes: wire.BYTES, bytearray: wire.BYTEARRAY}
-_SIZED: Final = frozenset({list, dict, tuple, set, frozenset, str, bytes, bytearray, TrackedList, TrackedDict})
+_SIZED: Final = frozenset({list, dict, tuple, set, frozenset, str, bytes, bytearray})
 _FEW: Final = 64
 _MANY: Final = 200
 """So many parts are worth it to let Python's collector wait."""

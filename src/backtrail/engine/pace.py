@@ -94,12 +94,11 @@ def is_light(*values: Any) -> bool:
         elif isinstance(value, dict | list | tuple | set | frozenset):
             if parts + len(value) > _PARTS:
                 return False
-            # not through a draft's own methods: they would lend all of it
             if isinstance(value, dict):
-                todo += dict.keys(value)
-                todo += dict.values(value)
+                todo += value.keys()
+                todo += value.values()
             else:
-                todo += list.copy(value) if isinstance(value, list) else value
+                todo += value
         else:
             inner = getattr(value, "__dict__", None)
             todo += inner.values() if inner else ()

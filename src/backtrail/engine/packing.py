@@ -23,7 +23,6 @@ import ormsgpack
 
 from backtrail.engine import records, wire
 from backtrail.engine.schema import Member, Record, Types
-from backtrail.engine.tracked import TrackedDict, TrackedList
 from backtrail.errors import Invalid
 from backtrail.values import Items
 
@@ -143,8 +142,6 @@ _CONTAINERS: Final[dict[type, int]] = {
     set: wire.SET,
     frozenset: wire.FROZENSET,
     dict: wire.DICT,
-    TrackedList: wire.LIST,
-    TrackedDict: wire.DICT,
 }
 _PLAIN: Final = frozenset({type(None), bool, int, float, str})
 _SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes, *_ATOMS} - {bytearray})
@@ -190,22 +187,13 @@ def open_container(value: object, types: Types) -> Opened | None:
     value = simplified(value, types)
     code = _CONTAINERS.get(type(value))
     if code is not None:
-        return code, None, _plain(value)
+        return code, None, value
     record = types.dump(value)
     if type(record) is Record:
         attrs = (record.schema, record.version, record.form)
         wire.pack_attrs(*attrs)  # refuses what cannot be kept
         return wire.RECORD, attrs, dict(record)
     return None
-
-
-def _plain(value: Any) -> Any:
-    """Return the list or dict of a draft as a plain one, without telling it; other values as they are."""
-    if type(value) is TrackedList:
-        return list.copy(value)
-    if type(value) is TrackedDict:
-        return dict(zip(dict.keys(value), dict.values(value), strict=True))
-    return value
 
 
 def _may_hold_bytes(data: bytes) -> bool:
@@ -218,7 +206,7 @@ def _only_known(value: object, others: set[type]) -> bool:
     stack: list[Any] = [value]
     pop, extend = stack.pop, stack.extend
     while stack:
-        item = _plain(pop())
+        item = pop()
         kind = type(item)
         if kind in _SCALARS or kind in others:
             continue
@@ -355,8 +343,6 @@ class Packer:
 
     def _extension(self, value: object) -> Any:
         kind = type(value)
-        if kind is TrackedList or kind is TrackedDict:
-            return _plain(value)
         if kind in (tuple, Items, set, frozenset):
             return ormsgpack.Ext(_CONTAINERS[kind], self._array(kind, value))
         plain = simplified(value, self._types)

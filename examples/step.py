@@ -1,4 +1,4 @@
-"""A work queue that is changed in place. Each step is saved whole or not at all, and costs what it changed."""
+"""A work queue that is changed in place. Each step is saved whole or not at all, and stores what it changed."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def work(job: dict[str, Any]) -> None:
 def main() -> None:
     """Work through a queue, most urgent first."""
     with tempfile.TemporaryDirectory() as folder, backtrail.open(Path(folder) / "agents.db") as store:
-        agent = store.thread("agent")  # keep the handle: it keeps the draft
-        agent.save({"todo": [], "done": [], "log": ["line"] * 10_000})
+        agent = store.thread("agent")
+        agent.save({"todo": [], "done": [], "log": ["line"] * 1_000})
 
         with agent.step("planned") as state:
             for urgency, name in [(2, "pack"), (1, "book"), (3, "travel")]:
@@ -41,7 +41,7 @@ def main() -> None:
                     heapq.heappush(state["todo"], (urgency + 3, {**job, "tries": 1}))
 
         state = agent.load().state
-        print(state["done"], state["log"][10_000:])
+        print(state["done"], state["log"][1_000:])
         print("bytes stored by each step:", [checkpoint.stored for checkpoint in agent.history()][1:])
         assert state["done"] == ["pack", "travel", "book"]
 
