@@ -33,7 +33,7 @@ help:
 	@echo "make clean     remove .venv, builds and caches"
 
 demo: $(CORE)
-	$(PY) -m backtrail.demo
+	$(PY) examples/demo
 
 test: $(TEST)
 	$(PY) -m pytest -n 2 --dist worksteal $(ARGS)

@@ -1,4 +1,4 @@
-"""`python -m backtrail.demo`: what backtrail does, told on a new store that is removed at the end.
+"""`python examples/demo`: what backtrail does, shown on a new store that is removed at the end.
 
 Every line behind a `>>>` is run as it stands, and what is printed below it is what it gave. Each scene also names the
 facts that it tells; the demo ends with exit code 0 only if all of them were true.
@@ -20,7 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from backtrail.store import Store
+    from backtrail import Store
+
+
+AGENT: Final = Path(__file__).resolve().with_name("agent.py")
 
 
 @dataclass(frozen=True)
@@ -286,14 +289,14 @@ _SYLLABLES: Final = [first + second for first in "bcdfghlmnprstvz" for second in
 
 def message(number: int) -> str:
     """Return about 1 KB of text, another one for each number."""
-    draw = random.Random(number)  # noqa: S311 - a text, not a secret
+    draw = random.Random(number)
     words = ("".join(draw.choices(_SYLLABLES, k=draw.randint(1, 4))) for _ in range(165))
     return f"{number}: {' '.join(words)}"
 
 
 def agent(session: str, *things: str, killed_at: str = "") -> int:
     """Start the agent, kill it if it is to be killed, show what it says, and return how it ended."""
-    command = [sys.executable, "-m", "backtrail.demo_agent", session, killed_at, *things]
+    command = [sys.executable, str(AGENT), session, killed_at, *things]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603 - our own module
         for line in process.stdout or ():
             print(f"    {line}", end="")
@@ -314,7 +317,7 @@ def graph(store: Store, *sessions: str) -> None:
     for session in sessions:
         steps = store.runs.steps(session)
         start = columns.get(steps[0].parent_id, 12)
-        if start > 12:  # noqa: PLR2004 - the names stand on the left
+        if start > 12:
             print(" " * start + "|")
         line = f"{session:{start}}"
         for each in steps:

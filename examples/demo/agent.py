@@ -1,4 +1,4 @@
-"""`python -m backtrail.demo_agent SESSION STOP TOOL:THING ...`: the agent of the demo, in a process of its own.
+"""`python examples/demo/agent.py SESSION STOP TOOL:THING ...`: the agent of the demo, in a process of its own.
 
 It works on a run of the store `agents.db`, with a model that reads its answers from the command line and tools that
 write to the file `outside.txt`. Where STOP says so, it says "at STOP" and stands still, to be killed:
