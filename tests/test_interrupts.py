@@ -30,7 +30,6 @@ from backtrail.backends import (
     tables,
 )
 from backtrail.engine import engine, overlay, owner
-from backtrail.engine.blocks import Block
 from tests.lengths import lengths
 from tests.servers import place
 
@@ -150,56 +149,6 @@ def test_whoever_was_interrupted_goes_on(stores, deed, every):
                 break
         assert number > 3
         assert store.verify().ok
-
-
-class Left:
-    """Leaves its block without an end."""
-
-    def __enter__(self):
-        self.block = Block.entered_by(sys._getframe(1))
-        return self
-
-    def __exit__(self, *_):
-        raise KeyboardInterrupt
-
-    def is_over(self):
-        return self.block.is_over()
-
-
-@pytest.mark.skipif(sys.version_info >= (3, 14), reason="there a block is entered in another way, and nothing is told")
-def test_a_block_knows_whether_it_is_being_run():
-    left, told = Left(), []
-    for at in range(3):
-        try:
-            with left:
-                told.append(left.is_over())
-                try:
-                    told.append(next(iter([left.is_over()])))
-                    told.append(1 / (at - 1) > 2)
-                except ZeroDivisionError:
-                    told.append(left.is_over())
-                with contextlib.nullcontext():
-                    told.append(left.is_over())
-        except KeyboardInterrupt:
-            assert left.is_over()
-        assert left.is_over()
-    assert told == [False] * 12
-
-
-def test_what_may_wait_is_not_told():
-    def generator():
-        with left:
-            yield
-
-    left = Left()
-    waiting = generator()
-    next(waiting)
-    assert left.block is None
-    with pytest.raises(KeyboardInterrupt):
-        waiting.close()
-    stack = contextlib.ExitStack()
-    assert stack.enter_context(left).block is None
-    stack.pop_all()
 
 
 def test_what_an_interrupted_write_left_in_the_tables_is_taken_back_before_others_are_read(tmp_path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import sys
 import threading
 import time
 import weakref
@@ -13,7 +12,6 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from backtrail.engine import owner, upkeep
-from backtrail.engine.blocks import Block
 from backtrail.engine.heads import Heads, Options, Standing
 from backtrail.engine.hub import Hub
 from backtrail.engine.moves import Moves
@@ -45,8 +43,6 @@ class Desk(NamedTuple):
     overlay: Overlay | None = None
     owner: weakref.ref[object] | None = None
     """Whose transaction it is."""
-    block: Block | None = None
-    """Where it is open, if that can be told."""
 
 
 class Pending:
@@ -99,21 +95,36 @@ class _Work:
 
 
 class Transaction:
-    """`with store.transaction():`. It belongs to who enters it, and is written when the block ends."""
+    """`with store.transaction():`. It belongs to the thread or task that enters it, and is written when the block ends.
+
+    Ctrl-C can arrive just before `__exit__` runs. Then the `with` statement drops the only reference to this object,
+    and `__del__` drops the transaction.
+    """
 
     __slots__ = ("_desk", "_engine", "_me")
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._me: object = None
+        self._desk: Desk | None = None
 
     def __enter__(self) -> None:
         self._me = me = self._engine.owner()
-        self._desk = desk = self._engine.desk_for(me, Block.entered_by(sys._getframe(1)))  # noqa: SLF001
+        self._desk = desk = self._engine.desk_for(me)
         self._engine.opened[me] = desk
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._engine.opened.pop(self._me, None)
-        self._engine.end(self._desk, commit=error is None)
+        desk, self._desk = self._desk, None
+        if desk is not None:
+            self._engine.end(desk, commit=error is None)
+
+    def __del__(self) -> None:
+        if self._desk is None:
+            return
+        if self._engine.opened.get(self._me) is self._desk:
+            self._engine.opened.pop(self._me, None)
+        self._engine.end(self._desk, commit=False)
 
 
 class Engine:
@@ -144,12 +155,7 @@ class Engine:
         if self._barred:
             self._refuse_if_barred()
         desk = self.opened.get(owner.current()) if self.opened else None
-        if desk is None:
-            return self._direct
-        if desk.block is not None and desk.block.is_over():
-            self._drop(desk)
-            return self._direct
-        return desk
+        return self._direct if desk is None else desk
 
     @property
     def direct(self) -> Desk:
@@ -203,7 +209,7 @@ class Engine:
 
     # -- transactions -----------------------------------------------------------------------------
 
-    def desk_for(self, me: object, block: Block | None = None) -> Desk:
+    def desk_for(self, me: object) -> Desk:
         """Return a desk for a transaction of the caller, who is to put it among those that are open."""
         if self.desk is not self._direct:
             raise Invalid("a transaction is open already in this thread or task", code="invalid.transaction")
@@ -217,13 +223,7 @@ class Engine:
             lambda: self._direct.heads.examined.update({no: each for no, each in examined.items() if no >= 0})
         )
         writes = Writes(heads, spare=overlay.spare, relied_on=overlay.rely_on)
-        return Desk(heads, writes, Moves(heads), overlay, weakref.ref(me), block)
-
-    def _drop(self, desk: Desk) -> None:
-        """Drop a transaction of the caller whose block was left without its end."""
-        self.opened.pop(owner.current(), None)
-        if desk.overlay is not None:
-            desk.overlay.finish(commit=False)
+        return Desk(heads, writes, Moves(heads), overlay, weakref.ref(me))
 
     def end(self, desk: Desk, *, commit: bool) -> None:
         """End a transaction that is not open any more: write all of it, or none."""
