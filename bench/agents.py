@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from backtrail.values import AgentCheckpoint
+    from backtrail.models import AgentCheckpoint
     from bench.clock import Action, Times
     from bench.scale import Agents, Scale
 

@@ -17,8 +17,9 @@ from unittest import mock
 
 import backtrail
 from backtrail import aio
-from backtrail.backends import sqlite_commit, sqlite_group
-from backtrail.backends.sqlite import SqliteBackend
+from backtrail.backends.sqlite import commit
+from backtrail.backends.sqlite import group as sqlite_group
+from backtrail.backends.sqlite.backend import SqliteBackend
 from bench.clock import Times, timed
 from bench.data import Messages, noise
 from bench.figures import Figure, Result
@@ -72,13 +73,13 @@ def coroutines(directory: Path, scale: Scale) -> Result:
 @contextmanager
 def _slower(seconds: float) -> Iterator[None]:
     """Make every commit take longer, as it does on most disks."""
-    end = sqlite_commit.end
+    end = commit.end
 
     def slow(*arguments: Any) -> None:
         end(*arguments)
         time.sleep(seconds)
 
-    with mock.patch.object(sqlite_commit, "end", slow), mock.patch.object(sqlite_group, "end", slow):
+    with mock.patch.object(commit, "end", slow), mock.patch.object(sqlite_group, "end", slow):
         yield
 
 

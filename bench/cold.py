@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import backtrail
-from backtrail.backends.sqlite import SqliteBackend
-from backtrail.engine.nodes import LEAF, TEXT, check_chunk
+from backtrail.backends.sqlite.backend import SqliteBackend
+from backtrail.engine.tree.nodes import LEAF, TEXT, check_chunk
 from bench.data import Messages
 from bench.figures import Figure, Result
 

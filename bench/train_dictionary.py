@@ -44,7 +44,7 @@ from typing import TYPE_CHECKING, Any
 import ormsgpack
 import zstandard
 
-from backtrail.engine.squeeze import dictionary1, small_parameters, squeeze
+from backtrail.engine.compression import dictionary1, small_parameters, squeeze
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -19,8 +19,8 @@ from blake3 import blake3
 
 import backtrail
 from backtrail import AgentState, Conversation, Message, aio
-from backtrail.backends.file import FileBackend
-from backtrail.backends.file_records import fields_of
+from backtrail.backends.file.backend import FileBackend
+from backtrail.backends.file.records import fields_of
 from backtrail.engine import log
 
 if TYPE_CHECKING:

@@ -7,4 +7,6 @@ each of them longer than what it was there for.
 import multiprocessing
 
 spawn = multiprocessing.get_context("forkserver")
-spawn.set_forkserver_preload(["backtrail.backends.sqlite", "tests.test_agents_processes", "tests.test_processes"])
+spawn.set_forkserver_preload(
+    ["backtrail.backends.sqlite.backend", "tests.test_agents_processes", "tests.test_processes"]
+)

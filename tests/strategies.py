@@ -12,8 +12,9 @@ from contextlib import contextmanager
 import pytest
 from hypothesis import strategies as st
 
-from backtrail.engine import changes, codec, diff, nodes, payload, scan, spine, texts, tree
-from backtrail.engine.schema import Member, Record, Types
+from backtrail.engine import payload
+from backtrail.engine.schema.registry import Member, Record, Types
+from backtrail.engine.tree import codec, diff, edits, nodes, scan, spine, text, tree
 
 TYPES = Types()
 
@@ -70,7 +71,7 @@ def sizes(name):
         if name == "small":
             for constant, value in SMALL.items():
                 holders = [
-                    m for m in (changes, codec, diff, nodes, payload, scan, spine, texts, tree) if hasattr(m, constant)
+                    m for m in (edits, codec, diff, nodes, payload, scan, spine, text, tree) if hasattr(m, constant)
                 ]
                 assert holders, constant
                 for module in holders:

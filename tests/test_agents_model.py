@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 
 import backtrail
-from backtrail.engine import changes
+from backtrail.engine.tree import edits
 from backtrail.testing.agent_script import AgentScript
 from backtrail.testing.chunks import small_chunks
 from backtrail.testing.places import in_memory
@@ -38,7 +38,7 @@ def run(where, seed, steps):
     with contextlib.ExitStack() as stack:
         if seed % 2:
             stack.enter_context(small_chunks(inline=400))  # the undo of a restore is metadata
-            stack.enter_context(mock.patch.object(changes, "OPS_MAX", 3))
+            stack.enter_context(mock.patch.object(edits, "OPS_MAX", 3))
         script = AgentScript(stack.enter_context(where()), random.Random(seed))
         for _ in range(steps):
             script.step()

@@ -9,15 +9,16 @@ import pytest
 
 import backtrail
 from backtrail import Conflict, Invalid, Message, NotFound
-from backtrail.engine import holdings, pins
-from backtrail.engine.overlay import Overlay
-from backtrail.engine.reading import Reading
-from backtrail.handles import Handle
-from backtrail.manifests import Manifests
+from backtrail.agents.checkpoints import Manifests
+from backtrail.engine import pins
+from backtrail.maintenance import agent_pointers
+from backtrail.maintenance.readable import Reading
+from backtrail.overlay import Overlay
 from backtrail.testing.conformance.base import head
 from backtrail.testing.conformance.restoring import begun, moved_on
 from backtrail.testing.places import in_memory
 from backtrail.testing.scene import agent, contents, conversation, names, usage, view
+from backtrail.thread import Handle
 from tests.schemas import swept
 
 
@@ -410,7 +411,7 @@ def test_what_is_collected_beside_a_verification_is_no_damage(stores, deleted):
         other.agents.delete_checkpoint(made) if deleted == "checkpoint" else other.conversations.delete("d")
         other.gc()
 
-    with meanwhile(holdings._Look, "_follow", theirs):
+    with meanwhile(agent_pointers._Look, "_follow", theirs):
         assert mine.verify().ok
 
 

@@ -21,10 +21,12 @@ import pytest
 import backtrail
 from backtrail import Conflict, Invalid, NotFound, Unavailable, aio
 from backtrail import store as sync
+from backtrail.aio import executor
+from backtrail.aio.executor import Crew
 from backtrail.backends.port import Undone
-from backtrail.backends.sqlite import SqliteBackend
-from backtrail.engine import changes, pace, queue
-from backtrail.engine.queue import Crew
+from backtrail.backends.sqlite.backend import SqliteBackend
+from backtrail.engine import throttle
+from backtrail.engine.tree import edits
 from backtrail.testing.places import in_memory
 from tests.lengths import lengths
 from tests.schemas import swept
@@ -277,7 +279,7 @@ def held(store):
         there.set()
         assert go_on.wait(30)
 
-    store._crew._writer.put(queue.Job(wait))  # it is nobody's: not in the transaction that its task may have open
+    store._crew._writer.put(executor.Job(wait))  # it is nobody's: not in the transaction that its task may have open
     assert there.wait(30)
     try:
         with mock.patch.object(store._sync._backend, "undoes_groups", new=False):  # so that all writes wait
@@ -303,7 +305,7 @@ def counted_groups(store):
 def test_what_is_asked_for_together_is_one_group(opened):
     async def main():
         async with opened() as store:
-            with counted_groups(store) as groups, mock.patch.object(queue, "GROUP_SECONDS", 60):
+            with counted_groups(store) as groups, mock.patch.object(executor, "GROUP_SECONDS", 60):
                 with held(store):
                     tasks = [asyncio.create_task(store.thread(f"t{n}").save({"n": n})) for n in range(100)]
                     await asyncio.sleep(0)
@@ -317,7 +319,7 @@ def test_a_group_takes_no_more_than_it_may(opened):
     async def main():
         async with opened() as store:
             for name, bound, least in (("GROUP_MAX", 10, 5), ("GROUP_SECONDS", 0, 50)):
-                with counted_groups(store) as groups, mock.patch.object(queue, name, bound):
+                with counted_groups(store) as groups, mock.patch.object(executor, name, bound):
                     with held(store):
                         tasks = [asyncio.create_task(store.thread(f"t{n}").save({"n": n})) for n in range(50)]
                         await asyncio.sleep(0)
@@ -806,20 +808,20 @@ def test_nobody_sees_a_head_before_its_group_has_ended(opened):
     ],
 )
 def test_what_is_light_is_seen_without_looking_at_all_of_it(value, light):
-    assert pace.is_light(value) is light
+    assert throttle.is_light(value) is light
 
 
 def test_a_value_that_holds_itself_is_not_light():
     value = []
     value.append(value)
-    assert pace.is_light(value) is False
+    assert throttle.is_light(value) is False
 
 
 def test_a_large_save_does_not_hold_up_the_writer(opened):
     async def main():
         async with opened() as store:
             large, go_on, begun = {"l": list(range(5000))}, threading.Event(), threading.Event()
-            encode = changes.encode
+            encode = edits.encode
 
             def waiting(state, *rest):
                 if state is large:
@@ -827,7 +829,7 @@ def test_a_large_save_does_not_hold_up_the_writer(opened):
                     assert go_on.wait(30)
                 return encode(state, *rest)
 
-            with mock.patch.object(changes, "encode", waiting):
+            with mock.patch.object(edits, "encode", waiting):
                 task = asyncio.create_task(store.thread("large").save(large))
                 await asyncio.to_thread(begun.wait, 30)
                 await asyncio.wait_for(store.thread("small").save({"n": 1}), 10)

@@ -14,9 +14,9 @@ import pytest
 
 import backtrail
 from backtrail import AgentState, Conflict, Conversation, Invalid, Message, NotFound, Unavailable, aio
+from backtrail.agents.scheduler import LOG
+from backtrail.aio import executor
 from backtrail.backends.port import Undone
-from backtrail.engine import queue
-from backtrail.schedules import LOG
 from backtrail.testing.places import in_memory
 from tests.schemas import swept
 from tests.test_aio import LOST, counted_groups, failing, held, listed
@@ -85,9 +85,9 @@ def busy(store):
         there.release()
         assert go_on.wait(30)
 
-    for _ in range(queue._OTHERS):
-        store._crew._others.put(queue.Job(wait))
-    for _ in range(queue._OTHERS):
+    for _ in range(executor._OTHERS):
+        store._crew._others.put(executor.Job(wait))
+    for _ in range(executor._OTHERS):
         assert there.acquire(timeout=30)
     try:
         yield
@@ -199,7 +199,7 @@ def test_what_adds_to_an_agent_shares_a_group(opened):
     async def main():
         async with opened() as store:
             state = await begin(store)
-            with counted_groups(store) as groups, mock.patch.object(queue, "GROUP_SECONDS", 60):
+            with counted_groups(store) as groups, mock.patch.object(executor, "GROUP_SECONDS", 60):
                 with held(store):
                     tasks = [
                         asyncio.create_task(work)
@@ -481,7 +481,7 @@ def test_the_scheduler_makes_a_round_at_once_and_stops_promptly(opened):
                 await auto.start()  # once more
                 assert (auto.running, len(await kinds(store))) == (True, 2)
                 await auto.stop()
-                assert threading.active_count() <= threads + queue._OTHERS
+                assert threading.active_count() <= threads + executor._OTHERS
 
     asyncio.run(main())
 

@@ -7,20 +7,23 @@ from pathlib import Path
 import pytest
 
 import backtrail
-import backtrail.schedules
-from backtrail import agents, aio, conversations, running, runs
+from backtrail import aio
+from backtrail.agents import repository
 from backtrail.aio.agents import Agents
 from backtrail.aio.conversations import Conversations
-from backtrail.aio.running import Run
+from backtrail.aio.run import Run
 from backtrail.aio.runs import Runs
-from backtrail.aio.schedules import AutoCheckpoint
+from backtrail.aio.scheduler import AutoCheckpoint
+from backtrail.conversations import repository as conversations
+from backtrail.runs import repository as runs
+from backtrail.runs import run
 
 ROOT = Path(__file__).resolve().parent.parent
 PAIRS = [
     (backtrail.Thread, aio.Thread),
     (backtrail.Store, aio.Store),
     (backtrail.Checkpoint, aio.Checkpoint),
-    (agents.Agents, Agents),
+    (repository.Agents, Agents),
     (conversations.Conversations, Conversations),
     (runs.Runs, Runs),
 ]
@@ -37,20 +40,20 @@ def generator():
     return module
 
 
-@pytest.mark.parametrize("name", ["checkpoints", "threads", "agents", "conversations", "runs", "store"])
+@pytest.mark.parametrize("name", ["checkpoint", "thread", "agents", "conversations", "runs", "store"])
 def test_the_modules_are_what_the_generator_makes_of_the_source(generator, name):
     assert generator.MODULES[name]() == (ROOT / "src" / "backtrail" / "aio" / f"{name}.py").read_text()
 
 
 def test_the_generator_makes_all_modules_but_those_written_by_hand(generator):
     there = {path.stem for path in (ROOT / "src" / "backtrail" / "aio").glob("*.py")}
-    assert there == {*generator.MODULES, "__init__", "blocks", "copying", "running", "schedules"}
+    assert there == {*generator.MODULES, "__init__", "blocks", "copy", "executor", "run", "scheduler"}
 
 
 def test_a_public_name_without_a_rule_is_an_error(generator):
     rules = {name: rule for name, rule in generator.THREAD.items() if name != "rewind"}
     with pytest.raises(SystemExit, match="rewind"):
-        generator.Maker("threads", "Thread", rules)
+        generator.Maker("thread", "Thread", rules)
 
 
 def public(cls):
@@ -78,18 +81,18 @@ def test_every_public_name_has_its_mirror_with_the_same_parameters(sync, mirror)
 
 
 def test_the_scheduler_has_every_public_name_and_one_to_wait_by():
-    assert set(public(AutoCheckpoint)) == {*public(backtrail.schedules.AutoCheckpoint), "first"}
+    assert set(public(AutoCheckpoint)) == {*public(backtrail.AutoCheckpoint), "first"}
     for name in ("start", "stop"):
         assert inspect.iscoroutinefunction(vars(AutoCheckpoint)[name])
     assert "first()" in (ROOT / "docs" / "async.md").read_text()
 
 
 def test_a_run_has_every_public_name_with_the_same_parameters():
-    names = {name for cls in running.Run.__mro__[:-1] for name in public(cls)}
+    names = {name for cls in run.Run.__mro__[:-1] for name in public(cls)}
     assert set(public(Run)) == {*names, "session_id", "agent", "conversation", "strategy", "resumed"}
     assert {name for name in names if inspect.iscoroutinefunction(vars(Run)[name])} == {"checkpoint", "llm", "tool"}
     for name in ("checkpoint", "halt", "iterations", "llm", "message", "partial", "tool"):
-        one, other = (inspect.signature(getattr(cls, name)).parameters.values() for cls in (running.Run, Run))
+        one, other = (inspect.signature(getattr(cls, name)).parameters.values() for cls in (run.Run, Run))
         assert [p for p in one if p.name != "fn"] == [p for p in other if p.name != "fn"]
         assert inspect.getdoc(vars(Run)[name])
 

@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 
 from backtrail import Conflict, InDoubt, Invalid, Message, Unavailable, aio
-from backtrail.strategies import Done, EveryN, Never, NotDone
+from backtrail.runs.strategies import Done, EveryN, Never, NotDone
 from tests.test_aio_agents import busy, opened, opener, unseen_errors, until
 
 __all__ = ["opened", "opener"]  # fixtures

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backtrail.backends.file import FileBackend
+from backtrail.backends.file.backend import FileBackend
 from backtrail.backends.memory import MemoryBackend
 from backtrail.backends.port import (
     Backend,
@@ -26,9 +26,9 @@ from backtrail.backends.port import (
     ThreadRecord,
     Vanished,
 )
-from backtrail.backends.sqlite import SqliteBackend
-from backtrail.engine.overlay import Overlay
+from backtrail.backends.sqlite.backend import SqliteBackend
 from backtrail.errors import Invalid, Unavailable
+from backtrail.overlay import Overlay
 from tests.lengths import fewer
 from tests.schemas import swept
 

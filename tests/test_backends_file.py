@@ -14,8 +14,10 @@ import pytest
 from blake3 import blake3
 
 import backtrail
-from backtrail.backends import file_directory, file_lock, file_log, file_snapshot
-from backtrail.backends.file import FileBackend
+from backtrail.backends.file import directory, lock
+from backtrail.backends.file import log as file_log
+from backtrail.backends.file import snapshot as file_snapshot
+from backtrail.backends.file.backend import FileBackend
 from backtrail.backends.port import Batch, Entry, Indexed, Phrase, Splice
 from backtrail.errors import CommitUnknown, Corrupt, Invalid, NotFound, Unavailable
 from tests.disks import traced
@@ -98,10 +100,10 @@ class TestOpening:
     def test_a_newer_format_is_refused_and_left_alone(self, path, read_only, monkeypatch):
         FileBackend(path).close()
         with monkeypatch.context() as patch:
-            patch.setattr("backtrail.backends.file_frames.FORMAT", 2)
-            generation, fd = file_directory.read(path)
+            patch.setattr("backtrail.backends.file.frames.FORMAT", 2)
+            generation, fd = directory.read(path)
             os.close(fd)
-            file_directory.switch(path, generation)
+            directory.switch(path, generation)
         before = contents(path)
         with raises(Invalid, "invalid.format") as caught:
             FileBackend(path, read_only=read_only)
@@ -147,7 +149,7 @@ class TestOpening:
         assert not path.exists()
 
     def test_a_system_without_file_locks_is_told_what_to_use(self, path, monkeypatch):
-        monkeypatch.setattr(file_lock, "fcntl", None)
+        monkeypatch.setattr(lock, "fcntl", None)
         with raises(Unavailable, "unavailable.platform"):
             FileBackend(path)
         assert not path.exists()
@@ -602,7 +604,7 @@ class TestReclaiming:
 class TestSnapshots:
     @pytest.fixture(autouse=True)
     def small(self, monkeypatch):
-        monkeypatch.setattr("backtrail.backends.file._SNAPSHOT_CHANGES", 5)
+        monkeypatch.setattr("backtrail.backends.file.backend._SNAPSHOT_CHANGES", 5)
 
     def test_it_is_what_the_log_says_and_only_what_comes_behind_is_read(self, path, monkeypatch):
         backend = FileBackend(path)

@@ -16,9 +16,10 @@ import apsw
 import pytest
 
 import backtrail
-from backtrail.backends import sqlite_commit, sqlite_connection, sqlite_schema, sqlite_standings
 from backtrail.backends.port import Batch, NewThread, Row, Stale
-from backtrail.backends.sqlite import SqliteBackend
+from backtrail.backends.sqlite import commit, heads, schema
+from backtrail.backends.sqlite import connection as sqlite_connection
+from backtrail.backends.sqlite.backend import SqliteBackend
 from backtrail.errors import CommitUnknown, Conflict, Corrupt, Invalid, NotFound, Unavailable
 from tests.lengths import lengths
 
@@ -431,8 +432,8 @@ class TestFormats:
             step.failing()
 
         step.failing = lambda: None
-        monkeypatch.setattr(sqlite_schema, "STEPS", (*sqlite_schema.STEPS, step))
-        monkeypatch.setattr(sqlite_schema, "READABLE_FROM", 5)
+        monkeypatch.setattr(schema, "STEPS", (*schema.STEPS, step))
+        monkeypatch.setattr(schema, "READABLE_FROM", 5)
         return step
 
     @staticmethod
@@ -446,7 +447,7 @@ class TestFormats:
 
     def test_an_older_store_is_converted_and_keeps_what_it_had(self, path, next_step):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sqlite_schema, "STEPS", sqlite_schema.STEPS[:-1])
+            patch.setattr(schema, "STEPS", schema.STEPS[:-1])
             old = SqliteBackend(path)
             no = start(old)
             old.close()
@@ -478,7 +479,7 @@ class TestFormats:
 
     def test_a_store_of_format_1_is_read_as_it_is_and_converted_when_it_is_written(self, path):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sqlite_schema, "STEPS", sqlite_schema.STEPS[:1])
+            patch.setattr(schema, "STEPS", schema.STEPS[:1])
             first = path.with_name("first")
             old = SqliteBackend(first)
             no = start(old)
@@ -493,7 +494,7 @@ class TestFormats:
     def test_threads_of_an_older_format_are_all_touched(self, tmp_path):
         path = tmp_path / "old"
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sqlite_schema, "STEPS", sqlite_schema.STEPS[:3])
+            patch.setattr(schema, "STEPS", schema.STEPS[:3])
             old = SqliteBackend(path)
             for name, agent in (("x", "a"), ("y", "b"), ("none", None), ("gone", "a"), ("z", "a")):
                 no = start(old, name, agent=agent)
@@ -520,7 +521,7 @@ class TestFormats:
 
     @pytest.mark.parametrize("touched", [False, True])
     def test_standings_read_no_more_than_they_give(self, backend, touched):
-        statement = sqlite_standings._TOUCHED if touched else sqlite_standings._OF_AGENT
+        statement = heads._TOUCHED if touched else heads._OF_AGENT
         with backend._guard as connection:
             plan = [step[-1] for step in connection.execute(f"EXPLAIN QUERY PLAN {statement}", (b"a",))]
         assert not [step for step in plan if "SCAN" in step or "TEMP B-TREE" in step]
@@ -670,7 +671,7 @@ class TestFork:
         script = f"""
             import os, sys
             from backtrail.backends.port import Batch, NewThread
-            from backtrail.backends.sqlite import SqliteBackend
+            from backtrail.backends.sqlite.backend import SqliteBackend
             backend = SqliteBackend({str(path)!r})
             if os.fork() == 0:
                 sys.exit()  # finalizers run
@@ -838,7 +839,7 @@ class TestDisk:
                 return done
 
         with backend._guard as connection:
-            assert sqlite_commit.commit(Liar(connection), batch) == ()
+            assert commit.commit(Liar(connection), batch) == ()
         assert len(op_ids(backend, no)) == 2
 
     @pytest.mark.parametrize(
@@ -1039,7 +1040,7 @@ class TestGroup:
     @pytest.mark.parametrize("removed", [False, True])
     def test_one_that_is_there_in_spite_of_an_error_is_a_success(self, backend, removed, monkeypatch):
         no = start(backend)
-        ended = sqlite_commit.end
+        ended = commit.end
 
         class Liar:
             def __init__(self, connection):
@@ -1056,7 +1057,7 @@ class TestGroup:
             in_transaction = False
 
         monkeypatch.setattr(
-            "backtrail.backends.sqlite_group.end", lambda connection, *rest: ended(Liar(connection), *rest)
+            "backtrail.backends.sqlite.group.end", lambda connection, *rest: ended(Liar(connection), *rest)
         )
         with backend.group():
             backend.commit(Batch(rows=((no, row(2)), (no, row(3))), hide=((no, 2),)))

@@ -12,7 +12,7 @@ import pytest
 
 import backtrail
 from backtrail import Conflict, Corrupt, Invalid, NotFound, Unavailable
-from backtrail.backends import file_log
+from backtrail.backends.file import log as file_log
 from backtrail.testing.furnishing import everything, furnish
 from tests.disks import traced
 from tests.test_backends_sqlite import raises

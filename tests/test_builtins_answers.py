@@ -13,7 +13,7 @@ import pytest
 import backtrail
 from backtrail import AgentState, Conversation, Message
 from backtrail.builtins import call, call_safely
-from backtrail.engine import versions
+from backtrail.engine.schema import versions
 
 ODD = "naïve 東京 👩‍👩‍👧 \0 \ud800 \u202eabc"
 

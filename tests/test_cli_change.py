@@ -9,14 +9,15 @@ import subprocess
 import pytest
 
 import backtrail
-from backtrail.cli import changing, terms
+from backtrail.cli import parameters
+from backtrail.cli.commands import change
 from tests.commands import bad, docs, good, run
 
 
 @pytest.fixture
 def asked(monkeypatch):
     """Make it look as if somebody sat there."""
-    monkeypatch.setattr(terms, "is_terminal", lambda stream: True)
+    monkeypatch.setattr(parameters, "is_terminal", lambda stream: True)
 
 
 def state(ref):
@@ -37,7 +38,7 @@ def test_what_takes_a_change_back_names_the_store_again_but_no_password(trip_sto
     assert done.err.splitlines()[-1] == f"to take it back: backtrail delete 'a b' --store '{url}'"
     hinted(done)
     bad(3, "show", "a b", "--store", url)
-    hint = terms.Session("postgresql://me:secret@host/db", "s").command("gc")
+    hint = parameters.Session("postgresql://me:secret@host/db", "s").command("gc")
     assert hint == "backtrail gc --store postgresql://me@host/db --schema s"
 
 
@@ -82,7 +83,7 @@ class TestWhatOthersDoBeforeTheAnswer:
                 store.thread("trip").append("messages", {"role": "user", "content": "precious"}, label="precious")
             return True
 
-        monkeypatch.setattr(terms.click, "confirm", question)
+        monkeypatch.setattr(parameters.click, "confirm", question)
 
     @pytest.mark.parametrize(
         "words",
@@ -337,7 +338,7 @@ def test_changes_work_on_files_in_memory_and_with_kinds(tmp_path, monkeypatch):
     assert state("x") == {"n": 2}
     assert good("undo", "x", "--kind", "thread", "--yes").err.endswith("backtrail redo x\n")
     assert good("save", "x", "--yes", "--store", "memory://", "--json", stdin="1").json["step"] == 1
-    assert changing.COMMANDS
+    assert change.COMMANDS
 
 
 def test_commands_that_change_leave_the_ancestors_of_a_fork_alone(trip_store):

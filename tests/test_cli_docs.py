@@ -3,12 +3,12 @@
 import click
 import pytest
 
-from backtrail.cli import calling, changing, keeping, listing, looking, moving
+from backtrail.cli.commands import call, change, inspect, listings, maintain, transfer
 from backtrail.cli.main import cli, sections
 from tests.commands import ROOT, docs, good
 
 COMMANDS = [command for commands in sections().values() for command in commands]
-MODULES = (calling, changing, keeping, listing, looking, moving)
+MODULES = (call, change, maintain, listings, inspect, transfer)
 PAGE = (ROOT / "docs" / "cli.md").read_text()
 
 

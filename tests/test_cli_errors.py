@@ -8,10 +8,11 @@ import apsw
 import pytest
 
 import backtrail
-from backtrail.backends import file_shared, sqlite_check
-from backtrail.backends.sqlite import SqliteBackend
+from backtrail.backends.file import shared
+from backtrail.backends.sqlite import check
+from backtrail.backends.sqlite.backend import SqliteBackend
 from backtrail.cli.main import exit_code, sections
-from backtrail.cli.terms import Session
+from backtrail.cli.parameters import Session
 from backtrail.cli.wording import spoken
 from tests.commands import bad, docs, good, run
 from tests.servers import server
@@ -332,8 +333,8 @@ def test_a_restore_that_others_wrote_behind_says_force(trip_store):
 def test_what_storage_that_cannot_be_mended_says_names_commands(trip_store):
     session = Session("my agents.db")
     for module, said in (
-        (sqlite_check, "one by one, with `backtrail export FILE --thread THREAD --store 'my agents.db'`, and import"),
-        (file_shared, "`backtrail verify --repair --store 'my agents.db'` gives up what is lost"),
+        (check, "one by one, with `backtrail export FILE --thread THREAD --store 'my agents.db'`, and import"),
+        (shared, "`backtrail verify --repair --store 'my agents.db'` gives up what is lost"),
     ):
         source = re.sub(r'"\s*\n\s*f?"', "", Path(module.__file__).read_text())  # texts that are written in pieces
         assert said in spoken(source, session)

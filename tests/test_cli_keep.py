@@ -8,9 +8,10 @@ import apsw
 import pytest
 
 import backtrail
-from backtrail.cli import keeping, output, terms
-from backtrail.engine.repairing import steps
-from backtrail.engine.verifying import Findings
+from backtrail.cli import output, parameters
+from backtrail.cli.commands import maintain
+from backtrail.maintenance.repair import steps
+from backtrail.maintenance.verify import Findings
 from backtrail.testing.conformance.base import Clock
 from tests.commands import bad, docs, good, run
 
@@ -283,7 +284,7 @@ def test_verify_with_resume_goes_on_where_it_was_interrupted(trip_store, monkeyp
 
     def interrupted():
         with monkeypatch.context() as patch:
-            patch.setattr(keeping, "progress_in", lambda _: contextlib.nullcontext(stop))
+            patch.setattr(maintain, "progress_in", lambda _: contextlib.nullcontext(stop))
             assert run("verify", "--resume").code == 130
 
     interrupted()
@@ -455,7 +456,7 @@ def test_only_a_builtin_that_saves_makes_a_store(tmp_path, monkeypatch):
 
 
 def test_no_is_no_for_upkeep_too(trip_store, monkeypatch):
-    monkeypatch.setattr(terms, "is_terminal", lambda stream: True)
+    monkeypatch.setattr(parameters, "is_terminal", lambda stream: True)
     assert run("migrate", stdin="n\n").code == 1
 
 

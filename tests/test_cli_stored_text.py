@@ -9,7 +9,7 @@ import warnings
 import pytest
 
 import backtrail
-from backtrail.cli import output, terms
+from backtrail.cli import output, parameters
 from backtrail.cli.main import sections
 from tests import everything
 from tests.commands import run
@@ -60,8 +60,8 @@ def answered(words, monkeypatch, answer):
 
     with monkeypatch.context() as patch:
         patch.setattr(output, "is_terminal", lambda stream: True)
-        patch.setattr(terms, "is_terminal", lambda stream: True)
-        patch.setattr(terms.click, "confirm", confirm)
+        patch.setattr(parameters, "is_terminal", lambda stream: True)
+        patch.setattr(parameters.click, "confirm", confirm)
         patch.setenv("TERM", "xterm")
         done = run(*words)
     return done.out + done.err + "".join(asked)

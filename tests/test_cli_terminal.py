@@ -202,7 +202,10 @@ def test_help_reads_none_of_the_library_and_a_listing_no_terminal_library(trip_s
     script = (
         "import sys; from backtrail.cli.main import cli; cli(sys.argv[1:], standalone_mode=False); print(*sys.modules)"
     )
-    for words, banned in ((["--help"], HEAVY), (["threads"], {"rich", "psycopg", "asyncio", "backtrail.moving"})):
+    for words, banned in (
+        (["--help"], HEAVY),
+        (["threads"], {"rich", "psycopg", "asyncio", "backtrail.archive.transfer"}),
+    ):
         done = subprocess.run(
             [sys.executable, "-c", script, *words], capture_output=True, text=True, env=environment(), check=True
         )
@@ -238,7 +241,7 @@ finally:
         [sys.executable, "-c", script, *words], capture_output=True, text=True, env=environment(), check=True
     )
     loaded = set(done.stderr.split())
-    assert "backtrail.cli.terms" in loaded
+    assert "backtrail.cli.parameters" in loaded
     unused = {"agents", "conversations", "runs", "running", "policies", "pruning", "reports", "schedules", "builtins"}
     assert not loaded & {f"backtrail.{name}" for name in unused}
     assert not loaded & {"psycopg", "rich", "logging", "pydantic", "msgspec", "asyncio"}

@@ -7,7 +7,7 @@ import shutil
 import pytest
 from rich.cells import cell_len
 
-from backtrail.cli import output, terms
+from backtrail.cli import output, parameters
 from tests import everything
 from tests.commands import run
 from tests.test_cli_terminal import ESCAPES, in_terminal
@@ -67,8 +67,8 @@ def shown(words, columns, monkeypatch, *, answer=True):
 
     with monkeypatch.context() as patch:
         patch.setattr(output, "is_terminal", lambda stream: True)
-        patch.setattr(terms, "is_terminal", lambda stream: True)
-        patch.setattr(terms.click, "confirm", confirm)
+        patch.setattr(parameters, "is_terminal", lambda stream: True)
+        patch.setattr(parameters.click, "confirm", confirm)
         patch.setattr(output, "Progress", None, raising=False)
         patch.setenv("TERM", "dumb")
         patch.setenv("COLUMNS", str(columns))

@@ -16,8 +16,8 @@ import pytest
 
 import backtrail
 from backtrail import AgentState, Conflict, Conversation, Message
-from backtrail.backends.file import FileBackend
-from backtrail.backends.sqlite import SqliteBackend
+from backtrail.backends.file.backend import FileBackend
+from backtrail.backends.sqlite.backend import SqliteBackend
 from tests.servers import place
 from tests.test_runs_processes import Child
 

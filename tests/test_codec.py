@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backtrail.engine import codec, nodes, spine, texts, wire
-from backtrail.engine.nodes import Node, Ref, as_ref, digest_of
-from backtrail.engine.schema import Record
-from backtrail.engine.tree import Tree
+from backtrail.engine.schema.registry import Record
+from backtrail.engine.tree import codec, msgpack, nodes, spine
+from backtrail.engine.tree import text as texts
+from backtrail.engine.tree.nodes import Node, Ref, as_ref, digest_of
+from backtrail.engine.tree.tree import Tree
 from backtrail.errors import Corrupt, Error, Invalid
 from tests.lengths import fewer, lengths
 from tests.strategies import (
@@ -301,7 +302,7 @@ class Forge:
         self.nodes[digest] = Node(kind, data)
         return digest
 
-    def spine(self, code=wire.LIST, attrs=None, levels=(), tail=b"\x90"):
+    def spine(self, code=msgpack.LIST, attrs=None, levels=(), tail=b"\x90"):
         return ref(code, self.add(nodes.SPINE, P([code, attrs, list(levels), tail])))
 
     def read(self, rep):
@@ -334,7 +335,7 @@ def forged_spines():  # noqa: C901 - a long list
             {},
         ):
             for levels in ([[chunk]], [[chunk], []], [[], [chunk], [], []], [chunk], [[chunk] * 50] * 3):
-                for code in (wire.LIST, wire.DICT):
+                for code in (msgpack.LIST, msgpack.DICT):
                     yield f"{code} {chunk!r:.40} {len(levels)}", forge, forge.spine(code, None, levels)
     forge = Forge()
     for name, parts in {
@@ -362,11 +363,11 @@ def forged_spines():  # noqa: C901 - a long list
         "deep": P([0, None, [], b"\x91" * 900 + b"\x01"]),
     }.items():
         digest = forge.add(nodes.SPINE, parts)
-        for code in (wire.LIST, wire.DICT, wire.RECORD, wire.SET):
+        for code in (msgpack.LIST, msgpack.DICT, msgpack.RECORD, msgpack.SET):
             yield f"spine of {name} as {code}", forge, ref(code, digest)
     for pieces in ([], 5, [[b"", 1]], [[bytes(32), 1]], [5], [[forge.add(nodes.TEXT, b"abc"), 7]], {}, [[digest, 3]]):
         digest = forge.add(nodes.PIECES, P(pieces))
-        yield f"pieces {pieces!r:.30}", forge, ref(wire.STR, digest, texts.PIECE_MAX + 1)
+        yield f"pieces {pieces!r:.30}", forge, ref(msgpack.STR, digest, texts.PIECE_MAX + 1)
     for payload in (
         b"",
         P([]),
@@ -375,13 +376,13 @@ def forged_spines():  # noqa: C901 - a long list
         P([0, bytes(32), None, 1]),
         P([0, bytes(32), 1, "1"]),
     ):
-        yield f"payload {payload!r:.30}", forge, wire.ext(wire.REF, payload)
+        yield f"payload {payload!r:.30}", forge, msgpack.ext(msgpack.REF, payload)
 
 
 def test_forged_nodes_are_a_value_or_corrupt():
     tried = 0
     for name, forge, rep in forged_spines():
-        for data in (rep, b"\x91" + rep, wire.ext(wire.TUPLE, b"\x92\x01" + rep)):
+        for data in (rep, b"\x91" + rep, msgpack.ext(msgpack.TUPLE, b"\x92\x01" + rep)):
             tried += 1
             try:
                 forge.read(data)
@@ -409,7 +410,7 @@ def test_random_nodes_have_children_or_are_corrupt(kind, data):
         Node(kind, data).children()
     forge = Forge()
     digest = forge.add(kind, data)
-    for code in (wire.LIST, wire.DICT, wire.STR, wire.BYTES, wire.RECORD):
+    for code in (msgpack.LIST, msgpack.DICT, msgpack.STR, msgpack.BYTES, msgpack.RECORD):
         for length in (3, texts.PIECE_MAX + 1):
             with contextlib.suppress(Corrupt, Invalid):
                 forge.read(ref(code, digest, length))
@@ -474,12 +475,12 @@ def test_a_text_whose_pieces_do_not_fit_is_corrupt():
     ):
         digest = forge.add(nodes.PIECES, P(bad))
         with pytest.raises(Corrupt):
-            forge.read(ref(wire.STR, digest, found.length))
+            forge.read(ref(msgpack.STR, digest, found.length))
 
 
 def test_every_error_of_a_load_says_what_it_is():
     forge = Forge()
     with pytest.raises(Corrupt) as caught:
-        forge.read(ref(wire.LIST, bytes(32)))
+        forge.read(ref(msgpack.LIST, bytes(32)))
     assert caught.value.code == "corrupt.chunk"
     assert isinstance(caught.value, Error)

@@ -11,12 +11,13 @@ import apsw
 import pytest
 
 import backtrail
-from backtrail.backends import sqlite_connection
 from backtrail.backends.port import Batch
-from backtrail.engine import log, pace, upkeep
-from backtrail.engine import spine as spines
-from backtrail.engine.paths import parse
-from backtrail.engine.tree import locate
+from backtrail.backends.sqlite import connection
+from backtrail.engine import log, throttle
+from backtrail.engine.tree import spine as spines
+from backtrail.engine.tree.path import parse
+from backtrail.engine.tree.tree import locate
+from backtrail.maintenance import gc
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,7 +41,7 @@ def test_what_a_deleted_row_shares_with_others_is_followed_through_them(
         gone = store.thread("t").save({"m": messages, "own": rng.randbytes(30_000).hex()})
         store.thread("t").save({"x": 1})
         kept = store.thread("u").save({"m": messages})
-    mark = upkeep._mark_row
+    mark = gc._mark_row
     with backtrail.open(path) as first, backtrail.open(path) as second:
         met: list[int] = []
 
@@ -51,7 +52,7 @@ def test_what_a_deleted_row_shares_with_others_is_followed_through_them(
                 second.gc()
             mark(heads, record, row, live)
 
-        monkeypatch.setattr(upkeep, "_mark_row", slow)
+        monkeypatch.setattr(gc, "_mark_row", slow)
         first.gc()
         assert met
     with backtrail.open(path) as store:
@@ -184,9 +185,9 @@ def test_a_returned_checkpoint_does_not_hold_on_to_its_state() -> None:
 
 def test_upkeep_leaves_the_store_to_others_for_as_long_as_it_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
     now, slept = [100.0], []
-    monkeypatch.setattr(pace.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(pace.time, "sleep", slept.append)
-    paced = pace.Upkeep()
+    monkeypatch.setattr(throttle.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(throttle.time, "sleep", slept.append)
+    paced = throttle.Upkeep()
     for took in (0.0005, 0.001, 0.001, 0.004, 0.9):  # little is added up; nobody sleeps for long
         with paced.write():
             now[0] += took
@@ -230,13 +231,13 @@ def test_a_writer_that_waits_for_another_looks_often_and_not_for_ever(
                 other.execute("COMMIT")
 
         with monkeypatch.context() as patch:
-            patch.setattr(sqlite_connection.time, "sleep", sleep)
+            patch.setattr(connection.time, "sleep", sleep)
             assert thread.append("l", 1).step == 2
         assert len(slept) == 300
         assert 0 < max(slept) <= 0.005  # SQLite's own way of waiting comes to 0.1
         other.execute("BEGIN IMMEDIATE")
         store._backend._guard._connection.set_busy_handler(None)
-        sqlite_connection.wait_for_others(store._backend._guard._connection, 0.05)
+        connection.wait_for_others(store._backend._guard._connection, 0.05)
         with pytest.raises(backtrail.Unavailable):
             thread.append("l", 2)
         other.close()
@@ -244,16 +245,16 @@ def test_a_writer_that_waits_for_another_looks_often_and_not_for_ever(
 
 def test_nobody_who_saves_pauses_for_what_the_options_remove(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(pace, "_SPELL", 0.0)
+    monkeypatch.setattr(throttle, "_SPELL", 0.0)
     with backtrail.open(path, max_checkpoints=2) as store:
         with monkeypatch.context() as patch:
-            patch.setattr(pace.time, "sleep", slept.append)
+            patch.setattr(throttle.time, "sleep", slept.append)
             for n in range(150):
                 store.thread("t").save({"n": n})
         assert store.stats().checkpoints == 2
         assert set(slept) == {0.0}
         store.thread("t").prune(keep_last=1)
         with monkeypatch.context() as patch:
-            patch.setattr(pace.time, "sleep", slept.append)
+            patch.setattr(throttle.time, "sleep", slept.append)
             store.gc()
         assert max(slept) > 0

@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 
 import backtrail
-from backtrail.engine import upkeep
+from backtrail.maintenance import gc
 from tests.history_clients import Counts
 from tests.lengths import lengths
 from tests.servers import place, wait_for
@@ -109,14 +109,14 @@ def test_collections_beside_writers_leave_nothing_dangling(opener, tmp_path, col
 def test_without_epochs_something_would_dangle(opener, tmp_path):
     """A sweep that takes what it has not marked, whoever has stamped it since."""
     counts = Counts(WRITERS)
-    real = upkeep._sweep
+    real = gc._sweep
 
     def sweep(heads, live, _epoch, *rest):
         before = counts.total()
         wait_for(lambda: counts.total() > before + 10)
         return real(heads, live, 1 << 60, *rest)
 
-    with mock.patch.object(upkeep, "_sweep", sweep):
+    with mock.patch.object(gc, "_sweep", sweep):
         try:
             _, said, damaged = collected(opener, tmp_path / "stop", 8, pause=0.005, counts=counts)
         except backtrail.Corrupt:  # the next collection met it

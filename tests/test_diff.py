@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import backtrail
-from backtrail.engine import diff, nodes, payload, scan, unpacking
-from backtrail.engine.paths import Path
-from backtrail.engine.schema import Record
-from backtrail.engine.tree import PATCH, SET, SPLICE
+from backtrail.engine import payload
+from backtrail.engine.schema.registry import Record
+from backtrail.engine.tree import diff, nodes, scan, unpacker
+from backtrail.engine.tree.path import Path
+from backtrail.engine.tree.tree import PATCH, SET, SPLICE
 from tests.lengths import fewer
 from tests.strategies import (
     TYPES,
@@ -224,7 +225,7 @@ def quickly(limit, old, new):
     started = time.process_time()
     found = ops_between(one, other)
     assert time.process_time() - started < limit
-    list(diff.edits(one, other, unpacking.Unpacker(TYPES)))
+    list(diff.edits(one, other, unpacker.Unpacker(TYPES)))
     assert time.process_time() - started < 3 * limit
     return found
 
@@ -285,7 +286,7 @@ def test_deeply_nested_states_are_compared_without_running_out_of_stack(scale):
         old, new = ([old], [new]) if n % 2 else ({"k": old}, {"k": new})
     one, other = encode({"a": old, "b": 1}), encode({"a": new, "b": 1})
     on_deep_stack(300, lambda: turned(one, other))
-    found = on_deep_stack(300, lambda: list(diff.edits(one, other, unpacking.Unpacker(TYPES))))
+    found = on_deep_stack(300, lambda: list(diff.edits(one, other, unpacker.Unpacker(TYPES))))
     assert len(found) == 1
 
 
@@ -296,7 +297,7 @@ def shown(old, new):
     """Changes as (sign, path) and their values."""
     one, other = encode(old), encode(new)
     found = []
-    for edit in diff.edits(one, other, unpacking.Unpacker(TYPES)):
+    for edit in diff.edits(one, other, unpacker.Unpacker(TYPES)):
         if edit.reordered:
             found.append(("order", str(edit.path)))
         else:
@@ -384,7 +385,7 @@ def without_lists(value):
 @given(trees, trees)
 def test_there_are_changes_if_and_only_if_the_roots_differ(one, other):
     old, new = encode(one), encode(other)
-    assert (list(diff.edits(old, new, unpacking.Unpacker(TYPES))) == []) == (old.root == new.root)
+    assert (list(diff.edits(old, new, unpacker.Unpacker(TYPES))) == []) == (old.root == new.root)
 
 
 @given(
@@ -395,7 +396,7 @@ def test_there_are_changes_if_and_only_if_the_roots_differ(one, other):
 def test_what_no_change_speaks_of_is_the_same_in_both(one, other):
     """For dicts in dicts, whose paths are the same before and after."""
     only_dicts = [without_lists(state) for state in (one, other)]
-    told = {tuple(edit.path) for edit in diff.edits(*map(encode, only_dicts), unpacking.Unpacker(TYPES))}
+    told = {tuple(edit.path) for edit in diff.edits(*map(encode, only_dicts), unpacker.Unpacker(TYPES))}
     before, after = map(flattened, only_dicts)
     for path in before.keys() | after.keys():
         if before.get(path) != after.get(path):

@@ -30,9 +30,9 @@ from backtrail import (
     Role,
     ToolCall,
     ToolStatus,
-    fields,
+    validation,
 )
-from backtrail.engine.packing import Packer
+from backtrail.engine.tree.packer import Packer
 from backtrail.entities import Saved, to_data, to_json
 from tests.lengths import fewer
 from tests.strategies import TYPES, decode, encode, form, values
@@ -165,7 +165,7 @@ def test_what_is_not_given_is_empty_or_none():
 
 
 def test_ids_are_random_uuids():
-    made = [fields.new_id() for _ in range(500)]
+    made = [validation.new_id() for _ in range(500)]
     made += [Message.user("").id, Conversation("a").id, ToolCall("f").id, Attachment("file", "a", "b").id]
     assert len(set(made)) == len(made)
     for text in made:
@@ -477,15 +477,17 @@ def test_of_agents_and_conversations_every_field_is_stored(value):
 
 def test_data_that_says_less_reads_the_same_each_time():
     for data in ({"id": "m", "role": "user", "content": "x"}, {"id": "m", "role": Role.USER, "content": "x"}):
-        assert Message.from_data(data) == Message.from_data(data) == Message.user("x", id="m", timestamp=fields.EPOCH)
+        assert (
+            Message.from_data(data) == Message.from_data(data) == Message.user("x", id="m", timestamp=validation.EPOCH)
+        )
     talk = {"id": "c", "agent_id": "a", "messages": [{"id": "m", "role": "user", "content": "x", "timestamp": NOON}]}
     assert Conversation.from_data(talk) == Conversation.from_data(talk)
     assert (Conversation.from_data(talk).created_at, Conversation.from_data(talk).last_message_at) == (
-        fields.EPOCH,
+        validation.EPOCH,
         NOON,
     )
     state = AgentState.from_data({"agent_id": "a", "name": "b", "agent_type": "c"})
-    assert (state.created_at, state.modified_at) == (fields.EPOCH, fields.EPOCH)
+    assert (state.created_at, state.modified_at) == (validation.EPOCH, validation.EPOCH)
 
 
 STORED = [

@@ -12,8 +12,8 @@ import apsw
 import pytest
 
 import backtrail
-from backtrail.backends.file import FileBackend
-from backtrail.backends.sqlite import SqliteBackend
+from backtrail.backends.file.backend import FileBackend
+from backtrail.backends.sqlite.backend import SqliteBackend
 from tests import servers
 
 CANARY = "canarythatistobegone"

@@ -9,9 +9,9 @@ import ormsgpack
 import pytest
 
 import backtrail
-from backtrail.backends import file_frames, file_log
-from backtrail.backends.file import FileBackend
-from backtrail.backends.file_records import ROW
+from backtrail.backends.file import frames, log
+from backtrail.backends.file.backend import FileBackend
+from backtrail.backends.file.records import ROW
 from backtrail.backends.port import Batch
 from backtrail.engine import log as rows_log
 from tests.disks import crash_states, put, traced
@@ -29,9 +29,9 @@ def opened(path, **options):
 
 def frames_of(path, uid):
     """Return the frames of a file."""
-    found, at = [], file_frames.FILE_HEADER
+    found, at = [], frames.FILE_HEADER
     with path.open("rb") as file:
-        window = file_frames.Window(file.fileno(), uid)
+        window = frames.Window(file.fileno(), uid)
         while (frame := window.frame_at(at)) is not None:
             found.append(frame)
             at = frame.end
@@ -136,7 +136,7 @@ def damage_row(path, uid, seq):
     """Flip a bit in what a file says of a row of its first thread."""
     data = bytearray(path.read_bytes())
     for frame in frames_of(path, uid):
-        at = frame.at + file_frames.HEADER
+        at = frame.at + frames.HEADER
         while at < frame.bodies_at:
             length = int.from_bytes(data[at : at + 4], "big")
             fields = ormsgpack.unpackb(bytes(data[at + 8 : at + 8 + length]))
@@ -153,7 +153,7 @@ class TestDamage:
     def made(self, request, tmp_path, monkeypatch):
         """A small store: in one file, in several, or collected."""
         if request.param == "files":
-            monkeypatch.setattr(file_log, "FILE_BYTES", 1500)
+            monkeypatch.setattr(log, "FILE_BYTES", 1500)
         rng = random.Random(3)
         path = tmp_path / "made"
         with backtrail.open(path.as_uri()) as store:
@@ -271,7 +271,7 @@ class TestDamage:
     def test_a_collection_leaves_damage_behind_that_took_nothing(self, made):
         name = min(name for name in contents(made) if name.startswith(("base", "log")))
         data = bytearray((made / name).read_bytes())
-        data[file_frames.FILE_HEADER] ^= 1  # of a header: what is behind it is whole
+        data[frames.FILE_HEADER] ^= 1  # of a header: what is behind it is whole
         (made / name).write_bytes(data)
         with backtrail.open(made.as_uri()) as store:
             found = states(store)
@@ -369,7 +369,7 @@ class TestKilled:
         assert self.every(tmp_path, prepare, lambda path: opened(path).reclaim(), check) > 12
 
     def test_a_log_that_goes_on_in_the_next_file(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(file_log, "FILE_BYTES", 1000)
+        monkeypatch.setattr(log, "FILE_BYTES", 1000)
 
         def prepare(path):
             backend = opened(path)
@@ -453,7 +453,7 @@ class TestPowerCuts:
 
     def crash(self, tmp_path, durability, monkeypatch, times):
         """Crash so many times behind each call."""
-        monkeypatch.setattr(file_log, "FILE_BYTES", 1800)
+        monkeypatch.setattr(log, "FILE_BYTES", 1800)
         path = tmp_path / "s"
         with traced() as disk:
             disk.calls.clear()

@@ -14,12 +14,16 @@ from unittest import mock
 import pytest
 
 import backtrail
-from backtrail.backends import file, file_directory, file_lock, file_log, file_shared, file_snapshot
-from backtrail.backends.file import FileBackend
-from backtrail.backends.file_frames import HEADER
+from backtrail.backends.file import backend as file
+from backtrail.backends.file import directory as file_directory
+from backtrail.backends.file import lock as file_lock
+from backtrail.backends.file import log as file_log
+from backtrail.backends.file import shared, snapshot
+from backtrail.backends.file.backend import FileBackend
+from backtrail.backends.file.frames import HEADER
 from backtrail.backends.port import Batch, Usage
-from backtrail.backends.table_backend import TableBackend
-from backtrail.backends.tables import Tables
+from backtrail.backends.tables.backend import TableBackend
+from backtrail.backends.tables.tables import Tables
 from backtrail.errors import Corrupt, NotFound, Unavailable
 from tests.disks import traced
 from tests.test_backends_file import seqs
@@ -558,7 +562,7 @@ class TestUpkeep:
         no = start(backend)
         monkeypatch.setattr(file, "_SNAPSHOT_CHANGES", 1)
         backend._tables.wasted = 1
-        real = file_snapshot.prepare
+        real = snapshot.prepare
 
         def prepare(*rest):
             patch.undo()
@@ -568,7 +572,7 @@ class TestUpkeep:
             return made
 
         with monkeypatch.context() as patch:
-            patch.setattr(file_snapshot, "prepare", prepare)
+            patch.setattr(snapshot, "prepare", prepare)
             backend.reclaim()
         assert backend._now_in().generation == 2
         assert sorted(each.name[:4] for each in path.iterdir()) == ["back", "back", "base", "log-"]
@@ -673,7 +677,7 @@ class TestWaiting:
     def test_a_load_keeps_nobody_out(self, path, read_only, monkeypatch):
         writer = FileBackend(path, busy_timeout=0.1)
         no = start(writer)
-        monkeypatch.setattr(file_shared, "_FAR", 2)
+        monkeypatch.setattr(shared, "_FAR", 2)
         real = file_log.Log._read_file
         written = []
 

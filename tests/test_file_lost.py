@@ -11,10 +11,12 @@ import pytest
 
 import backtrail
 from backtrail import Conversation, Message
-from backtrail.backends import file, file_directory, file_log, file_snapshot
-from backtrail.backends.file import FileBackend
+from backtrail.backends.file import backend as file
+from backtrail.backends.file import directory, snapshot
+from backtrail.backends.file import log as file_log
+from backtrail.backends.file.backend import FileBackend
 from backtrail.backends.memory import MemoryBackend
-from backtrail.backends.table_backend import TableBackend
+from backtrail.backends.tables.backend import TableBackend
 from backtrail.errors import Corrupt, NotFound, Unavailable
 from tests.test_backends_sqlite import append, in_child, raises, start
 from tests.test_file_crashes import FIRST, frames_of
@@ -242,7 +244,7 @@ def test_a_repair_that_is_killed_is_done_by_the_next_one(path, function):
     store.thread("a").save({"n": 2})
     store.close()
     hole.tear()
-    place = {"begin_file": file, "_go_over": FileBackend}.get(function, file_directory)
+    place = {"begin_file": file, "_go_over": FileBackend}.get(function, directory)
 
     def child():
         with opened(path) as other, mock.patch.object(place, function, killed):
@@ -352,7 +354,7 @@ def erased(path):
 
 def test_what_somebody_left_who_was_killed_in_a_collection_goes_with_the_next_one(path, erased):
     def child():
-        with opened(path) as other, mock.patch.object(file_directory, "sweep", killed):
+        with opened(path) as other, mock.patch.object(directory, "sweep", killed):
             other.gc()
 
     assert in_child(child) == KILLED
@@ -405,7 +407,7 @@ def test_ctrl_c_while_another_generation_is_read_leaves_nothing_of_the_old_one(p
 
         assert in_child(child) == 0
         with monkeypatch.context() as patched:
-            patched.setattr(file_snapshot, "read", lambda *_: signal.raise_signal(signal.SIGINT))
+            patched.setattr(snapshot, "read", lambda *_: signal.raise_signal(signal.SIGINT))
             with pytest.raises(KeyboardInterrupt):
                 store.thread("keep").load()
         assert store.thread("keep").load().state == {"n": 1}
@@ -519,14 +521,14 @@ def test_nothing_is_repaired_while_transactions_are_open(path):
 
 def test_whoever_opens_a_store_that_is_being_repaired_has_it_when_it_is(path, monkeypatch):
     torn(path)[0].close()
-    read = file_snapshot.read
+    read = snapshot.read
 
     def overtaken(*args):
-        monkeypatch.setattr(file_snapshot, "read", read)
+        monkeypatch.setattr(snapshot, "read", read)
         repaired_by_another(path, lambda other: other.thread("c").save({"n": 5}))
         return read(*args)
 
-    monkeypatch.setattr(file_snapshot, "read", overtaken)
+    monkeypatch.setattr(snapshot, "read", overtaken)
     with opened(path, read_only=True) as store:
         assert numbers(store) == {"zero": 2, "c": 5}
 

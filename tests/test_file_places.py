@@ -17,10 +17,11 @@ from blake3 import blake3
 
 import backtrail
 from backtrail import Conversation, Message
-from backtrail.backends import file, file_directory, file_frames, file_log, file_snapshot
-from backtrail.backends.file_lock import Turns
-from backtrail.backends.file_records import LIST
-from backtrail.backends.file_shared import SharedTables
+from backtrail.backends.file import backend, directory, frames, snapshot
+from backtrail.backends.file import log as file_log
+from backtrail.backends.file.lock import Turns
+from backtrail.backends.file.records import LIST
+from backtrail.backends.file.shared import SharedTables
 from backtrail.errors import Corrupt, NotFound, Unavailable
 from tests.test_backends_sqlite import raises
 from tests.test_file_crashes import FIRST, frames_of
@@ -36,7 +37,7 @@ def path(tmp_path):
 @pytest.fixture
 def often(monkeypatch):
     """Snapshots are made after a few changes."""
-    monkeypatch.setattr(file, "_SNAPSHOT_CHANGES", 20)
+    monkeypatch.setattr(backend, "_SNAPSHOT_CHANGES", 20)
 
 
 def opened(path, **options):
@@ -50,7 +51,7 @@ def everything(path):
 
 
 def uid_of(path):
-    generation, fd = file_directory.read(path)
+    generation, fd = directory.read(path)
     os.close(fd)
     return generation.uid
 
@@ -212,12 +213,12 @@ def test_what_was_erased_is_in_no_snapshot_though_a_collection_was_killed(path, 
         switch(*args)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    switch = file_directory.switch
+    switch = directory.switch
 
     def killed():
         with opened(path) as store:
             store.thread("t").delete()
-            with mock.patch.object(file_directory, "switch", mock.Mock(side_effect=switch_and_die)):
+            with mock.patch.object(directory, "switch", mock.Mock(side_effect=switch_and_die)):
                 store.gc()
 
     fill()
@@ -242,7 +243,7 @@ def test_a_snapshot_that_cannot_be_removed_stops_the_collection_before_it_counts
         store.thread("t").prune(keep_last=1)
     with opened(path) as store:
         with monkeypatch.context() as patch:
-            patch.setattr(file_snapshot, "put", mock.Mock(side_effect=Unavailable("no", code="unavailable.io")))
+            patch.setattr(snapshot, "put", mock.Mock(side_effect=Unavailable("no", code="unavailable.io")))
             with raises(Unavailable, "unavailable.io"):
                 store.gc()
         store.gc()
@@ -253,7 +254,7 @@ def test_a_snapshot_that_cannot_be_removed_stops_the_collection_before_it_counts
 def test_a_snapshot_that_nobody_understands_only_takes_time(path, content):
     with opened(path) as store:
         store.thread("t").save({"n": 1})
-    (path / "snapshot").write_bytes(file_snapshot.MAGIC + blake3(content).digest() + content)
+    (path / "snapshot").write_bytes(snapshot.MAGIC + blake3(content).digest() + content)
     assert everything(path) == {"t": [{"n": 1}]}
 
 
@@ -311,14 +312,14 @@ def test_relaxed_writers_wait_for_the_disk_now_and_then(path, monkeypatch):
 
 
 def damage_first_list(file, uid):
-    data = bytearray(file.read_bytes())
-    for frame in frames_of(file, uid):
-        at = frame.at + file_frames.HEADER
+    data = bytearray(backend.read_bytes())
+    for frame in frames_of(backend, uid):
+        at = frame.at + frames.HEADER
         while at < frame.bodies_at:
             length = int.from_bytes(data[at : at + 4], "big")
             if ormsgpack.unpackb(bytes(data[at + 8 : at + 8 + length]))[0] == LIST:
                 data[at + 8 + length - 1] ^= 1
-                file.write_bytes(data)
+                backend.write_bytes(data)
                 return
             at += 8 + length
     raise AssertionError
@@ -326,8 +327,8 @@ def damage_first_list(file, uid):
 
 @pytest.mark.parametrize("collected", [False, True])
 def test_a_list_of_which_a_part_was_lost_is_made_anew(path, collected, monkeypatch, caplog):
-    monkeypatch.setattr("backtrail.backends.file_base._LIST_ENTRIES", 2)
-    monkeypatch.setattr("backtrail.backends.file_base._FRAME_CHANGES", 2)
+    monkeypatch.setattr("backtrail.backends.file.base._LIST_ENTRIES", 2)
+    monkeypatch.setattr("backtrail.backends.file.base._FRAME_CHANGES", 2)
     caplog.set_level(logging.CRITICAL)
     with opened(path) as store:
         store.conversations.save(Conversation("a", id="c"))
@@ -409,7 +410,7 @@ def test_a_collection_for_which_there_is_no_room_writes_nothing(path, monkeypatc
         before = sorted(path.iterdir())
         full = os.statvfs_result((1,) * 10)
         with monkeypatch.context() as patch:
-            patch.setattr(file_directory.os, "statvfs", lambda _: full)
+            patch.setattr(directory.os, "statvfs", lambda _: full)
             for _ in range(3):
                 with raises(Unavailable, "unavailable.full"):
                     store.gc()
@@ -423,7 +424,7 @@ def test_records_that_are_whole_and_make_no_sense_are_corrupt(path, record):
     with opened(path) as store:
         store.thread("t").save({"n": 1})
     (path / "backtrail.lock").unlink()
-    frame = file_frames.frame(uid_of(path), 2, 1, [ormsgpack.packb([15, []]), ormsgpack.packb(record)], [])
+    frame = frames.frame(uid_of(path), 2, 1, [ormsgpack.packb([15, []]), ormsgpack.packb(record)], [])
     with (path / FIRST).open("ab") as log:
         log.write(b"".join(frame))
     before = (path / FIRST).read_bytes()
@@ -441,7 +442,7 @@ def test_too_many_open_files_are_told(path):
     )
     opened(path).close()
     done = subprocess.run(
-        [sys.executable, "-c", "import backtrail.backends.file\n" + code, path.as_uri()],
+        [sys.executable, "-c", "import backtrail.backends.file.backend\n" + code, path.as_uri()],
         capture_output=True,
         text=True,
         check=False,

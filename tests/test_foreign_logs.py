@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 import backtrail
-from backtrail.backends import sqlite_log, sqlite_schema
+from backtrail.backends.sqlite import schema, wal_mark
 from backtrail.errors import Conflict, NotFound, Unavailable
 from tests.lengths import lengths
 from tests.processes import spawn
@@ -351,20 +351,20 @@ def test_file_that_is_replaced_under_a_process_is_left_alone(tmp_path, has_log):
 def test_marks_of_a_log_follow_each_other():
     for _ in range(2000):
         before = random.getrandbits(23) << 1 | 1
-        begun = sqlite_log.next_mark(before)
+        begun = wal_mark.next_mark(before)
         other = random.getrandbits(24)
-        log = [sqlite_log.Marked(begun, 7)]
-        assert sqlite_log.fits(sqlite_log.Marked(before, 7), log)
-        assert sqlite_log.fits(sqlite_log.Marked(begun, 7), log)
-        assert not sqlite_log.fits(sqlite_log.Marked(before, 7), [*log, sqlite_log.Marked(begun | 1, 7)])
-        assert sqlite_log.mark_in(sqlite_log.marked(4, other)) == other
-        assert sqlite_log.format_in(sqlite_log.marked(4, other)) == 4
+        log = [wal_mark.Marked(begun, 7)]
+        assert wal_mark.fits(wal_mark.Marked(before, 7), log)
+        assert wal_mark.fits(wal_mark.Marked(begun, 7), log)
+        assert not wal_mark.fits(wal_mark.Marked(before, 7), [*log, wal_mark.Marked(begun | 1, 7)])
+        assert wal_mark.mark_in(wal_mark.marked(4, other)) == other
+        assert wal_mark.format_in(wal_mark.marked(4, other)) == 4
 
 
 def test_migration_that_is_killed_is_replayed(tmp_path):
     path = tmp_path / "agents.db"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sqlite_schema, "STEPS", sqlite_schema.STEPS[:-1])
+        patch.setattr(schema, "STEPS", schema.STEPS[:-1])
         with backtrail.open(path) as store:
             append(store, 1)
     run_in_child(open_and_crash, path)

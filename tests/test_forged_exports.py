@@ -14,15 +14,17 @@ import pytest
 from blake3 import blake3
 
 import backtrail
-from backtrail import Corrupt, checkpoints
-from backtrail.engine import archive, log, spine, wire
-from backtrail.engine import nodes as nodes_of
-from backtrail.engine.archive import Known, Writer
-from backtrail.engine.archive_reader import Archive
-from backtrail.engine.codec import Encoder
-from backtrail.engine.nodes import Cache, Nodes
-from backtrail.engine.schema import Types
-from backtrail.engine.squeeze import squeeze, unsqueeze
+from backtrail import Corrupt, checkpoint
+from backtrail.archive import layout
+from backtrail.archive.layout import Known, Writer
+from backtrail.archive.reader import Archive
+from backtrail.engine import log
+from backtrail.engine.compression import squeeze, unsqueeze
+from backtrail.engine.schema.registry import Types
+from backtrail.engine.tree import msgpack, spine
+from backtrail.engine.tree import nodes as nodes_of
+from backtrail.engine.tree.codec import Encoder
+from backtrail.engine.tree.nodes import Cache, Nodes
 from backtrail.testing.furnishing import everything
 from tests.servers import place
 
@@ -177,7 +179,7 @@ def refused(store, path):
     assert everything(store) == before
 
 
-NOWHERE = ormsgpack.packb(ormsgpack.Ext(wire.DATETIME, ormsgpack.packb([2026, 1, 1, 0, 0, 0, 0, 0, "No/Where"])))
+NOWHERE = ormsgpack.packb(ormsgpack.Ext(msgpack.DATETIME, ormsgpack.packb([2026, 1, 1, 0, 0, 0, 0, 0, "No/Where"])))
 
 
 def extra(*parts):
@@ -336,7 +338,7 @@ def repeated(levels, width, *, said=None):
     nodes = Nodes(lambda _: {}, Cache(0))
     rep = Encoder(nodes, Types()).rep("x" * 5000)
     for _ in range(levels):
-        rep = spine.build(nodes, wire.LIST, None, [rep] * width).close(nodes)
+        rep = spine.build(nodes, msgpack.LIST, None, [rep] * width).close(nodes)
         if said is not None:
             rep = nodes_of.as_ref(rep)._replace(size=said).encode()
     return rep, [[node.kind, node.data] for node in nodes.fresh.values()]
@@ -392,12 +394,14 @@ def test_a_stored_state_is_not_read_beyond_what_its_row_says(made, size, tmp_pat
 @pytest.mark.parametrize(("made", "size"), REPEATED.values(), ids=REPEATED)
 def test_bytes_of_a_checkpoint_that_repeat_are_refused(made, size, memory):
     data = memory.thread("t").save([1]).to_bytes()
-    name, uid, fields, tags, _, _ = ormsgpack.unpackb(unsqueeze(data[len(checkpoints._MAGIC) :], limit=1 << 20))
+    name, uid, fields, tags, _, _ = ormsgpack.unpackb(unsqueeze(data[len(checkpoint._MAGIC) :], limit=1 << 20))
     rep, listed = made
-    row = checkpoints._row_from(fields)
+    row = checkpoint._row_from(fields)
     row = row._replace(size=nodes_of.size_of(rep) if size is None else size, root=blake3(b"V" + rep).digest())
     row = log.checked(row, uid)
-    forged = checkpoints._MAGIC + squeeze(wire.pack([name, uid, checkpoints._plain_row(row), tags, bytes(rep), listed]))
+    forged = checkpoint._MAGIC + squeeze(
+        msgpack.pack([name, uid, checkpoint._plain_row(row), tags, bytes(rep), listed])
+    )
     assert len(forged) < 5000
     with pytest.raises(Corrupt):
         backtrail.Checkpoint.from_bytes(forged).state  # noqa: B018
@@ -433,7 +437,7 @@ def test_a_state_that_is_no_value_is_refused_and_one_that_is_deep_is_not(memory,
 def test_a_journal_that_is_none_harms_no_other_run(memory):
     with memory.run("good") as run:
         run.message(backtrail.Message.user("hello"))
-    backtrail.threads.Thread(memory._engine, "journal", "bad").save({"no": "journal"})
+    backtrail.Thread(memory._engine, "journal", "bad").save({"no": "journal"})
     assert {run.session_id: bool(run.damaged) for run in memory.runs.list()} == {"good": False, "bad": True}
     with pytest.raises(Corrupt):
         memory.runs.load("bad")
@@ -444,9 +448,9 @@ def test_a_journal_that_is_none_harms_no_other_run(memory):
 
 def bomb(kind, plain):
     """Make a file with one section that says this."""
-    data = archive.MAGIC + b"1\n"
-    header = ormsgpack.packb([archive.FORMAT, os.urandom(16), 1, None, None])
-    for each, content in ((archive.HEADER, header), (kind, plain)):
+    data = layout.MAGIC + b"1\n"
+    header = ormsgpack.packb([layout.FORMAT, os.urandom(16), 1, None, None])
+    for each, content in ((layout.HEADER, header), (kind, plain)):
         stored = squeeze(content)
         head = each + len(stored).to_bytes(8, "big")
         data += head + stored + blake3(head + stored).digest()

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 import backtrail
-from backtrail import garbage
-from backtrail.engine import pace
+from backtrail import gc_pause
+from backtrail.engine import throttle
 
 
 @pytest.fixture(autouse=True)
@@ -23,8 +23,8 @@ def test_it_waits_while_a_long_list_is_read_and_goes_on_behind_it(monkeypatch):
     with backtrail.open("memory://") as store:
         thread = store.thread("t")
         thread.save([{"n": n, "text": "x" * 50} for n in range(2000)])
-        rest = pace.rest
-        monkeypatch.setattr(pace, "rest", lambda: (seen.append(gc.isenabled()), rest())[1])
+        rest = throttle.rest
+        monkeypatch.setattr(throttle, "rest", lambda: (seen.append(gc.isenabled()), rest())[1])
         assert len(store.thread("t").load().state) == 2000
     assert seen
     assert not any(seen)
@@ -32,7 +32,7 @@ def test_it_waits_while_a_long_list_is_read_and_goes_on_behind_it(monkeypatch):
 
 
 def test_it_goes_on_after_an_error():
-    with pytest.raises(KeyboardInterrupt), garbage.uncollected():
+    with pytest.raises(KeyboardInterrupt), gc_pause.uncollected():
         assert not gc.isenabled()
         raise KeyboardInterrupt
     assert gc.isenabled()
@@ -40,7 +40,7 @@ def test_it_goes_on_after_an_error():
 
 def test_whoever_has_switched_it_off_finds_it_off():
     gc.disable()
-    with garbage.uncollected():
+    with gc_pause.uncollected():
         pass
     assert not gc.isenabled()
 
@@ -49,24 +49,24 @@ def test_where_blocks_overlap_it_goes_on_in_the_end():
     inner, outer = threading.Event(), threading.Event()
 
     def work():
-        with garbage.uncollected():
+        with gc_pause.uncollected():
             inner.set()
             outer.wait()
 
     thread = threading.Thread(target=work)
-    with garbage.uncollected():
+    with gc_pause.uncollected():
         thread.start()
         inner.wait()
     outer.set()
     thread.join()
     assert gc.isenabled()
-    assert not garbage._uncollected
+    assert not gc_pause._uncollected
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_child_that_was_forked_meanwhile_collects():
-    with garbage.uncollected():
+    with gc_pause.uncollected():
         child = os.fork()
         if not child:
             os._exit(0 if gc.isenabled() else 1)

@@ -17,9 +17,11 @@ import pytest
 import zstandard
 
 import backtrail
-from backtrail.backends import file_frames, postgres_schema, sqlite_schema
-from backtrail.engine import archive
-from backtrail.engine.squeeze import stands_beside
+from backtrail.archive import layout
+from backtrail.backends.file import frames
+from backtrail.backends.postgres import schema
+from backtrail.backends.sqlite import schema as sqlite_schema
+from backtrail.engine.compression import stands_beside
 from backtrail.testing.exact import same
 from tests.lengths import lengths
 from tests.servers import server
@@ -68,7 +70,7 @@ def golden(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Golden]:
     if request.param in DIRECTORIES:
         directory = Path(shutil.copytree(request.param, tmp_path / "s"))
         made = partial(backtrail.open, directory.as_uri())
-        yield Golden(made, lambda: format_of_files(directory), True, True, file_frames.FORMAT)
+        yield Golden(made, lambda: format_of_files(directory), True, True, frames.FORMAT)
         return
     server().execute("DROP SCHEMA IF EXISTS golden CASCADE")
     server().execute(zstandard.ZstdDecompressor().decompress(request.param.read_bytes()).decode())
@@ -77,7 +79,7 @@ def golden(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Golden]:
         lambda: server().execute("SELECT value FROM golden.meta WHERE name = 'format'")[0][0],
         knows_repacking=True,
         knows_agents=request.param.name != "postgres1.sql.zst",
-        newest=len(postgres_schema.STEPS),
+        newest=len(schema.STEPS),
     )
     server().execute("DROP SCHEMA golden CASCADE")
 
@@ -101,12 +103,12 @@ def format_of_files(directory: Path) -> int:
 
 def test_there_is_a_golden_store_of_every_format() -> None:
     assert {path.name: format_of_files(path) for path in DIRECTORIES} == {
-        f"files{n}": n for n in range(1, file_frames.FORMAT + 1)
+        f"files{n}": n for n in range(1, frames.FORMAT + 1)
     }
     assert {path.stem: format_of(path) for path in FORMATS} == {f"format{n}": n for n in range(1, 5)}
     assert len(sqlite_schema.STEPS) == len(FORMATS)
-    assert [path.name for path in EXPORTS] == [f"export{n}" for n in range(1, archive.VERSION + 1)]
-    assert [path.name for path in DUMPS] == [f"postgres{n}.sql.zst" for n in range(1, len(postgres_schema.STEPS) + 1)]
+    assert [path.name for path in EXPORTS] == [f"export{n}" for n in range(1, layout.VERSION + 1)]
+    assert [path.name for path in DUMPS] == [f"postgres{n}.sql.zst" for n in range(1, len(schema.STEPS) + 1)]
 
 
 def test_the_golden_store_of_format_2_has_bases_and_deltas_beside_chunks() -> None:

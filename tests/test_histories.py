@@ -15,9 +15,9 @@ import pytest
 
 import backtrail
 from backtrail.backends.port import Stale
-from backtrail.engine import writes
-from backtrail.engine.overlay import Overlay
-from backtrail.engine.writes import Writes
+from backtrail.engine import writer
+from backtrail.engine.writer import Writes
+from backtrail.overlay import Overlay
 from tests import histories
 from tests.histories import APPEND, FAILED, FOREVER, POP, READ, SAW, TAKEN, UNKNOWN, Operation, unstacked
 from tests.history_clients import Clients, read_history
@@ -169,7 +169,7 @@ def with_transactions_in_two_parts():
 @contextlib.contextmanager
 def with_decisions_on_what_a_handle_knew():
     """What a function raises counts, however old the state was that it saw."""
-    real = writes.patiently
+    real = writer.patiently
 
     def patiently(heads, key, attempt, known=None):
         if known is not None:
@@ -177,7 +177,7 @@ def with_decisions_on_what_a_handle_knew():
                 return attempt(known)
         return real(heads, key, attempt)
 
-    with mock.patch.object(writes, "patiently", patiently):
+    with mock.patch.object(writer, "patiently", patiently):
         yield
 
 

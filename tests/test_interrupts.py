@@ -13,23 +13,17 @@ from functools import partial
 import pytest
 
 import backtrail
-from backtrail import store
-from backtrail.backends import (
-    changes,
-    file,
-    file_lock,
-    file_log,
-    file_shared,
-    memory,
-    postgres,
-    postgres_group,
-    postgres_pool,
-    sqlite_connection,
-    sqlite_group,
-    table_backend,
-    tables,
-)
-from backtrail.engine import engine, overlay, owner
+from backtrail import overlay, store
+from backtrail import transaction as engine
+from backtrail import transaction as owner
+from backtrail.backends import memory
+from backtrail.backends.file import backend, lock, log, shared
+from backtrail.backends.postgres import backend as postgres
+from backtrail.backends.postgres import group, pool
+from backtrail.backends.sqlite import connection
+from backtrail.backends.sqlite import group as sqlite_group
+from backtrail.backends.tables import backend as table_backend
+from backtrail.backends.tables import changes, tables
 from tests.lengths import lengths
 from tests.servers import place
 
@@ -41,14 +35,14 @@ WATCHED = {
         owner,
         overlay,
         postgres,
-        postgres_group,
-        postgres_pool,
-        sqlite_connection,
+        group,
+        pool,
+        connection,
         sqlite_group,
-        file,
-        file_lock,
-        file_log,
-        file_shared,
+        backend,
+        lock,
+        log,
+        shared,
         memory,
         table_backend,
         tables,

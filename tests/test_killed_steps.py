@@ -18,8 +18,10 @@ import pytest
 import zstandard
 
 import backtrail
-from backtrail.backends import file_directory, file_frames, postgres_schema, sqlite_schema
-from backtrail.backends.sqlite import SqliteBackend
+from backtrail.backends.file import directory, frames
+from backtrail.backends.postgres import schema
+from backtrail.backends.sqlite import schema as sqlite_schema
+from backtrail.backends.sqlite.backend import SqliteBackend
 from backtrail.testing.furnishing import everything, furnish
 from tests import servers
 from tests.disks import traced
@@ -294,7 +296,7 @@ def test_a_version_that_knows_an_older_format_refuses_sqlite_and_writes_nothing(
 
 
 def test_a_version_that_knows_an_older_format_refuses_files_and_writes_nothing(tmp_path):
-    with mock.patch.object(file_frames, "FORMAT", 2):
+    with mock.patch.object(frames, "FORMAT", 2):
         backtrail.open((tmp_path / "newer").as_uri()).close()
     assert format_of_files(tmp_path / "newer") == 2
     before = {found.name: found.read_bytes() for found in (tmp_path / "newer").iterdir()}
@@ -307,7 +309,7 @@ def test_a_version_that_knows_an_older_format_refuses_postgresql_and_writes_noth
         opener().close()
         meta = f"SELECT * FROM {opener.keywords['schema']}.meta ORDER BY name"
         before = servers.server().execute(meta)
-        with mock.patch.object(postgres_schema, "STEPS", postgres_schema.STEPS[:1]):
+        with mock.patch.object(schema, "STEPS", schema.STEPS[:1]):
             refused(opener, (2, 1))
         assert servers.server().execute(meta) == before
 
@@ -319,10 +321,8 @@ def test_a_version_that_does_not_look_at_the_format_is_found(kind, tmp_path, mon
         with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
             test_a_version_that_knows_an_older_format_refuses_sqlite_and_writes_nothing(3, tmp_path)
     else:
-        parsed = file_directory._parsed
-        monkeypatch.setattr(
-            file_directory, "_parsed", lambda said, path: parsed(said.replace("files 2", "files 1"), path)
-        )
+        parsed = directory._parsed
+        monkeypatch.setattr(directory, "_parsed", lambda said, path: parsed(said.replace("files 2", "files 1"), path))
         with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
             test_a_version_that_knows_an_older_format_refuses_files_and_writes_nothing(tmp_path)
 
@@ -330,7 +330,7 @@ def test_a_version_that_does_not_look_at_the_format_is_found(kind, tmp_path, mon
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 def test_who_had_a_store_open_goes_on_beside_those_who_have_converted_it(kind, tmp_path):
     """What the new format keeps of every write is kept of theirs, too: by the database itself."""
-    schemas = sqlite_schema if kind == "sqlite" else postgres_schema
+    schemas = sqlite_schema if kind == "sqlite" else schema
     with contextlib.ExitStack() as stack:
         opener = (
             partial(backtrail.open, tmp_path / "s.db") if kind == "sqlite" else stack.enter_context(servers.place())

@@ -16,7 +16,8 @@ import pytest
 
 import backtrail
 from backtrail import CommitUnknown, Unavailable
-from backtrail.backends import file, file_log, file_shared, sqlite_commit, sqlite_connection
+from backtrail.backends.file import backend, log, shared
+from backtrail.backends.sqlite import commit, connection
 from tests.disks import traced
 from tests.disks_sqlite import traced_sqlite
 from tests.lab import DEEDS, picture, quick_directory, small_wal
@@ -42,7 +43,7 @@ SHORT = [*FEW[:3], *FEW[4:10], ("gc", dict(DEEDS)["gc"]), FEW[1]]
 
 @pytest.fixture
 def quick(tmp_path, monkeypatch):
-    monkeypatch.setattr(file_log, "FILE_BYTES", 30_000)  # so that one goes on in the next
+    monkeypatch.setattr(log, "FILE_BYTES", 30_000)  # so that one goes on in the next
     with quick_directory(tmp_path) as made:
         yield made
 
@@ -184,31 +185,31 @@ def test_every_single_call_that_fails_is_loud_and_the_store_goes_on(kind, quick,
 
 
 def _swallowed(patch):
-    told = sqlite_commit.end
+    told = commit.end
 
     def end(*args):
         with suppress(apsw.IOError):
             told(*args)
 
-    patch.setattr(sqlite_commit, "end", end)
+    patch.setattr(commit, "end", end)
 
 
 def _not_translated(patch):
-    patch.setattr(sqlite_connection, "translated", lambda error, path: error)
+    patch.setattr(connection, "translated", lambda error, path: error)
 
 
 def _not_written(patch):
-    told = file_log.write_at
+    told = log.write_at
 
     def write_at(*args):
         with suppress(OSError):
             told(*args)
 
-    patch.setattr(file_log, "write_at", write_at)
+    patch.setattr(log, "write_at", write_at)
 
 
 def _not_translated_in_files(patch):
-    for module in (file, file_shared):
+    for module in (backend, shared):
         patch.setattr(module, "translated", lambda error, path: error)
 
 

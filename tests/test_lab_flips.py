@@ -14,8 +14,9 @@ import apsw
 import pytest
 
 import backtrail
-from backtrail.backends import file as files
-from backtrail.engine import log, reading, squeeze, verifying
+from backtrail.backends.file import backend as files
+from backtrail.engine import compression, log
+from backtrail.maintenance import readable, verify
 from tests.lab import quick_directory
 from tests.test_damage import COLUMNS, Sqlite, _fill, _states
 from tests.test_file_crashes import states
@@ -48,11 +49,11 @@ def places(patient):
 
 def means_the_same(value, flipped):
     """Tell whether a flip is in a bit of compressed bytes that does not count: then what is read is the same."""
-    packed = isinstance(value, bytes) and value[0] in (squeeze.ZSTD, squeeze.ZSTD_DICTIONARY1)
+    packed = isinstance(value, bytes) and value[0] in (compression.ZSTD, compression.ZSTD_DICTIONARY1)
     if not packed or value[0] != flipped[0]:
         return False
     try:
-        return squeeze.unsqueeze(value, limit=1 << 30) == squeeze.unsqueeze(flipped, limit=1 << 30)
+        return compression.unsqueeze(value, limit=1 << 30) == compression.unsqueeze(flipped, limit=1 << 30)
     except backtrail.Corrupt:
         return False
 
@@ -114,7 +115,7 @@ def test_seeded_faults_are_found(fault, quick, monkeypatch):
     if fault == "rows":
         monkeypatch.setattr(log, "is_sound", lambda row, uid: True)
     else:
-        for module in (reading, verifying):
+        for module in (readable, verify):
             monkeypatch.setattr(module, "read_below", lambda heads, tree, good, weights=None: set())
     assert flip_in_sqlite(quick / "s.db", 40)[1] > 0
 

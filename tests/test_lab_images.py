@@ -15,8 +15,10 @@ from pathlib import Path
 import pytest
 
 import backtrail
-from backtrail.backends import file_disk, file_log, sqlite, sqlite_commit
+from backtrail.backends.file import disk as file_disk
+from backtrail.backends.file import log
 from backtrail.backends.port import Batch
+from backtrail.backends.sqlite import backend, commit
 from tests.disks import Platter, put, traced
 from tests.disks_sqlite import traced_sqlite
 from tests.lab import Book, Done, Looker, picture, quick_directory, small_wal, verdict
@@ -81,7 +83,7 @@ def crashed(kind, source, calls, done, images, *, durability="full", thorough=Fa
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_was_acknowledged_is_there_and_nothing_is_half_done(kind, quick, monkeypatch):
-    monkeypatch.setattr(file_log, "FILE_BYTES", 40_000)
+    monkeypatch.setattr(log, "FILE_BYTES", 40_000)
     with used(kind, quick / "s") as (calls, done):
         wrong, different = crashed(kind, quick / "s", calls, done, 2000)
     assert not wrong
@@ -102,7 +104,7 @@ def test_relaxed_loses_the_newest_and_never_more(kind, quick):
 @pytest.mark.parametrize("durability", ["full", "relaxed"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_power_cuts(kind, quick, durability, monkeypatch):
-    monkeypatch.setattr(file_log, "FILE_BYTES", 40_000)
+    monkeypatch.setattr(log, "FILE_BYTES", 40_000)
     with used(kind, quick / "s", durability=durability) as (calls, done):
         wrong, different = crashed(kind, quick / "s", calls, done, 12_000, durability=durability, thorough=True)
     print(f"{kind}, {durability}: 12,000 images, {different} different")  # noqa: T201 - for docs/reliability.md
@@ -144,30 +146,30 @@ def test_many_migrations_that_are_cut_short(name, quick):
 
 
 def _not_synced(patch):
-    patch.setitem(sqlite._SYNCHRONOUS, "full", "OFF")
+    patch.setitem(backend._SYNCHRONOUS, "full", "OFF")
 
 
 def _synced_now_and_then(patch):
-    patch.setitem(sqlite._SYNCHRONOUS, "full", "NORMAL")
+    patch.setitem(backend._SYNCHRONOUS, "full", "NORMAL")
 
 
 def _committed_in_two_halves(patch):
-    whole = sqlite_commit._write
+    whole = commit._write
 
     def write(connection, batch):
         numbers = whole(connection, batch._replace(rows=batch.rows[:1], tag=()))
         connection.execute("COMMIT")
         connection.execute("BEGIN IMMEDIATE")
         for thread, row in batch.rows[1:]:
-            sqlite_commit._insert(connection, sqlite_commit._key(thread, row.seq, numbers), row)
+            commit._insert(connection, commit._key(thread, row.seq, numbers), row)
         whole(connection, Batch(tag=tuple((max(thread, -thread), seq, tag) for thread, seq, tag in batch.tag)))
         return numbers
 
-    patch.setattr(sqlite_commit, "_write", write)
+    patch.setattr(commit, "_write", write)
 
 
 def _log_not_synced(patch):
-    patch.setattr(file_log, "synced", lambda fd: None)
+    patch.setattr(log, "synced", lambda fd: None)
 
 
 def _directory_not_synced(patch):

@@ -14,9 +14,10 @@ import pytest
 
 import backtrail
 from backtrail import CommitUnknown, Unavailable
-from backtrail.backends import file_log, sqlite
-from backtrail.backends.file import FileBackend
-from backtrail.backends.sqlite import SqliteBackend
+from backtrail.backends.file import log
+from backtrail.backends.file.backend import FileBackend
+from backtrail.backends.sqlite import backend
+from backtrail.backends.sqlite.backend import SqliteBackend
 from tests.lab import DEEDS, Looker, picture, small_wal
 from tests.mounts import loop, needs_root, read_only, tmpfs
 from tests.test_backends_sqlite import in_child, raises
@@ -118,8 +119,8 @@ def test_what_was_acknowledged_survives_200_power_cuts(kind, system, tmp_path):
 @needs_root
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_store_that_does_not_sync_is_found_by_power_cuts(kind, tmp_path, monkeypatch):
-    monkeypatch.setitem(sqlite._SYNCHRONOUS, "full", "OFF")
-    monkeypatch.setattr(file_log, "synced", lambda fd: None)
+    monkeypatch.setitem(backend._SYNCHRONOUS, "full", "OFF")
+    monkeypatch.setattr(log, "synced", lambda fd: None)
     assert len(cuts(kind, "ext4", tmp_path, 4)) >= 2
 
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 import backtrail
 from backtrail.backends.port import Row
-from backtrail.checkpoints import _MAGIC
+from backtrail.checkpoint import _MAGIC
 from backtrail.engine import log
-from backtrail.engine.squeeze import squeeze, unsqueeze
+from backtrail.engine.compression import squeeze, unsqueeze
 from backtrail.errors import Corrupt, Error
 from backtrail.store import Store
 from tests.strategies import same, sizes

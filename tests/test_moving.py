@@ -22,12 +22,14 @@ import pytest
 from blake3 import blake3
 
 import backtrail
-from backtrail import Conflict, Corrupt, Invalid, NotFound, Unavailable, aio, placing
+from backtrail import Conflict, Corrupt, Invalid, NotFound, Unavailable, aio, atomic_file
+from backtrail.archive import layout
+from backtrail.archive.reader import Archive
 from backtrail.backends.memory import MemoryBackend
 from backtrail.backends.port import Batch
-from backtrail.engine import archive, log, unpacking, wire
-from backtrail.engine.archive_reader import Archive
-from backtrail.engine.squeeze import squeeze, unsqueeze
+from backtrail.engine import log
+from backtrail.engine.compression import squeeze, unsqueeze
+from backtrail.engine.tree import msgpack, unpacker
 from backtrail.testing.chunks import small_chunks
 from backtrail.testing.conformance.moving import _shown as shown
 from backtrail.testing.furnishing import everything, furnish, logs
@@ -117,7 +119,7 @@ def test_metadata_need_not_be_understood_to_come(value, name, tmp_path, monkeypa
         store.thread("t").save(1, metadata={name: value})
         store.export(tmp_path / "1")
         with monkeypatch.context() as patch:
-            patch.setattr(unpacking.zoneinfo, "ZoneInfo", mock.Mock(side_effect=ZoneInfoNotFoundError))
+            patch.setattr(unpacker.zoneinfo, "ZoneInfo", mock.Mock(side_effect=ZoneInfoNotFoundError))
             other.import_(tmp_path / "1")
         assert other.thread("t").load().metadata == {name: value}
 
@@ -276,7 +278,7 @@ def test_a_file_that_is_cut_short_anywhere_is_refused(small, memory, tmp_path):
 def test_a_flipped_bit_anywhere_is_noticed(small, memory, tmp_path):
     data = bytearray(small.read_bytes())
     path = tmp_path / "flipped"
-    start = len(archive.MAGIC) + 2
+    start = len(layout.MAGIC) + 2
     for at in range(len(data)):
         data[at] ^= 1 << at % 8
         path.write_bytes(data)
@@ -306,7 +308,7 @@ def test_what_is_no_export_is_refused(memory, tmp_path):
 
 def sections(data):
     """Cut a file into its sections: (kind, what is in it)."""
-    at = len(archive.MAGIC) + 2
+    at = len(layout.MAGIC) + 2
     while at < len(data):
         length = int.from_bytes(data[at + 1 : at + 9], "big")
         stored = data[at + 9 : at + 9 + length]
@@ -318,7 +320,7 @@ def joined(parts, *, line=b"backtrail export 1\n"):
     """Make a file of sections, with checksums that are right."""
     made = line
     for kind, value in parts:
-        stored = squeeze(wire.pack([value[0], blake3(made).digest()] if kind == archive.END else value))
+        stored = squeeze(msgpack.pack([value[0], blake3(made).digest()] if kind == layout.END else value))
         head = kind + len(stored).to_bytes(8, "big")
         made += head + stored + blake3(head + stored).digest()
     return made
@@ -335,7 +337,7 @@ def test_a_newer_format_is_refused(small, memory, tmp_path):
     error = refused(memory, path, Invalid)
     assert (error.code, error.details["format"]) == ("invalid.format", 3)
     assert "upgrade" in str(error)
-    parts[0][1][0] = archive.FORMAT + 1
+    parts[0][1][0] = layout.FORMAT + 1
     path.write_bytes(joined(parts))
     assert refused(memory, path, Invalid).code == "invalid.format"
 
@@ -409,7 +411,7 @@ def test_a_forged_file_is_refused(forge, small, memory, tmp_path):
 def test_sections_in_another_order_or_twice_are_noticed(small, memory, tmp_path):
     parts = [*sections(small.read_bytes())]
     end = parts.pop()
-    starts = [*itertools.accumulate((len(joined([part], line=b"")) for part in parts), initial=len(archive.MAGIC) + 2)]
+    starts = [*itertools.accumulate((len(joined([part], line=b"")) for part in parts), initial=len(layout.MAGIC) + 2)]
     data = small.read_bytes()
     cut = [data[low:high] for low, high in itertools.pairwise(starts)]
     chunks = at(parts, b"C")[0]
@@ -420,7 +422,7 @@ def test_sections_in_another_order_or_twice_are_noticed(small, memory, tmp_path)
         path.write_bytes(data[: starts[0]] + b"".join(moved) + data[starts[-1] :])
         assert path.stat().st_size == len(data)
         assert refused(memory, path, Corrupt).code == "corrupt.export"
-    assert end[0] == archive.END
+    assert end[0] == layout.END
 
 
 def test_something_behind_the_end_is_refused(small, memory, tmp_path):
@@ -621,14 +623,14 @@ def test_what_is_damaged_is_named_and_not_exported(damage, tmp_path):
 @pytest.mark.parametrize(("number", "code"), [(errno.ENOSPC, "full"), (errno.EIO, "io"), (errno.EACCES, "open")])
 def test_a_disk_that_fails_is_told_and_leaves_nothing(number, code, memory, tmp_path, monkeypatch):
     furnish(memory)
-    write = archive.Writer._write
+    write = layout.Writer._write
 
     def fail(self, data):
         if self._file.tell() > 100:
             raise OSError(number, os.strerror(number))
         write(self, data)
 
-    monkeypatch.setattr(archive.Writer, "_write", fail)
+    monkeypatch.setattr(layout.Writer, "_write", fail)
     with pytest.raises(Unavailable) as caught:
         memory.export(tmp_path / "1")
     assert caught.value.code == f"unavailable.{code}"
@@ -678,7 +680,7 @@ def test_what_came_a_moment_ago_is_not_written_over(links, memory, tmp_path, mon
 
 def test_two_exports_to_one_path_are_one_and_a_conflict(memory, tmp_path, monkeypatch):
     memory.thread("t").save([1])
-    monkeypatch.setattr(placing, "_refuse_existing", lambda path: None)  # both look before either is there
+    monkeypatch.setattr(atomic_file, "_refuse_existing", lambda path: None)  # both look before either is there
     made = memory.export(tmp_path / "1")
     with pytest.raises(Conflict):
         memory.export(tmp_path / "1")
@@ -700,13 +702,13 @@ def test_two_exports_to_one_path_are_one_and_a_conflict(memory, tmp_path, monkey
 def test_who_may_not_read_a_store_may_not_read_its_exports(url, modes, expected, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     seen = []
-    write = archive.Writer.__init__
+    write = layout.Writer.__init__
 
     def writing(self, file, *args):
         seen.append(stat.S_IMODE(os.fstat(file.fileno()).st_mode))
         write(self, file, *args)
 
-    monkeypatch.setattr(archive.Writer, "__init__", writing)
+    monkeypatch.setattr(layout.Writer, "__init__", writing)
     umask = os.umask(0o022)
     try:
         with backtrail.open(url.format(tmp_path)) as store:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from backtrail.engine.paths import Path, parse
+from backtrail.engine.tree.path import Path, parse
 from backtrail.errors import Invalid
 
 names = st.one_of(

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 import backtrail
-from backtrail.backends import postgres_schema
+from backtrail.backends.postgres import schema as postgres_schema
 from backtrail.cli.main import cli
 from tests import servers
 

@@ -12,9 +12,9 @@ import pytest
 
 import backtrail
 import backtrail.aio
-from backtrail.backends import postgres_commit
-from backtrail.backends.postgres import PostgresBackend
-from backtrail.backends.postgres_moves import Crier
+from backtrail.backends.postgres import commit
+from backtrail.backends.postgres.backend import PostgresBackend
+from backtrail.backends.postgres.change_feed import Crier
 from tests import servers
 from tests.lengths import lengths
 from tests.proxy import BEFORE, DURING, SWALLOW, Proxy
@@ -387,7 +387,7 @@ def test_a_write_whose_reply_was_lost_is_unknown_if_nobody_can_look(store, own, 
 
 @DONE_OR_NOT
 def test_a_write_that_is_sent_in_pieces_may_lose_any_of_its_exchanges(proxy, schema, direct, kind, monkeypatch):
-    monkeypatch.setattr(postgres_commit, "PIECE", 10_000)
+    monkeypatch.setattr(commit, "PIECE", 10_000)
     rng = random.Random(1)
     states = []
     for skip in itertools.count():

@@ -11,9 +11,9 @@ from unittest import mock
 import psycopg
 from psycopg import sql
 
-from backtrail.backends import postgres_room
-from backtrail.backends.postgres_room import TABLES, Room
-from backtrail.backends.postgres_session import Statement
+from backtrail.backends.postgres import rewrite
+from backtrail.backends.postgres.rewrite import TABLES, Room
+from backtrail.backends.postgres.session import Statement
 from tests.servers import place, server
 
 LONG = 20
@@ -119,7 +119,7 @@ def test_whoever_reads_for_a_moment_does_not_keep_space_from_being_given_back(mo
         told = vacuumed(monkeypatch)
         reader.execute(sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(opener.keywords["schema"], "row")))
         looked = mock.Mock(side_effect=lambda _: reader.rollback())
-        monkeypatch.setattr(postgres_room.time, "sleep", looked)
+        monkeypatch.setattr(rewrite.time, "sleep", looked)
         store.gc()
         assert looked.call_count == 1
         assert told == [("SKIP_LOCKED", list(TABLES))]

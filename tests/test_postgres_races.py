@@ -10,8 +10,9 @@ import psycopg
 import pytest
 
 import backtrail
-from backtrail.backends import postgres_commit, postgres_schema
 from backtrail.backends.port import Batch, Undone
+from backtrail.backends.postgres import commit
+from backtrail.backends.postgres import schema as postgres_schema
 from tests.servers import place, server
 from tests.test_backends import digest, new, row, start
 
@@ -86,7 +87,7 @@ def test_a_group_does_not_wait_for_others_but_is_undone(opener):
 
 
 def test_a_batch_in_pieces_that_comes_again_marks_nothing_again(opener, monkeypatch):
-    monkeypatch.setattr(postgres_commit, "PIECE", 100)
+    monkeypatch.setattr(commit, "PIECE", 100)
     with opener() as store:
         backend = store._backend
         batch = Batch(

@@ -111,7 +111,7 @@ def test_what_users_wait_for_reads_no_table_from_end_to_end(full):
 
 
 def test_a_scan_would_be_noticed(full):
-    from backtrail.backends.postgres_session import Statement
+    from backtrail.backends.postgres.session import Statement
 
     whole = Statement(f"SELECT count(*) FROM {full._backend._place.quoted}.thread WHERE created_at > $1", "i")
     assert scanned(whole) == {"thread"}

@@ -134,12 +134,12 @@ def test_a_store_survives_fork_in_parent_and_child(tmp_path: Path) -> None:
 
 COLD = """
 import sys, backtrail
-from backtrail.backends.sqlite import SqliteBackend
+from backtrail.backends.sqlite.backend import SqliteBackend
 bodies = []
 read = SqliteBackend.chunks
 def counted(self, digests):
     found = read(self, digests)
-    from backtrail.engine.squeeze import unsqueeze
+    from backtrail.engine.compression import unsqueeze
     bodies.extend(unsqueeze(data, limit=1 << 30)[:1] for data in found.values())
     return found
 SqliteBackend.chunks = counted

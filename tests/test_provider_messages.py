@@ -14,7 +14,8 @@ from openai.types.chat import ChatCompletion, ChatCompletionMessage, ChatComplet
 from openai.types.responses import ResponseInputItemParam, ResponseOutputMessage
 
 import backtrail
-from backtrail import Attachment, Invalid, Message, Role, ToolCall, convert
+from backtrail import Attachment, Invalid, Message, Role, ToolCall
+from backtrail.conversations import convert
 from backtrail.testing.exact import same
 
 # -- dicts that a provider's types allow ------------------------------------------------------------------

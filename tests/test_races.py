@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import backtrail
-from backtrail.engine import upkeep
-from backtrail.manifests import Manifests
+from backtrail.agents.checkpoints import Manifests
+from backtrail.maintenance import gc
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,7 +50,7 @@ def test_a_collection_spares_a_head_that_is_written_while_it_reads(
                 thread.append("l", "y" * 900 + str(i))
             thread.prune(keep_last=1)
             if both_collect:
-                upkeep.collect_rows(writer._engine.desk.heads, writer._backend.find_thread("thread", "t"))
+                gc.collect_rows(writer._engine.desk.heads, writer._backend.find_thread("thread", "t"))
 
         between(collector, method, meanwhile, monkeypatch)
         collector.gc()
@@ -83,7 +83,7 @@ def test_an_append_that_is_stored_is_told_so_whatever_upkeep_does(path: Path, mo
     def fails(*_: object) -> int:
         raise backtrail.Unavailable("the disk is busy")
 
-    monkeypatch.setattr(upkeep, "collect_rows", fails)
+    monkeypatch.setattr(gc, "collect_rows", fails)
     with backtrail.open(path, max_checkpoints=2) as store:
         thread = store.thread("t")
         thread.save({"l": []})

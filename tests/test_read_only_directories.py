@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import backtrail
-from backtrail.engine import squeeze
+from backtrail.engine import compression
 from backtrail.errors import Unavailable
 from tests.test_backends_sqlite import unprivileged
 
@@ -15,7 +15,7 @@ from tests.test_backends_sqlite import unprivileged
 @pytest.fixture
 def public_path():
     """The name of a store in a directory that everybody may enter."""
-    squeeze.dictionary1()  # which the user to whom the permissions apply may not read
+    compression.dictionary1()  # which the user to whom the permissions apply may not read
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)  # noqa: PTH101
         yield Path(folder, "agents.db")

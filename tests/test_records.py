@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import backtrail
-from backtrail.engine import packing, records, schema, unpacking, wire
-from backtrail.engine.nodes import LEAF, Node
+from backtrail.engine.schema import records, registry
+from backtrail.engine.tree import msgpack, unpacker
+from backtrail.engine.tree import packer as packing
+from backtrail.engine.tree.nodes import LEAF, Node
 from tests.strategies import values as plain_values
 
 T = TypeVar("T")
@@ -60,7 +62,7 @@ class Private(pydantic.BaseModel):
 
 Wide = pydantic.create_model("Wide", **{f"field_{n}": (Any, n) for n in range(20)})
 CLASSES = [Point, Slotted, Holder, Struct, Model, Open, Private, Wide]
-TYPES = schema.Types(CLASSES)
+TYPES = registry.Types(CLASSES)
 
 
 def model_of(x, how):
@@ -105,7 +107,7 @@ def test_the_bytes_are_those_that_come_of_taking_instances_apart(values):
     expected = Slow(TYPES).fast(values)
     assert packing.Packer(TYPES).fast(values) == expected
     if expected is not None:
-        back = unpacking.Unpacker(TYPES)(expected)
+        back = unpacker.Unpacker(TYPES)(expected)
         assert [type(each) for each in back] == [type(each) for each in values]
         assert Slow(TYPES).fast(back) == expected
 
@@ -121,7 +123,7 @@ def test_a_leaf_in_another_form_is_the_same_leaf(values, others):
         held = flat.held(listed)
         if held is not None and Slow(TYPES).fast(held) == flat.data:
             assert Slow(TYPES).fast(listed) == data
-    made = flat.made(unpacking.Unpacker(TYPES).array(flat.data))
+    made = flat.made(unpacker.Unpacker(TYPES).array(flat.data))
     assert Slow(TYPES).fast(made) == data
 
 
@@ -147,11 +149,11 @@ def test_what_differs_in_more_than_its_fields_is_not_compared_so(other):
 
 def test_a_class_that_is_not_named_or_has_changed_does_not_go_the_quick_way():
     data = packing.Packer(TYPES).fast([Point(1)])
-    assert records.Flat.of(data, schema.Types()) is None
-    assert records.Flat.of(data, schema.Types([Model])) is None
-    old = wire.inline(wire.RECORD, ("Point", 7, "dataclass"), [wire.pack("x") + wire.pack(1)])
+    assert records.Flat.of(data, registry.Types()) is None
+    assert records.Flat.of(data, registry.Types([Model])) is None
+    old = msgpack.inline(msgpack.RECORD, ("Point", 7, "dataclass"), [msgpack.pack("x") + msgpack.pack(1)])
     with pytest.raises(backtrail.Invalid):
-        unpacking.Unpacker(TYPES)(old)
+        unpacker.Unpacker(TYPES)(old)
 
 
 def test_what_was_learned_of_a_class_is_forgotten_when_something_else_is_declared_about_it():
@@ -180,18 +182,18 @@ def test_what_was_learned_of_a_class_is_known_to_others():
     with mock.patch.object(packing.Packer, "_extension", side_effect=AssertionError):
         data = packer.fast([Point(b"bytes")])
     assert data == Slow(TYPES).fast([Point(b"bytes")])
-    unpacking.Unpacker(TYPES)(data)
-    with mock.patch.object(schema.Types, "load", side_effect=AssertionError):
-        assert unpacking.Unpacker(TYPES)(data) == [Point(b"bytes")]
+    unpacker.Unpacker(TYPES)(data)
+    with mock.patch.object(registry.Types, "load", side_effect=AssertionError):
+        assert unpacker.Unpacker(TYPES)(data) == [Point(b"bytes")]
 
 
 def test_records_that_begin_alike_are_learned_once():
-    types = schema.Types([Point])
+    types = registry.Types([Point])
     data = packing.Packer(types).fast(Point(1))
-    payload = wire.split_ext(data)[1]
+    payload = msgpack.split_ext(data)[1]
     reader = records.Reader(types)
     for _ in range(3):
-        assert reader.meet(payload, wire.unpackb(payload)) is not None
+        assert reader.meet(payload, msgpack.unpackb(payload)) is not None
     assert [len(known) for known in records.learned(types).variants.values()] == [1]
 
 

@@ -15,9 +15,11 @@ import apsw
 import pytest
 
 import backtrail
-from backtrail.backends.sqlite import SqliteBackend
-from backtrail.engine import repack, squeeze, upkeep
-from backtrail.engine.nodes import digest_of
+from backtrail.backends.sqlite.backend import SqliteBackend
+from backtrail.engine import compression
+from backtrail.engine.tree.nodes import digest_of
+from backtrail.maintenance import gc as upkeep
+from backtrail.maintenance import repack
 from backtrail.testing.chunks import small_chunks
 from backtrail.testing.exact import same
 from tests.lengths import lengths
@@ -216,8 +218,10 @@ def test_a_damaged_leaf_is_named_by_what_stands_beside_it_and_the_rest_loads(pat
     gc(path)
     connection = apsw.Connection(str(path))
     rows = list(connection.execute("SELECT key & 0xffffffff, payload FROM row ORDER BY key"))
-    lost = squeeze.stands_beside(next(payload for seq, payload in rows if payload[0] == squeeze.BESIDE and seq > 40))[0]
-    first = min(seq for seq, payload in rows if lost in squeeze.stands_beside(payload))
+    lost = compression.stands_beside(
+        next(payload for seq, payload in rows if payload[0] == compression.BESIDE and seq > 40)
+    )[0]
+    first = min(seq for seq, payload in rows if lost in compression.stands_beside(payload))
     with backtrail.open(path) as store:
         assert all(checkpoint.state for checkpoint in store.thread("t").history())  # so that all of it was read once
         connection.execute("UPDATE chunk SET payload = substr(payload, 1, 900) WHERE digest = ?", (lost,))
@@ -256,7 +260,7 @@ def test_a_damaged_row_keeps_what_it_stands_beside(path: Path) -> None:
         assert record is not None
         live: set[bytes] = set()
         assert repack.repack(store._engine.desk.heads, record, live, lambda _: None) > 0
-    assert live == set(squeeze.stands_beside(before)) != set()
+    assert live == set(compression.stands_beside(before)) != set()
     assert payloads(path)[9] == before
 
 
@@ -283,8 +287,8 @@ def test_no_row_is_put_beside_a_damaged_chunk_and_those_that_leave_one_are_writt
 def test_what_does_not_read_back_is_not_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(path, 80)
     before = payloads(path)
-    wrong = squeeze.Beside.squeeze
-    monkeypatch.setattr(squeeze.Beside, "squeeze", lambda self, data: wrong(self, data + b"?"))
+    wrong = compression.Beside.squeeze
+    monkeypatch.setattr(compression.Beside, "squeeze", lambda self, data: wrong(self, data + b"?"))
     assert gc(path).repacked == 0
     assert payloads(path) == before
 
@@ -302,24 +306,24 @@ LEAF = b"a leaf of many words " * 20
         b"\x03\x05" + bytes(200),
         b"\x03\xff" + bytes(10_000),
         b"\x03\x01" + bytes(32) + b"no frame",
-        squeeze.Beside([bytes(32)], [LEAF]).squeeze(LEAF)[:-3],
+        compression.Beside([bytes(32)], [LEAF]).squeeze(LEAF)[:-3],
     ],
 )
 def test_what_is_malformed_is_corrupt(stored: bytes) -> None:
     with pytest.raises(backtrail.Corrupt):
-        squeeze.unsqueeze_beside(stored, [LEAF], limit=1 << 20)
+        compression.unsqueeze_beside(stored, [LEAF], limit=1 << 20)
     with pytest.raises(backtrail.Corrupt):
-        squeeze.unsqueeze(stored, limit=1 << 20)
+        compression.unsqueeze(stored, limit=1 << 20)
 
 
 def test_beside_chunks_a_payload_reads_back_within_its_limit() -> None:
     digests = [digest_of(b"L", LEAF), digest_of(b"L", b"x" + LEAF)]
     data = b"op " + LEAF[40:300] + os.urandom(20) + LEAF
-    stored = squeeze.Beside(digests, [LEAF, b"x" + LEAF]).squeeze(data)
-    assert squeeze.stands_beside(stored) == tuple(digests)
-    assert squeeze.unsqueeze_beside(stored, [LEAF, b"x" + LEAF], limit=len(data)) == data
+    stored = compression.Beside(digests, [LEAF, b"x" + LEAF]).squeeze(data)
+    assert compression.stands_beside(stored) == tuple(digests)
+    assert compression.unsqueeze_beside(stored, [LEAF, b"x" + LEAF], limit=len(data)) == data
     with pytest.raises(backtrail.Corrupt):
-        squeeze.unsqueeze_beside(stored, [LEAF, b"x" + LEAF], limit=len(data) - 1)
+        compression.unsqueeze_beside(stored, [LEAF, b"x" + LEAF], limit=len(data) - 1)
 
 
 # -- beside others ----------------------------------------------------------------------------------
@@ -466,7 +470,7 @@ def test_writers_and_two_collections_at_once_lose_nothing(path: Path, seconds: f
 KILLED = """
 import os, signal, sys
 import backtrail
-from backtrail.backends.sqlite import SqliteBackend
+from backtrail.backends.sqlite.backend import SqliteBackend
 left = int(sys.argv[2])
 rewrite = SqliteBackend.rewrite
 def counted(*arguments):

@@ -17,11 +17,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import backtrail
-from backtrail.backends import changes, file_frames
+from backtrail.backends.file import frames as file_frames
 from backtrail.backends.port import Batch, Indexed, ThreadRecord
-from backtrail.engine import log, repairing, upkeep, verifying, wire
-from backtrail.engine.schema import Types
-from backtrail.engine.unpacking import Unpacker
+from backtrail.backends.tables import changes
+from backtrail.engine import log
+from backtrail.engine.schema.registry import Types
+from backtrail.engine.tree import msgpack
+from backtrail.engine.tree.unpacker import Unpacker
+from backtrail.maintenance import gc, repair, verify
 from backtrail.testing.chunks import small_chunks
 from backtrail.testing.conformance.repairing import furnish, loaded
 from tests.servers import place, server
@@ -329,7 +332,7 @@ class TestFiles:
             assert store.verify().ok
             assert before.items() <= loaded(store).items()
             assert store.thread("new").load().id == made.id
-            assert len({record.no for record in upkeep.threads(store._engine.direct.heads)}) > 5
+            assert len({record.no for record in gc.threads(store._engine.direct.heads)}) > 5
 
     def test_what_is_left_of_a_thread_that_is_lost_is_named_and_keeps_nobody_from_searching(self, tmp_path):
         path = tmp_path / "files"
@@ -392,7 +395,7 @@ class TestFiles:
 def harm(store, rng):
     """Damage a random row or chunk, in a random way; moves of the head, of which there are few, more often."""
     backend = store._backend
-    records = list(upkeep.threads(store._engine.direct.heads))
+    records = list(gc.threads(store._engine.direct.heads))
     record = rng.choice(records)
     rows = backend.rows(record.no, [(1, log.MAX_SEQ)], payload=True)
     row = rng.choice(rows)
@@ -486,10 +489,10 @@ def test_whatever_is_damaged_all_that_loaded_loads_after_a_repair_at_length(seed
 @pytest.mark.parametrize(
     ("module", "name"),
     [
-        (repairing._Thread, "_free"),
-        (repairing, "_let_go"),
-        (verifying._Walk, "_see_head"),
-        (repairing._Agent, "_let_go"),
+        (repair._Thread, "_free"),
+        (repair, "_let_go"),
+        (verify._Walk, "_see_head"),
+        (repair._Agent, "_let_go"),
     ],
 )
 def test_random_damage_finds_what_a_repair_leaves_out(module, name):
@@ -550,7 +553,7 @@ class TestInterrupts:
         def interrupt(*_, **__):
             raise ValueError("ext_hook failed")
 
-        with mock.patch.object(wire, "unpackb", interrupt):
-            for call in (wire.refs_in, wire.split_ext):
+        with mock.patch.object(msgpack, "unpackb", interrupt):
+            for call in (msgpack.refs_in, msgpack.split_ext):
                 with pytest.raises(KeyboardInterrupt):
                     call(b"\xd4\x07\x01")

@@ -6,7 +6,7 @@ import pytest
 
 import backtrail
 from backtrail import Message
-from backtrail.run_leases import beats_of
+from backtrail.runs.lease import beats_of
 
 
 def work(store, session, *, stop, done, city="Lisbon"):

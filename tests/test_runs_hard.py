@@ -26,7 +26,7 @@ from backtrail import (
     repaired,
 )
 from backtrail.engine.journal import INTENT, Journal
-from backtrail.run_leases import beats_of
+from backtrail.runs.lease import beats_of
 
 
 class Killed(BaseException):

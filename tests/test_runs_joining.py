@@ -12,7 +12,7 @@ import pytest
 
 import backtrail
 from backtrail import Conflict, Conversation, Message, NotFound, aio
-from backtrail.run_threads import Work
+from backtrail.runs.recorder import Work
 
 
 class Cut(Exception):  # noqa: N818

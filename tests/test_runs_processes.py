@@ -20,9 +20,9 @@ import pytest
 
 import backtrail
 from backtrail import Conflict, InDoubt, Message
-from backtrail.engine.engine import Engine
-from backtrail.engine.writes import Writes
-from backtrail.strategies import AfterLlmResponse, AfterToolCall, EveryN, Never
+from backtrail.engine.writer import Writes
+from backtrail.runs.strategies import AfterLlmResponse, AfterToolCall, EveryN, Never
+from backtrail.transaction import Engine
 from tests.lengths import lengths
 from tests.servers import place
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import backtrail
 from backtrail import CallError, Done, InDoubt, Invalid, Message, aio
-from backtrail.values import Items
+from backtrail.models import Items
 
 
 class Verdict(enum.Enum):

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backtrail.backends.sqlite import SqliteBackend
-from backtrail.engine import nodes, scan
-from backtrail.engine.nodes import LEAF
+from backtrail.backends.sqlite.backend import SqliteBackend
+from backtrail.engine.tree import nodes, scan
+from backtrail.engine.tree.nodes import LEAF
 from backtrail.errors import Invalid
 from backtrail.store import Store
 from tests.lengths import fewer

@@ -22,7 +22,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backtrail.engine.schema import FORMS, Member, Record, Type, Types, schema, schema_of, upcast
+from backtrail.engine.schema.registry import FORMS, Member, Record, Type, Types, schema, schema_of, upcast
 from backtrail.errors import Invalid
 
 PYDANTIC = tuple(int(part) for part in pydantic.VERSION.split(".")[:2])
@@ -673,7 +673,7 @@ def test_the_module_needs_neither_pydantic_nor_msgspec():
     code = (
         "import sys\n"
         "from dataclasses import dataclass\n"
-        "from backtrail.engine.schema import Types\n"
+        "from backtrail.engine.schema.registry import Types\n"
         "@dataclass\n"
         "class A: x: int\n"
         "types = Types().for_state(A)\n"

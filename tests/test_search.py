@@ -21,10 +21,12 @@ from hypothesis import strategies as st
 
 import backtrail
 from backtrail import aio
-from backtrail.backends import postgres_search, sqlite_schema, sqlite_search
 from backtrail.backends.memory import MemoryBackend
 from backtrail.backends.port import Batch, Entry, Indexed, Phrase, Splice
-from backtrail.engine import folding, indexing, query
+from backtrail.backends.postgres import search
+from backtrail.backends.sqlite import schema as sqlite_schema
+from backtrail.backends.sqlite import search as sqlite_search
+from backtrail.engine.search import indexer, normalize, query
 from backtrail.testing.conformance.indexing import interrupted as killed_at
 from backtrail.testing.places import in_memory
 from tests.lengths import fewer
@@ -147,7 +149,7 @@ def matches(said, text, contains):
 @pytest.mark.parametrize("place", [in_memory, in_a_file, in_postgres])
 @given(history=HISTORIES)
 def test_after_any_history_a_scan_of_all_heads_finds_the_same(place, history):
-    with place() as opener, opener() as store, mock.patch.object(indexing, "_SLICE", 3):
+    with place() as opener, opener() as store, mock.patch.object(indexer, "_SLICE", 3):
         for thread, deed in history:
             do(store, f"t{thread}", deed)
         for text, contains in QUERIES:
@@ -188,7 +190,7 @@ PHRASES = st.lists(
 def test_a_database_leaves_out_nothing_that_memory_finds_and_keeps_the_order(place, few, parts, splices, sought):
     with (
         mock.patch.multiple(sqlite_search, FEW=few, PARTS=parts),
-        mock.patch.object(postgres_search, "PARTS", parts),
+        mock.patch.object(search, "PARTS", parts),
         place() as opener,
         opener() as store,
     ):
@@ -292,7 +294,7 @@ def test_a_catch_up_that_is_killed_anywhere_is_simply_done_again(tmp_path):
         worker.start()
         worker.join(60)
         assert worker.exitcode == -signal.SIGKILL
-        done += at // indexing._SLICE * indexing._SLICE
+        done += at // indexer._SLICE * indexer._SLICE
         assert indexed(path) == done
     with backtrail.open(path) as store:
         hits = store.search("fox", limit=10_000)
@@ -439,25 +441,25 @@ SOME_TEXT = st.text(st.characters(), max_size=40) | st.text("aÉß字が ท🙂
 
 @given(SOME_TEXT)
 def test_words_are_free_of_whatever_could_mean_something(text):
-    found = folding.words(folding.composed(text))
+    found = normalize.words(normalize.composed(text))
     assert all(found)
     line = " ".join(found)
     line.encode()
     assert not re.search(r"[\x00-\x1f!-/:-@\[-`{-\x7f]", line)
-    assert folding.words(line) == found
+    assert normalize.words(line) == found
 
 
 @given(SOME_TEXT, st.integers(0, 40), st.integers(1, 40))
 def test_any_text_is_found_by_any_piece_of_it_and_by_its_words(text, start, length):
-    composed = folding.composed(text)
+    composed = normalize.composed(text)
     piece = composed[start : start + length]
     if piece:
         sought = query.piece(piece)
-        if folding.composed(piece) == piece and sought.piece:
+        if normalize.composed(piece) == piece and sought.piece:
             assert sought.match(text) is not None
-            line = f" {' '.join(folding.words(composed))} "
+            line = f" {' '.join(normalize.words(composed))} "
             assert all(phrase.sought in line for phrase in sought.phrases)
-    words = folding.words(composed)
+    words = normalize.words(composed)
     if words:
         assert query.words(" ".join(words)).match(text) is not None
         assert query.words(f'"{" ".join(words)}"').match(text) is not None
@@ -465,13 +467,13 @@ def test_any_text_is_found_by_any_piece_of_it_and_by_its_words(text, start, leng
 
 @given(SOME_TEXT)
 def test_places_in_folded_text_lead_back_to_where_they_come_from(text):
-    composed = folding.composed(text)
-    for number, word in enumerate(folding.words(composed)):
-        at = folding.word_at(composed, number)
-        assert word[0] in folding.folded(composed[at])
-    folded = folding.folded(composed)
+    composed = normalize.composed(text)
+    for number, word in enumerate(normalize.words(composed)):
+        at = normalize.word_at(composed, number)
+        assert word[0] in normalize.folded(composed[at])
+    folded = normalize.folded(composed)
     for place, char in enumerate(folded):
-        assert char in folding.folded(composed[folding.char_at(composed, place)])
+        assert char in normalize.folded(composed[normalize.char_at(composed, place)])
 
 
 # -- async ------------------------------------------------------------------------------------------

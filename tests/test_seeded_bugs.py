@@ -9,14 +9,16 @@ from unittest import mock
 import pytest
 from hypothesis import Phase, settings
 
-from backtrail.engine import codec, log, nodes, payload, refs, repack, retention, rows, scan, trying, upkeep
-from backtrail.engine.heads import Heads
-from backtrail.engine.overlay import Overlay
-from backtrail.engine.writes import Writes
+from backtrail.engine import log, payload, refs, retention, rows, writer
+from backtrail.engine.reader import Heads
+from backtrail.engine.tree import codec, nodes, scan
+from backtrail.engine.writer import Writes
 from backtrail.errors import Error
+from backtrail.maintenance import gc, repack
+from backtrail.overlay import Overlay
 from backtrail.testing import machine
 from backtrail.testing.places import in_memory
-from backtrail.threads import Thread
+from backtrail.thread import Thread
 
 EXAMPLES = 200
 """How many it may take: three times what the slowest needs, or more."""
@@ -91,17 +93,17 @@ def a_maximum_keeps_one_too_many(patch):
 
 
 def collecting_takes_rows_that_others_stand_on(patch):
-    patch.setattr(upkeep, "on_its_own", lambda heads, record, row: row._replace(base=row.seq))
+    patch.setattr(gc, "on_its_own", lambda heads, record, row: row._replace(base=row.seq))
 
 
 def collecting_does_not_follow_inner_nodes(patch):
-    children, mark = nodes.Node.children, upkeep._mark_row
+    children, mark = nodes.Node.children, gc._mark_row
 
     def marked(*arguments):
         with mock.patch.object(nodes.Node, "children", lambda node: [] if node.kind == nodes.INNER else children(node)):
             mark(*arguments)
 
-    patch.setattr(upkeep, "_mark_row", marked)
+    patch.setattr(gc, "_mark_row", marked)
 
 
 def chunks_stand_on_what_is_no_chunk(patch):
@@ -163,7 +165,7 @@ def rows_stand_beside_chunks_that_go(patch):
         def issuperset(self, _):
             return True
 
-    patch.setattr(upkeep, "repack", lambda heads, record, live, *rest: walked(heads, record, Everything(), *rest))
+    patch.setattr(gc, "repack", lambda heads, record, live, *rest: walked(heads, record, Everything(), *rest))
 
 
 def repacking_takes_the_wrong_bytes(patch):
@@ -211,7 +213,7 @@ def test_without_a_bug_nothing_is_found(examples):
     ids=[bug.__name__ for bug in BUGS],
 )
 def test_a_bug_is_found(monkeypatch, bug):
-    monkeypatch.setattr(trying, "PATIENCE", 1.0)  # some make the engine try in vain
+    monkeypatch.setattr(writer, "PATIENCE", 1.0)  # some make the engine try in vain
     bug(monkeypatch)
     with pytest.raises((AssertionError, pytest.fail.Exception, Error)):
         machine.run(in_memory, TRY)

@@ -18,8 +18,8 @@ import zstandard
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from backtrail.engine import squeeze as module
-from backtrail.engine.squeeze import (
+from backtrail.engine import compression as module
+from backtrail.engine.compression import (
     RAW,
     SMALL,
     TINY,
@@ -346,7 +346,7 @@ def test_a_forked_child_squeezes_while_the_threads_of_its_parent_do(used, monkey
 
 def test_importing_reads_no_dictionary_and_makes_no_context():
     code = (
-        "import backtrail.engine.squeeze as m; "
+        "import backtrail.engine.compression as m; "
         "assert m.dictionary1.cache_info().misses == 0; "
         "assert not vars(m._contexts); "
         "m.squeeze(b'a' * 100); "

@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import backtrail
-from backtrail.engine import changes, codec, nodes, payload, spine, squeeze, texts, wire
-from backtrail.engine.heads import Chain, Standing
-from backtrail.engine.paths import Path
-from backtrail.engine.schema import Record
-from backtrail.engine.tree import CUT, PATCH, SET, SPLICE, Tree, find_step, is_op, locate
+from backtrail.engine import compression, payload
+from backtrail.engine.reader import Chain, Standing
+from backtrail.engine.schema.registry import Record
+from backtrail.engine.tree import codec, edits, msgpack, nodes, spine, text
+from backtrail.engine.tree.path import Path
+from backtrail.engine.tree.tree import CUT, PATCH, SET, SPLICE, Tree, find_step, is_op, locate
 from backtrail.errors import Corrupt, Error, Invalid, NotFound
 from tests.lengths import fewer, lengths
 from tests.strategies import (
@@ -96,7 +97,7 @@ class Script:
         change = kinds.get(type(target), self._bytes if type(target) in (bytes, bytearray) else self._set)
         self.tree = self.tree._replace(nodes=self.tree.nodes.forked())
         op, new = change(steps_of(self.value, path), target)
-        assert is_op(ormsgpack.unpackb(ormsgpack.packb(op, default=bytes, option=wire.SUBCLASSES)))
+        assert is_op(ormsgpack.unpackb(ormsgpack.packb(op, default=bytes, option=msgpack.SUBCLASSES)))
         self.value = replaced(self.value, path, new)
         self.tree = self.tree.apply([op])
         fresh = encode(self.value)
@@ -200,17 +201,17 @@ def listed(count, seed=0):
 
 
 @pytest.mark.parametrize("part", lengths(3, 1))
-@pytest.mark.parametrize("code", [wire.LIST, wire.DICT], ids=["list", "dict"])
+@pytest.mark.parametrize("code", [msgpack.LIST, msgpack.DICT], ids=["list", "dict"])
 def test_the_root_does_not_depend_on_how_the_entries_came_in(code, scale, part):
     count = (2500 if scale == "small" else 600) // part
     rng = random.Random(7)
     items = listed(count)
-    whole = items if code == wire.LIST else {item[:6]: item for item in items}
+    whole = items if code == msgpack.LIST else {item[:6]: item for item in items}
     entries = [rep_in(encode(0), item) for item in items]
-    if code == wire.DICT:
+    if code == msgpack.DICT:
         entries = [rep_in(encode(0), item[:6]) + entry for item, entry in zip(items, entries, strict=True)]
     wanted = encode(whole).root
-    empty = encode([] if code == wire.LIST else {})
+    empty = encode([] if code == msgpack.LIST else {})
     ways = {
         "one by one": [[SPLICE, [], n, 0, [entry]] for n, entry in enumerate(entries)],
         "from the back": [[SPLICE, [], 0, 0, [entry]] for entry in reversed(entries)],
@@ -301,7 +302,7 @@ def test_an_edit_of_one_key_of_a_long_dict_makes_a_few_chunks():
 
 def test_an_insertion_in_a_long_text_makes_a_few_pieces(scale):
     rng = random.Random(2)
-    lines = ["".join(rng.choices("abcdef ", k=rng.randrange(60))) for _ in range(16 * texts.PIECE_MAX // 30)]
+    lines = ["".join(rng.choices("abcdef ", k=rng.randrange(60))) for _ in range(16 * text.PIECE_MAX // 30)]
     tree = encode("\n".join(lines))
     pieces = []
     for _ in range(10):
@@ -362,7 +363,7 @@ def test_values_put_ever_deeper_are_refused_or_can_be_loaded():
             path = (*path, *([0] * 30 if isinstance(part, list | tuple) else [next(iter(part))] * 30))
             standing = Standing(None, None, None, Chain(tree, 0, 0, frozenset()))
             try:
-                tree = changes.Put(Path(path), part, TYPES, "t")(standing).tree
+                tree = edits.Put(Path(path), part, TYPES, "t")(standing).tree
             except Invalid:
                 break
             value = on_deep_stack(200, lambda tree=tree: decode(tree))
@@ -477,9 +478,9 @@ HOSTILE_OPS = [
     [[0, [], b""]],
     [[0, [], b"\xc1"]],
     [[0, [], b"\x01\x02"]],
-    [[0, [], wire.ext(wire.REF, P([0, bytes(32), 1, "1"]))]],
-    [[0, [], wire.ext(wire.REF, P([0, bytes(32), -1, 1]))]],
-    [[0, [], wire.ext(wire.REF, b"\x94")]],
+    [[0, [], msgpack.ext(msgpack.REF, P([0, bytes(32), 1, "1"]))]],
+    [[0, [], msgpack.ext(msgpack.REF, P([0, bytes(32), -1, 1]))]],
+    [[0, [], msgpack.ext(msgpack.REF, b"\x94")]],
     [[0, 5, b"\x01"]],
     [[0, ["a"], b"\x01"]],
     [[0, [None], b"\x01"]],
@@ -535,7 +536,7 @@ HOSTILE_OPS = [
 def test_hostile_ops_are_applied_or_corrupt(ops):
     tree = encode(STATE)
     with contextlib.suppress(Corrupt, Invalid):
-        changed = tree.apply(payload.read_delta(squeeze.squeeze(P(ops))))
+        changed = tree.apply(payload.read_delta(compression.squeeze(P(ops))))
         assert type(changed.root) is bytes
         with contextlib.suppress(Corrupt, Invalid):
             decode(changed)
@@ -572,7 +573,7 @@ def test_random_ops_are_applied_or_corrupt(ops):
 )
 @fewer(2)
 def test_random_rows_are_a_state_or_corrupt(row):
-    for stored in (row, b"\0" + row, squeeze.squeeze(row)):
+    for stored in (row, b"\0" + row, compression.squeeze(row)):
         for read in (
             lambda data: payload.read_base(data, fresh_nodes())[0],
             lambda data: encode(STATE).apply(payload.read_delta(data)),
@@ -596,9 +597,9 @@ def test_random_rows_are_a_state_or_corrupt(row):
         ["\x01", []],
         [[1], []],
         [b"\x01"],
-        [wire.ext(wire.REF, P([0, bytes(32), 1, {}])), []],
-        [wire.ext(wire.REF, P([0, bytes(32), 1, 1])), []],
-        [wire.ext(wire.TUPLE, b"\x91" * 1100), []],
+        [msgpack.ext(msgpack.REF, P([0, bytes(32), 1, {}])), []],
+        [msgpack.ext(msgpack.REF, P([0, bytes(32), 1, 1])), []],
+        [msgpack.ext(msgpack.TUPLE, b"\x91" * 1100), []],
     ],
     ids=lambda row: repr(row)[:40],
 )
@@ -623,7 +624,7 @@ def test_chunks_that_lie_about_themselves_are_read_or_corrupt(levels, length):
     for _ in range(min(levels, 60) - 1):
         digest = forged(nodes.INNER, P([[digest, length, 3, None]]), found)
     code = forged(nodes.SPINE, P([0, None, [[[digest, length, 3, None]]] + [[]] * (levels - 1), b"\x90"]), found)
-    rep = bytes(nodes.Ref(wire.LIST, code, length, 3).encode())
+    rep = bytes(nodes.Ref(msgpack.LIST, code, length, 3).encode())
     for ops in ([[SPLICE, [], 0, 0, [b"\x01"]]], [[CUT, [0]]], [[SET, [2], b"\x01"]], [[SPLICE, [], 1, 2, []]], []):
         tree = Tree(nodes.measured(rep), fresh_nodes(found))
         with contextlib.suppress(Corrupt, Invalid):
@@ -661,7 +662,7 @@ def test_appends_give_the_tree_that_ops_give_and_that_a_save_gives(items):
             thread.save({"a": 1, "list": ["x" * 5000], "z": {}})
         for item in items:
             made = quick.append("list", item)
-            with mock.patch.object(changes.Append, "_quickly", return_value=None):
+            with mock.patch.object(edits.Append, "_quickly", return_value=None):
                 other = slow.append("list", item)
             assert (made.root, made.size, made.stored) == (other.root, other.size, other.stored)
         whole = {"a": 1, "list": ["x" * 5000, *items], "z": {}}

@@ -20,9 +20,9 @@ import pytest
 
 import backtrail
 from backtrail import Invalid, Unavailable, aio
-from backtrail.backends import sqlite_moves
-from backtrail.backends.sqlite import SqliteBackend
-from backtrail.engine import hub as hubs
+from backtrail import watch as hubs
+from backtrail.backends.sqlite import change_feed
+from backtrail.backends.sqlite.backend import SqliteBackend
 from backtrail.testing.places import in_memory
 from tests.lengths import lengths
 from tests.schemas import swept
@@ -256,7 +256,7 @@ def test_if_nobody_else_wrote_no_thread_is_looked_at(two):
     one, _ = two
     mark, _ = one.moved(None, (), None)
     (t,) = save(one, "t")
-    with mock.patch.object(sqlite_moves, "_seqs") as seqs, mock.patch.object(sqlite_moves, "select") as select:
+    with mock.patch.object(change_feed, "_seqs") as seqs, mock.patch.object(change_feed, "select") as select:
         assert one.moved(mark, (), None)[1] == one.moved(mark, (), {t})[1] == {}
         assert not seqs.called
         assert not select.called
@@ -269,7 +269,7 @@ def test_a_look_that_fails_can_be_taken_again(two):
     (own,) = save(one, "own")
     t, new = save(other, "t", "new")
     with (
-        mock.patch.object(sqlite_moves, "_seqs", side_effect=Unavailable("locked")),
+        mock.patch.object(change_feed, "_seqs", side_effect=Unavailable("locked")),
         pytest.raises(Unavailable),
     ):
         one.moved(mark, {own}, None)
@@ -278,8 +278,8 @@ def test_a_look_that_fails_can_be_taken_again(two):
 
 def test_all_threads_are_looked_at_in_slices(two, monkeypatch):
     one, other = two
-    monkeypatch.setattr(sqlite_moves, "_SLICE", 3)
-    monkeypatch.setattr(sqlite_moves, "_SEQS", sqlite_moves._SEQS.replace("LIMIT 1000", "LIMIT 3"))
+    monkeypatch.setattr(change_feed, "_SLICE", 3)
+    monkeypatch.setattr(change_feed, "_SEQS", change_feed._SEQS.replace("LIMIT 1000", "LIMIT 3"))
     numbers = save(other, *map(str, range(10)))
     mark, _ = one.moved(None, (), None)
     save(other, *map(str, range(10)))

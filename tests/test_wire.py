@@ -24,10 +24,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from backtrail.engine import packing, unpacking, wire
-from backtrail.engine.codec import Encoder
-from backtrail.engine.nodes import INLINE
-from backtrail.engine.schema import Member, Record, Type, Types
+from backtrail.engine.schema.registry import Member, Record, Type, Types
+from backtrail.engine.tree import msgpack
+from backtrail.engine.tree import packer as packing
+from backtrail.engine.tree import unpacker as unpacking
+from backtrail.engine.tree.codec import Encoder
+from backtrail.engine.tree.nodes import INLINE
 from backtrail.errors import Corrupt, Invalid
 from tests.lengths import lengths
 from tests.strategies import EDGES, TYPES, form, fresh_nodes, hashable_atoms, keys, on_deep_stack, same, values
@@ -206,15 +208,15 @@ def test_an_atom_is_an_atom_in_every_place(atom):
 @given(values)
 def test_a_container_taken_apart_can_be_put_together_again(value):
     data = pack(value)
-    opened = wire.take_apart(data)
+    opened = msgpack.take_apart(data)
     if opened is not None:
-        assert wire.inline(*opened) == data
+        assert msgpack.inline(*opened) == data
 
 
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 255, 256, 65535, 65536])
 def test_heads_of_arrays_and_maps_are_those_of_messagepack(count):
-    assert wire.array_head(count) == ormsgpack.packb([None] * count)[: -count or None]
-    listed = wire.inline(wire.DICT, None, [ormsgpack.packb(f"{n:05}") + b"\xc0" for n in range(count)])
+    assert msgpack.array_head(count) == ormsgpack.packb([None] * count)[: -count or None]
+    listed = msgpack.inline(msgpack.DICT, None, [ormsgpack.packb(f"{n:05}") + b"\xc0" for n in range(count)])
     assert listed == ormsgpack.packb({f"{n:05}": None for n in range(count)})
 
 
@@ -333,8 +335,8 @@ def unkeepable():
         "dict view": {}.keys(),
         "iterator": iter([1]),
         "numpy-like": NumpyLike(),
-        "Ext": ormsgpack.Ext(wire.TUPLE, b"\x90"),
-        "Ext REF": ormsgpack.Ext(wire.REF, b"\x90"),
+        "Ext": ormsgpack.Ext(msgpack.TUPLE, b"\x90"),
+        "Ext REF": ormsgpack.Ext(msgpack.REF, b"\x90"),
         "Fragment": ormsgpack.Fragment(b"\x01"),
         "Fragment that is not canonical": ormsgpack.Fragment(b"\xd2\x00\x00\x00\x01"),
         "odd zone": dt.datetime(2020, 1, 1, tzinfo=Zone()),
@@ -422,7 +424,7 @@ def test_running_out_of_memory_while_decoding_is_not_called_damage():
         raise MemoryError
 
     with pytest.raises(MemoryError):
-        unpacking.Unpacker(TYPES, exhausted)(wire.ext(wire.REF, b""))
+        unpacking.Unpacker(TYPES, exhausted)(msgpack.ext(msgpack.REF, b""))
 
 
 def test_an_error_of_the_storage_inside_a_value_stays_what_it_is():
@@ -432,7 +434,7 @@ def test_an_error_of_the_storage_inside_a_value_stays_what_it_is():
     unpacker = unpacking.Unpacker(TYPES, fails)
     for _ in range(2):
         with pytest.raises(Corrupt, match="chunk 1 is missing") as caught:
-            unpacker(b"\x91" + wire.ext(wire.TUPLE, b"\x91" + wire.ext(wire.REF, b"")))
+            unpacker(b"\x91" + msgpack.ext(msgpack.TUPLE, b"\x91" + msgpack.ext(msgpack.REF, b"")))
         assert caught.value.code == "corrupt.chunk"
     assert unpacker(b"\x01") == 1
 
@@ -537,11 +539,11 @@ def test_a_value_that_contains_itself_is_refused():
             on_deep_stack(300, lambda value=value: pack(value))
 
 
-def bomb(levels, lists, code=wire.TUPLE):
+def bomb(levels, lists, code=msgpack.TUPLE):
     """Extensions in extensions, each inside so many lists."""
     data = b"\xc0"
     for _ in range(levels):
-        data = b"\x91" * lists + wire.ext(code, b"\x91" + data)
+        data = b"\x91" * lists + msgpack.ext(code, b"\x91" + data)
     return data
 
 
@@ -554,7 +556,7 @@ def test_no_bytes_overflow_the_stack(levels, lists, stack):
     code = f"""
 import sys, threading
 from backtrail.engine import unpacking, wire
-from backtrail.engine.schema import Types
+from backtrail.engine.schema.registry import Types
 from backtrail.errors import Corrupt
 data = sys.stdin.buffer.read()
 done = []
@@ -588,13 +590,13 @@ def survives(data, unpacker=unpack):
     started = time.monotonic()
     for read in (
         unpacker,
-        wire.take_apart,
-        wire.split,
-        wire.refs_in,
-        wire.first_in,
-        wire.values_in,
-        wire.split_ext,
-        wire.plain,
+        msgpack.take_apart,
+        msgpack.split,
+        msgpack.refs_in,
+        msgpack.first_in,
+        msgpack.values_in,
+        msgpack.split_ext,
+        msgpack.plain,
     ):
         with contextlib.suppress(Corrupt, Invalid):
             read(data)
@@ -611,7 +613,7 @@ def test_random_bytes_are_a_value_or_corrupt(data):
 def test_random_extensions_are_a_value_or_corrupt(code, payload):
     data = b"\xc7" + bytes([len(payload), code % 256]) + payload
     survives(data)
-    survives(b"\x91" + wire.ext(wire.TUPLE, b"\x91" + data))
+    survives(b"\x91" + msgpack.ext(msgpack.TUPLE, b"\x91" + data))
 
 
 @given(values, st.data())
@@ -634,7 +636,7 @@ def test_mutated_encodings_are_a_value_or_corrupt(value, data):
 
 
 def array(*parts):
-    return wire.array_head(len(parts)) + b"".join(parts)
+    return msgpack.array_head(len(parts)) + b"".join(parts)
 
 
 P = ormsgpack.packb
@@ -647,60 +649,64 @@ CRAFTED = {
     "arrays in arrays that say 65535": b"\xdc\xff\xff" * 1000,
     "ten thousand arrays": b"\x91" * 10_000 + b"\x01",
     "reserved byte": b"\xc1",
-    "tuple of a number": wire.ext(wire.TUPLE, b"\x05"),
-    "tuple of a str": wire.ext(wire.TUPLE, P("abc")),
-    "tuple of a map": wire.ext(wire.TUPLE, P({"a": 1})),
-    "set of lists": wire.ext(wire.SET, array(b"\x90", b"\x91\x01")),
-    "set with a number twice": wire.ext(wire.SET, array(b"\x01", b"\x01")),
-    "dict with a key without a value": wire.ext(wire.DICT, array(b"\x01")),
-    "dict with a list as key": wire.ext(wire.DICT, array(b"\x90", b"\x01")),
-    "record without a schema": wire.ext(wire.RECORD, b"\x90"),
-    "record with half a schema": wire.ext(wire.RECORD, array(P("S"), P(1))),
-    "record with a list as schema": wire.ext(wire.RECORD, array(b"\x90", P(1), P("dataclass"))),
-    "record that names os.system": wire.ext(
-        wire.RECORD, array(P("os.system"), P(1), P("custom"), P("command"), P("true"))
+    "tuple of a number": msgpack.ext(msgpack.TUPLE, b"\x05"),
+    "tuple of a str": msgpack.ext(msgpack.TUPLE, P("abc")),
+    "tuple of a map": msgpack.ext(msgpack.TUPLE, P({"a": 1})),
+    "set of lists": msgpack.ext(msgpack.SET, array(b"\x90", b"\x91\x01")),
+    "set with a number twice": msgpack.ext(msgpack.SET, array(b"\x01", b"\x01")),
+    "dict with a key without a value": msgpack.ext(msgpack.DICT, array(b"\x01")),
+    "dict with a list as key": msgpack.ext(msgpack.DICT, array(b"\x90", b"\x01")),
+    "record without a schema": msgpack.ext(msgpack.RECORD, b"\x90"),
+    "record with half a schema": msgpack.ext(msgpack.RECORD, array(P("S"), P(1))),
+    "record with a list as schema": msgpack.ext(msgpack.RECORD, array(b"\x90", P(1), P("dataclass"))),
+    "record that names os.system": msgpack.ext(
+        msgpack.RECORD, array(P("os.system"), P(1), P("custom"), P("command"), P("true"))
     ),
-    "record that names builtins.eval": wire.ext(
-        wire.RECORD, array(P("builtins.eval"), P(1), P("dataclass"), P("x"), P("1"))
+    "record that names builtins.eval": msgpack.ext(
+        msgpack.RECORD, array(P("builtins.eval"), P(1), P("dataclass"), P("x"), P("1"))
     ),
-    "record of ten thousand levels of version": wire.ext(wire.RECORD, array(P("S"), b"\x91" * 500 + b"\x01", P("x"))),
-    "member without parts": wire.ext(wire.MEMBER, b"\x90"),
-    "member of too many": wire.ext(wire.MEMBER, array(*[b"\x01"] * 9)),
-    "member with a map as schema": wire.ext(wire.MEMBER, array(b"\x80", b"\x01", b"\x01", b"\x01")),
-    "datetime of nothing": wire.ext(wire.DATETIME, b"\x90"),
-    "datetime of text": wire.ext(wire.DATETIME, P("now")),
-    "datetime of year 10000": wire.ext(wire.DATETIME, P([10_000, 1, 1, 0, 0, 0, 0, 0, None])),
-    "datetime with a zone outside": wire.ext(wire.DATETIME, P([2020, 1, 1, 0, 0, 0, 0, 0, "../../etc/passwd"])),
-    "datetime with an absolute zone": wire.ext(wire.DATETIME, P([2020, 1, 1, 0, 0, 0, 0, 0, "/etc/passwd"])),
-    "datetime with a directory as zone": wire.ext(wire.DATETIME, P([2020, 1, 1, 0, 0, 0, 0, 0, "Europe"])),
-    "datetime with an empty zone": wire.ext(wire.DATETIME, P([2020, 1, 1, 0, 0, 0, 0, 0, ""])),
-    "datetime with NUL in its zone": wire.ext(wire.DATETIME, P([2020, 1, 1, 0, 0, 0, 0, 0, "Europe\0"])),
-    "datetime with a file that is no zone": wire.ext(wire.DATETIME, P([2020, 1, 1, 0, 0, 0, 0, 0, "tzdata.zi"])),
-    "datetime with an unknown zone": wire.ext(wire.DATETIME, P([2020, 1, 1, 0, 0, 0, 0, 0, "Mars/Base"])),
-    "datetime with a zone of a number": wire.ext(wire.DATETIME, P([2020, 1, 1, 0, 0, 0, 0, 0, 5])),
-    "datetime with a zone of False": wire.ext(wire.DATETIME, P([2020, 1, 1, 0, 0, 0, 0, 0, False])),
-    "datetime with an offset of a year": wire.ext(wire.DATETIME, P([2020, 1, 1, 0, 0, 0, 0, 0, [365, 0, 0, None]])),
-    "datetime with an offset of 2**63 days": wire.ext(
-        wire.DATETIME, P([2020, 1, 1, 0, 0, 0, 0, 0, [2**63, 0, 0, None]])
+    "record of ten thousand levels of version": msgpack.ext(
+        msgpack.RECORD, array(P("S"), b"\x91" * 500 + b"\x01", P("x"))
     ),
-    "time of too many": wire.ext(wire.TIME, P([1] * 30)),
-    "date of floats": wire.ext(wire.DATE, P([1.5, 1, 1])),
-    "date of a map": wire.ext(wire.DATE, P({"year": 1})),
-    "timedelta of 2**63 days": wire.ext(wire.TIMEDELTA, P([2**63, 0, 0])),
-    "timedelta of nan": wire.ext(wire.TIMEDELTA, P([math.nan])),
-    "uuid of three bytes": wire.ext(wire.UUID, b"abc"),
-    "decimal of nothing": wire.ext(wire.DECIMAL, b""),
-    "decimal of words": wire.ext(wire.DECIMAL, b"one"),
-    "decimal of bad utf-8": wire.ext(wire.DECIMAL, b"\xff"),
-    "decimal with a huge exponent": wire.ext(wire.DECIMAL, b"1E+99999999999999999999"),
-    "path of nothing": wire.ext(wire.PATH, b""),
-    "path of an unknown kind": wire.ext(wire.PATH, b"\x09a"),
-    "path of bad utf-8": wire.ext(wire.PATH, b"\x00\xff"),
-    "text of bad utf-8": wire.ext(wire.TEXT, b"\xff\xfe"),
+    "member without parts": msgpack.ext(msgpack.MEMBER, b"\x90"),
+    "member of too many": msgpack.ext(msgpack.MEMBER, array(*[b"\x01"] * 9)),
+    "member with a map as schema": msgpack.ext(msgpack.MEMBER, array(b"\x80", b"\x01", b"\x01", b"\x01")),
+    "datetime of nothing": msgpack.ext(msgpack.DATETIME, b"\x90"),
+    "datetime of text": msgpack.ext(msgpack.DATETIME, P("now")),
+    "datetime of year 10000": msgpack.ext(msgpack.DATETIME, P([10_000, 1, 1, 0, 0, 0, 0, 0, None])),
+    "datetime with a zone outside": msgpack.ext(msgpack.DATETIME, P([2020, 1, 1, 0, 0, 0, 0, 0, "../../etc/passwd"])),
+    "datetime with an absolute zone": msgpack.ext(msgpack.DATETIME, P([2020, 1, 1, 0, 0, 0, 0, 0, "/etc/passwd"])),
+    "datetime with a directory as zone": msgpack.ext(msgpack.DATETIME, P([2020, 1, 1, 0, 0, 0, 0, 0, "Europe"])),
+    "datetime with an empty zone": msgpack.ext(msgpack.DATETIME, P([2020, 1, 1, 0, 0, 0, 0, 0, ""])),
+    "datetime with NUL in its zone": msgpack.ext(msgpack.DATETIME, P([2020, 1, 1, 0, 0, 0, 0, 0, "Europe\0"])),
+    "datetime with a file that is no zone": msgpack.ext(msgpack.DATETIME, P([2020, 1, 1, 0, 0, 0, 0, 0, "tzdata.zi"])),
+    "datetime with an unknown zone": msgpack.ext(msgpack.DATETIME, P([2020, 1, 1, 0, 0, 0, 0, 0, "Mars/Base"])),
+    "datetime with a zone of a number": msgpack.ext(msgpack.DATETIME, P([2020, 1, 1, 0, 0, 0, 0, 0, 5])),
+    "datetime with a zone of False": msgpack.ext(msgpack.DATETIME, P([2020, 1, 1, 0, 0, 0, 0, 0, False])),
+    "datetime with an offset of a year": msgpack.ext(
+        msgpack.DATETIME, P([2020, 1, 1, 0, 0, 0, 0, 0, [365, 0, 0, None]])
+    ),
+    "datetime with an offset of 2**63 days": msgpack.ext(
+        msgpack.DATETIME, P([2020, 1, 1, 0, 0, 0, 0, 0, [2**63, 0, 0, None]])
+    ),
+    "time of too many": msgpack.ext(msgpack.TIME, P([1] * 30)),
+    "date of floats": msgpack.ext(msgpack.DATE, P([1.5, 1, 1])),
+    "date of a map": msgpack.ext(msgpack.DATE, P({"year": 1})),
+    "timedelta of 2**63 days": msgpack.ext(msgpack.TIMEDELTA, P([2**63, 0, 0])),
+    "timedelta of nan": msgpack.ext(msgpack.TIMEDELTA, P([math.nan])),
+    "uuid of three bytes": msgpack.ext(msgpack.UUID, b"abc"),
+    "decimal of nothing": msgpack.ext(msgpack.DECIMAL, b""),
+    "decimal of words": msgpack.ext(msgpack.DECIMAL, b"one"),
+    "decimal of bad utf-8": msgpack.ext(msgpack.DECIMAL, b"\xff"),
+    "decimal with a huge exponent": msgpack.ext(msgpack.DECIMAL, b"1E+99999999999999999999"),
+    "path of nothing": msgpack.ext(msgpack.PATH, b""),
+    "path of an unknown kind": msgpack.ext(msgpack.PATH, b"\x09a"),
+    "path of bad utf-8": msgpack.ext(msgpack.PATH, b"\x00\xff"),
+    "text of bad utf-8": msgpack.ext(msgpack.TEXT, b"\xff\xfe"),
     "str of bad utf-8": b"\xa2\xff\xfe",
-    "int of nothing": wire.ext(wire.INT, b""),
-    "reference": wire.ext(wire.REF, P([0, bytes(32), 1, 1])),
-    "extension of a newer version": wire.ext(77, b"abc"),
+    "int of nothing": msgpack.ext(msgpack.INT, b""),
+    "reference": msgpack.ext(msgpack.REF, P([0, bytes(32), 1, 1])),
+    "extension of a newer version": msgpack.ext(77, b"abc"),
     "timestamp": b"\xd6\xff" + bytes(4),
     "map with a number as key": b"\x81\x01\x01",
     "map with a list as key": b"\x81\x90\x01",
@@ -714,7 +720,7 @@ CRAFTED = {
 def test_crafted_bytes_are_a_value_or_corrupt(name):
     before = set(sys.modules)
     survives(CRAFTED[name])
-    survives(array(b"\x01", CRAFTED[name], wire.ext(wire.TUPLE, array(CRAFTED[name]))))
+    survives(array(b"\x01", CRAFTED[name], msgpack.ext(msgpack.TUPLE, array(CRAFTED[name]))))
     assert not {module for module in set(sys.modules) - before if not module.startswith("tzdata")}
 
 
@@ -733,18 +739,20 @@ def test_an_unknown_zone_says_what_to_install():
 def test_what_is_not_canonical_is_not_taken_apart():
     for name in ("map with a key twice", "number in five bytes that needs one", "str in five bytes that needs one"):
         with pytest.raises(Corrupt):
-            wire.split(array(CRAFTED[name]))
+            msgpack.split(array(CRAFTED[name]))
     for data in (b"\xa0", b"\x80", b"\xc4\x00", P("ab"), P({"a": 1}), b"\x05"):
         with pytest.raises(Corrupt):
-            wire.split(data)
+            msgpack.split(data)
 
 
 def test_references_are_found_at_any_depth():
-    ref = [wire.ext(wire.REF, bytes([n])) for n in range(4)]
-    data = array(ref[0], wire.ext(wire.TUPLE, array(b"\x01", wire.ext(wire.DICT, array(b"\x01", array(ref[1]))))))
-    data = array(data, b"\x81\xa1k" + ref[2], wire.ext(wire.RECORD, array(P("S"), P(1), P("x"), P("f"), ref[3])))
-    assert sorted(wire.refs_in(data)) == [b"\0", b"\1", b"\2", b"\3"]
-    assert wire.refs_in(pack(["\x11\x94", b"\x11\x94"])) == []
+    ref = [msgpack.ext(msgpack.REF, bytes([n])) for n in range(4)]
+    data = array(
+        ref[0], msgpack.ext(msgpack.TUPLE, array(b"\x01", msgpack.ext(msgpack.DICT, array(b"\x01", array(ref[1])))))
+    )
+    data = array(data, b"\x81\xa1k" + ref[2], msgpack.ext(msgpack.RECORD, array(P("S"), P(1), P("x"), P("f"), ref[3])))
+    assert sorted(msgpack.refs_in(data)) == [b"\0", b"\1", b"\2", b"\3"]
+    assert msgpack.refs_in(pack(["\x11\x94", b"\x11\x94"])) == []
 
 
 @pytest.mark.torture

@@ -14,8 +14,8 @@ from unittest import mock
 
 import psycopg
 
-from backtrail.backends.postgres_pool import Pool
-from backtrail.backends.postgres_session import Session
+from backtrail.backends.postgres.pool import Pool
+from backtrail.backends.postgres.session import Session
 
 _OWNER = os.getpid()
 _MOST = 8

@@ -408,23 +408,23 @@ WARNING = "# Made from src/backtrail/{}.py by tools/generate_aio.py: change it t
 
 def checkpoints() -> str:
     """Return the module of checkpoints."""
-    maker = Maker("checkpoints", "Checkpoint", CHECKPOINT)
+    maker = Maker("checkpoint", "Checkpoint", CHECKPOINT)
     return (
-        WARNING.format("checkpoints")
+        WARNING.format("checkpoint")
         + '''"""A checkpoint as users of the async mirror hold it: what is known at once, and what is awaited."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from backtrail import checkpoints as sync
+from backtrail import checkpoint as sync
 from backtrail.aio.blocks import called
-from backtrail.engine.queue import detached
+from backtrail.aio.executor import detached
 
 if TYPE_CHECKING:
     import datetime as dt
 
-    from backtrail.engine.queue import Crew
+    from backtrail.aio.executor import Crew
 
 S = TypeVar("S")
 
@@ -465,9 +465,9 @@ _bytes_of = sync.Checkpoint.from_bytes
 
 def threads() -> str:
     """Return the module of threads."""
-    maker = Maker("threads", "Thread", THREAD)
+    maker = Maker("thread", "Thread", THREAD)
     return (
-        WARNING.format("threads")
+        WARNING.format("thread")
         + '''"""Threads of the async mirror: handles by which tasks save states and travel in time.
 
 A handle may be shared by tasks: what each of them last read or wrote through it is remembered for each apart.
@@ -479,19 +479,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from backtrail.aio.blocks import Step, Watch, called, updated
-from backtrail.aio.checkpoints import Checkpoint, plain
+from backtrail.aio.checkpoint import Checkpoint, plain
 
 if TYPE_CHECKING:
     import datetime as dt
     from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 
-    from backtrail import threads as sync
-    from backtrail.engine.editing import Editor
-    from backtrail.engine.queue import Crew
-    from backtrail.handles import Ref
-    from backtrail.policies import Policy
-    from backtrail.reports import PruneReport
-    from backtrail.values import Diff, Sentinel
+    from backtrail import thread as sync
+    from backtrail.aio.executor import Crew
+    from backtrail.engine.tree.editor import Editor
+    from backtrail.maintenance.retention import Policy
+    from backtrail.models import Diff, PruneReport, Sentinel
+    from backtrail.thread import Ref
 
 S = TypeVar("S")
 
@@ -514,9 +513,9 @@ class Thread(Generic[S]):
 
 def agents() -> str:
     """Return the module of agents."""
-    maker = Maker("agents", "Agents", AGENTS)
+    maker = Maker("agents/repository", "Agents", AGENTS)
     return (
-        WARNING.format("agents")
+        WARNING.format("agents/repository")
         + '''"""Agents of the async mirror, and the points to which each can be brought back."""
 
 from __future__ import annotations
@@ -525,20 +524,20 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from backtrail.aio.blocks import Guard, called
-from backtrail.aio.checkpoints import plain
-from backtrail.aio.schedules import AutoCheckpoint
-from backtrail.aio.threads import Thread
+from backtrail.aio.checkpoint import plain
+from backtrail.aio.scheduler import AutoCheckpoint
+from backtrail.aio.thread import Thread
 
 if TYPE_CHECKING:
     import datetime as dt
     from collections.abc import Callable, Iterable
 
-    from backtrail import agents as sync
-    from backtrail.agents import AgentCheckpoints, AgentInfos, AgentVersions, PastCalls
-    from backtrail.engine.queue import Crew
+    from backtrail.agents import repository as sync
+    from backtrail.agents.repository import AgentCheckpoints, AgentInfos, AgentVersions, PastCalls
+    from backtrail.aio.executor import Crew
     from backtrail.entities import AgentState
-    from backtrail.handles import Ref
-    from backtrail.values import AgentCheckpoint
+    from backtrail.models import AgentCheckpoint
+    from backtrail.thread import Ref
 
 
 class Agents:
@@ -555,9 +554,9 @@ class Agents:
 
 def conversations() -> str:
     """Return the module of conversations."""
-    maker = Maker("conversations", "Conversations", CONVERSATIONS)
+    maker = Maker("conversations/repository", "Conversations", CONVERSATIONS)
     return (
-        WARNING.format("conversations")
+        WARNING.format("conversations/repository")
         + '''"""Conversations of the async mirror: what was said, each in a thread of its own."""
 
 from __future__ import annotations
@@ -565,20 +564,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from backtrail.aio.blocks import called
-from backtrail.aio.checkpoints import Checkpoint, plain
-from backtrail.aio.threads import Thread
-from backtrail.values import MISSING
+from backtrail.aio.checkpoint import Checkpoint, plain
+from backtrail.aio.thread import Thread
+from backtrail.models import MISSING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from backtrail import conversations as sync
-    from backtrail.conversations import Hits, Infos, Messages
-    from backtrail.convert import Model
-    from backtrail.engine.queue import Crew
+    from backtrail.aio.executor import Crew
+    from backtrail.conversations import repository as sync
+    from backtrail.conversations.convert import Model
+    from backtrail.conversations.repository import Hits, Infos, Messages
     from backtrail.entities import Conversation, Message
-    from backtrail.handles import Ref
-    from backtrail.values import ConversationInfo, Sentinel
+    from backtrail.models import ConversationInfo, Sentinel
+    from backtrail.thread import Ref
 
 
 class Conversations:
@@ -595,9 +594,9 @@ class Conversations:
 
 def runs() -> str:
     """Return the module of runs."""
-    maker = Maker("runs", "Runs", RUNS)
+    maker = Maker("runs/repository", "Runs", RUNS)
     return (
-        WARNING.format("runs")
+        WARNING.format("runs/repository")
         + '''"""The runs of a store in the async mirror: what is known of each, and what an operator may do about it."""
 
 from __future__ import annotations
@@ -605,21 +604,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from backtrail.aio.blocks import called
-from backtrail.aio.checkpoints import Checkpoint
-from backtrail.aio.running import Run
-from backtrail.aio.threads import Thread
-from backtrail.arguments import LEASE
-from backtrail.values import MISSING
+from backtrail.aio.checkpoint import Checkpoint
+from backtrail.aio.run import Run
+from backtrail.aio.thread import Thread
+from backtrail.models import MISSING
+from backtrail.validation import LEASE
 
 if TYPE_CHECKING:
     import datetime as dt
     from collections.abc import Iterable, Mapping
 
-    from backtrail import runs as sync
-    from backtrail.engine.queue import Crew
-    from backtrail.policies import Policy
-    from backtrail.runs import Calls, Records, RunRecord
-    from backtrail.strategies import Strategy
+    from backtrail.aio.executor import Crew
+    from backtrail.maintenance.retention import Policy
+    from backtrail.runs import repository as sync
+    from backtrail.runs.repository import Calls, Records, RunRecord
+    from backtrail.runs.strategies import Strategy
 
     Checkpoints = list[Checkpoint[Any]]
     Opened = list[Run]
@@ -662,13 +661,13 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 from backtrail import store as sync
 from backtrail.aio.agents import Agents
 from backtrail.aio.blocks import Opening, Transaction, Watch, called
-from backtrail.aio.checkpoints import Checkpoint
+from backtrail.aio.checkpoint import Checkpoint
 from backtrail.aio.conversations import Conversations
-from backtrail.aio.running import Run
+from backtrail.aio.executor import Crew
+from backtrail.aio.run import Run
 from backtrail.aio.runs import Runs
-from backtrail.aio.threads import Thread
-from backtrail.arguments import LEASE
-from backtrail.engine.queue import Crew
+from backtrail.aio.thread import Thread
+from backtrail.validation import LEASE
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -677,10 +676,19 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from backtrail.entities import Message
-    from backtrail.policies import Policy
-    from backtrail.reports import ExportReport, GcReport, ImportReport, MigrateReport, PruneReport, Stats, VerifyReport
-    from backtrail.strategies import Strategy
-    from backtrail.values import Hit, ThreadInfo
+    from backtrail.maintenance.retention import Policy
+    from backtrail.models import (
+        ExportReport,
+        GcReport,
+        Hit,
+        ImportReport,
+        MigrateReport,
+        PruneReport,
+        Stats,
+        ThreadInfo,
+        VerifyReport,
+    )
+    from backtrail.runs.strategies import Strategy
 
 S = TypeVar("S")
 
@@ -714,8 +722,8 @@ class Store:
 
 
 MODULES = {
-    "checkpoints": checkpoints,
-    "threads": threads,
+    "checkpoint": checkpoints,
+    "thread": threads,
     "agents": agents,
     "conversations": conversations,
     "runs": runs,

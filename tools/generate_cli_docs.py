@@ -34,7 +34,7 @@ from backtrail.cli.main import cli, sections  # noqa: E402
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from backtrail.cli.terms import Command
+    from backtrail.cli.parameters import Command
 
 PAGE = ROOT / "docs" / "cli.md"
 HEAD = ROOT / "tools" / "cli_head.md"

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from backtrail import builtins as builtins
-    from backtrail.agents import Agents, AgentVersion
-    from backtrail.checkpoints import Checkpoint
-    from backtrail.conversations import Conversations
+    from backtrail.agents.repository import Agents, AgentVersion
+    from backtrail.agents.scheduler import AutoCheckpoint
+    from backtrail.archive.restore import restore_backup
+    from backtrail.checkpoint import Checkpoint
+    from backtrail.conversations.repository import Conversations
     from backtrail.copying import copy
-    from backtrail.engine.editing import Editor
     from backtrail.engine.journal import Call
-    from backtrail.engine.schema import Member, Record, Type, schema, upcast
+    from backtrail.engine.schema.registry import Member, Record, Type, schema, upcast
+    from backtrail.engine.tree.editor import Editor
     from backtrail.entities import (
         AgentState,
         Attachment,
@@ -27,29 +29,36 @@ if TYPE_CHECKING:
         ToolStatus,
     )
     from backtrail.errors import CommitUnknown, Conflict, Corrupt, Error, InDoubt, Invalid, NotFound, Unavailable
-    from backtrail.policies import Policy
-    from backtrail.repairs import repaired
-    from backtrail.reports import (
+    from backtrail.maintenance.retention import Policy
+    from backtrail.models import (
+        MISSING,
+        NEW,
+        AgentCheckpoint,
+        AgentInfo,
+        Change,
+        ConversationInfo,
         CopyReport,
         Damage,
+        Diff,
         ExportReport,
         GcReport,
+        Hit,
         ImportReport,
+        Items,
         MigrateReport,
         PruneReport,
+        Reordered,
         Salvage,
         Stats,
+        ThreadInfo,
         VerifyReport,
     )
-    from backtrail.restoring import restore_backup
-    from backtrail.run_calls import CallError
-    from backtrail.run_history import Irreversible
-    from backtrail.run_tools import llm, tool
-    from backtrail.running import Run
-    from backtrail.runs import RunRecord, Runs
-    from backtrail.schedules import AutoCheckpoint
-    from backtrail.store import Store, open  # noqa: A004 - backtrail.open is the name users know
-    from backtrail.strategies import (
+    from backtrail.runs.calls import CallError
+    from backtrail.runs.decorators import llm, tool
+    from backtrail.runs.history import Irreversible
+    from backtrail.runs.repository import RunRecord, Runs
+    from backtrail.runs.run import Run
+    from backtrail.runs.strategies import (
         AfterLlmResponse,
         AfterToolCall,
         Done,
@@ -62,20 +71,9 @@ if TYPE_CHECKING:
         Strategy,
         ToolCallRecord,
     )
-    from backtrail.threads import Thread
-    from backtrail.values import (
-        MISSING,
-        NEW,
-        AgentCheckpoint,
-        AgentInfo,
-        Change,
-        ConversationInfo,
-        Diff,
-        Hit,
-        Items,
-        Reordered,
-        ThreadInfo,
-    )
+    from backtrail.runs.unanswered_calls import repaired
+    from backtrail.store import Store, open  # noqa: A004 - backtrail.open is the name users know
+    from backtrail.thread import Thread
 
 __all__ = [
     "MISSING",
@@ -156,33 +154,34 @@ __all__ = [
 ]
 
 _HOMES: dict[str, str] = {
-    "agents": "AgentVersion Agents",
-    "checkpoints": "Checkpoint",
-    "conversations": "Conversations",
+    "agents.repository": "AgentVersion Agents",
+    "agents.scheduler": "AutoCheckpoint",
+    "archive.restore": "restore_backup",
+    "checkpoint": "Checkpoint",
+    "conversations.repository": "Conversations",
     "copying": "copy",
-    "engine.editing": "Editor",
     "engine.journal": "Call",
-    "engine.schema": "Member Record Type schema upcast",
-    "entities": "AgentState Attachment AttachmentType CheckpointType Conversation Message Role ToolCall ToolStatus",
+    "engine.schema.registry": "Member Record Type schema upcast",
+    "engine.tree.editor": "Editor",
+    "entities": ("AgentState Attachment AttachmentType CheckpointType Conversation Message Role ToolCall ToolStatus"),
     "errors": "CommitUnknown Conflict Corrupt Error InDoubt Invalid NotFound Unavailable",
-    "policies": "Policy",
-    "repairs": "repaired",
-    "restoring": "restore_backup",
-    "reports": (
-        "CopyReport Damage ExportReport GcReport ImportReport MigrateReport PruneReport Salvage Stats VerifyReport"
+    "maintenance.retention": "Policy",
+    "models": (
+        "AgentCheckpoint AgentInfo Change ConversationInfo CopyReport Damage Diff ExportReport GcReport "
+        "Hit ImportReport Items MISSING MigrateReport NEW PruneReport Reordered Salvage Stats ThreadInfo "
+        "VerifyReport"
     ),
-    "run_calls": "CallError",
-    "run_history": "Irreversible",
-    "run_tools": "llm tool",
-    "running": "Run",
-    "runs": "RunRecord Runs",
-    "schedules": "AutoCheckpoint",
-    "store": "Store open",
-    "strategies": (
+    "runs.calls": "CallError",
+    "runs.decorators": "llm tool",
+    "runs.history": "Irreversible",
+    "runs.repository": "RunRecord Runs",
+    "runs.run": "Run",
+    "runs.strategies": (
         "AfterLlmResponse AfterToolCall Done Event EveryN Never NotDone RunState RunStatus Strategy ToolCallRecord"
     ),
-    "threads": "Thread",
-    "values": ("MISSING NEW AgentCheckpoint AgentInfo Change ConversationInfo Diff Hit Items Reordered ThreadInfo"),
+    "runs.unanswered_calls": "repaired",
+    "store": "Store open",
+    "thread": "Thread",
 }
 """Where each name comes from, by module."""
 

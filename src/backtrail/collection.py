@@ -13,28 +13,29 @@ from collections import OrderedDict
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from backtrail.arguments import check_id
-from backtrail.engine import changes, log
-from backtrail.engine import spine as spines
-from backtrail.engine.codec import Decoder
-from backtrail.engine.messages import listed
+from backtrail.agents.checkpoints import Manifests, manifests_of
+from backtrail.engine import log
 from backtrail.engine.pins import AGENT
-from backtrail.engine.tree import value_of
-from backtrail.engine.trying import ANYTHING, NOTHING, Expect
-from backtrail.engine.unpacking import Unpacker
+from backtrail.engine.search.extract import listed
+from backtrail.engine.tree import edits
+from backtrail.engine.tree import spine as spines
+from backtrail.engine.tree.codec import Decoder
+from backtrail.engine.tree.tree import value_of
+from backtrail.engine.tree.unpacker import Unpacker
+from backtrail.engine.writer import ANYTHING, NOTHING, Expect
 from backtrail.errors import Conflict, Corrupt, Error, Invalid, NotFound
-from backtrail.manifests import Manifests, manifests_of
-from backtrail.threads import Thread
-from backtrail.values import AgentCheckpoint
+from backtrail.models import AgentCheckpoint
+from backtrail.thread import Thread
+from backtrail.validation import check_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from backtrail.backends.port import Row, ThreadRecord
-    from backtrail.checkpoints import Checkpoint
-    from backtrail.engine.engine import Engine
-    from backtrail.engine.tree import Tree
-    from backtrail.values import Saved
+    from backtrail.checkpoint import Checkpoint
+    from backtrail.engine.tree.tree import Tree
+    from backtrail.models import Saved
+    from backtrail.transaction import Engine
 
 T = TypeVar("T")
 _KEPT: Final = 256
@@ -96,7 +97,7 @@ class Collection:
     ) -> Checkpoint[Any]:
         """Save a value on top of the head that it came from."""
         thread = self._thread(id, agent)
-        change = changes.Replace(data, self._engine.desk.heads.nodes(), thread._types)  # noqa: SLF001 - our own handle
+        change = edits.Replace(data, self._engine.desk.heads.nodes(), thread._types)  # noqa: SLF001 - our own handle
         expect = ANYTHING if replace else self._expected(id, saved)
         try:
             made = thread._write(change, thread._meta(None, (), metadata, "manual"), None, default=expect)  # noqa: SLF001

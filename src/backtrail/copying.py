@@ -6,17 +6,17 @@ import os
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
-from backtrail import moving
-from backtrail.arguments import check_progress
+from backtrail.archive import transfer
 from backtrail.errors import Invalid
 from backtrail.store import Store, open  # noqa: A004 - as backtrail.open
+from backtrail.validation import check_progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
-    from backtrail.engine.engine import Engine
-    from backtrail.reports import CopyReport
+    from backtrail.models import CopyReport
+    from backtrail.transaction import Engine
 
 
 def copy(
@@ -51,7 +51,7 @@ def copy_to(
         with target() as store:
             yield store._engine  # noqa: SLF001 - a part of what a store does
 
-    return moving.copy(source._engine, opened, progress)  # noqa: SLF001
+    return transfer.copy(source._engine, opened, progress)  # noqa: SLF001
 
 
 def _store(given: Store | str | os.PathLike[str], *, read_only: bool) -> AbstractContextManager[Store]:

@@ -17,12 +17,20 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import StrEnum
 from typing import Any, ClassVar, Final, Self, cast
 
-from backtrail import fields
-from backtrail.engine.versions import schema, upcasters_of
+from backtrail import validation
+from backtrail.conversations.messages import (
+    Attachment,
+    AttachmentType,
+    Message,
+    Role,
+    ToolCall,
+    ToolStatus,
+    message_data,
+)
+from backtrail.engine.schema.versions import schema, upcasters_of
 from backtrail.errors import Invalid
-from backtrail.fields import Entity, new_id, now, shortened
-from backtrail.messages import Attachment, AttachmentType, Message, Role, ToolCall, ToolStatus, message_data
-from backtrail.values import Items, Saved
+from backtrail.models import Items, Saved
+from backtrail.validation import Entity, new_id, now, shortened
 
 __all__ = [
     "AgentState",
@@ -82,20 +90,20 @@ class Conversation(Entity):
     _PARTS: ClassVar = (("messages", Message),)
 
     def __post_init__(self) -> None:
-        _put(self, "agent_id", fields.name(self.agent_id, "agent_id"))
-        _put(self, "id", fields.name(self.id, "id"))
-        _put(self, "title", fields.optional(fields.text, self.title, "title"))
-        _put(self, "messages", fields.instances(self.messages, "messages", Message))
-        _put(self, "metadata", fields.mapping(self.metadata, "metadata", texts=True))
-        _put(self, "created_at", fields.time(self.created_at, "created_at"))
+        _put(self, "agent_id", validation.name(self.agent_id, "agent_id"))
+        _put(self, "id", validation.name(self.id, "id"))
+        _put(self, "title", validation.optional(validation.text, self.title, "title"))
+        _put(self, "messages", validation.instances(self.messages, "messages", Message))
+        _put(self, "metadata", validation.mapping(self.metadata, "metadata", texts=True))
+        _put(self, "created_at", validation.time(self.created_at, "created_at"))
         given = self.created_at if self.last_message_at is _NO_TIME else self.last_message_at
-        last = self.messages[-1].timestamp if self.messages else fields.time(given, "last_message_at")
+        last = self.messages[-1].timestamp if self.messages else validation.time(given, "last_message_at")
         _put(self, "last_message_at", last)
         if type(self.archived) is not bool:
-            raise fields.refuse("archived", "True or False", self.archived)
-        _put(self, "tags", fields.items(self.tags, "tags", fields.text))
-        _put(self, "forked_from", fields.optional(fields.name, self.forked_from, "forked_from"))
-        _put(self, "forked_at", fields.optional(fields.name, self.forked_at, "forked_at"))
+            raise validation.refuse("archived", "True or False", self.archived)
+        _put(self, "tags", validation.items(self.tags, "tags", validation.text))
+        _put(self, "forked_from", validation.optional(validation.name, self.forked_from, "forked_from"))
+        _put(self, "forked_at", validation.optional(validation.name, self.forked_at, "forked_at"))
         _put(self, "_saved", Saved.of(self._saved))
 
     def __repr__(self) -> str:
@@ -114,7 +122,7 @@ class Conversation(Entity):
 
     def add_message(self, message: Message) -> Self:
         """Return the conversation with one message more."""
-        (checked,) = fields.instances([message], "messages", Message)
+        (checked,) = validation.instances([message], "messages", Message)
         return replace(self, messages=Items((*self.messages, checked)))
 
     def auto_title(self) -> Self:
@@ -159,20 +167,20 @@ class AgentState(Entity):
     _TIMES: ClassVar = ("created_at", "modified_at")
 
     def __post_init__(self) -> None:
-        _put(self, "agent_id", fields.name(self.agent_id, "agent_id"))
-        _put(self, "name", fields.text(self.name, "name"))
-        _put(self, "agent_type", fields.text(self.agent_type, "agent_type"))
-        _put(self, "system_prompt", fields.optional(fields.text, self.system_prompt, "system_prompt"))
-        _put(self, "capabilities", fields.items(self.capabilities, "capabilities", fields.text))
-        _put(self, "config", fields.mapping(self.config, "config"))
-        _put(self, "custom_state", fields.mapping(self.custom_state, "custom_state"))
-        conversations = fields.items(self.active_conversations, "active_conversations", fields.name)
+        _put(self, "agent_id", validation.name(self.agent_id, "agent_id"))
+        _put(self, "name", validation.text(self.name, "name"))
+        _put(self, "agent_type", validation.text(self.agent_type, "agent_type"))
+        _put(self, "system_prompt", validation.optional(validation.text, self.system_prompt, "system_prompt"))
+        _put(self, "capabilities", validation.items(self.capabilities, "capabilities", validation.text))
+        _put(self, "config", validation.mapping(self.config, "config"))
+        _put(self, "custom_state", validation.mapping(self.custom_state, "custom_state"))
+        conversations = validation.items(self.active_conversations, "active_conversations", validation.name)
         _put(self, "active_conversations", conversations)
-        _put(self, "created_at", fields.time(self.created_at, "created_at"))
+        _put(self, "created_at", validation.time(self.created_at, "created_at"))
         modified = self.created_at if self.modified_at is _NO_TIME else self.modified_at
-        _put(self, "modified_at", fields.time(modified, "modified_at"))
-        _put(self, "version", fields.number(self.version, "version", 1))
-        _put(self, "metadata", fields.mapping(self.metadata, "metadata", texts=True))
+        _put(self, "modified_at", validation.time(modified, "modified_at"))
+        _put(self, "version", validation.number(self.version, "version", 1))
+        _put(self, "metadata", validation.mapping(self.metadata, "metadata", texts=True))
         _put(self, "_saved", Saved.of(self._saved))
 
     def _data(self) -> dict[str, Any]:

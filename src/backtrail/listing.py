@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from backtrail.arguments import check_id
 from backtrail.engine import log
 from backtrail.engine.asides import ASIDE, THREAD
-from backtrail.engine.heads import Standing
+from backtrail.engine.reader import Standing
 from backtrail.errors import Corrupt, Invalid, NotFound
-from backtrail.fields import plain
-from backtrail.values import ThreadInfo, micros, when
+from backtrail.models import ThreadInfo, micros, when
+from backtrail.validation import check_id, plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from backtrail.backends.port import Row, ThreadRecord
-    from backtrail.engine.engine import Desk, Engine
-    from backtrail.engine.heads import Heads
+    from backtrail.engine.reader import Heads
+    from backtrail.transaction import Desk, Engine
 
 SPACES: Final = ("thread", "agent", "conversation", "run")
 _PAGE: Final = 200

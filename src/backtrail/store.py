@@ -5,19 +5,30 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
-from backtrail.arguments import LEASE, check_count, check_cursor, check_duration, check_id, check_query, check_timeout
-from backtrail.engine import counting, indexing, log, pins
+from backtrail.engine import log, pins
 from backtrail.engine.asides import ASIDE, THREAD
-from backtrail.engine.engine import Engine, Transaction
-from backtrail.engine.heads import Options, Standing
-from backtrail.engine.schema import Types
-from backtrail.engine.watching import AllThreads, Watch
+from backtrail.engine.reader import Options, Standing
+from backtrail.engine.schema.registry import Types
+from backtrail.engine.search import indexer
 from backtrail.errors import Invalid, NotFound
-from backtrail.fields import check_progress, plain
 from backtrail.listing import SPACES, known, listed, place_of, scope_of, uid_of
 from backtrail.loading import loading
-from backtrail.threads import Thread
+from backtrail.maintenance import stats as counting
+from backtrail.thread import Thread
+from backtrail.transaction import Engine, Transaction
 from backtrail.urls import backend_at, check_url
+from backtrail.validation import (
+    LEASE,
+    check_count,
+    check_cursor,
+    check_duration,
+    check_id,
+    check_progress,
+    check_query,
+    check_timeout,
+    plain,
+)
+from backtrail.watch import AllThreads, Watch
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -25,17 +36,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
 
-    from backtrail.agents import Agents
+    from backtrail.agents.repository import Agents
     from backtrail.backends.port import Backend, Row
-    from backtrail.checkpoints import Checkpoint
-    from backtrail.conversations import Conversations
+    from backtrail.checkpoint import Checkpoint
+    from backtrail.conversations.repository import Conversations
     from backtrail.entities import Message
-    from backtrail.policies import Policy
-    from backtrail.reports import ExportReport, GcReport, ImportReport, MigrateReport, PruneReport, Stats, VerifyReport
-    from backtrail.running import Run
-    from backtrail.runs import Runs
-    from backtrail.strategies import Strategy
-    from backtrail.values import Hit, ThreadInfo
+    from backtrail.maintenance.retention import Policy
+    from backtrail.models import (
+        ExportReport,
+        GcReport,
+        Hit,
+        ImportReport,
+        MigrateReport,
+        PruneReport,
+        Stats,
+        ThreadInfo,
+        VerifyReport,
+    )
+    from backtrail.runs.repository import Runs
+    from backtrail.runs.run import Run
+    from backtrail.runs.strategies import Strategy
 
 P = TypeVar("P")
 S = TypeVar("S")
@@ -197,7 +217,7 @@ class Store:
     def agents(self) -> Agents:
         """The agents, and the points to which each can be brought back."""
         with loading:
-            from backtrail.agents import Agents  # noqa: PLC0415 - not every program uses all of these
+            from backtrail.agents.repository import Agents  # noqa: PLC0415 - not every program uses all of these
 
         return self._part(Agents)
 
@@ -205,7 +225,7 @@ class Store:
     def conversations(self) -> Conversations:
         """The conversations of all agents."""
         with loading:
-            from backtrail.conversations import Conversations  # noqa: PLC0415
+            from backtrail.conversations.repository import Conversations  # noqa: PLC0415
 
         return self._part(Conversations)
 
@@ -213,7 +233,7 @@ class Store:
     def runs(self) -> Runs:
         """The runs of all agents."""
         with loading:
-            from backtrail.runs import Runs  # noqa: PLC0415
+            from backtrail.runs.repository import Runs  # noqa: PLC0415
 
         return self._part(Runs)
 
@@ -239,7 +259,7 @@ class Store:
         the store; instances of others are refused. Each message goes to `conversation`, too, once.
         """
         with loading:
-            from backtrail.running import Run  # noqa: PLC0415
+            from backtrail.runs.run import Run  # noqa: PLC0415
 
         return Run(
             self._engine,
@@ -279,7 +299,7 @@ class Store:
         Not inside a transaction.
         """
         with loading:
-            from backtrail.engine import search  # noqa: PLC0415
+            from backtrail.engine.search import search  # noqa: PLC0415
 
         sought = check_query(query, contains=contains)
         if order not in ("newest", "score"):
@@ -308,7 +328,7 @@ class Store:
         told = check_progress(progress)
         heads = self._engine.desk.heads
         heads.backend.forget_index()
-        indexing.catch_up(heads, progress=told)
+        indexer.catch_up(heads, progress=told)
 
     # -- several at once --------------------------------------------------------------------------------
 
@@ -325,7 +345,7 @@ class Store:
     def stats(self) -> Stats:
         """Return what the store holds, measured."""
         with loading:
-            from backtrail.reports import Stats  # noqa: PLC0415
+            from backtrail.models import Stats  # noqa: PLC0415
 
         usage = self._backend.usage()
         heads = self._engine.desk.heads
@@ -353,7 +373,7 @@ class Store:
         on where it was when it is called again. What cannot be brought up to date is in the report.
         """
         with loading:
-            from backtrail import migrating  # noqa: PLC0415 - few programs do it
+            from backtrail.maintenance import migrate as migrating  # noqa: PLC0415 - few programs do it
 
         return migrating.migrate(self._engine, progress)
 
@@ -367,9 +387,9 @@ class Store:
         again at what that had found sound.
         """
         with loading:
-            from backtrail import mending  # noqa: PLC0415 - few programs do it
+            from backtrail.maintenance import checkup  # noqa: PLC0415 - few programs do it
 
-        return mending.verify(self._engine, repair=repair, resume=resume, progress=progress)
+        return checkup.verify(self._engine, repair=repair, resume=resume, progress=progress)
 
     def gc(self, *, erase: bool = False, progress: Callable[[str, int], None] | None = None) -> GcReport:
         """Remove for good what was deleted, pruned or outlived, keep once what was kept twice, give the space back.
@@ -378,8 +398,8 @@ class Store:
         SQLite and PostgreSQL all pages are written anew, and others wait for that.
         """
         with loading:
-            from backtrail.engine import upkeep  # noqa: PLC0415
-            from backtrail.reports import GcReport  # noqa: PLC0415
+            from backtrail.maintenance import gc as upkeep  # noqa: PLC0415
+            from backtrail.models import GcReport  # noqa: PLC0415
 
         return GcReport(*upkeep.collect(self._engine.desk.heads, check_progress(progress), erase=erase))
 
@@ -403,11 +423,11 @@ class Store:
         is a write by itself: interrupted, it goes on when it is called again.
         """
         with loading:
-            from backtrail import pruning  # noqa: PLC0415
-            from backtrail.policies import check_policy  # noqa: PLC0415
+            from backtrail.maintenance import retention  # noqa: PLC0415
+            from backtrail.maintenance.retention import check_policy  # noqa: PLC0415
 
         chosen = check_policy(policy, keep_last, older_than, keep_tagged)
-        return pruning.prune(
+        return retention.prune(
             self._engine, chosen, SPACES, agent=agent, threads=threads, kind=kind, dry_run=dry_run, progress=progress
         )
 
@@ -430,9 +450,9 @@ class Store:
         has changed is written.
         """
         with loading:
-            from backtrail import moving  # noqa: PLC0415 - few programs move stores
+            from backtrail.archive import transfer  # noqa: PLC0415 - few programs move stores
 
-        return moving.export(
+        return transfer.export(
             self._engine, path, threads=threads, kind=kind, agent=agent, since=since, progress=progress
         )
 
@@ -447,9 +467,9 @@ class Store:
         `progress` does not use the store when it is told of "rows": all of it may still be taken back.
         """
         with loading:
-            from backtrail import moving  # noqa: PLC0415
+            from backtrail.archive import transfer  # noqa: PLC0415
 
-        return moving.import_(self._engine, path, progress)
+        return transfer.import_(self._engine, path, progress)
 
     def backup(self, path: str | os.PathLike[str], *, progress: Callable[[str, int], None] | None = None) -> int:
         """Make a store of its own of this one, as it is at this moment, while others write; return its size in bytes.
@@ -457,9 +477,9 @@ class Store:
         It is one in files, in a new directory, if this one is; else a new file of SQLite.
         """
         with loading:
-            from backtrail import moving  # noqa: PLC0415
+            from backtrail.archive import transfer  # noqa: PLC0415
 
-        return moving.backup(self._engine, path, progress)
+        return transfer.backup(self._engine, path, progress)
 
     # -- the end ----------------------------------------------------------------------------------------
 

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from backtrail.atomic_file import path_of
 from backtrail.errors import Invalid, Unavailable
 from backtrail.loading import loading
-from backtrail.placing import path_of
 
 if TYPE_CHECKING:
     from backtrail.backends.port import Backend
@@ -101,11 +101,11 @@ def backend_at(url: str, *, durability: str, read_only: bool, schema: str | None
         return MemoryBackend()
     if url.startswith("file:"):
         with loading:
-            from backtrail.backends.file import FileBackend  # noqa: PLC0415
+            from backtrail.backends.file.backend import FileBackend  # noqa: PLC0415
 
         return FileBackend(_directory(url), durability=durability, read_only=read_only)
     with loading:
-        from backtrail.backends.sqlite import SqliteBackend  # noqa: PLC0415
+        from backtrail.backends.sqlite.backend import SqliteBackend  # noqa: PLC0415
 
     return SqliteBackend(_path(url), durability=durability, read_only=read_only)
 
@@ -129,7 +129,7 @@ def _lowered(url: str) -> str:
 def _postgres(url: str, *, durability: str, read_only: bool, schema: str | None) -> Backend:
     try:
         with loading:
-            from backtrail.backends.postgres import PostgresBackend  # noqa: PLC0415
+            from backtrail.backends.postgres.backend import PostgresBackend  # noqa: PLC0415
     except ImportError as error:
         raise Unavailable(
             "a store in PostgreSQL needs psycopg: pip install 'backtrail[postgres]'", code="unavailable.extra"

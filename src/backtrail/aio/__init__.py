@@ -4,9 +4,9 @@
 tools/generate_aio.py; `blocks`, `schedules`, `running` and `copying` are written by hand.
 """
 
-from backtrail.aio.checkpoints import Checkpoint
-from backtrail.aio.copying import copy, restore_backup
+from backtrail.aio.checkpoint import Checkpoint
+from backtrail.aio.copy import copy, restore_backup
 from backtrail.aio.store import Store, open  # noqa: A004 - as backtrail.open
-from backtrail.aio.threads import Thread
+from backtrail.aio.thread import Thread
 
 __all__ = ["Checkpoint", "Store", "Thread", "copy", "open", "restore_backup"]

@@ -1,4 +1,4 @@
-# Made from src/backtrail/agents.py by tools/generate_aio.py: change it there, then `make aio`.
+# Made from src/backtrail/agents/repository.py by tools/generate_aio.py: change it there, then `make aio`.
 """Agents of the async mirror, and the points to which each can be brought back."""
 
 from __future__ import annotations
@@ -7,20 +7,20 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from backtrail.aio.blocks import Guard, called
-from backtrail.aio.checkpoints import plain
-from backtrail.aio.schedules import AutoCheckpoint
-from backtrail.aio.threads import Thread
+from backtrail.aio.checkpoint import plain
+from backtrail.aio.scheduler import AutoCheckpoint
+from backtrail.aio.thread import Thread
 
 if TYPE_CHECKING:
     import datetime as dt
     from collections.abc import Callable, Iterable
 
-    from backtrail import agents as sync
-    from backtrail.agents import AgentCheckpoints, AgentInfos, AgentVersions, PastCalls
-    from backtrail.engine.queue import Crew
+    from backtrail.agents import repository as sync
+    from backtrail.agents.repository import AgentCheckpoints, AgentInfos, AgentVersions, PastCalls
+    from backtrail.aio.executor import Crew
     from backtrail.entities import AgentState
-    from backtrail.handles import Ref
-    from backtrail.values import AgentCheckpoint
+    from backtrail.models import AgentCheckpoint
+    from backtrail.thread import Ref
 
 
 class Agents:

@@ -9,22 +9,24 @@ import random
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, Self, TypeVar
 
-from backtrail.arguments import check_count
-from backtrail.engine import owner, pace
-from backtrail.engine.queue import detached
+from backtrail import transaction
+from backtrail.aio.executor import detached
+from backtrail.engine import throttle
 from backtrail.errors import Conflict, Invalid, Unavailable
-from backtrail.values import NEW
+from backtrail.models import NEW
+from backtrail.validation import check_count
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Generator
     from contextlib import AbstractContextManager
     from types import TracebackType
 
-    from backtrail import checkpoints, threads
-    from backtrail.agents import Agents
-    from backtrail.engine.queue import Crew, Job
-    from backtrail.engine.watching import Watcher
-    from backtrail.values import AgentCheckpoint
+    from backtrail import checkpoint
+    from backtrail import thread as threads
+    from backtrail.agents.repository import Agents
+    from backtrail.aio.executor import Crew, Job
+    from backtrail.models import AgentCheckpoint
+    from backtrail.watch import Watcher
 
 P = ParamSpec("P")
 S = TypeVar("S")
@@ -36,15 +38,15 @@ def called(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine
 
     @functools.wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
-        return _for(owner.current(), method, *args, **kwargs)
+        return _for(transaction.current(), method, *args, **kwargs)
 
     return call
 
 
 async def _for(who: object, method: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
-    if owner.current() is who:
+    if transaction.current() is who:
         return await method(*args, **kwargs)
-    with owner.asked_by(who):
+    with transaction.asked_by(who):
         return await method(*args, **kwargs)
 
 
@@ -72,7 +74,7 @@ class Step(Generic[S]):
         if error is not None:
             _drop(self._block, error)
             return
-        together = pace.is_light(self._state) and not self._crew.in_transaction
+        together = throttle.is_light(self._state) and not self._crew.in_transaction
         await _leave(self._crew, self._block, together=together)
 
 
@@ -256,10 +258,10 @@ class Opening(Generic[T, O]):
 
 async def updated(
     crew: Crew, thread: threads.Thread[S], fn: Callable[[Any], S | Awaitable[S | None] | None], retries: int
-) -> checkpoints.Checkpoint[S]:
+) -> checkpoint.Checkpoint[S]:
     """Load, call `fn` in the event loop, and save; again if somebody else saved meanwhile."""
 
-    def read() -> tuple[checkpoints.Checkpoint[S] | None, Any]:
+    def read() -> tuple[checkpoint.Checkpoint[S] | None, Any]:
         head = thread.latest()
         return head, head.state if head else None
 

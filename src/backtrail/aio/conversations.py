@@ -1,4 +1,4 @@
-# Made from src/backtrail/conversations.py by tools/generate_aio.py: change it there, then `make aio`.
+# Made from src/backtrail/conversations/repository.py by tools/generate_aio.py: change it there, then `make aio`.
 """Conversations of the async mirror: what was said, each in a thread of its own."""
 
 from __future__ import annotations
@@ -6,20 +6,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from backtrail.aio.blocks import called
-from backtrail.aio.checkpoints import Checkpoint, plain
-from backtrail.aio.threads import Thread
-from backtrail.values import MISSING
+from backtrail.aio.checkpoint import Checkpoint, plain
+from backtrail.aio.thread import Thread
+from backtrail.models import MISSING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from backtrail import conversations as sync
-    from backtrail.conversations import Hits, Infos, Messages
-    from backtrail.convert import Model
-    from backtrail.engine.queue import Crew
+    from backtrail.aio.executor import Crew
+    from backtrail.conversations import repository as sync
+    from backtrail.conversations.convert import Model
+    from backtrail.conversations.repository import Hits, Infos, Messages
     from backtrail.entities import Conversation, Message
-    from backtrail.handles import Ref
-    from backtrail.values import ConversationInfo, Sentinel
+    from backtrail.models import ConversationInfo, Sentinel
+    from backtrail.thread import Ref
 
 
 class Conversations:

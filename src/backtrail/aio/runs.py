@@ -1,4 +1,4 @@
-# Made from src/backtrail/runs.py by tools/generate_aio.py: change it there, then `make aio`.
+# Made from src/backtrail/runs/repository.py by tools/generate_aio.py: change it there, then `make aio`.
 """The runs of a store in the async mirror: what is known of each, and what an operator may do about it."""
 
 from __future__ import annotations
@@ -6,21 +6,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from backtrail.aio.blocks import called
-from backtrail.aio.checkpoints import Checkpoint
-from backtrail.aio.running import Run
-from backtrail.aio.threads import Thread
-from backtrail.arguments import LEASE
-from backtrail.values import MISSING
+from backtrail.aio.checkpoint import Checkpoint
+from backtrail.aio.run import Run
+from backtrail.aio.thread import Thread
+from backtrail.models import MISSING
+from backtrail.validation import LEASE
 
 if TYPE_CHECKING:
     import datetime as dt
     from collections.abc import Iterable, Mapping
 
-    from backtrail import runs as sync
-    from backtrail.engine.queue import Crew
-    from backtrail.policies import Policy
-    from backtrail.runs import Calls, Records, RunRecord
-    from backtrail.strategies import Strategy
+    from backtrail.aio.executor import Crew
+    from backtrail.maintenance.retention import Policy
+    from backtrail.runs import repository as sync
+    from backtrail.runs.repository import Calls, Records, RunRecord
+    from backtrail.runs.strategies import Strategy
 
     Checkpoints = list[Checkpoint[Any]]
     Opened = list[Run]

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 from backtrail import store as sync
 from backtrail.aio.agents import Agents
 from backtrail.aio.blocks import Opening, Transaction, Watch, called
-from backtrail.aio.checkpoints import Checkpoint
+from backtrail.aio.checkpoint import Checkpoint
 from backtrail.aio.conversations import Conversations
-from backtrail.aio.running import Run
+from backtrail.aio.executor import Crew
+from backtrail.aio.run import Run
 from backtrail.aio.runs import Runs
-from backtrail.aio.threads import Thread
-from backtrail.arguments import LEASE
-from backtrail.engine.queue import Crew
+from backtrail.aio.thread import Thread
+from backtrail.validation import LEASE
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -24,10 +24,19 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from backtrail.entities import Message
-    from backtrail.policies import Policy
-    from backtrail.reports import ExportReport, GcReport, ImportReport, MigrateReport, PruneReport, Stats, VerifyReport
-    from backtrail.strategies import Strategy
-    from backtrail.values import Hit, ThreadInfo
+    from backtrail.maintenance.retention import Policy
+    from backtrail.models import (
+        ExportReport,
+        GcReport,
+        Hit,
+        ImportReport,
+        MigrateReport,
+        PruneReport,
+        Stats,
+        ThreadInfo,
+        VerifyReport,
+    )
+    from backtrail.runs.strategies import Strategy
 
 S = TypeVar("S")
 

@@ -17,7 +17,7 @@ from backtrail.errors import Unavailable
 if TYPE_CHECKING:
     from types import FrameType
 
-_HERE = os.path.dirname(__file__)  # noqa: PTH120 - to be compared with names of files
+_HERE = os.path.dirname(__file__) + os.sep  # noqa: PTH120 - to be compared with names of files
 
 
 def refuse_within(backend: object) -> None:
@@ -26,7 +26,7 @@ def refuse_within(backend: object) -> None:
     outside = False
     while frame is not None:
         file = frame.f_code.co_filename
-        if os.path.dirname(file) == _HERE:  # noqa: PTH120
+        if file.startswith(_HERE):
             if outside and frame.f_locals.get("self") is backend:
                 raise Unavailable(
                     "a signal handler uses the store in the middle of a call of its own thread: let it set a flag, "

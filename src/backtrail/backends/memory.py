@@ -11,16 +11,16 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from backtrail.backends.table_backend import TableBackend
-from backtrail.backends.table_view import TableView
-from backtrail.backends.tables import Tables
+from backtrail.backends.tables.backend import TableBackend
+from backtrail.backends.tables.snapshot import TableView
+from backtrail.backends.tables.tables import Tables
 from backtrail.errors import Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from backtrail.backends.changes import Body, Change
     from backtrail.backends.port import Backend
+    from backtrail.backends.tables.changes import Body, Change
 
 # One for all stores in memory, so that a single hook keeps a fork out of the middle of a call. It is re-entrant
 # because a signal handler may fork, too.

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from backtrail.placing import Access
+    from backtrail.atomic_file import Access
 
 
 REMOVED = ": a repair removes them for good"

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from backtrail.builtins import showing
 from backtrail.builtins.showing import brief, outline
 from backtrail.builtins.tools import CHARS, LIMIT, MESSAGES
-from backtrail.engine.paths import parse
+from backtrail.engine.tree.path import parse
 from backtrail.entities import AgentState, Conversation
 from backtrail.errors import Conflict, Invalid, NotFound
-from backtrail.values import MISSING
+from backtrail.models import MISSING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from backtrail.models import AgentCheckpoint, AgentInfo, ConversationInfo
     from backtrail.store import Store
-    from backtrail.values import AgentCheckpoint, AgentInfo, ConversationInfo
 
     Answer = dict[str, Any]
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
-from backtrail.engine.schema import Member
+from backtrail.engine.schema.registry import Member
 from backtrail.errors import Invalid
 
 if TYPE_CHECKING:

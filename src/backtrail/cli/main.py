@@ -25,24 +25,24 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from backtrail.cli.output import clean, for_stderr, say
-from backtrail.cli.terms import DAMAGED, Failure, Session
+from backtrail.cli.parameters import DAMAGED, Failure, Session
 from backtrail.cli.wording import spoken
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from backtrail.cli.terms import Command
+    from backtrail.cli.parameters import Command
     from backtrail.errors import Error
 
 _SECTIONS: Final[dict[str, dict[str, str]]] = {
     "Look": {
-        "looking": "log show diff search watch",
-        "listing": "threads agents conversations runs stats where",
+        "inspect": "log show diff search watch",
+        "listings": "threads agents conversations runs stats where",
     },
-    "Change": {"changing": "save fork rewind undo redo restore settle tag delete"},
-    "Keep": {"keeping": "prune gc verify reindex migrate backup restore-backup"},
-    "Move": {"moving": "export import copy"},
-    "Call": {"calling": "call"},
+    "Change": {"change": "save fork rewind undo redo restore settle tag delete"},
+    "Keep": {"maintain": "prune gc verify reindex migrate backup restore-backup"},
+    "Move": {"transfer": "export import copy"},
+    "Call": {"call": "call"},
 }
 """The commands as `--help` shows them, and the modules that they are in."""
 _HOMES: Final = {
@@ -55,7 +55,7 @@ _USAGE: Final = ("invalid.url", "invalid.argument", "invalid.policy", "invalid.o
 
 def load(name: str) -> Command:
     """Return a command."""
-    commands: tuple[Command, ...] = importlib.import_module(f"backtrail.cli.{_HOMES[name]}").COMMANDS
+    commands: tuple[Command, ...] = importlib.import_module(f"backtrail.cli.commands.{_HOMES[name]}").COMMANDS
     return next(command for command in commands if command.name == name)
 
 

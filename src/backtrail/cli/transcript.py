@@ -115,7 +115,7 @@ def _time(message: Any) -> str:
 
 
 def _said(message: Any) -> Said | None:
-    from backtrail import convert
+    from backtrail.conversations import convert
 
     if not isinstance(message, dict):
         return None

@@ -9,7 +9,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from backtrail.cli.terms import Session
+    from backtrail.cli.parameters import Session
 
 _WORDS: Final = (
     ("say threads=, or agent=, not both", "say --thread or --agent, not both"),

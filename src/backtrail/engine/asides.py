@@ -12,14 +12,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from backtrail.engine import log, pins, unpacking
-from backtrail.engine.schema import Types
-from backtrail.engine.trying import Key
+from backtrail.engine import log, pins
+from backtrail.engine.schema.registry import Types
+from backtrail.engine.tree import unpacker
+from backtrail.engine.writer import Key
 
 if TYPE_CHECKING:
     from backtrail.backends.port import Row, ThreadRecord
-    from backtrail.engine.heads import Heads, Standing
     from backtrail.engine.moves import Moves
+    from backtrail.engine.reader import Heads, Standing
 
 THREAD: Final = "thread"
 ASIDE: Final = "aside"
@@ -30,7 +31,7 @@ RUN: Final = "__run__"
 def run_of(row: Row) -> str:
     """Return which run wrote a row."""
     packed, _, _ = log.unpack_extra(row)
-    metadata: Any = unpacking.Unpacker(Types())(packed) if packed else None
+    metadata: Any = unpacker.Unpacker(Types())(packed) if packed else None
     run = metadata.get(RUN, "") if type(metadata) is dict else ""
     return run if type(run) is str else ""
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from backtrail.engine import log, refs
-from backtrail.engine.heads import Standing
+from backtrail.engine.reader import Standing
 from backtrail.errors import Invalid, NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from backtrail.backends.port import Row, ThreadRecord
-    from backtrail.engine.heads import Heads
+    from backtrail.engine.reader import Heads
 
 _NOTHING: Final = log.pack_extra(b"", None, None)
 

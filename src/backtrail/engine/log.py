@@ -36,7 +36,7 @@ import ormsgpack
 from blake3 import blake3
 
 from backtrail.backends.port import Row
-from backtrail.engine import wire
+from backtrail.engine.tree import msgpack
 from backtrail.errors import Corrupt
 
 SAVE: Final = 0
@@ -67,7 +67,7 @@ LATEST: Final = 253_402_300_800_000_000
 
 _MOST: Final = 1 << 53
 """Bytes, and steps: more than anybody has, and less than any backend takes."""
-_NO_EXTRA: Final = wire.pack([b"", None, None])
+_NO_EXTRA: Final = msgpack.pack([b"", None, None])
 
 
 # -- ids ----------------------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ def pack_extra(metadata: bytes, ranges: Ranges | None, origin: str | None) -> by
     """Return a row's `extra`: encoded metadata, the ranges of a row that moves the head, a fork's origin."""
     if not metadata and ranges is None and origin is None:
         return _NO_EXTRA
-    return wire.pack([metadata, [list(pair) for pair in ranges] if ranges is not None else None, origin])
+    return msgpack.pack([metadata, [list(pair) for pair in ranges] if ranges is not None else None, origin])
 
 
 def unpack_extra(row: Row) -> tuple[bytes, Ranges | None, str | None]:
@@ -124,7 +124,7 @@ def check_of(row: Row, uid: bytes) -> bytes:
     """Return the checksum of a row in its place: over everything but its payload and whether it is hidden."""
     fields: list[Any] = list(row[:18])
     fields[12] = row.label.encode("utf-8", "surrogatepass") if row.label is not None else None
-    return blake3(uid + wire.pack(fields)).digest(length=8)
+    return blake3(uid + msgpack.pack(fields)).digest(length=8)
 
 
 def checked(row: Row, uid: bytes) -> Row:

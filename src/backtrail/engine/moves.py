@@ -9,19 +9,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 from backtrail.backends.port import Batch, NewThread, Stale, Vanished
-from backtrail.engine import log, pace, rows
+from backtrail.engine import log, rows, throttle
 from backtrail.engine.asides import ASIDE, THREAD
-from backtrail.engine.heads import Standing
+from backtrail.engine.reader import Standing
 from backtrail.engine.refs import require_head
-from backtrail.engine.trying import patiently
+from backtrail.engine.writer import patiently
 from backtrail.errors import Conflict, Invalid, NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from backtrail.backends.port import Row, ThreadRecord
-    from backtrail.engine.heads import Heads
-    from backtrail.engine.trying import Key
+    from backtrail.engine.reader import Heads
+    from backtrail.engine.writer import Key
 
 T = TypeVar("T")
 Tagged = dict[int, tuple[str, ...]]
@@ -225,11 +225,11 @@ class Moves:
         again about the rest.
         """
         hidden: Tagged = {}
-        paced = pace.Upkeep()
+        paced = throttle.Upkeep()
 
         def attempt(standing: Standing) -> Tagged:
             no, newest = standing.record.no, standing.newest
-            for part in pace.slices([(seq, tags) for seq, tags in choose(standing).items() if seq != newest.head]):
+            for part in throttle.slices([(seq, tags) for seq, tags in choose(standing).items() if seq != newest.head]):
                 hide, tags = tuple((no, seq) for seq, _ in part), tuple((no, *each) for each in part)
                 with paced.write():
                     self._backend.commit(Batch(newest=((no, newest.seq),), tags=tags, hide=hide))

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import ormsgpack
 
-from backtrail.engine import pace, wire
-from backtrail.engine.nodes import NODE_LIMIT, SPINE, Node, Nodes, digest_of, digests_in, measured
-from backtrail.engine.squeeze import squeeze, stands_beside, unsqueeze, unsqueeze_beside
-from backtrail.engine.tree import SET, SPLICE, Op, Tree, is_op
+from backtrail.engine import throttle
+from backtrail.engine.compression import squeeze, stands_beside, unsqueeze, unsqueeze_beside
+from backtrail.engine.tree import msgpack
+from backtrail.engine.tree.nodes import NODE_LIMIT, SPINE, Node, Nodes, digest_of, digests_in, measured
+from backtrail.engine.tree.tree import SET, SPLICE, Op, Tree, is_op
 from backtrail.errors import Corrupt
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def reachable(nodes: Nodes, digests: Iterable[bytes]) -> dict[bytes, Node]:
         digest = stack.pop()
         node = nodes.fresh.get(digest)
         if node is not None and digest not in found:
-            pace.rest()
+            throttle.rest()
             found[digest] = node
             stack += node.children()
     return found
@@ -63,12 +64,12 @@ def reachable(nodes: Nodes, digests: Iterable[bytes]) -> dict[bytes, Node]:
 
 def packed(ops: list[Op]) -> bytes:
     """Return ops as the bytes of a delta."""
-    return wire.pack(ops, default=bytes, option=wire.SUBCLASSES)
+    return msgpack.pack(ops, default=bytes, option=msgpack.SUBCLASSES)
 
 
 def delta(ops: list[Op], data: bytes, nodes: Nodes, *, compress: bool) -> Stored:
     """Make the payload of a delta; `data` is what it is `packed` as."""
-    chunks = reachable(nodes, refs_of_ops(ops)) if wire.may_hold_refs(data) else {}
+    chunks = reachable(nodes, refs_of_ops(ops)) if msgpack.may_hold_refs(data) else {}
     return Stored(squeeze(data, enabled=compress), len(data), chunks, frozenset(), is_base=False)
 
 
@@ -82,7 +83,7 @@ def reps_of(op: Op) -> list[bytes]:
     if op[0] == SET:
         return [op[2]]
     if op[0] == SPLICE:
-        return [part for entry in op[4] for part in wire.values_in(entry)]
+        return [part for entry in op[4] for part in msgpack.values_in(entry)]
     return []
 
 
@@ -112,7 +113,7 @@ def base(tree: Tree, settled: frozenset[bytes], *, compress: bool) -> Stored:
     below = [child for node in chunks.values() for child in node.children()]
     chunks.update(reachable(nodes, below))
     inlined = {digest: node for digest, node in inlined.items() if digest not in chunks}
-    data = wire.pack([bytes(tree.rep), [[node.kind, node.data] for node in inlined.values()]])
+    data = msgpack.pack([bytes(tree.rep), [[node.kind, node.data] for node in inlined.values()]])
     return Stored(squeeze(data, enabled=compress), len(data), chunks, frozenset(inlined), is_base=True)
 
 

@@ -24,17 +24,18 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from zlib import crc32
 
 from backtrail.backends.port import Batch, Stale
-from backtrail.engine import log, payload, unpacking
-from backtrail.engine.codec import Decoder
-from backtrail.engine.schema import Types
+from backtrail.engine import log, payload
+from backtrail.engine.schema.registry import Types
+from backtrail.engine.tree import unpacker
+from backtrail.engine.tree.codec import Decoder
 from backtrail.errors import Corrupt, NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from backtrail.backends.port import Row, ThreadRecord
-    from backtrail.engine.heads import Heads
-    from backtrail.engine.tree import Tree
+    from backtrail.engine.reader import Heads
+    from backtrail.engine.tree.tree import Tree
 
 SPACE: Final = "checkpoint"
 AGENT: Final = "agent"
@@ -119,7 +120,7 @@ class Note(NamedTuple):
 def note_of(row: Row) -> Note:
     """Return what the row of a manifest says beside it."""
     packed = log.unpack_extra(row)[0]
-    found = unpacking.Unpacker(PLAIN)(packed) if packed else None
+    found = unpacker.Unpacker(PLAIN)(packed) if packed else None
     try:
         undo = tuple((before, after) for before, after in found.get("undo", ()))  # type: ignore[union-attr]
         name, description = found.get("name", ""), found.get("description")  # type: ignore[union-attr]

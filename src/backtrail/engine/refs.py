@@ -15,7 +15,7 @@ from backtrail.errors import Invalid, NotFound
 
 if TYPE_CHECKING:
     from backtrail.backends.port import Row
-    from backtrail.engine.heads import Heads, Standing
+    from backtrail.engine.reader import Heads, Standing
 
 _BACK: Final = re.compile(r"@(?:-|~(\d{1,9}))")
 _HEX: Final = re.compile(r"[0-9a-f]{1,24}")

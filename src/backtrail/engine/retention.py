@@ -11,15 +11,15 @@ from __future__ import annotations
 import datetime as dt
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from backtrail.engine import labels, log, pins
-from backtrail.engine.heads import Examined
-from backtrail.values import when
+from backtrail.engine import adapter_labels, log, pins
+from backtrail.engine.reader import Examined
+from backtrail.models import when
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator
 
     from backtrail.backends.port import Row, ThreadRecord
-    from backtrail.engine.heads import Heads, Standing
+    from backtrail.engine.reader import Heads, Standing
 
 
 _PAGE: Final = 50
@@ -91,7 +91,7 @@ def _all(heads: Heads, standing: Standing, limit: int | None = None) -> list[Row
 
 def _exempt(heads: Heads, record: ThreadRecord, rows: list[Row], new: Row) -> set[int]:
     tagged = heads.backend.tags(record.no, [row.seq for row in rows])
-    deltas = labels.has_deltas(new, heads.types)
+    deltas = adapter_labels.has_deltas(new, heads.types)
     return {
         row.seq
         for row in rows
@@ -121,7 +121,7 @@ def marked(heads: Heads, standing: Standing, rules: Rules, holders: pins.Holders
     why: dict[int, list[str]] = {row.seq: [] for row in rows}
     given = _keep_marked(heads, standing, rules._replace(keep_labelled=False), rows, why)
     for row in rows:
-        if rules.keep_labelled and row.label is not None and labels.mark_of(row, heads.types) is None:
+        if rules.keep_labelled and row.label is not None and adapter_labels.mark_of(row, heads.types) is None:
             why[row.seq].append("labelled")
         held = holders.of(standing.record, row.seq, given.get(row.seq, ()))
         why[row.seq] += [f"held by a checkpoint of agent {name}" for name in held]

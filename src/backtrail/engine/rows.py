@@ -9,9 +9,9 @@ from backtrail.backends.port import Row
 from backtrail.engine import log
 
 if TYPE_CHECKING:
-    from backtrail.engine.heads import Standing
     from backtrail.engine.payload import Stored
-    from backtrail.engine.tree import Tree
+    from backtrail.engine.reader import Standing
+    from backtrail.engine.tree.tree import Tree
 
 
 class Meta(NamedTuple):

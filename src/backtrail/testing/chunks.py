@@ -12,21 +12,11 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Final
 from unittest import mock
 
-from backtrail import collection, conversations, listing, threads
-from backtrail.engine import (
-    codec,
-    diff,
-    engine,
-    nodes,
-    payload,
-    repack,
-    retention,
-    spine,
-    texts,
-    upkeep,
-    verifying,
-    writes,
-)
+from backtrail import collection, listing, thread, transaction
+from backtrail.conversations import repository
+from backtrail.engine import payload, retention, writer
+from backtrail.engine.tree import codec, diff, nodes, spine, text
+from backtrail.maintenance import gc, repack, verify
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,9 +31,9 @@ _SIZES: Final[tuple[tuple[ModuleType, str, int], ...]] = (
     (spine, "INNER_TARGET", 60),
     (spine, "INNER_MAX", 240),
     (spine, "INNER_WIDTH", 2),
-    (texts, "PIECE_MAX", 96),
-    (texts, "_PIECE_MIN", 24),
-    (texts, "_PIECE_MASK", 0x1),
+    (text, "PIECE_MAX", 96),
+    (text, "_PIECE_MIN", 24),
+    (text, "_PIECE_MASK", 0x1),
     (diff, "_PATCH_FROM", 8),
     (payload, "DEPTH_MAX", 5),
     (payload, "DELTA_MAX", 400),
@@ -51,15 +41,15 @@ _SIZES: Final[tuple[tuple[ModuleType, str, int], ...]] = (
     (payload, "INLINE_NODE", 160),
     (payload, "INLINE_TOTAL", 300),
     (codec, "_BATCH", 2),
-    (writes, "_FRESH_MAX", 3),
-    (engine, "_TRIM_EVERY", 4),
-    (threads, "_PAGE", 3),
+    (writer, "_FRESH_MAX", 3),
+    (transaction, "_TRIM_EVERY", 4),
+    (thread, "_PAGE", 3),
     (retention, "_PAGE", 2),
     (listing, "_PAGE", 2),
     (collection, "_PAGE", 2),
-    (conversations, "_PAGE", 2),
-    (upkeep, "_PAGE", 3),
-    (verifying, "_PAGE", 3),
+    (repository, "_PAGE", 2),
+    (gc, "_PAGE", 3),
+    (verify, "_PAGE", 3),
     (repack, "_PAGE", 5),
     (repack, "_BATCH", 3),
     (repack, "PART_MIN", 6),
@@ -76,7 +66,7 @@ def small_chunks(inline: int = _INLINE) -> Iterator[None]:
     What has up to `inline` bytes is no chunk of its own: metadata never is one, and may need more.
     """
     sizes = (
-        *((module, "INLINE", inline) for module in (nodes, spine, texts, codec)),
+        *((module, "INLINE", inline) for module in (nodes, spine, text, codec)),
         (spine, "LEAF_MIN", inline + 16),  # above INLINE: a container with a leaf is never inline
         (spine, "LEAF_MAX", inline + 176),
         *_SIZES,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from backtrail import EveryN, Message
-from backtrail.engine import log, upkeep
+from backtrail.engine import log
+from backtrail.maintenance import gc
 from backtrail.testing.scene import agent, conversation
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def everything(store: Store) -> Contents:
     """Return all that a store has of each thread: what is known of it, its rows without their payloads, its tags."""
     heads = store._engine.direct.heads  # noqa: SLF001 - the suite knows the port
     found: Contents = {}
-    for record in upkeep.threads(heads):
+    for record in gc.threads(heads):
         rows = heads.backend.rows(record.no, [(1, log.MAX_SEQ)])
         found[record.space, record.name] = (record[3:], rows, heads.backend.tags(record.no))
     return found

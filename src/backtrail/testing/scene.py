@@ -9,7 +9,7 @@ from backtrail import AgentState, Conversation, Message
 if TYPE_CHECKING:
     from backtrail import Store
     from backtrail.backends.port import Usage
-    from backtrail.values import AgentCheckpoint
+    from backtrail.models import AgentCheckpoint
 
 
 def agent(agent_id: str = "a", **fields: Any) -> AgentState:

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from blake3 import blake3
 
-from backtrail import convert
+from backtrail.conversations import convert
 from backtrail.entities import Message, Role, ToolCall, to_data
 from backtrail.errors import Invalid
-from backtrail.fields import MAX_ID, json_value, new_id
+from backtrail.validation import MAX_ID, json_value, new_id
 
 if TYPE_CHECKING:
-    from backtrail.values import ConversationInfo
+    from backtrail.models import ConversationInfo
 
 FORMAT: Final = "claude"
 """The `raw_format` of a message that is an entry."""

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     )
 
     from backtrail import Editor, aio
-    from backtrail.values import ConversationInfo
+    from backtrail.models import ConversationInfo
 
 _KEPT: Final = "@claude"
 _UUIDS: Final = (_KEPT, "uuids")

@@ -23,7 +23,7 @@ from langgraph.types import Command, Interrupt, Overwrite, Send, TimeoutPolicy
 
 from backtrail import Type
 from backtrail.adapters.plain import plain
-from backtrail.engine.typed import Plainly
+from backtrail.engine.schema.registry import Plainly
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Final
 from langgraph.pregel import Pregel
 
 from backtrail.adapters.langgraph.classes import FRAMEWORK, LOG, all_of, numpy_types
-from backtrail.engine.annotations import reachable
-from backtrail.engine.versions import name_of, plan_of
+from backtrail.engine.schema.annotations import reachable
+from backtrail.engine.schema.versions import name_of, plan_of
 from backtrail.errors import Invalid
 
 if TYPE_CHECKING:

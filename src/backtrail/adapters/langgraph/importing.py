@@ -21,10 +21,10 @@ from backtrail.adapters.langgraph import books, pending
 from backtrail.adapters.langgraph.consent import Consent
 from backtrail.adapters.langgraph.decoding import Decoder, Undecodable, metadata_of
 from backtrail.adapters.langgraph.places import Place, label_of
-from backtrail.arguments import check_progress
-from backtrail.engine.heads import now
+from backtrail.engine.reader import now
 from backtrail.errors import Conflict, Corrupt, Invalid, NotFound, Unavailable
-from backtrail.values import micros
+from backtrail.models import micros
+from backtrail.validation import check_progress
 
 if TYPE_CHECKING:
     import os

@@ -21,7 +21,7 @@ from backtrail.adapters.langgraph import books, pending, places
 from backtrail.adapters.langgraph.places import Place, ReadId, label_of
 from backtrail.adapters.langgraph.values import Values
 from backtrail.errors import Conflict, Corrupt, Invalid, NotFound
-from backtrail.values import MISSING, NEW
+from backtrail.models import MISSING, NEW
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence

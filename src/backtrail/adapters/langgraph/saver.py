@@ -14,7 +14,7 @@ from backtrail.adapters.langgraph.consent import Consent, classes_of, introduce
 from backtrail.adapters.langgraph.keeper import Keeper
 from backtrail.adapters.langgraph.values import settled
 from backtrail.adapters.opening import Opened
-from backtrail.engine.annotations import reachable
+from backtrail.engine.schema.annotations import reachable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence

@@ -11,10 +11,11 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from backtrail import convert, fields
+from backtrail import validation
+from backtrail.conversations import convert
+from backtrail.conversations.messages import from_raw
 from backtrail.entities import Message, Role
 from backtrail.errors import Corrupt, Invalid
-from backtrail.messages import from_raw
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -36,7 +37,7 @@ def message_of(item: Any, path: str) -> Message:
     if not isinstance(item, dict):
         raise NotJSON(f"{path} is a dict, not {type(item).__name__}", code="invalid.value", path=path)
     try:
-        raw = fields.json_value(item, path)
+        raw = validation.json_value(item, path)
     except Invalid as error:
         raise NotJSON(str(error), code=error.code, path=error.path) from error
     return from_raw(Message, raw, FORMAT, {})

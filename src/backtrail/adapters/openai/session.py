@@ -19,9 +19,9 @@ from backtrail.adapters.openai.items import items_of, message_of
 from backtrail.adapters.openai.repair import awaited_in, orphans, repair_of, repaired
 from backtrail.adapters.opening import Opened
 from backtrail.aio.blocks import called
-from backtrail.arguments import check_count, check_id
 from backtrail.entities import Role, to_data
 from backtrail.errors import Conflict, Corrupt, Invalid, NotFound
+from backtrail.validation import check_count, check_id
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from backtrail.adapters.openai.repair import Repair
     from backtrail.adapters.opening import Source
     from backtrail.entities import Message
-    from backtrail.values import ConversationInfo, Hit
+    from backtrail.models import ConversationInfo, Hit
 
 T = TypeVar("T")
 AGENT: Final = "openai-agents"

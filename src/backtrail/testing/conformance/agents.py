@@ -12,7 +12,7 @@ import pytest
 
 import backtrail
 from backtrail import AgentState, Conflict, Conversation, Corrupt, Invalid, NotFound
-from backtrail.engine import versions
+from backtrail.engine.schema import versions
 from backtrail.testing.conformance.base import Suite, head
 from backtrail.testing.exact import same
 from backtrail.testing.scene import agent, contents, conversation, names, note, view

@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 
 from backtrail import Attachment, Conflict, Conversation, Invalid, Message, NotFound, Role, Store, ToolCall
-from backtrail.engine import search
+from backtrail.engine.search import search
 from backtrail.entities import to_json
 from backtrail.testing.conformance.base import Suite, chunks_read
 from backtrail.testing.exact import same

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from backtrail import Conflict, InDoubt, Invalid, Message, NotFound
-from backtrail.strategies import Done, NotDone
+from backtrail.runs.strategies import Done, NotDone
 from backtrail.testing.conformance.base import Suite
 from backtrail.testing.conformance.running import Killed, Killing, Tools, texts
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from backtrail import Store
     from backtrail.engine.journal import Call
-    from backtrail.running import Run
+    from backtrail.runs.run import Run
 
 
 class Doubting(Suite):

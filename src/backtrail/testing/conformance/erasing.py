@@ -11,7 +11,7 @@ import pytest
 
 from backtrail import Attachment, Invalid, Message
 from backtrail.engine import log
-from backtrail.engine.overlay import Overlay
+from backtrail.overlay import Overlay
 from backtrail.testing.conformance.base import Suite
 from backtrail.testing.conformance.deriving import Dropped
 from backtrail.testing.scene import agent, conversation, note, usage, view

@@ -8,8 +8,8 @@ from unittest import mock
 
 import pytest
 
-from backtrail import Conflict, Message
-from backtrail.engine import engine, log, pins, trying
+from backtrail import Conflict, Message, transaction
+from backtrail.engine import log, pins, writer
 from backtrail.testing.conformance.base import Clock, Suite
 from backtrail.testing.conformance.restoring import begun, moved_on
 from backtrail.testing.scene import agent, contents, conversation, names, note, view
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from backtrail import Store
+    from backtrail.models import AgentCheckpoint
     from backtrail.testing.conformance.base import Opener
-    from backtrail.values import AgentCheckpoint
 
 
 @contextmanager
 def impatient() -> Iterator[None]:
     """Let what is tried again and again be given up soon."""
-    with mock.patch.object(engine, "PATIENCE", 0.05), mock.patch.object(trying, "PATIENCE", 0.05):
+    with mock.patch.object(transaction, "PATIENCE", 0.05), mock.patch.object(writer, "PATIENCE", 0.05):
         yield
 
 

@@ -11,7 +11,8 @@ import pytest
 
 import backtrail
 from backtrail import AgentState, Conversation, Invalid, Message
-from backtrail.engine import pins, verifying
+from backtrail.engine import pins
+from backtrail.maintenance import verify
 from backtrail.testing.chunks import small_chunks
 from backtrail.testing.conformance.backing import opened
 from backtrail.testing.conformance.base import Suite, fill, messages
@@ -350,7 +351,7 @@ class Resuming(Suite):
         with small_chunks():
             store.thread("t").save({"messages": messages(60, size=300)})
             before = store.stats().chunks
-            assert before > 2 * verifying._PAGE  # noqa: SLF001
+            assert before > 2 * verify._PAGE  # noqa: SLF001
             seen: list[int] = []
 
             def stop(what: str, count: int) -> None:

@@ -13,13 +13,13 @@ import pytest
 
 import backtrail
 from backtrail import AgentState, Conflict, Invalid, Message, NotFound
-from backtrail.strategies import AfterLlmResponse, AfterToolCall, EveryN, Never
+from backtrail.runs.strategies import AfterLlmResponse, AfterToolCall, EveryN, Never
 from backtrail.testing.conformance.base import Suite, ids, steps
 from backtrail.testing.conformance.running import Killed, Killing, Tools, texts
 
 if TYPE_CHECKING:
     from backtrail import Store
-    from backtrail.strategies import Strategy
+    from backtrail.runs.strategies import Strategy
     from backtrail.testing.conformance.base import Opener
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import backtrail
 from backtrail import Conflict, Invalid, Message, NotFound, Unavailable
-from backtrail.engine import upkeep
+from backtrail.maintenance import gc
 from backtrail.testing.conformance.base import Suite, changing, fill, head, ids, messages, states
 from backtrail.testing.furnishing import everything, furnish, logs
 from backtrail.testing.places import in_memory
@@ -560,7 +560,7 @@ class Importing(_Moving):
             if what == "chunks" and not came:
                 came.append(store.import_(tmp_path / "1").chunks)
 
-        with mock.patch.object(upkeep, "_PAGE", 2):
+        with mock.patch.object(gc, "_PAGE", 2):
             chunks = store.stats().chunks
             store.gc(progress=meanwhile)
         assert came == [2] != [chunks]  # the others were still there, and nothing led to them

@@ -12,9 +12,10 @@ import pytest
 
 from backtrail import AgentState, Conversation, Corrupt, Diff, Invalid, Message, NotFound, Unavailable
 from backtrail.backends.port import Batch, Indexed, NewThread, Splice
-from backtrail.engine import log, pins, upkeep
-from backtrail.engine.codec import Decoder
-from backtrail.engine.schema import Types
+from backtrail.engine import log, pins
+from backtrail.engine.schema.registry import Types
+from backtrail.engine.tree.codec import Decoder
+from backtrail.maintenance import gc
 from backtrail.testing.conformance.base import Suite, fill, head, ids, messages, states
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def loaded(store: Store) -> dict[Place, Any]:
     """Return the states of all visible checkpoints that can be read."""
     heads = store._engine.direct.heads.anew()  # noqa: SLF001 - all of them, whatever their threads are for
     found: dict[Place, Any] = {}
-    for record in upkeep.threads(heads):
+    for record in gc.threads(heads):
         for row in heads.backend.rows(record.no, [(1, log.MAX_SEQ)], visible=True):
             try:
                 tree = heads.chain(record, row).tree
@@ -71,7 +72,7 @@ def stored(store: Store) -> dict[Place, Row]:
     heads = store._engine.direct.heads  # noqa: SLF001
     return {
         (record.space, record.name, row.seq): row
-        for record in upkeep.threads(heads)
+        for record in gc.threads(heads)
         for row in heads.backend.rows(record.no, [(1, log.MAX_SEQ)], payload=True)
     }
 

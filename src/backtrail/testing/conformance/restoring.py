@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from backtrail import Store
+    from backtrail.models import AgentCheckpoint
     from backtrail.testing.conformance.base import Opener
-    from backtrail.values import AgentCheckpoint
 
 
 def begun(store: Store) -> AgentCheckpoint:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from backtrail import InDoubt, Invalid, Message
-from backtrail.run_calls import CallError, current
+from backtrail.runs.calls import CallError, current
 from backtrail.testing.conformance.base import Suite
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from backtrail import Store
-    from backtrail.running import Run
+    from backtrail.runs.run import Run
 
 
 class Verdict(enum.Enum):

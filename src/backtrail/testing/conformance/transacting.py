@@ -152,7 +152,7 @@ class Transactions(Suite):
         assert list(thread.history()) == [c]
 
     def test_all_threads_are_those_made_inside_too(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("backtrail.engine.upkeep._PAGE", 2)
+        monkeypatch.setattr("backtrail.maintenance.gc._PAGE", 2)
         for name in "abc":
             fill(store.thread(name), 3)
         with store.transaction():

@@ -1,0 +1,1 @@
+"""Agents: their state, their checkpoints, and the scheduler that makes checkpoints by itself."""

@@ -1,0 +1,42 @@
+"""Copying a store into another one, and restoring a backup, awaited."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from backtrail import copying as sync
+from backtrail.aio.executor import detached
+from backtrail.aio.store import Store
+from backtrail.archive import restore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from backtrail import store
+    from backtrail.models import CopyReport
+
+Place = Store | str | os.PathLike[str]
+
+
+async def copy(src: Place, dst: Place, *, progress: Callable[[str, int], None] | None = None) -> CopyReport:
+    """Copy all of a store into another one, and compare the root of every checkpoint; see `backtrail.copy`.
+
+    Both are stores of the async mirror, or URLs. `progress` is called in the event loop.
+    """
+    source, target = _plain(src), _plain(dst)
+    return await detached().watched(lambda tell: sync.copy(source, target, progress=tell), progress)
+
+
+async def restore_backup(
+    backup: str | os.PathLike[str],
+    store: str | os.PathLike[str] | None = None,
+    *,
+    progress: Callable[[str, int], None] | None = None,
+) -> str | None:
+    """Put a backup in the place of a store; see `backtrail.restore_backup`. `progress` is called in the event loop."""
+    return await detached().watched(lambda tell: restore.restore_backup(backup, store, progress=tell), progress)
+
+
+def _plain(given: Place) -> store.Store | str | os.PathLike[str]:
+    return given._sync if isinstance(given, Store) else given  # noqa: SLF001 - the two are one

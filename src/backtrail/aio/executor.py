@@ -1,0 +1,419 @@
+"""Work that coroutines hand to threads: a *crew* has one writer and a few others, and serves any number of event loops.
+
+The writer does one operation after the other, whole, in groups: whatever came while the last group was made durable is
+in the next one. So many coroutines share one wait for the disk, and none of them is told anything before it is over.
+An operation that fails fails alone; if the end of a group fails, all of it did; if the group was undone because of
+others, its operations are done again, one by one. What is long or only reads is done apart from that, by the others,
+each operation by itself.
+
+Every operation acts for the task that asked. One that was not begun when its task is cancelled never happens; one that
+was begun is finished first. The threads are daemons and hold nothing but their queue: a crew that was dropped, or an
+interpreter that ends, does not wait for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+import os
+import threading
+import time
+import weakref
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeVar
+
+from backtrail import transaction
+from backtrail.backends.port import Undone
+from backtrail.engine import throttle
+from backtrail.errors import Error, Unavailable
+from backtrail.validation import check_progress
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+    from contextlib import AbstractContextManager
+
+    from backtrail.transaction import Engine
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+GROUP_MAX: Final = 500
+"""Operations in one group."""
+GROUP_SECONDS: Final = 0.01
+"""No operation joins a group that has been open for longer."""
+_OTHERS: Final = 4
+_PAGE: Final = 100
+
+
+class Job(Generic[T]):
+    """One operation, and the coroutine that waits for it. Only the thread of its event loop touches `future`."""
+
+    __slots__ = ("_claimed", "_done", "_error", "_loop", "_owner", "_work", "future", "result", "unwanted", "withdrawn")
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self._work = work
+        self._owner = transaction.current()
+        self._loop = asyncio.get_running_loop()
+        self._claimed = threading.Lock()
+        self._done = False
+        self._error: BaseException | None = None
+        self.future: asyncio.Future[None] = self._loop.create_future()
+        self.result: T | None = None
+        self.unwanted = False
+        """Its task was cancelled after it had begun."""
+        self.withdrawn = False
+        """Its task was cancelled before it had begun."""
+
+    # -- in a thread of the crew --------------------------------------------------------------------
+
+    def begin(self) -> bool:
+        """Do it, unless it was withdrawn."""
+        if not self._claimed.acquire(blocking=False):
+            return False
+        self.repeat()
+        return True
+
+    def repeat(self) -> None:
+        """Do it, whatever came of it before."""
+        self.result = self._error = None
+        with transaction.acting_for(self._owner):
+            try:
+                self.result = self._work()
+            except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits
+                self._error = error
+
+    @property
+    def locked_out(self) -> Unavailable | None:
+        """The error, if somebody else had the store to himself for too long."""
+        error = self._error
+        return error if isinstance(error, Unavailable) and error.code == "unavailable.locked" else None
+
+    def give_up(self, error: BaseException) -> bool:
+        """Fail before it has begun, unless it was withdrawn."""
+        if not self._claimed.acquire(blocking=False):
+            return False
+        self._error = _alike(error)
+        return True
+
+    def fail(self, error: BaseException) -> None:
+        """Take it back: the group that it was in did not happen."""
+        self._claimed.acquire(blocking=False)  # if the group did not even begin
+        self._error = _alike(error)
+
+    @staticmethod
+    def deliver(jobs: Iterable[Job[Any]]) -> None:
+        """Tell those who wait that these are done: one call for each event loop."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[Job[Any]]] = {}
+        for job in jobs:
+            by_loop.setdefault(job._loop, []).append(job)  # noqa: SLF001 - its own
+        for loop, done in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(Job._wake, done)
+            except RuntimeError:  # it was closed: nobody waits any more
+                continue
+
+    # -- in the thread of the loop ------------------------------------------------------------------
+
+    @staticmethod
+    def _wake(jobs: list[Job[Any]]) -> None:
+        for job in jobs:
+            job._done = True  # noqa: SLF001
+            if not job.future.done():
+                job.future.set_result(None)
+
+    async def outcome(self) -> T:
+        """Wait until it is done. If the task is cancelled, withdraw it, or wait all the same if it was begun."""
+        cancelled: BaseException | None = None
+        while not self._done:
+            try:
+                await self.future
+            except (asyncio.CancelledError, GeneratorExit) as error:
+                if self._claimed.acquire(blocking=False):
+                    self.withdrawn = True
+                    raise
+                if isinstance(error, GeneratorExit):
+                    raise  # a coroutine that is closed cannot wait
+                cancelled = error
+                self.unwanted = True
+                if not self._done:
+                    self.future = self._loop.create_future()
+        if cancelled is not None:
+            raise cancelled from self._error
+        if self._error is not None:
+            raise self._error
+        return self.result  # type: ignore[return-value]
+
+
+def _alike(error: BaseException) -> BaseException:
+    """Return an error like this one, for one more to raise: a shared one would collect everybody's traceback."""
+    if not isinstance(error, Error):
+        return error
+    made = type(error)(error.message, **{"code": error.code, **error.details})
+    made.__cause__ = error.__cause__
+    return made
+
+
+class _Lead(Job[T]):
+    """One that counts as begun from the start, so that it is done in any case."""
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        super().__init__(work)
+        self._claimed.acquire()
+
+    def begin(self) -> bool:
+        """Do it."""
+        self.repeat()
+        return True
+
+
+# -- threads ------------------------------------------------------------------------------------------
+
+_Jobs = SimpleQueue["Job[Any] | None"]
+"""None tells a thread to end."""
+
+
+def _write(jobs: _Jobs, group: Callable[[], AbstractContextManager[None]]) -> None:
+    """Do operations in groups, until told to end."""
+    while (job := jobs.get()) is not None:
+        done: list[Job[Any]] = []
+        waiting = jobs.qsize()
+        until = 0.0
+        try:
+            with group():
+                for more in _arriving(jobs, job):
+                    if more.begin():
+                        done.append(more)
+                    until = until or time.monotonic() + GROUP_SECONDS  # the wait for the lock does not count
+                    if len(done) == GROUP_MAX or time.monotonic() > until or (done and done[-1].locked_out):
+                        break
+        except Undone:
+            for each in done:
+                each.repeat()
+        except BaseException as error:  # noqa: BLE001 - it belongs to those who wait
+            done = done or [job]
+            for each in done:
+                each.fail(error)
+        locked_out = done[-1].locked_out if done else None
+        if locked_out is not None:  # those in the queue have waited as long as this one
+            done += [each for each in _queued(jobs, waiting) if each.give_up(locked_out)]
+        Job.deliver(done)
+        del job, done
+
+
+def _queued(jobs: _Jobs, count: int) -> Iterator[Job[Any]]:
+    """Give so many of the jobs that are there."""
+    return itertools.islice(_arriving(jobs, jobs.get_nowait()), count) if count and not jobs.empty() else iter(())
+
+
+def _arriving(jobs: _Jobs, first: Job[Any] | None) -> Iterator[Job[Any]]:
+    """Give the jobs that are there."""
+    job = first
+    while job is not None:
+        yield job
+        try:
+            job = jobs.get_nowait()
+        except Empty:
+            return
+    jobs.put(None)  # to be met again, after this group
+
+
+def _serve(jobs: _Jobs) -> None:
+    """Do operations one by one, until told to end. They may be long, so others get their turn in between."""
+    throttle.slow_down()
+    while (job := jobs.get()) is not None:
+        if job.begin():
+            Job.deliver([job])
+        del job
+
+
+class _Threads:
+    """Some threads and their queue. They begin with the first job, and again with the first one after a fork."""
+
+    def __init__(self, name: str, count: int, target: Callable[..., None], *args: Any) -> None:
+        self._name = name
+        self._count = count
+        self._target = target
+        self._args = args
+        self._renew()
+
+    def _renew(self) -> None:
+        self._pid = os.getpid()
+        self._jobs: _Jobs = SimpleQueue()
+        self._running: list[threading.Thread] = []
+        weakref.finalize(self, _end, self._jobs, self._count)
+
+    def put(self, job: Job[Any]) -> None:
+        """Have a job done."""
+        if self._pid != os.getpid():
+            self._renew()
+        if len(self._running) < self._count:
+            args = (self._jobs, *self._args)
+            thread = threading.Thread(target=self._target, args=args, name=self._name, daemon=True)
+            thread.start()
+            self._running.append(thread)
+        self._jobs.put(job)
+
+    def end(self) -> list[threading.Thread]:
+        """Tell the threads to end when they have done what is queued, and return them."""
+        if self._pid != os.getpid():
+            self._renew()
+        _end(self._jobs, self._count)
+        return self._running
+
+
+def _end(jobs: _Jobs, count: int) -> None:
+    for _ in range(count):
+        jobs.put(None)
+
+
+# -- crews --------------------------------------------------------------------------------------------
+
+
+class Crew:
+    """Who does a store's work. Without an engine there is no writer."""
+
+    def __init__(self, engine: Engine | None) -> None:
+        self._engine = engine
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._closed = False
+        self._writer = _Threads("backtrail writer", 1, _write, engine.group) if engine else None
+        self._others = _Threads("backtrail", _OTHERS, _serve)
+        self._first = _Threads("backtrail first", 1, _serve)
+        self._leading = 0
+        """How many jobs are under way that others wait for."""
+        self._held: list[tuple[_Threads, Job[Any]]] = []
+        """Those others, and who is to do them."""
+        self.bells: set[Callable[[], None]] = set()
+        """To be rung, once each, when it is closed."""
+
+    async def write(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Do a write together with others; if it is large, or goes into the caller's transaction, apart."""
+        together = throttle.is_light(args) and not self.in_transaction
+        return await self.begin(functools.partial(work, *args, **kwargs), together=together).outcome()
+
+    async def apart(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Do something by itself, beside the writer."""
+        return await self.begin(functools.partial(work, *args, **kwargs), together=False).outcome()
+
+    async def watched(
+        self, work: Callable[[Callable[[str, int], None]], T], progress: Callable[[str, int], None] | None
+    ) -> T:
+        """Do something long that tells how far it is, in the event loop, and stops there if its task is cancelled."""
+        check_progress(progress)
+        loop = asyncio.get_running_loop()
+
+        def tell(what: str, count: int) -> None:
+            if job.unwanted:
+                raise asyncio.CancelledError
+            if progress is not None:
+                loop.call_soon_threadsafe(progress, what, count)
+
+        job = self.begin(lambda: work(tell), together=False)
+        return await job.outcome()
+
+    async def pages(self, work: Callable[P, Iterator[T]], *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
+        """Give what an iterator gives."""
+        items = await self.apart(work, *args, **kwargs)
+        while page := await self.apart(_page, items):
+            for item in page:
+                yield item
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether the calling task has a transaction open."""
+        return self._engine is not None and self._engine.desk.overlay is not None
+
+    def begin_once(self, work: Callable[[], T], *, together: bool) -> Job[T]:
+        """Queue something that cannot be done twice."""
+        undone = self._engine is not None and self._engine.backend.undoes_groups
+        return self.begin(work, together=together and not undone)
+
+    def begin(self, work: Callable[[], T], *, together: bool, surely: bool = False) -> Job[T]:
+        """Queue something. What goes into one transaction is done one by one; what is `surely` done, come what may."""
+        overlay = self._engine.desk.overlay if self._engine else None
+        kind: type[Job[T]] = _Lead if surely else Job
+        job = kind(work if overlay is None else functools.partial(_in_turn, overlay.turn, work))
+        with self._turn():
+            self._refuse_if_closed()
+            threads = self._writer if together and self._writer else self._others
+            if self._leading:
+                self._held.append((threads, job))
+            else:
+                threads.put(job)
+        return job
+
+    def lead(self, work: Callable[[], None]) -> Job[None]:
+        """Do something at once, and whatever is asked for from now on after it."""
+
+        def first() -> None:
+            try:
+                work()
+            finally:
+                with self._turn():
+                    self._leading -= 1
+                    if not self._leading:
+                        self._release()
+
+        job = _Lead(first)
+        with self._turn():
+            self._refuse_if_closed()
+            self._leading += 1
+            self._first.put(job)
+        return job
+
+    def _release(self) -> None:
+        held, self._held = self._held, []
+        for threads, job in held:
+            threads.put(job)
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise Unavailable("this store is closed: open it again", code="unavailable.closed")
+
+    def _turn(self) -> threading.Lock:
+        if self._pid != os.getpid():  # a thread that this process has not got may hold it
+            self._lock = threading.Lock()
+            self._pid = os.getpid()
+            self._leading, self._held = 0, []
+            self.bells = set()
+        return self._lock
+
+    async def close(self, after: Callable[[], None]) -> None:
+        """Wait until all that was asked for is done, then call `after`; closing twice is allowed."""
+        with self._turn():
+            self._closed = True
+            self._release()
+            parts = (self._first, self._writer, self._others)
+            threads = [thread for part in parts if part for thread in part.end()]
+            bells, self.bells = self.bells, set()
+        for ring in bells:
+            ring()
+
+        def wait() -> None:
+            for thread in threads:
+                thread.join()
+            after()
+
+        last: _Jobs = SimpleQueue()
+        job = Job(wait)
+        last.put(job)
+        last.put(None)
+        threading.Thread(target=_serve, args=(last,), name="backtrail close", daemon=True).start()
+        await job.outcome()
+
+
+def _in_turn(turn: AbstractContextManager[Any], work: Callable[[], T]) -> T:
+    with turn:
+        return work()
+
+
+def _page(items: Iterator[T]) -> list[T]:
+    return list(itertools.islice(items, _PAGE))
+
+
+@functools.cache
+def detached() -> Crew:
+    """Return the crew of what belongs to no store."""
+    return Crew(None)

@@ -1,0 +1,1 @@
+"""Archives: export, import, and backups of stores."""

@@ -1,0 +1,1 @@
+"""The PostgreSQL backend: a store in one schema of a database."""

@@ -1,0 +1,1 @@
+"""The SQLite backend: a store in one file."""

@@ -1,0 +1,48 @@
+"""A copy of a store in SQLite as another SQLite file, made while others write.
+
+The pages are those of one moment: the connection that they are read from has a transaction open, and in a WAL what
+others commit meanwhile is not a part of it.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import apsw
+
+from backtrail.backends.sqlite.connection import translated
+from backtrail.backends.sqlite.wal_mark import make_another
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from backtrail.atomic_file import Access
+
+_PAGES: Final = 512
+"""Pages that are copied at once."""
+
+
+def copy(
+    source: apsw.Connection, path: Path, access: Access | None, progress: Callable[[str, int], None] | None
+) -> int:
+    """Copy all pages to a new file, for those who have access; return how many bytes it has."""
+    with suppress(OSError):  # SQLite will say what is wrong
+        path.touch(0o600, exist_ok=False)
+        if access is not None:
+            access.give(path)
+    try:
+        target = apsw.Connection(str(path))
+        try:
+            with target.backup("main", source, "main") as pages:
+                while not pages.done:
+                    pages.step(_PAGES)
+                    if progress:
+                        progress("pages", pages.page_count - pages.remaining)
+            make_another(target)
+        finally:
+            target.close()
+    except apsw.Error as error:
+        raise translated(error, str(path)) from error
+    return path.stat().st_size

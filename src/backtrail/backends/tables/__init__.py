@@ -1,0 +1,1 @@
+"""Tables in memory: what the memory backend and the file backend share."""

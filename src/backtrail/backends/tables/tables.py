@@ -1,0 +1,516 @@
+"""What a store holds, as plain dicts.
+
+All that happens to a store is one of `changes`. A list of changes is a store: `whole` gives one that makes them.
+
+A batch is checked as a whole before its first change is made, and nothing after the checks can fail. Whoever may want
+to take changes back says `begin` before, and then `undo`, to the beginning or to any place in between, or `end`.
+"""
+
+from __future__ import annotations
+
+import zlib
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Any
+
+from backtrail.backends.columns import merged
+from backtrail.backends.port import (
+    Batch,
+    Indexed,
+    MissingChunks,
+    NewThread,
+    Row,
+    Stale,
+    ThreadRecord,
+    Vanished,
+    as_tagged,
+)
+from backtrail.backends.tables.changes import (
+    DropList,
+    Hide,
+    Listed,
+    LoseRow,
+    Mark,
+    PutChunk,
+    PutList,
+    PutRow,
+    PutThread,
+    RemoveChunks,
+    RemoveRows,
+    SetMeta,
+    SetTags,
+    Stamp,
+    Touch,
+    size_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from backtrail.backends.port import Entry, Splice
+    from backtrail.backends.tables.changes import Body, Change
+
+
+_ABSENT = object()
+NO_LIST = Indexed(0, 0, 0)
+
+
+class Tables:
+    """Threads, rows, chunks, tags and lists. Thread numbers and seqs count up from 1."""
+
+    def __init__(self) -> None:
+        self.threads: dict[int, ThreadRecord] = {}
+        self.names: dict[tuple[str, str], int] = {}
+        self.uids: dict[bytes, int] = {}
+        self.agents: dict[str, dict[int, None]] = {}  # the threads of each agent
+        self.touched: dict[str, dict[int, None]] = {}  # those of them that are touched
+        self.logs: dict[int, dict[int, Row]] = {}  # by thread number, then by seq, ascending; without payloads
+        self.payloads: dict[tuple[int, int], Body] = {}
+        self.chunks: dict[bytes, tuple[Body, int]] = {}  # the stored bytes, the epoch
+        self.tags: dict[tuple[int, int], tuple[str, ...]] = {}
+        self.meta = {"epoch": 1, "entry": 0}
+        self.marks: dict[int, None] = {}
+        self.lists: dict[int, tuple[Indexed, list[Listed | None]]] = {}
+        self.unlisted: dict[int, None] = {}
+        """Threads whose list was dropped, or lost: they are marked until it is made anew; nothing is added to it."""
+        self.adrift: set[tuple[int, int]] = set()
+        """Rows that were put where there is no thread: it was lost, and they with it."""
+        self.appended = 0
+        """How many rows were appended since these tables were made: it tells whether any thread has moved."""
+        self.wasted = 0
+        """How many things were removed or replaced that whoever keeps the changes still has."""
+        self.changes: list[Change] = []
+        """Those since `begin`."""
+        self._before: list[tuple[dict[Any, Any], Any, Any]] | None = None  # (the dict, the key, the value before)
+        self._doing: dict[type, Callable[[Any], None]] = {
+            PutThread: self._put_thread,
+            PutRow: self._put_row,
+            LoseRow: self._lose_row,
+            RemoveRows: self._remove_rows,
+            Hide: self._hide,
+            SetTags: self._set_tags,
+            PutChunk: self._put_chunk,
+            Stamp: self._stamp,
+            RemoveChunks: self._remove_chunks,
+            Touch: self._touch,
+            Mark: self._mark,
+            PutList: self._put_list,
+            DropList: self._drop_list,
+            SetMeta: self._set_meta,
+        }
+
+    # -- changing ---------------------------------------------------------------------------------
+    def begin(self) -> None:
+        """Take note of all changes from now on."""
+        self._before = []
+        self.changes = []
+
+    @property
+    def began(self) -> bool:
+        """Whether changes are being taken note of."""
+        return self._before is not None
+
+    def place(self) -> tuple[int, int]:
+        """Return how far the notes go."""
+        return len(self._before or ()), len(self.changes)
+
+    def undo(self, place: tuple[int, int] = (0, 0)) -> None:
+        """Take back all that was done since."""
+        before = self._before or []
+        out_of_order: dict[int, dict[Any, Any]] = {}
+        while len(before) > place[0]:
+            mapping, key, old = before.pop()
+            if old is _ABSENT:
+                mapping.pop(key, None)
+                continue
+            if key not in mapping:
+                out_of_order[id(mapping)] = mapping
+            mapping[key] = old
+        for mapping in out_of_order.values():  # what was taken out stands in its old place again
+            _in_order(mapping)
+        del self.changes[place[1] :]
+
+    def end(self) -> None:
+        """Take note no longer."""
+        self._before = None
+        self.changes = []
+
+    def settle(self, placed: Iterable[Change]) -> None:
+        """Take note no longer; from now on the bodies of what was done are where these, the same changes, say."""
+        self.end()
+        for change in placed:
+            if isinstance(change, PutRow):
+                key = (change.thread, change.row.seq)
+                if key in self.payloads:
+                    self.payloads[key] = change.payload
+            elif isinstance(change, PutChunk):
+                if change.digest in self.chunks:
+                    self.chunks[change.digest] = (change.body, self.chunks[change.digest][1])
+            elif isinstance(change, PutList) and change.thread in self.lists:
+                moved = {each.no: each for _, _, new in change.splices for each in new if each is not None}
+                listed = self.lists[change.thread][1]
+                listed[:] = [each if each is None else moved.get(each.no, each) for each in listed]
+
+    def do(self, change: Change) -> None:
+        """Make a change."""
+        if self._before is not None:
+            self.changes.append(change)
+        self._doing[type(change)](change)
+
+    def _set(self, mapping: dict[Any, Any], key: Any, value: Any) -> None:
+        """Put a value, or take it out if it is _ABSENT: every change does it here, so that it can be undone."""
+        if self._before is not None:
+            self._before.append((mapping, key, mapping.get(key, _ABSENT)))
+        if value is _ABSENT:
+            mapping.pop(key, None)
+        else:
+            mapping[key] = value
+
+    def _put_thread(self, change: PutThread) -> None:
+        record = change.record
+        there = self.threads.get(record.no)
+        if there is not None and there.agent is not None and there.agent != record.agent:
+            for mapping in (self.agents, self.touched):
+                self._set(mapping.setdefault(there.agent, {}), record.no, _ABSENT)
+        late = record.no < self.last_thread()
+        self._set(self.threads, record.no, record)
+        self.wasted += there is not None
+        if record.agent is not None:
+            self._set(self.agents.setdefault(record.agent, {}), record.no, None)
+        if there is None:
+            if late:  # what made it was lost, and this is when it began again
+                _in_order(self.threads)
+            self._set(self.names, (record.space, record.name), record.no)
+            self._set(self.uids, record.uid, record.no)
+            self._set(self.logs, record.no, {})
+
+    def _put_row(self, change: PutRow) -> None:
+        thread, row, payload, news = change
+        log = self.logs.get(thread)
+        if log is None:
+            self.adrift.add((thread, row.seq))  # the thread itself was lost
+            return
+        self.wasted += row.seq in log
+        self._set(log, row.seq, row)
+        self._set(self.payloads, (thread, row.seq), payload)
+        if news:
+            self.appended += 1
+            self._set(self.marks, thread, None)
+            if self.threads[thread].agent is not None:
+                self._touch(Touch(thread, touched=True))
+
+    def _lose_row(self, change: LoseRow) -> None:
+        thread, first, last = change
+        log = self.logs.get(thread, {})
+        behind = next(reversed(log), 0)
+        for seq in range(first, max(first, last) + 1):
+            if seq in log:
+                continue
+            # It may have been a checkpoint and the head: whoever needs it is to find out that it is damaged.
+            lost = Row(
+                seq, 0, seq - 1, 0, seq, 0, 0, 0, seq, 0, 0, 0, None, 0, 0, bytes(32), b"", b"", b"", None, hidden=False
+            )
+            self._put_row(PutRow(thread, lost, b"", news=True))
+        if first < behind:  # rows that were written with it, and later ones, were not lost
+            _in_order(log)
+
+    def _remove_rows(self, change: RemoveRows) -> None:
+        for seq in change.seqs:
+            self.wasted += 1
+            self.adrift.discard((change.thread, seq))
+            self._set(self.logs.get(change.thread, {}), seq, _ABSENT)
+            for mapping in (self.payloads, self.tags):
+                self._set(mapping, (change.thread, seq), _ABSENT)
+
+    def _hide(self, change: Hide) -> None:
+        log = self.logs.get(change.thread, {})
+        if change.seq in log:
+            self._set(log, change.seq, log[change.seq]._replace(hidden=change.hidden))
+
+    def _set_tags(self, change: SetTags) -> None:
+        key = (change.thread, change.seq)
+        self.wasted += key in self.tags
+        self._set(self.tags, key, change.tags or _ABSENT)
+
+    def _put_chunk(self, change: PutChunk) -> None:
+        self.wasted += change.digest in self.chunks
+        self._set(self.chunks, change.digest, (change.body, change.epoch))
+
+    def _stamp(self, change: Stamp) -> None:
+        for digest in change.digests:
+            if digest in self.chunks:
+                self._set(self.chunks, digest, (self.chunks[digest][0], change.epoch))
+
+    def _remove_chunks(self, change: RemoveChunks) -> None:
+        for digest in change.digests:
+            self.wasted += 1
+            self._set(self.chunks, digest, _ABSENT)
+
+    def _touch(self, change: Touch) -> None:
+        agent = self.threads[change.thread].agent if change.thread in self.threads else None
+        if agent is not None:
+            self._set(self.touched.setdefault(agent, {}), change.thread, None if change.touched else _ABSENT)
+
+    def _mark(self, change: Mark) -> None:
+        if not change.marked and change.thread in self.unlisted and change.thread in self.threads:
+            return
+        self._set(self.marks, change.thread, None if change.marked else _ABSENT)
+
+    def _put_list(self, change: PutList) -> None:
+        listed = list(self.lists.get(change.thread, (NO_LIST, []))[1])
+        fits = True
+        for at, removed, entries in change.splices:
+            fits = fits and at + removed <= len(listed)
+            self.wasted += removed
+            listed[at : at + removed] = entries
+        highest = max((each.no for _, _, entries in change.splices for each in entries if each is not None), default=0)
+        if highest > self.meta["entry"]:
+            self._set(self.meta, "entry", highest)
+        if not fits or (change.thread in self.unlisted and len(listed) != change.now.items):
+            self._drop_list(DropList(change.thread))
+            return
+        self._set(self.unlisted, change.thread, _ABSENT)
+        self._set(self.lists, change.thread, (change.now, listed))
+
+    def _drop_list(self, change: DropList) -> None:
+        self.wasted += change.thread in self.lists
+        self._set(self.lists, change.thread, _ABSENT)
+        self._set(self.marks, change.thread, None)
+        self._set(self.unlisted, change.thread, None)
+
+    def _set_meta(self, change: SetMeta) -> None:
+        self._set(self.meta, change.name, change.value)
+
+    # -- a batch ----------------------------------------------------------------------------------
+    def commit(self, batch: Batch) -> tuple[int, ...]:
+        """Do what a batch says, or nothing and raise; return the numbers of its new threads."""
+        try:
+            self._check(batch)
+        except (Stale, Vanished, MissingChunks):
+            # A batch that is there already is refused by its own traces: that is a success.
+            numbers = self._committed(batch)
+            if numbers is None:
+                raise
+            return numbers
+        return self._apply(batch)
+
+    def _check(self, batch: Batch) -> None:
+        """Refuse the batch unless all it requires holds. Whatever it adds itself does not count, but for rows."""
+        for thread, seq in batch.newest:
+            if self.last(thread) != seq:
+                raise Stale
+        self._check_there(batch)
+        self._check_threads(batch.threads)
+        last = {-(at + 1): 0 for at in range(len(batch.threads))}
+        for thread, row in batch.rows:
+            before = last.get(thread, self.last(thread))
+            if before is None or not (before < row.seq if batch.gaps else row.seq == before + 1):
+                raise Stale
+            last[thread] = row.seq
+        missing = frozenset(batch.touch) - self.chunks.keys() - {digest for digest, _ in batch.chunks}
+        if missing:
+            raise MissingChunks(missing)
+        if not as_tagged(batch, lambda *row: self.tags.get(row, ())):
+            raise Stale
+
+    def _check_there(self, batch: Batch) -> None:
+        for thread, seq in batch.visible:
+            row = self.logs.get(thread, {}).get(seq)
+            if row is None or row.hidden:
+                raise Vanished(thread, seq)
+        for thread, seq in batch.show:
+            if seq not in self.logs.get(thread, {}):
+                raise Vanished(thread, seq)
+
+    def _check_threads(self, threads: Sequence[NewThread]) -> None:
+        names = {(new.space, new.name) for new in threads}
+        uids = {new.uid for new in threads}
+        if min(len(names), len(uids)) < len(threads) or names & self.names.keys() or uids & self.uids.keys():
+            raise Stale
+
+    def _committed(self, batch: Batch) -> tuple[int, ...] | None:
+        """Return the numbers of the batch's threads if this very batch was committed before, else None."""
+        if not batch.threads and not batch.rows:
+            return None
+        numbers = tuple(self.uids.get(new.uid, 0) for new in batch.threads)
+        for no, new in zip(numbers, batch.threads, strict=True):
+            if self.names.get((new.space, new.name)) != no:
+                return None
+        for thread, row in batch.rows:
+            there = self.logs.get(_number(thread, numbers), {}).get(row.seq)
+            if there is None or there.op_id != row.op_id:
+                return None
+        return numbers
+
+    def _apply(self, batch: Batch) -> tuple[int, ...]:
+        last = self.last_thread()
+        numbers = tuple(last + at for at in range(1, len(batch.threads) + 1))
+        for no, new in zip(numbers, batch.threads, strict=True):
+            self.do(PutThread(ThreadRecord(no, *new)))
+        for thread, new in batch.renew:
+            self._renew(_number(thread, numbers), new)
+        for thread, row in batch.rows:
+            no = _number(thread, numbers)
+            self.do(PutRow(no, row._replace(payload=None), row.payload or b"", news=True))
+        self.put(batch.chunks)
+        epoch = self.meta["epoch"]
+        old = tuple(digest for digest in batch.touch if self.chunks[digest][1] != epoch)
+        if old:
+            self.do(Stamp(epoch, old))
+        self._notice(batch, numbers)
+        for thread, seq in batch.untouch:
+            no = _number(thread, numbers)
+            if self.last(no) == seq:
+                self.do(Touch(no, touched=False))
+        return numbers
+
+    def _renew(self, no: int, new: NewThread) -> None:
+        if no in self.threads:
+            renewed = self.threads[no]._replace(agent=new.agent, created_at=new.created_at, origin=new.origin)
+            self.do(PutThread(renewed))
+            self.do(Touch(no, touched=True))
+
+    def _notice(self, batch: Batch, numbers: Sequence[int]) -> None:
+        """Hide, show, tag and untag. What is not there is passed over."""
+        marks = [(*pair, True) for pair in batch.hide] + [(*pair, False) for pair in batch.show]
+        for thread, seq, hidden in marks:
+            no = _number(thread, numbers)
+            row = self.logs.get(no, {}).get(seq)
+            if row is not None and row.hidden != hidden:
+                self.do(Hide(no, seq, hidden))
+        for thread, seq, tag in batch.tag:
+            no = _number(thread, numbers)
+            tags = self.tags.get((no, seq), ())
+            if seq in self.logs.get(no, {}) and tag not in tags:
+                self.do(SetTags(no, seq, (*tags, tag)))
+        for thread, seq, tag in batch.untag:
+            no = _number(thread, numbers)
+            tags = self.tags.get((no, seq), ())
+            if tag in tags:
+                self.do(SetTags(no, seq, tuple(word for word in tags if word != tag)))
+
+    # -- what else is written ---------------------------------------------------------------------
+    def put(self, chunks: Sequence[tuple[bytes, bytes]]) -> None:
+        """Put chunks that are not there; stamp those that are."""
+        epoch = self.meta["epoch"]
+        for digest, stored in chunks:
+            there = self.chunks.get(digest)
+            if there is None:
+                self.do(PutChunk(digest, epoch, stored))
+            elif there[1] != epoch:
+                self.do(Stamp(epoch, (digest,)))
+
+    def rewrite(self, thread: int, row: Row) -> bool:
+        """Replace a row if it is still the same; see the port."""
+        there = self.logs.get(thread, {}).get(row.seq)
+        if there is None or there.op_id != row.op_id or (there.base == there.seq and row.base != row.seq):
+            return False
+        # Whoever hid the row meanwhile is right, and a row without a payload has none to give.
+        payload = self.payloads[thread, row.seq] if row.payload is None else row.payload
+        self.do(PutRow(thread, row._replace(hidden=there.hidden, payload=None), payload, news=False))
+        return True
+
+    def index(self, thread: int, now: Indexed, splices: Sequence[Splice]) -> None:
+        """Change a thread's list, and take its mark off if it is up to date."""
+        no = self.meta["entry"]
+        numbered: list[tuple[int, int, tuple[Listed | None, ...]]] = []
+        for splice in splices:
+            entries: list[Listed | None] = []
+            for entry in splice.entries:
+                no += entry is not None
+                entries.append(None if entry is None else _listed(no, entry))
+            numbered.append((splice.at, splice.removed, tuple(entries)))
+        self.do(PutList(thread, now, tuple(numbered)))
+        if self.last(thread) == now.as_of and thread in self.marks:
+            self.do(Mark(thread, marked=False))
+
+    def forget(self) -> None:
+        """Drop all that can be made anew: lists, and what is known not to be touched."""
+        self.forget_lists()
+        for no, record in self.threads.items():
+            if record.agent is not None:
+                self.do(Touch(no, touched=True))
+
+    def forget_lists(self) -> None:
+        """Drop all lists, and mark all threads."""
+        for no in self.threads.keys() | self.lists.keys():
+            self.do(DropList(no))
+        for no in self.marks.keys() - self.threads.keys():
+            self.do(Mark(no, marked=False))
+
+    # -- reading ----------------------------------------------------------------------------------
+    def last_thread(self) -> int:
+        """Return the highest number of a thread, 0 if there is none. Those below it may have been lost."""
+        return next(reversed(self.threads), 0)
+
+    def newest(self, thread: int) -> Row | None:
+        """Return the newest row of a thread, None if there is none."""
+        log = self.logs.get(thread)
+        return log[next(reversed(log))] if log else None
+
+    def last(self, thread: int) -> int | None:
+        """Return the seq of the newest row, 0 if there is none yet, None if there is no such thread."""
+        log = self.logs.get(thread)
+        return None if log is None else next(reversed(log), 0)
+
+    def between(self, thread: int, ranges: Iterable[tuple[int, int]]) -> list[Row]:
+        """Return the rows whose seq lies in one of the ranges, in order of seq."""
+        log = self.logs.get(thread, {})
+        last = next(reversed(log), 0)
+        wanted = [(low, min(high, last)) for low, high in merged(ranges) if low <= last]
+        if sum(high - low + 1 for low, high in wanted) > len(log):  # there are gaps, which may be wide
+            lows = [low for low, _ in wanted]
+            places = ((bisect_right(lows, seq) - 1, seq, row) for seq, row in log.items())
+            return [row for at, seq, row in places if at >= 0 and seq <= wanted[at][1]]
+        return [log[seq] for low, high in wanted for seq in range(low, high + 1) if seq in log]
+
+    def held(self) -> int:
+        """Return how many bytes the bodies of rows and chunks have."""
+        bodies = (*self.payloads.values(), *(body for body, _ in self.chunks.values()))
+        return sum(map(size_of, bodies))
+
+    def whole(self) -> Iterator[Change]:  # noqa: C901 - one for each table
+        """Give changes that make these tables of empty ones."""
+        for record in self.threads.values():
+            yield PutThread(record)
+        for no, log in self.logs.items():
+            for seq, row in log.items():
+                yield PutRow(no, row, self.payloads[no, seq], news=False)
+        for (no, seq), tags in self.tags.items():
+            yield SetTags(no, seq, tags)
+        for digest, (body, epoch) in self.chunks.items():
+            yield PutChunk(digest, epoch, body)
+        for no, (now, listed) in self.lists.items():
+            yield PutList(no, now, ((0, 0, tuple(listed)),))
+        for touched in self.touched.values():
+            for no in touched:
+                yield Touch(no, touched=True)
+        for no in self.marks:
+            yield Mark(no, marked=True)
+        for name, value in self.meta.items():
+            yield SetMeta(name, value)
+
+    def copy(self) -> Tables:
+        """Return tables that stay as these are now."""
+        made = Tables()
+        for name in ("threads", "names", "uids", "payloads", "chunks", "tags", "meta", "marks", "lists", "unlisted"):
+            setattr(made, name, dict(getattr(self, name)))
+        for name in ("agents", "touched", "logs"):
+            held: Mapping[Any, dict[Any, Any]] = getattr(self, name)
+            setattr(made, name, {key: dict(inner) for key, inner in held.items()})
+        return made
+
+
+def _in_order(mapping: dict[Any, Any]) -> None:
+    """Let the keys come in ascending order."""
+    there = sorted(mapping.items(), key=lambda entry: entry[0])
+    mapping.clear()
+    mapping.update(there)
+
+
+def _listed(no: int, entry: Entry) -> Listed:
+    return Listed(no, entry._replace(text=b""), entry.text, zlib.crc32(entry.text))
+
+
+def _number(thread: int, created: Sequence[int]) -> int:
+    """Return the number of a thread that a batch names: -1, -2 ... are those that it creates."""
+    return created[-thread - 1] if -len(created) <= thread < 0 else thread

@@ -1,0 +1,281 @@
+"""A checkpoint as users hold it: what is known about it at once, and its state when it is asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+import ormsgpack
+
+from backtrail.backends.port import Row
+from backtrail.engine import log, payload
+from backtrail.engine.compression import squeeze, unsqueeze
+from backtrail.engine.schema.registry import Types
+from backtrail.engine.tree import msgpack, unpacker
+from backtrail.engine.tree import spine as spines
+from backtrail.engine.tree.codec import Decoder
+from backtrail.engine.tree.nodes import Cache, Node, Nodes, digest_of, measured
+from backtrail.engine.tree.path import parse
+from backtrail.engine.tree.tree import Tree, locate
+from backtrail.errors import Corrupt, Invalid, NotFound
+from backtrail.models import MISSING, when
+from backtrail.validation import check_count
+
+if TYPE_CHECKING:
+    import datetime as dt
+    from collections.abc import Callable
+
+
+S = TypeVar("S")
+_MAGIC: Final = b"backtrail checkpoint 1\n"
+_LIMIT: Final = 1 << 34
+_LARGE: Final = 1 << 30
+_DENSEST: Final = 1024
+"""A state that is larger than the first holds at most so many times the bytes that it is read from."""
+
+
+class Checkpoint(Generic[S]):
+    """An immutable point in a thread. Two are equal if they have the same id."""
+
+    __slots__ = (
+        "_damaged",
+        "_load",
+        "_row",
+        "_state",
+        "_tree",
+        "_type",
+        "_types",
+        "_uid",
+        "tags",
+        "thread_id",
+    )
+
+    thread_id: str
+    tags: tuple[str, ...]
+
+    def __init__(
+        self,
+        row: Row,
+        *,
+        thread_id: str,
+        uid: bytes,
+        tags: tuple[str, ...],
+        types: Types,
+        type: type[S] | None,  # noqa: A002 - the name of the public parameter
+        load: Callable[[], Tree],
+        damaged: Corrupt | None = None,
+    ) -> None:
+        self._row = row
+        self._types = types
+        self._type = type
+        self._load = load
+        self._tree: Tree | None = None
+        self._state: Any = MISSING
+        self._damaged = damaged
+        self._uid = uid
+        self.thread_id = thread_id
+        self.tags = tags
+
+    # -- known at once ----------------------------------------------------------------------------
+
+    @property
+    def id(self) -> str:
+        """What names it for good, in whatever store it is."""
+        return log.checkpoint_id(self._uid, self._row.seq)
+
+    @property
+    def parent_id(self) -> str | None:
+        """The id of the one it was made on top of; for the first one of a fork, of the one it was forked from."""
+        origin = None if self.damaged else log.unpack_extra(self._row)[2]
+        return origin or (log.checkpoint_id(self._uid, self._row.parent) if self._row.parent else None)
+
+    @property
+    def op_id(self) -> bytes:
+        """What tells this checkpoint from one that a dropped transaction gave the same id."""
+        return self._row.op_id
+
+    @property
+    def seq(self) -> int:
+        """Its place in the thread's log."""
+        return self._row.seq
+
+    @property
+    def step(self) -> int:
+        """How many checkpoints led to it, itself included."""
+        return self._row.step
+
+    @property
+    def label(self) -> str | None:
+        """Its name in the thread, if it was given one."""
+        return self._row.label
+
+    @property
+    def kind(self) -> str:
+        """One of manual, automatic, pre_operation, recovery."""
+        return log.KINDS[self._row.kind] if 0 <= self._row.kind < len(log.KINDS) else "manual"
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """A copy of what was saved with it."""
+        saved = b"" if self.damaged else log.unpack_extra(self._row)[0]
+        found = unpacker.Unpacker(self._types)(saved) if saved else {}
+        if type(found) is not dict:
+            raise Corrupt(f"the metadata of checkpoint {self.id} is damaged", code="corrupt.row", checkpoint_id=self.id)
+        return found
+
+    @property
+    def created_at(self) -> dt.datetime:
+        """When it was made, by its writer's clock, in UTC."""
+        return when(self._row.created_at)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole state, as if it stood alone, uncompressed."""
+        return self._row.size
+
+    @property
+    def stored(self) -> int:
+        """Bytes that this checkpoint added to the store: its row's content and the chunks that were new."""
+        return self._row.stored
+
+    @property
+    def root(self) -> str:
+        """The hash of the state: equal states have equal roots, however they came about."""
+        return f"blake3:{self._row.root.hex()}"
+
+    @property
+    def damaged(self) -> bool:
+        """Whether its row does not match its checksum; then only its id is sure."""
+        return self._damaged is not None
+
+    # -- read when asked for ------------------------------------------------------------------------
+
+    @property
+    def state(self) -> S:
+        """The state, loaded and verified when it is first read."""
+        if self._state is MISSING:
+            tree = self._opened()
+            with _named(self):
+                value = Decoder(tree.nodes, self._types).value(tree.rep)
+            self._state = self._types.convert_root(value, self._type)
+        return self._state  # type: ignore[no-any-return]
+
+    def get(self, path: str | tuple[Any, ...], default: Any = None) -> Any:
+        """Return what is at a path, reading only what leads there; `default` if there is nothing."""
+        tree = self._opened()
+        with _named(self):
+            try:
+                rep, _ = locate(tree, parse(path), self._types)
+            except NotFound:
+                return default
+            return Decoder(tree.nodes, self._types).value(rep)
+
+    def tail(self, path: str | tuple[Any, ...], n: int) -> list[Any]:
+        """Return the last n items of a list or tuple, oldest first, without loading the rest."""
+        check_count(n, "n")
+        tree = self._opened()
+        with _named(self):
+            rep, _ = locate(tree, parse(path), self._types)
+            spine = spines.open_rep(rep, tree.nodes)
+            if spine is None or spine.code not in (msgpack.LIST, msgpack.TUPLE):
+                raise Invalid(f"{parse(path) or 'the state'} is not a list", code="invalid.path", path=str(parse(path)))
+            entries = spines.entries(tree.nodes, spine, max(spine.length - n, 0))
+            return Decoder(tree.nodes, self._types).values(entries)
+
+    def _opened(self) -> Tree:
+        if self._damaged is not None:
+            raise self._damaged
+        if self._tree is None:
+            self._tree = self._load()
+        return self._tree
+
+    # -- to bytes and back --------------------------------------------------------------------------
+
+    def to_bytes(self) -> bytes:
+        """Return the checkpoint and its whole state as bytes that stand alone."""
+        tree = self._opened()
+        with _named(self):
+            nodes = _all_nodes(tree)
+        row = self._row._replace(payload=None)
+        body: list[Any] = [self.thread_id.encode("utf-8", "surrogatepass"), bytes.fromhex(self.id[8:])]
+        body += [_plain_row(row), [tag.encode("utf-8", "surrogatepass") for tag in self.tags], bytes(tree.rep)]
+        body += [[[node.kind, node.data] for node in nodes.values()]]
+        return _MAGIC + squeeze(msgpack.pack(body))
+
+    @classmethod
+    def from_bytes(
+        cls,
+        data: Any,
+        type: type[S] | None = None,  # noqa: A002
+        *,
+        types: tuple[Any, ...] = (),
+    ) -> Checkpoint[S]:
+        """Return a checkpoint from what `to_bytes` gave: `Corrupt` if damaged, `Invalid` if it is something else."""
+        if not isinstance(data, bytes) or not data.startswith(_MAGIC):
+            raise Invalid("these are not the bytes of a backtrail checkpoint", code="invalid.bytes")
+        try:
+            name, uid, fields, tags, rep, listed = ormsgpack.unpackb(unsqueeze(data[len(_MAGIC) :], limit=_LIMIT))
+            row = _row_from(fields)
+            fresh = {digest_of(kind, body): Node(kind, body) for kind, body in listed}
+            tree = Tree(measured(rep), Nodes(lambda _: {}, Cache(0), fresh))
+            thread_id = name.decode("utf-8", "surrogatepass")
+            words = tuple(tag.decode("utf-8", "surrogatepass") for tag in tags)
+        except (ValueError, TypeError, AttributeError, IndexError, KeyError) as error:
+            raise Corrupt(f"these bytes of a checkpoint are damaged ({error})", code="corrupt.bytes") from error
+        held = len(rep) + sum(len(node.data) for node in fresh.values())
+        if tree.root != row.root or not log.is_sound(row, uid) or not row.size == tree.size <= _LARGE + _DENSEST * held:
+            raise Corrupt("these bytes of a checkpoint are damaged: their hash differs", code="corrupt.bytes")
+        registry = Types(types).for_state(type)
+        return cls(row, thread_id=thread_id, uid=uid, tags=words, types=registry, type=type, load=lambda: tree)
+
+    # -- as a value -----------------------------------------------------------------------------------
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Checkpoint) and other.id == self.id and other.op_id == self.op_id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def __repr__(self) -> str:
+        label = f" {self.label!r}" if self.label is not None else ""
+        return f"<Checkpoint {self.id[:8]} {self.thread_id!r} step {self.step}{label}>"
+
+
+class _named:  # noqa: N801 - reads as a word in `with _named(checkpoint):`
+    """Makes damage that is met inside name the checkpoint."""
+
+    def __init__(self, checkpoint: Checkpoint[Any]) -> None:
+        self._checkpoint = checkpoint
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Corrupt) and error.checkpoint_id is None:
+            name = self._checkpoint.id
+            raise Corrupt(
+                f"checkpoint {name} of thread {self._checkpoint.thread_id!r} cannot be read: {error}",
+                code=error.code,
+                checkpoint_id=name,
+            ) from error
+
+
+def _all_nodes(tree: Tree) -> dict[bytes, Node]:
+    """Return every node of a tree."""
+    found: dict[bytes, Node] = {}
+    todo = payload.refs_of(tree.rep)
+    while todo:
+        loaded = tree.nodes.load(todo)
+        found.update(loaded)
+        todo = [child for node in loaded.values() for child in node.children() if child not in found]
+    return found
+
+
+def _plain_row(row: Row) -> list[Any]:
+    fields: list[Any] = list(row[:19])
+    fields[12] = row.label.encode("utf-8", "surrogatepass") if row.label is not None else None
+    return fields
+
+
+def _row_from(fields: list[Any]) -> Row:
+    label = fields[12].decode("utf-8", "surrogatepass") if fields[12] is not None else None
+    return Row._make([*fields[:12], label, *fields[13:19], None, False])

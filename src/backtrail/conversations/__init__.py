@@ -1,0 +1,1 @@
+"""Conversations: messages in order, each conversation in a thread of its own."""

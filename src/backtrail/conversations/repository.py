@@ -1,0 +1,413 @@
+"""Conversations: what was said, each in a thread of its own.
+
+The state of the thread is the conversation's header and its list of messages, as plain data; docs/agents.md has the
+names. To add messages is one append: it never conflicts, and takes what it takes however long the conversation is.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import replace as replaced
+from typing import TYPE_CHECKING, Any, Final
+
+from backtrail.collection import Collection, cursor_of, is_field
+from backtrail.conversations import convert
+from backtrail.engine.pins import CONVERSATION
+from backtrail.engine.search import search
+from backtrail.engine.search.extract import listed
+from backtrail.engine.tree import edits as changes
+from backtrail.engine.tree import spine as spines
+from backtrail.engine.tree.codec import Decoder, Encoder
+from backtrail.engine.tree.path import Path
+from backtrail.engine.tree.tree import SPLICE, Op, Tree, locate
+from backtrail.engine.writer import ANYTHING, Key
+from backtrail.entities import Conversation, Items, Message, to_data
+from backtrail.errors import Conflict, Invalid, NotFound
+from backtrail.models import MISSING, ConversationInfo, Sentinel, when
+from backtrail.validation import check_count, check_id, check_query, plain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from backtrail.backends.port import Row, ThreadRecord
+    from backtrail.checkpoint import Checkpoint
+    from backtrail.conversations.convert import Model
+    from backtrail.engine.schema.registry import Types
+    from backtrail.models import Hit
+    from backtrail.thread import Ref, Thread
+    from backtrail.transaction import Engine
+
+    Edits = list[changes.Put | changes.Cut]
+    Hits = list[Hit]
+    Infos = list[ConversationInfo]
+    Messages = list[Message]
+
+_MESSAGES: Final = "messages"
+_PAGE: Final = 200
+
+
+class Conversations(Collection):
+    """The conversations of a store: `store.conversations`."""
+
+    _space = CONVERSATION
+    _what = "a conversation"
+    _missing = "not_found.conversation"
+
+    def save(self, conversation: Conversation, *, replace: bool = False) -> Conversation:
+        """Save a conversation, on top of what it came from; a new one must be the first of its id, unless `replace`."""
+        if not isinstance(conversation, Conversation):
+            raise Invalid(f"this is {type(conversation).__name__}, not a Conversation", code="invalid.value")
+        data = to_data(conversation)
+        self._put(conversation.id, conversation.agent_id, data, conversation._saved, replace=replace)  # noqa: SLF001
+        return conversation
+
+    def load(self, id: str, *, at: Ref = "@") -> Conversation:  # noqa: A002 - the name users know
+        """Return a conversation, or `NotFound`; `at` a checkpoint of its thread, or of its agent, not the newest."""
+        checkpoint = self._load(id, at)
+        found = _value({**checkpoint.state, "id": id})  # its thread may be a fork of another one's
+        self._came_from(found._saved, checkpoint)  # noqa: SLF001
+        return found
+
+    def get(self, id: str) -> Conversation | None:  # noqa: A002
+        """Return a conversation, or None."""
+        try:
+            return self.load(id)
+        except NotFound:
+            return None
+
+    def append(
+        self,
+        id: str,  # noqa: A002
+        *messages: Message | Mapping[str, Any] | Model,
+        agent_id: str | None = None,
+    ) -> Checkpoint[Any]:
+        """Add messages, all or none, behind what is there then. Never conflicts.
+
+        With an `agent_id`, a conversation that is not there begins with them, as one of that agent's, with a title.
+        A message may be a dict: what `Message.to_json` makes, or a message of OpenAI's or Anthropic's; or an object of
+        their clients. Which formats these were taken for is `metadata["formats"]` of the checkpoint.
+        """
+        given = [_message(message) for message in messages]
+        pairs = zip(given, messages, strict=True)
+        formats = sorted({each.raw_format or convert.OWN for each, old in pairs if each is not old})
+        metadata = {"formats": formats} if formats else None
+        agent_id = None if agent_id is None else check_id(agent_id, "an agent's id")
+        data = [to_data(message) for message in given]
+        try:
+            return self._thread(id).append(_MESSAGES, *data, metadata=metadata)
+        except NotFound:
+            if agent_id is None:
+                raise self._unknown(id) from None
+        begun = Conversation(agent_id, id=id, messages=given).auto_title()
+        try:
+            return self._put(id, agent_id, to_data(begun), begun._saved, replace=False, metadata=metadata)  # noqa: SLF001
+        except Conflict as error:
+            if error.code != "conflict.exists":
+                raise
+        return self.append(id, *messages, agent_id=agent_id)  # another writer was first
+
+    def pop(self, id: str, n: int = 1) -> Messages:  # noqa: A002
+        """Take the last n messages out, or as many as there are, in one write, and return them, oldest first.
+
+        Never conflicts, and no message is taken out twice: those who pop at once get different ones.
+        """
+        thread = self._thread(id)
+        taking = _Taking(check_count(n, "n"), thread._types, id)  # noqa: SLF001 - our own handle
+        meta = thread._meta(None, (), None, "manual")  # noqa: SLF001
+        try:
+            thread._write(taking, meta, None, default=ANYTHING)  # noqa: SLF001
+        except _Nothing:
+            return []
+        except NotFound:
+            raise self._unknown(id) from None
+        return taking.taken
+
+    def update(
+        self,
+        id: str,  # noqa: A002
+        *,
+        title: str | None = None,
+        tags: Iterable[str] | None = None,
+        archived: bool | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> ConversationInfo:
+        """Change what is given, and nothing else; an empty title means none. Never conflicts."""
+        fields = {"title": title, "tags": tags, "archived": archived, "metadata": metadata}
+        given = {name: value for name, value in fields.items() if value is not None}
+        if not given:
+            raise Invalid(
+                "update needs something to change: title, tags, archived or metadata", code="invalid.argument"
+            )
+        data = to_data(Conversation("any", **given))  # type: ignore[arg-type]  # checked as those of a value are
+        data["title"] = data["title"] or None
+        thread = self._thread(id)
+        edits: Edits = [
+            changes.Put(Path((name,)), data[name], thread._types, id)  # noqa: SLF001 - our own handle
+            for name in given
+        ]
+        meta = thread._meta(None, (), None, "manual")  # noqa: SLF001
+        try:
+            thread._write(changes.Several(edits), meta, None, default=ANYTHING)  # noqa: SLF001
+        except NotFound:
+            raise self._unknown(id) from None
+        return self.info(id)
+
+    def info(self, id: str) -> ConversationInfo:  # noqa: A002
+        """Return what a listing shows of a conversation, without loading its messages."""
+        record = self._engine.desk.heads.backend.find_thread(self._space, check_id(id, "the id of a conversation"))
+        if record is None:
+            raise self._unknown(id)
+        newest = self._engine.desk.heads.backend.newest(record.no)
+        if newest is None:
+            raise self._unknown(id)
+        return _info(record, newest, self._header(record))
+
+    def tail(self, id: str, n: int) -> Messages:  # noqa: A002
+        """Return the last n messages, oldest first, without reading the others."""
+        check_count(n, "n")
+        found = self._load(id, "@").tail(_MESSAGES, n)
+        return [Message.from_data(data) for data in found]
+
+    def list(
+        self,
+        agent_id: str | Sentinel = MISSING,
+        *,
+        archived: bool | None = None,
+        tag: str | None = None,
+        prefix: str | None = None,
+        limit: int | None = None,
+        after: str | None = None,
+    ) -> Infos:
+        """Return the conversations of an agent, or of all if none is named, newest activity first, without messages.
+
+        `prefix` is how their ids begin; `after` goes on behind an entry of an earlier listing: its `cursor`.
+        """
+        agent = None if agent_id is MISSING else check_id(agent_id, "an agent's id")
+        if limit is not None:
+            check_count(limit, "limit")
+        if not isinstance(archived, bool | None):
+            raise Invalid(f"archived is True, False or None, not {archived!r:.100}", code="invalid.argument")
+        if not isinstance(tag, str | None):
+            raise Invalid(f"tag is a text, not {tag!r:.100}", code="invalid.argument")
+        if not isinstance(prefix, str | None):
+            raise Invalid(f"prefix is the beginning of an id, not {prefix!r:.100}", code="invalid.argument")
+        prefix = None if prefix is None else plain(prefix)
+        found: Infos = []
+        for record, newest, header in self._headers(agent, after, prefix=prefix):
+            if limit is not None and len(found) >= limit:
+                break
+            info = _info(record, newest, header)
+            if info.damaged or ((archived is None or info.archived == archived) and (tag is None or tag in info.tags)):
+                found.append(replaced(info, cursor=cursor_of(record, newest)))
+        return found
+
+    def search(self, query: str, *, agent_id: str | None = None, limit: int = 20, contains: bool = True) -> Hits:
+        """Return conversations in which a message has the query in it, case does not count: one hit for each.
+
+        The newest hits come first. `contains=False` looks for words instead, as `Store.search` does.
+        """
+        sought = check_query(query, contains=contains)
+        check_count(limit, "limit")
+        agent_id = None if agent_id is None else check_id(agent_id, "an agent's id")
+        return search.one_of_each(self._engine.desk.heads, sought, search.Where(self._space, agent_id), limit=limit)
+
+    def thread(self, id: str, *, agent_id: str | None = None) -> Thread[Any]:  # noqa: A002
+        """Return a handle of the thread: its states are plain data, the header and the list `messages`.
+
+        `agent_id` is whose it is to be if the handle begins it.
+        """
+        return self._thread(id, agent_id)
+
+    def delete(self, id: str) -> bool:  # noqa: A002
+        """Delete a conversation and say whether there was one. An agent checkpoint that holds it can bring it back."""
+        return self._thread(id).delete()
+
+    # -- branches ---------------------------------------------------------------------------------------
+
+    def fork(
+        self,
+        id: str,  # noqa: A002
+        *,
+        at: str | Message | None = None,
+        new_id: str | None = None,
+    ) -> Conversation:
+        """Begin a new conversation that has the messages of this one up to `at`, one of them or its id, or all."""
+        return self._branch(id, at.id if isinstance(at, Message) else at, new_id, None)
+
+    def edit(self, id: str, message_id: str, content: str, *, new_id: str | None = None) -> Conversation:  # noqa: A002
+        """Begin a new conversation in which a message says something else, and nothing follows it yet."""
+        if not isinstance(content, str):
+            raise Invalid(f"a message says a text, not {content!r:.100}", code="invalid.value")
+        return self._branch(id, message_id, new_id, content)
+
+    def branches(self, id: str) -> Infos:  # noqa: A002
+        """Return the conversations that branched from this one, oldest first; each says where it left."""
+        record = self._engine.desk.heads.backend.find_thread(self._space, check_id(id, "the id of a conversation"))
+        if record is None:
+            return []
+        uid = record.uid.hex()
+        found = self._headers(record.agent, None, lambda other: (other.origin or "").endswith(uid))
+        infos = [_info(*each) for each in sorted(found, key=lambda each: each[0])]
+        return [info for info in infos if info.forked_from == id or info.damaged]
+
+    def _branch(self, id: str, at: str | None, new_id: str | None, content: str | None) -> Conversation:  # noqa: A002
+        new_id = str(uuid.uuid4()) if new_id is None else check_id(new_id, "the id of a conversation")
+        desk = self._engine.desk
+        id = check_id(id, "the id of a conversation")  # noqa: A001
+        standing = desk.heads.standing(self._space, id)
+        if standing is None or standing.head is None:
+            raise self._unknown(id)
+        edit = _Branching(id, at, new_id, content, self._engine)
+        key = Key(self._space, new_id, standing.record.agent)
+        try:
+            made = desk.writes.fork(key, standing, standing.head, (), edit=edit)
+        except Conflict as error:
+            if error.code != "conflict.exists":
+                raise
+            text = f"there is a conversation {new_id!r} already: choose another new_id"
+            raise Conflict(text, code=error.code, actual=error.actual) from None
+        found = edit.made[-1]
+        self._came_from(found._saved, self._thread(new_id)._moved(made))  # noqa: SLF001 - our own
+        return found
+
+
+class _Nothing(Exception):  # noqa: N818 - no error: it ends a write that has nothing to do
+    """There is no message to take out."""
+
+
+class _Taking(changes.Edit):
+    """Takes the last messages out of a conversation; `taken` is what the last attempt took."""
+
+    def __init__(self, n: int, types: Types, name: str) -> None:
+        super().__init__(Path((_MESSAGES,)), types, name)
+        self._n = n
+        self.taken: Messages = []
+
+    def ops(self, tree: Tree) -> list[Op]:
+        """Return what is taken out, as ops."""
+        spine = listed(tree)
+        n = min(self._n, 0 if spine is None else spine.length)
+        if spine is None or n == 0:
+            raise _Nothing
+        start = spine.length - n
+        found = Decoder(tree.nodes, self._types).values(spines.entries(tree.nodes, spine, start, spine.length))
+        self.taken = [Message.from_data(data) for data in found]  # what cannot be given back is not taken out
+        return [[SPLICE, locate(tree, self._path, self._types)[1], start, n, []]]
+
+
+class _Branching:
+    """Makes the state of a branch from that of a conversation."""
+
+    def __init__(self, id: str, at: str | None, new_id: str, content: str | None, engine: Engine) -> None:  # noqa: A002
+        self._id = id
+        self._at = at
+        self._new_id = new_id
+        self._content = content
+        self._engine = engine
+        self.made: list[Conversation] = []
+
+    def __call__(self, tree: Tree) -> Tree:
+        """Return the state of the branch; what it is as a value is known then, too."""
+        types, spine = self._engine.types, listed(tree)
+        _, steps = locate(tree, Path((_MESSAGES,)), types)
+        length = 0 if spine is None else spine.length
+        place, message = self._place(tree, length)
+        kept, added = place + 1, []
+        if self._content is not None and message is not None:
+            kept = place
+            added = [Encoder(tree.nodes, types).part(kept, to_data(self._edited(message)))]
+        tree = Tree(tree.rep, tree.nodes.forked()).apply([[SPLICE, steps, kept, length - kept, added]])
+        last = self._ids(tree, kept - 1, kept)[0] if kept else None
+        now = when(self._engine.desk.heads.clock())
+        header = {
+            "id": self._new_id,
+            "created_at": now,
+            "last_message_at": now,
+            "archived": False,
+            "forked_from": self._id,
+            "forked_at": last,
+        }
+        for name, value in header.items():
+            tree = tree.apply(changes.Put(Path((name,)), value, types, self._new_id).ops(tree))
+        self.made.append(_value(Decoder(tree.nodes, types).value(tree.rep)))
+        return tree
+
+    def _place(self, tree: Tree, length: int) -> tuple[int, Message | None]:
+        """Return where the branch leaves, and the message there."""
+        if self._at is None:
+            return length - 1, None
+        if not isinstance(self._at, str):
+            raise Invalid(f"at= is the id of a message, not {self._at!r:.100}", code="invalid.argument")
+        for end in range(length, 0, -_PAGE):
+            start = max(end - _PAGE, 0)
+            ids = self._ids(tree, start, end)
+            if self._at in ids:
+                place = end - 1 - ids[::-1].index(self._at)  # the last one, should there be several
+                return place, Message.from_data(self._read(tree, place, place + 1)[0])
+        raise NotFound(f"conversation {self._id!r} has no message {self._at!r}", code="not_found.message")
+
+    def _ids(self, tree: Tree, start: int, end: int) -> list[Any]:
+        return [data.get("id") if isinstance(data, dict) else None for data in self._read(tree, start, end)]
+
+    def _read(self, tree: Tree, start: int, end: int) -> list[Any]:
+        spine = listed(tree)
+        reps = [] if spine is None else spines.entries(tree.nodes, spine, start, end)
+        return Decoder(tree.nodes, self._engine.types).values(reps)
+
+    def _edited(self, message: Message) -> Message:
+        """Return a message that says something else: what a framework had of it is no longer true."""
+        now = when(self._engine.desk.heads.clock())
+        made = replaced(message, content=self._content or "", id=str(uuid.uuid4()), timestamp=now)
+        return replaced(made, raw=None, raw_format=None, tokens=None)
+
+
+def _message(value: Any) -> Message:
+    """Return what was handed in as a message."""
+    if isinstance(value, Message):
+        return value
+    data = convert.unwrapped(value)
+    if not isinstance(data, Mapping):
+        raise Invalid(
+            f"this is {type(value).__name__}, not a Message: say append(id, message, message, ...)",
+            code="invalid.value",
+        )
+    provider = convert.provider_of(value)
+    form = convert.check(data, provider) if provider else convert.format_of(data)
+    if form is None:
+        raise convert.unknown(data)
+    if form != convert.OWN:
+        return Message.from_anthropic(data) if form == convert.ANTHROPIC else Message.from_openai(data)
+    try:
+        return Message.from_json(data)
+    except Invalid as error:
+        text = f"{error}; what append takes is {convert.KNOWN}"
+        raise Invalid(text, code=error.code, path=error.path) from error
+
+
+def _value(state: dict[str, Any]) -> Conversation:
+    """Return the conversation that a state holds, whatever else is kept there."""
+    return Conversation.from_data({key: value for key, value in state.items() if is_field(key)})
+
+
+def _info(record: ThreadRecord, newest: Row, header: dict[str, Any] | str) -> ConversationInfo:
+    name, agent, updated = record.name, record.agent, when(newest.created_at)
+    if isinstance(header, str):
+        damaged = ConversationInfo(name, agent, None, 0, None, None, archived=False, tags=(), metadata={})
+        return replaced(damaged, damaged=header, updated_at=updated)
+    last = header.get("last")
+    last_at = last.get("timestamp") if isinstance(last, dict) else None
+    return ConversationInfo(
+        id=name,
+        agent_id=agent,
+        title=header.get("title"),
+        message_count=header.get("count", 0),
+        created_at=header.get("created_at"),
+        last_message_at=last_at or header.get("last_message_at"),
+        archived=bool(header.get("archived")),
+        tags=Items(header.get("tags", ())),
+        metadata=header.get("metadata", {}),
+        forked_from=header.get("forked_from"),
+        forked_at=header.get("forked_at"),
+        updated_at=updated,
+    )

@@ -1,0 +1,1 @@
+"""Classes as data: the registry of named classes, their versions and their forms."""

@@ -1,0 +1,1 @@
+"""Full-text search over messages: the index, queries, and the text that is indexed."""

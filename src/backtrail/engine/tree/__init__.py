@@ -1,0 +1,1 @@
+"""States as trees of nodes: encoded, decoded, edited, scanned for changes, compared."""

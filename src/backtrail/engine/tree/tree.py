@@ -1,0 +1,254 @@
+"""A state as a tree of nodes: reading parts of it and changing parts of it, without touching the rest.
+
+A `Tree` is immutable: the representation of its root value, and where its nodes come from. A change is an
+*op*, plain data that can be written down and applied again with the same result:
+
+    [SET, path, rep]                       put a value at a key (new keys go last) or at an index
+    [CUT, path]                            take a key or an index out
+    [SPLICE, path, start, removed, reps]   replace entries of a container (in a mapping: key and value joined)
+    [PATCH, path, start, removed, bytes]   replace bytes of a str, bytes or bytearray
+
+The steps of an op's path are positions in a sequence and encoded keys in a mapping. The empty path is the root.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from backtrail.engine.tree import msgpack, packer, text, unpacker
+from backtrail.engine.tree import spine as spines
+from backtrail.engine.tree.nodes import SPINE, Nodes, Rep, as_ref, digest_of, measured, size_of
+from backtrail.errors import Corrupt, Invalid, NotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from backtrail.engine.schema.registry import Types
+    from backtrail.engine.tree.path import Path
+
+SET: Final = 0
+CUT: Final = 1
+SPLICE: Final = 2
+PATCH: Final = 3
+
+Op = list[Any]
+Step = int | bytes
+
+_ARGUMENTS: Final[dict[int, tuple[type, ...]]] = {
+    SET: (bytes,),
+    CUT: (),
+    SPLICE: (int, int, list),
+    PATCH: (int, int, bytes),
+}
+
+
+def is_op(op: Any) -> bool:
+    """Tell whether something that was read from a row has the form of an op."""
+    kind, path, *arguments = op if type(op) is list and op[1:] else (None, None)
+    if type(kind) is not int or type(path) is not list:
+        return False
+    return (
+        tuple(map(type, arguments)) == _ARGUMENTS.get(kind)
+        and all(type(step) is int or type(step) is bytes for step in path)
+        and (kind != SET or arguments[0] != b"")
+        and (kind != SPLICE or all(type(entry) is bytes and entry for entry in arguments[2]))
+    )
+
+
+def merged(ops: Iterable[Op]) -> list[Op]:
+    """Return fewer ops to the same end: what was put in right behind what was put in before it goes with it.
+
+    The changes of a chain are mostly such, and a tree is closed and hashed after each op.
+    """
+    found: list[Op] = []
+    for op in ops:
+        last = found[-1] if found else None
+        if (
+            last is not None
+            and op[0] == last[0]
+            and op[0] in (SPLICE, PATCH)
+            and op[3] == 0
+            and op[1] == last[1]
+            and op[2] == last[2] + len(last[4])
+        ):
+            found[-1] = [*last[:4], last[4] + op[4]]
+        else:
+            found.append(op)
+    return found
+
+
+class Tree(NamedTuple):
+    """A state: what represents its root, and the nodes below."""
+
+    rep: bytes
+    nodes: Nodes
+    sealed: bool = False
+    """Whether the last change closed a chunk at the end of a container."""
+
+    @property
+    def root(self) -> bytes:
+        """The digest of the whole state."""
+        return digest_of(b"V", self.rep)
+
+    @property
+    def size(self) -> int:
+        """The logical size of the whole state."""
+        return size_of(self.rep)
+
+    def apply(self, ops: Iterable[Op], *, own: bool = False) -> Tree:
+        """Return the tree after these ops; `Corrupt` if one does not fit. `own`: nobody else has this tree's nodes."""
+        editor = _Editor(self.nodes if own else self.nodes.forked())
+        rep = self.rep
+        for op in ops:
+            try:
+                rep = editor.edit(rep, op[1], 0, op)
+            except (ValueError, TypeError, IndexError) as error:
+                if isinstance(error, Invalid | Corrupt):
+                    raise
+                raise Corrupt(f"a stored change does not fit its state ({error})", code="corrupt.row") from error
+        return Tree(rep, editor.nodes, editor.sealed)
+
+
+class _Editor:
+    """Applies ops to representations, gathering the nodes that come of it."""
+
+    def __init__(self, nodes: Nodes) -> None:
+        self.nodes = nodes
+        self.sealed = False
+
+    def edit(self, rep: bytes, path: list[Step], at: int, op: Op) -> bytes:
+        kind = op[0]
+        if at == len(path):
+            if kind == SET:
+                return measured(op[2])
+            return text.patched(self.nodes, rep, *op[2:]) if kind == PATCH else self._splice(rep, op)
+        spine = self._open(rep)
+        step = path[at]
+        pos = position(self.nodes, spine, step)
+        if at == len(path) - 1 and kind == CUT and pos is not None:
+            return self._close(spine, pos, pos + 1, [])
+        if at == len(path) - 1 and kind == SET and pos is None:
+            return self._close(spine, spine.length, spine.length, [self._entry(spine, step, op[2])])
+        if pos is None:
+            raise Corrupt("a stored change names a key that is not there", code="corrupt.row")
+        (entry,) = spines.entries(self.nodes, spine, pos, pos + 1)
+        changed = self.edit(value_of(entry) if spine.is_mapping else entry, path, at + 1, op)
+        new = [spines.join(spines.key_of(entry), changed) if spine.is_mapping else changed]
+        return self._close(spine, pos, pos + 1, new)
+
+    def _open(self, rep: bytes) -> spines.Spine:
+        spine = spines.open_rep(rep, self.nodes)
+        if spine is None:
+            raise Corrupt("a stored change points into a value without parts", code="corrupt.row")
+        return spine
+
+    def _entry(self, spine: spines.Spine, step: Step, rep: bytes) -> bytes:
+        if isinstance(step, int) or not spine.is_mapping:
+            raise Corrupt("a stored change names an index that is not there", code="corrupt.row")
+        return spines.join(step, measured(rep))
+
+    def _splice(self, rep: bytes, op: Op) -> bytes:
+        spine = self._open(rep)
+        _, _, start, removed, reps = op
+        if not 0 <= start <= start + removed <= spine.length:
+            raise Corrupt("a stored change goes beyond its container", code="corrupt.row")
+        if spine.is_mapping:
+            entries = [spines.join(spines.key_of(e), measured(value_of(e))) for e in reps]
+        else:
+            entries = [measured(e) for e in reps]
+        return self._close(spine, start, start + removed, entries)
+
+    def _close(self, spine: spines.Spine, start: int, stop: int, new: list[bytes]) -> bytes:
+        changed, sealed = spines.splice(self.nodes, spine, start, stop, new)
+        self.sealed |= sealed
+        return changed.close(self.nodes)
+
+
+def grown(nodes: Nodes, rep: bytes, key: bytes, make: Callable[[int], bytes]) -> tuple[bytes, int, bytes] | None:
+    """Put one more item at the end of a list that a key of a short mapping leads to: what most appends are.
+
+    `make` gives the item's representation, given its place. Returns what then represents the mapping, the place and the
+    item. None if it is another case, which `apply` does, too, and with the same result.
+    """
+    top = rep.opened if type(rep) is Rep else None
+    if top is None or not top.is_mapping or len(top.levels) > 1:
+        return None
+    at = next((at for at, entry in enumerate(top.levels[0]) if entry.startswith(key)), None)
+    value = getattr(top.levels[0][at], "value", None) if at is not None else None
+    ref = None if value is None else as_ref(value)
+    node = nodes.at_hand(ref.digest) if ref is not None and ref.code == msgpack.LIST else None
+    if at is None or node is None or node.kind != SPINE or node.opened is None:
+        return None
+    item = make(node.opened.length)
+    longer = spines.with_one_more(node.opened, measured(item))
+    changed = None if longer is None else spines.with_one_replaced(top, at, spines.join(key, longer.close(nodes)))
+    return None if changed is None else (changed.close(nodes), node.opened.length, item)
+
+
+def value_of(entry: bytes) -> bytes:
+    """Return the value of a mapping's entry."""
+    if type(entry) is Rep and entry.value is not None:
+        return entry.value
+    key = len(spines.key_of(entry))
+    return Rep(entry[key:], entry.size - key) if type(entry) is Rep else entry[key:]
+
+
+def position(nodes: Nodes, spine: spines.Spine, step: Step) -> int | None:
+    """Return where an op's step leads, or None for a key that is not there."""
+    if isinstance(step, bytes):
+        return spines.find_key(nodes, spine, step) if spine.is_mapping else None
+    if spine.is_mapping or not 0 <= step < spine.length:
+        raise Corrupt("a stored change names an index that is not there", code="corrupt.row")
+    return step
+
+
+# -- users' paths -------------------------------------------------------------------------------------
+
+
+def locate(tree: Tree, path: Path, types: Types) -> tuple[bytes, list[Step]]:
+    """Follow a user's path; return what is there and the path in an op's steps. `NotFound` if it leads nowhere."""
+    rep = tree.rep
+    steps: list[Step] = []
+    for at, step in enumerate(path):
+        spine = spines.open_rep(rep, tree.nodes)
+        found = find_step(tree.nodes, spine, step, types)
+        if spine is None or found is None:
+            raise NotFound(missing(path, at, spine), code="not_found.path", path=str(path))
+        op_step, pos = found
+        steps.append(op_step)
+        (entry,) = spines.entries(tree.nodes, spine, pos, pos + 1)
+        rep = value_of(entry) if spine.is_mapping else entry
+    return rep, steps
+
+
+def find_step(nodes: Nodes, spine: spines.Spine | None, step: Any, types: Types) -> tuple[Step, int] | None:
+    """Return an op's step for a user's key or index, and its position; None if it is not there."""
+    if spine is None or spine.code in (msgpack.SET, msgpack.FROZENSET):
+        return None
+    if not spine.is_mapping:
+        if type(step) is not int or not -spine.length <= step < spine.length:
+            return None
+        return step % spine.length, step % spine.length
+    if type(step) in (str, bytes):
+        key = packer.atom(step, types)
+        pos = None if key is None else spines.find_key(nodes, spine, key)
+        return None if pos is None or key is None else (key, pos)
+    # 1, 1.0 and True are one key to a dict: compare as Python does
+    unpack = unpacker.Unpacker(types)
+    for pos, entry in enumerate(spines.entries(nodes, spine)):
+        stored = spines.key_of(entry)
+        if unpack(stored) == step:
+            return stored, pos
+    return None
+
+
+def missing(path: Path, at: int, spine: spines.Spine | None) -> str:
+    """Say where a path ends."""
+    step, above = path[at], str(type(path)(path[:at])) or "the state"
+    if spine is None:
+        return f"there is nothing at {path}: {above} has no parts"
+    if spine.code in (msgpack.SET, msgpack.FROZENSET):
+        return f"there is nothing at {path}: {above} is a set, whose items have no place"
+    if spine.is_mapping:
+        return f"there is nothing at {path}: {above} has no key {step!r}"
+    return f"there is nothing at {path}: {above} has {spine.length} items and no index {step!r}"

@@ -1,0 +1,1 @@
+"""Maintenance of a store: garbage collection, retention, verification, repair, migration, counts."""

@@ -1,0 +1,1 @@
+"""Runs: loops that resume after a crash without repeating finished calls."""

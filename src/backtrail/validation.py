@@ -1,0 +1,488 @@
+"""What the fields of agents, conversations and messages may hold, and how values are made of fields that are data.
+
+Each check returns what a field is to hold, or raises `Invalid` with the path of the culprit. What comes back is plain
+and nobody else's: a subclass of str becomes its text, a list becomes `Items`, a dict is copied (its values are not).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import functools
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping
+from enum import StrEnum
+from typing import Any, ClassVar, Final, Self, TypeVar, cast
+
+from backtrail.engine import log
+from backtrail.engine.search import query
+from backtrail.errors import Invalid
+from backtrail.models import Hit, Items
+
+MAX_ID: Final = 512
+EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+"""The time of what was stored without one: it must not change from read to read."""
+_SHOWN: Final = 60
+"""Characters of a text that a value shows of itself."""
+_VARIANT: Final = {digit: "89ab"[at % 4] for at, digit in enumerate("0123456789abcdef")}
+"""For any digit one of those that RFC 9562 has in this place, each as often as the others."""
+
+M = TypeVar("M", bound=StrEnum)
+E = TypeVar("E", bound="Entity")
+T = TypeVar("T")
+
+
+def new_id() -> str:
+    """Return an id that nothing else has: what `str(uuid.uuid4())` gives, in a third of its time."""
+    digits = os.urandom(16).hex()
+    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{_VARIANT[digits[16]]}{digits[17:20]}-{digits[20:]}"
+
+
+def now() -> dt.datetime:
+    """Return the time, in UTC."""
+    return dt.datetime.now(dt.UTC)
+
+
+def shortened(text: str) -> str:
+    """Return a text as a value shows it of itself."""
+    return repr(text) if len(text) <= _SHOWN else f"{text[:_SHOWN]!r}... ({len(text):,} characters)"
+
+
+def plain(text: str) -> str:
+    """Return a text as a str: rows hold no subclass, such as a member of a StrEnum, and one may have its own hash."""
+    return text if type(text) is str else str.__str__(text)
+
+
+def check_id(text: Any, what: str) -> str:
+    """Return an id: a string of 1 to 512 characters, whatever they are."""
+    if not isinstance(text, str):
+        raise Invalid(f"{what} is a string, not {type(text).__name__}", code="invalid.id")
+    if not 0 < len(text) <= MAX_ID:
+        raise Invalid(f"{what} has 1 to {MAX_ID} characters; this one has {len(text)}", code="invalid.id")
+    return plain(text)
+
+
+def check_progress(progress: Callable[[str, int], None] | None) -> Callable[[str, int], None] | None:
+    """Return what is told how far a chore is, or None: checked before the chore begins, not when it first tells."""
+    if progress is not None and not callable(progress):
+        raise refuse("progress", "what can be called with a word and a count, or None", progress)
+    return progress
+
+
+def refuse(path: str, wanted: str, value: object) -> Invalid:
+    """Return the error that says what a field has to be."""
+    shown = _shown(value) if value is None or isinstance(value, str | int | float) else type(value).__name__
+    return Invalid(f"{path} is {wanted}, not {shown}", code="invalid.argument", path=path)
+
+
+def _shown(value: object) -> str:
+    try:
+        return f"{value!r:.60}"
+    except Exception:  # noqa: BLE001 - such as a number of more digits than Python prints
+        return f"a {type(value).__name__}"
+
+
+def below(error: Invalid, path: str) -> Invalid:
+    """Return an error of a part as one of the whole."""
+    inner = path if not error.path else path + error.path if error.path.startswith("[") else f"{path}.{error.path}"
+    return Invalid(f"{path}: {error}", code=error.code, path=inner)
+
+
+def name(value: Any, path: str) -> str:
+    """Return an id."""
+    if type(value) is str and 0 < len(value) <= MAX_ID:
+        return value
+    try:
+        return check_id(value, path)
+    except Invalid as error:
+        raise Invalid(str(error), code=error.code, path=path) from None
+
+
+def text(value: Any, path: str) -> str:
+    """Return a text, however long."""
+    if isinstance(value, str):
+        return plain(value)
+    raise refuse(path, "a string", value)
+
+
+def optional(check: Callable[[Any, str], T], value: Any, path: str) -> T | None:
+    """Return what a check returns; None may be left out."""
+    return None if value is None else check(value, path)
+
+
+def size(value: Any, path: str) -> int:
+    """Return a number of bytes, tokens ..."""
+    return number(value, path, 0)
+
+
+def number(value: Any, path: str, least: int) -> int:
+    """Return a whole number."""
+    if type(value) is int and value >= least:
+        return value
+    raise refuse(path, f"a whole number, {least} or more", value)
+
+
+def time(value: Any, path: str) -> dt.datetime:
+    """Return a time in UTC."""
+    if type(value) is not dt.datetime:
+        raise refuse(path, "a datetime with a time zone, such as datetime.now(UTC)", value)
+    if value.tzinfo is dt.UTC:
+        return value
+    if value.utcoffset() is None:
+        raise Invalid(
+            f"{path} says no time zone: use datetime.now(UTC), or give it one with .replace(tzinfo=...)",
+            code="invalid.argument",
+            path=path,
+        )
+    try:
+        return value.astimezone(dt.UTC)
+    except OverflowError:
+        raise refuse(path, "a time in the years 1 to 9999 in UTC", str(value)) from None
+
+
+def member(kind: type[M], value: Any, path: str) -> M:
+    """Return a member of an Enum, given as itself, as its text, or as what it is loaded as without its class."""
+    given = value if type(value) is str else getattr(value, "value", value)
+    found = kind._value2member_map_.get(given) if isinstance(given, str) else None  # a call of the class takes longer
+    if found is None:
+        raise refuse(path, f"one of {', '.join(kind)}", given)
+    return cast("M", found)
+
+
+def mapping(value: Any, path: str, *, texts: bool = False) -> dict[str, Any]:
+    """Return a dict with strings as keys and, if so wanted, as values."""
+    if type(value) is not dict and not isinstance(value, Mapping):
+        raise refuse(path, "a mapping with strings as keys", value)
+    made: dict[str, Any] = dict(value)
+    if {*map(type, made)} <= {str} and not (texts and {*map(type, made.values())} - {str}):
+        return made
+    made = {}
+    for key, part in value.items():
+        where = f"{path}[{_shown(key)}]"
+        if not isinstance(key, str):
+            what = type(key).__name__
+            raise Invalid(f"{where} has a key of type {what}; keys are strings", code="invalid.argument", path=where)
+        if plain(key) in made:
+            raise Invalid(f"{where} is there twice, as {key!r} and as text", code="invalid.argument", path=where)
+        made[plain(key)] = text(part, where) if texts else part
+    return made
+
+
+def items(value: Any, path: str, check: Callable[[Any, str], T]) -> Items[T]:
+    """Return a list of things, each of them checked."""
+    return Items(check(part, f"{path}[{at}]") for at, part in enumerate(_listed(value, path)))
+
+
+def instances(value: Any, path: str, kind: type[T]) -> Items[T]:
+    """Return a list of instances of one class."""
+    made = value if type(value) is Items else Items(_listed(value, path))
+    if not {*map(type, made)} <= {kind}:  # one pass without a call: a conversation may have 100,000 messages
+        at = next(at for at, part in enumerate(made) if type(part) is not kind)
+        raise refuse(f"{path}[{at}]", f"of type {kind.__name__}", made[at])
+    return made
+
+
+def _listed(value: Any, path: str) -> Iterable[Any]:
+    if isinstance(value, str):
+        raise refuse(path, f"a list, such as [{_shown(value)}]", value)
+    if isinstance(value, bytes | Mapping) or not isinstance(value, Iterable):
+        raise refuse(path, "a list", value)
+    return value
+
+
+def json_time(value: Any, path: str) -> dt.datetime:
+    """Return the time that a text in ISO 8601 says."""
+    try:
+        found = dt.datetime.fromisoformat(value)
+    except (TypeError, ValueError):
+        found = None
+    if found is None or found.tzinfo is None:
+        raise refuse(path, "a time in ISO 8601 with its zone, such as '2026-01-31T12:00:00Z'", value)
+    return time(found, path)
+
+
+def json_value(value: Any, path: str) -> Any:
+    """Return a copy of a value that JSON holds as it is."""
+    try:
+        return _json_value(value, path)
+    except RecursionError:
+        raise Invalid(f"{path} is nested too deep for JSON", code="invalid.value", path=path) from None
+
+
+def _json_value(value: Any, path: str) -> Any:
+    kind = type(value)
+    if value is None or kind in (bool, int, str) or (kind is float and math.isfinite(value)):
+        return value
+    if kind is list:
+        return [_json_value(part, f"{path}[{at}]") for at, part in enumerate(value)]
+    if kind is dict:
+        return {_json_key(key, path): _json_value(part, f"{path}[{_shown(key)}]") for key, part in value.items()}
+    raise _no_json(value, path)
+
+
+def _json_key(key: Any, path: str) -> str:
+    if type(key) is str:
+        return key
+    raise _no_json(key, f"{path}[{_shown(key)}]")
+
+
+def _no_json(value: Any, path: str) -> Invalid:
+    what = repr(value) if isinstance(value, float) else f"of type {type(value).__name__}"
+    return Invalid(
+        f"{path}: JSON cannot hold a value that is {what}; put text, a number, a list or a dict there",
+        code="invalid.value",
+        path=path,
+    )
+
+
+# ---- values of data -------------------------------------------------------------------------------------------------
+
+
+class Entity:
+    """What the values have in common: how they are made from data."""
+
+    __slots__ = ()
+    _NEEDED: ClassVar[tuple[str, ...]]
+    """Fields that stored data must have. An `id` among them may be left out in JSON."""
+    _TIMES: ClassVar[tuple[str, ...]] = ()
+    """Fields that are times; the first does not depend on another one."""
+    _PARTS: ClassVar[tuple[tuple[str, type[Entity]], ...]] = ()
+    """Fields that are lists of other values."""
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Self:
+        """Make a value of what `to_data` made of one."""
+        given = _given(cls, data, "it was saved by a newer backtrail, which can read it")
+        for name, part in cls._PARTS:
+            if name in given:
+                given[name] = _each(part, part.from_data, given[name], name)
+        for name in cls._TIMES[:1]:
+            given.setdefault(name, EPOCH)
+        return _made(cls, given)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON has it: a copy, with times as text; `Invalid` names what JSON cannot hold."""
+        return json_fields(type(self), self._data(), "")
+
+    def _data(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Make a value of what `to_json` made of one, or of less: what is left out, or null, gets its default."""
+        own = "metadata" in _names(cls)  # type: ignore[arg-type]
+        given = _given(cls, data, "leave it out, or put it into metadata" if own else "leave it out")
+        given = {name: value for name, value in given.items() if value is not None}
+        for name, part in cls._PARTS:
+            if name in given:
+                given[name] = _each(part, part.from_json, given[name], name)
+        for name in cls._TIMES:
+            if name in given:
+                given[name] = json_time(given[name], name)
+        if "id" in cls._NEEDED:
+            given.setdefault("id", new_id())
+        return _made(cls, given)
+
+
+def _given(cls: type[Entity], data: Any, hint: str) -> dict[str, Any]:
+    """Return data as arguments, and refuse what is no field."""
+    if type(data) is not dict and not isinstance(data, Mapping):
+        raise refuse(f"a {cls.__name__} as data", "a mapping", data)
+    given = dict(data)
+    known = _names(cls)  # type: ignore[arg-type]  # mypy takes the __hash__ of its instances
+    if not known.issuperset(given):
+        unknown = _shown(next(name for name in given if name not in known))
+        raise Invalid(f"a {cls.__name__} has no field {unknown}: {hint}", code="invalid.schema", path=f"[{unknown}]")
+    given.pop("_saved", None)  # of a value that was kept in a plain thread
+    return given
+
+
+@functools.cache
+def _names(cls: Any) -> frozenset[str]:
+    return frozenset(each.name for each in dataclasses.fields(cls))
+
+
+def _each(kind: type[Entity], make: Callable[[Any], Any], parts: Any, name: str) -> Any:
+    """Return the values that a list of data stands for."""
+    if not isinstance(parts, list | tuple):
+        raise refuse(name, "a list", parts)
+    made = []
+    for at, part in enumerate(parts):
+        try:
+            made.append(part if type(part) is kind else make(part))
+        except Invalid as error:
+            raise below(error, f"{name}[{at}]") from error
+    return Items(made)
+
+
+def _made(cls: type[E], given: dict[str, Any]) -> E:
+    for name in cls._NEEDED:
+        if name not in given:
+            raise Invalid(
+                f"a {cls.__name__} needs {name!r}, which is missing, or null", code="invalid.schema", path=name
+            )
+    return cls(**given)
+
+
+def json_fields(cls: type[Entity], data: dict[str, Any], path: str) -> dict[str, Any]:
+    """Return the data of a value as JSON has it."""
+    parts = dict(cls._PARTS)
+    made: dict[str, Any] = {}
+    for name, value in data.items():
+        where = path + name
+        if name in cls._TIMES:
+            made[name] = value.isoformat()
+        elif name in parts:
+            made[name] = [json_fields(parts[name], part, f"{where}[{at}].") for at, part in enumerate(value)]
+        else:
+            made[name] = json_value(value, where)
+    return made
+
+
+MAX_QUERY: Final = 10_000
+MAX_PHRASES: Final = 256
+LEASE: Final = 60.0
+"""Seconds for which a worker has a run, if it does not renew its lease; it does at every third of that."""
+
+
+def check_count(value: Any, what: str, *, least: int = 0) -> int:
+    """Return a number of things."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise Invalid(f"{what} is a whole number, {least} or more, not {value!r}", code="invalid.argument")
+    return value
+
+
+def check_ids(threads: Any) -> tuple[str, ...]:
+    """Return ids of threads, each once; there is at least one."""
+    try:
+        listed = None if isinstance(threads, str | bytes) else tuple(threads)
+    except TypeError:
+        listed = None
+    if not listed:
+        raise Invalid(f"threads= is a list of ids, not {threads!r}", code="invalid.argument")
+    return tuple(dict.fromkeys(check_id(each, "a thread's id") for each in listed))
+
+
+def check_kind_of_ids(kind: Any, threads: Any, kinds: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the kinds of threads that ids are ids of: the one that is named, else all of them."""
+    if kind is None:
+        return kinds
+    if kind not in kinds:
+        raise Invalid(f"kind is one of {', '.join(kinds)}, not {kind!r}", code="invalid.argument")
+    if threads is None:
+        raise Invalid("kind= says what the ids in threads= are ids of: say threads=, too", code="invalid.argument")
+    return (plain(kind),)
+
+
+def check_kind(kind: Any) -> int:
+    """Return the number of a checkpoint's kind."""
+    if kind not in log.KINDS:
+        raise Invalid(f"kind is one of {', '.join(log.KINDS)}, not {kind!r}", code="invalid.argument")
+    return log.KINDS.index(kind)
+
+
+def check_label(label: Any) -> str | None:
+    """Return a label, or None."""
+    if label is None:
+        return None
+    if not isinstance(label, str) or not 0 < len(label) <= MAX_ID:
+        raise Invalid(f"a label is a string of 1 to {MAX_ID} characters, not {label!r}", code="invalid.argument")
+    if label.startswith("@"):
+        raise Invalid(f"a label cannot begin with @, which begins a ref: {label!r}", code="invalid.argument")
+    return plain(label)
+
+
+def check_tags(tags: Any, what: str = "tags") -> tuple[str, ...]:
+    """Return tags, each once."""
+    if tags == ():
+        return ()
+    words = check_several(tags, what)
+    for word in words:
+        if not isinstance(word, str) or not 0 < len(word) <= MAX_ID:
+            raise Invalid(f"a tag is a string of 1 to {MAX_ID} characters, not {word!r:.100}", code="invalid.argument")
+    if any(word.startswith("@") for word in words):
+        raise Invalid(f"a tag cannot begin with @, which begins a ref: {tags!r}", code="invalid.argument")
+    return tuple(dict.fromkeys(map(plain, words)))
+
+
+def check_several(values: Any, what: str) -> tuple[Any, ...]:
+    """Return several things: a string is one, not its letters."""
+    if isinstance(values, str | bytes):
+        raise Invalid(f"{what}= takes a list, not one string: write {what}=[{values!r:.100}]", code="invalid.argument")
+    try:
+        return tuple(values)
+    except TypeError:
+        raise Invalid(f"{what}= takes a list, not {values!r:.100}", code="invalid.argument") from None
+
+
+def check_text(value: Any, what: str) -> str | None:
+    """Return a text to compare with, or None."""
+    if value is None or isinstance(value, str):
+        return None if value is None else plain(value)
+    raise Invalid(f"{what}= is a string, not {value!r:.100}", code="invalid.argument")
+
+
+def check_metadata(metadata: Any) -> dict[str, Any]:
+    """Return metadata as a dict; None is an empty one."""
+    if metadata is None:
+        return {}
+    if not isinstance(metadata, Mapping) or not all(isinstance(key, str) for key in metadata):
+        raise Invalid(f"metadata is a mapping with strings as keys, not {metadata!r}", code="invalid.argument")
+    return mapping(metadata, "metadata")
+
+
+def check_duration(value: Any, what: str) -> int:
+    """Return a duration, given as a timedelta or in seconds, in microseconds."""
+    seconds = value.total_seconds() if isinstance(value, dt.timedelta) else value
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 1e-6 <= seconds < 1e12:  # noqa: PLR2004
+        raise Invalid(f"{what} is a timedelta or a number of seconds above 0, not {value!r}", code="invalid.argument")
+    return int(seconds * 1_000_000)
+
+
+def check_days(value: Any, what: str) -> int:
+    """Return a duration, given as a timedelta or in days, in microseconds."""
+    days = value.total_seconds() / 86_400 if isinstance(value, dt.timedelta) else value
+    if isinstance(days, bool) or not isinstance(days, int | float) or not 0 < days < 1e7:  # noqa: PLR2004
+        raise Invalid(f"{what} is a timedelta or a number of days above 0, not {value!r}", code="invalid.argument")
+    return max(int(days * 86_400_000_000), 1)
+
+
+def check_timeout(value: Any) -> float | None:
+    """Return how long to wait, given as a timedelta or in seconds, in seconds; None: for ever."""
+    seconds = value.total_seconds() if isinstance(value, dt.timedelta) else value
+    if seconds is None:
+        return None
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 1e12:  # noqa: PLR2004
+        raise Invalid(
+            f"timeout is a timedelta, a number of seconds from 0 on, or None, not {value!r}", code="invalid.argument"
+        )
+    return float(seconds)
+
+
+def check_query(text: Any, *, contains: bool) -> query.Query:
+    """Return what to look for: a piece of text, or words."""
+    if not isinstance(text, str):
+        raise Invalid(f"a query is a string, not {type(text).__name__}", code="invalid.query")
+    if len(text) > MAX_QUERY:
+        raise Invalid(f"a query has at most {MAX_QUERY} characters; this one has {len(text)}", code="invalid.query")
+    text = plain(text)
+    found = query.piece(text) if contains else query.words(text)
+    if found.piece == "" or not (contains or found.phrases):
+        hint = "" if contains else "; contains=True looks for any text as it is"
+        raise Invalid(f"there is no word to look for in {text!r}{hint}", code="invalid.query")
+    if len(found.phrases) > MAX_PHRASES:
+        raise Invalid(
+            f"a query has at most {MAX_PHRASES} different words and phrases; this one has {len(found.phrases)}: put "
+            "words that stand one after the other in quotes, or use contains=True",
+            code="invalid.query",
+        )
+    return found
+
+
+def check_cursor(after: Any) -> str:
+    """Return the cursor of a hit."""
+    cursor = after.cursor if isinstance(after, Hit) else after
+    if not isinstance(cursor, str):
+        raise Invalid(f"after= is a hit of this search, or its cursor, not {after!r}", code="invalid.argument")
+    return plain(cursor)
