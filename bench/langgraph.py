@@ -2,8 +2,8 @@
 
 By default a channel's whole value is in every checkpoint. A *delta channel* (`langgraph.channels.DeltaChannel`, in
 beta) keeps what a step added with `put_writes`, leaves the channel out of the checkpoint, and puts its whole value
-into one checkpoint in 100; a load replays the writes since then. tests/test_bench.py has a compiled graph read what
-was written here.
+into one checkpoint in 100; a load replays the writes since then. tests/project/test_bench.py has a compiled graph read
+what was written here.
 
 This is the only module that imports LangGraph, and it is only imported when that is installed.
 """

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from hypothesis import settings
 
-from tests.commands import trip_files, trip_store  # noqa: F401 - fixtures, for those who ask for them by name
+from tests.support.commands import trip_files, trip_store  # noqa: F401 - fixtures, for those who ask for them by name
 
 pytest.register_assert_rewrite("backtrail.testing")
 

@@ -1,0 +1,37 @@
+"""The whole suite on stores in SQLite files."""
+
+import shutil
+import tempfile
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import backtrail
+from backtrail.testing import machine
+from backtrail.testing.conformance import StoreConformance
+from tests.support.lengths import QUARTERS, parts
+
+
+@contextmanager
+def place():
+    directory = tempfile.mkdtemp()
+    try:
+        yield partial(
+            backtrail.open, Path(directory, "store.db"), durability="relaxed"
+        )  # a disk's speed proves nothing
+    finally:
+        shutil.rmtree(directory)
+
+
+class TestSqlite(StoreConformance):
+    @pytest.fixture
+    def opener(self, tmp_path):
+        return partial(backtrail.open, tmp_path / "new" / "store.db")
+
+
+@pytest.mark.hypothesis
+@QUARTERS
+def test_random_histories_are_as_the_model_says(quarter):
+    machine.run(place, parts=parts(2))

@@ -1,0 +1,340 @@
+"""Bad input on every command: one clear line, the right exit code, nothing made, no secret shown."""
+
+import re
+import sqlite3
+from pathlib import Path
+
+import apsw
+import pytest
+
+import backtrail
+from backtrail.backends.file import shared
+from backtrail.backends.sqlite import check
+from backtrail.backends.sqlite.backend import SqliteBackend
+from backtrail.cli.main import exit_code, sections
+from backtrail.cli.parameters import Session
+from backtrail.cli.wording import spoken
+from tests.support.commands import bad, docs, good, run
+from tests.support.servers import server
+
+SECRET = "s3cret-Zq7"
+
+# Each command as it is right, but for what a test makes wrong.
+LINES = {
+    "log": "log trip",
+    "show": "show trip",
+    "diff": "diff trip",
+    "search": "search lisbon",
+    "watch": "watch trip --timeout 0s",
+    "threads": "threads",
+    "agents": "agents",
+    "conversations": "conversations planner",
+    "runs": "runs",
+    "stats": "stats",
+    "save": "save trip notes.json --yes",
+    "fork": "fork trip other --yes",
+    "rewind": "rewind trip@1 --yes",
+    "undo": "undo trip --yes",
+    "redo": "redo trip --yes",
+    "restore": "restore planner@before-lunch --yes",
+    "settle": "settle session-42 1.1 --not-done --yes",
+    "tag": "tag trip keep --yes",
+    "delete": "delete trip --yes",
+    "prune": "prune --keep-last 1 --yes",
+    "gc": "gc",
+    "verify": "verify",
+    "reindex": "reindex",
+    "migrate": "migrate --yes",
+    "backup": "backup copy.db",
+    "export": "export all",
+    "import": "import notes.json",
+    "call": "call persistence_stats",
+}
+WITHOUT_STORE = {"where", "copy", "restore-backup"}  # they take a URL and open nothing, or name both
+MAKES = {"save", "import"}
+NAMES_A_THREAD = {"log", "show", "diff", "fork", "rewind", "undo", "redo", "tag", "delete"}
+NAMES_A_CHECKPOINT = {"show", "diff", "fork", "rewind", "tag", "delete"}
+
+
+def words(name):
+    return LINES[name].split()
+
+
+def test_every_command_is_tried():
+    assert set(LINES) | WITHOUT_STORE == {c.name for cs in sections().values() for c in cs}
+
+
+@pytest.mark.parametrize("name", sorted(set(LINES) - MAKES))
+@pytest.mark.parametrize("url", ["sqlite:///no.db", "file:///{}/no"])
+def test_a_store_that_is_not_there_is_not_found_and_not_made(tmp_path, monkeypatch, name, url):
+    monkeypatch.chdir(tmp_path)
+    said = bad(3, *words(name), "--store", url.format(tmp_path))
+    assert "no such store" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", LINES)
+@pytest.mark.parametrize(
+    "url", ["mysql://me:s3cret-Zq7@host/db", "sqlite://x", "file://x", "memory://x", "postgresql://:s3cret-Zq7@/@"]
+)
+def test_a_wrong_url_is_wrong_usage_and_shows_no_password(trip_store, name, url):
+    assert SECRET not in bad(2, *words(name), "--store", url)
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_a_file_that_is_no_store_is_told(trip_store, name):
+    (trip_store / "plain.db").write_bytes(b"not a database at all, whatever its name says" * 200)
+    assert "plain.db" in bad(1, *words(name), "--store", "plain.db")
+
+
+@pytest.mark.parametrize("name", sorted(NAMES_A_THREAD))
+def test_a_thread_that_is_not_there_is_not_found_with_what_may_be_meant(trip_store, name):
+    line = LINES[name].replace("trip", "tripp", 1)
+    assert bad(3, *line.split()) == "backtrail: there is no thread 'tripp'; there is 'trip'"
+
+
+@pytest.mark.parametrize("name", sorted(NAMES_A_CHECKPOINT))
+@pytest.mark.parametrize(
+    ("ref", "code", "said"),
+    [
+        ("trip@99", 3, "no step 99"),
+        ("trip@nothing", 3, "'nothing'"),
+        ("trip@~50", 3, "only 3 checkpoints"),
+        ("f" * 24, 3, "there is no thread"),
+        ("@", 3, "there is no thread '@'"),
+    ],
+)
+def test_a_checkpoint_that_is_not_there_is_not_found(trip_store, name, ref, code, said):
+    first, _, *rest = words(name)
+    assert said in bad(code, first, ref, *rest)
+
+
+@pytest.mark.parametrize("name", sorted(NAMES_A_CHECKPOINT))
+def test_an_ambiguous_ref_names_those_it_may_mean(trip_store, name):
+    with backtrail.open(docs.URL) as store:
+        ids = [store.thread("many").save(n).id for n in range(40)]
+    digit = next(c for c in "abcdef" if sum(each.startswith(c) for each in ids) > 1)
+    first, _, *rest = words(name)
+    said = bad(1, first, f"many@{digit}", *rest)
+    assert sum(each[:12] in said for each in ids) >= 2
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"a": ', "line 1, column 7"),
+        ('{\n  "a": 1,\n  b\n}', "line 3, column 3"),
+        ("", "line 1, column 1"),
+        ("NaN", "JSON has no number NaN"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"a": 1e999}', "1e999 is too large"),
+        ("9" * 5000, "too many digits"),
+    ],
+)
+def test_json_that_is_none_is_told_with_its_place(trip_store, text, said):
+    (trip_store / "bad.json").write_text(text)
+    assert said in bad(1, "save", "trip", "bad.json", "--yes")
+    assert said in bad(1, "save", "trip", "--yes", stdin=text)
+    assert said in bad(1, "call", "agent_save", "-", stdin=text)
+
+
+def test_bytes_that_are_no_text_and_files_that_cannot_be_read(trip_store):
+    (trip_store / "bad.json").write_bytes(b'"\xff"')
+    assert "bad.json" in bad(1, "save", "trip", "bad.json", "--yes")
+    assert "there is no file" in bad(3, "save", "trip", "none.json", "--yes")
+    assert "directory" in bad(1, "save", "trip", ".", "--yes").lower()
+
+
+def test_paths_that_lead_nowhere(trip_store):
+    bad(3, "show", "trip", "--path", "nothing")
+    bad(1, "show", "trip", "--path", "a[")
+    bad(3, "save", "trip", "notes.json", "--append", "nothing", "--yes")
+    bad(3, "conversations", "planner", "--store", "sqlite:///no.db")
+    bad(3, "agents", "nobody")
+
+
+@pytest.mark.parametrize("name", ["save", "fork", "rewind", "undo", "tag", "delete", "restore", "gc"])
+def test_a_locked_store_is_told(trip_store, monkeypatch, name):
+    monkeypatch.setitem(SqliteBackend.__init__.__kwdefaults__, "busy_timeout", 0.05)
+    other = apsw.Connection("agents.db")
+    other.execute("BEGIN IMMEDIATE")
+    assert "another" in bad_but_told(1, *words(name))
+    other.close()
+
+
+def bad_but_told(code, *line):
+    """Run a command that shows what it is about before it fails."""
+    done = run(*line)
+    assert (done.code, done.out) == (code, ""), done
+    assert done.err.splitlines()[-1].startswith("backtrail: ")
+    return done.err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", sorted(set(LINES) - {"import", "prune", "watch", "call", "redo"}))
+def test_a_damaged_file_exits_with_5(trip_store, name):
+    good("verify")
+    sqlite3.connect("agents.db").execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    data = bytearray((trip_store / "agents.db").read_bytes())
+    data[4096:] = b"\xa5" * (len(data) - 4096)
+    (trip_store / "agents.db").write_bytes(data)
+    done = run(*words(name))
+    assert done.code == 5, done
+    assert "Traceback" not in done.err
+    assert len(done.err.splitlines()) <= 2
+
+
+def test_debug_shows_where(trip_store):
+    for line in (["--debug", "show", "nothing"], ["show", "nothing", "--debug"]):
+        done = run(*line)
+        assert done.code == 3
+        assert "Traceback" in done.err
+
+
+def test_what_nobody_expected_is_one_line_too(trip_store, monkeypatch):
+    monkeypatch.setattr(backtrail.Store, "stats", lambda self: 1 / 0)
+    assert bad(1, "stats") == "backtrail: ZeroDivisionError: division by zero; --debug shows where"
+
+
+def test_ctrl_c_exits_with_130(trip_store, monkeypatch):
+    def stop(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(backtrail.Store, "stats", stop)
+    assert bad(130, "stats") == "backtrail: interrupted"
+
+
+def test_usage_is_2(trip_store):
+    for line in (
+        ["nothing"],
+        ["log"],
+        ["log", "trip", "-n", "-1"],
+        ["log", "trip", "--json", "--jsonl"],
+        ["show", "a", "b"],
+    ):
+        assert run(*line).code == 2
+    assert run("watch", "trip", "--agent", "a").code == 2
+    assert run("watch", "--after", "x").code == 2
+    assert run("log", "trip", "--kind", "tree").code == 2
+    assert "512" in bad(2, "show", "x" * 513)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (backtrail.NotFound("x"), 3),
+        (backtrail.Conflict("x"), 4),
+        (backtrail.Corrupt("x"), 5),
+        (backtrail.Invalid("x", code="invalid.url"), 2),
+        (backtrail.Invalid("x", code="invalid.undo"), 1),
+        (backtrail.Unavailable("x"), 1),
+        (backtrail.InDoubt("x"), 1),
+        (backtrail.CommitUnknown("x"), 1),
+    ],
+)
+def test_exit_codes_of_errors(error, code):
+    assert exit_code(error) == code
+
+
+def test_a_server_that_is_not_there_shows_no_password(tmp_path):
+    assert SECRET not in bad(1, "threads", "--store", f"postgresql://me:{SECRET}@127.0.0.1:1/db")
+
+
+def test_the_default_store_is_that_of_the_library(tmp_path, monkeypatch):
+    monkeypatch.delenv("BACKTRAIL_URL", raising=False)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    bad(3, "threads")
+    good("save", "x", "--yes", stdin="1")
+    assert good("where").out == f"{tmp_path}/backtrail/backtrail.db\n"
+    assert [row["id"] for row in good("threads", "--jsonl").rows] == ["x"]
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "file", "postgresql"])
+def test_every_kind_of_store(kind, tmp_path, request):
+    where = {"sqlite": [f"{tmp_path}/a.db"], "file": [f"file://{tmp_path}/dir"]}.get(kind)
+    if where is None:
+        where = [server().url, "--schema", "cli_smoke"]
+        request.addfinalizer(lambda: server().drop_schema("cli_smoke"))
+    store = ["--store", *where]
+    for n in range(3):
+        good(
+            "save",
+            "x",
+            "--yes",
+            "--label",
+            f"n{n}",
+            *store,
+            stdin=f'{{"messages": [{{"role": "user", "content": "word{n}"}}]}}',
+        )
+    good("copy", where[0], f"{tmp_path}/copied.db", *where[1:])
+    if kind == "postgresql":
+        request.addfinalizer(lambda: server().drop_schema("cli_copied"))
+        good("copy", f"{tmp_path}/copied.db", where[0], "--schema", "cli_copied")
+        again = good("copy", where[0], where[0], "--schema", "cli_smoke", "--to-schema", "cli_copied").out
+        assert again == "0 new threads, 0 gone on, 3 checkpoints compared\n"
+        assert len(good("log", "x", "--store", where[0], "--schema", "cli_copied", "--jsonl").rows) == 3
+    good("rewind", "x@n1", "--yes", *store)
+    good("fork", "x", "y", "--yes", *store)
+    assert [row["in_view"] for row in good("log", "x", "--graph", "--jsonl", *store).rows] == [False, True, True]
+    assert [row["id"] for row in good("threads", "--jsonl", *store).rows] == ["y", "x"]
+    assert good("search", "word1", "--jsonl", *store).out.count("\n") == 2
+    assert good("stats", "--json", *store).json["checkpoints"] == 4
+    assert good("verify", "--json", *store).json["ok"]
+    good("delete", "y", "--yes", *store)
+    good("gc", *store)
+    good("export", tmp_path / "all", *store)
+    good("import", tmp_path / "all", "--store", f"{tmp_path}/other.db")
+    assert good("log", "x", "--json", "--store", f"{tmp_path}/other.db").out == good("log", "x", "--json", *store).out
+    bad(3, "show", "y", *store)
+
+
+@pytest.mark.parametrize("option", ["--store", "--schema"])
+def test_an_option_that_is_empty_is_not_left_out(trip_store, option):
+    for words in (["where"], ["log", "trip"], ["save", "trip", "notes.json", "--yes"]):
+        assert f"{option} is empty" in bad(2, option, "", *words)
+        assert f"{option} is empty" in bad(2, *words, option, " ")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["copy", docs.URL, "b.db", "--schema", "x"], "--schema is for PostgreSQL"),
+        (["search", ""], "--contains looks"),
+        (["save", "trip", "notes.json", "--append", "budget", "--yes"], "use --set"),
+        (["prune", "--keep-last", "1", "--thread", "trip", "--agent", "planner"], "say --thread or --agent, not both"),
+        (["export", "x", "--thread", "trip", "--agent", "planner"], "say --thread or --agent, not both"),
+        (
+            ["prune", "--keep-last", "0", "--yes"],
+            "say --keep-last, --keep-hourly, --keep-daily or --keep-weekly above 0,",
+        ),
+        (["import", "."], "backtrail: . is a directory: name a file in it"),
+    ],
+    ids=["schema", "contains", "set", "prune-both", "export-both", "keep-nothing", "import-directory"],
+)
+def test_what_the_library_says_is_told_in_the_words_of_the_command_line(trip_store, words, said):
+    done = run(*words)
+    assert done.code in (1, 2)
+    assert said in done.err
+    assert not re.search(r"\w=|keep_|\w\(", done.err.splitlines()[-1])
+
+
+def test_an_export_of_another_store_is_refused_in_the_words_of_the_command_line(trip_store):
+    good("save", "x", "--yes", "--store", "other.db", stdin="1")
+    good("export", "theirs", "--store", "other.db")
+    assert bad(4, "export", "ours", "--since", "theirs").endswith("export without --since")
+
+
+def test_a_restore_that_others_wrote_behind_says_force(trip_store):
+    good("restore", "planner@before-lunch", "--yes")
+    with backtrail.open(docs.URL) as store:
+        store.conversations.append("lunch", backtrail.Message.user("more"), agent_id="planner")
+    assert bad(4, "undo", "planner", "--restore", "--yes").endswith("; --force takes that out of view, too")
+
+
+def test_what_storage_that_cannot_be_mended_says_names_commands(trip_store):
+    session = Session("my agents.db")
+    for module, said in (
+        (check, "one by one, with `backtrail export FILE --thread THREAD --store 'my agents.db'`, and import"),
+        (shared, "`backtrail verify --repair --store 'my agents.db'` gives up what is lost"),
+    ):
+        source = re.sub(r'"\s*\n\s*f?"', "", Path(module.__file__).read_text())  # texts that are written in pieces
+        assert said in spoken(source, session)

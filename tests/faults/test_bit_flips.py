@@ -1,0 +1,172 @@
+"""Single bits that flip: in every byte of what SQLite's tables and a collected store in files hold.
+
+What differs is `Corrupt`, and `verify` names it; all else reads as before. What is written again and again, and so is
+in no checksum (whether a checkpoint is hidden, tags), is not looked at here.
+"""
+
+from __future__ import annotations
+
+import random
+from contextlib import closing
+from functools import partial
+
+import apsw
+import pytest
+
+import backtrail
+from backtrail.backends.file import backend as files
+from backtrail.engine import compression, log
+from backtrail.maintenance import readable, verify
+from tests.backends.file.test_crashes import states
+from tests.faults.test_damage import COLUMNS, Sqlite, _fill, _states
+from tests.support.lab import quick_directory
+
+
+@pytest.fixture
+def quick(tmp_path):
+    with quick_directory(tmp_path) as made:
+        yield made
+
+
+# -- SQLite -------------------------------------------------------------------------------------------
+
+
+def places(patient):
+    """Give every bit that stands for a byte: of values that are bytes one in each, of numbers the eight lowest."""
+    rng = random.Random(1)
+    for table, columns in (("row", COLUMNS), ("chunk", ["digest", "payload"])):
+        for where, key in patient.keys(table):
+            for column in columns:
+                ((value,),) = patient.run(f'SELECT "{column}" FROM {table} WHERE {where}', key)
+                if isinstance(value, int):
+                    yield from ((table, (where, key), column, value, value ^ 1 << bit) for bit in range(8))
+                elif value:
+                    for at in range(len(value)):
+                        flipped = bytearray(value)
+                        flipped[at] ^= 1 << rng.randrange(8)
+                        yield table, (where, key), column, value, bytes(flipped)
+
+
+def means_the_same(value, flipped):
+    """Tell whether a flip is in a bit of compressed bytes that does not count: then what is read is the same."""
+    packed = isinstance(value, bytes) and value[0] in (compression.ZSTD, compression.ZSTD_DICTIONARY1)
+    if not packed or value[0] != flipped[0]:
+        return False
+    try:
+        return compression.unsqueeze(value, limit=1 << 30) == compression.unsqueeze(flipped, limit=1 << 30)
+    except backtrail.Corrupt:
+        return False
+
+
+def flip_in_sqlite(path, most):
+    """Flip so many bits, one after the other; return how many there were, and how many were not found."""
+    opener = partial(backtrail.open, path, durability="relaxed")
+    _fill(opener)
+    with opener() as store:
+        good = _states(store)
+    missed = 0
+    with closing(apsw.Connection(str(path))) as connection:
+        connection.pragma("synchronous", "off")
+        patient = Sqlite(opener, lambda text, values: connection.execute(text, values).fetchall())
+        found = list(places(patient))
+        found = random.Random(2).sample(found, min(most, len(found)))
+        for table, (where, key), column, value, flipped in found:
+            update = f'UPDATE {table} SET "{column}" = ? WHERE {where}'
+            patient.run(update, (flipped, *key))
+            with opener() as store:
+                damaged = {damage.checkpoint_id for damage in store.verify().damaged}
+                missed += not damaged and not means_the_same(value, flipped)
+                for identity, state in _states(store).items():
+                    if isinstance(state, backtrail.Corrupt):
+                        missed += not {identity, state.checkpoint_id} & damaged
+                    else:
+                        missed += state != good[identity]
+            patient.run(update, (value, *key))
+    return len(found), missed
+
+
+def test_a_flipped_bit_of_sqlites_rows_and_chunks_is_found(quick):
+    assert flip_in_sqlite(quick / "s.db", 40) == (40, 0)
+
+
+@pytest.mark.torture
+def test_every_flipped_byte_of_sqlites_rows_and_chunks_is_found(quick):
+    flipped, missed = flip_in_sqlite(quick / "s.db", 1 << 30)
+    print(f"sqlite: {flipped} flips, {missed} missed")  # noqa: T201 - for docs/reliability.md
+    assert flipped > 5000
+    assert missed == 0
+
+
+@pytest.mark.parametrize("column", ["row.label", "tag.tag", "thread.name"])
+def test_text_that_is_no_longer_text_is_damage_like_any_other(column, quick):
+    table, _, name = column.partition(".")
+    opener = partial(backtrail.open, quick / "s.db", durability="relaxed")
+    _fill(opener)
+    with closing(apsw.Connection(str(quick / "s.db"))) as connection:
+        connection.execute(f"UPDATE {table} SET {name} = CAST(x'ff' || {name} AS BLOB) WHERE {name} IS NOT NULL")
+    with opener() as store:
+        assert bool(store.verify().damaged) == (table == "row")  # the others are in no checksum
+        assert list(store.threads())
+        assert table != "tag" or store._backend.tags(1)
+
+
+@pytest.mark.parametrize("fault", ["rows", "chunks"])
+def test_seeded_faults_are_found(fault, quick, monkeypatch):
+    if fault == "rows":
+        monkeypatch.setattr(log, "is_sound", lambda row, uid: True)
+    else:
+        for module in (readable, verify):
+            monkeypatch.setattr(module, "read_below", lambda heads, tree, good, weights=None: set())
+    assert flip_in_sqlite(quick / "s.db", 40)[1] > 0
+
+
+# -- files, collected, with a snapshot ------------------------------------------------------------------
+
+
+def flip_in_files(path, most, monkeypatch):
+    """Flip so many bits, one after the other; return how many checkpoints were read wrong, and how often unnoticed."""
+    monkeypatch.setattr(files, "_SNAPSHOT_CHANGES", 1)
+    url = path.as_uri()
+    with backtrail.open(url) as store:
+        thread = store.thread("t")
+        thread.save({"messages": [], "n": 0}, label="start")
+        for at in range(2):
+            thread.append("messages", *(random.Random(at).randbytes(300).hex() for _ in range(12)))
+        thread.set("n", 1, tags=["tagged"])
+        thread.fork("other", at="tagged")
+        thread.save({"n": 0})
+        thread.delete_checkpoint("@")
+        store.gc()
+        thread.set("n", 4)
+    assert {name.name.partition("-")[0] for name in path.iterdir()} >= {"base", "log", "snapshot"}
+    with backtrail.open(url, read_only=True) as store:
+        good = states(store)
+    found = [
+        (name, at) for name in sorted(path.iterdir()) for at in range(name.stat().st_size) if "lock" not in str(name)
+    ]
+    rng = random.Random(3)
+    hurt = missed = 0
+    for name, at in rng.sample(found, min(most, len(found))):
+        data = name.read_bytes()
+        name.write_bytes(data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :])
+        with backtrail.open(url, read_only=True) as store:
+            seen = states(store)
+            wrong = {identity for identity in good if seen.get(identity) != good[identity]}
+            named = {damage.checkpoint_id for damage in store.verify().damaged} if wrong else set()
+            hurt += bool(wrong)
+            missed += any(not isinstance(seen.get(each), backtrail.Corrupt) or each not in named for each in wrong)
+        name.write_bytes(data)
+    return hurt, missed
+
+
+def test_a_flipped_bit_beside_a_snapshot_never_changes_what_is_read(quick, monkeypatch):
+    hurt, missed = flip_in_files(quick / "s", 60, monkeypatch)
+    assert hurt > 10
+    assert missed == 0
+
+
+@pytest.mark.torture
+def test_every_flipped_byte_beside_a_snapshot_never_changes_what_is_read(quick, monkeypatch):
+    hurt, missed = flip_in_files(quick / "s", 1 << 30, monkeypatch)
+    print(f"files: {hurt} flips that hurt, {missed} missed")  # noqa: T201 - for docs/reliability.md
+    assert missed == 0

@@ -1,0 +1,126 @@
+"""What was deleted and collected is in no file any more: a word that was in every place where a word can be.
+
+Nothing is compressed, so that it can be looked for. Names of threads and agents stay, by which a store knows that their
+numbers are used; what they held does not.
+"""
+
+import contextlib
+import random
+from functools import partial
+
+import apsw
+import pytest
+
+import backtrail
+from backtrail.backends.file.backend import FileBackend
+from backtrail.backends.sqlite.backend import SqliteBackend
+from tests.support import servers
+
+CANARY = "canarythatistobegone"
+
+
+@pytest.fixture(scope="module")
+def own():
+    with servers.Server() as server:
+        yield server
+
+
+def found_in(directory):
+    """Return the files that have the word in them."""
+    return [path for path in sorted(directory.rglob("*")) if path.is_file() and CANARY.encode() in path.read_bytes()]
+
+
+def live(store, *, rounds):
+    """Write to threads that stay and to threads that go, one after the other, so that their rows lie side by side."""
+    rng = random.Random(1)
+    for number in range(6):
+        store.thread(f"stays {number}").save({"messages": []})
+        store.thread(f"goes {number}").save({"messages": [], "large": [CANARY * 500]})
+    for at in range(rounds):
+        number = rng.randrange(6)
+        text = "".join(rng.choices("abcdefghij ", k=rng.randrange(10, 900)))
+        store.thread(f"stays {number}").append("messages", {"role": "user", "content": text})
+        store.thread(f"goes {number}").append(
+            "messages",
+            {"role": CANARY, "id": f"{CANARY}{at}", "content": f"{text} {CANARY} {text}"},
+            label=f"{CANARY}{at}",
+            tags=[CANARY],
+            metadata={CANARY: CANARY},
+        )
+        if at % 40 == 20:
+            store.search(CANARY, kind="thread")
+            store.thread(f"goes {number}").rewind("@~3")
+            store.gc()
+    store.search(CANARY, kind="thread")
+
+
+def erase(store):
+    for number in range(6):
+        assert store.thread(f"goes {number}").delete()
+    store.gc(erase=True)
+    assert store.search(CANARY, kind="thread") == []
+    assert store.verify().ok
+
+
+def test_of_what_was_deleted_and_collected_no_file_of_a_directory_has_anything_left(tmp_path):
+    opener = partial(backtrail.open, tmp_path.as_uri(), compression=False)
+    with opener() as store:
+        live(store, rounds=80)
+    with opener() as store:
+        assert found_in(tmp_path)
+        erase(store)
+        assert found_in(tmp_path) == []
+        assert len(store.thread("stays 0").load().state["messages"]) > 5
+
+
+def test_of_what_was_deleted_and_erased_sqlite_has_nothing_left(tmp_path):
+    """After a collection alone, it may be between the rows of a page that was split."""
+    with backtrail.open(tmp_path / "s.db", compression=False) as store:
+        live(store, rounds=80)
+        assert found_in(tmp_path)
+        erase(store)
+        assert found_in(tmp_path) == []
+        assert len(store.thread("stays 0").load().state["messages"]) > 5
+        assert store.verify().ok
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "files", "pages of sqlite that are left as they are"])
+def test_seeded_faults_are_found(kind, tmp_path, monkeypatch):
+    """What was removed stays on disk: because nothing is given back, or because pages are not written anew."""
+    if kind == "files":
+        monkeypatch.setattr(FileBackend, "reclaim", lambda self, *, erase=False: None)
+        check = test_of_what_was_deleted_and_collected_no_file_of_a_directory_has_anything_left
+    elif kind == "sqlite":
+        monkeypatch.setattr(SqliteBackend, "reclaim", lambda self, *, erase=False: None)
+        check = test_of_what_was_deleted_and_erased_sqlite_has_nothing_left
+    else:
+        reclaim = SqliteBackend.reclaim
+        monkeypatch.setattr(SqliteBackend, "reclaim", lambda self, *, erase=False: reclaim(self, erase=False))
+        check = test_of_what_was_deleted_and_erased_sqlite_has_nothing_left
+    with pytest.raises(AssertionError, match="PosixPath"):
+        check(tmp_path)
+
+
+def test_who_reads_for_long_keeps_sqlite_from_erasing_and_that_is_told(tmp_path, monkeypatch):
+    with backtrail.open(tmp_path / "s.db", compression=False) as store:
+        store.thread("t").save({"secret": CANARY})
+        monkeypatch.setattr(store._backend, "_busy_timeout", 0.05)
+        with contextlib.closing(apsw.Connection(str(tmp_path / "s.db"))) as reader:
+            reader.execute("BEGIN; SELECT count(*) FROM meta").fetchall()
+            store.thread("t").delete()
+            with pytest.raises(backtrail.Unavailable) as caught:
+                store.gc(erase=True)
+        assert caught.value.code == "unavailable.locked"
+        store.gc(erase=True)
+        assert found_in(tmp_path) == []
+
+
+def test_of_what_was_deleted_and_erased_postgresql_has_nothing_left_in_its_tables(own):
+    with backtrail.open(own.url, schema="erased", compression=False) as store:
+        live(store, rounds=30)
+        own.execute("CHECKPOINT")
+        assert found_in(own.directory / "base")
+        erase(store)
+        own.execute("CHECKPOINT")
+        assert found_in(own.directory / "base") == []
+        assert store.verify().ok
