@@ -310,7 +310,7 @@ CRAFTED = {
     "a method": ("msgpack", ext(3, "pathlib", "Path", "evil", "touch")),
     "an import": ("msgpack", ext(0, "antigravity", "x", 1)),
     "a class inside": ("msgpack", ext(2, "builtins", "set", {"x": ormsgpack.Ext(0, b"\x93\xa2os\xa6system\xa1x")})),
-    "an array": ("msgpack", ext(6, "<f8", [1], "C", b"12345678")),
+    "an array of objects": ("msgpack", ext(6, "|O", [1], "C", b"12345678")),
     "an unknown extension": ("msgpack", ext(99, "a", "b", "c")),
     "no tuple": ("msgpack", ormsgpack.packb({"id": "1", "channel_values": {"x": ormsgpack.Ext(1, b"\x01")}})),
     "cut short": ("msgpack", ormsgpack.packb({"id": "1", "channel_values": {}})[:-3]),
