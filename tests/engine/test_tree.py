@@ -16,7 +16,7 @@ from backtrail.engine import compression, payload
 from backtrail.engine.reader import Chain, Standing
 from backtrail.engine.schema.registry import Record
 from backtrail.engine.tree import codec, edits, msgpack, nodes, spine, text
-from backtrail.engine.tree.path import Path
+from backtrail.engine.tree.path import Path, parse
 from backtrail.engine.tree.tree import CUT, PATCH, SET, SPLICE, Tree, find_step, is_op, locate
 from backtrail.errors import Corrupt, Error, Invalid, NotFound
 from tests.support.lengths import fewer, lengths
@@ -430,7 +430,7 @@ def test_a_path_that_leads_nowhere_says_where_it_ends():
     tree = encode({"a": [1, {"b": {2, 3}}], "t": "text"})
     for path in ("x", "a[2]", "a[-3]", "a.b", "a[1].b[0]", "t[0]", "a[0].x", "a[1].c"):
         with pytest.raises(NotFound, match="there is nothing at"):
-            locate(tree, backtrail.engine.paths.parse(path), TYPES)
+            locate(tree, parse(path), TYPES)
 
 
 # ---- rows -----------------------------------------------------------------------------------------------------------

@@ -555,7 +555,8 @@ def test_no_bytes_overflow_the_stack(levels, lists, stack):
     """In a process of its own: an overflow would end it."""
     code = f"""
 import sys, threading
-from backtrail.engine import unpacking, wire
+from backtrail.engine.tree import msgpack as wire
+from backtrail.engine.tree import unpacker as unpacking
 from backtrail.engine.schema.registry import Types
 from backtrail.errors import Corrupt
 data = sys.stdin.buffer.read()

@@ -121,7 +121,7 @@ def test_a_row_leaves_a_chunk_that_goes_even_if_the_next_one_is_damaged(path: Pa
 HELD = """
 from ormsgpack import Ext
 import backtrail
-from backtrail.engine import packing
+from backtrail.engine.tree import packer as packing
 state = {"a": Ext(1, b"\\x92\\x01\\x02")}
 del Ext
 try:

@@ -312,14 +312,14 @@ def test_relaxed_writers_wait_for_the_disk_now_and_then(path, monkeypatch):
 
 
 def damage_first_list(file, uid):
-    data = bytearray(backend.read_bytes())
-    for frame in frames_of(backend, uid):
+    data = bytearray(file.read_bytes())
+    for frame in frames_of(file, uid):
         at = frame.at + frames.HEADER
         while at < frame.bodies_at:
             length = int.from_bytes(data[at : at + 4], "big")
             if ormsgpack.unpackb(bytes(data[at + 8 : at + 8 + length]))[0] == LIST:
                 data[at + 8 + length - 1] ^= 1
-                backend.write_bytes(data)
+                file.write_bytes(data)
                 return
             at += 8 + length
     raise AssertionError

@@ -305,7 +305,7 @@ class Log:
 
     def prepare(self, connection: apsw.Connection) -> None:
         """See to it that the log has a mark, before something is written. No transaction is open."""
-        if self._busy or (self._salts and _pread(self._fd, 8, 16) == self._salts):
+        if self._busy or self._is_marked():
             return
         self._next = 0
         with suppress(apsw.Error):  # if the disk fails, so will what is to be written
@@ -314,6 +314,13 @@ class Log:
                 self._salts = now.salts
             else:
                 self._settled(connection)
+
+    def _is_marked(self) -> bool:
+        """Tell whether the log is still the one that is known to have a settled mark."""
+        try:
+            return bool(self._salts) and _pread(self._fd, 8, 16) == self._salts
+        except OSError:  # the disk fails: so will what is to be written
+            return False
 
     def forget(self) -> None:
         """Mark the log again before the next write: it was emptied."""
