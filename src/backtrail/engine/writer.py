@@ -69,6 +69,14 @@ LABELLED: Final = -2
 ANYTHING: Final = Expect(ANY)
 
 
+class Decided(Exception):  # noqa: N818 - it is no error of its own
+    """What a proposal raised: a decision of the caller's function, made on the state that it was given."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+
 class Unchanged(Exception):  # noqa: N818 - it is no error
     """What a proposal raises that has nothing to write, with how the thread stands."""
 
@@ -96,7 +104,7 @@ def patiently(heads: Heads, key: Key, attempt: Callable[[Standing | None], T], k
     while True:
         try:
             return attempt(standing)
-        except (CommitUnknown, Unavailable):
+        except (CommitUnknown, Unavailable):  # of the store
             raise
         except Stale:
             tries += 1
@@ -108,13 +116,14 @@ def patiently(heads: Heads, key: Key, attempt: Callable[[Standing | None], T], k
             if tries > _AT_ONCE:
                 time.sleep(random.random() * min(0.001 * tries, 0.05))  # noqa: S311 - only to get out of step
             standing = heads.standing(key.space, key.name)
-        except Exception as error:
+        except Exception as raised:
+            error = raised.error if isinstance(raised, Decided) else raised
             if known is None or standing is not known:
-                raise
+                raise error from error.__cause__
             standing = heads.standing(key.space, key.name)
             same = standing is not None and standing.newest.op_id == known.newest.op_id
             if same and not isinstance(error, Corrupt):  # what is damaged in memory may be sound in the store
-                raise
+                raise error from error.__cause__
 
 
 _FRESH_MAX: Final = 24
@@ -178,10 +187,12 @@ class Writes:
                     raise Stale from None
             try:
                 proposal = propose(standing)
-            except Exception:
+            except Stale:
+                raise
+            except Exception as error:
                 if self._relied_on is not None and standing is not None:
                     self._relied_on(standing.record.no, (standing.before or standing.newest).seq)
-                raise
+                raise Decided(error) from error
             try:
                 return self._save_on(standing, proposal, key, meta)
             except Vanished:  # what it was to stand on

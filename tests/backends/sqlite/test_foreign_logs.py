@@ -14,30 +14,17 @@ import sys
 import time
 from pathlib import Path
 
+import apsw
 import psutil
 import pytest
 
 import backtrail
-from backtrail.backends.sqlite import schema, wal_mark
+from backtrail.backends.sqlite import maintenance, schema, wal_mark
 from backtrail.errors import Conflict, NotFound, Unavailable
 from tests.support.lengths import lengths
 from tests.support.processes import spawn
 
-OTHERS = {
-    "sqlite3 backup": """
-import sqlite3, sys
-source, target = map(sqlite3.connect, sys.argv[1:])
-source.backup(target)
-target.close()
-""",
-    "cp live": """
-import shutil, sqlite3, sys
-store = sqlite3.connect(sys.argv[1])
-store.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-shutil.copyfile(*sys.argv[1:])
-""",
-}
-WAYS = ("cp closed", "backup", *OTHERS)
+WAYS = ("cp closed", "backup")
 
 
 def states(path, **options):
@@ -73,10 +60,8 @@ def work(path, backups, told, seed):
             if way == "cp closed":
                 store.close()
                 shutil.copyfile(path, target)
-            elif way == "backup":
+            else:
                 store.backup(target)
-            else:  # by other processes: to close the file here would drop the locks that SQLite has on it
-                subprocess.run([sys.executable, "-c", OTHERS[way], path, target], check=True)
             Path(target).rename(f"{backups}/{made} {way}")
             made += 1
             if way == "cp closed":
@@ -350,15 +335,74 @@ def test_file_that_is_replaced_under_a_process_is_left_alone(tmp_path, has_log):
 
 def test_marks_of_a_log_follow_each_other():
     for _ in range(2000):
-        before = random.getrandbits(23) << 1 | 1
+        before = random.getrandbits(22) << 1 | 1
         begun = wal_mark.next_mark(before)
-        other = random.getrandbits(24)
-        log = [wal_mark.Marked(begun, 7)]
-        assert wal_mark.fits(wal_mark.Marked(before, 7), log)
-        assert wal_mark.fits(wal_mark.Marked(begun, 7), log)
-        assert not wal_mark.fits(wal_mark.Marked(before, 7), [*log, wal_mark.Marked(begun | 1, 7)])
+        other = random.getrandbits(23)
+        assert wal_mark.fits(before, [begun])
+        assert wal_mark.fits(begun, [begun])
+        assert not wal_mark.fits(before, [begun, begun | 1])
         assert wal_mark.mark_in(wal_mark.marked(4, other)) == other
         assert wal_mark.format_in(wal_mark.marked(4, other)) == 4
+        assert 0 <= wal_mark.marked(4, other) < 1 << 31
+
+
+def collect(path):
+    with backtrail.open(path) as store:
+        store.gc()
+
+
+def test_collection_beside_a_vacuum_locks_out_no_process(tmp_path, monkeypatch):
+    path = tmp_path / "agents.db"
+    run = maintenance.run
+
+    def after_another_collection(connection, sql):
+        if sql == "VACUUM":
+            run_in_child(collect, path)
+        run(connection, sql)
+
+    with backtrail.open(path) as store, backtrail.open(path) as other:
+        store.thread("t").save({"m": [1]})
+        other.thread("t").append("m", 2)
+        monkeypatch.setattr(maintenance, "run", after_another_collection)
+        store.gc(erase=True)
+        other.thread("t").append("m", 3)
+    assert states(path)["t"][-1] == {"m": [1, 2, 3]}
+
+
+def replace_and_exit(path, backup):
+    store = backtrail.open(path)
+    for number in range(7):
+        append(store, number)
+    store.backup(backup)
+    for number in range(7, 60):
+        append(store, number)
+    subprocess.run(["cp", backup, path], check=True)  # and end without closing the store
+
+
+def test_store_that_was_replaced_stays_so_when_its_process_ends(tmp_path):
+    path, backup = tmp_path / "agents.db", tmp_path / "backup.db"
+    run_in_child(replace_and_exit, path, backup)
+    assert is_refused(path)
+    backtrail.restore_backup(backup, path)
+    assert states(path) == states(backup, read_only=True)
+
+
+def test_long_reader_does_not_have_each_append_read_the_log(tmp_path, monkeypatch):
+    path = tmp_path / "agents.db"
+    with backtrail.open(path) as store:
+        append(store, 1)
+    reader = apsw.Connection(str(path))
+    read = []
+    real = wal_mark._logged
+    monkeypatch.setattr(wal_mark, "_logged", lambda fd: read.append(fd) or real(fd))
+    with backtrail.open(path) as store:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM row").fetchall()
+        for number in range(2, 300):
+            append(store, 1 + 5 * number)
+        assert len(read) < 100
+        reader.execute("COMMIT")
+    reader.close()
 
 
 def test_migration_that_is_killed_is_replayed(tmp_path):

@@ -93,6 +93,7 @@ class Guard:
         "_keeper",
         "_lock",
         "_pid",
+        "_stamp",
         "_still",
         "_wait",
         "file",
@@ -113,6 +114,8 @@ class Guard:
         self._still: Still | None = None
         self.strange: tuple[object, ...] = ()
         """What would run with each write, and is not ours: nothing is written."""
+        self._stamp = (0, 0)
+        """The size of the file and when it last changed, when that was looked at."""
         self._lock = threading.RLock()  # because it knows whose it is
         self._frame: FrameType | None = None
         """Whose block it is that has the connection."""
@@ -237,6 +240,11 @@ class Guard:
             return  # of a process that gave up its rights, perhaps: it may still use what it has open
         else:
             self.refuse_other((found.st_dev, found.st_ino))
+            stamp = found.st_size, found.st_mtime_ns
+            if stamp != self._stamp:  # a log was copied into it, or another file over it
+                self._stamp = stamp
+                if self.log is not None and self._connection is not None:
+                    self.log.is_same_file(self._connection)
         if self.log is not None and self.log.replaced:
             self.refuse_other((0, 0))
 

@@ -2,7 +2,7 @@
 
 SQLite does not ask: it replays the log `agents.db-wal` that a killed process left over whatever file is called
 `agents.db` now. If that is a backup, the restore is undone, or its pages are mixed with others. So store and log carry
-a *mark*, 24 bits of `PRAGMA user_version`, which stand in page 1 at a fixed place, and `refuse_foreign_log` compares
+a *mark*, 23 bits of `PRAGMA user_version`, which stand in page 1 at a fixed place, and `refuse_foreign_log` compares
 them before SQLite sees the log.
 
 A mark is made for each new log. It is *begun* (its lowest bit is 0) and *settled* (1):
@@ -12,16 +12,15 @@ A mark is made for each new log. It is *begun* (its lowest bit is 0) and *settle
     3. one transaction writes the settled mark, as the first one of the log that SQLite begins then.
 
 So always true here:
-- a log with a settled mark belongs to a file that has this mark, begun or settled, or one that follows in the log;
+- a log with a settled mark belongs to a file that has this mark, begun or settled, or another one of the log;
 - a log with nothing but begun marks belongs to a file that has one of them, or that the first one follows;
 - no write is acknowledged before its log has a settled mark, unless a reader keeps the log from being copied. Then it
   is tried again.
 
 A copy of the file that was made before the log was begun has another mark: whether it was copied by `cp` or by
-`Store.backup`, which gives each copy a mark of its own. A copy that other tools made by SQLite's backup while this log
-was written has the mark, but another schema cookie, which such a copy counts from 1 again. So whatever changes the
-schema has the log marked first. A log without any mark is one that a process began a moment ago, or an older version:
-it is let pass.
+`Store.backup`, which gives each copy a mark of its own. Not told apart are a copy that other tools made while this log
+was written, and a log without a settled mark, which a process began a moment ago or a reader kept from being copied.
+They are let pass: to refuse a log that does belong would lock users out.
 
 Nothing here opens the database file but SQLite itself. The log has no locks, so it is read as any file.
 """
@@ -54,7 +53,8 @@ _PAUSE: Final = 0.005
 
 _FORMAT: Final = 0xFF
 _SETTLED: Final = 1
-_MARK: Final = 0xFFFFFF
+_MARK: Final = 0x7FFFFF
+"""With one bit less than there is room for, a user_version is never negative."""
 _NONCE: Final = 0xFFE
 _TAG: Final = 12
 
@@ -63,9 +63,8 @@ _FRAME: Final = 24
 _MAGIC: Final = (b"\x37\x7f\x06\x82", b"\x37\x7f\x06\x83")
 _JOURNAL_MAGIC: Final = b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7"
 _PAGE_1: Final = b"\0\0\0\1"
-_COOKIE_AT: Final = 40
-_VERSION_AT: Final = 20
-"""Where page 1 has the schema cookie, and how far behind it the user_version."""
+_VERSION_AT: Final = 60
+"""Where page 1 has the user_version."""
 
 
 def _read(fd: int, length: int, at: int) -> bytes:
@@ -88,16 +87,14 @@ def mark_in(version: int) -> int:
 
 
 def marked(version: int, mark: int) -> int:
-    """Return a user_version with that mark, as SQLite writes it: a signed number."""
-    made = mark << 8 | version & _FORMAT
-    return made - (1 << 32) if made >> 31 else made
+    """Return a user_version with that mark."""
+    return mark << 8 | version & _FORMAT
 
 
 def make_another(connection: apsw.Connection) -> None:
     """Make a copy of a store a file of its own: no log of the other one belongs to it."""
     version = connection.pragma("user_version")
-    connection.pragma("user_version", marked(version, secrets.randbits(23) << 1 | _SETTLED))
-    connection.pragma("schema_version", secrets.randbits(30))
+    connection.pragma("user_version", marked(version, secrets.randbits(22) << 1 | _SETTLED))
 
 
 def next_mark(mark: int) -> int:
@@ -111,32 +108,20 @@ def next_mark(mark: int) -> int:
 
 def _tag(mark: int, nonce: int) -> int:
     said = b"%d %d" % (mark >> 1, nonce)
-    return int.from_bytes(blake3(said).digest(length=2), "big") >> 4
+    return int.from_bytes(blake3(said).digest(length=2), "big") >> 5
 
 
 def _same(one: int, other: int) -> bool:
     return one >> 1 == other >> 1
 
 
-class Marked(NamedTuple):
-    """What page 1 says of the file that it is of."""
-
-    mark: int
-    cookie: int
-    """The schema cookie."""
-
-
-def fits(file: Marked, logged: Sequence[Marked]) -> bool:
+def fits(file: int, logged: Sequence[int]) -> bool:
     """Tell whether a file and a log with these marks, in their order, belong together."""
-    marks = [each.mark for each in logged]
-    settled = [mark for mark in marks if mark & _SETTLED]
-    if settled:
-        last = logged[marks.index(settled[-1]) :]
-        return any(_same(file.mark, each.mark) for each in last) and any(file.cookie == each.cookie for each in last)
-    if not logged or any(_same(file.mark, each.mark) for each in logged):
+    if not logged or any(_same(file, each) for each in logged):
         return True
-    first = logged[0].mark
-    return first >> _TAG == _tag(file.mark, first & _NONCE)
+    if any(each & _SETTLED for each in logged):
+        return False
+    return logged[0] >> _TAG == _tag(file, logged[0] & _NONCE)
 
 
 # -- files --------------------------------------------------------------------------------------
@@ -144,7 +129,7 @@ class _Logged(NamedTuple):
     """A log: what tells it from the one before, and its marks."""
 
     salts: bytes = b""
-    marks: tuple[Marked, ...] = ()
+    marks: tuple[int, ...] = ()
 
 
 def _logged(fd: int) -> _Logged:
@@ -154,11 +139,11 @@ def _logged(fd: int) -> _Logged:
         return _Logged()
     salts = header[16:24]
     size = _FRAME + (int.from_bytes(header[8:12], "big") or 1)
-    marks: list[Marked] = []
+    marks: list[int] = []
     at = _HEADER
     while len(frame := _pread(fd, _FRAME, at)) == _FRAME and frame[8:16] == salts:
         if frame[:4] == _PAGE_1:
-            _add(marks, _pread(fd, _COOKIE_AT + _VERSION_AT + 4, at + _FRAME))
+            _add(marks, _pread(fd, _VERSION_AT + 4, at + _FRAME))
         at += size
     return _Logged(salts, tuple(marks))
 
@@ -174,8 +159,8 @@ def _logged_for_sure(fd: int) -> _Logged:
         return _Logged()
     salts = header[16:24]
     size = int.from_bytes(header[8:12], "big")
-    marks: list[Marked] = []
-    committed: tuple[Marked, ...] = ()
+    marks: list[int] = []
+    committed: tuple[int, ...] = ()
     at = _HEADER
     while len(frame := _pread(fd, _FRAME + size, at)) == _FRAME + size and frame[8:16] == salts:
         check = _sums(order, frame[:8] + frame[_FRAME:], check)
@@ -199,13 +184,12 @@ def _sums(order: str, data: bytes, sums: tuple[int, int]) -> tuple[int, int]:
     return one, two
 
 
-def _add(marks: list[Marked], page: bytes) -> None:
+def _add(marks: list[int], page: bytes) -> None:
     """Add what page 1 says, unless it was said just before."""
-    if len(page) < _COOKIE_AT + _VERSION_AT + 4:
+    if len(page) < _VERSION_AT + 4:
         return  # the log ends in the middle of it
-    cookie, version = struct.unpack_from(f">I{_VERSION_AT - 4}xI", page, _COOKIE_AT)
-    found = Marked(mark_in(version), cookie)
-    if marks[-1:] != [found]:
+    found = mark_in(int.from_bytes(page[_VERSION_AT : _VERSION_AT + 4], "big"))
+    if found and marks[-1:] != [found]:
         marks.append(found)
 
 
@@ -222,7 +206,7 @@ def _logged_beside(path: str, read: Callable[[int], _Logged] = _logged) -> _Logg
         os.close(fd)
 
 
-def mark_of(path: str) -> Marked:
+def mark_of(path: str) -> int:
     """Return the mark of the file itself, whatever its log says. Raises apsw.Error."""
     name = f"{Path(path).as_uri()}?immutable=1"
     connection = apsw.Connection(name, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
@@ -232,8 +216,8 @@ def mark_of(path: str) -> Marked:
         connection.close()
 
 
-def _seen_by(connection: apsw.Connection) -> Marked:
-    return Marked(mark_in(connection.pragma("user_version")), connection.pragma("schema_version") & 0xFFFFFFFF)
+def _seen_by(connection: apsw.Connection) -> int:
+    return mark_in(connection.pragma("user_version"))
 
 
 def belongs(path: str, seen: apsw.Connection | None = None) -> bool:
@@ -297,23 +281,26 @@ class Log:
         self._salts = b""
         """Of the log that is known to have a settled mark."""
         self._next = 0
-        """From so many pages on it is tried again to settle a mark."""
+        """From so many pages on it is tried again to settle a mark, if a reader kept the log from being copied."""
+        self._seen = 0
+        """Pages of the log after the last commit."""
         self._busy = False
         self.replaced = False
         """Whether another file was put in the place of the one that is open."""
         connection.set_wal_hook(self._committed)
+        # Whatever ends this connection but `close` leaves the file alone: it may be another one by then.
+        connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
 
     def prepare(self, connection: apsw.Connection) -> None:
         """See to it that the log has a mark, before something is written. No transaction is open."""
-        if self._busy or self._is_marked():
+        if self._busy or self._next or self._is_marked():
             return
-        self._next = 0
         with suppress(apsw.Error):  # if the disk fails, so will what is to be written
             now = self._logged()
-            if any(each.mark & _SETTLED for each in now.marks):
+            if any(mark & _SETTLED for mark in now.marks):
                 self._salts = now.salts
             else:
-                self._settled(connection)
+                self._settle(connection)
 
     def _is_marked(self) -> bool:
         """Tell whether the log is still the one that is known to have a settled mark."""
@@ -331,44 +318,48 @@ class Log:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
-        with suppress(apsw.Error):
-            if self.replaced or not self._is_same_file(connection):
-                connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        if self.is_same_file(connection):
+            connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
 
     def _committed(self, connection: apsw.Connection, _: str, pages: int) -> int:
         """Look at the log behind each commit, before it is acknowledged: SQLite may have begun another one."""
         if self._busy:
             return 0
-        try:
-            known = self._salts and _pread(self._fd, 8, 16) == self._salts
-            if pages >= (self._pages if known else self._next):
-                self._settled(connection)
-                self._next = 0 if self._salts else pages + _RETRY
-        except (apsw.Error, OSError):
-            self._salts, self._next = b"", pages + _RETRY
+        if pages < self._seen:  # SQLite has begun another log
+            self._next = 0
+        self._seen = pages
+        due = max(self._next, self._pages if self._is_marked() else 0)
+        if pages >= due:
+            try:
+                self._settle(connection)
+            except apsw.Error:
+                self._salts = b""
+                self._next = pages + max(_RETRY, pages // 4)
         return 0
 
-    def _settled(self, connection: apsw.Connection) -> None:
+    def _settle(self, connection: apsw.Connection) -> None:
         """Give the log another mark, and copy it into the file."""
         self._busy = True
         try:
-            if not self._is_same_file(connection):
-                self.replaced = True
+            if not self.is_same_file(connection):
                 return
             self._salts = b""
             begun = self._move(connection, None)
             kept, copied = connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
             if kept == copied and self._move(connection, begun) == begun:
                 self._salts = self._logged().salts
+            self._next = 0 if self._salts else self._seen + max(_RETRY, self._seen // 4)
         finally:
             self._busy = False
 
-    def _is_same_file(self, connection: apsw.Connection) -> bool:
-        """Tell whether the file has the mark that the connection sees; else its log has to be read."""
-        file, seen = mark_of(self._path), _seen_by(connection)
-        return (_same(file.mark, seen.mark) and file.cookie == seen.cookie) or belongs(self._path, connection)
+    def is_same_file(self, connection: apsw.Connection) -> bool:
+        """Tell whether the file has a mark that the connection sees, or that its log has; else it was replaced."""
+        with suppress(apsw.Error):  # of a disk that fails, nothing can be told
+            same = _same(mark_of(self._path), _seen_by(connection)) or belongs(self._path, connection)
+            self.replaced = self.replaced or not same
+        return not self.replaced
 
-    def _move(self, connection: apsw.Connection, begun: Marked | None) -> Marked:
+    def _move(self, connection: apsw.Connection, begun: int | None) -> int:
         """Begin another mark, unless there is one that is not settled yet; or settle the one that was begun.
 
         Returns which one it is, as it was begun.
@@ -376,19 +367,18 @@ class Log:
         connection.execute("BEGIN IMMEDIATE")
         try:
             version = connection.pragma("user_version")
-            now = _seen_by(connection)
-            mark = now.mark
+            now = mark = mark_in(version)
             if begun is None and (mark & _SETTLED or not mark):
                 mark = next_mark(mark)
             elif now == begun:
                 mark |= _SETTLED
-            if mark != now.mark:
+            if mark != now:
                 connection.pragma("user_version", marked(version, mark))
             connection.execute("COMMIT")
         except BaseException:
             roll_back(connection)
             raise
-        return now._replace(mark=mark & ~_SETTLED)
+        return mark & ~_SETTLED
 
     def _logged(self) -> _Logged:
         try:

@@ -145,6 +145,18 @@ class Deciding(Suite):
         assert head(store.thread("log")).state == {"idle": 1}
         assert head(store.thread("t")).state == {"items": [1]}
 
+    def test_edit_that_raises_an_error_of_ours_decides_on_the_newest_state(self, opener: Opener) -> None:
+        def refuse(editor: Editor) -> None:
+            raise Unavailable(f"saw {editor.get('n')}", code="unavailable.mine")
+
+        with opener() as mine, opener() as theirs:
+            thread = mine.thread("t")
+            thread.save({"n": 0})
+            for n in range(1, 4):
+                theirs.thread("t").set("n", n)
+                with pytest.raises(Unavailable, match=f"saw {n}"):
+                    thread.edit(refuse)
+
     def test_pop_in_a_transaction_sees_what_was_appended_in_it(self, opener: Opener) -> None:
         with opener() as mine, opener() as theirs:
             mine.conversations.save(Conversation("a", id="c"))
