@@ -116,7 +116,7 @@ def patiently(heads: Heads, key: Key, attempt: Callable[[Standing | None], T], k
             if tries > _AT_ONCE:
                 time.sleep(random.random() * min(0.001 * tries, 0.05))  # noqa: S311 - only to get out of step
             standing = heads.standing(key.space, key.name)
-        except Exception as raised:
+        except Exception as raised:  # noqa: BLE001 - whatever the caller's function raises
             error = raised.error if isinstance(raised, Decided) else raised
             if known is None or standing is not known:
                 raise error from error.__cause__

@@ -103,21 +103,6 @@ class Deciding(Suite):
                 thread.edit(refuse)
             assert caught.value.__cause__ is cause
 
-    def test_edit_that_finds_a_store_unavailable_says_so_at_once(self, opener: Opener) -> None:
-        with opener() as mine, opener() as theirs:
-            thread = mine.thread("t")
-            thread.save({"n": 0})
-            theirs.thread("t").set("n", 1)
-            calls: list[int] = []
-
-            def refuse(editor: Editor) -> None:
-                calls.append(editor.get("n"))
-                raise Unavailable("down", code="unavailable.closed")
-
-            with pytest.raises(Unavailable):
-                thread.edit(refuse)
-            assert len(calls) == 1
-
     @pytest.mark.parametrize("way", ["pop", "raises", "unchanged"])
     def test_transaction_conflicts_if_its_decision_is_overtaken(self, opener: Opener, way: str) -> None:
         with opener() as mine, opener() as theirs:
