@@ -242,8 +242,8 @@ finally:
     )
     loaded = set(done.stderr.split())
     assert "backtrail.cli.parameters" in loaded
-    unused = {"agents", "conversations", "runs", "running", "policies", "pruning", "reports", "schedules", "builtins"}
-    assert not loaded & {f"backtrail.{name}" for name in unused}
+    unused = ["agents.repository", "agents.scheduler", "conversations.repository", "runs.repository", "runs.run"]
+    assert not loaded & {f"backtrail.{name}" for name in [*unused, "maintenance.retention", "builtins"]}
     assert not loaded & {"psycopg", "rich", "logging", "pydantic", "msgspec", "asyncio"}
     if words == ["--help"]:
         assert not loaded & {"apsw", "zstandard", "backtrail.store"}
