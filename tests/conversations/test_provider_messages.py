@@ -502,3 +502,55 @@ def test_an_edited_branch_is_ours():
         message = store.conversations.load("c").messages[0]
         branch = store.conversations.edit("c", message.id, "Bye")
     assert branch.messages[0].to_openai() == {"role": "user", "name": "ann", "content": "Bye"}
+
+
+# -- found by review --------------------------------------------------------------------------------------------------
+
+
+def test_keys_with_aliases_keep_their_names():
+    from openai.types.responses import ResponseFunctionToolCall
+
+    said = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}", "async": True}
+    assert Message.from_openai(ResponseFunctionToolCall.model_validate(said)).to_openai() == said
+
+
+@pytest.mark.parametrize("kind", ["mcp_tool_use", "compaction", "not_known_yet"])
+def test_unknown_anthropic_blocks_are_kept(kind):
+    said = {"role": "assistant", "content": [{"type": kind, "id": "s", "input": {}}]}
+    assert Message.from_anthropic(said).to_anthropic() == said
+    with backtrail.open("memory://") as store:
+        made = store.conversations.append("c", said, agent_id="a")
+        assert made.state["messages"][0]["raw_format"] == "anthropic"
+        assert store.conversations.load("c").messages[0].to_anthropic() == said
+
+
+def test_unknown_parts_that_are_said_to_be_openais_are_kept():
+    said = {"role": "user", "content": [{"type": "not_known_yet", "x": 1}]}
+    assert Message.from_openai(said).to_openai() == said
+
+
+def test_metadata_of_the_caller_does_not_change_the_message():
+    said = {"role": "user", "content": [{"type": "text", "text": "hi"}]}
+    message = Message.from_openai(said, metadata={"name": "mine", "tool_call_id": "mine"})
+    assert message.to_openai() == said
+    assert message.metadata == {"name": "mine", "tool_call_id": "mine"}
+
+
+@pytest.mark.parametrize("arguments", ['{"a": 1e999}', '{"a": ' + "[" * 100 + "]" * 100 + "}"])
+def test_arguments_that_no_field_holds_stay_text(arguments):
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    said = {"role": "assistant", "content": None, "tool_calls": [call]}
+    with backtrail.open("memory://") as store:
+        store.conversations.append("c", said, agent_id="a")
+        found = store.conversations.load("c").messages[0]
+    assert found.to_openai() == said
+    assert found.tool_calls[0].arguments == {"arguments": arguments}
+    found.to_json()
+
+
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "cache_control"])
+def test_keys_of_compatible_services_are_kept(key):
+    said = {"role": "assistant", "content": "hi", key: "x"}
+    with backtrail.open("memory://") as store:
+        store.conversations.append("c", said, agent_id="a")
+        assert store.conversations.load("c").messages[0].to_openai() == said

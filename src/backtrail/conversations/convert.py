@@ -15,6 +15,7 @@ Formats, as `Message.raw_format` names them:
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Protocol
 
@@ -42,7 +43,21 @@ _ROLES: Final = {
     "tool": "tool",
     "function": "tool",
 }
-_CHAT_KEYS: Final = frozenset({"tool_call_id", "name", "refusal", "audio", "function_call", "annotations"})
+_CHAT_KEYS: Final = frozenset(
+    {
+        "tool_call_id",
+        "name",
+        "refusal",
+        "audio",
+        "function_call",
+        "annotations",
+        # of services that speak OpenAI's protocol
+        "reasoning",
+        "reasoning_content",
+        "reasoning_details",
+        "cache_control",
+    }
+)
 _CHAT_PARTS: Final = frozenset({"image_url", "input_audio", "file", "refusal"})
 _RESPONSES_PARTS: Final = frozenset({"input_text", "input_image", "input_file", "output_text"})
 _ITEM_KEYS: Final = frozenset({"phase", "status"})
@@ -81,6 +96,8 @@ _ITEMS: Final = frozenset(
 )
 _SAID: Final = ("text", "refusal", "transcript")
 """Where a part of a content has its text."""
+_DEPTH: Final = 32
+"""Arguments that are nested deeper stay the text that they came as."""
 _GIVEN: Final = ("arguments", "input", "action", "operation")
 """Where an item that calls a tool has what the tool is given."""
 
@@ -107,7 +124,7 @@ def _plain(value: Any, path: str) -> Any:
     if isinstance(value, str):
         return str.__str__(value)
     if _is_model(value):
-        return _plain(value.model_dump(mode="json", exclude_unset=True), path)
+        return _plain(value.model_dump(mode="json", by_alias=True, exclude_unset=True), path)
     raise Invalid(
         f"{path} is {kind.__name__}, which no provider's message holds: put text, a number, a list or a dict there",
         code="invalid.value",
@@ -150,24 +167,38 @@ def format_of(raw: Mapping[str, Any]) -> str | None:
     """Return the format that a dict has, or None if it is of none that is known.
 
     A text in a dict with nothing else is ours: all formats have it so. A list of nothing but texts is taken for
-    OpenAI's: Anthropic's is the same.
+    OpenAI's: Anthropic's is the same. Kinds of parts that are not known are taken for Anthropic's: those of Chat
+    Completions are few, and known.
     """
     role, kind = raw.get("role"), raw.get("type")
     if not isinstance(role, str):
         item = isinstance(kind, str) and (kind in _ITEMS or kind.endswith(("_call", "_call_output")))
         return RESPONSES if item and "role" not in raw else None
-    parts = [part for part in _parts(raw.get("content")) if isinstance(part, Mapping)]
-    types = {part["type"] for part in parts if isinstance(part.get("type"), str)}
+    types = _types(raw)
     if types & _RESPONSES_PARTS or kind in _ITEMS or not _ITEM_KEYS.isdisjoint(raw):
         return RESPONSES
-    blocks = types & _BLOCKS or any(each.endswith("_tool_result") for each in types)
-    if blocks or not _REPLY_KEYS.isdisjoint(raw) or any(not _BLOCK_KEYS.isdisjoint(part) for part in parts):
+    strange = role in ("user", "assistant") and kind != "message" and types - _CHAT_PARTS - {"text"}
+    if strange or _is_anthropic(raw, types):
         return ANTHROPIC
     if kind == "message":
         return RESPONSES
     if role in _ROLES and (types & _CHAT_PARTS or _is_chat(raw)):
         return CHAT
     return OWN
+
+
+def _types(raw: Mapping[str, Any]) -> set[str]:
+    """Return the kinds of the parts of a message's content."""
+    parts = (part for part in _parts(raw.get("content")) if isinstance(part, Mapping))
+    return {part["type"] for part in parts if isinstance(part.get("type"), str)}
+
+
+def _is_anthropic(raw: Mapping[str, Any], types: set[str]) -> bool:
+    """Tell whether something of a message is only in Anthropic's."""
+    if types & _BLOCKS or any(each.endswith("_tool_result") for each in types) or not _REPLY_KEYS.isdisjoint(raw):
+        return True
+    parts = (part for part in _parts(raw.get("content")) if isinstance(part, Mapping))
+    return any(not _BLOCK_KEYS.isdisjoint(part) for part in parts)
 
 
 def _is_chat(raw: Mapping[str, Any]) -> bool:
@@ -203,7 +234,8 @@ def check(raw: Mapping[str, Any], provider: str) -> str:
     texts = {"text"} >= {part.get("type") if isinstance(part, Mapping) else None for part in _parts(content)}
     roles = _ROLES if openai else ("user", "assistant", "system")
     if isinstance(role, str) and role in roles and (isinstance(content, str) or _listed(content)):
-        if found in (OWN, None) or (texts and raw.keys() <= {"role", "content"}):
+        unknown_parts = openai and found == ANTHROPIC and not _is_anthropic(raw, _types(raw))
+        if found in (OWN, None) or unknown_parts or (texts and raw.keys() <= {"role", "content"}):
             return formats[0]
     elif openai and role is None and isinstance(raw.get("type"), str):
         return RESPONSES
@@ -330,14 +362,28 @@ def arguments_of(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _parsed(text: str) -> dict[str, Any] | None:
     try:
-        found = json.loads(text, parse_constant=_refuse)
+        found = json.loads(text, parse_constant=_refuse, parse_float=_finite)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return found if isinstance(found, dict) and not _is_deep(found, _DEPTH) else None
 
 
 def _refuse(name: str) -> NoReturn:
     raise ValueError(name)  # NaN is no JSON, whatever json.loads says
+
+
+def _finite(text: str) -> float:
+    """Return a number; a text such as 1e999, which no float holds, is not read."""
+    found = float(text)
+    return found if math.isfinite(found) else _refuse(text)
+
+
+def _is_deep(value: Any, left: int) -> bool:
+    """Tell whether a value is nested deeper than the fields of a message may be."""
+    if not isinstance(value, dict | list):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return left <= 0 or any(_is_deep(part, left - 1) for part in inner)
 
 
 def _of_item(raw: Mapping[str, Any]) -> Facts:

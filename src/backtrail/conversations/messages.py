@@ -263,8 +263,9 @@ class Message(Entity):
     def _as_it_came(self) -> dict[str, Any]:
         found = convert.facts(self.raw, self.raw_format or "")
         calls = tuple(convert.Call(call.id, call.name, call.arguments) for call in self.tool_calls)
-        now = (self.role, self.content, calls, self.metadata.get("tool_call_id"), self.metadata.get("name"))
-        if now != (found.role, found.content, found.calls, found.answers, found.name):
+        names = {"tool_call_id": found.answers, "name": found.name}
+        kept = all(value is None or self.metadata.get(name) == value for name, value in names.items())
+        if not kept or (self.role, self.content, calls) != (found.role, found.content, found.calls):
             raise Invalid(
                 f"this message says something else than the one of {self.raw_format} that it came from: "
                 "replace(message, raw=None, raw_format=None) makes it one of its own",
