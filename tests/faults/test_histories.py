@@ -173,8 +173,12 @@ def with_decisions_on_what_a_handle_knew():
 
     def patiently(heads, key, attempt, known=None):
         if known is not None:
-            with contextlib.suppress(Stale, backtrail.Error):
+            try:
                 return attempt(known)
+            except writer.Decided as decided:
+                raise decided.error from None
+            except (Stale, backtrail.Error):
+                pass
         return real(heads, key, attempt)
 
     with mock.patch.object(writer, "patiently", patiently):
