@@ -292,8 +292,11 @@ class Log:
         connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
 
     def prepare(self, connection: apsw.Connection) -> None:
-        """See to it that the log has a mark, before something is written. No transaction is open."""
-        if self._busy or self._next or self._is_marked():
+        """See to it that the log has a mark, before something is written. No transaction is open.
+
+        If another process has begun another log since, `_committed` marks that one.
+        """
+        if self._salts or self._next or self._busy:
             return
         with suppress(apsw.Error):  # if the disk fails, so will what is to be written
             now = self._logged()
