@@ -6,8 +6,10 @@ import dataclasses
 import enum
 import json
 import os
+import subprocess
 import threading
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
@@ -429,14 +431,116 @@ def test_a_named_exception_keeps_numbers_and_the_attributes_that_are_named(store
     assert (told.retry_after, told.code, hasattr(told, "headers")) == (5, "slow_down", False)
 
 
-def test_json_errors_come_back_whole(store):
-    found = twice(
-        store,
-        lambda run: caught(json.JSONDecodeError, run, "t", json.loads, "{"),
-        errors=[json.JSONDecodeError],
-    )
-    assert vars(found[1]).keys() >= {"msg", "doc", "pos", "lineno", "colno"}
-    assert found[1].pos == found[0].pos
+def test_json_errors_come_back_with_their_numbers(store):
+    def work(run):
+        return caught(json.JSONDecodeError, run, "t", json.loads, "{")
+
+    first, again = twice(store, work, errors=[json.JSONDecodeError])
+    assert (str(again), again.pos, again.lineno, again.colno) == (str(first), first.pos, first.lineno, first.colno)
+    told = twice(store, work, session="told", errors={json.JSONDecodeError: ["msg", "doc"]})[1]
+    assert (told.msg, told.doc) == (first.msg, first.doc)
+
+
+class Denied(Exception):  # noqa: N818
+    """Says by `__reduce__` what its constructor takes."""
+
+    made = 0
+
+    def __init__(self, text, token):
+        super().__init__(text)
+        self.token = token
+        Denied.made += 1
+
+    def __reduce__(self):
+        return Denied, (self.args[0], self.token)
+
+
+@pytest.mark.parametrize("url", ["sqlite", "file"])
+def test_constructor_arguments_of_an_exception_are_not_recorded(tmp_path, url):
+    error = Denied("denied", "Bearer sk-secret")
+    made = Denied.made
+
+    def fail():
+        raise error
+
+    with backtrail.open(f"{url}:///{tmp_path / 'store'}", compression=False) as store:
+        first, again = twice(store, lambda run: caught(Denied, run, "t", fail), errors=[Denied])
+        document = '{"password": "sk-secret", bad'
+        with pytest.raises(json.JSONDecodeError):
+            once(store, lambda run: run.tool("t", lambda: json.loads(document)), "j", errors=[json.JSONDecodeError])
+        store.export(tmp_path / "export")
+    assert (str(again), vars(again).keys() & {"token"}, Denied.made) == (str(first), set(), made)
+    files = [each for each in tmp_path.rglob("*") if each.is_file()]
+    assert not [each for each in files if b"sk-secret" in each.read_bytes()]
+
+
+class Speaking(Exception):  # noqa: N818
+    """Its text is not that of its args."""
+
+    def __init__(self, source, code):
+        super().__init__("short")
+        self.source = source
+        self.code = code
+
+    def __str__(self):
+        return getattr(self, "source", "nothing")
+
+
+@pytest.mark.parametrize(
+    "error", [subprocess.CalledProcessError(2, ["ls"]), Speaking("too many", 429)], ids=["raises", "differs"]
+)
+def test_an_exception_with_another_text_is_a_call_error(store, error):
+    def fail():
+        raise error
+
+    cls, text = type(error), str(error)
+    with pytest.raises(cls):
+        once(store, lambda run: run.tool("t", fail), errors=[cls])
+    with pytest.raises(CallError) as raised:
+        once(store, lambda run: run.tool("t", fail), errors=[cls])
+    assert str(raised.value) == f"{cls.__name__}: {text}"
+
+
+def test_a_named_attribute_makes_the_text_whole(store):
+    def fail():
+        raise subprocess.CalledProcessError(2, ["ls"], b"output")
+
+    work = lambda run: caught(subprocess.CalledProcessError, run, "t", fail)  # noqa: E731
+    first, again = twice(store, work, errors={subprocess.CalledProcessError: ["cmd"]})
+    assert (str(again), again.returncode, again.cmd) == (str(first), 2, ["ls"])
+
+
+def test_an_attribute_that_cannot_be_kept_leaves_the_others(store):
+    error = Limited(5, headers=threading.Lock())
+
+    def fail():
+        raise error
+
+    again = twice(store, lambda run: caught(Limited, run, "t", fail), errors={Limited: ["code", "headers"]})[1]
+    assert (again.retry_after, again.code, again.args) == (5, "slow_down", error.args)
+
+
+def test_args_that_cannot_be_kept_leave_the_numbers(store):
+    error = type("Odd", (Exception,), {})(threading.Lock(), "x")
+    error.code = 429
+
+    def fail():
+        raise error
+
+    again = twice(store, lambda run: caught(type(error), run, "t", fail), errors=[type(error)])[1]
+    assert (again.code, str(again)) == (429, str(error))
+
+
+@pytest.mark.parametrize(
+    "error", [FileNotFoundError(2, "gone", Path("a/b")), KeyError(threading.Lock())], ids=["os", "key"]
+)
+def test_pythons_own_exception_says_the_same_again(store, error):
+    def fail():
+        raise error
+
+    again = twice(store, lambda run: caught(type(error), run, "t", fail))[1]
+    assert getattr(again, "errno", None) == getattr(error, "errno", None)
+    assert str(again) == str(error)
 
 
 def test_an_oserror_of_ones_own_keeps_its_number(store):

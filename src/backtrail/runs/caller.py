@@ -10,6 +10,7 @@ import inspect
 import os
 import uuid
 from contextlib import contextmanager, suppress
+from functools import partial
 from operator import is_
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,7 +18,7 @@ from backtrail.engine import journal
 from backtrail.engine.journal import Call, Result
 from backtrail.entities import Message, to_data
 from backtrail.errors import Error, InDoubt, Invalid
-from backtrail.runs.calls import Asked, Halt, Options, as_record, failure_of, inside, replayed, said
+from backtrail.runs.calls import Asked, Halt, Options, as_record, failure_of, inside, keepable, replayed, said
 from backtrail.runs.strategies import Done, Event, NotDone, RunState
 from backtrail.runs.worker import Worker
 
@@ -363,7 +364,7 @@ class Caller(Worker):
         with suppress(Invalid):
             return result._replace(value=self._work.as_kept(value, "result"))
         if not result.good:
-            return result._replace(value=[value[0], None, value[2]])
+            return result._replace(value=keepable(value, partial(self._work.as_kept, what="result")))
         try:  # instances of classes that the run does not name, yet: `_outcome` refuses these
             return result._replace(value=self._work.as_data(value, "result"))
         except Invalid as error:

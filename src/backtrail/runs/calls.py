@@ -123,18 +123,17 @@ class Asked(NamedTuple):
 
 
 def failure_of(error: Exception, errors: Mapping[str, Named]) -> list[Any]:
-    """Return what is recorded of an exception: its name, its args, its text, attributes, arguments of its constructor.
+    """Return what is recorded of an exception: its name, its args, its text, and its attributes.
 
-    Args, attributes and arguments are those of classes that are known when it is replayed. Numbers are harmless
-    attributes; others are kept if the run names them.
+    Args and attributes are those of classes that are known when it is replayed. Numbers are harmless attributes; others
+    are kept if the run names them. Arguments of its constructor that are not among these are not recorded.
     """
     cls, text = type(error), text_of(error)[:_TEXT_MAX]
     name = name_of(cls)
     named = errors.get(name)
     if named is None or named.cls is not cls:
         return [name, _args_of(error) if _OWN.get(name) is cls else None, text]
-    held = {attribute: value for attribute, value in vars(error).items() if named.keeps(attribute, value)}
-    return [name, _args_of(error), text, held, _reduced(error)]
+    return [name, _args_of(error), text, {key: value for key, value in vars(error).items() if named.keeps(key, value)}]
 
 
 def _args_of(error: Exception) -> list[Any]:
@@ -143,16 +142,20 @@ def _args_of(error: Exception) -> list[Any]:
     return list(error.args)
 
 
-def _reduced(error: Exception) -> list[Any] | None:
-    """Return the arguments of its constructor, if its class says which these are (`__reduce__`), and they are plain."""
-    cls = type(error)
-    if not any("__reduce__" in vars(each) for each in cls.__mro__ if each.__module__ != "builtins"):
-        return None
-    with suppress(Exception):  # it is somebody else's
-        made: Any = error.__reduce__()
-        if made[0] is cls and all(type(arg) in _SCALARS for arg in made[1]):
-            return list(made[1])
-    return None
+def keepable(failure: list[Any], keep: Callable[[Any], Any]) -> list[Any]:
+    """Return a recorded exception without the args and attributes that `keep` refuses: the others stay."""
+
+    def kept(value: Any) -> Any:
+        try:
+            return keep(value)
+        except Invalid:
+            return MISSING
+
+    name, args, text, *more = failure
+    args = None if args is None else kept(args)
+    attributes = {key: kept(value) for each in more for key, value in each.items()}
+    held = {key: value for key, value in attributes.items() if value is not MISSING}
+    return [name, None if args is MISSING else args, text, *([held] if more else [])]
 
 
 def name_of(cls: type) -> str:
@@ -168,18 +171,18 @@ def text_of(error: BaseException) -> str:
         return "(it cannot say what)"
 
 
+class _Text(str):
+    """The text of an exception whose args are not known: `KeyError` shows the repr of its argument."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
 def replayed(call: Call, result: Result, errors: Mapping[str, Named]) -> Exception:
     """Return a recorded exception, with a note that it is not a new one."""
-    name, args, text, *more = copy.deepcopy(result.value)
-    cls = _OWN.get(name)
-    named = errors.get(name)
-    error: Exception | None = None
-    with suppress(Exception):  # what is recorded may not be what it is made of
-        if cls is not None:
-            error = cls(*([text] if args is None else args))
-        elif named is not None:
-            error = _made(named.cls, [text] if args is None else args, text, *more)
-    error = CallError(name.rpartition(".")[2], text) if error is None else error
+    error = _made(result.value, errors)
+    if error is None:
+        error = CallError(result.value[0].rpartition(".")[2], result.value[2])
     failed = f"failed at {when(result.when):%Y-%m-%d %H:%M:%S} UTC" if result.when else "failed"
     error.add_note(
         f"replayed: {described(call)} (call {call.id}) {failed}, before the run was resumed, and was not called again. "
@@ -188,20 +191,22 @@ def replayed(call: Call, result: Result, errors: Mapping[str, Named]) -> Excepti
     return error
 
 
-def _made(
-    cls: type[Exception], args: list[Any], text: str, held: Mapping[str, Any] | None = None, made_of: Any = None
-) -> Exception:
-    """Make an exception without its own constructor, unless it is known what that takes."""
-    if made_of is not None:
-        with suppress(Exception):
-            error = cls(*made_of)
-            if text_of(error)[:_TEXT_MAX] == text:
-                return error
-    base = next(each for each in cls.__mro__ if each.__module__ == "builtins")
-    error = base.__new__(cls, *args)
-    base.__init__(error, *args)  # type: ignore[misc]
-    vars(error).update(held or {})
-    return error
+def _made(failure: list[Any], errors: Mapping[str, Named]) -> Exception | None:
+    """Make a recorded exception, without a constructor of its own; None if that does not say what was recorded."""
+    name, args, text, *more = copy.deepcopy(failure)
+    args = [_Text(text)] if args is None else args
+    named = errors.get(name)
+    cls = _OWN.get(name) or (None if named is None else named.cls)
+    if cls is None:
+        return None
+    with suppress(Exception):  # what is recorded may not be what it is made of
+        base = next(each for each in cls.__mro__ if each.__module__ == "builtins")
+        error: Exception = base.__new__(cls, *args)
+        base.__init__(error, *args)  # type: ignore[misc]
+        vars(error).update(more[0] if more else {})
+        if str(error)[:_TEXT_MAX] == text:
+            return error
+    return None
 
 
 def as_record(call: Call, result: Result | None) -> dict[str, Any]:
