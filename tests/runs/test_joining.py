@@ -7,11 +7,12 @@ import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
 import backtrail
-from backtrail import Conflict, Conversation, Message, NotFound, aio
+from backtrail import Conflict, Conversation, Message, NotFound, ToolCall, aio
 from backtrail.runs.recorder import Work
 
 
@@ -137,8 +138,163 @@ def test_the_conversation_of_a_run_is_not_another_one_later(store):
 def test_a_run_joins_a_conversation_when_it_is_resumed(store):
     with pytest.raises(Cut):
         chat(store, cut="1 said", conversation=None)
-    chat(store, conversation="c")
+    run = chat(store, conversation="c")
+    assert said(store) == ALL
+    assert [m.id for m in store.conversations.load("c").messages] == [m.id for m in run.messages]
+
+
+@pytest.mark.parametrize("cut", ["before", "1 unwritten", "1 called", "2 said", "3 called"])
+def test_a_late_join_brings_all_messages_once(store, cut):
+    with pytest.raises(Cut):
+        chat(store, cut=cut, conversation=None)
+    assert [hit.kind for hit in store.search("hello")] == ["run"]
+    with pytest.raises(Cut):
+        chat(store, cut=cut)  # it joins and is cut short at once
+    assert [hit.kind for hit in store.search("hello")] == ["conversation"]
+    chat(store)
+    assert said(store) == ALL
+    assert len(store.search("thought")) == 3
+
+
+def test_a_late_join_leaves_out_what_the_conversation_has(store):
+    history = [Message.user("one"), Message.assistant("two")]
+    store.conversations.save(Conversation("a", id="c", messages=history))
+    with pytest.raises(Cut):
+        chat(store, messages=[*history, Message.user("hello")], cut="1 called", conversation=None)
+    store.conversations.append("c", Message.user("meanwhile"))
+    chat(store)
+    assert said(store) == ["one", "two", "meanwhile", *ALL]
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_a_fork_that_joins_brings_its_messages(store, at):
+    chat(store)
+    store.runs.thread("s").fork("other", at=at)
+    with suppress(Cut):
+        chat(store, "other", conversation="d", cut="1 unwritten")
+    run = chat(store, "other", conversation="d")
+    assert [message.content for message in run.messages] == ALL
+    assert said(store, "d") == said(store) == ALL
+
+
+def test_a_run_that_is_only_looked_at_joins_nothing(store):
+    with pytest.raises(Cut):
+        chat(store, cut="1 called", conversation=None)
+    with store.run("s", conversation="oops") as run:
+        assert run.conversation == "oops"
+    assert run.conversation is store.runs.load("s").conversation is store.conversations.get("oops") is None
+    assert [hit.kind for hit in store.search("hello")] == ["run"]
+    chat(store)
+    assert said(store) == ALL
+
+
+def test_a_fork_that_is_only_looked_at_joins_nothing(store):
+    chat(store)
+    store.runs.thread("s").fork("other", at=2)
+    with store.run("other", conversation="oops"):
+        pass
+    assert store.runs.load("other").conversation is None
+    assert store.conversations.get("oops") is None
+
+
+CALL = Message.assistant("", tool_calls=[ToolCall("f", {}, id="call-1")])
+
+
+def unanswered(store, session="q", call=CALL, **options):
+    """Leave a run with a tool call that has no answer, and a message behind it."""
+    with suppress(Cut), store.run(session, agent="a", **options) as run:
+        for i in run.iterations():
+            if i == 2:
+                raise Cut
+            run.message(call)
+            run.message(Message.user("next"))
+
+
+def roles(messages):
+    return [message.role.value for message in messages]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_repaired_answer_reaches_the_conversation(store, late):
+    store.conversations.append("d", Message.user("hi"), agent_id="a")
+    unanswered(store, **({} if late else {"conversation": "d"}))
+    with store.run("q"):
+        pass
+    before = ["user"] if late else ["user", "assistant", "user"]
+    assert roles(store.conversations.load("d").messages) == before
+    for _ in range(2):
+        with suppress(Cut), store.run("q", conversation="d") as run:
+            assert roles(run.messages) == ["assistant", "tool", "user"]
+            for _ in run.iterations():
+                run.tool("t", abs, -1)
+                raise Cut
+    assert roles(store.conversations.load("d").messages) == ["user", "assistant", "tool", "user"]
+
+
+def test_a_repaired_answer_stands_behind_its_own_call(store):
+    store.conversations.append("d", CALL, Message.user("hi"), agent_id="a")  # of another run, with the same id
+    unanswered(store, conversation="d", call=replace(CALL, id="other"))
+    store.conversations.append("d", replace(CALL, id="third"), Message.user("bye"))
+    with store.run("q") as run:
+        for _ in run.iterations():
+            break
+    found = roles(store.conversations.load("d").messages)
+    assert found == ["assistant", "user", "assistant", "tool", "user", "assistant", "user"]
+
+
+def test_a_repaired_answer_survives_a_worker_that_dies(store):
+    unanswered(store, conversation="d")
+    dead = store.run("q", lease=0.02)
+    dead.__enter__()
+    dead._open = False  # its process is gone
+    time.sleep(0.05)
+    with store.run("q") as run:
+        for _ in run.iterations():
+            break
+    assert roles(store.conversations.load("d").messages) == ["assistant", "tool", "user"]
+
+
+def lose(store, **options):
+    """Leave a run whose conversation is gone."""
+    store.conversations.append("c", Message.user("hi"), agent_id="a")
+    with suppress(Cut):
+        chat(store, cut="1 said", **options)
+    store.conversations.delete("c")
+
+
+def test_a_run_without_its_conversation_is_opened(store):
+    lose(store, agent=None)
+    with store.run("s") as run:
+        assert run.conversation == "c"
+    assert store.runs.load("s").status.name == "failed"
+    with pytest.raises(NotFound, match="is gone") as error:
+        chat(store, agent=None)
+    assert error.value.code == "not_found.conversation"
+    assert store.runs.load("s").status.name == "failed"
+    store.conversations.save(Conversation("a", id="c"))
+    chat(store, agent=None)
     assert said(store) == ALL[4:]
+
+
+def test_a_run_without_its_conversation_goes_on_silently(store):
+    lose(store, agent=None)
+    with store.run("s") as run:
+        for i in run.iterations():
+            if i == 1:
+                run.message(Message.assistant("thought 1"))
+                run.tool("t", abs, -1)
+                run.message(Message.assistant("answer 1"))
+                continue
+            assert run.tool("t", abs, -i) == 2
+            break
+    assert store.runs.load("s").status.name == "completed"
+
+
+def test_an_agent_begins_its_conversation_again(store):
+    lose(store)
+    chat(store)
+    assert said(store) == ALL[4:]
+    assert store.conversations.load("c").agent_id == "a"
 
 
 def test_others_may_write_to_the_conversation_meanwhile(store):

@@ -209,6 +209,10 @@ class Journal:
         said = self._said.get(name, [])
         return ((name, at), said[at]) if at < len(said) else (None, None)
 
+    def is_free(self, place: tuple[str, int]) -> bool:
+        """Tell whether what stands there need not be said again."""
+        return place in self._optional
+
     def said(self, kind: str) -> list[tuple[tuple[str, int], Any]]:
         """Return what was recorded, where it stands, in its order; what is free only if it was said again."""
         return [

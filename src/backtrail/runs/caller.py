@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from backtrail.engine import journal
 from backtrail.engine.journal import Call, Result
 from backtrail.entities import Message, to_data
-from backtrail.errors import Error, InDoubt, Invalid
+from backtrail.errors import Error, InDoubt, Invalid, NotFound
 from backtrail.runs.calls import Asked, Halt, Options, as_record, failure_of, inside, keepable, replayed, said
+from backtrail.runs.delivery import Owed
 from backtrail.runs.strategies import Done, Event, NotDone, RunState
 from backtrail.runs.worker import Worker
 
@@ -67,12 +68,23 @@ class Caller(Worker):
         self._asked_for = True
         place, found = self._book.heard(kind, key)
         if place is not None:
+            if kind == journal.MESSAGE and self._is_live() and self._book.is_free(place):
+                self._writer.owed.append(Owed(found))  # it may have been said where the run was forked from
             return place, found
         if not self._is_live():
             text = value["content"] if kind == journal.MESSAGE else value
             raise self._too_late(f"{'message' if kind == journal.MESSAGE else 'partial result'} {text!r:.200}")
+        if kind == journal.MESSAGE and self._unheard is not None:
+            raise self._has_no_conversation(self._unheard)
         self._writer.buffer.append([kind, key, value])
         return None, value
+
+    def _has_no_conversation(self, name: str) -> NotFound:
+        return NotFound(
+            f"the messages of run {self.session_id!r} go to conversation {name!r}, which is gone, and the run has no "
+            f"agent whose conversation it could be: save Conversation(agent_id, id={name!r}), and open the run again",
+            code="not_found.conversation",
+        )
 
     def _too_late(self, what: str) -> Invalid:
         """Return the error of something new where only what is recorded can be had."""

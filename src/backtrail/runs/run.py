@@ -137,6 +137,7 @@ class Run(Caller):
 
         self._writer.write(write, several=False)
         self._status = RunStatus(*before["status"])
+        self.conversation = None if self._writer.joining else self.conversation
 
     def _complete(self) -> None:
         """End the run; if its last iteration cannot end, it has failed."""
@@ -230,7 +231,11 @@ class Run(Caller):
                 at = {"at": self._shown.put(desk, seen, None, "automatic").seq}
             elif status is not None:
                 at = {"upto": self._shown.newest(desk)}  # whoever moved the checkpoints meanwhile was too early
-            self._work.put(desk, changes.Several([*edits, *self._work.edits({**given, **at})]), given.get("status"))
+            self._work.put(
+                desk,
+                changes.Several([*edits, *self._work.edits({**given, **at, **self._writer.joined()})]),
+                given.get("status"),
+            )
             if status is None:
                 self._work.begin_anew(desk)
 

@@ -17,9 +17,10 @@ from backtrail.engine import journal
 from backtrail.engine.journal import Call, Journal
 from backtrail.engine.tree import edits as changes
 from backtrail.entities import Message, to_data
-from backtrail.errors import CommitUnknown, Conflict, Error, Invalid
+from backtrail.errors import CommitUnknown, Conflict, Error, Invalid, NotFound
 from backtrail.models import MISSING, when
 from backtrail.runs.calls import Named, name_of, record_of
+from backtrail.runs.delivery import Delivery, owed_of
 from backtrail.runs.history import RunThread
 from backtrail.runs.points import LISTS, beginning, left
 from backtrail.runs.recorder import Shown, Work, forked_from, leased
@@ -93,6 +94,8 @@ class Worker:
         """What opening the run has changed, as it was, to be put back if it is only looked at; None: it is new."""
         self._moved_from: dict[str, Any] | None = None
         """What was stored when the run was opened, if it had been rewound since: that is put back then."""
+        self._unheard: str | None = None
+        """The conversation of the run, if it is gone and there is no agent to begin it again."""
         self._asked_for = False
         """Whether a call, a message or a partial result was asked for in this block."""
         self._repaired: list[Message] = []
@@ -234,6 +237,7 @@ class Worker:
 
     def _acquire(self, desk: Desk) -> dict[str, Any]:
         """Take the lease, or say who has it; begin the run if it is new. Return what it goes on from."""
+        self._writer.joining = self._unheard = None  # it may be asked for again
         data, moved = self._work.point(desk)
         now = desk.heads.shared_time()
         lease = [self._owner_name, self._writer.token, now + int(self._seconds * 1_000_000)]
@@ -262,7 +266,7 @@ class Worker:
         if repaired is not data:
             self._before["messages"] = data["messages"]
         self._moved_from = self._work.stored if moved else None  # to read it again might find a newer one
-        going |= self._join(data)
+        going |= self._join(repaired)
         whole = {**repaired, **going}
         if moved or repaired is not data:
             self._work.put(desk, self._work.whole(desk, whole), whole["status"])
@@ -271,30 +275,35 @@ class Worker:
         return whole
 
     def _join(self, data: dict[str, Any]) -> dict[str, Any]:
-        """Find the conversation that the messages go to, and bring it those that a new run is given."""
+        """Find the conversation that the messages go to. A new run joins it now, another one with its next write."""
         known = data.get("conversation")
-        if self.conversation is None:
-            self.conversation = known
-        if self.conversation is None:
+        name = self.conversation = self.conversation or known
+        if name is None:
             return {}
-        if known not in (None, self.conversation):
-            text = f"the messages of run {self.session_id!r} go to conversation {known!r}, not {self.conversation!r}"
+        if known not in (None, name):
+            text = f"the messages of run {self.session_id!r} go to conversation {known!r}, not {name!r}"
             raise Conflict(text, code="conflict.conversation")
-        conversations, name = Conversations(self._engine), self.conversation
-        there = conversations.get(name) if not self.resumed else None
-        agent: str | None = data["agent"] if there is None else there.agent_id
+        agent: str | None = data["agent"]
         if agent is None:
-            agent = conversations.info(name).agent_id  # NotFound: nobody is known whose it could be
-
-        def deliver(messages: list[dict[str, Any]]) -> None:
-            conversations.append(name, *map(Message.from_data, messages), agent_id=agent)
-
-        self._writer.deliver = deliver
-        ids = set() if there is None else {each.id for each in there.messages}
-        new = [] if self.resumed else [each for each in data["messages"] if each["id"] not in ids]
-        if new:
-            deliver(new)
-        return {"conversation": name}
+            try:
+                agent = Conversations(self._engine).info(name).agent_id
+            except NotFound:  # nobody is known whose it could be
+                if known is None:
+                    raise
+                self._unheard = name
+                return {}
+        self._writer.deliver = Delivery(self._engine, name, agent)
+        messages: list[dict[str, Any]] = data["messages"]
+        if not self.resumed:
+            self._writer.deliver((), owed_of(messages))
+            return {"conversation": name}
+        if known is None:
+            entries = (data["calls"] if data["iteration"] else data["zero"])[data.get("free", 0) :]
+            self._writer.owed = owed_of([*messages, *(each[2] for each in entries if each[0] == journal.MESSAGE)])
+            self._writer.joining = name
+        else:
+            self._writer.owed = [each for each in owed_of(messages) if each.behind is not None]
+        return {}
 
     def _check_classes(self, data: dict[str, Any]) -> None:
         """Refuse to give what holds instances of classes that are not named: it would not be what was kept."""
@@ -340,7 +349,7 @@ class Worker:
     def _take(self, data: dict[str, Any]) -> None:
         """Stand where the iteration begins that is to be run."""
         self.agent = data["agent"]
-        self.conversation = data.get("conversation")
+        self.conversation = data.get("conversation", self._writer.joining)
         self._status = RunStatus(*data["status"])
         self._iteration: int = data["iteration"]
         self._said_data: list[dict[str, Any]] = list(data["messages"])

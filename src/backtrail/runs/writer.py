@@ -18,6 +18,7 @@ from backtrail.errors import CommitUnknown, Conflict
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from backtrail.runs.delivery import Delivery, Owed
     from backtrail.runs.recorder import Shown, Work
     from backtrail.transaction import Desk, Engine
 
@@ -45,8 +46,13 @@ class Writer:
         self.buffer: list[list[Any]] = []
         """Entries that wait for the next write."""
         self._flushing = 0
-        self.deliver: Callable[[list[Any]], None] | None = None
+        self.deliver: Delivery | None = None
         """Takes messages, as data, that are written: in the same transaction, to a conversation."""
+        self.owed: list[Owed] = []
+        """Messages of the run that the conversation may not have: they go there with the next write."""
+        self._paying = 0
+        self.joining: str | None = None
+        """The conversation that the run joins with its next write: a run that is only looked at joins none."""
 
     def check(self) -> None:
         """Raise why nothing can be written any more, if that is so."""
@@ -128,19 +134,25 @@ class Writer:
         edits: list[changes.Edit] = []
         if items:
             edits.append(self._work.added(self.where, items))
-        if given or at is not None:
-            edits += self._work.edits({**(given or {}), **({} if at is None else {"at": at})})
+        edits += self._work.edits({**(given or {}), **({} if at is None else {"at": at}), **self.joined()})
         if edits:
             self._work.put(desk, edits[0] if len(edits) == 1 else changes.Several(edits), (given or {}).get("status"))
 
     def send(self, entries: Sequence[Any]) -> None:
         """Hand on the messages among entries that are written just now, for the first and the last time."""
         messages = [entry[2] for entry in entries if entry[0] == journal.MESSAGE]
-        if messages and self.deliver is not None:
-            self.deliver(messages)
+        self._paying = len(self.owed)
+        if self.deliver is not None and (messages or self.owed):
+            self.deliver(messages, self.owed[: self._paying])
+
+    def joined(self) -> dict[str, Any]:
+        """Return what is written of a conversation that the run joins just now."""
+        return {} if self.joining is None else {"conversation": self.joining}
 
     def flushed(self, entries: Sequence[Any] = ()) -> None:
         """Take note of what was written; what was said meanwhile waits for the next write."""
         self.logs[self.where] += [*self.buffer[: self._flushing], *entries]
         del self.buffer[: self._flushing]
         self._flushing = 0
+        del self.owed[: self._paying]
+        self._paying, self.joining = 0, None
