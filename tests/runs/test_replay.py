@@ -112,7 +112,7 @@ def same(one, other):
     if isinstance(one, (list, tuple)):
         return len(one) == len(other) and all(map(same, one, other))
     if isinstance(one, (set, frozenset)):
-        return one == other and {type(each) for each in one} == {type(each) for each in other}
+        return sorted(map(repr, one)) == sorted(map(repr, other))
     return repr(one) == repr(other)  # nan, -0.0
 
 
