@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from backtrail.engine import adapter_labels, journal, retention
+from backtrail.engine import adapter_labels, journal, log, retention
 from backtrail.engine.asides import ASIDE
-from backtrail.engine.pins import AGENT
+from backtrail.engine.pins import AGENT, CONVERSATION
 from backtrail.engine.tree.codec import Decoder
 from backtrail.engine.tree.path import Path
 from backtrail.engine.tree.tree import locate
 from backtrail.engine.writer import Key
-from backtrail.errors import NotFound
+from backtrail.errors import Corrupt, NotFound
 
 if TYPE_CHECKING:
-    from backtrail.backends.port import ThreadRecord
+    from collections.abc import Iterator
+
+    from backtrail.backends.port import Row, ThreadRecord
     from backtrail.engine import pins
     from backtrail.engine.reader import Heads, Standing
     from backtrail.transaction import Desk, Engine
 
 _THREAD: Final = "thread"
+_PAGE: Final = 10_000
 
 
 class Idle(NamedTuple):
@@ -35,12 +39,21 @@ class Idle(NamedTuple):
 
 
 def remove(
-    engine: Engine, record: ThreadRecord, rules: retention.Rules, holders: pins.Holders, *, dry_run: bool
+    engine: Engine,
+    record: ThreadRecord,
+    rules: retention.Rules,
+    holders: pins.Holders,
+    *,
+    dry_run: bool,
+    workers: Workers | None = None,
 ) -> Idle:
     """Remove a thread that is idle, with what stands beside it: all of it or nothing, decided on what is there."""
+    workers = workers or Workers(engine.desk.heads)
 
     def work(desk: Desk) -> Idle:
         found = _looked_at(desk.heads, record, rules, holders)
+        if found.seqs is not None and record.space == CONVERSATION and workers.have(record.name):
+            found = Idle(found.kind, why=("a worker has its run",), head=max(found.seqs, default=None))
         if found.seqs is not None and not dry_run:
             for space in _together(record.space):
                 desk.moves.delete_thread(Key(space, record.name))
@@ -102,12 +115,48 @@ def _last_written(heads: Heads, standing: Standing) -> int:
 
 
 def _has_worker(heads: Heads, session_id: str) -> bool:
+    lease = _field(heads, session_id, "lease")
+    return lease is not None and lease[2] > heads.shared_time()
+
+
+def _field(heads: Heads, session_id: str, name: str) -> Any:
+    """Return a field of what a run goes on from; None if it has none."""
     standing = heads.standing(journal.SPACE, session_id)
     if standing is None or standing.head is None:
-        return False
+        return None
     tree = heads.chain(standing.record, standing.head).tree
     try:
-        lease = Decoder(tree.nodes, heads.types).value(locate(tree, Path(("lease",)), heads.types)[0])
+        return Decoder(tree.nodes, heads.types).value(locate(tree, Path((name,)), heads.types)[0])
     except NotFound:
-        return False
-    return lease is not None and lease[2] > heads.shared_time()
+        return None
+
+
+class Workers:
+    """The runs that workers have, looked up once, when the first conversation is about to go."""
+
+    def __init__(self, heads: Heads) -> None:
+        self._heads = heads
+        self._conversations: set[Any] | None = None
+
+    def have(self, conversation: str) -> bool:
+        """Tell whether a worker has a run whose messages go to a conversation."""
+        if self._conversations is None:
+            self._conversations = {_field(self._heads, name, "conversation") for name in self._runs()}
+        return conversation in self._conversations
+
+    def _runs(self) -> Iterator[str]:
+        after: tuple[int, int] | None = None
+        while True:
+            page = self._heads.backend.threads(space=journal.SPACE, agent=None, prefix=None, after=after, limit=_PAGE)
+            for record, newest in page:
+                with suppress(Corrupt):  # a run that cannot be read keeps no conversation
+                    if _goes_on(record, newest) and _has_worker(self._heads, record.name):
+                        yield record.name
+            if len(page) < _PAGE:
+                return
+            after = (page[-1][1].created_at, page[-1][0].no)
+
+
+def _goes_on(record: ThreadRecord, newest: Row) -> bool:
+    """Tell whether a run may go on: the row of one that has ended, or waits, says how it stands."""
+    return not log.unpack_extra(log.checked(newest, record.uid))[0]

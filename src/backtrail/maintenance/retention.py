@@ -292,11 +292,12 @@ def prune(
     rules = rules_of(policy, heads.clock())
     account = Account(rules, dry_run=dry_run)
     holders, keepers = pins.Holders(heads), pins.Holders(heads, of_heads=False)
+    workers = idle.Workers(heads)
     if rules.idle is not None and journal.RUN in spaces:
         spaces = (*spaces, journal.SPACE)  # a run without checkpoints is known by its journal alone
     for count, record in enumerate(_chosen(heads, spaces, agent, threads), 1):
         try:
-            _prune(engine, record, rules, account, holders=holders, keepers=keepers, dry_run=dry_run)
+            _prune(engine, record, rules, account, holders=holders, keepers=keepers, workers=workers, dry_run=dry_run)
         except Corrupt:  # it is not known where its head is
             account.leave(record)
         if progress:
@@ -312,11 +313,12 @@ def _prune(
     *,
     holders: pins.Holders,
     keepers: pins.Holders,
+    workers: idle.Workers,
     dry_run: bool,
 ) -> None:
     """Prune one thread, or remove it."""
     if rules.idle is not None:
-        found = idle.remove(engine, record, rules, keepers, dry_run=dry_run)
+        found = idle.remove(engine, record, rules, keepers, dry_run=dry_run, workers=workers)
         alone = record.space == journal.SPACE or not rules.prunes
         account.settle(record, found, alone=alone)
         if not found.why or alone:

@@ -148,6 +148,23 @@ class Idling(Suite):
                 break
         assert "r" in store.runs
 
+    def test_the_conversation_of_a_run_that_a_worker_has_stays(self, store: Store) -> None:
+        clock = Clock(store)
+        for name in ("c", "other"):
+            store.conversations.save(conversation(name, "Hello", agent_id="planner"))
+        with store.run("ended", conversation="other") as run:
+            run.message(Message("user", "Hello"))
+        with store.run("r", lease=60, conversation="c") as run:
+            for _ in run.iterations():
+                clock.advance(10)
+                report = store.prune(Policy(idle=dt.timedelta(seconds=5)))
+                assert {name for _, name, _ in report.threads} == {"other", "ended"}
+                assert [why for _, name, why in report.kept if name == "c"] == [("a worker has its run",)]
+                break
+        assert store.conversations.get("c") is not None
+        clock.advance(10)
+        assert "c" in {name for _, name, _ in store.prune(Policy(idle=dt.timedelta(seconds=5))).threads}
+
     def test_what_stands_beside_a_thread_goes_with_it(self, store: Store) -> None:
         clock = Clock(store)
         store.thread("t").save({"n": 1})
