@@ -132,7 +132,7 @@ class Deciding(Suite):
 
     def test_edit_that_raises_an_error_of_ours_decides_on_the_newest_state(self, opener: Opener) -> None:
         def refuse(editor: Editor) -> None:
-            raise Unavailable(f"saw {editor.get('n')}", code="unavailable.mine")
+            raise Unavailable(f"saw {editor.get('n')}", code="unavailable.closed")
 
         with opener() as mine, opener() as theirs:
             thread = mine.thread("t")
