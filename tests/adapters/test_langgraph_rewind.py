@@ -1,5 +1,6 @@
 """Threads of graphs, rewound, forked and deleted as threads: the writes of tasks go where their checkpoints go."""
 
+import json
 import operator
 from typing import Annotated, TypedDict
 
@@ -78,6 +79,29 @@ def test_a_rewind_takes_an_answer_back(graph, saver, ran):
         "also": ["also"],
         "ask": ["no"],
     }
+
+
+@pytest.mark.parametrize("sent", ["as it is", "through JSON"])
+def test_an_answer_stays_taken_back_when_the_snapshot_names_its_checkpoint(graph, saver, sent):
+    graph.invoke({"notes": ["in"]}, at(), durability="sync")
+    graph.invoke(Command(resume="yes"), at(), durability="sync")
+    saver.store.thread("t").rewind(before_answer(saver))
+    config = graph.get_state(at()).config
+    config = json.loads(json.dumps(config)) if sent == "through JSON" else config
+    assert asked(graph, config) == ["Book it?"]
+    assert {task.name: task.result is None for task in graph.get_state(config).tasks} == {"also": False, "ask": True}
+    assert graph.invoke(Command(resume="no"), config)["notes"] == ["in", "first", "also", "no", "last"]
+
+
+def test_a_snapshot_keeps_out_an_answer_after_the_thread_moved_on(graph, saver):
+    graph.invoke({"notes": ["in"]}, at(), durability="sync")
+    graph.invoke(Command(resume="yes"), at(), durability="sync")
+    thread = saver.store.thread("t")
+    thread.rewind(before_answer(saver))
+    config = graph.get_state(at()).config
+    thread.rewind("@-")
+    assert asked(graph, config) == ["Book it?"]
+    assert graph.invoke(Command(resume="no"), config)["notes"] == ["in", "first", "also", "no", "last"]
 
 
 def test_what_was_rewound_comes_back_whole_with_undo(graph, saver):

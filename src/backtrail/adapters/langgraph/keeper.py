@@ -163,7 +163,8 @@ class Keeper:
         if name is None:
             found, gone = self._latest_after(place)
         else:
-            found = self._named(place, name)
+            found, gone = self._named_after(place, name)
+            gone |= frozenset(places.without_of(config))
         if found is None:
             return None
         row, book = found
@@ -181,6 +182,12 @@ class Keeper:
             text = f"the head of thread {place.id!r} was not saved by LangGraph: rewind the thread to what was"
             raise Conflict(text, code="conflict.stale", actual=head.id)
         return None if head is None or book is None else (head, book), gone
+
+    def _named_after(self, place: Place, name: str) -> tuple[tuple[Checkpoint[Any], Book] | None, frozenset[str]]:
+        """Return a checkpoint by its id; if it is the latest, without the runs that a rewind took back."""
+        head, gone = self._thread(place)._latest_after()  # noqa: SLF001 - in one read
+        book = None if head is None or head.label != label_of(name) else books.read(head)
+        return (self._named(place, name), frozenset()) if head is None or book is None else ((head, book), gone)
 
     def _named(self, place: Place, name: str) -> tuple[Checkpoint[Any], Book] | None:
         label = label_of(name)
