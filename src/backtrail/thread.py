@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from backtrail import transaction
 from backtrail.checkpoint import Checkpoint
-from backtrail.engine import asides, lineage, log, pins, refs, retention
+from backtrail.engine import asides, lineage, log, namespaces, pins, refs, retention
 from backtrail.engine.retention import Sorted
 from backtrail.engine.rows import Meta
 from backtrail.engine.tree import diff, edits, unpacker
@@ -46,8 +46,9 @@ if TYPE_CHECKING:
 
     from backtrail.backends.port import Row, ThreadRecord
     from backtrail.engine.moves import Tagged
+    from backtrail.engine.namespaces import Above
     from backtrail.engine.pins import Pointer
-    from backtrail.engine.reader import Standing
+    from backtrail.engine.reader import Heads, Standing
     from backtrail.engine.retention import Rules
     from backtrail.engine.tree.diff import Edit
     from backtrail.engine.tree.tree import Tree
@@ -484,6 +485,24 @@ class Thread(Handle[S]):
         gone = asides.used(self._engine.desk.heads, standing, head) if moved else frozenset()
         return self._checkpoint(standing, head), gone
 
+    def _latest_within(self, outer: str, above: Above | None) -> tuple[Checkpoint[S] | None, frozenset[str], bool]:
+        """Return the checkpoint of this namespace that counts for an outer thread: see `namespaces`.
+
+        With it: the runs that had gone on from it, and whether it is the head.
+        """
+        heads = self._engine.desk.heads
+        standing, over = self._standing(), heads.standing(self._key.space, outer)
+        head = standing.head if standing else None
+        if standing is not None and head is not None and over is not None and namespaces.has_branches(heads, over):
+            if above is not None:
+                row = namespaces.Outer(heads, over, above).newest(standing)
+            else:
+                row = None if over.head is None else namespaces.Outer.at(heads, over, over.head).newest(standing)
+            if row is None or row.seq != head.seq:
+                gone = frozenset() if row is None else asides.used(heads, standing, row)
+                return None if row is None else self._checkpoint(standing, row), gone, False
+        return *self._latest_after(), True
+
     def load(self, ref: Ref = "@") -> Checkpoint[S]:
         """Return the checkpoint that a ref means, in this thread or in what it was forked from, or `NotFound`."""
         standing = self._require_readable()
@@ -637,7 +656,8 @@ class Thread(Handle[S]):
         """Begin a new thread at a checkpoint of this one; `Conflict` if there is a thread of that id."""
         standing, row = self._locate(self._require_readable(), at)
         made: Thread[S] = Thread(self._engine, self._key.space, new_id, self._type, self._key.agent)
-        if asides.left(self._engine.desk.heads, standing, row):
+        heads = self._engine.desk.heads
+        if asides.left(heads, standing, row) or self._namespaces(heads, standing, row, new_id):
             made._remember(self._engine.atomic(lambda desk: self._fork(desk, made, at, notes=True)))
         else:
             made._remember(self._fork(self._engine.desk, made, at, notes=False))
@@ -655,7 +675,17 @@ class Thread(Handle[S]):
             for note in aside.find(label=row.label):
                 if note._row.seq in left:  # noqa: SLF001 - a handle made it
                     other.save(note.state, label=note.label, metadata=note.metadata)
+        for inner, its, name in self._namespaces(desk.heads, standing, row, made.id) if notes else ():
+            source: Thread[Any] = Thread(self._engine, inner.record.space, inner.record.name)
+            target: Thread[Any] = Thread(self._engine, inner.record.space, name)
+            source._fork(desk, target, log.checkpoint_id(inner.record.uid, its.seq), notes=True)
         return after
+
+    def _namespaces(self, heads: Heads, standing: Standing, row: Row, new_id: str) -> list[tuple[Standing, Row, str]]:
+        """Return what a fork of the thread of a graph takes along: namespaces, a row of each, and their new names."""
+        if self._key.space != asides.THREAD:
+            return []
+        return namespaces.taken_along(heads, standing, row, new_id)
 
     def rewind(self, ref: Ref) -> Checkpoint[S]:
         """Make an older checkpoint the head again. What came after is out of view, not gone."""

@@ -6,7 +6,7 @@ beside, of the same name. Namespaces of one of LangGraph's threads are threads w
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from backtrail.engine import log
 from backtrail.engine.tree import unpacker
@@ -20,6 +20,10 @@ _MARK: Final = "__langgraph__"
 _DELTAS: Final = "held"
 """There if the checkpoint has channels that are made from the checkpoints before it."""
 
+_UNDER: Final = "under"
+"""In a namespace: the label of the outer checkpoint, the run of the outer graph, and the runs it was not shown."""
+_PARENTS: Final = "parents"
+
 
 def has_deltas(row: Row, types: Types) -> bool:
     """Tell whether an adapter says that a checkpoint may be made from those before it."""
@@ -28,13 +32,40 @@ def has_deltas(row: Row, types: Types) -> bool:
 
 def mark_of(row: Row, types: Types) -> dict[str, Any] | None:
     """Return what an adapter left in the metadata of a row; None if none did."""
+    mark = _metadata(row, types).get(_MARK)
+    return mark if isinstance(mark, dict) else None
+
+
+def _metadata(row: Row, types: Types) -> dict[str, Any]:
+    """Return the metadata of a row; nothing if no adapter wrote it."""
     try:
         metadata = log.unpack_extra(row)[0]
         found = unpacker.Unpacker(types)(metadata) if _MARK.encode() in metadata else None
     except Corrupt:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+class Under(NamedTuple):
+    """The outer checkpoint that a row of a namespace was saved on, and by which run of the outer graph."""
+
+    label: str
+    run: str | None
+    """None if that is not recorded."""
+    without: tuple[str, ...]
+    """The runs that this one had not been shown."""
+
+
+def under(row: Row, types: Types) -> Under | None:
+    """Return what a row of a namespace says about the thread of its outermost graph; None if it says nothing."""
+    metadata = _metadata(row, types)
+    mark, parents = metadata.get(_MARK), metadata.get(_PARENTS)
+    found = mark.get(_UNDER) if isinstance(mark, dict) else None
+    if not isinstance(found, list):
+        found = [parents.get("")] if isinstance(parents, dict) else []
+    if not found or not all(isinstance(each, str) for each in found):
         return None
-    mark = found.get(_MARK) if isinstance(found, dict) else None
-    return mark if isinstance(mark, dict) else None
+    return Under(found[0], found[1] if len(found) > 1 else None, tuple(found[2:]))
 
 
 def outermost(name: str) -> str:

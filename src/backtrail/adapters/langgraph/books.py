@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import ormsgpack
 from langgraph.checkpoint.base import get_checkpoint_metadata
 
-from backtrail.adapters.langgraph.places import Place, label_of, run_of
+from backtrail.adapters.langgraph.places import Place, label_of, run_of, under_of
 from backtrail.adapters.plain import plain_data
 from backtrail.engine.asides import RUN
 from backtrail.errors import Corrupt, Invalid
@@ -43,10 +43,18 @@ class Book(NamedTuple):
     """The run whose writes on the parent it was made from; "": the run that saved the parent."""
     lacks: frozenset[str] = frozenset()
     """Delta channels of which it is known, without a look at the state, that it has no value."""
+    under: list[str] | None = None
+    """In a namespace: the checkpoint of the outermost graph that it was saved on, and by which run."""
 
 
 def written(
-    place: Place, config: Any, checkpoint: Mapping[str, Any], metadata: Mapping[str, Any], parent: str | None
+    place: Place,
+    config: Any,
+    checkpoint: Mapping[str, Any],
+    metadata: Mapping[str, Any],
+    parent: str | None,
+    *,
+    under: list[str] | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Return the metadata of the row of a checkpoint, and what is to stand in its state, if not all fits."""
     name = str.__str__(checkpoint["id"])
@@ -57,6 +65,8 @@ def written(
     about: dict[str, Any] = {"parent": parent}
     if label_of(name) != name:
         about["id"] = name
+    if (outer := under or under_of(config, metadata)) is not None:
+        about["under"] = outer
     if not place.is_said:
         about["place"] = list(place)
     if type(counted := found.get(COUNTERS)) is dict:
@@ -94,12 +104,13 @@ def read(checkpoint: Checkpoint[Any]) -> Book | None:
         parent = about["parent"]
         counted = metadata.get(COUNTERS) if "held" in about else None
         lacks = frozenset(counted or ()).difference(about.get("held", ()))
+        under = about.get("under")
         sound = type(rest) is dict and type(metadata) is dict and type(parent) in (str, type(None)) and type(run) is str
     except (AttributeError, KeyError, TypeError) as error:
         raise _damaged(checkpoint) from error
     if not sound or place is None or type(name) is not str:
         raise _damaged(checkpoint)
-    return Book(name, place, parent, rest, metadata, run, lacks)
+    return Book(name, place, parent, rest, metadata, run, lacks, under)
 
 
 def _said(thread_id: Any, ns: Any) -> Place:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from backtrail import Checkpoint, Store, Thread
     from backtrail.adapters.langgraph.books import Book
     from backtrail.adapters.langgraph.consent import Consent
+    from backtrail.engine.namespaces import Above
 
 T = TypeVar("T")
 _HELD: Final = 256
@@ -108,7 +109,9 @@ class Keeper:
         new_versions: Mapping[str, Any],
     ) -> RunnableConfig:
         place, parent = places.place_of(config), places.checkpoint_of(config)
-        about, large = books.written(place, config, checkpoint, metadata, parent)
+        about, large = books.written(
+            place, config, checkpoint, metadata, parent, under=self._under(place, parent, metadata)
+        )
         name = checkpoint["id"]
         meta: dict[str, Any] = {"label": label_of(name), "metadata": about}
         more = {} if large is None else {books.KEY: large}
@@ -122,6 +125,12 @@ class Keeper:
         on: dict[str, Any] = {"expect": label_of(parent)} if found is None else {"onto": found[0]}
         self._thread(place).save({**state, **more}, changed=[*changed, books.KEY], **on, **meta)
         return place.config(str(name))
+
+    def _under(self, place: Place, parent: str | None, metadata: Mapping[str, Any]) -> list[str] | None:
+        """Return what an update of a subgraph's checkpoint keeps of the outer graph: what that checkpoint does."""
+        is_update = place.ns and parent is not None and metadata.get("source") in ("update", "fork")
+        found = self._named(place, parent) if is_update and parent is not None else None
+        return None if found is None else found[1].under
 
     def _begin(self, place: Place, state: dict[str, Any], meta: dict[str, Any], *, first: bool) -> None:
         """Save a checkpoint that has no parent, or whose parent is gone."""
@@ -160,7 +169,10 @@ class Keeper:
         """Return the checkpoint that a config names, or the latest."""
         place, name = places.place_of(config), places.checkpoint_of(config)
         gone: frozenset[str] = frozenset()
-        if name is None:
+        is_latest = name is None
+        if name is None and place.ns:
+            found, gone, is_latest = self._latest_within(place, places.above_of(config))
+        elif name is None:
             found, gone = self._latest_after(place)
         else:
             found, gone = self._named_after(place, name)
@@ -169,7 +181,18 @@ class Keeper:
             return None
         row, book = found
         writes = pending.read(self._thread(place, aside=True), [book.id], gone)[book.id]
-        return _tuple(book, books.values(row), writes, ReadId(book.id, is_latest=name is None, without=gone))
+        return _tuple(book, books.values(row), writes, ReadId(book.id, is_latest=is_latest, without=gone))
+
+    def _latest_within(
+        self, place: Place, above: Above | None
+    ) -> tuple[tuple[Checkpoint[Any], Book] | None, frozenset[str], bool]:
+        """Return the latest checkpoint of a namespace that a rewind of the outermost graph has not taken back.
+
+        With it: the runs that had gone on from it, and whether it is the head of its thread.
+        """
+        outer = Place(place.thread_id, "").id
+        row, gone, is_head = self._thread(place)._latest_within(outer, above)  # noqa: SLF001 - in one read
+        return self._with_book(place, row), gone, is_head
 
     def _latest(self, place: Place) -> tuple[Checkpoint[Any], Book] | None:
         return self._latest_after(place)[0]
@@ -177,11 +200,14 @@ class Keeper:
     def _latest_after(self, place: Place) -> tuple[tuple[Checkpoint[Any], Book] | None, frozenset[str]]:
         """Return the latest checkpoint, and the runs that had gone on from it before the thread was rewound to it."""
         head, gone = self._thread(place)._latest_after()  # noqa: SLF001 - in one read
+        return self._with_book(place, head), gone
+
+    def _with_book(self, place: Place, head: Checkpoint[Any] | None) -> tuple[Checkpoint[Any], Book] | None:
         book = None if head is None else books.read(head)
         if head is not None and book is None:
             text = f"the head of thread {place.id!r} was not saved by LangGraph: rewind the thread to what was"
             raise Conflict(text, code="conflict.stale", actual=head.id)
-        return None if head is None or book is None else (head, book), gone
+        return None if head is None or book is None else (head, book)
 
     def _named_after(self, place: Place, name: str) -> tuple[tuple[Checkpoint[Any], Book] | None, frozenset[str]]:
         """Return a checkpoint by its id; if it is the latest, without the runs that a rewind took back."""

@@ -18,6 +18,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
+from backtrail.engine.namespaces import Above
 from backtrail.errors import Invalid
 
 if TYPE_CHECKING:
@@ -198,6 +199,27 @@ def run_of(config: Any) -> str:
     """Return which run hands over a config: that of the read of its checkpoint; "" for the run that saved it."""
     found = asked(config).get("checkpoint_id")
     return found.run if isinstance(found, ReadId) else ""
+
+
+def under_of(config: Any, metadata: Mapping[str, Any]) -> list[str] | None:
+    """Return what a checkpoint of a subgraph keeps of the outermost graph: see `backtrail.engine.namespaces`."""
+    found = asked(config)
+    parents = metadata.get("parents")
+    outer = parents.get("") if isinstance(parents, dict) else None
+    if not isinstance(outer, str) or not found.get("checkpoint_ns"):
+        return None
+    if isinstance(outer, ReadId):
+        return [label_of(outer), outer.run, *outer.without]
+    return [label_of(outer), ""] if _is_run(found) else [label_of(outer)]
+
+
+def above_of(config: Any) -> Above | None:
+    """Return the checkpoint of the outermost graph that a run of a subgraph stands on; None if no run asks."""
+    parents = asked(config).get("checkpoint_map")
+    outer = parents.get("") if isinstance(parents, dict) else None
+    if not isinstance(outer, str):
+        return None
+    return Above(label_of(outer), frozenset(outer.without if isinstance(outer, ReadId) else ()))
 
 
 def is_first(config: Any, metadata: Mapping[str, Any]) -> bool:
