@@ -244,6 +244,17 @@ def test_a_class_that_no_schema_names_is_told_of_once(caplog):
     assert "types=[Unnamed]" in caplog.text
 
 
+def test_arrays_are_kept_after_numpy_was_half_imported(monkeypatch):
+    """A node imports numpy while another thread saves: the module is there, its names are not yet."""
+    numpy = pytest.importorskip("numpy")
+    with BacktrailSaver("memory://") as saver:
+        config = {"configurable": {"thread_id": "t", "checkpoint_ns": "", "checkpoint_id": "1"}}
+        with monkeypatch.context() as importing:
+            importing.delattr(numpy, "ndarray")
+            saver.put_writes(config, [("x", 1)], "first")
+        saver.put_writes(config, [("x", numpy.arange(3))], "second")
+
+
 def test_subgraphs_name_their_classes_too():
     class Inner(TypedDict, total=False):
         plan: Plan

@@ -15,7 +15,6 @@ named tuples and finds no classes that were made inside of functions.
 
 from __future__ import annotations
 
-import sys
 import weakref
 from typing import TYPE_CHECKING, Any, Final
 
@@ -73,7 +72,7 @@ class Consent:
     @property
     def types(self) -> tuple[Any, ...]:
         """All of them, as a store takes them; the same tuple until there are others."""
-        now = (SAVED.count, sys.modules.get("numpy"))
+        now = (SAVED.count, numpy_types())  # none as long as a node is importing numpy
         made = self._made
         if made[0] != now:
             made = self._made = (now, self._all())
