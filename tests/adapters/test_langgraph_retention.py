@@ -7,6 +7,7 @@ from typing import Annotated, TypedDict
 import pytest
 
 pytest.importorskip("langgraph.checkpoint.base")
+from langgraph.channels.delta import DeltaChannel
 from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from langgraph.graph import START, StateGraph
@@ -93,6 +94,46 @@ def test_ttl_holds_for_langgraph(opener):
         clock.advance(2 * DAY)
         assert len(store.thread("t")) == 1
         assert graph.get_state(config("t")).values["said"] == ["a", "hello"]
+
+
+class Deltas(TypedDict):
+    log: Annotated[list, DeltaChannel(lambda state, writes: [*state, *(each for write in writes for each in write)])]
+
+
+def test_an_idle_thread_stays_while_deltas_of_a_fork_need_it(opener):
+    with opener() as store:
+        clock = Clock(store)
+        inner = StateGraph(State).add_node("say", say).add_edge(START, "say").compile(checkpointer=True)
+        builder = StateGraph(Deltas).add_node("say", lambda _: {"log": inner.invoke({"said": []})["said"][:1]})
+        builder.add_edge(START, "say")
+        graph = builder.compile(checkpointer=BacktrailSaver(store))
+        for said in ("a", "b"):
+            graph.invoke({"log": [said]}, config("t"))
+        store.thread("t").fork("f")
+        clock.advance(40 * DAY)
+        before = graph.invoke({"log": ["c"]}, config("f"))
+        for dry_run in (True, False):
+            report = store.prune(Policy(idle=30), dry_run=dry_run)
+            assert report.threads == ()
+            assert {why for *_, why in report.kept} == {("deltas of a fork need it",)}
+        store.gc(erase=True)
+        assert graph.get_state(config("f")).values == before
+        clock.advance(40 * DAY)
+        for _ in range(2):  # the fork first
+            store.prune(Policy(idle=30))
+        assert list(store.threads()) == []
+
+
+def test_an_idle_thread_goes_if_its_fork_needs_nothing_of_it(opener):
+    with opener() as store:
+        clock = Clock(store)
+        graph = graph_of(BacktrailSaver(store))
+        graph.invoke({"said": ["a"]}, config("t"))
+        store.thread("t").fork("f")
+        clock.advance(40 * DAY)
+        graph.invoke(Command(resume="yes"), config("f"))
+        assert [name for _, name, _ in store.prune(Policy(idle=30)).threads] == ["t"]
+        assert graph.get_state(config("f")).values["said"] == ["a", "hello", "yes"]
 
 
 def test_idle_threads_of_langgraph_go_with_their_writes(opener):

@@ -80,10 +80,25 @@ def _looked_at(heads: Heads, record: ThreadRecord, rules: retention.Rules, holde
         return Idle(kind, why=("agent",) if record.space == AGENT else ("in use",))
     working = kind == journal.RUN and _has_worker(heads, record.name)
     why = ("a worker has it",) if working else retention.marked(heads, standing, rules, holders)
+    if not why and _is_needed(heads, record):
+        why = ("deltas of a fork need it",)
     if why:
         return Idle(kind, why=why, head=standing.head.seq)
     rows = heads.backend.rows(record.no, [(1, standing.newest.seq)], visible=True)
     return Idle(kind, [] if record.space == journal.SPACE else [row.seq for row in rows])
+
+
+def _is_needed(heads: Heads, record: ThreadRecord) -> bool:
+    """Tell whether channels of a fork are made from a thread, or from the one of which it is a namespace."""
+    if record.space != _THREAD:
+        return False
+    outer = heads.backend.find_thread(_THREAD, adapter_labels.outermost(record.name))
+    for each in (record, outer):
+        if each is not None and heads.has_deltas(each):
+            forks = heads.backend.threads(space=_THREAD, agent=None, prefix=None, origin=each.uid, after=None, limit=1)
+            if forks:
+                return True
+    return False
 
 
 def _is_there(heads: Heads, space: str, name: str) -> bool:
