@@ -104,6 +104,24 @@ def test_a_snapshot_keeps_out_an_answer_after_the_thread_moved_on(graph, saver):
     assert graph.invoke(Command(resume="no"), config)["notes"] == ["in", "first", "also", "no", "last"]
 
 
+def test_of_two_answers_to_one_node_a_rewind_takes_back_the_last(saver):
+    builder = StateGraph(State).add_node("first", lambda _: {"notes": ["first"]}).add_edge(START, "first")
+    builder.add_node("ask", lambda _: {"notes": [interrupt("Who?") + interrupt("When?")]}).add_edge("first", "ask")
+    graph = builder.compile(checkpointer=saver)
+    graph.invoke({"notes": []}, at())
+    thread = saver.store.thread("t")
+    waiting = thread.latest()
+    graph.invoke(Command(resume="Ann "), at())
+    graph.invoke(Command(resume="today"), at())
+    thread.rewind(waiting)
+    assert asked(graph, at()) == ["When?"]
+    assert graph.invoke(Command(resume="tomorrow"), at())["notes"] == ["first", "Ann tomorrow"]
+    thread.rewind(waiting)
+    thread.rewind("@-")
+    graph.invoke(None, at())
+    assert asked(graph, at()) == ["Who?"]
+
+
 def test_what_was_rewound_comes_back_whole_with_undo(graph, saver):
     graph.invoke({"notes": ["in"]}, at(), durability="sync")
     yes = graph.invoke(Command(resume="yes"), at(), durability="sync")
