@@ -216,6 +216,55 @@ def test_two_classes_of_one_name_are_told_apart_or_refused():
         came_back(saver, [other("Faro")], list[Plan])
 
 
+NAMESAKES = """
+    import sys
+    from typing import Any, TypedDict
+    import billing, shop
+    from langgraph.graph import START, StateGraph
+    from backtrail.adapters.langgraph import BacktrailSaver
+
+    class State(TypedDict):
+        v: Any
+
+    def graph(**options):
+        builder = StateGraph(State).add_node("n", lambda _: {}).add_edge(START, "n")
+        return builder.compile(checkpointer=BacktrailSaver(sys.argv[1], **options))
+
+    def at(thread):
+        return {"configurable": {"thread_id": thread}}
+
+    mine = billing if sys.argv[2] == "billing" else shop
+    graph().invoke({"v": [mine.Item(1), mine.Verdict.DENY]}, at(sys.argv[2]))
+    print([type(each).__module__.split(".")[0] for each in graph().get_state(at("billing")).values["v"]])
+    named = graph(types=[billing.Item, billing.Verdict])
+    print([type(each).__module__.split(".")[0] for each in named.get_state(at("billing")).values["v"]])
+"""
+NAMESAKE = """
+    import dataclasses, enum
+
+    @dataclasses.dataclass
+    class Item:
+        x: int
+
+    class Verdict(enum.Enum):
+        DENY = 1
+"""
+
+
+def test_saving_a_class_does_not_revive_another_of_its_name(tmp_path):
+    for name, text in (("app", NAMESAKES), ("billing", NAMESAKE), ("shop", NAMESAKE)):
+        (tmp_path / f"{name}.py").write_text(textwrap.dedent(text))
+
+    def ran(which):
+        command = [sys.executable, tmp_path / "app.py", tmp_path / "s.db", which]
+        return subprocess.run(command, capture_output=True, text=True, check=True)
+
+    assert ran("billing").stdout == "['billing', 'billing']\n" * 2
+    other = ran("shop")
+    assert other.stdout == "['backtrail', 'backtrail']\n['billing', 'billing']\n"
+    assert "a checkpoint holds a 'billing:Item'" in other.stderr
+
+
 def test_a_class_may_have_the_name_of_one_of_langchains():
     @dataclass
     class AgentAction:
@@ -331,7 +380,7 @@ def test_loading_makes_no_class_because_it_is_loaded():
     saver = BacktrailSaver(store)
     graph_of(saver, 1).invoke({"start": 1}, AT)
     head = store.thread("t").latest()
-    crafted = backtrail.Record("Loaded", 1, "dataclass", {"n": 1})
+    crafted = backtrail.Record(f"{__name__}:Loaded", 1, "dataclass", {"n": 1})
     store.thread("t").save({**head.state, "value": crafted}, label="crafted", metadata=head.metadata)
     assert type(saver.get_tuple(AT).checkpoint["channel_values"]["value"]) is backtrail.Record
     assert came_back(BacktrailSaver("memory://"), [Loaded(1)]) == [Loaded(1)]

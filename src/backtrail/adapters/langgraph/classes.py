@@ -170,7 +170,7 @@ def _unknown(name: str) -> None:
         "a checkpoint holds a %r, a class that neither the schemas of the graph nor types= name: its fields are loaded "
         "in its place (backtrail.Record). To have it back: BacktrailSaver(..., types=[%s])",
         name,
-        name.rpartition(".")[2],
+        name.rpartition(":")[2].rpartition(".")[2],
     )
 
 

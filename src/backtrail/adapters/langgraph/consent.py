@@ -5,7 +5,7 @@ Loading makes instances of classes by their schema names. Enough consent for it 
 - the caller named the class (`types=`),
 - the graph names it, in the schemas of its state, input, output and context, of its nodes, of its channels, or as the
   response format of LangChain's `create_agent`,
-- this process has saved an instance of it.
+- this process has saved an instance of it: of this class, by its module and qualified name, not of one of its name.
 
 What a row names is never looked up among modules: nothing is imported, and no class is made that is not one of these.
 LangGraph asks the graph for the saver of each call, be it a run or a look at the state. There the saver is told which
@@ -22,7 +22,8 @@ from langgraph.pregel import Pregel
 
 from backtrail.adapters.langgraph.classes import FRAMEWORK, LOG, all_of, numpy_types
 from backtrail.engine.schema.annotations import reachable
-from backtrail.engine.schema.versions import name_of, plan_of
+from backtrail.engine.schema.registry import Qualified
+from backtrail.engine.schema.versions import is_declared, name_of, plan_of
 from backtrail.errors import Invalid
 
 if TYPE_CHECKING:
@@ -81,10 +82,13 @@ class Consent:
     def _all(self) -> tuple[Any, ...]:
         found = dict.fromkeys(all_of(self._named))
         names = {_name(each): _class(each) for item in found for each in _with_inner(item)}
-        for item in (*numpy_types(), *self._graph, *SAVED, *FRAMEWORK):
+        plain, saved = (*numpy_types(), *self._graph), tuple(SAVED)
+        for at, item in enumerate((*plain, *saved, *FRAMEWORK)):
+            is_saved = len(plain) <= at < len(plain) + len(saved)
             inner = list(_with_inner(item))
             if all(names.get(_name(each), _class(each)) is _class(each) for each in inner):
-                found.update(dict.fromkeys(inner))
+                more = (_qualified(each) if is_saved and each not in found else each for each in inner)
+                found.update(dict.fromkeys(more))
                 names |= {_name(each): _class(each) for each in inner}
         return tuple(found)
 
@@ -110,6 +114,11 @@ class Consent:
                 cls.__qualname__,
                 cls.__name__,
             )
+
+
+def _qualified(cls: Any) -> Any:
+    """Return how to keep a class that only this process consents to: not by a name that others may have, too."""
+    return cls if not isinstance(cls, type) or is_declared(cls) else Qualified(cls)
 
 
 def _class(item: Any) -> Any:

@@ -147,6 +147,26 @@ class Plainly:
     unknown: Callable[[str], None]
 
 
+@dataclass(frozen=True)
+class Qualified:
+    """A class that no caller named: its instances are kept under its module and qualified name.
+
+    So what was saved of one class does not become an instance of another one that happens to have its schema name.
+    A caller who names the class gets them back, too.
+    """
+
+    cls: type
+
+    @property
+    def name(self) -> str:
+        """The schema name that its instances have."""
+        return _full_name(self.cls)
+
+
+def _full_name(cls: type) -> str:
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
 def checked(value: Record | Member) -> Record | Member:
     """A Record or Member that may have been made or changed by hand."""
     try:
@@ -219,15 +239,18 @@ class Types:
     A *closed* one refuses to save instances of any other class: whatever is saved comes back as what it was.
     """
 
-    __slots__ = ("__weakref__", "_closed", "_customs", "_entries", "_plainly")
+    __slots__ = ("__weakref__", "_closed", "_customs", "_entries", "_plainly", "_qualified")
 
-    def __init__(self, classes: Iterable[type | Type | Plainly] = (), *, closed: bool = False) -> None:
+    def __init__(self, classes: Iterable[type | Type | Plainly | Qualified] = (), *, closed: bool = False) -> None:
         self._closed = closed
         self._entries: dict[str, _Entry] = {}
         self._plainly: Plainly | None = None
+        self._qualified: dict[str, type] = {}
         for item in classes:
             if isinstance(item, Plainly):
                 self._plainly = item
+            elif isinstance(item, Qualified):
+                self._qualified[item.name] = item.cls
             else:
                 _add(self._entries, item)
         self._customs = {entry.cls: entry.custom for entry in self._entries.values() if entry.custom is not None}
@@ -249,10 +272,13 @@ class Types:
 
     def extended(self, *classes: type | Type) -> Types:
         """This registry and more classes. A class may come twice; two classes of one schema name are refused."""
-        plainly = () if self._plainly is None else (self._plainly,)
-        return Types((*self, *classes, *plainly), closed=self._closed) if classes else self
+        return Types((*self, *classes, *self._others()), closed=self._closed) if classes else self
 
-    def closed(self, named: Iterable[type | Type | Plainly]) -> Types:
+    def _others(self) -> tuple[Plainly | Qualified, ...]:
+        plainly = () if self._plainly is None else (self._plainly,)
+        return *plainly, *map(Qualified, self._qualified.values())
+
+    def closed(self, named: Iterable[type | Type | Plainly | Qualified]) -> Types:
         """This registry and more classes, with those that their annotations name, and no other."""
         registry = Types((*self, *named), closed=True)
         for item in tuple(registry):
@@ -299,23 +325,26 @@ class Types:
         if plan is None:
             return None
         entry = self._entries.get(plan.name)
-        if entry is not None and entry.cls is not cls:
+        name = plan.name
+        if (entry is None or entry.cls is not cls) and self._qualified.get(_full_name(cls)) is cls:
+            name = _full_name(cls)
+        elif entry is not None and entry.cls is not cls:
             raise _clash(plan.name, entry.cls, cls)
-        if entry is None and self._closed:
+        elif entry is None and self._closed:
             raise Invalid(
                 f"{cls.__module__}.{cls.__qualname__} is not among the classes that were named, and would come back as "
                 "plain data: name it with types=[...]",
                 code="invalid.value",
             )
         if plan.shape is None:
-            return Member(plan.name, plan.version, *class_forms.take_member(obj))  # type: ignore[arg-type]
-        return Record(plan.name, plan.version, plan.shape.form, plan.shape.take(obj))
+            return Member(name, plan.version, *class_forms.take_member(obj))  # type: ignore[arg-type]
+        return Record(name, plan.version, plan.shape.form, plan.shape.take(obj))
 
     # -- loading
 
     def load(self, value: Record | Member) -> object:
         """The instance that was dumped, if its schema is in the registry; else the value itself."""
-        entry = self._entries.get(value.schema)
+        entry = self._entries.get(value.schema) or self._qualified_entry(value.schema)
         if entry is None:
             if self._plainly is not None:
                 self._plainly.unknown(value.schema)
@@ -325,6 +354,14 @@ class Types:
         if entry.custom is not None:
             return load_custom(entry.custom, value)
         return _load_fields(entry.cls, value.schema, value.version, dict(value), form=value.form)
+
+    def _qualified_entry(self, name: str) -> _Entry | None:
+        if name in self._qualified:
+            return _Entry(self._qualified[name], None)
+        if ":" not in name:
+            return None
+        plain = (each for each in self._entries.values() if each.custom is None)
+        return next((each for each in plain if _full_name(each.cls) == name), None)
 
     def _load_member(self, entry: _Entry, value: Member) -> object:
         cls = entry.cls

@@ -111,6 +111,12 @@ def name_of(cls: type) -> str:
     return cls.__qualname__.rpartition("<locals>.")[2]
 
 
+def is_declared(cls: type) -> bool:
+    """Tell whether a class was given its schema name with `@backtrail.schema(name=...)`."""
+    found = (_DECLARED.get(each) for each in (cls, class_forms.generic_origin(cls)) if each is not None)
+    return any(each is not None and each.name is not None for each in found)
+
+
 def _version_of(cls: type) -> int:
     for k in (cls, class_forms.generic_origin(cls)):
         declared = _DECLARED.get(k) if k is not None else None
