@@ -179,6 +179,21 @@ def test_awaited_runs_take_answers_in_subgraphs_back_too(saver, ran):
     assert ran == ["pay"]
 
 
+def test_a_subgraph_that_was_pruned_refuses_to_run_again(saver, ran):
+    graph = built(saver, ran)
+    graph.invoke({"log": []}, at())
+    asked = saver.store.thread("t").latest()
+    graph.invoke(Command(resume="yes"), at())
+    saver.store.thread("t").rewind(asked)
+    saver.store.prune(backtrail.Policy(keep_last=1))
+    with pytest.raises(backtrail.Invalid, match="was pruned") as caught:
+        graph.invoke(Command(resume="no"), at())
+    assert caught.value.code == "invalid.rewind"
+    with pytest.raises(backtrail.Invalid, match="was pruned"):
+        saver.store.thread("t").fork("f")
+    assert ran == ["pay"]
+
+
 def test_an_imported_subgraph_refuses_an_ambiguous_rewind(tmp_path, ran):
     with SqliteSaver.from_conn_string(str(tmp_path / "old.sqlite")) as old:
         graph = built(old, ran)

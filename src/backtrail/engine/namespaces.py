@@ -65,12 +65,22 @@ class Outer:
         seen = [row for row in own if log.contains(view, row.seq)] or own
         return self._heads.path(self._standing.record, seen[-1]) if seen else view
 
-    def newest(self, inner: Standing) -> Row | None:
-        """Return the row of a namespace that counts: its head, if that does, else the newest one that does."""
+    def newest(self, inner: Standing, *, of_fork: bool = False) -> Row | None:
+        """Return the row of a namespace that counts: its head, if that does, else the newest one that does.
+
+        `Invalid` if there was one and it was pruned. A fork asks for all namespaces: then only if it began here.
+        """
         if inner.head is not None and self._has(inner, inner.head):
             return inner.head
         rows = self._heads.backend.rows(inner.record.no, [(1, inner.newest.seq)], newest_first=True, visible=True)
-        return next((row for row in rows if row.op in log.CHECKPOINTS and self._has(inner, row)), None)
+        found = next((row for row in rows if self._has(inner, row)), None)
+        if found is None and rows:
+            under = adapter_labels.under(rows[-1], self._heads.types)
+            parent = (adapter_labels.mark_of(rows[-1], self._heads.types) or {}).get("parent")
+            here = under is not None and under.label == self._above.label
+            if parent is not None and (here or not of_fork):
+                raise _pruned(inner)
+        return found
 
     def _has(self, inner: Standing, row: Row) -> bool:
         """Tell whether a row of a namespace counts here."""
@@ -114,6 +124,16 @@ def _unknown(inner: Standing) -> Invalid:
     return Invalid(text, code="invalid.rewind")
 
 
+def _pruned(inner: Standing) -> Invalid:
+    name = inner.record.name
+    text = (
+        f"the checkpoint of the subgraph in thread {name!r} that belongs to this checkpoint of its graph was pruned, "
+        "so the subgraph would run again from its beginning: undo the rewind, or delete "
+        f"thread {name!r} to let it run again"
+    )
+    return Invalid(text, code="invalid.rewind")
+
+
 def has_branches(heads: Heads, standing: Standing) -> bool:
     """Tell whether anything in a thread may be out of view: it was rewound, or went on from an older checkpoint."""
     head = standing.head
@@ -144,7 +164,7 @@ def taken_along(heads: Heads, standing: Standing, row: Row, new_id: str) -> list
     outer = Outer.at(heads, standing, row)
     found = []
     for inner in below(heads, name):
-        its, rest = outer.newest(inner), inner.record.name[len(name) :]
+        its, rest = outer.newest(inner, of_fork=True), inner.record.name[len(name) :]
         if its is not None and rest.startswith(_DIGEST):
             text = f"thread {inner.record.name!r} of a subgraph cannot be forked with its graph: its name is too long"
             raise Invalid(text, code="invalid.argument")

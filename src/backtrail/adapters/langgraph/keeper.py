@@ -395,7 +395,7 @@ class Keeper:
                 self._keep_latest(place)
 
     def _keep_latest(self, place: Place) -> None:
-        found = self._latest(place)
+        found = self._latest_within(place, None)[0] if place.ns else self._latest(place)
         if found is None:
             return
         thread, aside = self._thread(place), self._thread(place, aside=True)
