@@ -116,14 +116,18 @@ def patiently(heads: Heads, key: Key, attempt: Callable[[Standing | None], T], k
             if tries > _AT_ONCE:
                 time.sleep(random.random() * min(0.001 * tries, 0.05))  # noqa: S311 - only to get out of step
             standing = heads.standing(key.space, key.name)
+            continue
         except Exception as raised:  # noqa: BLE001 - whatever the caller's function raises
             error = raised.error if isinstance(raised, Decided) else raised
+        try:
             if known is None or standing is not known:
-                raise error from error.__cause__
+                raise error
             standing = heads.standing(key.space, key.name)
             same = standing is not None and standing.newest.op_id == known.newest.op_id
             if same and not isinstance(error, Corrupt):  # what is damaged in memory may be sound in the store
-                raise error from error.__cause__
+                raise error
+        finally:
+            del error  # its traceback leads here: nothing is to wait for the garbage collector
 
 
 _FRESH_MAX: Final = 24
@@ -189,10 +193,10 @@ class Writes:
                 proposal = propose(standing)
             except Stale:
                 raise
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - handed on
                 if self._relied_on is not None and standing is not None:
                     self._relied_on(standing.record.no, (standing.before or standing.newest).seq)
-                raise Decided(error) from error
+                raise Decided(error) from None
             try:
                 return self._save_on(standing, proposal, key, meta)
             except Vanished:  # what it was to stand on
