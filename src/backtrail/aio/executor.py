@@ -176,29 +176,34 @@ _Jobs = SimpleQueue["Job[Any] | None"]
 def _write(jobs: _Jobs, group: Callable[[], AbstractContextManager[None]]) -> None:
     """Do operations in groups, until told to end."""
     while (job := jobs.get()) is not None:
-        done: list[Job[Any]] = []
-        waiting = jobs.qsize()
-        until = 0.0
-        try:
-            with group():
-                for more in _arriving(jobs, job):
-                    if more.begin():
-                        done.append(more)
-                    until = until or time.monotonic() + GROUP_SECONDS  # the wait for the lock does not count
-                    if len(done) == GROUP_MAX or time.monotonic() > until or (done and done[-1].locked_out):
-                        break
-        except Undone:
-            for each in done:
-                each.repeat()
-        except BaseException as error:  # noqa: BLE001 - it belongs to those who wait
-            done = done or [job]
-            for each in done:
-                each.fail(error)
-        locked_out = done[-1].locked_out if done else None
-        if locked_out is not None:  # those in the queue have waited as long as this one
-            done += [each for each in _queued(jobs, waiting) if each.give_up(locked_out)]
-        Job.deliver(done)
-        del job, done
+        _write_group(jobs, job, group)
+        del job  # a thread that waits keeps no operation alive
+
+
+def _write_group(jobs: _Jobs, job: Job[Any], group: Callable[[], AbstractContextManager[None]]) -> None:
+    """Do an operation, and those that wait behind it, as one group."""
+    done: list[Job[Any]] = []
+    waiting = jobs.qsize()
+    until = 0.0
+    try:
+        with group():
+            for more in _arriving(jobs, job):
+                if more.begin():
+                    done.append(more)
+                until = until or time.monotonic() + GROUP_SECONDS  # the wait for the lock does not count
+                if len(done) == GROUP_MAX or time.monotonic() > until or (done and done[-1].locked_out):
+                    break
+    except Undone:
+        for each in done:
+            each.repeat()
+    except BaseException as error:  # noqa: BLE001 - it belongs to those who wait
+        done = done or [job]
+        for each in done:
+            each.fail(error)
+    locked_out = done[-1].locked_out if done else None
+    if locked_out is not None:  # those in the queue have waited as long as this one
+        done += [each for each in _queued(jobs, waiting) if each.give_up(locked_out)]
+    Job.deliver(done)
 
 
 def _queued(jobs: _Jobs, count: int) -> Iterator[Job[Any]]:
