@@ -381,7 +381,9 @@ def replace_and_exit(path, backup):
 
 def test_store_that_was_replaced_stays_so_when_its_process_ends(tmp_path):
     path, backup = tmp_path / "agents.db", tmp_path / "backup.db"
-    run_in_child(replace_and_exit, path, backup)
+    # a process of its own: one of multiprocessing ends without closing what it has open
+    code = f"from {__name__} import replace_and_exit; replace_and_exit({str(path)!r}, {str(backup)!r})"
+    subprocess.run([sys.executable, "-c", code], check=True)
     assert is_refused(path)
     backtrail.restore_backup(backup, path)
     assert states(path) == states(backup, read_only=True)
