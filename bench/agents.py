@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import backtrail
 from backtrail import AgentState, Conversation, Message
-from backtrail.entities import to_data
+from backtrail.validation import to_data
 from bench.clock import take_turns
 from bench.data import Messages, noise
 from bench.figures import Figure, Result

@@ -18,7 +18,6 @@ from unittest import mock
 import backtrail
 from backtrail import aio
 from backtrail.backends.sqlite import commit
-from backtrail.backends.sqlite import group as sqlite_group
 from backtrail.backends.sqlite.backend import SqliteBackend
 from bench.clock import Times, timed
 from bench.data import Messages, noise
@@ -79,7 +78,7 @@ def _slower(seconds: float) -> Iterator[None]:
         end(*arguments)
         time.sleep(seconds)
 
-    with mock.patch.object(commit, "end", slow), mock.patch.object(sqlite_group, "end", slow):
+    with mock.patch.object(commit, "end", slow):
         yield
 
 

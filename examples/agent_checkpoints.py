@@ -1,4 +1,4 @@
-"""An agent that tries something risky, and goes back when it goes wrong: its state and all its conversations."""
+"""An agent that fails at a risky task: a checkpoint brings back its state and all its conversations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def book(store: backtrail.Store) -> None:
 
 
 def main() -> None:
-    """Run it on a new store."""
+    """Run the task in a new store."""
     with tempfile.TemporaryDirectory() as directory, backtrail.open(Path(directory) / "agents.db") as store:
         store.agents.save(AgentState("planner", "Trip planner", "some-model"))
         store.conversations.save(Conversation("planner", id="trip"))
@@ -36,7 +36,7 @@ def main() -> None:
         print("last message:", store.conversations.tail("trip", 1)[0].content)
         print("checkpoints:", [(each.name, each.kind) for each in store.agents.checkpoints("planner")])
 
-        store.agents.undo("planner", force=True)  # what it had tried is still there
+        store.agents.undo("planner", force=True)  # the failed attempt still exists
         print("undone:", store.agents.load("planner").get_state("booked"))
 
 

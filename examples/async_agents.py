@@ -1,6 +1,6 @@
-"""A hundred agents in one event loop: each has a thread of its own, and all of them write to a board that they share.
+"""A hundred agents in one event loop: each has its own thread, and all write to a shared board.
 
-Their writes share commits: see how many writes a second that makes. `python examples/async_agents.py [store]`
+Their writes share commits; the example prints the writes per second. `python examples/async_agents.py [store]`
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ AGENTS, TURNS = 100, 3
 
 @dataclass
 class Notes:
-    """What an agent keeps."""
+    """The state of an agent."""
 
     turns: int = 0
     seen: list[str] = field(default_factory=list)
 
 
 async def think(turn: int) -> str:
-    """Stand in for a model that answers after a while."""
+    """Play a model that answers after a while."""
     await asyncio.sleep(0.001)
     return f"thought {turn}"
 
 
 async def agent(store: aio.Store, name: str) -> int:
-    """Take some turns, each of them kept; return how many this agent has taken in its life."""
+    """Take some turns and save each; return the number of the agent's turns so far."""
     notes: aio.Thread[Notes] = store.thread(name, Notes)
     if await notes.latest() is None:
         await notes.save(Notes())
     board = store.thread("board")
     for turn in range(TURNS):
         thought = await think(turn)
-        async with notes.step() as mine:  # all of it, or nothing
+        async with notes.step() as mine:  # all or nothing
             mine.turns += 1
             mine.seen.append(thought)
         await board.append("posts", {"by": name, "text": thought})  # appends never conflict
@@ -48,7 +48,7 @@ async def agent(store: aio.Store, name: str) -> int:
 
 
 async def main(url: str) -> None:
-    """Run the agents, and one that is given up."""
+    """Run the agents, and cancel one more."""
     async with aio.open(url) as store:
         board = store.thread("board")
         try:
@@ -60,7 +60,7 @@ async def main(url: str) -> None:
         seconds = time.perf_counter() - began
         print(f"{len(turns)} agents, {turns[0]} turns each, {2 * AGENTS * TURNS / seconds:,.0f} writes a second")
 
-        # A task that is cancelled leaves every write whole, or not there, and can be started again.
+        # A cancelled task leaves only complete writes, and can be started again.
         task = asyncio.create_task(agent(store, "impatient"))
         await asyncio.sleep(0.004)
         task.cancel()

@@ -1,6 +1,6 @@
-"""A loop of tool calls: the model is a script here, so it needs no network; the tools are the builtins of a store.
+"""A loop of tool calls with the builtins of a store. The model is a script, so no network is needed.
 
-What a real model is given are `TOOLS` (`.openai()`, `.anthropic()`), and what it gets back are the same texts.
+A real model gets `TOOLS` (`.openai()`, `.anthropic()`) and the same answers.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Ask = tuple[str, dict[str, Any]]
 
 
 def scripted() -> Generator[Ask, dict[str, Any], str]:
-    """Stand in for a model: ask for tools, read what they answer, and say something in the end."""
+    """Play a model: call tools, read their answers, and answer the user."""
     yield "agent_save", {"agent_id": "planner", "name": "Planner", "agent_type": "scripted"}
     found = yield "conversation_search", {"query": "hotel", "agent_id": "planner", "limits": 3}
-    assert "it takes limit" in found["error"]["message"]  # a slip, and the answer says how to mend it
+    assert "it takes limit" in found["error"]["message"]  # a wrong argument: the answer names the fix
     found = yield "conversation_search", {"query": "hotel", "agent_id": "planner", "limit": 3}
     assert found["hits"] == []
 
@@ -31,7 +31,7 @@ def scripted() -> Generator[Ask, dict[str, Any], str]:
     made = yield "conversation_save", {"agent_id": "planner", "messages": said}
     point = yield "checkpoint_create", {"agent_id": "planner", "name": "before booking"}
     yield "agent_save", {"agent_id": "planner", "custom_state": {"booked": "Hotel Tejo"}}
-    yield "conversation_delete", {"conversation_id": made["conversation_id"]}  # which it should not have done
+    yield "conversation_delete", {"conversation_id": made["conversation_id"]}  # a mistake
     yield "checkpoint_restore", {"checkpoint_id": point["checkpoint_id"]}
 
     state = yield "agent_load", {"agent_id": "planner"}
@@ -41,7 +41,7 @@ def scripted() -> Generator[Ask, dict[str, Any], str]:
 
 
 def main() -> None:
-    """Run the loop: a call is answered with JSON, whatever comes of it."""
+    """Run the loop: every call gets a JSON answer."""
     with tempfile.TemporaryDirectory() as folder, backtrail.open(Path(folder) / "agents.db") as store:
         print("tools:", len([tool.openai() for tool in TOOLS.values()]))
         model = scripted()

@@ -1,7 +1,7 @@
-"""The Claude Agent SDK on a backtrail store: sessions that are searched, rewound and compared. No model is asked.
+"""The Claude Agent SDK on a backtrail store: a session is searched, rewound and compared, without a model.
 
-`ScriptedClaude` stands in for the program that the SDK talks to. All else is as in a real agent: drop `transport=`, and
-it is one. Needs `pip install 'backtrail[claude]'`.
+`ScriptedClaude` replaces the program that the SDK talks to. Everything else is as in a real agent, which has no
+`transport=`. Needs `pip install 'backtrail[claude]'`.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ ANSWERS = {
 
 
 class ScriptedClaude(Transport):
-    """Answers a prompt as the script says, and mirrors the transcript as the real program does."""
+    """Answers prompts from a script, and mirrors the transcript as the real program does."""
 
     def __init__(self, config: str) -> None:
         self._file = f"{config}/projects/{project_key_for('.')}/{SESSION}.jsonl"
         self._out: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
 
     async def connect(self) -> None:
-        """Begin."""
+        """Connect."""
 
     async def write(self, data: str) -> None:
-        """Take what the SDK says."""
+        """Receive a message of the SDK."""
         said = json.loads(data)
         if said["type"] == "control_request":
             reply = {"subtype": "success", "request_id": said["request_id"], "response": {}}
@@ -76,19 +76,19 @@ class ScriptedClaude(Transport):
         }
 
     async def read_messages(self) -> AsyncIterator[dict[str, Any]]:
-        """Give what is answered."""
+        """Give the answers."""
         while (message := await self._out.get()) is not None:
             yield message
 
     async def close(self) -> None:
-        """End."""
+        """Close."""
 
     def is_ready(self) -> bool:
-        """Say that it is there."""
+        """Tell that it is ready."""
         return True
 
     async def end_input(self) -> None:
-        """Hear that nothing more is asked."""
+        """End the input."""
 
 
 async def ask(sessions: BacktrailSessionStore, prompt: str) -> None:
@@ -100,7 +100,7 @@ async def ask(sessions: BacktrailSessionStore, prompt: str) -> None:
 
 
 async def main() -> None:
-    """Run an agent, look at what it said, take a turn back, and go on."""
+    """Run an agent, search its session, rewind a turn, and continue."""
     key: Any = {"project_key": project_key_for("."), "session_id": SESSION}
     async with BacktrailSessionStore("sessions.db") as sessions:
         await ask(sessions, "Find a ferry to Naxos")

@@ -1,4 +1,4 @@
-"""One process works, another follows: each checkpoint shows up there as soon as it is saved.
+"""One process works, another follows: it sees each checkpoint as soon as it is saved.
 
 `python examples/follow.py [store]` starts both; the worker is the same file, run with `--work`.
 """
@@ -15,12 +15,12 @@ STEPS = 5
 
 
 def work(url: str) -> None:
-    """Be the agent: take some steps, and think better of one of them."""
+    """Play the agent: take some steps, and undo one."""
     with backtrail.open(url) as store:
         plan = store.thread("trip")
         plan.save({"budget": 120, "done": []}, label="begin")
         for n in range(1, STEPS + 1):
-            time.sleep(0.03)  # a model thinks
+            time.sleep(0.03)  # the model works
             with plan.step(f"step {n}") as state:
                 state["budget"] -= 10
                 state["done"].append(n)
@@ -29,9 +29,9 @@ def work(url: str) -> None:
 
 
 def follow(url: str) -> None:
-    """Be somebody who looks on: a dashboard, a test, another agent."""
+    """Play an observer: a dashboard, a test, another agent."""
     with backtrail.open(url) as store:
-        watch = store.thread("trip").watch(timeout=30)  # from here on nothing is missed; the thread may be new
+        watch = store.thread("trip").watch(timeout=30)  # misses nothing from here on; the thread may be new
         command = [sys.executable, __file__, "--work", url]
         with subprocess.Popen(command) as worker:  # noqa: S603 - this very file
             for checkpoint in watch:

@@ -1,6 +1,6 @@
-"""A chat with LangGraph on a backtrail store: it is interrupted, goes on, is searched, and takes another turn.
+"""A chat with LangGraph on a backtrail store: it is interrupted, continued, searched and forked.
 
-Needs `pip install 'backtrail[langgraph]'` and no network: the model is scripted. Run again, it goes on where it was.
+Needs `pip install 'backtrail[langgraph]'` and no network: the model is scripted. A second run continues the first.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from backtrail.adapters.langgraph import BacktrailSaver
 
 
 class State(TypedDict):
-    """What the graph keeps."""
+    """The state of the graph."""
 
     messages: Annotated[list[AnyMessage], add_messages]
 
 
 def model(state: State) -> dict[str, Any]:
-    """Stand in for a model: it proposes something."""
+    """Play a model that makes a proposal."""
     return {"messages": [AIMessage(f"For {state['messages'][-1].content!r} I would book the night train.")]}
 
 
 def book(_state: State) -> dict[str, Any]:
-    """Ask before anything is paid for."""
+    """Ask before paying."""
     answer = interrupt("Book it?")
     return {"messages": [AIMessage("Booked." if answer == "yes" else "Then not.")]}
 
@@ -45,12 +45,12 @@ with backtrail.open("trips.db") as store:
     done = graph.invoke(Command(resume="yes"), config)
     print("said:       ", done["messages"][-1].content)
 
-    # It is a thread like any other.
+    # The chat is an ordinary thread.
     thread = store.thread("trip")
     print("found:      ", store.search("night train", limit=1)[0].snippet)
     print("saved:      ", thread.latest().size, "bytes of state in", thread.current_step, "checkpoints")
 
-    # Back to the question, and another answer: a fork. What was there stays.
+    # Another answer to the question makes a fork; the first branch stays.
     question = next(each for each in graph.get_state_history(config) if each.next == ("book",))
     graph.invoke(None, question.config)
     other = graph.invoke(Command(resume="no"), config)

@@ -1,6 +1,6 @@
-"""An agent of the OpenAI Agents SDK that books a room: its process ends while it waits for a human, another goes on.
+"""An agent of the OpenAI Agents SDK that books a room: its process ends while it waits for a human; another continues.
 
-The model follows a script, so no key and no network is needed. `python examples/openai_agent.py` tells all of it. By
+The model follows a script, so no key and no network is needed. `python examples/openai_agent.py` runs everything. By
 hand, with a store of your own: `... agents.db` asks, and `... agents.db yes` (or `no`) answers.
 """
 
@@ -33,12 +33,12 @@ def book(hotel: str) -> str:
 
 
 def planner(*steps: object) -> Agent:
-    """Return the agent, with what its model is going to say."""
+    """Return the agent with a scripted model."""
     return Agent(name="planner", model=ScriptedModel(steps), tools=[find, book])
 
 
 async def ask(session: BacktrailSession) -> None:
-    """Let the agent work until it needs a human."""
+    """Run the agent until it needs a human."""
     agent = planner(
         [function_call("find", {"city": "Lisbon"}, call_id="call_1")],
         [function_call("book", {"hotel": "The Ritz"}, call_id="call_2")],
@@ -50,7 +50,7 @@ async def ask(session: BacktrailSession) -> None:
 
 
 async def answer(session: BacktrailSession, word: str) -> None:
-    """Go on with what the human says."""
+    """Continue with the human's answer."""
     agent = planner([assistant_message("Done." if word == "yes" else "Then not.")])
     state = await session.load_run(agent)
     if state is None or not await session.drop_run():
@@ -64,7 +64,7 @@ async def answer(session: BacktrailSession, word: str) -> None:
 
 
 async def work(place: str, word: str | None) -> None:
-    """Ask, or answer; then try another way from the first turn on."""
+    """Ask or answer; then fork from the first turn."""
     async with BacktrailSession("lisbon", place, agent="planner") as session:
         if word is None:
             await ask(session)
@@ -81,7 +81,7 @@ async def work(place: str, word: str | None) -> None:
 
 
 def main() -> None:
-    """Tell the story, or do one part of it."""
+    """Run everything, or one part."""
     if len(sys.argv) > 1:
         asyncio.run(work(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else None))
         return
@@ -89,7 +89,7 @@ def main() -> None:
         place = str(Path(directory) / "agents.db")
         for words in ([], ["yes"]):
             print(f"a new process: {' '.join(words) or 'ask'}", flush=True)
-            subprocess.run([sys.executable, __file__, place, *words], check=True)  # noqa: S603 - ourselves
+            subprocess.run([sys.executable, __file__, place, *words], check=True)  # noqa: S603 - this file
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""An agent that keeps its state in a thread of plain data: it plans, tries something, and goes back when that fails.
+"""An agent that keeps its state in a thread of plain data: it plans, fails, and goes back.
 
-Run it twice: the second time it goes on where the first one ended. `python examples/plain_thread.py [store]`
+A second run continues the first. `python examples/plain_thread.py [store]`
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import backtrail
 
 
 def book(state: dict) -> None:
-    """Book a room, if there is money left."""
+    """Book a room if the budget allows."""
     state["messages"].append({"role": "assistant", "content": "Booked a room for 90."})
     state["budget"] -= 90
     if state["budget"] < 0:
@@ -25,13 +25,13 @@ def main(url: str) -> None:
         if plan.latest() is None:
             plan.save({"turn": 0, "budget": 120, "messages": []})
 
-        # Named changes cost what changed, however long the talk is.
+        # An append costs its own size, however long the list is.
         turn = plan.load().get("turn") + 1
         plan.set("turn", turn)
         before = plan.append("messages", {"role": "user", "content": f"Turn {turn}: Lisbon in May"}, tags=["asked"])
         print(f"step {before.step}, turn {turn}, {len(plan)} checkpoints")
 
-        # A step is all or nothing: after an exception the thread is as it was.
+        # A step is all or nothing: an exception leaves the thread unchanged.
         try:
             with plan.step("booked") as state:
                 book(state)
@@ -41,13 +41,13 @@ def main(url: str) -> None:
         else:
             print(plan.diff(before, "@"))
 
-        # Try something else on a fork, and see what the two have in common.
+        # Try something else on a fork, and compare.
         name = f"trip-without-booking-{turn}"
         other = plan.fork(name, at=before)
         other.append("messages", {"role": "assistant", "content": "Let us wait for a better price."})
         print(f"{name}: {[message['role'] for message in other.load().tail('messages', 2)]}")
 
-        # Look back, and undo.
+        # Read the history, and undo.
         if plan.latest().label == "booked":
             plan.rewind(before)
             print(f"rewound: budget {plan.load().get('budget')}")

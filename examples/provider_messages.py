@@ -1,6 +1,6 @@
-"""Messages of OpenAI's client in a conversation: appended as they are, and sent again as they were.
+"""Messages of OpenAI's client in a conversation: appended unchanged, and sent again exactly.
 
-A small server on this machine plays the model, so no key and no network is needed; the client is the real one.
+A small local server plays the model, so no key and no network is needed; the client is the real one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SYSTEM = {"role": "developer", "content": "You plan trips."}
 
 
 class Model(BaseHTTPRequestHandler):
-    """Plays the model: first it calls the tool, then it says what the tool gave."""
+    """Plays the model: it calls the tool, then it reports the result."""
 
     def do_POST(self) -> None:
         """Answer a request for a completion."""
@@ -39,11 +39,11 @@ class Model(BaseHTTPRequestHandler):
         self.wfile.write(json.dumps(answer).encode())
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 def turn(store: backtrail.Store, client: OpenAI) -> Message:
-    """Send the whole conversation, and append what comes back."""
+    """Send the whole conversation, and append the reply."""
     messages = [message.to_openai() for message in store.conversations.load("trip").messages]
     reply = client.chat.completions.create(model="stub", messages=messages, tools=TOOLS)
     made = store.conversations.append("trip", reply.choices[0].message)
@@ -52,7 +52,7 @@ def turn(store: backtrail.Store, client: OpenAI) -> Message:
 
 
 def main() -> None:
-    """Ask, call the tool, and ask again, each time from what is stored."""
+    """Ask, call the tool, and ask again, each time with the stored messages."""
     server = HTTPServer(("127.0.0.1", 0), Model)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     client = OpenAI(api_key="none", base_url=f"http://127.0.0.1:{server.server_port}/v1")
@@ -64,7 +64,7 @@ def main() -> None:
             for call in turn(store, client).tool_calls:
                 print(f"calls {call.name}({call.arguments})")
                 store.conversations.append("trip", {"role": "tool", "tool_call_id": call.id, "content": "42 euros"})
-        with backtrail.open(place) as store:  # as another process would go on
+        with backtrail.open(place) as store:  # as in another process
             print(turn(store, client).content)
             for message in store.conversations.load("trip").messages[1:]:
                 print(json.dumps(message.to_anthropic()))

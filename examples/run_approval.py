@@ -1,6 +1,6 @@
-"""An agent that waits for a human: it halts, its process ends, and days later another one goes on with the answer.
+"""An agent that waits for a human: it halts, its process ends, and days later another one continues with the answer.
 
-`python examples/run_approval.py` tells all of it. By hand, with a store of your own:
+`python examples/run_approval.py` runs everything. By hand, with a store of your own:
 `... agents.db` proposes, and `... agents.db yes` (or `no`) answers.
 """
 
@@ -16,17 +16,17 @@ from backtrail import Message, RunState
 
 
 def propose() -> str:
-    """Stand in for a model."""
+    """Play a model."""
     return "Two nights in Porto, 90 euros"
 
 
 def pay(amount: int, key: str) -> str:
-    """Stand in for a payment service that knows by the key whether it has seen a request before."""
+    """Play a payment service that recognises a repeated request by its key."""
     return f"{amount} euros paid ({key})"
 
 
 def work(store: backtrail.Store, answer: str | None) -> backtrail.Run:
-    """Propose, wait, and do what the human says."""
+    """Propose, wait, and follow the human's answer."""
     with store.run("porto", agent="planner", messages=[Message.user("Porto, please")]) as run:
         for number in run.iterations():
             if number == 1:
@@ -42,7 +42,7 @@ def work(store: backtrail.Store, answer: str | None) -> backtrail.Run:
 
 
 def main(url: str, answer: str | None) -> None:
-    """Work as far as it goes, and say how it stands."""
+    """Work until the run halts or ends, and print its status."""
     with backtrail.open(url) as store:
         run = work(store, answer)
         print(f"{run.status}, iteration {run.iteration}, {run.partial_results}")

@@ -1,4 +1,4 @@
-"""A raw agent loop that dies in the middle and goes on where it was: no model is asked and nothing is booked twice."""
+"""A raw agent loop that dies and continues: it repeats no model call and no booking."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ asked: list[int] = []
 
 
 class PowerCutError(Exception):
-    """Stands in for what ends a process."""
+    """Plays the end of a process."""
 
 
 def model(messages: list[Message]) -> dict[str, Any]:
-    """Stand in for a model: one city after the other."""
+    """Play a model: one city after the other."""
     asked.append(len(messages))
     visited = sum(message.role == "tool" for message in messages)
     return {"city": CITIES[visited], "done": False} if visited < len(CITIES) else {"city": None, "done": True}
 
 
 def book(city: str) -> str:
-    """Do something outside that must not happen twice."""
+    """Have an effect outside that must not happen twice."""
     booked.append(city)
     return f"a bed in {city}"
 
 
 def agent(store: backtrail.Store, session: str, *, cut_in: int | None = None) -> backtrail.Run:
-    """Work on a session, from wherever it is."""
+    """Start or continue a session."""
     first = [Message.user("Three cities, please")]
     with store.run(session, agent="planner", messages=first, state={"beds": []}) as run:
         print(f"{'going on with' if run.resumed else 'beginning'} {session}, iteration {run.iteration}")
@@ -48,7 +48,7 @@ def agent(store: backtrail.Store, session: str, *, cut_in: int | None = None) ->
 
 
 def main() -> None:
-    """Cut it short in its second iteration, after the booking, and start it again."""
+    """Interrupt the second iteration after the booking, and start again."""
     with backtrail.open("memory://") as store:
         try:
             agent(store, "trip", cut_in=2)

@@ -1,7 +1,7 @@
-"""An asyncio agent that calls its tools side by side, dies while some are done and some are not, and goes on.
+"""An asyncio agent that calls tools concurrently, dies while some are finished, and continues.
 
-Each call finds its own result again, whatever order they finish in: what was done is not done again, what was not begun
-is done now, and the one that was on its way is looked for outside (`verify`). `python examples/run_parallel.py`
+Each call finds its own result, whatever their order: finished calls are not repeated, calls that had not started are
+made, and for the call in progress the run asks outside (`verify`). `python examples/run_parallel.py`
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from backtrail import Call
 
 CITIES = {"Lisbon": 0.02, "Porto": 0.01, "Faro": 5.0}
-"""How long each booking takes: they finish in another order than they begin, and one of them hangs."""
+"""The seconds of each booking: they finish in another order than they start, and one hangs."""
 booked: list[str] = []
 
 
 def look(call: Call) -> object:
-    """Find out whether a booking was made, from whoever keeps them."""
+    """Ask the hotel whether a booking exists."""
     city = call.arguments["args"][0]
     return Done(f"a bed in {city}") if city in booked else NotDone
 
 
 @backtrail.tool(verify=look)
 async def book(city: str) -> str:
-    """Do something outside that must not happen twice."""
+    """Have an effect outside that must not happen twice."""
     booked.append(city)
     await asyncio.sleep(CITIES[city])
     return f"a bed in {city}"
@@ -36,12 +36,12 @@ async def book(city: str) -> str:
 
 @backtrail.llm(policy="pure")
 async def choose(messages: list[Message]) -> list[str]:
-    """Stand in for a model, which asks for three tools at once."""
+    """Play a model that calls three tools at once."""
     return list(CITIES) if len(messages) == 1 else []
 
 
 async def agent(store: aio.Store) -> aio.Run:
-    """Work on the trip, from wherever it is."""
+    """Start or continue the trip."""
     async with store.run("trip", messages=[Message.user("Three cities, please")], state={"beds": []}) as run:
         async for _ in run.iterations():
             cities = await choose(run.messages)
@@ -54,7 +54,7 @@ async def agent(store: aio.Store) -> aio.Run:
 
 
 async def main() -> None:
-    """Stop it while one booking hangs, and start it again."""
+    """Stop the agent while one booking hangs, and start it again."""
     async with aio.open("memory://") as store:
         try:
             async with asyncio.timeout(0.5):

@@ -1,4 +1,4 @@
-"""A work queue that is changed in place. Each step is saved whole or not at all, and stores what it changed."""
+"""A work queue that is changed in place. Each step is saved completely or not at all, and stores only its changes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import backtrail
 
 
 def work(job: dict[str, Any]) -> None:
-    """Do a job; some of them fail the first time."""
+    """Do a job; some jobs fail the first time."""
     job["tries"] += 1
     if job["name"] == "book" and job["tries"] == 1:
         raise ConnectionError("no answer")

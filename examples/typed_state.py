@@ -1,4 +1,4 @@
-"""An agent whose state is a dataclass. The class changed since: an upcaster brings old states up to date."""
+"""An agent whose state is a dataclass. The class has changed: an upcaster converts old states."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import backtrail
 
 
 class Mood(Enum):
-    """How it is going."""
+    """The status of the work."""
 
     CALM = "calm"
     BUSY = "busy"
@@ -20,7 +20,7 @@ class Mood(Enum):
 @backtrail.schema("Agent")
 @dataclass
 class AgentOfLastYear:
-    """The class as it was when the first states were saved. What is stored knows it by its schema name."""
+    """The old class. Stored states refer to it by its schema name."""
 
     name: str
     mood: Mood = Mood.CALM
@@ -29,7 +29,7 @@ class AgentOfLastYear:
 @backtrail.schema("Agent")
 @dataclass
 class Agent:
-    """The class as it is now: the name in two parts, and notes."""
+    """The current class: a name of two parts, and notes."""
 
     first_name: str
     last_name: str
@@ -39,13 +39,13 @@ class Agent:
 
 @backtrail.upcast(Agent, from_version=1)
 def split_name(fields: dict) -> dict:
-    """Make the fields of version 2 from those of version 1. The notes have a default, so they need nothing."""
+    """Convert the fields of version 1 to version 2. The notes have a default."""
     first, _, last = fields.pop("name").partition(" ")
     return {**fields, "first_name": first, "last_name": last}
 
 
 def main(path: Path) -> None:
-    """Save with the old class, go on with the new one."""
+    """Save with the old class, continue with the new one."""
     with backtrail.open(path) as store:
         store.thread("ada", AgentOfLastYear).save(AgentOfLastYear("Ada Lovelace", Mood.BUSY))
 
@@ -61,7 +61,7 @@ def main(path: Path) -> None:
         print(ada.diff("@-", "@"))
         assert ada.load().state.notes == ["likes engines", "and poetry"]
 
-        # Nobody named the class: plain data that still says what it was. Nothing was imported.
+        # Without the class, the state is plain data that names its schema. Nothing is imported.
         print(store.thread("ada").load().state)
 
 

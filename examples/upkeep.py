@@ -1,4 +1,4 @@
-"""Keep a store healthy: prune it by a policy, collect, verify, and move all of it to another kind of store."""
+"""Maintain a store: prune by a policy, collect garbage, verify, and copy it to another backend."""
 
 import tempfile
 from pathlib import Path
@@ -8,7 +8,7 @@ from backtrail import Policy
 
 
 def main() -> None:
-    """Fill a store, keep little of it, and carry it over to plain files."""
+    """Fill a store, prune it, and copy it to plain files."""
     with tempfile.TemporaryDirectory() as place, backtrail.open(f"{place}/agents.db") as store:
         thread = store.thread("trip")
         thread.save({"messages": []})

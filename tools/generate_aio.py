@@ -183,13 +183,13 @@ class Maker:
         """A property that does I/O: a method."""
         name = what.removeprefix("as ")
         head = f"@called\nasync def {name}(self) -> {ast.unparse(node.returns)}:\n"
-        return [head, doc(node, "Return"), f"    return await self._crew.apart(lambda: self._sync.{node.name})\n"]
+        return [head, doc(node, "Return"), f"    return await self._executor.apart(lambda: self._sync.{node.name})\n"]
 
     def _count(self, *_: object) -> list[str]:
         """`len`: a method."""
         head = "@called\nasync def count(self) -> int:\n"
         said = '    """Return how many checkpoints `history` shows; 0 if the thread does not exist."""\n'
-        return [head, said, "    return await self._crew.apart(self._sync.__len__)\n"]
+        return [head, said, "    return await self._executor.apart(self._sync.__len__)\n"]
 
     def _apart(self, node: ast.FunctionDef, what: str, *_: object) -> list[str]:
         """A method that reads, or that is long."""
@@ -204,27 +204,27 @@ class Maker:
         returns = ast.unparse(node.returns)
         head = "@called\n" + signature(f"async def {name or node.name}", node, returns)
         if "Checkpoint[" not in returns and "Thread[" not in returns and returns not in ("Checkpoints", "Opened"):
-            return [head, doc(node), call(f"return await self._crew.{how}", arguments)]
+            return [head, doc(node), call(f"return await self._executor.{how}", arguments)]
         wrapped = {
-            "Checkpoint[S]": "Checkpoint(self._crew, found)",
-            "Checkpoint[Any]": "Checkpoint(self._crew, found)",
-            "Checkpoint[S] | None": "None if found is None else Checkpoint(self._crew, found)",
-            "Checkpoint[Any] | None": "None if found is None else Checkpoint(self._crew, found)",
-            "list[Checkpoint[S]]": "[Checkpoint(self._crew, each) for each in found]",
-            "Checkpoints": "[Checkpoint(self._crew, each) for each in found]",
-            "Opened": "[Run(self._crew, each) for each in found]",
-            "Thread[S]": "Thread(self._crew, found)",
+            "Checkpoint[S]": "Checkpoint(self._executor, found)",
+            "Checkpoint[Any]": "Checkpoint(self._executor, found)",
+            "Checkpoint[S] | None": "None if found is None else Checkpoint(self._executor, found)",
+            "Checkpoint[Any] | None": "None if found is None else Checkpoint(self._executor, found)",
+            "list[Checkpoint[S]]": "[Checkpoint(self._executor, each) for each in found]",
+            "Checkpoints": "[Checkpoint(self._executor, each) for each in found]",
+            "Opened": "[Run(self._executor, each) for each in found]",
+            "Thread[S]": "Thread(self._executor, found)",
         }[returns]
-        return [head, doc(node), call(f"found = await self._crew.{how}", arguments), f"    return {wrapped}\n"]
+        return [head, doc(node), call(f"found = await self._executor.{how}", arguments), f"    return {wrapped}\n"]
 
     def _pages(self, node: ast.FunctionDef, *_: object) -> list[str]:
         """An iterator: an async one."""
         returns = ast.unparse(node.returns)
-        item = "Checkpoint(self._crew, found)" if "Checkpoint" in returns else "found"
+        item = "Checkpoint(self._executor, found)" if "Checkpoint" in returns else "found"
         head = signature(
             f"async def {node.name}", node, returns.replace("Iterator[", "AsyncGenerator[")[:-1] + ", None]"
         )
-        body = call("pages = self._crew.pages", [f"self._sync.{node.name}", *passed(node)])
+        body = call("pages = self._executor.pages", [f"self._sync.{node.name}", *passed(node)])
         return [head, doc(node), body, f"    async for found in pages:\n        yield {item}\n"]
 
     def _block(self, node: ast.FunctionDef, what: str, *_: object) -> list[str]:
@@ -234,15 +234,20 @@ class Maker:
         arguments = passed(node)
         made = f"self._sync.{node.name}"
         if not arguments:
-            return [head, doc(node), f"    return {what}(self._crew, {made})\n"]
-        return [head, doc(node), call("make = partial", [made, *arguments]), f"    return {what}(self._crew, make)\n"]
+            return [head, doc(node), f"    return {what}(self._executor, {made})\n"]
+        return [
+            head,
+            doc(node),
+            call("make = partial", [made, *arguments]),
+            f"    return {what}(self._executor, make)\n",
+        ]
 
     def _watch(self, node: ast.FunctionDef, *_: object) -> list[str]:
         """An iterator that waits: an async one, which begins at once."""
         head = signature(f"def {node.name}", node, ast.unparse(node.returns))
         listed = ", ".join(each.rpartition("=")[2] for each in passed(node))
         body = f"    watcher = self._sync._watcher({listed})  # noqa: SLF001 - the two are one\n"
-        return [head, doc(node), body, "    return Watch(self._crew, watcher, Checkpoint)\n"]
+        return [head, doc(node), body, "    return Watch(self._executor, watcher, Checkpoint)\n"]
 
     def _update(self, node: ast.FunctionDef, *_: object) -> list[str]:
         """`update` calls back, in the event loop; what it calls may be a coroutine function."""
@@ -251,8 +256,8 @@ class Maker:
         said = doc(node).replace(
             "    Begins again", "    `fn` runs in the event loop, and may be a coroutine function.\n    Begins again"
         )
-        body = "    found = await updated(self._crew, self._sync, fn, retries)\n"
-        return [head, said, body, "    return Checkpoint(self._crew, found)\n"]
+        body = "    found = await updated(self._executor, self._sync, fn, retries)\n"
+        return [head, said, body, "    return Checkpoint(self._executor, found)\n"]
 
     def _watched(self, node: ast.FunctionDef, *_: object) -> list[str]:
         """A long method that tells how far it is."""
@@ -260,20 +265,22 @@ class Maker:
         given = [each for each in passed(node) if not each.startswith("progress=")]
         if not given:
             work = f"lambda tell: self._sync.{node.name}(progress=tell)"
-            return [head, doc(node), f"    return await self._crew.watched({work}, progress)\n"]
+            return [head, doc(node), f"    return await self._executor.watched({work}, progress)\n"]
         make = call("work = partial", [f"self._sync.{node.name}", *given])
         return [
             head,
             doc(node),
             make,
-            "    return await self._crew.watched(lambda tell: work(progress=tell), progress)\n",
+            "    return await self._executor.watched(lambda tell: work(progress=tell), progress)\n",
         ]
 
     def _handle(self, node: ast.FunctionDef, _: str, overloads: list[ast.FunctionDef]) -> list[str]:
         """A method that does no I/O and gives a handle."""
         parts = [textwrap.dedent("\n".join(self._verbatim(each))) + "\n" for each in overloads]
         head = signature(f"def {node.name}", node, ast.unparse(node.returns))
-        body = call("made: Thread[Any] = Thread", ["self._crew", f"self._sync.{node.name}({', '.join(passed(node))})"])
+        body = call(
+            "made: Thread[Any] = Thread", ["self._executor", f"self._sync.{node.name}({', '.join(passed(node))})"]
+        )
         return [*parts, head, doc(node), body, "    return made\n"]
 
     def _collection(self, node: ast.FunctionDef, *_: object) -> list[str]:
@@ -285,12 +292,12 @@ class Maker:
         """A context manager whose block has calls of its own."""
         head = signature(f"def {node.name}", node, ast.unparse(node.returns))
         made = call(f"made = self._sync.{node.name}", passed(node))
-        return [head, doc(node), made, "    return Run(self._crew, made)\n"]
+        return [head, doc(node), made, "    return Run(self._executor, made)\n"]
 
     def _guard(self, node: ast.FunctionDef, *_: object) -> list[str]:
         """A context manager whose beginning and end are calls of their own."""
         head = signature(f"def {node.name}", node, "Guard")
-        return [head, doc(node), call("return Guard", ["self._crew", "self._sync", *passed(node)])]
+        return [head, doc(node), call("return Guard", ["self._executor", "self._sync", *passed(node)])]
 
     def _schedule(self, node: ast.FunctionDef, *_: object) -> list[str]:
         """A scheduler, which is a task; it calls back in the event loop."""
@@ -298,20 +305,27 @@ class Maker:
         said = "\n\n    It is a task and needs a running event loop, in which `on_error` is called.\n\n"
         given = [each for each in passed(node) if not each.startswith(("enabled=", "on_error="))]
         make = call("make = partial", [f"self._sync.{node.name}", *given, "enabled=False"])
-        made = "AutoCheckpoint(self._crew, lambda tell: make(on_error=tell), on_error, enabled=enabled)"
+        made = "AutoCheckpoint(self._executor, lambda tell: make(on_error=tell), on_error, enabled=enabled)"
         return [head, doc(node).replace("\n\n", said, 1), make, f"    return {made}\n"]
 
     def _made(self, node: ast.FunctionDef, *_: object) -> list[str]:
         """A class method that makes one from bytes."""
         head = signature(f"async def {node.name}", node, ast.unparse(node.returns))
         arguments = ["_bytes_of", *passed(node)]
-        body = ["    crew = detached()\n", call("found = await crew.apart", arguments), "    return cls(crew, found)\n"]
+        body = [
+            "    executor = detached()\n",
+            call("found = await executor.apart", arguments),
+            "    return cls(executor, found)\n",
+        ]
         return ["@classmethod\n", head, doc(node), *body]
 
     def _close(self, node: ast.FunctionDef, *_: object) -> list[str]:
         """The end."""
         said = '"""Wait until all that was begun is done, and release the store\'s resources; twice is allowed."""'
-        return [f"async def {node.name}(self) -> None:\n    {said}\n", "    await self._crew.close(self._sync.close)\n"]
+        return [
+            f"async def {node.name}(self) -> None:\n    {said}\n",
+            "    await self._executor.close(self._sync.close)\n",
+        ]
 
     def _verbatim(self, node: ast.FunctionDef) -> list[str]:
         first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
@@ -424,7 +438,7 @@ from backtrail.aio.executor import detached
 if TYPE_CHECKING:
     import datetime as dt
 
-    from backtrail.aio.executor import Crew
+    from backtrail.aio.executor import Executor
 
 S = TypeVar("S")
 
@@ -432,10 +446,10 @@ S = TypeVar("S")
 class Checkpoint(Generic[S]):
     """An immutable point in a thread. Two are equal if they have the same id."""
 
-    __slots__ = ("_crew", "_sync", "tags", "thread_id")
+    __slots__ = ("_executor", "_sync", "tags", "thread_id")
 
-    def __init__(self, crew: Crew, checkpoint: sync.Checkpoint[S]) -> None:
-        self._crew = crew
+    def __init__(self, executor: Executor, checkpoint: sync.Checkpoint[S]) -> None:
+        self._executor = executor
         self._sync = checkpoint
         self.thread_id = checkpoint.thread_id
         self.tags = checkpoint.tags
@@ -486,8 +500,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 
     from backtrail import thread as sync
-    from backtrail.aio.executor import Crew
-    from backtrail.engine.tree.editor import Editor
+    from backtrail.aio.executor import Executor
+    from backtrail.engine.tree.edits import Editor
     from backtrail.maintenance.retention import Policy
     from backtrail.models import Diff, PruneReport, Sentinel
     from backtrail.thread import Ref
@@ -498,9 +512,9 @@ S = TypeVar("S")
 class Thread(Generic[S]):
     """An append-only log of checkpoints; docs/threads.md is the guide, docs/async.md says what differs."""
 
-    def __init__(self, crew: Crew, thread: sync.Thread[S]) -> None:
+    def __init__(self, executor: Executor, thread: sync.Thread[S]) -> None:
         self.id = thread.id
-        self._crew = crew
+        self._executor = executor
         self._sync = thread
 
     def __repr__(self) -> str:
@@ -533,9 +547,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from backtrail.agents import repository as sync
+    from backtrail.agents.models import AgentState
     from backtrail.agents.repository import AgentCheckpoints, AgentInfos, AgentVersions, PastCalls
-    from backtrail.aio.executor import Crew
-    from backtrail.entities import AgentState
+    from backtrail.aio.executor import Executor
     from backtrail.models import AgentCheckpoint
     from backtrail.thread import Ref
 
@@ -543,8 +557,8 @@ if TYPE_CHECKING:
 class Agents:
     """The agents of a store: `store.agents`."""
 
-    def __init__(self, crew: Crew, agents: sync.Agents) -> None:
-        self._crew = crew
+    def __init__(self, executor: Executor, agents: sync.Agents) -> None:
+        self._executor = executor
         self._sync = agents
 
 '''
@@ -571,11 +585,11 @@ from backtrail.models import MISSING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from backtrail.aio.executor import Crew
+    from backtrail.aio.executor import Executor
     from backtrail.conversations import repository as sync
     from backtrail.conversations.convert import Model
+    from backtrail.conversations.models import Conversation, Message
     from backtrail.conversations.repository import Hits, Infos, Messages
-    from backtrail.entities import Conversation, Message
     from backtrail.models import ConversationInfo, Sentinel
     from backtrail.thread import Ref
 
@@ -583,8 +597,8 @@ if TYPE_CHECKING:
 class Conversations:
     """The conversations of a store: `store.conversations`."""
 
-    def __init__(self, crew: Crew, conversations: sync.Conversations) -> None:
-        self._crew = crew
+    def __init__(self, executor: Executor, conversations: sync.Conversations) -> None:
+        self._executor = executor
         self._sync = conversations
 
 '''
@@ -614,7 +628,7 @@ if TYPE_CHECKING:
     import datetime as dt
     from collections.abc import Iterable, Mapping
 
-    from backtrail.aio.executor import Crew
+    from backtrail.aio.executor import Executor
     from backtrail.maintenance.retention import Policy
     from backtrail.runs import repository as sync
     from backtrail.runs.repository import Calls, Records, RunRecord
@@ -627,8 +641,8 @@ if TYPE_CHECKING:
 class Runs:
     """The runs of a store: `store.runs`."""
 
-    def __init__(self, crew: Crew, runs: sync.Runs) -> None:
-        self._crew = crew
+    def __init__(self, executor: Executor, runs: sync.Runs) -> None:
+        self._executor = executor
         self._sync = runs
 
 '''
@@ -663,7 +677,7 @@ from backtrail.aio.agents import Agents
 from backtrail.aio.blocks import Opening, Transaction, Watch, called
 from backtrail.aio.checkpoint import Checkpoint
 from backtrail.aio.conversations import Conversations
-from backtrail.aio.executor import Crew
+from backtrail.aio.executor import Executor
 from backtrail.aio.run import Run
 from backtrail.aio.runs import Runs
 from backtrail.aio.thread import Thread
@@ -675,7 +689,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
     from types import TracebackType
 
-    from backtrail.entities import Message
+    from backtrail.conversations.models import Message
     from backtrail.maintenance.retention import Policy
     from backtrail.models import (
         ExportReport,
@@ -702,10 +716,10 @@ class Store:
 
     def __init__(self, store: sync.Store) -> None:
         self._sync = store
-        self._crew = Crew(store._engine)  # noqa: SLF001 - the two are one
-        self._agents = Agents(self._crew, store.agents)
-        self._conversations = Conversations(self._crew, store.conversations)
-        self._runs = Runs(self._crew, store.runs)
+        self._executor = Executor(store._engine)  # noqa: SLF001 - the two are one
+        self._agents = Agents(self._executor, store.agents)
+        self._conversations = Conversations(self._executor, store.conversations)
+        self._runs = Runs(self._executor, store.runs)
 
 '''
         + maker.all()

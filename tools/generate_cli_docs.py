@@ -1,7 +1,7 @@
-"""Makes docs/cli.md from the commands: what each says of itself, and its examples with what they really print.
+"""Generates docs/cli.md from the commands: their help texts, and their examples with the real output.
 
-Run it with `make cli-docs`; `--check` only says whether the page is up to date. Clocks and random numbers are replaced,
-so that the same code gives the same page.
+Run it with `make cli-docs`; `--check` only tells whether the page is up to date. Clocks and random numbers are
+replaced, so that the same code generates the same page.
 """
 
 from __future__ import annotations
@@ -41,34 +41,34 @@ HEAD = ROOT / "tools" / "cli_head.md"
 URL = "sqlite:///agents.db"
 COLUMNS = 100
 _START = 1_790_000_000.0
-_HINTED = re.compile(r"^(echo .*) \| (backtrail .*)$")
+_PIPED = re.compile(r"^(echo .*) \| (backtrail .*)$")
 
 
-# -- the store that the examples are about ------------------------------------------------------------------
+# -- the store of the examples ------------------------------------------------------------------
 
 
 class Clock:
-    """A clock that stands still until it is told to go on."""
+    """A clock that moves only when a caller sets it."""
 
     def __init__(self) -> None:
         self.now = _START
 
     def time(self) -> float:
-        """Stand for time.time."""
+        """Replace time.time."""
         return self.now
 
     def moment(self) -> dt.datetime:
-        """Return the time as values have it."""
+        """Return the time as a datetime."""
         return dt.datetime.fromtimestamp(self.now, dt.UTC)
 
     def time_ns(self) -> int:
-        """Stand for time.time_ns."""
+        """Replace time.time_ns."""
         return int(self.now * 1_000_000) * 1000
 
 
 @contextmanager
 def repeatable() -> Iterator[Clock]:
-    """Replace clocks and random numbers, and go to a directory of its own."""
+    """Replace clocks and random numbers, and change to a new directory."""
     clock, numbers = Clock(), random.Random(7)
     with ExitStack() as stack:
         stack.enter_context(chdir(stack.enter_context(tempfile.TemporaryDirectory(prefix="backtrail-"))))
@@ -84,7 +84,7 @@ def repeatable() -> Iterator[Clock]:
 
 
 def fill(clock: Clock) -> None:
-    """Make the store of the examples: a trip that is planned, forked and rewound; an agent, what it said and did."""
+    """Fill the store: a trip that is planned, forked and rewound; an agent with a conversation and a run."""
     with backtrail.open(URL) as store:
         trip = store.thread("trip", agent="planner")
         trip.save({"budget": 120, "messages": []})
@@ -122,14 +122,14 @@ def fill(clock: Clock) -> None:
 
 
 def fill_doubt() -> None:
-    """Add a run that was cut short in the middle of a call."""
+    """Add a run whose process ended during a call."""
     with suppress(SystemExit), backtrail.open(URL) as store, store.run("session-43", agent="planner") as run:
         for _ in run.iterations():
-            run.tool("book_table", _cut_short, 4, irreversible=True)
+            run.tool("book_table", _end_process, 4, irreversible=True)
 
 
-def _cut_short(_: int) -> None:
-    """Stand for a call in whose middle the process ends."""
+def _end_process(_: int) -> None:
+    """End the process during a call."""
     raise SystemExit
 
 
@@ -137,28 +137,28 @@ def _cut_short(_: int) -> None:
 
 
 def run(example: str) -> tuple[int, str]:
-    """Run an example and return its exit code and all that it prints."""
-    found = _HINTED.fullmatch(example)
-    said, line = (" ".join(shlex.split(found[1])[1:]) + "\n", found[2]) if found else ("", example)
+    """Run an example and return its exit code and output."""
+    piped = _PIPED.fullmatch(example)
+    stdin, line = (" ".join(shlex.split(piped[1])[1:]) + "\n", piped[2]) if piped else ("", example)
     name, *words = shlex.split(line)
     assert name == "backtrail", example
-    done = CliRunner().invoke(cli, words, input=said, prog_name="backtrail")
-    if done.exception is not None and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    return done.exit_code, done.output
+    result = CliRunner().invoke(cli, words, input=stdin, prog_name="backtrail")
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.output
 
 
 def outputs(command: Command) -> Iterator[tuple[str, str]]:
-    """Give the examples of a command, each with what it prints, in a store of their own."""
+    """Give the examples of a command with their output, run in a new store."""
     with repeatable() as clock:
         fill(clock)
         if command.name == "settle":
             fill_doubt()
         for example in command.examples:
-            code, printed = run(example)
+            code, output = run(example)
             if code:
-                raise AssertionError(f"{example}\nexit code {code}\n{printed}")
-            yield example, printed
+                raise AssertionError(f"{example}\nexit code {code}\n{output}")
+            yield example, output
 
 
 # -- the page ---------------------------------------------------------------------------------------------------
@@ -178,8 +178,8 @@ def section(command: Command) -> Iterator[str]:
         yield "| option | |\n|---|---|"
         yield from (f"| `{_cell(name)}` | {_cell(text)} |" for name, text in own)
         yield ""
-    for example, printed in outputs(command):
-        yield f"```console\n$ {example}\n{printed.rstrip()}".rstrip() + "\n```\n"
+    for example, output in outputs(command):
+        yield f"```console\n$ {example}\n{output.rstrip()}".rstrip() + "\n```\n"
 
 
 _COMMON = ("--json", "--jsonl", "--store", "--schema", "--debug")
@@ -200,17 +200,17 @@ def page() -> str:
 
 
 def main() -> int:
-    """Write the page, or compare it."""
+    """Write the page, or compare it with the file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; fail if the page is not up to date")
     check = parser.parse_args().check
-    made = page()
+    text = page()
     if check:
-        there = PAGE.read_text() if PAGE.exists() else ""
-        if there != made:
-            sys.stderr.write("docs/cli.md is not what the commands say: run `make cli-docs`\n")
-        return int(there != made)
-    PAGE.write_text(made)
+        is_current = PAGE.exists() and PAGE.read_text() == text
+        if not is_current:
+            sys.stderr.write("docs/cli.md differs from the commands: run `make cli-docs`\n")
+        return int(not is_current)
+    PAGE.write_text(text)
     return 0
 
 

@@ -8,26 +8,25 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from backtrail import builtins as builtins
+    from backtrail.agents.models import AgentState, CheckpointType
     from backtrail.agents.repository import Agents, AgentVersion
     from backtrail.agents.scheduler import AutoCheckpoint
-    from backtrail.archive.restore import restore_backup
+    from backtrail.archive.backup import restore_backup
+    from backtrail.archive.copy import copy
     from backtrail.checkpoint import Checkpoint
-    from backtrail.conversations.repository import Conversations
-    from backtrail.copying import copy
-    from backtrail.engine.journal import Call
-    from backtrail.engine.schema.registry import Member, Record, Type, schema, upcast
-    from backtrail.engine.tree.editor import Editor
-    from backtrail.entities import (
-        AgentState,
+    from backtrail.conversations.models import (
         Attachment,
         AttachmentType,
-        CheckpointType,
         Conversation,
         Message,
         Role,
         ToolCall,
         ToolStatus,
     )
+    from backtrail.conversations.repository import Conversations
+    from backtrail.engine.journal import Call
+    from backtrail.engine.schema.registry import Member, Record, Type, schema, upcast
+    from backtrail.engine.tree.edits import Editor
     from backtrail.errors import CommitUnknown, Conflict, Corrupt, Error, InDoubt, Invalid, NotFound, Unavailable
     from backtrail.maintenance.retention import Policy
     from backtrail.models import (
@@ -156,14 +155,15 @@ __all__ = [
 _HOMES: dict[str, str] = {
     "agents.repository": "AgentVersion Agents",
     "agents.scheduler": "AutoCheckpoint",
-    "archive.restore": "restore_backup",
+    "archive.backup": "restore_backup",
+    "archive.copy": "copy",
     "checkpoint": "Checkpoint",
     "conversations.repository": "Conversations",
-    "copying": "copy",
     "engine.journal": "Call",
     "engine.schema.registry": "Member Record Type schema upcast",
-    "engine.tree.editor": "Editor",
-    "entities": ("AgentState Attachment AttachmentType CheckpointType Conversation Message Role ToolCall ToolStatus"),
+    "engine.tree.edits": "Editor",
+    "agents.models": "AgentState CheckpointType",
+    "conversations.models": "Attachment AttachmentType Conversation Message Role ToolCall ToolStatus",
     "errors": "CommitUnknown Conflict Corrupt Error InDoubt Invalid NotFound Unavailable",
     "maintenance.retention": "Policy",
     "models": (

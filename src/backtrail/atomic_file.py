@@ -1,8 +1,9 @@
-"""Files and directories that are there whole, or not at all: made under another name, synced, then given theirs.
+"""Atomic creation of files and directories: they are made under a temporary name, synced, then renamed.
 
-What is there already is never replaced, not even if it came a moment ago, nor is a file put beside others that would be
-taken for a part of it, or of which it would be taken for a part. New directories are synced, too. Whoever is killed in
-the middle leaves something whose name begins with `.backtrail-` and ends with `.part`, which nobody reads.
+Existing files are never replaced, not even a file that another process created a moment ago. A name is refused if
+SQLite would take the new file for the WAL, shared memory or journal of an existing file, or an existing file for those
+of the new file. New parent directories are synced, too. A process that is killed leaves a file named
+`.backtrail-<random>.part`, which no process reads.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ if TYPE_CHECKING:
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
-"""What file systems say that have no hard links."""
+"""The errors of `os.link` on file systems without hard links."""
 PARTS: Final = ("-wal", "-shm", "-journal")
-"""Endings of what SQLite keeps beside a file, and removes."""
+"""The endings of the files that SQLite creates and removes next to a database file."""
 
 
 def path_of(path: Any) -> Path:
-    """Return the path of a file that a caller names."""
+    """Return a caller's file name as a path, with `~` expanded; `Invalid` if it is not a file name."""
     name = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not isinstance(name, str) or not name or "\0" in name:
         raise Invalid(f"this is not the name of a file: {path!r}", code="invalid.argument")
@@ -41,9 +42,9 @@ def path_of(path: Any) -> Path:
 
 @contextmanager
 def temporary() -> Iterator[Path]:
-    """Give a new directory for what is needed for a while."""
+    """Yield a new temporary directory, which is removed when the block ends."""
     try:
-        folder = TemporaryDirectory(prefix="backtrail-", ignore_cleanup_errors=True)  # what went wrong is to be known
+        folder = TemporaryDirectory(prefix="backtrail-", ignore_cleanup_errors=True)  # must not mask the block's error
     except OSError as error:
         raise translated(error, Path(error.filename or "a temporary directory")) from error
     with folder as name:
@@ -52,12 +53,12 @@ def temporary() -> Iterator[Path]:
 
 @contextmanager
 def placed(path: Path, *, beside: tuple[str, ...] = ()) -> Iterator[Path]:
-    """Give the name of a file or directory to make; when the block ends well, it becomes `path`, and is on disk.
+    """Yield a temporary name, under which the block creates a file or directory; then rename it to `path` and sync it.
 
-    Who makes a directory has synced what is in it.
+    If the block raises, the file is removed. A caller that creates a directory syncs the files in it.
 
-    Nothing may be there whose name is that of `path` and one of the endings `beside`, nor a file of which SQLite would
-    take it for a part.
+    Raises `Conflict` if `path` exists, if a file with the name of `path` and one of the endings `beside` exists, or if
+    SQLite would take `path` for a file that belongs to an existing database.
     """
     try:
         if path.is_dir():
@@ -80,31 +81,31 @@ def placed(path: Path, *, beside: tuple[str, ...] = ()) -> Iterator[Path]:
 
 
 class Access(NamedTuple):
-    """Who may use a file or directory, beside its owner."""
+    """The mode and the group of a file or directory."""
 
     mode: int
     group: int
 
     @classmethod
     def to(cls, path: Path) -> Access:
-        """Return who may use that one. Raises OSError."""
+        """Return the mode and the group of a path. Raises OSError."""
         found = path.stat()
         return cls(stat.S_IMODE(found.st_mode), found.st_gid)
 
     def give(self, path: Path) -> None:
-        """Let them, and nobody else, use another one, as far as that may be done."""
+        """Set the mode and group of a path, as far as the process may. If the group fails, it gets no group rights."""
         mode = self.mode
         with suppress(OSError):
             if path.stat().st_gid != self.group:
                 try:
                     os.chown(path, -1, self.group)
-                except OSError:  # only who belongs to a group may give it something
+                except OSError:  # a process may only set a group that it belongs to
                     mode &= ~stat.S_IRWXG
             path.chmod(mode)
 
 
 def opened(part: Path, access: Access | None) -> BinaryIO:
-    """Open a new file to be written, for its owner alone; `access` says who else may read it."""
+    """Create a file and open it for writing. Only its owner may read it, unless `access` says otherwise."""
     file = open(part, "xb", opener=lambda name, flags: os.open(name, flags, 0o600))  # noqa: SIM115 - Path has none
     if access is not None:
         access.give(part)
@@ -112,7 +113,7 @@ def opened(part: Path, access: Access | None) -> BinaryIO:
 
 
 def translated(error: OSError, path: Path) -> Error:
-    """Return backtrail's error for one of the system's."""
+    """Return the backtrail error for an OSError at a path."""
     if error.errno in _FULL:
         return Unavailable(f"{path}: {error.strerror}: free some space and try again", code="unavailable.full")
     if error.errno in (errno.EMFILE, errno.ENFILE):
@@ -129,7 +130,7 @@ def _refuse_existing(path: Path) -> None:
 
 
 def _refuse_beside(path: Path, endings: tuple[str, ...]) -> None:
-    """Raise `Conflict` if it would be taken for a part of another file, or another one for a part of it."""
+    """Raise `Conflict` if SQLite would take `path` for a part of an existing file, or an existing file for its part."""
     for ending in PARTS:
         whole = path.with_name(path.name.removesuffix(ending) or path.name)
         if whole != path and whole.is_file():
@@ -142,7 +143,7 @@ def _refuse_beside(path: Path, endings: tuple[str, ...]) -> None:
         if other.exists() or other.is_symlink():
             raise Conflict(
                 f"{other}: is left of another {path.name}, and would be taken for a part of the new one: "
-                "name another file, or remove it if nobody uses it any more",
+                "name another file, or remove it if it is no longer used",
                 code="conflict.exists",
             )
 
@@ -152,7 +153,7 @@ def _existing(path: Path) -> Conflict:
 
 
 def _make(directory: Path) -> None:
-    """Make a directory, and those that it is to be in: each is on disk once its own directory is synced."""
+    """Create a directory and its missing parents, and sync the parent of each new directory."""
     missing = [each for each in (directory, *directory.parents) if not each.exists()]
     for each in reversed(missing):
         each.mkdir(exist_ok=True)
@@ -160,12 +161,12 @@ def _make(directory: Path) -> None:
 
 
 def _give_name(part: Path, path: Path) -> None:
-    """Give it its name, unless another one has it: a link, unlike a rename, replaces nothing."""
+    """Rename `part` to `path`; `Conflict` if `path` exists. Uses a link, because a rename would replace a file."""
     try:
         try:
             os.link(part, path)
         except OSError as error:
-            if error.errno not in _NO_LINKS:  # as for any directory: that is EPERM
+            if error.errno not in _NO_LINKS:  # directories cannot be linked: EPERM
                 raise
             _rename(part, path)
             return
@@ -175,7 +176,7 @@ def _give_name(part: Path, path: Path) -> None:
 
 
 def _rename(part: Path, path: Path) -> None:
-    """Take the name first, and then put in its place what it is for; who is killed in between leaves it empty."""
+    """Rename without links: create `path` empty, then replace it. A process killed in between leaves an empty file."""
     if part.is_dir():
         _rename_directory(part, path)
         return
@@ -194,7 +195,7 @@ def _rename_directory(part: Path, path: Path) -> None:
     except FileExistsError:
         raise
     except BaseException as error:
-        with suppress(OSError):  # somebody has put something there
+        with suppress(OSError):  # it is not empty if another process has put files into it
             path.rmdir()
         if isinstance(error, OSError) and error.errno == errno.ENOTEMPTY:
             raise FileExistsError from error
@@ -202,7 +203,7 @@ def _rename_directory(part: Path, path: Path) -> None:
 
 
 def remove(part: Path) -> None:
-    """Remove a file or a directory that is of no use; if that fails, it stays."""
+    """Remove a file or directory. Errors are ignored."""
     with suppress(OSError):
         if part.is_dir():
             rmtree(part)
@@ -211,7 +212,7 @@ def remove(part: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Return when a file, or which files a directory has, is on disk."""
+    """Sync a file's content, or a directory's list of files, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

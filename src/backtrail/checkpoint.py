@@ -1,4 +1,4 @@
-"""A checkpoint as users hold it: what is known about it at once, and its state when it is asked for."""
+"""The `Checkpoint` that callers get. Its fields are in memory; its state is loaded at the first access."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from backtrail.backends.port import Row
 from backtrail.engine import log, payload
 from backtrail.engine.compression import squeeze, unsqueeze
 from backtrail.engine.schema.registry import Types
-from backtrail.engine.tree import msgpack, unpacker
-from backtrail.engine.tree import spine as spines
-from backtrail.engine.tree.codec import Decoder
+from backtrail.engine.tree import chunked, decode, msgpack
+from backtrail.engine.tree.decode import Decoder
 from backtrail.engine.tree.nodes import Cache, Node, Nodes, digest_of, measured
 from backtrail.engine.tree.path import parse
 from backtrail.engine.tree.tree import Tree, locate
@@ -30,11 +29,11 @@ _MAGIC: Final = b"backtrail checkpoint 1\n"
 _LIMIT: Final = 1 << 34
 _LARGE: Final = 1 << 30
 _DENSEST: Final = 1024
-"""A state that is larger than the first holds at most so many times the bytes that it is read from."""
+"""The most times that a state of more than _LARGE bytes may be larger than its nodes; a forged size is refused."""
 
 
 class Checkpoint(Generic[S]):
-    """An immutable point in a thread. Two are equal if they have the same id."""
+    """An immutable point in a thread. Two checkpoints are equal if they have the same id and operation id."""
 
     __slots__ = (
         "_damaged",
@@ -75,37 +74,37 @@ class Checkpoint(Generic[S]):
         self.thread_id = thread_id
         self.tags = tags
 
-    # -- known at once ----------------------------------------------------------------------------
+    # -- fields -----------------------------------------------------------------------------------
 
     @property
     def id(self) -> str:
-        """What names it for good, in whatever store it is."""
+        """The id of the checkpoint, the same in every store that has it."""
         return log.checkpoint_id(self._uid, self._row.seq)
 
     @property
     def parent_id(self) -> str | None:
-        """The id of the one it was made on top of; for the first one of a fork, of the one it was forked from."""
+        """The id of the parent checkpoint; for the first checkpoint of a fork, the id of the forked checkpoint."""
         origin = None if self.damaged else log.unpack_extra(self._row)[2]
         return origin or (log.checkpoint_id(self._uid, self._row.parent) if self._row.parent else None)
 
     @property
     def op_id(self) -> bytes:
-        """What tells this checkpoint from one that a dropped transaction gave the same id."""
+        """The id of the write. A checkpoint of a dropped transaction may have the same id, but never the same op_id."""
         return self._row.op_id
 
     @property
     def seq(self) -> int:
-        """Its place in the thread's log."""
+        """The position in the thread's log."""
         return self._row.seq
 
     @property
     def step(self) -> int:
-        """How many checkpoints led to it, itself included."""
+        """The number of checkpoints on the path to this checkpoint, itself and ancestors before a fork included."""
         return self._row.step
 
     @property
     def label(self) -> str | None:
-        """Its name in the thread, if it was given one."""
+        """The name of the checkpoint in its thread, or None."""
         return self._row.label
 
     @property
@@ -115,43 +114,43 @@ class Checkpoint(Generic[S]):
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """A copy of what was saved with it."""
+        """A copy of the metadata that was saved with the checkpoint."""
         saved = b"" if self.damaged else log.unpack_extra(self._row)[0]
-        found = unpacker.Unpacker(self._types)(saved) if saved else {}
-        if type(found) is not dict:
+        metadata = decode.Unpacker(self._types)(saved) if saved else {}
+        if type(metadata) is not dict:
             raise Corrupt(f"the metadata of checkpoint {self.id} is damaged", code="corrupt.row", checkpoint_id=self.id)
-        return found
+        return metadata
 
     @property
     def created_at(self) -> dt.datetime:
-        """When it was made, by its writer's clock, in UTC."""
+        """The time of the write, by the writer's clock, in UTC."""
         return when(self._row.created_at)
 
     @property
     def size(self) -> int:
-        """Bytes of the whole state, as if it stood alone, uncompressed."""
+        """The bytes of the whole state, uncompressed and unshared."""
         return self._row.size
 
     @property
     def stored(self) -> int:
-        """Bytes that this checkpoint added to the store: its row's content and the chunks that were new."""
+        """The bytes that this checkpoint added to the store: its row's content and the new chunks."""
         return self._row.stored
 
     @property
     def root(self) -> str:
-        """The hash of the state: equal states have equal roots, however they came about."""
+        """The hash of the state. Equal states have equal roots."""
         return f"blake3:{self._row.root.hex()}"
 
     @property
     def damaged(self) -> bool:
-        """Whether its row does not match its checksum; then only its id is sure."""
+        """Whether the row does not match its checksum. Then only the id is reliable."""
         return self._damaged is not None
 
-    # -- read when asked for ------------------------------------------------------------------------
+    # -- state --------------------------------------------------------------------------------------
 
     @property
     def state(self) -> S:
-        """The state, loaded and verified when it is first read."""
+        """The state. The first access loads and verifies it."""
         if self._state is MISSING:
             tree = self._opened()
             with _named(self):
@@ -160,7 +159,7 @@ class Checkpoint(Generic[S]):
         return self._state  # type: ignore[no-any-return]
 
     def get(self, path: str | tuple[Any, ...], default: Any = None) -> Any:
-        """Return what is at a path, reading only what leads there; `default` if there is nothing."""
+        """Return the value at a path, or `default`. Only the nodes that lead there are read."""
         tree = self._opened()
         with _named(self):
             try:
@@ -170,15 +169,15 @@ class Checkpoint(Generic[S]):
             return Decoder(tree.nodes, self._types).value(rep)
 
     def tail(self, path: str | tuple[Any, ...], n: int) -> list[Any]:
-        """Return the last n items of a list or tuple, oldest first, without loading the rest."""
+        """Return the last n items of a list or tuple, oldest first. Earlier items are not loaded."""
         check_count(n, "n")
         tree = self._opened()
         with _named(self):
             rep, _ = locate(tree, parse(path), self._types)
-            spine = spines.open_rep(rep, tree.nodes)
+            spine = chunked.open_rep(rep, tree.nodes)
             if spine is None or spine.code not in (msgpack.LIST, msgpack.TUPLE):
                 raise Invalid(f"{parse(path) or 'the state'} is not a list", code="invalid.path", path=str(parse(path)))
-            entries = spines.entries(tree.nodes, spine, max(spine.length - n, 0))
+            entries = chunked.entries(tree.nodes, spine, max(spine.length - n, 0))
             return Decoder(tree.nodes, self._types).values(entries)
 
     def _opened(self) -> Tree:
@@ -191,7 +190,7 @@ class Checkpoint(Generic[S]):
     # -- to bytes and back --------------------------------------------------------------------------
 
     def to_bytes(self) -> bytes:
-        """Return the checkpoint and its whole state as bytes that stand alone."""
+        """Return the checkpoint and its whole state as self-contained bytes."""
         tree = self._opened()
         with _named(self):
             nodes = _all_nodes(tree)
@@ -209,9 +208,9 @@ class Checkpoint(Generic[S]):
         *,
         types: tuple[Any, ...] = (),
     ) -> Checkpoint[S]:
-        """Return a checkpoint from what `to_bytes` gave: `Corrupt` if damaged, `Invalid` if it is something else."""
+        """Return the checkpoint of `to_bytes`; `Corrupt` for damaged bytes, `Invalid` for any other data."""
         if not isinstance(data, bytes) or not data.startswith(_MAGIC):
-            raise Invalid("these are not the bytes of a backtrail checkpoint", code="invalid.bytes")
+            raise Invalid("the data is not the output of Checkpoint.to_bytes()", code="invalid.bytes")
         try:
             name, uid, fields, tags, rep, listed = ormsgpack.unpackb(unsqueeze(data[len(_MAGIC) :], limit=_LIMIT))
             row = _row_from(fields)
@@ -220,10 +219,10 @@ class Checkpoint(Generic[S]):
             thread_id = name.decode("utf-8", "surrogatepass")
             words = tuple(tag.decode("utf-8", "surrogatepass") for tag in tags)
         except (ValueError, TypeError, AttributeError, IndexError, KeyError) as error:
-            raise Corrupt(f"these bytes of a checkpoint are damaged ({error})", code="corrupt.bytes") from error
+            raise Corrupt(f"the bytes of the checkpoint are damaged ({error})", code="corrupt.bytes") from error
         held = len(rep) + sum(len(node.data) for node in fresh.values())
         if tree.root != row.root or not log.is_sound(row, uid) or not row.size == tree.size <= _LARGE + _DENSEST * held:
-            raise Corrupt("these bytes of a checkpoint are damaged: their hash differs", code="corrupt.bytes")
+            raise Corrupt("the bytes of the checkpoint are damaged: their hash differs", code="corrupt.bytes")
         registry = Types(types).for_state(type)
         return cls(row, thread_id=thread_id, uid=uid, tags=words, types=registry, type=type, load=lambda: tree)
 
@@ -241,7 +240,7 @@ class Checkpoint(Generic[S]):
 
 
 class _named:  # noqa: N801 - reads as a word in `with _named(checkpoint):`
-    """Makes damage that is met inside name the checkpoint."""
+    """Adds the checkpoint's id to a `Corrupt` error that the block raises."""
 
     def __init__(self, checkpoint: Checkpoint[Any]) -> None:
         self._checkpoint = checkpoint
@@ -260,14 +259,14 @@ class _named:  # noqa: N801 - reads as a word in `with _named(checkpoint):`
 
 
 def _all_nodes(tree: Tree) -> dict[bytes, Node]:
-    """Return every node of a tree."""
-    found: dict[bytes, Node] = {}
+    """Return all nodes of a tree, by digest."""
+    nodes: dict[bytes, Node] = {}
     todo = payload.refs_of(tree.rep)
     while todo:
         loaded = tree.nodes.load(todo)
-        found.update(loaded)
-        todo = [child for node in loaded.values() for child in node.children() if child not in found]
-    return found
+        nodes.update(loaded)
+        todo = [child for node in loaded.values() for child in node.children() if child not in nodes]
+    return nodes
 
 
 def _plain_row(row: Row) -> list[Any]:

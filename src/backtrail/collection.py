@@ -1,8 +1,8 @@
-"""What the collections of a store have in common: values on top of threads.
+"""The base of the collections `store.agents` and `store.conversations`, which store values in threads.
 
-A value that was loaded or saved knows the head that it is. Saved again, changed or not, it goes on top of that head or
-is a `Conflict`; one that knows none must be the first of its id. A collection keeps the handles that it used last, so
-that what was just written need not be read again.
+A value that was loaded or saved knows its head. Saving it again raises `Conflict` unless the head is still the same.
+Saving a new value raises `Conflict` if its id exists. A collection caches the handles that it used last, so a write
+need not read the thread again.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from backtrail.agents.checkpoints import Manifests, manifests_of
 from backtrail.engine import log
-from backtrail.engine.pins import AGENT
+from backtrail.engine.manifests import AGENT
 from backtrail.engine.search.extract import listed
+from backtrail.engine.tree import chunked as spines
 from backtrail.engine.tree import edits
-from backtrail.engine.tree import spine as spines
-from backtrail.engine.tree.codec import Decoder
+from backtrail.engine.tree.decode import Decoder, Unpacker
 from backtrail.engine.tree.tree import value_of
-from backtrail.engine.tree.unpacker import Unpacker
 from backtrail.engine.writer import ANYTHING, NOTHING, Expect
 from backtrail.errors import Conflict, Corrupt, Error, Invalid, NotFound
 from backtrail.models import AgentCheckpoint
@@ -44,7 +43,7 @@ _CURSOR: Final = re.compile(r"(-?[0-9]{1,18}):([0-9]{1,18})")
 
 
 class Kept(Generic[T]):
-    """The last of many things that were used, by their names; safe to share between threads."""
+    """A cache of the 256 most recently used objects, by name. Safe to share between Python threads."""
 
     def __init__(self, make: Callable[[str], T]) -> None:
         self._make = make
@@ -52,7 +51,7 @@ class Kept(Generic[T]):
         self._turn = threading.Lock()
 
     def __call__(self, name: str) -> T:
-        """Return the thing of this name: the one that was used before, if it is still there."""
+        """Return the object with this name; make it if it is not in the cache."""
         with self._turn:
             thing = self._things.pop(name, None)
             self._things[name] = thing = self._make(name) if thing is None else thing
@@ -66,20 +65,20 @@ class Collection:
 
     _space: str
     _what: str
-    """What one of them is called."""
+    """The kind of the values with its article, for error messages: "an agent"."""
     _missing: str
-    """The code of the error when one is not there."""
+    """The error code for an id that does not exist."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._threads: Kept[Thread[Any]] = Kept(lambda name: Thread(engine, self._space, name, None, self._owner(name)))
 
     def _owner(self, name: str) -> str | None:
-        """Return the agent that a thread of this name belongs to, if the name says so."""
+        """Return the agent that owns a thread: an agent's thread has the agent's id as its name. None for others."""
         return name if self._space == AGENT else None
 
     def _thread(self, id: str, agent: str | None = None) -> Thread[Any]:  # noqa: A002 - the name users know
-        """Return the handle of a thread."""
+        """Return the cached handle of a thread, or a new handle if `agent` is given."""
         kept = self._threads(check_id(id, f"the id of {self._what}"))
         return kept if agent is None else Thread(self._engine, self._space, id, None, agent)
 
@@ -95,9 +94,9 @@ class Collection:
         replace: bool,
         metadata: dict[str, Any] | None = None,
     ) -> Checkpoint[Any]:
-        """Save a value on top of the head that it came from."""
+        """Save the data of a value; `Conflict` if its head is not the expected one, unless `replace` is set."""
         thread = self._thread(id, agent)
-        change = edits.Replace(data, self._engine.desk.heads.nodes(), thread._types)  # noqa: SLF001 - our own handle
+        change = edits.Replace(data, self._engine.session.reader.nodes(), thread._types)  # noqa: SLF001 - our own handle
         expect = ANYTHING if replace else self._expected(id, saved)
         try:
             made = thread._write(change, thread._meta(None, (), metadata, "manual"), None, default=expect)  # noqa: SLF001
@@ -107,35 +106,35 @@ class Collection:
         return made
 
     def _reworded(self, error: Conflict, id: str) -> Conflict:  # noqa: A002
-        """Return a conflict as those know it who hold values, not threads."""
+        """Return a `Conflict` whose text speaks of the agent or conversation, not of its thread."""
         one = self._what.partition(" ")[2]
         if error.code == "conflict.exists":
-            text = f"there is {self._what} {id!r} already: load it and change that, or save with replace=True"
+            text = f"{one} {id!r} exists already; load it and change that value, or save with replace=True"
         elif error.code == "conflict.stale" and error.actual is None:
-            text = f"{one} {id!r} was deleted since this value was loaded: save with replace=True to begin it again"
+            text = f"{one} {id!r} was deleted since this value was loaded; save with replace=True to start it again"
         elif error.code == "conflict.stale":
-            text = f"{one} {id!r} moved on since this value was loaded: load it again and redo the change"
+            text = f"{one} {id!r} has changed since this value was loaded; load it again and repeat the change"
         else:
             return error
         return Conflict(text, code=error.code, expected=error.expected, actual=error.actual)
 
     def _expected(self, id: str, saved: Saved) -> Expect:  # noqa: A002
-        head = self._engine.recalled(saved)
+        head = saved.head
         parsed = log.parse_id(head[: log.ID_LENGTH]) if head else None
         if head is None or parsed is None:
             return Expect(NOTHING)
-        record = self._engine.desk.heads.backend.find_thread(self._space, id)
-        if record is None or record.uid != parsed[0]:  # it came from another store
+        record = self._engine.session.reader.backend.find_thread(self._space, id)
+        if record is None or record.uid != parsed[0]:  # the value came from another store
             return Expect(NOTHING)
         return Expect(parsed[1], bytes.fromhex(head[log.ID_LENGTH :]))
 
     def _came_from(self, saved: Saved, checkpoint: Checkpoint[Any]) -> None:
-        """Note the head that a value came from, or has become."""
+        """Set the head of a value that was loaded from a checkpoint, or saved as it."""
         uid = bytes.fromhex(checkpoint.id[-2 * log.UID_BYTES :])
         self._engine.remember(saved, f"{checkpoint.id}{checkpoint.op_id.hex()}", uid)
 
     def _load(self, id: str, at: Any) -> Checkpoint[Any]:  # noqa: A002
-        """Return a checkpoint of a thread: the head, or what a ref or a checkpoint of the agent means."""
+        """Return a checkpoint of a thread. `at` is a ref ("@" for the head), or an agent checkpoint or its id."""
         thread = self._thread(id)
         found = None
         if isinstance(at, AgentCheckpoint) or (isinstance(at, str) and log.parse_id(at)):
@@ -145,7 +144,7 @@ class Collection:
             try:
                 return thread._held(manifests.pointer(found[1], self._space, id))  # noqa: SLF001 - our own handle
             except Corrupt:
-                manifests.found(found[1])  # NotFound if it was deleted meanwhile: then it is no damage
+                manifests.checkpoint(found[1])  # raises NotFound if it was deleted meanwhile: then this is no damage
                 raise
         checkpoint = thread.latest()
         if checkpoint is None:
@@ -160,10 +159,10 @@ class Collection:
     def _listed(
         self, agent: str | None, cursor: str | None = None, prefix: str | None = None
     ) -> Iterator[tuple[ThreadRecord, Row]]:
-        """Give the threads that have a head, each with its newest row, newest activity first; from a cursor on."""
+        """Yield the threads that have a head, with their newest rows, latest activity first, after a cursor."""
         after = None if cursor is None else _place_of(cursor)
         while True:
-            backend = self._engine.desk.heads.backend
+            backend = self._engine.session.reader.backend
             page = backend.threads(space=self._space, agent=agent, prefix=prefix, after=after, limit=_PAGE)
             yield from page
             if len(page) < _PAGE:
@@ -178,36 +177,36 @@ class Collection:
         *,
         prefix: str | None = None,
     ) -> Iterator[tuple[ThreadRecord, Row, dict[str, Any] | str]]:
-        """Give what a listing shows of each thread; one that is deleted meanwhile is passed over."""
+        """Yield each wanted thread with its newest row and its `_header`, without threads deleted meanwhile."""
         for record, newest in self._listed(agent, cursor, prefix):
             if wanted(record):
                 with suppress(NotFound):
                     yield record, newest, self._header(record)
 
     def _header(self, record: ThreadRecord) -> dict[str, Any] | str:
-        """Return what a listing shows of a thread's state: all but its messages; what is damaged, if it cannot be read.
+        """Return the fields of a thread's state that a listing shows, or the reason why it cannot be read.
 
-        In place of the messages, their number and the last one.
+        The messages are replaced by their number and the last message.
         """
-        heads = self._engine.desk.heads
+        reader = self._engine.session.reader
         try:
-            standing = heads.standing_of(record)
-            if standing is None or standing.head is None:
+            tip = reader.tip_of(record)
+            if tip is None or tip.head is None:
                 raise self._unknown(record.name)
-            return _header(heads.chain(record, standing.head).tree, self._engine)
+            return _header(reader.chain(record, tip.head).tree, self._engine)
         except NotFound:
             raise
-        except Error as error:  # the others are still listed
+        except Error as error:  # an unreadable thread must not end the listing
             return str(error)
 
 
 def is_field(key: Any) -> bool:
-    """Tell whether a key of a state is a field of its value: what begins with @ is kept there by an adapter."""
+    """Tell whether a key of a state is a field of its value: keys that begin with @ belong to adapters."""
     return not (isinstance(key, str) and key.startswith("@"))
 
 
 def cursor_of(record: ThreadRecord, newest: Row) -> str:
-    """Return where a listing goes on behind a thread: it stays there, whatever becomes of the thread."""
+    """Return the cursor with which a listing continues after a thread, even if the thread is deleted meanwhile."""
     return f"{newest.created_at}:{record.no}"
 
 
@@ -221,7 +220,7 @@ def _place_of(cursor: str) -> tuple[int, int]:
 def _header(tree: Tree, engine: Engine) -> dict[str, Any]:
     top = spines.open_rep(tree.rep, tree.nodes)
     if top is None or not top.is_mapping:
-        raise Corrupt("its state is not what it should be", code="corrupt.state")
+        raise Corrupt("its state is not that of a value", code="corrupt.state")
     decoder, unpack = Decoder(tree.nodes, engine.types), Unpacker(engine.types)
     found: dict[str, Any] = {}
     for entry in spines.entries(tree.nodes, top):

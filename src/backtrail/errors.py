@@ -1,15 +1,15 @@
 """The error tree. Every exception that backtrail raises on purpose is one of these.
 
-They are grouped by what a handler would do, and told apart by class and by `code`, never by text:
+The classes are grouped by what a handler does about them. Handlers tell errors apart by class and `code`, not by text:
 
     Error
-    ├── NotFound (KeyError)     there is no such thing: look elsewhere, or create it
-    ├── Conflict                somebody else was first: read again, then decide
-    ├── Invalid (ValueError)    the request itself is wrong: change the call; nothing was written
-    ├── Corrupt                 stored data is damaged: it is named; all else still loads
+    ├── NotFound (KeyError)     the thing does not exist: look elsewhere, or create it
+    ├── Conflict                another writer was first: read again, then decide
+    ├── Invalid (ValueError)    the request is wrong: change the call; nothing was written
+    ├── Corrupt                 stored data is damaged: the error names it; all other data still loads
     ├── Unavailable             the storage cannot do it now (locked, full, unreachable): try later
     ├── InDoubt                 a call was started and its result is unknown: settle it
-    └── CommitUnknown           the storage went away during a commit: ask again what happened
+    └── CommitUnknown           the storage failed during a commit: read again what is stored
 
 `code` is stable: "not_found.checkpoint", "conflict.stale", "invalid.value" ... Programs may rely on it.
 """
@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 
 class Error(Exception):
-    """The root of the tree. `code` says precisely what happened; `details` carries the parts of the message."""
+    """The root of the tree. `code` names the exact problem; `details` holds the parts of the message."""
 
     default_code: ClassVar[str] = "error"
 
@@ -35,13 +35,13 @@ class Error(Exception):
 
 
 class NotFound(Error, KeyError):
-    """There is no such thread, checkpoint, label, path ..."""
+    """A thread, checkpoint, label or path does not exist."""
 
     default_code = "not_found"
 
 
 class Conflict(Error):
-    """Somebody else was first. `expected` and `actual` are the ids of the two heads (None: no head)."""
+    """Another writer was first. `expected` and `actual` are the ids of the two heads (None: no head)."""
 
     default_code = "conflict"
 
@@ -60,7 +60,7 @@ class Conflict(Error):
 
 
 class Invalid(Error, ValueError):
-    """The request is wrong. `path` names the culprit inside a value, if that is what is wrong."""
+    """The request is wrong. `path` names the part of a value that is wrong, if a value is."""
 
     default_code = "invalid"
 
@@ -70,7 +70,7 @@ class Invalid(Error, ValueError):
 
 
 class Corrupt(Error):
-    """Stored data does not match its hash. `checkpoint_id` names the checkpoint that was asked for."""
+    """Stored data is damaged. `checkpoint_id` names the checkpoint that the caller asked for."""
 
     default_code = "corrupt"
 
@@ -82,18 +82,18 @@ class Corrupt(Error):
 
 
 class Unavailable(Error):
-    """The storage cannot do it now: locked, full, read-only, closed, unreachable."""
+    """The storage cannot do it now: it is locked, full, read-only, closed or unreachable."""
 
     default_code = "unavailable"
 
 
 class InDoubt(Error):
-    """A call was started and nobody knows whether it finished."""
+    """A call was started, and it is unknown whether it finished."""
 
     default_code = "in_doubt"
 
 
 class CommitUnknown(Error):
-    """The storage went away while committing; whether the write is there is not known."""
+    """The storage failed during a commit, and it is unknown whether the write was made."""
 
     default_code = "commit_unknown"

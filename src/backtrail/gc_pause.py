@@ -1,7 +1,7 @@
-"""When Python looks for garbage, and when it should wait.
+"""Pausing Python's garbage collector while many objects are made.
 
-It does so whenever some hundreds of containers were made, and goes through all new ones each time: for a long list of
-messages, or the tables of a store in files, that is half of what it takes to read it. So it waits until they are made.
+The collector runs after every few hundred new containers and visits all of them. For a long list of messages, or the
+tables of a file store, that is half of the time to read it. So it pauses until they are made.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _uncollected: Final[set[object]] = set()
-"""One for each block that has stopped Python's collector. No lock: a handler of signals may come in between."""
+"""One token for each block that paused the collector. No lock: a signal handler may run in between."""
 
 
 def _collect_in_child() -> None:
     if _uncollected:
-        gc.enable()  # the threads that would do so are not there
+        gc.enable()  # the threads that would enable it do not exist in the child
     _uncollected.clear()
 
 
@@ -30,9 +30,9 @@ if hasattr(os, "register_at_fork"):
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Let Python's collector wait until a block has made its many objects, none of which is garbage.
+    """Pause the collector in a block that makes many objects, none of which is garbage.
 
-    Where blocks of several threads overlap, the first that ends lets it go on: never does it wait for good.
+    If blocks of several threads overlap, the first one that ends enables the collector: it is never off for good.
     """
     if not gc.isenabled():
         yield

@@ -1,4 +1,4 @@
-"""Parts of the package that are loaded when they are first used: it may be that they cannot be read just then."""
+"""The error for an import at first use that fails, for example because no file descriptor is free."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Loading:
-    """`with loading:` around an import: a process that may open no more files gets `Unavailable`, not an OSError."""
+    """`with loading:` around an import turns OSError into `Unavailable`."""
 
     def __enter__(self) -> None:
         pass
@@ -19,8 +19,8 @@ class Loading:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if isinstance(error, OSError):
             raise Unavailable(
-                f"a part of backtrail cannot be loaded: {error.strerror or error}: close files and stores that are not "
-                "needed, or let the process open more (ulimit -n), and try again",
+                f"a module of backtrail cannot be imported: {error.strerror or error}; close files and stores, or "
+                "raise the limit of open files (ulimit -n), and try again",
                 code="unavailable.open",
             ) from error
 

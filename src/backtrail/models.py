@@ -1,4 +1,4 @@
-"""The plain values that calls return. All of them are frozen, and none of them does any I/O."""
+"""The values and reports that calls return. They are frozen and do no I/O."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Sentinel(Enum):
-    """Values that mean what None cannot."""
+    """The sentinels MISSING and NEW, for arguments and fields in which None would be ambiguous."""
 
     MISSING = "MISSING"
     NEW = "NEW"
@@ -31,7 +31,7 @@ _FIRST: Final = (dt.datetime.min.replace(tzinfo=dt.UTC) - _EPOCH) // dt.timedelt
 _LAST: Final = (dt.datetime.max.replace(tzinfo=dt.UTC) - _EPOCH) // dt.timedelta(microseconds=1)
 
 MISSING: Final = Sentinel.MISSING
-"""Where there is no value."""
+"""Stands for an absent value where None could be a value."""
 NEW: Final = Sentinel.NEW
 """The expectation that a thread does not exist yet."""
 
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class Items(tuple[T, ...]):
-    """What a list becomes inside of a frozen value: a tuple that also equals a list of the same items."""
+    """A list inside a frozen value: a tuple that also equals a list of the same items."""
 
     __slots__ = ()
 
@@ -54,13 +54,13 @@ class Items(tuple[T, ...]):
     __hash__ = tuple.__hash__
 
     def __getitem__(self, at: Any) -> Any:
-        found = tuple.__getitem__(self, at)
-        return Items(found) if isinstance(at, slice) else found
+        item = tuple.__getitem__(self, at)
+        return Items(item) if isinstance(at, slice) else item
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One difference: `op` is "+" (added), "-" (removed) or "~" (changed); where there is no value, it is MISSING."""
+    """One difference: `op` is "+" (added), "-" (removed) or "~" (changed). An absent `old` or `new` is MISSING."""
 
     op: str
     path: Any
@@ -76,7 +76,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Reordered(Change):
-    """A dict in which keys have moved; `old` and `new` are its keys in their order."""
+    """A change in the order of a dict's keys; `old` and `new` are the keys in order."""
 
     def __str__(self) -> str:
         return f"~ {str(self.path) or 'state'}: keys in another order"
@@ -89,7 +89,7 @@ def _short(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """What changed between two checkpoints; prints as one line per change."""
+    """The changes between two checkpoints; prints as one line per change."""
 
     changes: tuple[Change, ...]
 
@@ -117,14 +117,14 @@ class ThreadInfo:
     updated_at: dt.datetime
     step: int
     checkpoints: int
-    """The same as `in_view`, an older name."""
+    """An older name of `in_view`."""
     head_id: str
     forked_from: str | None
-    """The id of the checkpoint it was forked from."""
+    """The id of the checkpoint that the thread was forked from."""
     damaged: str | None = None
-    """Why the head is not known, if it is not: `step` and `head_id` are then the last that are known."""
+    """Why the head is unknown; None if it is known. If unknown, `step` and `head_id` are the last known values."""
     in_view: int = field(init=False)
-    """How many checkpoints `history()` gives: not what was rewound away."""
+    """The number of checkpoints that `history()` returns. Checkpoints that a rewind took out of view do not count."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "in_view", self.checkpoints)
@@ -132,50 +132,50 @@ class ThreadInfo:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A message that was found."""
+    """A message that matches a search."""
 
     conversation_id: str
-    """The id of its thread."""
+    """The id of the message's thread."""
     message_id: str | None
     """The message's own `id`, if it has one."""
     snippet: str
-    """The text around what was found."""
+    """The text around the match."""
     role: str | None
     created_at: dt.datetime
-    """When it was made, if it says so itself; else when the checkpoint was saved that brought it."""
+    """The message's own time, if it has one; else the time of the checkpoint that added the message."""
     score: float
-    """From 0 to 1: how much it is about what was looked for."""
+    """How well the message matches, from 0 to 1."""
     kind: str
-    """The name space of its thread."""
+    """The name space of the message's thread."""
     agent: str | None
-    """The agent that its thread belongs to."""
+    """The agent of the message's thread."""
     position: int
-    """Its place in `messages` ..."""
+    """The message's index in `messages` of the checkpoint `checkpoint_id`."""
     checkpoint_id: str
-    """... of this checkpoint, which is the head of its thread."""
+    """The head of the message's thread."""
     cursor: str
-    """Where to go on: `search(..., after=hit.cursor)`, or `after=hit`."""
+    """Continue the search after this hit with `search(..., after=hit.cursor)` or `after=hit`."""
 
 
 def when(micros: int) -> dt.datetime:
-    """Return an aware datetime in UTC; what is beyond the years 1 to 9999, as in a damaged row, is their end."""
+    """Return an aware datetime in UTC, clipped to the years 1 to 9999: a damaged row may hold any number."""
     return _EPOCH + dt.timedelta(microseconds=min(max(micros, _FIRST), _LAST))
 
 
 def micros(moment: dt.datetime) -> int:
-    """Return microseconds since 1970."""
+    """Return the microseconds from 1970 to a moment."""
     return (moment - _EPOCH) // dt.timedelta(microseconds=1)
 
 
 @dataclass(slots=True, eq=False)
 class Saved:
-    """What a value knows of where it is stored: the id of the checkpoint it was loaded from or saved as, if any."""
+    """The id of the checkpoint that an agent or conversation was loaded from or saved as; None if there is none."""
 
     head: str | None = None
 
     @classmethod
     def of(cls, other: object) -> Saved:
-        """Return another one that knows the same; what `dataclasses.asdict` made of one knows nothing."""
+        """Return a copy of a `Saved`; for any other value, such as a dict of `dataclasses.asdict`, an empty `Saved`."""
         return Saved(other.head if isinstance(other, Saved) else None)
 
 
@@ -188,7 +188,7 @@ class AgentInfo:
 
     agent_id: str
     name: str | None
-    """This and what follows is None if the agent's state is damaged."""
+    """None if the agent's state is damaged, as are the fields that follow."""
     agent_type: str | None
     version: int | None
     created_at: dt.datetime | None
@@ -196,7 +196,7 @@ class AgentInfo:
     damaged: str | None = None
     """What is damaged, if anything is."""
     cursor: str | None = field(default=None, compare=False)
-    """Where to go on: `list(after=info.cursor)`."""
+    """Continue the listing after this agent with `list(after=info.cursor)`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,20 +213,20 @@ class ConversationInfo:
     tags: tuple[str, ...]
     metadata: dict[str, str]
     forked_from: str | None = None
-    """The id of the conversation that it branched from ..."""
+    """The id of the conversation that this one was forked from."""
     forked_at: str | None = None
-    """... and of the last message that both have; None if it left before the first one."""
+    """The id of the last message that both conversations share; None if they share none."""
     damaged: str | None = None
-    """What is damaged, if anything is; then only the id and the agent are sure."""
+    """What is damaged, if anything is. Then only the id and the agent are reliable."""
     updated_at: dt.datetime | None = field(default=None, compare=False)
-    """When it was last written to, by the clock of who did."""
+    """The time of the last write, by the writer's clock."""
     cursor: str | None = field(default=None, compare=False)
-    """Where to go on: `list(..., after=info.cursor)`. None outside of a listing."""
+    """Continue the listing after this conversation with `list(..., after=info.cursor)`. None outside a listing."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentCheckpoint:
-    """A point to which an agent and all its conversations can be brought back."""
+    """A point to which an agent and all its conversations can be restored."""
 
     id: str
     agent_id: str
@@ -236,72 +236,72 @@ class AgentCheckpoint:
     """One of manual, automatic, pre_operation, recovery."""
     created_at: dt.datetime
     size_bytes: int
-    """Bytes of all the states that it holds."""
+    """The bytes of all its states."""
     checksum: str
-    """The hash of the hashes of those states."""
+    """The hash of the hashes of its states."""
     conversations: int
-    """How many it holds."""
+    """The number of its conversations."""
     damaged: bool = False
-    """Whether its row is; then only its id is sure."""
+    """Whether its row is damaged. Then only the id is reliable."""
 
     @property
     def checkpoint_type(self) -> str:
-        """The same as `kind`."""
+        """Another name of `kind`."""
         return self.kind
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What a store holds, measured."""
+    """The contents of a store in numbers."""
 
     threads: int
-    """Plain ones."""
+    """Plain threads: not those of agents, conversations and runs."""
     agents: int
     conversations: int
     runs: int
     checkpoints: int
-    """Of all of these: those that can be loaded, in view or rewound away."""
+    """The visible checkpoints of all threads, agents, conversations and runs, also those out of view."""
     agent_checkpoints: int
-    """The points to which an agent and its conversations can be brought back."""
+    """The points to which an agent and its conversations can be restored."""
     messages: int
-    """In all conversations, as they are now."""
+    """The messages of the heads of all conversations."""
     chunks: int
     logical_bytes: int
-    """The sizes of all visible checkpoints' states, added up: what whole copies would take."""
+    """The sum of the sizes of all visible checkpoints' states: the size of whole copies."""
     payload_bytes: int
-    """What they take instead: bytes of what is stored for states, compressed, and each once."""
+    """The bytes that are stored for these states, compressed and shared."""
     stored_bytes: int
-    """Bytes on disk."""
+    """The bytes on disk."""
     indexed: int = 0
-    """Messages in the index of `search`, as of its last use."""
+    """The messages in the search index, as of its last update."""
     index_bytes: int = 0
-    """Bytes of that index: a part of the stored ones."""
+    """The bytes of the search index, a part of `stored_bytes`."""
 
     @property
     def sharing(self) -> float:
-        """How many bytes of states there are for each byte that is stored for them; 1.0 if there are none."""
+        """The ratio of logical bytes to payload bytes; 1.0 for an empty store."""
         return self.logical_bytes / self.payload_bytes if self.payload_bytes else 1.0
 
 
 class PruneReport(int):
-    """How many checkpoints went, or would go; `removed` says which, `kept` which stay, and both why."""
+    """The number of checkpoints that a prune removes. `removed` and `kept` list them with the reasons."""
 
     removed: Sequence[tuple[str, str]]
     """(checkpoint id, reason)."""
     removed_from: Sequence[tuple[str, str]]
-    """Of each in `removed`, its thread: (kind, thread id)."""
+    """The thread of each checkpoint in `removed`: (kind, thread id)."""
     kept: Sequence[tuple[str, str, tuple[str, ...]]]
-    """(checkpoint id, thread id, reasons). When a store is pruned, only of threads of which something goes."""
+    """(checkpoint id, thread id, reasons). A prune of a store lists only threads that lose checkpoints."""
     kinds: Sequence[str]
-    """Of each in `kept`, what its thread is: thread, agent, conversation or run."""
+    """The kind of the thread of each checkpoint in `kept`: thread, agent, conversation or run."""
     untouched: int
-    """How many threads there were of which nothing goes."""
+    """The number of threads that lose no checkpoint."""
     damaged: tuple[str, ...]
-    """The ids of threads that were passed over: it is not known where their heads are, until a repair."""
+    """The ids of threads whose heads are unknown. They are skipped until a repair."""
     threads: tuple[tuple[str, str, str], ...]
-    """(kind, thread id, reason): those that went as a whole, because they were idle. Their checkpoints are removed."""
+    """(kind, thread id, reason) of threads that were removed as a whole, because they were idle."""
     reasons: dict[str, int]
-    """How many checkpoints stay for each reason, in all threads, also in those of which nothing goes."""
+    """The number of checkpoints that stay for each reason, in all threads."""
     dry_run: bool
 
     def __new__(
@@ -317,7 +317,7 @@ class PruneReport(int):
         reasons: dict[str, int] | None = None,
         dry_run: bool,
     ) -> Self:
-        """Make a report of what was removed and what was kept."""
+        """Make a report from the removed and the remaining checkpoints."""
         made = super().__new__(cls, len(removed))
         made.removed = removed
         made.removed_from = removed_from
@@ -336,37 +336,37 @@ class PruneReport(int):
 
 @dataclass(frozen=True, slots=True)
 class GcReport:
-    """What a collection removed."""
+    """The result of a garbage collection: the numbers of removed rows and chunks."""
 
     rows: int
     chunks: int
     bytes: int
-    """Bytes of the chunks that went, as they were stored."""
+    """The stored bytes of the removed chunks."""
     repacked: int = 0
-    """Rows that were stored anew, because a chunk holds, or no longer holds, what they hold."""
+    """The rows that were rewritten, to refer to a chunk with the same content, or to no longer refer to one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExportReport:
-    """What is in the file of an export."""
+    """The contents of an export's file."""
 
     id: str
-    """By which a later export can name it."""
+    """The id of the export, which a later export can continue."""
     path: str
     since: str | None
-    """The id of the export that it continues: whoever imports it needs that one first."""
+    """The id of the earlier export that this export continues, and that must be imported first; None for a full one."""
     threads: int
-    """Those that are in it; of an export that continues another, those that have changed since."""
+    """The threads in the file; in an export that continues another, the threads that have changed since."""
     rows: int
     checkpoints: int
-    """The same as `visible_rows`, an older name: `Stats.checkpoints` counts something else."""
+    """An older name of `visible_rows`. `Stats.checkpoints` counts other things."""
     chunks: int
     bytes: int
     """The size of the file."""
     visible_rows: int = field(init=False)
-    """Rows that are visible checkpoints of any thread, also of those that a store keeps for itself.
+    """The visible checkpoints of all threads, internal ones included.
 
-    Those are agents' checkpoints, journals of runs, and what stands beside threads.
+    Internal threads hold agents' checkpoints, journals of runs, and notes on checkpoints of other threads.
     """
 
     def __post_init__(self) -> None:
@@ -375,62 +375,62 @@ class ExportReport:
 
 @dataclass(frozen=True, slots=True)
 class ImportReport:
-    """What an import has added, and changed."""
+    """The result of an import: the threads and rows that it added and changed."""
 
     id: str
-    """That of the export."""
+    """The id of the export."""
     threads: int
-    """Those in the file."""
+    """The threads in the file."""
     created: int
-    """Those that were not here."""
+    """The threads that the store did not have."""
     extended: int
-    """Those that have gone on."""
+    """The threads that the store had, and that got more rows."""
     rows: int
     checkpoints: int
-    """The same as `visible_rows`, an older name."""
+    """An older name of `visible_rows`."""
     chunks: int
     marked: int
-    """Rows that were here, and are hidden, shown again or tagged otherwise now."""
+    """The existing rows that the import hid, showed again or tagged otherwise."""
     visible_rows: int = field(init=False)
-    """Rows that came and are visible checkpoints of any thread, as in `ExportReport`."""
+    """The imported rows that are visible checkpoints of any thread, as in `ExportReport`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "visible_rows", self.checkpoints)
 
     @property
     def changed(self) -> bool:
-        """Whether anything did."""
+        """Whether the import changed the store."""
         return bool(self.rows or self.marked)
 
 
 @dataclass(frozen=True, slots=True)
 class CopyReport:
-    """What a copy has added, and what was compared."""
+    """The result of a copy: the threads that it added, and the checkpoints that it compared."""
 
     threads: int
-    """Those of the store that was copied."""
+    """The threads of the source store."""
     created: int
-    """Those that were not there."""
+    """The threads that the target store did not have."""
     extended: int
-    """Those that have gone on."""
+    """The threads that the target store had, and that got more rows."""
     checkpoints: int
-    """Visible ones of the store that was copied, each with the same root in both; not what was pruned in the other."""
+    """The visible checkpoints of the source that the target has with the same root, without those it had pruned."""
 
 
 @dataclass(frozen=True, slots=True)
 class MigrateReport:
-    """What was brought up to date."""
+    """The result of a migration."""
 
     threads: int
-    """Those that were looked at."""
+    """The threads that were read."""
     migrated: int
-    """Those whose state was of an older version, and was saved anew."""
+    """The threads whose state was of an older version, and was saved in the newest."""
     failed: tuple[tuple[str, str, str], ...] = ()
-    """(kind, thread id, reason): those that could not be; they are as they were."""
+    """(kind, thread id, reason) of threads that could not be migrated. They are unchanged."""
 
     @property
     def ok(self) -> bool:
-        """Whether everything is up to date."""
+        """Whether all threads are up to date."""
         return not self.failed
 
 
@@ -442,55 +442,55 @@ class Damage:
     thread_id: str
     reason: str
     kind: str = "thread"
-    """The name space of its thread. Agents' checkpoints are "checkpoint", and what runs go on from is "journal"."""
+    """The name space of its thread: "checkpoint" for agents' checkpoints, "journal" for journals of runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Salvage:
-    """What is left of a thread in which something is damaged."""
+    """The readable part of a damaged thread."""
 
     thread_id: str
     kind: str
     lost: int
-    """Checkpoints, and moves of the head, that cannot be read."""
+    """The checkpoints and moves of the head that cannot be read."""
     loads: int
-    """Checkpoints that can."""
+    """The checkpoints that can be read."""
     head_id: str | None
-    """The newest of these that was the head: where to rewind to, or to fork; a repair makes it the head."""
+    """The newest readable checkpoint that was the head. Rewind to it or fork it; a repair makes it the head."""
     head_lost: bool
-    """Whether it is not the head."""
+    """Whether the current head cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What was looked at, and what is damaged."""
+    """The result of a verification: the data that it checked, and the damage that it found."""
 
     threads: int
-    """Threads of all kinds, also those that a store keeps for itself."""
+    """The threads of all kinds, internal ones included."""
     checkpoints: int
-    """The same as `states_read`, an older name: `Stats.checkpoints` counts something else."""
+    """An older name of `states_read`. `Stats.checkpoints` counts other things."""
     damaged: tuple[Damage, ...]
     misindexed: tuple[str, ...] = ()
-    """The ids of threads whose messages `search` may miss; `reindex` mends that. No data is lost."""
+    """The ids of threads whose messages `search` may miss. No data is lost; `reindex` repairs the index."""
     faults: tuple[str, ...] = ()
-    """What is wrong with files, tables, indexes and pins, in words. What it means for checkpoints is in `damaged`."""
+    """The faults of files, tables, indexes and pins, in words. `damaged` lists the checkpoints that they affect."""
     chunks: tuple[str, ...] = ()
-    """The digests of damaged chunks, those that nothing needs included."""
+    """The digests of damaged chunks, unused ones included."""
     salvage: tuple[Salvage, ...] = ()
-    """For each thread in `damaged`, what still loads."""
+    """The readable part of each thread in `damaged`."""
     repairs: tuple[str, ...] = ()
-    """What `repair=True` has done, or would do, in words."""
+    """The repairs that `repair=True` made, or would make, in words."""
     repaired: bool = False
-    """Whether it was done: then all of the above is what was found before, and is no longer so."""
+    """Whether the repairs were made. The other fields then describe the store before them."""
     skipped: int = 0
-    """Threads that were not looked at, since an interrupted call had found them sound; see `resume`."""
+    """Always 0: a verification reads every thread."""
     states_read: int = field(init=False)
-    """States that were read and checked: all visible ones but agents' checkpoints, journals of runs included."""
+    """The states that were read and checked: all visible ones except agents' checkpoints, with journals of runs."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "states_read", self.checkpoints)
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is, or was, damaged."""
+        """Whether the verification found no damage."""
         return not (self.damaged or self.misindexed or self.faults or self.chunks)

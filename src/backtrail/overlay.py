@@ -1,39 +1,37 @@
-"""A transaction: a backend that keeps writes in memory on top of another one until they are written as one batch.
+"""A transaction: a `LogStore` that collects batches in memory on top of another store, and writes them as one batch.
 
-It reads through: what was written in the transaction is seen in it, and nowhere else. Whatever a write required of
-the backend is required again, of the backend itself, when the transaction is written.
+Reads combine the store with the batches, so the transaction sees its own writes, and other readers do not. The
+conditions of each batch are checked at once against the transaction, and again against the store at the end.
 """
 
-# ruff: noqa: D102, ARG002 - the port says what its methods do and which arguments they have
+# ruff: noqa: D102 - the port documents its methods
 
 from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
 from copy import copy
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from backtrail.backends.port import Batch, MissingChunks, Row, Stale, Stand, ThreadRecord, Vanished, as_tagged
+from backtrail.backends.defaults import matches, page, resolve, select, settle
+from backtrail.backends.port import Batch, MissingChunks, Row, Stale, ThreadRecord, ThreadTip, Vanished
 from backtrail.errors import Conflict, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-    from contextlib import AbstractContextManager
 
-    from backtrail.backends.port import Backend, Found, Indexed, NewThread, Phrase, Splice, Usage
+    from backtrail.backends.port import LogStore, NewThread
+
+T = TypeVar("T")
 
 _FIRST: Final = -(1 << 32)
-"""The number of the first thread that a transaction creates; the next ones are below. A batch's -1, -2 ... are not."""
+"""The number of the first thread that a transaction creates; later threads count up. In a batch they are -1, -2 ..."""
 
 
 class Overlay:
-    """The writes of one transaction, as a backend: `port.Backend` says what each method does."""
+    """The writes of one transaction on top of the store `below`."""
 
-    shows_texts = False
-    undoes_groups = False
-    read_only = False
-
-    def __init__(self, below: Backend) -> None:
+    def __init__(self, below: LogStore) -> None:
         self._below = below
         self._created: list[NewThread] = []
         self._renewed: dict[int, NewThread] = {}
@@ -44,22 +42,23 @@ class Overlay:
         self._visible: set[tuple[int, int]] = set()
         self._newest: dict[int, int] = {}
         self._tagged: dict[tuple[int, int], tuple[str, ...]] = {}
+        self._pinned: dict[tuple[int, int], tuple[bytes, ...]] = {}
         self._hidden: set[tuple[int, int]] = set()
         self._shown: set[tuple[int, int]] = set()
         self._tags: dict[tuple[int, int, str], bool] = {}
+        self._pins: dict[tuple[int, int, bytes], bool] = {}
         self._untouched: dict[int, int] = {}
+        self._gaps = False
         self._done = False
         self.turn = threading.RLock()
-        """For whoever uses it from several threads."""
+        """The lock for callers that use one transaction from several Python threads."""
         self.after_commit: list[Callable[[], None]] = []
         self.after_drop: list[Callable[[], None]] = []
-        self.expected: dict[object, Any] = {}
-        """The heads that handles last read or wrote in this transaction."""
 
     @contextmanager
     def part(self) -> Iterator[None]:
-        """Take back what a block wrote if it fails: whoever catches that may go on with the transaction."""
-        before = {name: copy(held) for name, held in vars(self).items() if isinstance(held, list | dict | set)}
+        """Drop the writes of the block if the block raises an exception; earlier writes of the transaction stay."""
+        before = {name: copy(value) for name, value in vars(self).items() if isinstance(value, list | dict | set)}
         before["_rows"] = {no: rows.copy() for no, rows in self._rows.items()}
         try:
             yield
@@ -70,12 +69,13 @@ class Overlay:
     # -- the end ------------------------------------------------------------------------------------
 
     def finish(self, *, commit: bool) -> None:
-        """Write everything as one batch, or drop it."""
+        """End the transaction: write all its changes as one batch, or drop them."""
         self._done = True
         if not commit:
             self._drop()
             return
-        if self._rows or self._renewed or self._hidden or self._shown or self._tags or self._untouched:
+        changes = (self._rows, self._renewed, self._hidden, self._shown, self._tags, self._pins, self._untouched)
+        if any(changes):
             try:
                 self._write()
             except BaseException:
@@ -89,126 +89,108 @@ class Overlay:
             threads=tuple(self._created),
             renew=tuple((_in_batch(no), new) for no, new in self._renewed.items()),
             rows=tuple((_in_batch(no), row) for no, rows in self._rows.items() for row in rows),
+            gaps=self._gaps,
             chunks=tuple(self._chunks.items()),
             touch=tuple(self._touched - self._chunks.keys()),
             visible=tuple(self._visible),
             newest=tuple(self._newest.items()),
             tags=tuple((no, seq, tags) for (no, seq), tags in self._tagged.items()),
+            pins=tuple((no, seq, holders) for (no, seq), holders in self._pinned.items()),
             hide=tuple((_in_batch(no), seq) for no, seq in self._hidden),
             show=tuple(self._shown),
             tag=tuple((_in_batch(no), seq, tag) for (no, seq, tag), there in self._tags.items() if there),
             untag=tuple((_in_batch(no), seq, tag) for (no, seq, tag), there in self._tags.items() if not there),
+            pin=tuple((_in_batch(no), seq, holder) for (no, seq, holder), there in self._pins.items() if there),
+            unpin=tuple((_in_batch(no), seq, holder) for (no, seq, holder), there in self._pins.items() if not there),
             untouch=tuple((_in_batch(no), seq) for no, seq in self._untouched.items()),
         )
         while True:
             try:
                 self._below.commit(batch)
-            except MissingChunks as error:  # they were collected meanwhile
+            except MissingChunks as error:
                 missing = {digest: self._spare[digest] for digest in error.digests if digest in self._spare}
                 if len(missing) < len(error.digests):
-                    raise _refused("what it relied on was collected meanwhile") from error
+                    raise _refused("garbage collection removed chunks that this transaction refers to") from error
                 chunks = tuple((digest, stored()) for digest, stored in missing.items())
                 touch = tuple(digest for digest in batch.touch if digest not in missing)
                 batch = batch._replace(chunks=(*batch.chunks, *chunks), touch=touch)
             except (Stale, Vanished) as error:
-                raise _refused("somebody else wrote to a thread of this transaction") from error
+                raise _refused("another writer wrote to a thread of this transaction") from error
             else:
                 return
 
     def spare(self, chunks: Mapping[bytes, Callable[[], bytes]]) -> None:
-        """Take what makes chunks that a batch touches, in case that they are collected before the end."""
+        """Add functions that make the bytes of chunks that the store has, in case gc removes them before the end."""
         self._spare.update(chunks)
 
     def _drop(self) -> None:
-        for action in self.after_drop:
+        for action in reversed(self.after_drop):
             action()
 
     def commit(self, batch: Batch) -> tuple[int, ...]:
-        """Take a batch into the transaction, on the conditions that the backend would set."""
+        """Add a batch to the transaction and return the numbers of its new threads.
+
+        The conditions of the batch are checked against the store as the transaction sees it.
+        """
         if self._done:
             raise Unavailable("this transaction has ended", code="unavailable.closed")
-        self._check(batch)
-        numbers = tuple(_FIRST - len(self._created) - i for i in range(len(batch.threads)))
-
-        def real(no: int) -> int:
-            return numbers[-no - 1] if -len(numbers) <= no < 0 else no
-
+        settled = settle(self, batch)
+        if settled is not None:
+            return settled
+        first = _FIRST + len(self._created)
+        numbers = tuple(range(first, first + len(batch.threads)))
+        own = resolve(batch, numbers)
+        self._gaps |= batch.gaps
         self._created += batch.threads
-        self._renewed.update((real(no), new) for no, new in batch.renew)
-        for no, row in batch.rows:
-            self._rows.setdefault(real(no), []).append(row)
-        self._chunks.update(batch.chunks)
+        self._renewed.update(own.renew)
+        for no, row in own.rows:
+            self._rows.setdefault(no, []).append(row if row.payload is not None else row._replace(payload=b""))
+        self._chunks |= dict(reversed(batch.chunks)) | self._chunks  # the first bytes of a digest win
         self._touched.update(batch.touch)
         self._visible.update(pair for pair in batch.visible if pair not in self._shown and not self._own(*pair))
         for no, seq in batch.newest:
             self.rely_on(no, seq)
         self._tagged.update(((no, seq), tags) for no, seq, tags in batch.tags if not self._own(no, seq))
-        self._mark(batch, real)
-        self._untouch(batch, real)
+        self._pinned.update(((no, seq), holders) for no, seq, holders in batch.pins if not self._own(no, seq))
+        self._mark(own)
+        self._untouch(own)
         return numbers
 
-    def _mark(self, batch: Batch, real: Callable[[int], int]) -> None:
-        """Hide, show, tag and untag."""
-        hidden = {(real(no), seq) for no, seq in batch.hide}
+    def _mark(self, batch: Batch) -> None:
+        """Apply the rows that a batch hides, shows, tags and pins."""
+        hidden = set(batch.hide)
         self._hidden |= hidden
         self._hidden.difference_update(batch.show)
         self._shown.update(pair for pair in batch.show if not self._own(*pair))
         self._shown -= hidden
-        self._tags.update({(real(no), seq, tag): True for no, seq, tag in batch.tag})
-        self._tags.update({(real(no), seq, tag): False for no, seq, tag in batch.untag})
+        _remember(self._tags, batch.tag, batch.untag)
+        _remember(self._pins, batch.pin, batch.unpin)
 
-    def _untouch(self, batch: Batch, real: Callable[[int], int]) -> None:
-        """Note which threads are touched no more, as of which row. A newer row touches them again; so does renewing."""
+    def _untouch(self, batch: Batch) -> None:
+        """Record the threads that a batch marks as untouched, each with the seq of its newest row."""
         for no, _ in batch.renew:
-            self._untouched.pop(real(no), None)
+            self._untouched.pop(no, None)
+        newest = self.newest_of([no for no, _ in batch.untouch]) if batch.untouch else {}
         for no, seq in batch.untouch:
-            newest = self.newest(real(no))
-            if newest is not None and newest.seq == seq:
-                self._untouched[real(no)] = seq
-
-    def _check(self, batch: Batch) -> None:
-        if any(self.find_thread(new.space, new.name) for new in batch.threads):
-            raise Stale
-        expected: dict[int, int] = {}
-        for no, row in batch.rows:
-            if -len(batch.threads) <= no < 0:
-                continue
-            newest = self.newest(no)
-            expected.setdefault(no, newest.seq if newest else 0)
-            expected[no] += 1
-            if row.seq != expected[no]:
-                raise Stale
-        for no, seq in batch.newest:
-            newest = self.newest(no)
-            if newest is None or newest.seq != seq:
-                raise Stale
-        if not as_tagged(batch, lambda no, seq: self.tags(no, [seq]).get(seq, ())):
-            raise Stale
-        self._check_there(batch)
-        missing = frozenset(batch.touch) - self.present(batch.touch)
-        if missing:
-            raise MissingChunks(missing)
-
-    def _check_there(self, batch: Batch) -> None:
-        """Refuse the batch if rows that it points at are not there."""
-        for pairs, hidden_ones in ((batch.visible, False), (batch.show, True)):
-            for no, seq in pairs:
-                if not any(hidden_ones or not row.hidden for row in self.rows(no, [(seq, seq)])):
-                    raise Vanished(no, seq)
+            if no in newest and newest[no].seq == seq:
+                self._untouched[no] = seq
 
     def rely_on(self, no: int, seq: int) -> None:
-        """Require, at the end, that a row is still the newest of a thread: something was decided on it."""
+        """Make the end of the transaction fail unless `seq` is still the newest row of the thread in the store.
+
+        Callers use it if they made a decision by reading the thread.
+        """
         if no >= 0 and no not in self._rows:
             self._newest.setdefault(no, seq)
 
     def overtaken(self) -> bool:
-        """Tell whether somebody else wrote to a thread of the transaction, so that its end would be a `Conflict`."""
+        """Tell whether another writer wrote to a thread of the transaction, so that its end would raise `Conflict`."""
         expected = {no: rows[0].seq - 1 for no, rows in self._rows.items() if no >= 0} | self._newest
-        found = ((self._below.newest(no), seq) for no, seq in expected.items())
-        return any(newest is None or newest.seq != seq for newest, seq in found)
+        newest = self._below.newest_of(expected)
+        return any(no not in newest or newest[no].seq != seq for no, seq in expected.items())
 
     def wrote(self, no: int) -> bool:
-        """Tell whether the transaction has written to a thread."""
+        """Tell whether the transaction has written rows to a thread."""
         return no in self._rows
 
     def _own(self, no: int, seq: int) -> bool:
@@ -219,17 +201,20 @@ class Overlay:
     def find_thread(self, space: str, name: str) -> ThreadRecord | None:
         for at, new in enumerate(self._created):
             if (new.space, new.name) == (space, name):
-                return self._renew(ThreadRecord(_FIRST - at, *new))
+                return self._renew(ThreadRecord(_FIRST + at, *new))
         return self._renew(self._below.find_thread(space, name))
 
     def thread_with_uid(self, uid: bytes) -> ThreadRecord | None:
         for at, new in enumerate(self._created):
             if new.uid == uid:
-                return self._renew(ThreadRecord(_FIRST - at, *new))
+                return self._renew(ThreadRecord(_FIRST + at, *new))
         return self._renew(self._below.thread_with_uid(uid))
 
     def thread(self, no: int) -> ThreadRecord | None:
-        return self._renew(ThreadRecord(no, *self._created[_FIRST - no]) if no < 0 else self._below.thread(no))
+        if no >= 0:
+            return self._renew(self._below.thread(no))
+        own = no - _FIRST
+        return self._renew(ThreadRecord(no, *self._created[own])) if 0 <= own < len(self._created) else None
 
     def _renew(self, record: ThreadRecord | None) -> ThreadRecord | None:
         new = self._renewed.get(record.no) if record else None
@@ -247,44 +232,68 @@ class Overlay:
         after: tuple[int, int] | None,
         limit: int,
     ) -> list[tuple[ThreadRecord, Row]]:
-        listed: list[tuple[ThreadRecord, Row]] = []
-        page_after: tuple[int, int] | None = None
-        while page := self._below.threads(
-            space=space, agent=agent, prefix=prefix, origin=origin, after=page_after, limit=1000
-        ):
-            listed += [(record, row) for record, row in page if record.no not in self._rows]
-            page_after = (page[-1][1].created_at, page[-1][0].no)
-        for no, rows in self._rows.items():
-            record = self.thread(no)
-            if record is not None and rows[-1].head and _matches(record, space, agent, prefix, origin):
-                listed.append((record, rows[-1]))
-        listed.sort(key=lambda pair: (pair[1].created_at, pair[0].no), reverse=True)
-        return [pair for pair in listed if after is None or (pair[1].created_at, pair[0].no) < after][:limit]
+        filters: dict[str, Any] = {"space": space, "agent": agent, "prefix": prefix, "origin": origin}
+        listed = [
+            (record, newest)
+            for no in self._rows
+            if (record := self.thread(no))
+            and (newest := self.newest(no))
+            and newest.head
+            and matches(record, **filters)
+        ]
+        others: list[tuple[ThreadRecord, Row]] = []
+        last = after
+        while len(others) < limit and (below := self._below.threads(**filters, after=last, limit=limit)):
+            others += [pair for pair in below if pair[0].no not in self._rows]
+            last = (below[-1][1].created_at, below[-1][0].no)
+        return page([*listed, *others], after, limit)
 
-    def standings(self, agent: str, *, touched: bool) -> list[Stand]:
-        found = {stand.record.no: stand for stand in self._below.standings(agent, touched=touched)}
-        for no in self._rows.keys() | self._renewed.keys():
-            found.pop(no, None)
-            record, newest = self.thread(no), self.newest(no)
-            if record is not None and newest is not None and record.agent == agent:
-                found[no] = Stand(record, newest, next(iter(self.rows(no, [(newest.head, newest.head)])), None))
+    def tips(self, agent: str, *, touched: bool) -> list[ThreadTip]:
+        tips = {tip.record.no: tip for tip in self._below.tips(agent, touched=touched)}
+        own = self.newest_of(self._rows.keys() | self._renewed.keys())
+        heads = self.rows_of([(no, newest.head, newest.head) for no, newest in own.items()])
+        for no, newest in own.items():
+            tips.pop(no, None)
+            record = self.thread(no)
+            if record is not None and record.agent == agent:
+                tips[no] = ThreadTip(record, newest, heads.get((no, newest.head)))
         if touched:
-            found = {no: stand for no, stand in found.items() if self._untouched.get(no) != stand.newest.seq}
-        order = sorted(found, key=lambda no: (no < 0, abs(no)))  # those that are new will have the highest numbers
+            tips = {no: tip for no, tip in tips.items() if self._untouched.get(no) != tip.newest.seq}
+        order = sorted(tips, key=lambda no: (no < 0, no))  # new threads will get the highest numbers
         return [
-            Stand(record, self._seen(no, newest), head and self._seen(no, head))
-            for no, (record, newest, head) in ((no, found[no]) for no in order)
+            ThreadTip(record, self._as_seen(no, newest), head and self._as_seen(no, head))
+            for no, (record, newest, head) in ((no, tips[no]) for no in order)
         ]
 
-    def _seen(self, no: int, row: Row) -> Row:
+    def _as_seen(self, no: int, row: Row) -> Row:
         if (no, row.seq) in self._hidden or (no, row.seq) in self._shown:
             return row._replace(hidden=(no, row.seq) in self._hidden)
         return row
 
+    def threads_named(self, space: str, names: Sequence[str]) -> dict[str, ThreadRecord]:
+        records = [*self._below.threads_named(space, names).values()]
+        records += [ThreadRecord(_FIRST + at, *new) for at, new in enumerate(self._created) if new.space == space]
+        wanted = set(names)
+        return {record.name: self._renew(record) or record for record in records if record.name in wanted}
+
+    def newest_of(self, threads: Collection[int]) -> dict[int, Row]:
+        below = self._below.newest_of([no for no in threads if no >= 0 and no not in self._rows])
+        return below | {no: self._rows[no][-1]._replace(payload=None) for no in threads if no in self._rows}
+
+    def rows_of(self, spans: Sequence[tuple[int, int, int]], *, payload: bool = False) -> dict[tuple[int, int], Row]:
+        below = self._below.rows_of([span for span in spans if span[0] >= 0], payload=payload)
+        rows = {
+            (no, seq): row for (no, seq), row in below.items() if no not in self._rows or seq < self._rows[no][0].seq
+        }
+        for no, low, high in spans:
+            own = select(self._rows.get(no, ()), [(low, high)], payload=payload)
+            rows |= {(no, row.seq): row for row in own}
+        return {(no, seq): self._as_seen(no, rows[no, seq]) for no, seq in sorted(rows)}
+
     def thread_numbers(self, after: int, limit: int) -> list[int]:
         below = self._below.thread_numbers(after, limit) if after >= 0 else []
-        own = range(min(after - 1, _FIRST), _FIRST - len(self._created), -1)  # last: they will have the highest numbers
-        return [*below, *own[: limit - len(below)]]
+        own = range(_FIRST, _FIRST + len(self._created))  # last: they will get the highest numbers
+        return [*below, *(no for no in own if after >= 0 or no > after)][:limit]
 
     def newest(self, thread: int) -> Row | None:
         rows = self._rows.get(thread)
@@ -305,16 +314,13 @@ class Overlay:
         shown = visible and not any(no == thread for no, _ in self._shown)
         below = self._below.rows(thread, ranges, payload=payload, visible=shown) if thread >= 0 else []
         written = self._rows.get(thread)
-        if written:  # what others have written there meanwhile is not what this stands on: its end will be a Conflict
+        if written:  # ignore rows that other writers have added since: the commit will raise Conflict
             below = [row for row in below if row.seq < written[0].seq]
-        own = [row for row in written or () if any(low <= row.seq <= high for low, high in ranges)]
-        found = [self._seen(thread, row) for row in [*below, *own]]
+        own = select(written or (), ranges, payload=payload)
+        rows = [self._as_seen(thread, row) for row in (*below, *own)]
         if visible:
-            found = [row for row in found if row.root and not row.hidden]
-        if not payload:
-            found = [row._replace(payload=None) for row in found]
-        found.sort(key=lambda row: row.seq, reverse=newest_first)
-        return found[:limit] if limit is not None else found
+            rows = [row for row in rows if row.root and not row.hidden]
+        return rows[:: -1 if newest_first else 1][:limit]
 
     def count(self, thread: int, ranges: Sequence[tuple[int, int]]) -> int:
         return len(self.rows(thread, ranges, visible=True))
@@ -322,26 +328,25 @@ class Overlay:
     def labelled(self, thread: int, label: str) -> list[int]:
         below = self._below.labelled(thread, label) if thread >= 0 else []
         own = [row.seq for row in self._rows.get(thread, ()) if row.label == label]
-        own += [row.seq for row in self._back(thread) if row.label == label and row.seq not in below]
+        own += [row.seq for row in self._shown_rows(thread) if row.label == label and row.seq not in below]
         return [seq for seq in sorted([*below, *own]) if (thread, seq) not in self._hidden]
 
-    def _back(self, thread: int) -> list[Row]:
-        """Return the rows of a thread that the transaction shows again."""
+    def _shown_rows(self, thread: int) -> list[Row]:
+        """Return the rows of a thread that are hidden in the store and that the transaction shows again."""
         return self.rows(thread, [(seq, seq) for no, seq in self._shown if no == thread])
 
     def tags(self, thread: int, seqs: Iterable[int] | None = None) -> dict[int, tuple[str, ...]]:
         wanted = None if seqs is None else set(seqs)
-        found = self._below.tags(thread, wanted) if thread >= 0 else {}
-        for (no, seq, tag), there in self._tags.items():
-            if no == thread and (wanted is None or seq in wanted):
-                others = tuple(word for word in found.get(seq, ()) if word != tag)
-                found[seq] = (*others, tag) if there else others
-        return {seq: words for seq, words in found.items() if words}
+        return _changed(self._below.tags(thread, wanted) if thread >= 0 else {}, self._tags, thread, wanted)
+
+    def pins(self, thread: int, seqs: Iterable[int] | None = None) -> dict[int, tuple[bytes, ...]]:
+        wanted = None if seqs is None else set(seqs)
+        return _changed(self._below.pins(thread, wanted) if thread >= 0 else {}, self._pins, thread, wanted)
 
     def tagged(self, thread: int, tag: str) -> list[int]:
         seqs = set(self._below.tagged(thread, tag)) if thread >= 0 else set()
-        back = [row.seq for row in self._back(thread)]
-        seqs.update(seq for seq, words in self.tags(thread, back).items() if tag in words)
+        shown = [row.seq for row in self._shown_rows(thread)]
+        seqs.update(seq for seq, words in self.tags(thread, shown).items() if tag in words)
         for (no, seq, word), there in self._tags.items():
             if no == thread and word == tag:
                 (seqs.add if there else seqs.discard)(seq)
@@ -357,109 +362,39 @@ class Overlay:
         rest = [digest for digest in digests if digest not in own]
         return own | (self._below.present(rest) if rest else set())
 
-    # -- not in a transaction ---------------------------------------------------------------------------
-
-    def group(self) -> AbstractContextManager[None]:
-        raise _outside()
-
-    def snapshot(self) -> AbstractContextManager[Backend]:
-        raise _outside()
-
-    def listen(self, wake: Callable[[Collection[int]], None]) -> AbstractContextManager[float]:
-        raise _outside()
-
-    def moved(
-        self, mark: object | None, told: Collection[int], others: Collection[int] | None
-    ) -> tuple[object, dict[int, int]]:
-        raise _outside()
-
-    def marked(self, after: int, limit: int) -> list[int]:
-        raise _outside()
-
-    def indexed(self, thread: int) -> Indexed:
-        raise _outside()
-
-    def index(self, thread: int, was: Indexed, now: Indexed, splices: Sequence[Splice]) -> bool:
-        raise _outside()
-
-    def find(
-        self,
-        phrases: Sequence[Phrase],
-        *,
-        space: str | None,
-        agent: str | None,
-        threads: Sequence[int] | None,
-        without: Sequence[int] = (),
-        after: tuple[int, int] | None,
-        limit: int,
-    ) -> list[Found]:
-        raise _outside()
-
-    def forget_index(self) -> None:
-        raise _outside()
-
-    def next_epoch(self) -> int:
-        raise _outside()
-
-    def chunk_page(self, after: bytes, limit: int) -> list[tuple[bytes, int]]:
-        raise _outside()
-
-    def remove_chunks(self, digests: Sequence[bytes], before_epoch: int) -> int:
-        raise _outside()
-
-    def remove_rows(self, thread: int, seqs: Sequence[int]) -> int:
-        raise _outside()
-
-    def rewrite(self, thread: int, rows: Sequence[Row], chunks: Sequence[tuple[bytes, bytes]] = ()) -> int:
-        raise _outside()
-
-    def reclaim(self, *, erase: bool = False) -> None:
-        raise _outside()
-
-    def check(self, progress: Callable[[str, int], None] | None) -> tuple[str, ...]:
-        raise _outside()
-
-    def mend(self) -> None:
-        raise _outside()
-
-    def last_seq(self, thread: int) -> int:
-        raise _outside()
-
-    def recall(self, name: str) -> int:
-        raise _outside()
-
-    def note(self, name: str, value: int) -> None:
-        raise _outside()
-
-    def usage(self) -> Usage:
-        raise _outside()
-
     def now(self) -> int:
         return self._below.now()
 
-    def close(self) -> None:
-        self._done = True
-
 
 def _refused(why: str) -> Conflict:
-    return Conflict(f"{why}; nothing of it was written: run it again", code="conflict.transaction")
+    return Conflict(f"{why}: nothing of it was written; run it again", code="conflict.transaction")
+
+
+def _remember(
+    marks: dict[tuple[int, int, T], bool], put: Iterable[tuple[int, int, T]], taken: Iterable[tuple[int, int, T]]
+) -> None:
+    """Record in `marks` the tags or pins that a batch adds to rows (True) and removes (False)."""
+    for keys, there in ((put, True), (taken, False)):
+        for key in keys:
+            if marks.get(key) is not there:
+                marks.pop(key, None)  # added again at the end: the order of the keys is the order of the tags
+                marks[key] = there
+
+
+def _changed(
+    below: dict[int, tuple[T, ...]], marks: dict[tuple[int, int, T], bool], thread: int, wanted: set[int] | None
+) -> dict[int, tuple[T, ...]]:
+    """Return the tags or pins of a thread's rows, by seq: those of the store (`below`), changed by the transaction."""
+    for (no, seq, mark), there in marks.items():
+        if no == thread and (wanted is None or seq in wanted):
+            others = below.get(seq, ())
+            if there and mark not in others:
+                below[seq] = (*others, mark)
+            elif not there:
+                below[seq] = tuple(other for other in others if other != mark)
+    return {seq: each for seq, each in below.items() if each}
 
 
 def _in_batch(no: int) -> int:
-    """Return the number by which the transaction's batch names a thread."""
-    return no - _FIRST - 1 if no < 0 else no
-
-
-def _matches(
-    record: ThreadRecord, space: str | None, agent: str | None, prefix: str | None, origin: bytes | None
-) -> bool:
-    return (
-        (space is None or record.space == space)
-        and (agent is None or record.agent == agent)
-        and (prefix is None or record.name.startswith(prefix))
-        and (origin is None or (record.origin or "")[8:] == origin.hex())
-    )
-
-
-def _outside() -> Unavailable:
-    return Unavailable("not inside a transaction; do it before or after", code="unavailable.transaction")
+    """Return the number of a thread in the transaction's batch: -1, -2 ... for threads that it creates."""
+    return _FIRST - no - 1 if no < 0 else no

@@ -1,13 +1,14 @@
-"""Stores: where threads live. `open(url)` makes one; a `Store` hands out handles and does the upkeep."""
+"""`open(url)` and `Store`: handles, transactions, search, maintenance, exports."""
 
 from __future__ import annotations
 
 import sys
+import warnings
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
-from backtrail.engine import log, pins
+from backtrail.engine import log, manifests
 from backtrail.engine.asides import ASIDE, THREAD
-from backtrail.engine.reader import Options, Standing
+from backtrail.engine.reader import Options, Tip
 from backtrail.engine.schema.registry import Types
 from backtrail.engine.search import indexer
 from backtrail.errors import Invalid, NotFound
@@ -39,8 +40,8 @@ if TYPE_CHECKING:
     from backtrail.agents.repository import Agents
     from backtrail.backends.port import Backend, Row
     from backtrail.checkpoint import Checkpoint
+    from backtrail.conversations.models import Message
     from backtrail.conversations.repository import Conversations
-    from backtrail.entities import Message
     from backtrail.maintenance.retention import Policy
     from backtrail.models import (
         ExportReport,
@@ -61,7 +62,7 @@ P = TypeVar("P")
 S = TypeVar("S")
 
 
-def open(  # noqa: A001 - backtrail.open reads as it should
+def open(  # noqa: A001 - users write backtrail.open
     url: str | os.PathLike[str] | None = None,
     *,
     durability: str = "full",
@@ -73,13 +74,13 @@ def open(  # noqa: A001 - backtrail.open reads as it should
     schema: str | None = None,
     types: Iterable[Any] = (),
 ) -> Store:
-    """Open a store, and create it if it is not there.
+    """Open a store; create it if it does not exist.
 
-    `url` is a path, `sqlite:///path`, `file:///directory`, `postgresql://...` or `memory://`. `durability="relaxed"`
-    may lose the newest writes in a power cut, never more. `max_checkpoints` keeps that many per thread, newest first;
-    `ttl` those that are younger; labelled and tagged ones are exempt, and the head always stays. Of automatic
-    checkpoints, one per `auto_interval` is kept.
-    `types` are classes that stored states may come back as, with the classes that their annotations name.
+    `url` is a path, `sqlite:///path`, `file:///directory`, `postgresql://...` or `memory://`. With
+    `durability="relaxed"` a power cut may lose the newest writes, never older ones. `max_checkpoints` keeps that many
+    of the newest checkpoints of each thread; `ttl` keeps the checkpoints that are younger. Labelled and tagged
+    checkpoints and the head always stay. Of automatic checkpoints, one per `auto_interval` stays. `types` are the
+    classes that loading may construct, with the classes that their annotations name.
     """
     if durability not in ("full", "relaxed"):
         raise Invalid(f'durability is "full" or "relaxed", not {durability!r}', code="invalid.argument")
@@ -97,7 +98,7 @@ def open(  # noqa: A001 - backtrail.open reads as it should
 
 
 class Store:
-    """Keeps threads. Safe to share between threads, survives `fork()`, and is a context manager."""
+    """An open store. Safe to share between threads, survives `fork()`, and is a context manager."""
 
     def __init__(self, backend: Backend, types: Types | None = None, options: Options | None = None) -> None:
         self._backend = backend
@@ -135,10 +136,10 @@ class Store:
         types: Iterable[Any] | None = None,
         aside: bool = False,
     ) -> Thread[Any]:
-        """Return a handle; nothing is read or written until it is used.
+        """Return a handle of a thread; nothing is read or written until it is used.
 
-        `types` are classes that its states may hold, beside those of the store; instances of others are refused. With
-        `aside` it is not the thread of this id, but one that stands beside it: it is not listed, found or counted.
+        `types` are classes that its states may hold, in addition to the store's; instances of other classes are
+        refused. `aside` means the aside thread of this id: it is not listed, found or counted.
         """
         return Thread(self._engine, ASIDE if aside else THREAD, id, type, agent, types=types)
 
@@ -152,32 +153,32 @@ class Store:
         limit: int | None = None,
         after: ThreadInfo | str | None = None,
     ) -> Iterator[ThreadInfo]:
-        """Give what is known of the threads, newest activity first, without loading states.
+        """List the threads, latest activity first, without loading states.
 
-        `forked_from` is the id of a thread: those that were forked from a checkpoint of it. `after` goes on behind a
-        thread: an info from an earlier listing, or an id.
+        `forked_from` is the id of a thread: list its forks. `after` continues after a thread: an info from an earlier
+        listing, or an id.
         """
         scope = scope_of(kind, agent, prefix)
         if limit is not None:
             check_count(limit, "limit")
-        place = None if after is None else place_of(self._engine.desk, scope.space, after)
-        origin = None if forked_from is None else uid_of(self._engine.desk.heads, scope.space, forked_from)
+        place = None if after is None else place_of(self._engine.session, scope.space, after)
+        origin = None if forked_from is None else uid_of(self._engine.session.reader, scope.space, forked_from)
         return listed(self._engine, scope, origin=origin, limit=limit, after=place)
 
     def info(self, id: str, *, kind: str | None = None) -> ThreadInfo | None:  # noqa: A002
-        """Return what is known of one thread without loading its state, or None."""
-        return known(self._engine.desk.heads, scope_of(kind).space, check_id(id, "a thread's id"))
+        """Return the info of one thread without loading its state, or None."""
+        return known(self._engine.session.reader, scope_of(kind).space, check_id(id, "a thread's id"))
 
     def checkpoint(self, id: str) -> Checkpoint[Any] | None:  # noqa: A002
-        """Return the checkpoint with this id, whatever its thread, or None."""
+        """Return the checkpoint with this id, of any thread, or None."""
         parsed = log.parse_id(check_id(id, "a checkpoint's id"))
-        heads = self._engine.desk.heads
-        record = heads.backend.thread_with_uid(parsed[0]) if parsed else None
+        reader = self._engine.session.reader
+        record = reader.backend.thread_with_uid(parsed[0]) if parsed else None
         if parsed is None or record is None or record.space not in SPACES:
             return None
         thread: Thread[Any] = Thread(self._engine, record.space, record.name)
         try:
-            heads.checkpoint_row(record, parsed[1])
+            reader.checkpoint_row(record, parsed[1])
         except NotFound:
             return None
         return thread.load(id)
@@ -190,18 +191,18 @@ class Store:
         kind: str | None = None,
         timeout: dt.timedelta | float | None = None,
     ) -> Watch[Checkpoint[Any]]:
-        """Give the checkpoints that become the head of a thread from now on, as they come, whoever makes them.
+        """Give each new head of any thread as it is made, by any process. The heads of one thread come in order.
 
-        Those of one thread come in their order. See `Thread.watch`.
+        See `Thread.watch`.
         """
         return Watch(self._watcher(agent, prefix, kind, timeout))
 
     def _watcher(
         self, agent: str | None, prefix: str | None, kind: str | None, timeout: dt.timedelta | float | None
     ) -> AllThreads[Checkpoint[Any]]:
-        def made(standing: Standing, rows: list[Row]) -> list[Checkpoint[Any]]:
-            thread: Thread[Any] = Thread(self._engine, standing.record.space, standing.record.name)
-            return thread._checkpoints(standing, rows)  # noqa: SLF001 - a handle makes them, this one for itself
+        def made(tip: Tip, rows: list[Row]) -> list[Checkpoint[Any]]:
+            thread: Thread[Any] = Thread(self._engine, tip.record.space, tip.record.name)
+            return thread._checkpoints(tip, rows)  # noqa: SLF001 - the handle is this function's own
 
         scope, seconds = scope_of(kind, agent, prefix), check_timeout(timeout)
         return AllThreads(self._engine, **scope._asdict(), timeout=seconds, make=made)
@@ -209,13 +210,13 @@ class Store:
     # -- agents, conversations and runs -------------------------------------------------------------------
 
     def _part(self, cls: Callable[[Engine], P]) -> P:
-        """Return the store's own agents, conversations or runs: those that were made first."""
+        """Return the store's agents, conversations or runs, made at the first use."""
         part: P | None = self._parts.get(name := cls.__name__)
         return self._parts.setdefault(name, cls(self._engine)) if part is None else part
 
     @property
     def agents(self) -> Agents:
-        """The agents, and the points to which each can be brought back."""
+        """The agents and their checkpoints."""
         with loading:
             from backtrail.agents.repository import Agents  # noqa: PLC0415 - not every program uses all of these
 
@@ -251,12 +252,12 @@ class Store:
         types: Iterable[Any] = (),
         conversation: str | None = None,
     ) -> Run:
-        """Return a run: work that goes on where it was cut short. See docs/runs.md.
+        """Return a run: work that continues where it was interrupted. See docs/runs.md.
 
-        `messages` and `state` count only when it is new. `takeover` takes it from a worker that is gone, before its
-        lease ends. Exceptions of `errors` come back as what they are when a call that had failed is replayed; a dict
-        says with which attributes. `types` are classes that results, arguments and the state may hold, beside those of
-        the store; instances of others are refused. Each message goes to `conversation`, too, once.
+        `messages` and `state` are for a new run. `takeover` takes the run from a dead worker before its lease ends.
+        `errors` are exception classes that a replayed failure raises again; a dict names their attributes. `types` are
+        classes that results, arguments and the state may hold, in addition to the store's; instances of other classes
+        are refused. Each message is also appended to `conversation`, once.
         """
         with loading:
             from backtrail.runs.run import Run  # noqa: PLC0415
@@ -290,13 +291,13 @@ class Store:
         after: Hit | str | None = None,
         progress: Callable[[str, int], None] | None = None,
     ) -> list[Hit]:
-        """Return the messages that match, newest first: those in the list `messages` of the heads of all threads.
+        """Search the list `messages` of the heads of all threads; return the matching messages, newest first.
 
-        Words must all be there, "quoted" ones in a row, and star* is the beginning of a word; case and accents do not
-        count. `contains` looks for the query as it is, inside of words, too. `agent`, `thread` and `kind` narrow it
-        down; `order="score"` puts the newest 1,000 that match in order of their score; `after` goes on behind a hit,
-        or its cursor. What was saved before is found: it is put into the index first, which `progress` is told about.
-        Not inside a transaction.
+        A message matches if it has all words; "quoted words" must follow each other, and star* matches the beginning of
+        a word. Case and accents are ignored. `contains` searches for the query as one text, also inside words. `agent`,
+        `thread` and `kind` restrict the search. `order="score"` sorts the newest 1,000 matches by score. `after`
+        continues after a hit or its cursor. New messages are indexed first; `progress` reports that. Not inside a
+        transaction.
         """
         with loading:
             from backtrail.engine.search import search  # noqa: PLC0415
@@ -308,55 +309,55 @@ class Store:
         if kind is not None and kind not in SPACES:
             raise Invalid(f"kind is one of {', '.join(SPACES)}, not {kind!r}", code="invalid.argument")
         kind = None if kind is None else plain(kind)
-        heads = self._engine.desk.heads
+        reader = self._engine.outside()
         threads = None
         if thread is not None:
             name = check_id(thread, "a thread's id")
-            named = (heads.backend.find_thread(space, name) for space in SPACES)
+            named = (reader.backend.find_thread(space, name) for space in SPACES)
             threads = tuple(record.no for record in named if record is not None)
         return (search.best if order == "score" else search.newest)(
-            heads,
+            reader,
             sought,
             search.Where(kind, agent, threads),
-            after=None if after is None else search.place_of(check_cursor(after)),
+            after=None if after is None else search.cursor_of(check_cursor(after)),
             limit=min(check_count(limit, "limit"), sys.maxsize),
             progress=check_progress(progress),
         )
 
     def reindex(self, *, progress: Callable[[str, int], None] | None = None) -> None:
-        """Make the index of `search` anew, from what is stored."""
+        """Rebuild the search index from the stored checkpoints."""
         told = check_progress(progress)
-        heads = self._engine.desk.heads
-        heads.backend.forget_index()
-        indexer.catch_up(heads, progress=told)
+        reader = self._engine.outside()
+        reader.backend.clear_index()
+        indexer.catch_up(reader, progress=told)
 
     # -- several at once --------------------------------------------------------------------------------
 
     def transaction(self) -> Transaction:
-        """Make the writes of a block one write: all of them, or none; until it ends, only the block sees them.
+        """Make the writes of a block one atomic write. Until the block ends, only the block sees them.
 
-        It belongs to the calling thread or task. If somebody else writes to one of its threads meanwhile, its end is a
-        `Conflict` and nothing was written.
+        The transaction belongs to the calling thread or task. If another writer changes one of its threads meanwhile,
+        the end of the block raises `Conflict` and nothing is written.
         """
         return Transaction(self._engine)
 
-    # -- upkeep -----------------------------------------------------------------------------------------
+    # -- maintenance -----------------------------------------------------------------------------------------
 
     def stats(self) -> Stats:
-        """Return what the store holds, measured."""
+        """Return the numbers of threads, checkpoints, messages and bytes in the store."""
         with loading:
             from backtrail.models import Stats  # noqa: PLC0415
 
         usage = self._backend.usage()
-        heads = self._engine.desk.heads
+        reader = self._engine.session.reader
         return Stats(
             threads=usage.threads.get(THREAD, 0),
             agents=usage.threads.get("agent", 0),
             conversations=usage.threads.get("conversation", 0),
             runs=usage.threads.get("journal", 0),
             checkpoints=sum(count for space, count in usage.checkpoints.items() if space in SPACES),
-            agent_checkpoints=counting.count_checkpoints(heads) if usage.threads.get(pins.SPACE) else 0,
-            messages=counting.count_messages(heads, usage) if usage.threads.get("conversation") else 0,
+            agent_checkpoints=counting.count_checkpoints(reader) if usage.threads.get(manifests.SPACE) else 0,
+            messages=counting.count_messages(self._engine.outside(), usage) if usage.threads.get("conversation") else 0,
             chunks=usage.chunks,
             logical_bytes=sum(size for space, size in usage.logical_bytes.items() if space in SPACES),
             payload_bytes=usage.payload_bytes,
@@ -366,11 +367,11 @@ class Store:
         )
 
     def migrate(self, *, progress: Callable[[str, int], None] | None = None) -> MigrateReport:
-        """Save anew what was saved by older versions of its classes, as their upcasters make it.
+        """Upcast the heads that older versions of their classes wrote, and save them in the newest version.
 
-        States are brought up to date whenever they are read; this does it once, for the heads of all threads: agents,
-        and states of the classes that the store was opened with. Each thread is a write by itself: interrupted, it goes
-        on where it was when it is called again. What cannot be brought up to date is in the report.
+        Upcasters run at every read; this runs them once, for all agents and for the states of the classes that the
+        store was opened with. Each thread is a separate write; an interrupted migration continues at the next call. The
+        report names the states that could not be upcast.
         """
         with loading:
             from backtrail.maintenance import migrate as migrating  # noqa: PLC0415 - few programs do it
@@ -380,28 +381,28 @@ class Store:
     def verify(
         self, *, repair: bool = False, resume: bool = False, progress: Callable[[str, int], None] | None = None
     ) -> VerifyReport:
-        """Read and check everything; name what is damaged, what still loads, and what a repair would do.
+        """Read and check everything; report the damage, the checkpoints that still load, and the possible repairs.
 
-        `repair` does that: what cannot be read is given up, heads that are lost move to what can be read, indexes are
-        made anew; what is sound stays as it is. `resume` goes on where the last call was interrupted, and does not look
-        again at what that had found sound.
+        `repair` makes the repairs: it gives up unreadable checkpoints, moves lost heads to readable checkpoints, and
+        rebuilds indexes; sound data does not change. `resume` is deprecated and does nothing.
         """
         with loading:
-            from backtrail.maintenance import checkup  # noqa: PLC0415 - few programs do it
+            from backtrail.maintenance import repair as repairs  # noqa: PLC0415 - few programs do it
 
-        return checkup.verify(self._engine, repair=repair, resume=resume, progress=progress)
+        if resume:
+            warnings.warn("resume= is deprecated: verify() reads everything", DeprecationWarning, stacklevel=2)
+        return repairs.verify(self._engine, repair=repair, progress=progress)
 
     def gc(self, *, erase: bool = False, progress: Callable[[str, int], None] | None = None) -> GcReport:
-        """Remove for good what was deleted, pruned or outlived, keep once what was kept twice, give the space back.
+        """Remove deleted, pruned and expired checkpoints for good, deduplicate, and free the space.
 
-        Others go on writing meanwhile. `erase` also leaves no trace of what was removed in any file of the store: in
-        SQLite and PostgreSQL all pages are written anew, and others wait for that.
+        Other processes can write meanwhile. `erase` also leaves no trace of removed data in any file of the store:
+        SQLite and PostgreSQL rewrite all pages, and other processes wait for that.
         """
         with loading:
             from backtrail.maintenance import gc as upkeep  # noqa: PLC0415
-            from backtrail.models import GcReport  # noqa: PLC0415
 
-        return GcReport(*upkeep.collect(self._engine.desk.heads, check_progress(progress), erase=erase))
+        return upkeep.collect(self._engine.outside(), check_progress(progress), erase=erase)
 
     def prune(
         self,
@@ -416,11 +417,11 @@ class Store:
         dry_run: bool = False,
         progress: Callable[[str, int], None] | None = None,
     ) -> PruneReport:
-        """Prune every thread by a `Policy`, or by these words; see `Thread.prune`.
+        """Prune every thread by a `Policy`, or by the same options as `Thread.prune`.
 
-        `agent` narrows it down to what belongs to one, `threads` to these ids: all that have them, or of a `kind`,
-        which is thread, agent, conversation or run. Agent checkpoints stay, and with them what they hold. Each thread
-        is a write by itself: interrupted, it goes on when it is called again.
+        `agent` restricts it to one agent, `threads` to a list of ids, of every kind or of one `kind`: thread, agent,
+        conversation or run. Agent checkpoints and the checkpoints that they pin stay. Each thread is a separate write;
+        an interrupted prune continues at the next call.
         """
         with loading:
             from backtrail.maintenance import retention  # noqa: PLC0415
@@ -431,7 +432,7 @@ class Store:
             self._engine, chosen, SPACES, agent=agent, threads=threads, kind=kind, dry_run=dry_run, progress=progress
         )
 
-    # -- moving -----------------------------------------------------------------------------------------
+    # -- exports and backups -----------------------------------------------------------------------------------------
 
     def export(
         self,
@@ -443,43 +444,43 @@ class Store:
         since: str | os.PathLike[str] | None = None,
         progress: Callable[[str, int], None] | None = None,
     ) -> ExportReport:
-        """Write all of the store, as it is at this moment, to one new file; others may go on writing.
+        """Write a snapshot of the store to a new file; other processes can write meanwhile.
 
-        `threads` are ids of threads, conversations and runs, or of one `kind` of these; `agent` is all that belongs to
-        one. `since` names an earlier export, by its path, or by its id if it lies beside the new one: then only what
-        has changed is written.
+        `threads` restricts it to ids of threads, conversations and runs, or of one `kind` of these; `agent` to one
+        agent. `since` names an earlier export, by its path, or by its id if it is in the same directory: then only
+        changes are written.
         """
         with loading:
-            from backtrail.archive import transfer  # noqa: PLC0415 - few programs move stores
+            from backtrail.archive import export  # noqa: PLC0415 - few programs move stores
 
-        return transfer.export(
+        return export.export(
             self._engine, path, threads=threads, kind=kind, agent=agent, since=since, progress=progress
         )
 
     def import_(
         self, path: str | os.PathLike[str], *, progress: Callable[[str, int], None] | None = None
     ) -> ImportReport:
-        """Add what an export holds to this store: all of it, or nothing; what is here already is not added twice.
+        """Import an export: all of it, or nothing. Importing a file twice adds nothing.
 
-        A thread that is here goes on, if the export goes on from where it is; one that has gone another way, or that is
-        another one under the same id, is a `Conflict`. The file is read and verified before anything is written.
+        A thread that exists is extended if the export continues it. If the two have diverged, or are different threads
+        with one id, the import raises `Conflict`. The file is verified before anything is written.
 
-        `progress` does not use the store when it is told of "rows": all of it may still be taken back.
+        `progress` must not use the store while it reports "rows": the import may still be rolled back.
         """
         with loading:
-            from backtrail.archive import transfer  # noqa: PLC0415
+            from backtrail.archive import import_  # noqa: PLC0415
 
-        return transfer.import_(self._engine, path, progress)
+        return import_.import_(self._engine, path, progress)
 
     def backup(self, path: str | os.PathLike[str], *, progress: Callable[[str, int], None] | None = None) -> int:
-        """Make a store of its own of this one, as it is at this moment, while others write; return its size in bytes.
+        """Copy a snapshot of the store to a new store while other processes write; return its size in bytes.
 
-        It is one in files, in a new directory, if this one is; else a new file of SQLite.
+        A file store becomes a new directory; any other store becomes an SQLite file.
         """
         with loading:
-            from backtrail.archive import transfer  # noqa: PLC0415
+            from backtrail.archive import backup  # noqa: PLC0415
 
-        return transfer.backup(self._engine, path, progress)
+        return backup.backup(self._engine, path, progress)
 
     # -- the end ----------------------------------------------------------------------------------------
 

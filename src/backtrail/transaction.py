@@ -1,7 +1,8 @@
-"""Who is calling: the asyncio task, or else the thread. Expectations and transactions belong to one of them.
+"""Transactions, groups, and the engine that a store and its handles share.
 
-A thread that does something for a task acts for it: then the task is the one who calls. And whoever calls a coroutine
-function is the one who calls, even if another task awaits what it gave, as `wait_for` and `gather` have it done.
+A transaction belongs to a *caller*: the running asyncio task, or the thread if no task runs. The heads that saves
+expect are also kept by caller. A worker thread that works for a task has that task as its caller. The caller of a
+coroutine function stays the caller even if another task awaits the coroutine, as in `wait_for` and `gather`.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ import weakref
 from collections import ChainMap
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from backtrail.engine.moves import Moves
-from backtrail.engine.reader import Heads, Options, Standing
-from backtrail.engine.writer import PATIENCE, Writes
-from backtrail.errors import Conflict, Corrupt, Error, Invalid, NotFound
+from backtrail.engine.head import HeadMover
+from backtrail.engine.reader import LogReader, Options, StoreReader, Tip
+from backtrail.engine.writer import PATIENCE, LogWriter
+from backtrail.errors import Conflict, Corrupt, Error, Invalid, NotFound, Unavailable
 from backtrail.maintenance import gc
 from backtrail.overlay import Overlay
 from backtrail.watch import Hub
@@ -36,20 +38,20 @@ if TYPE_CHECKING:
 
 
 class _Acting(threading.local):
-    """For whom the calling thread acts, if not for itself."""
+    """The caller for which a worker thread acts; None if the thread acts for itself."""
 
-    who: object | None = None
+    caller: object | None = None
 
 
 acting: Final = _Acting()
 _asked: Final[ContextVar[tuple[object, Any] | None]] = ContextVar("backtrail asked", default=None)
-"""Who asked for what the task beside it does. Tasks that this one makes inherit it: it is not for them."""
+"""The caller of a coroutine, and the task that runs it. Tasks made by that task inherit the variable and ignore it."""
 
 
 def current() -> object:
-    """Return the calling task or thread, as an object that a weak dictionary can hold."""
-    if acting.who is not None:
-        return acting.who
+    """Return the current caller: a task or a thread. It can be the key of a weak dictionary."""
+    if acting.caller is not None:
+        return acting.caller
     asyncio = sys.modules.get("asyncio")
     if asyncio is not None and asyncio._get_running_loop() is not None:  # noqa: SLF001 - the cheap way to ask
         task = asyncio.current_task()
@@ -60,10 +62,10 @@ def current() -> object:
 
 
 @contextmanager
-def asked_by(who: object) -> Iterator[None]:
-    """Call as somebody else, in the calling task, until the block ends."""
+def asked_by(caller: object) -> Iterator[None]:
+    """Make `caller` the caller of the block, while it runs in this task."""
     asyncio = sys.modules["asyncio"]
-    before = _asked.set((who, asyncio.current_task()))
+    before = _asked.set((caller, asyncio.current_task()))
     try:
         yield
     finally:
@@ -71,13 +73,13 @@ def asked_by(who: object) -> Iterator[None]:
 
 
 @contextmanager
-def acting_for(who: object) -> Iterator[None]:
-    """Call as somebody else, in the calling thread, until the block ends."""
-    before, acting.who = acting.who, who
+def acting_for(caller: object) -> Iterator[None]:
+    """Make `caller` the caller of the block, while it runs in this thread."""
+    before, acting.caller = acting.caller, caller
     try:
         yield
     finally:
-        acting.who = before
+        acting.caller = before
 
 
 T = TypeVar("T")
@@ -85,62 +87,56 @@ T = TypeVar("T")
 _TRIM_EVERY: Final = 64
 
 
-class Desk(NamedTuple):
-    """Where the caller reads and writes: the store itself, or the transaction that it has open."""
+class Session(NamedTuple):
+    """The reader and the writers of a caller: those of the store, or those of the caller's open transaction."""
 
-    heads: Heads
-    writes: Writes
-    moves: Moves
+    reader: LogReader
+    writer: LogWriter
+    mover: HeadMover
     overlay: Overlay | None = None
     owner: weakref.ref[object] | None = None
-    """Whose transaction it is."""
-
-
-class Pending:
-    """What handles remember of writes whose group has not ended.
-
-    Only the group itself sees it: somebody else who built on it would build on what may never be. It is published
-    when the group's writes are durable, and forgotten if they did not happen.
-    """
-
-    def __init__(self) -> None:
-        self._kept: dict[object, tuple[Any, Callable[[Any], None]]] = {}
-
-    def get(self, key: object, default: Any) -> Any:
-        """Return what is remembered under a key."""
-        found = self._kept.get(key)
-        return default if found is None else found[0]
-
-    def keep(self, key: object, value: Any, publish: Callable[[Any], None]) -> None:
-        """Remember a value; `publish` is called with the last one of its key."""
-        self._kept[key] = (value, publish)
-
-    def publish(self) -> None:
-        """Let everybody know."""
-        for value, publish in self._kept.values():
-            publish(value)
+    """The caller that opened the transaction."""
 
 
 class Known:
-    """How a thread stood after a write, for all handles of it: a hint, which is tried before the thread is read."""
+    """The tip of a thread after the last write by this process, shared by all handles of the thread.
 
-    __slots__ = ("__weakref__", "standing")
+    It is only a hint. A write is first tried on this tip, without reading the thread. If the tip is old, or its write
+    was dropped, the commit raises `Stale`, and the thread is read.
+    """
+
+    __slots__ = ("__weakref__", "tip")
 
     def __init__(self) -> None:
-        self.standing: Standing | None = None
+        self.tip: Tip | None = None
+
+
+def forget(undo: list[Callable[[], None]]) -> None:
+    """Run the undo actions of dropped writes, the last action first, so that handles and values forget the writes."""
+    for action in reversed(undo):
+        action()
+
+
+class OpenGroup:
+    """The tips and undo actions of the writes of a group, until the group ends."""
+
+    def __init__(self) -> None:
+        self.tips: dict[Known, Tip] = {}
+        """The new tips. Other Python threads must not write on them before they are durable."""
+        self.undo: list[Callable[[], None]] = []
+        """The actions that make handles and values forget the writes, if the group is dropped."""
 
 
 class _Calling(threading.local):
-    """What is known of the calling thread."""
+    """The state of the calling thread."""
 
-    pending: Pending | None = None
-    """What its open group has pending."""
+    group: OpenGroup | None = None
     barred: str | None = None
-    """Why it is not to use the store just now."""
+    """Why the thread must not use the store now, as the text of an error; None if it may."""
 
 
 class _Work:
-    """Whose a transaction of `Engine.atomic` is: nobody who calls for the same task meanwhile is to write into it."""
+    """The caller of one transaction of `Engine.atomic`. It is not the task, so that the task's other calls stay out."""
 
     __slots__ = ("__weakref__",)
 
@@ -157,18 +153,18 @@ class Transaction:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._me: object = None
-        self._desk: Desk | None = None
+        self._desk: Session | None = None
 
     def __enter__(self) -> None:
         self._me = me = self._engine.owner()
-        self._desk = desk = self._engine.desk_for(me)
-        self._engine.opened[me] = desk
+        self._desk = session = self._engine.session_for(me)
+        self._engine.opened[me] = session
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._engine.opened.pop(self._me, None)
-        desk, self._desk = self._desk, None
-        if desk is not None:
-            self._engine.end(desk, commit=error is None)
+        session, self._desk = self._desk, None
+        if session is not None:
+            self._engine.end(session, commit=error is None)
 
     def __del__(self) -> None:
         if self._desk is None:
@@ -179,76 +175,98 @@ class Transaction:
 
 
 class Engine:
-    """Reads and writes threads in a backend."""
+    """The state that a store and its handles share: the backend, the open transactions, and the known tips."""
 
     def __init__(self, backend: Backend, types: Types, options: Options) -> None:
         self.backend = backend
         self.types = types
         self.options = options
-        heads = Heads(backend, types, options)
-        self._direct = Desk(heads, Writes(heads, self._trim), Moves(heads))
-        self._hub = Hub(heads)
+        self.reader = reader = StoreReader(backend, types, options)
+        """The reader of the store itself, even if the caller has a transaction open."""
+        self._direct = Session(reader, LogWriter(reader, self._trim), HeadMover(reader))
+        self._hub = Hub(reader)
         self._written: dict[int, int] = {}
         self._calling = _Calling()
         self._closed: dict[tuple[Any, ...], Types] = {}
         self._named_last: tuple[tuple[Any, ...] | None, Types] = (None, types)
         self._known: weakref.WeakValueDictionary[tuple[str, str], Known] = weakref.WeakValueDictionary()
-        self.opened: dict[object, Desk] = {}
-        """Who has a transaction open. Whoever opens or closes one puts it in or takes it out in one step: a function
-        that does it might be interrupted at its entry, and all that follows would be written to what never ends.
+        self.opened: dict[object, Session] = {}
+        """The open transactions by caller. Callers change this dict directly, in one step: Ctrl-C on entry to a helper
+        function could leave a transaction open for good.
         """
         self._barred = False
-        """Whether anybody ever was barred."""
+        """Whether any thread ever was barred."""
 
     @property
-    def desk(self) -> Desk:
-        """Where the calling thread or task reads and writes."""
+    def session(self) -> Session:
+        """The session of the caller: its open transaction, or the store itself."""
         if self._barred:
             self._refuse_if_barred()
-        desk = self.opened.get(current()) if self.opened else None
-        return self._direct if desk is None else desk
+        session = self.opened.get(current()) if self.opened else None
+        return self._direct if session is None else session
 
     @property
-    def direct(self) -> Desk:
-        """The store itself, whatever transaction the caller has open."""
+    def direct(self) -> Session:
+        """The session of the store itself, even if the caller has a transaction open."""
         return self._direct
+
+    def outside(self) -> StoreReader:
+        """Return the reader of the store itself; `Unavailable` if the caller has a transaction open."""
+        if self.session.overlay is not None:
+            raise Unavailable("not inside a transaction: do it before or after", code="unavailable.transaction")
+        return self.reader
 
     @property
     def hub(self) -> Hub:
-        """Who wakes those that watch: this process's own."""
+        """The hub that wakes the watchers of this process. A forked child gets its own."""
         if self._hub.pid != os.getpid():
-            self._hub = Hub(self._direct.heads)
+            self._hub = Hub(self.reader)
         return self._hub
 
     def known(self, space: str, name: str) -> Known:
-        """Return what the handles of a thread share, as long as there are any."""
+        """Return the `Known` that all handles of a thread share. It lives as long as one of the handles."""
         return self._known.get((space, name)) or self._known.setdefault((space, name), Known())
 
+    def known_tip(self, known: Known) -> Tip | None:
+        """Return the known tip of a thread, including writes of the calling thread's open group; None if unknown."""
+        group = self._calling.group
+        return known.tip if group is None else group.tips.get(known, known.tip)
+
+    def keep_tip(self, known: Known, tip: Tip) -> None:
+        """Set the known tip of a thread after a write. Not in a transaction, whose writes are not in the store yet."""
+        if self.session.overlay is not None:
+            return
+        group = self._calling.group
+        if group is None:
+            known.tip = tip
+        else:
+            group.tips[known] = tip
+
     def forget(self) -> None:
-        """Know nothing any more of how threads stand: after a repair, numbers that were lost are given again."""
+        """Forget all known tips and checked rows. Needed after a repair, which may free seqs for new rows."""
         for known in list(self._known.values()):
-            known.standing = None
+            known.tip = None
         self._written.clear()
-        self._direct.heads.examined.clear()
-        self._direct.heads.deltas.clear()
+        self._direct.reader.examined.clear()
+        self._direct.reader.deltas.clear()
 
     def types_with(self, named: Iterable[Any] | None) -> Types:
-        """Return the store's types; with those that are named for a thread, if any are: then there are no others."""
+        """Return the registry of a thread: the store's, or a closed one with the classes `named` if given."""
         if named is None:
             return self.types
         last, types = self._named_last
-        if named is last:  # an adapter names the same for each handle, and to compare some dozens takes a while
+        if named is last:  # an adapter passes the same tuple for each handle; comparing dozens of classes takes time
             return types
         key = self.types.named(named)
         types = self._closed.get(key) or self._closed.setdefault(key, self.types.closed(key))
-        if named is key:  # a tuple: it stays as it is
+        if named is key:  # a tuple cannot change
             self._named_last = key, types
         return types
 
     def _trim(self, record: ThreadRecord) -> None:
-        """Now and then remove rows that the store's own options have hidden, so that they do not pile up.
+        """Remove the rows of a thread that the store's options have hidden, after every 64th write to the thread.
 
-        The write before it is done: whatever goes wrong here must not look as if that had failed.
+        Errors are suppressed: the write has succeeded, and must not look as if it had failed.
         """
         if not self.options.retires:
             return
@@ -256,46 +274,55 @@ class Engine:
         if self._written[record.no] % _TRIM_EVERY:
             return
         with suppress(Error):
-            gc.collect_rows(self._direct.heads, record)
+            gc.collect_rows(self.reader, record)
 
     # -- transactions -----------------------------------------------------------------------------
 
-    def desk_for(self, me: object) -> Desk:
-        """Return a desk for a transaction of the caller, who is to put it among those that are open."""
-        if self.desk is not self._direct:
+    def session_for(self, me: object) -> Session:
+        """Return the session of a new transaction; the caller adds it to `opened`."""
+        if self.session is not self._direct:
             raise Invalid("a transaction is open already in this thread or task", code="invalid.transaction")
         overlay = Overlay(self.backend)
-        heads = Heads(overlay, self.types, self.options, self._direct.heads.clock)
-        heads.cache = self._direct.heads.cache
-        examined: dict[int, Examined | None] = {}  # counts for others when the transaction has been written
-        heads.examined = ChainMap(examined, self._direct.heads.examined)
-        heads.deltas = ChainMap({}, self._direct.heads.deltas)
+        reader = LogReader(overlay, self.types, self.options, self._direct.reader.clock)
+        reader.cache = self._direct.reader.cache
+        examined: dict[int, Examined | None] = {}  # published when the transaction is written
+        reader.examined = ChainMap(examined, self._direct.reader.examined)
+        reader.deltas = ChainMap({}, self._direct.reader.deltas)
         overlay.after_commit.append(
-            lambda: self._direct.heads.examined.update({no: each for no, each in examined.items() if no >= 0})
+            lambda: self._direct.reader.examined.update({no: each for no, each in examined.items() if no >= 0})
         )
-        writes = Writes(heads, spare=overlay.spare, relied_on=overlay.rely_on)
-        return Desk(heads, writes, Moves(heads), overlay, weakref.ref(me))
+        writer = LogWriter(reader, spare=overlay.spare, relied_on=overlay.rely_on)
+        return Session(reader, writer, HeadMover(reader), overlay, weakref.ref(me))
 
-    def end(self, desk: Desk, *, commit: bool) -> None:
-        """End a transaction that is not open any more: write all of it, or none."""
-        mine = desk.owner is not None and desk.owner() is current()
-        if desk.overlay is not None:
-            desk.overlay.finish(commit=commit and mine)
+    def end(self, session: Session, *, commit: bool) -> None:
+        """Commit a transaction, or drop it. The caller has removed it from `opened`."""
+        mine = session.owner is not None and session.owner() is current()
+        if session.overlay is not None:
+            session.overlay.finish(commit=commit and mine)
+            if self._calling.group is not None and commit:
+                self._calling.group.undo += session.overlay.after_drop  # the group may still be dropped
         if not mine and commit:
             raise Invalid(
-                "a transaction ends in the thread or task that it began in; nothing of it was written",
+                "the transaction ended in another thread or task than it began in; nothing was written",
                 code="invalid.transaction",
             )
 
-    def atomic(self, work: Callable[[Desk], T]) -> T:
-        """Do work of several writes as one: in the caller's transaction, or in one of its own.
+    def atomic(self, work: Callable[[Session], T]) -> T:
+        """Call `work` and make its writes atomic: in the caller's open transaction, or in a new one.
 
-        If somebody else writes to one of its threads meanwhile, the work is done again, on what is there then.
+        A new transaction is retried if another writer changes one of its threads meanwhile. If `work` fails in the
+        caller's transaction, only the writes of `work` are dropped.
         """
-        desk = self.desk
-        if desk.overlay is not None:
-            with desk.overlay.part():
-                return work(desk)
+        session = self.session
+        if session.overlay is not None:
+            undo = session.overlay.after_drop
+            mark = len(undo)
+            try:
+                with session.overlay.part():
+                    return work(session)
+            except BaseException:
+                forget(undo[mark:])
+                raise
         until = time.monotonic() + PATIENCE
         tries = 0
         while True:
@@ -305,85 +332,79 @@ class Engine:
                 if error.code != "conflict.transaction" or time.monotonic() > until:
                     raise
             tries += 1
-            time.sleep(random.random() * min(0.001 * tries, 0.05))  # noqa: S311 - only to get out of step
+            time.sleep(random.random() * min(0.001 * tries, 0.05))  # noqa: S311 - jitter
 
     def owner(self) -> object:
-        """Return who is calling: a task, or a thread."""
+        """Return the current caller: a task or a thread."""
         return current()
 
-    def at_once(self, work: Callable[[Desk], T]) -> T:
-        """Do work of several writes as one, in a transaction of its own; `Conflict` if somebody else was faster."""
-        before, me = acting.who, _Work()
+    def at_once(self, work: Callable[[Session], T]) -> T:
+        """Call `work` in a new transaction, without retries; `Conflict` if another writer was first."""
+        before, me = acting.caller, _Work()
         try:
-            acting.who = me
-            desk = self.desk_for(me)
+            acting.caller = me
+            session = self.session_for(me)
             try:
-                self.opened[me] = desk
-                done = work(desk)
+                self.opened[me] = session
+                done = work(session)
             except BaseException as error:
                 self.opened.pop(me, None)
-                self.end(desk, commit=False)
-                if isinstance(error, Corrupt | NotFound) and desk.overlay and desk.overlay.overtaken():
-                    raise Conflict("somebody else was first", code="conflict.transaction") from error
+                self.end(session, commit=False)
+                if isinstance(error, Corrupt | NotFound) and session.overlay and session.overlay.overtaken():
+                    raise Conflict("another writer was first", code="conflict.transaction") from error
                 raise
             self.opened.pop(me, None)
-            self.end(desk, commit=True)
+            self.end(session, commit=True)
         finally:
-            acting.who = before
+            acting.caller = before
         return done
 
-    # -- what values remember -----------------------------------------------------------------------
+    # -- the undo log ------------------------------------------------------------------------------------
 
-    def recalled(self, saved: Saved) -> str | None:
-        """Return the head that a value came from, as the caller knows it."""
-        head: str | None = saved.head if self.pending is None else self.pending.get(saved, saved.head)
-        return head
+    def undo_log(self, uid: bytes | None = None) -> list[Callable[[], None]] | None:
+        """Return the list of actions to run if the caller's transaction or group is dropped.
+
+        None if there is no group, and the caller's transaction has not written to the thread with this uid. A head
+        that was only read is forgotten with the group only: the group may have written it.
+        """
+        overlay = self.session.overlay
+        record = None if overlay is None or uid is None else overlay.thread_with_uid(uid)
+        if overlay is not None and record is not None and overlay.wrote(record.no):
+            return overlay.after_drop
+        return None if self._calling.group is None else self._calling.group.undo
 
     def remember(self, saved: Saved, head: str, uid: bytes) -> None:
-        """Note the head that a value is now, of the thread with this uid.
+        """Set the head id of a saved value. It is reset if the transaction or group of the write is dropped.
 
-        What a transaction has written counts at once, for what is derived from it there, and no more if it is dropped.
-        In a group it counts when that has ended.
+        `uid` is the uid of the value's thread.
         """
-        overlay = self.desk.overlay
-        record = None if overlay is None else overlay.thread_with_uid(uid)
-        if overlay is None or record is None or not overlay.wrote(record.no):
-            self._keep(saved, head, saved.head)
-            return
-        before = overlay.expected.setdefault(saved, saved.head)
+        undo = self.undo_log(uid)
+        if undo is not None:
+            undo.append(partial(setattr, saved, "head", saved.head))
         saved.head = head
-        overlay.after_commit.append(lambda: self._keep(saved, head, before))
-        overlay.after_drop.append(lambda: setattr(saved, "head", before))
-
-    def _keep(self, saved: Saved, head: str, before: str | None) -> None:
-        if self.pending is None:
-            saved.head = head
-        else:
-            saved.head = before
-            self.pending.keep(saved, head, lambda last: setattr(saved, "head", last))
 
     # -- groups -----------------------------------------------------------------------------------
 
     @contextmanager
     def group(self) -> Iterator[None]:
-        """Make the calling thread's writes durable together when the block ends; `Backend.group` says how."""
-        pending = Pending()
-        with self.backend.group():
-            self._calling.pending = pending
-            try:
-                yield
-            finally:
-                self._calling.pending = None
-        pending.publish()
-
-    @property
-    def pending(self) -> Pending | None:
-        """What the calling thread's open group has pending; None if it has no group."""
-        return self._calling.pending
+        """Make the calling thread's writes durable together when the block ends. See `Writer.group`."""
+        group = OpenGroup()
+        try:
+            with self.backend.group():
+                self._calling.group = group
+                try:
+                    yield
+                finally:
+                    self._calling.group = None
+        except BaseException:
+            forget(group.undo)
+            raise
+        for known, tip in group.tips.items():
+            known.tip = tip
 
     @contextmanager
     def barred(self, why: str) -> Iterator[None]:
-        """Keep the calling thread from using the store in the block: what it wrote might be taken back."""
+        """Make any use of the store by the calling thread raise `Invalid` with the text `why`, inside the block."""
         self._barred = True
         self._calling.barred = why
         try:

@@ -1,4 +1,4 @@
-"""URLs of stores: which one is meant when none is named, what of it may be shown, and the backend that it names."""
+"""URLs of stores: the default URL, URLs without their secrets, and the backend of a URL."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from backtrail.errors import Invalid, Unavailable
 from backtrail.loading import loading
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from backtrail.backends.port import Backend
 
 _ADDRESS: Final = re.compile(
@@ -20,14 +22,14 @@ _ADDRESS: Final = re.compile(
 )
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?=//)")
 _HARMLESS: Final = re.compile(r"(host|hostaddr|port|dbname|user|service|pool_size)=[\w.,/%-]*")
-"""Parameters of a URL that may be shown: they say where it leads."""
+"""The parameters of a PostgreSQL URL that hold no secret."""
 _BLANK: Final = re.compile(r"\s*|(?i:sqlite|file):/*\s+")
 _WORDS: Final = re.compile(r"\s*(host|hostaddr|port|dbname|user|password|service)\s*=")
-"""How libpq's other form begins, which is no path of a file."""
+"""The start of a libpq connection string of keywords and values, so that it is not taken for a file path."""
 
 
 def default_url() -> str:
-    """Return the store that is used when none is named: $BACKTRAIL_URL, else a file in the user's data directory."""
+    """Return the default URL: $BACKTRAIL_URL, else the path of a file in the user's data directory."""
     named = os.environ.get("BACKTRAIL_URL")
     if named:
         return named
@@ -41,7 +43,7 @@ def default_url() -> str:
 
 
 def check_url(url: Any) -> str:
-    """Return the URL or the path that a caller names, or the default for None."""
+    """Return a caller's URL or path as a str, the default URL for None; `Invalid` if it names no store."""
     name = default_url() if url is None else url
     name = os.fspath(name) if isinstance(name, os.PathLike) else name
     if not isinstance(name, str):
@@ -57,7 +59,7 @@ def check_url(url: Any) -> str:
 
 
 def shown(url: str) -> str:
-    """Return a URL as it may be shown: without the password, and whatever else may hold a secret."""
+    """Return a URL without its password and without other parts that may hold a secret, for messages."""
     scheme, colon, rest = url.strip().partition(":")
     if _WORDS.match(url):
         return "..."
@@ -74,12 +76,12 @@ def shown(url: str) -> str:
 
 
 def in_postgres(url: str) -> bool:
-    """Tell whether a URL is one of PostgreSQL's."""
+    """Tell whether a URL names a PostgreSQL store."""
     return url.lower().startswith(("postgresql:", "postgres:"))
 
 
 def backend_at(url: str, *, durability: str, read_only: bool, schema: str | None) -> Backend:
-    """Open the backend that a URL names; only what is used is loaded."""
+    """Open the backend of a URL. Only the modules of that backend are imported."""
     url = _lowered(url)
     if _WORDS.match(url) or (url != url.lstrip() and _SCHEME.match(url.lstrip())):
         raise Invalid(
@@ -104,20 +106,37 @@ def backend_at(url: str, *, durability: str, read_only: bool, schema: str | None
             from backtrail.backends.file.backend import FileBackend  # noqa: PLC0415
 
         return FileBackend(_directory(url), durability=durability, read_only=read_only)
+    registered = _registered(url)
+    if registered is not None:
+        return registered(url, durability=durability, read_only=read_only)
     with loading:
         from backtrail.backends.sqlite.backend import SqliteBackend  # noqa: PLC0415
 
     return SqliteBackend(_path(url), durability=durability, read_only=read_only)
 
 
+def _registered(url: str) -> Callable[..., Backend] | None:
+    """Return the function that an installed package has registered for the URL's scheme; None if there is none."""
+    scheme = _SCHEME.match(url)
+    if scheme is None or scheme[1] == "sqlite":
+        return None
+    with loading:
+        from importlib.metadata import entry_points  # noqa: PLC0415 - few URLs need it
+
+    for entry_point in entry_points(group="backtrail.backends", name=scheme[1]):
+        opener: Callable[..., Backend] = entry_point.load()
+        return opener
+    return None
+
+
 def directory_of(url: str) -> str | None:
-    """Return the directory of a store in files, None if the URL is of another kind."""
+    """Return the directory of a file store; None for a URL of another kind."""
     url = _lowered(url)
     return _directory(url) if url.startswith("file:") else None
 
 
 def file_of(url: str) -> str:
-    """Return the path of a store in SQLite."""
+    """Return the file path of an SQLite store's URL."""
     return _path(_lowered(url))
 
 
@@ -156,7 +175,7 @@ def _unquoted(path: str) -> str:
 
 
 def _path(url: str) -> str:
-    """Return the path of an SQLite store."""
+    """Return the file path of an SQLite store's URL, whose scheme is in lower case."""
     if "\0" in url or not url:
         raise Invalid(f"this is not a path: {url!r}", code="invalid.url")
     if url.startswith("sqlite:"):
@@ -170,7 +189,8 @@ def _path(url: str) -> str:
     scheme, separator, _ = url.partition("://")
     if separator and scheme.replace("+", "").isalnum():
         raise Invalid(
-            f"there is no kind of store {scheme!r}; use a path, sqlite:///path, file:///directory, postgresql://... or memory://",
+            f"there is no kind of store {scheme!r}; use a path, sqlite:///path, file:///directory, postgresql://..., "
+            "memory://, or install the package that registers this scheme",
             code="invalid.url",
         )
     return str(path_of(url))

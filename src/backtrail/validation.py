@@ -1,7 +1,7 @@
-"""What the fields of agents, conversations and messages may hold, and how values are made of fields that are data.
+"""Checks of callers' input: arguments of calls, and fields of agents, conversations and messages.
 
-Each check returns what a field is to hold, or raises `Invalid` with the path of the culprit. What comes back is plain
-and nobody else's: a subclass of str becomes its text, a list becomes `Items`, a dict is copied (its values are not).
+Each check returns the checked value, or raises `Invalid` with the path of the wrong part. The result is plain and
+unshared: a subclass of str becomes a str, a list becomes `Items`, a dict is copied (its values are not).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from backtrail.models import Hit, Items
 
 MAX_ID: Final = 512
 EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-"""The time of what was stored without one: it must not change from read to read."""
+"""The time of a stored value without a time. It is constant, so that each read returns the same value."""
 _SHOWN: Final = 60
-"""Characters of a text that a value shows of itself."""
+"""The most characters of a text that the repr of a value shows."""
 _VARIANT: Final = {digit: "89ab"[at % 4] for at, digit in enumerate("0123456789abcdef")}
-"""For any digit one of those that RFC 9562 has in this place, each as often as the others."""
+"""Maps each hex digit to a variant digit of RFC 9562; each variant digit is equally likely."""
 
 M = TypeVar("M", bound=StrEnum)
 E = TypeVar("E", bound="Entity")
@@ -34,28 +34,28 @@ T = TypeVar("T")
 
 
 def new_id() -> str:
-    """Return an id that nothing else has: what `str(uuid.uuid4())` gives, in a third of its time."""
+    """Return a new random id in the form of `str(uuid.uuid4())`, in a third of its time."""
     digits = os.urandom(16).hex()
     return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{_VARIANT[digits[16]]}{digits[17:20]}-{digits[20:]}"
 
 
 def now() -> dt.datetime:
-    """Return the time, in UTC."""
+    """Return the current time in UTC."""
     return dt.datetime.now(dt.UTC)
 
 
 def shortened(text: str) -> str:
-    """Return a text as a value shows it of itself."""
+    """Return the repr of a text; of a long text the first 60 characters and its length."""
     return repr(text) if len(text) <= _SHOWN else f"{text[:_SHOWN]!r}... ({len(text):,} characters)"
 
 
 def plain(text: str) -> str:
-    """Return a text as a str: rows hold no subclass, such as a member of a StrEnum, and one may have its own hash."""
+    """Return a text as a plain str: a subclass, such as a member of a StrEnum, may have its own hash."""
     return text if type(text) is str else str.__str__(text)
 
 
 def check_id(text: Any, what: str) -> str:
-    """Return an id: a string of 1 to 512 characters, whatever they are."""
+    """Check an id: a string of 1 to 512 characters of any kind. `what` names it in the error."""
     if not isinstance(text, str):
         raise Invalid(f"{what} is a string, not {type(text).__name__}", code="invalid.id")
     if not 0 < len(text) <= MAX_ID:
@@ -64,14 +64,14 @@ def check_id(text: Any, what: str) -> str:
 
 
 def check_progress(progress: Callable[[str, int], None] | None) -> Callable[[str, int], None] | None:
-    """Return what is told how far a chore is, or None: checked before the chore begins, not when it first tells."""
+    """Check a progress callback: a callable, or None."""
     if progress is not None and not callable(progress):
-        raise refuse("progress", "what can be called with a word and a count, or None", progress)
+        raise refuse("progress", "a callable with a word and a count, or None", progress)
     return progress
 
 
 def refuse(path: str, wanted: str, value: object) -> Invalid:
-    """Return the error that says what a field has to be."""
+    """Return the error for a field of the wrong type or value. `wanted` describes a right value."""
     shown = _shown(value) if value is None or isinstance(value, str | int | float) else type(value).__name__
     return Invalid(f"{path} is {wanted}, not {shown}", code="invalid.argument", path=path)
 
@@ -84,13 +84,13 @@ def _shown(value: object) -> str:
 
 
 def below(error: Invalid, path: str) -> Invalid:
-    """Return an error of a part as one of the whole."""
+    """Return the error of a part of a value with `path`, the path of the part, in front of its own path."""
     inner = path if not error.path else path + error.path if error.path.startswith("[") else f"{path}.{error.path}"
     return Invalid(f"{path}: {error}", code=error.code, path=inner)
 
 
 def name(value: Any, path: str) -> str:
-    """Return an id."""
+    """Check a field that is an id."""
     if type(value) is str and 0 < len(value) <= MAX_ID:
         return value
     try:
@@ -100,38 +100,38 @@ def name(value: Any, path: str) -> str:
 
 
 def text(value: Any, path: str) -> str:
-    """Return a text, however long."""
+    """Check a field that is a string of any length."""
     if isinstance(value, str):
         return plain(value)
     raise refuse(path, "a string", value)
 
 
 def optional(check: Callable[[Any, str], T], value: Any, path: str) -> T | None:
-    """Return what a check returns; None may be left out."""
+    """Run a check on a value unless it is None."""
     return None if value is None else check(value, path)
 
 
 def size(value: Any, path: str) -> int:
-    """Return a number of bytes, tokens ..."""
+    """Check a field that is a count of bytes or tokens: a whole number, 0 or more."""
     return number(value, path, 0)
 
 
 def number(value: Any, path: str, least: int) -> int:
-    """Return a whole number."""
+    """Check a field that is a whole number, `least` or more."""
     if type(value) is int and value >= least:
         return value
     raise refuse(path, f"a whole number, {least} or more", value)
 
 
 def time(value: Any, path: str) -> dt.datetime:
-    """Return a time in UTC."""
+    """Check a field that is a datetime with a time zone; return it in UTC."""
     if type(value) is not dt.datetime:
         raise refuse(path, "a datetime with a time zone, such as datetime.now(UTC)", value)
     if value.tzinfo is dt.UTC:
         return value
     if value.utcoffset() is None:
         raise Invalid(
-            f"{path} says no time zone: use datetime.now(UTC), or give it one with .replace(tzinfo=...)",
+            f"{path} has no time zone; use datetime.now(UTC), or add one with .replace(tzinfo=...)",
             code="invalid.argument",
             path=path,
         )
@@ -142,16 +142,16 @@ def time(value: Any, path: str) -> dt.datetime:
 
 
 def member(kind: type[M], value: Any, path: str) -> M:
-    """Return a member of an Enum, given as itself, as its text, or as what it is loaded as without its class."""
+    """Return a member of an Enum, given as the member, its value, or a `Member` record (loaded without its class)."""
     given = value if type(value) is str else getattr(value, "value", value)
-    found = kind._value2member_map_.get(given) if isinstance(given, str) else None  # a call of the class takes longer
+    found = kind._value2member_map_.get(given) if isinstance(given, str) else None  # faster than calling the class
     if found is None:
         raise refuse(path, f"one of {', '.join(kind)}", given)
     return cast("M", found)
 
 
 def mapping(value: Any, path: str, *, texts: bool = False) -> dict[str, Any]:
-    """Return a dict with strings as keys and, if so wanted, as values."""
+    """Check a mapping with strings as keys and, with `texts`, as values; return it as a dict."""
     if type(value) is not dict and not isinstance(value, Mapping):
         raise refuse(path, "a mapping with strings as keys", value)
     made: dict[str, Any] = dict(value)
@@ -164,20 +164,20 @@ def mapping(value: Any, path: str, *, texts: bool = False) -> dict[str, Any]:
             what = type(key).__name__
             raise Invalid(f"{where} has a key of type {what}; keys are strings", code="invalid.argument", path=where)
         if plain(key) in made:
-            raise Invalid(f"{where} is there twice, as {key!r} and as text", code="invalid.argument", path=where)
+            raise Invalid(f"{where} occurs twice, as {key!r} and as text", code="invalid.argument", path=where)
         made[plain(key)] = text(part, where) if texts else part
     return made
 
 
 def items(value: Any, path: str, check: Callable[[Any, str], T]) -> Items[T]:
-    """Return a list of things, each of them checked."""
+    """Run a check on each item of a list; return the results."""
     return Items(check(part, f"{path}[{at}]") for at, part in enumerate(_listed(value, path)))
 
 
 def instances(value: Any, path: str, kind: type[T]) -> Items[T]:
-    """Return a list of instances of one class."""
+    """Check a list whose items are all of exactly one class."""
     made = value if type(value) is Items else Items(_listed(value, path))
-    if not {*map(type, made)} <= {kind}:  # one pass without a call: a conversation may have 100,000 messages
+    if not {*map(type, made)} <= {kind}:  # fast, without a Python call per item: there may be 100,000 messages
         at = next(at for at, part in enumerate(made) if type(part) is not kind)
         raise refuse(f"{path}[{at}]", f"of type {kind.__name__}", made[at])
     return made
@@ -192,7 +192,7 @@ def _listed(value: Any, path: str) -> Iterable[Any]:
 
 
 def json_time(value: Any, path: str) -> dt.datetime:
-    """Return the time that a text in ISO 8601 says."""
+    """Return the time that a text in ISO 8601 names, in UTC. The text must have a time zone."""
     try:
         found = dt.datetime.fromisoformat(value)
     except (TypeError, ValueError):
@@ -203,7 +203,7 @@ def json_time(value: Any, path: str) -> dt.datetime:
 
 
 def json_value(value: Any, path: str) -> Any:
-    """Return a copy of a value that JSON holds as it is."""
+    """Return a copy of a value; `Invalid` if JSON cannot hold it exactly."""
     try:
         return _json_value(value, path)
     except RecursionError:
@@ -236,24 +236,24 @@ def _no_json(value: Any, path: str) -> Invalid:
     )
 
 
-# ---- values of data -------------------------------------------------------------------------------------------------
+# ---- entities -------------------------------------------------------------------------------------------------
 
 
 class Entity:
-    """What the values have in common: how they are made from data."""
+    """The base class of agents, conversations and messages: conversion from and to stored data and JSON."""
 
     __slots__ = ()
     _NEEDED: ClassVar[tuple[str, ...]]
     """Fields that stored data must have. An `id` among them may be left out in JSON."""
     _TIMES: ClassVar[tuple[str, ...]] = ()
-    """Fields that are times; the first does not depend on another one."""
+    """Fields that are times. The first is EPOCH if stored data lack it; the defaults of the others depend on it."""
     _PARTS: ClassVar[tuple[tuple[str, type[Entity]], ...]] = ()
-    """Fields that are lists of other values."""
+    """Fields that are lists of other entities, each with the class of its items."""
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Self:
-        """Make a value of what `to_data` made of one."""
-        given = _given(cls, data, "it was saved by a newer backtrail, which can read it")
+        """Return the entity of stored data, which `to_data` made."""
+        given = _given(cls, data, "a newer backtrail saved it; upgrade to read it")
         for name, part in cls._PARTS:
             if name in given:
                 given[name] = _each(part, part.from_data, given[name], name)
@@ -262,7 +262,7 @@ class Entity:
         return _made(cls, given)
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON has it: a copy, with times as text; `Invalid` names what JSON cannot hold."""
+        """Return a copy of the value as JSON data, with times as text; `Invalid` names a part that JSON cannot hold."""
         return json_fields(type(self), self._data(), "")
 
     def _data(self) -> dict[str, Any]:
@@ -270,7 +270,7 @@ class Entity:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Make a value of what `to_json` made of one, or of less: what is left out, or null, gets its default."""
+        """Return the value of JSON data, which `to_json` made. A missing or null field gets its default."""
         own = "metadata" in _names(cls)  # type: ignore[arg-type]
         given = _given(cls, data, "leave it out, or put it into metadata" if own else "leave it out")
         given = {name: value for name, value in given.items() if value is not None}
@@ -286,7 +286,7 @@ class Entity:
 
 
 def _given(cls: type[Entity], data: Any, hint: str) -> dict[str, Any]:
-    """Return data as arguments, and refuse what is no field."""
+    """Return data as keyword arguments of the class; `Invalid` for an unknown field."""
     if type(data) is not dict and not isinstance(data, Mapping):
         raise refuse(f"a {cls.__name__} as data", "a mapping", data)
     given = dict(data)
@@ -294,7 +294,7 @@ def _given(cls: type[Entity], data: Any, hint: str) -> dict[str, Any]:
     if not known.issuperset(given):
         unknown = _shown(next(name for name in given if name not in known))
         raise Invalid(f"a {cls.__name__} has no field {unknown}: {hint}", code="invalid.schema", path=f"[{unknown}]")
-    given.pop("_saved", None)  # of a value that was kept in a plain thread
+    given.pop("_saved", None)  # entities that were saved as states of plain threads have it
     return given
 
 
@@ -304,7 +304,7 @@ def _names(cls: Any) -> frozenset[str]:
 
 
 def _each(kind: type[Entity], make: Callable[[Any], Any], parts: Any, name: str) -> Any:
-    """Return the values that a list of data stands for."""
+    """Make an entity of each item of a list of data, unless it is one already."""
     if not isinstance(parts, list | tuple):
         raise refuse(name, "a list", parts)
     made = []
@@ -326,7 +326,7 @@ def _made(cls: type[E], given: dict[str, Any]) -> E:
 
 
 def json_fields(cls: type[Entity], data: dict[str, Any], path: str) -> dict[str, Any]:
-    """Return the data of a value as JSON has it."""
+    """Return the data of an entity as JSON data. `path` is the start of the paths in errors."""
     parts = dict(cls._PARTS)
     made: dict[str, Any] = {}
     for name, value in data.items():
@@ -340,21 +340,35 @@ def json_fields(cls: type[Entity], data: dict[str, Any], path: str) -> dict[str,
     return made
 
 
+def to_data(value: Entity) -> dict[str, Any]:
+    """Return an entity as plain data, to be stored. It shares dicts with the entity: do not change them."""
+    if not isinstance(value, Entity):
+        raise Invalid(f"there is no data of a {type(value).__name__}: make a value of it", code="invalid.argument")
+    return value._data()  # noqa: SLF001 - its other half
+
+
+def to_json(value: Entity) -> dict[str, Any]:
+    """Return an entity as JSON data, as its `to_json` does."""
+    if not isinstance(value, Entity):
+        raise Invalid(f"there is no JSON of a {type(value).__name__}: make a value of it", code="invalid.argument")
+    return value.to_json()
+
+
 MAX_QUERY: Final = 10_000
 MAX_PHRASES: Final = 256
 LEASE: Final = 60.0
-"""Seconds for which a worker has a run, if it does not renew its lease; it does at every third of that."""
+"""The default lease of a run, in seconds. The worker renews it after each third of that time."""
 
 
 def check_count(value: Any, what: str, *, least: int = 0) -> int:
-    """Return a number of things."""
+    """Check a whole number that is `least` or more."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise Invalid(f"{what} is a whole number, {least} or more, not {value!r}", code="invalid.argument")
     return value
 
 
 def check_ids(threads: Any) -> tuple[str, ...]:
-    """Return ids of threads, each once; there is at least one."""
+    """Check a non-empty list of thread ids; return each id once."""
     try:
         listed = None if isinstance(threads, str | bytes) else tuple(threads)
     except TypeError:
@@ -365,25 +379,25 @@ def check_ids(threads: Any) -> tuple[str, ...]:
 
 
 def check_kind_of_ids(kind: Any, threads: Any, kinds: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the kinds of threads that ids are ids of: the one that is named, else all of them."""
+    """Return the kinds of threads to look for: only `kind`, or all `kinds` if it is None."""
     if kind is None:
         return kinds
     if kind not in kinds:
         raise Invalid(f"kind is one of {', '.join(kinds)}, not {kind!r}", code="invalid.argument")
     if threads is None:
-        raise Invalid("kind= says what the ids in threads= are ids of: say threads=, too", code="invalid.argument")
+        raise Invalid("kind= requires threads=", code="invalid.argument")
     return (plain(kind),)
 
 
 def check_kind(kind: Any) -> int:
-    """Return the number of a checkpoint's kind."""
+    """Return the number of a checkpoint's kind in `log.KINDS`; `Invalid` if it is not a kind."""
     if kind not in log.KINDS:
         raise Invalid(f"kind is one of {', '.join(log.KINDS)}, not {kind!r}", code="invalid.argument")
     return log.KINDS.index(kind)
 
 
 def check_label(label: Any) -> str | None:
-    """Return a label, or None."""
+    """Check a label, or None."""
     if label is None:
         return None
     if not isinstance(label, str) or not 0 < len(label) <= MAX_ID:
@@ -394,7 +408,7 @@ def check_label(label: Any) -> str | None:
 
 
 def check_tags(tags: Any, what: str = "tags") -> tuple[str, ...]:
-    """Return tags, each once."""
+    """Check a list of tags; return each tag once."""
     if tags == ():
         return ()
     words = check_several(tags, what)
@@ -407,7 +421,7 @@ def check_tags(tags: Any, what: str = "tags") -> tuple[str, ...]:
 
 
 def check_several(values: Any, what: str) -> tuple[Any, ...]:
-    """Return several things: a string is one, not its letters."""
+    """Return a collection as a tuple. A string is refused, because it would become its letters."""
     if isinstance(values, str | bytes):
         raise Invalid(f"{what}= takes a list, not one string: write {what}=[{values!r:.100}]", code="invalid.argument")
     try:
@@ -417,14 +431,14 @@ def check_several(values: Any, what: str) -> tuple[Any, ...]:
 
 
 def check_text(value: Any, what: str) -> str | None:
-    """Return a text to compare with, or None."""
+    """Check a string to compare with, or None."""
     if value is None or isinstance(value, str):
         return None if value is None else plain(value)
     raise Invalid(f"{what}= is a string, not {value!r:.100}", code="invalid.argument")
 
 
 def check_metadata(metadata: Any) -> dict[str, Any]:
-    """Return metadata as a dict; None is an empty one."""
+    """Check metadata and return them as a dict; an empty dict for None."""
     if metadata is None:
         return {}
     if not isinstance(metadata, Mapping) or not all(isinstance(key, str) for key in metadata):
@@ -449,7 +463,7 @@ def check_days(value: Any, what: str) -> int:
 
 
 def check_timeout(value: Any) -> float | None:
-    """Return how long to wait, given as a timedelta or in seconds, in seconds; None: for ever."""
+    """Return a timeout, given as a timedelta or in seconds, in seconds; None: no timeout."""
     seconds = value.total_seconds() if isinstance(value, dt.timedelta) else value
     if seconds is None:
         return None
@@ -461,7 +475,7 @@ def check_timeout(value: Any) -> float | None:
 
 
 def check_query(text: Any, *, contains: bool) -> query.Query:
-    """Return what to look for: a piece of text, or words."""
+    """Return the query of a search: one piece of text with `contains`, else words and phrases."""
     if not isinstance(text, str):
         raise Invalid(f"a query is a string, not {type(text).__name__}", code="invalid.query")
     if len(text) > MAX_QUERY:
@@ -469,19 +483,19 @@ def check_query(text: Any, *, contains: bool) -> query.Query:
     text = plain(text)
     found = query.piece(text) if contains else query.words(text)
     if found.piece == "" or not (contains or found.phrases):
-        hint = "" if contains else "; contains=True looks for any text as it is"
-        raise Invalid(f"there is no word to look for in {text!r}{hint}", code="invalid.query")
+        hint = "" if contains else "; contains=True searches for any text"
+        raise Invalid(f"the query {text!r} has no word{hint}", code="invalid.query")
     if len(found.phrases) > MAX_PHRASES:
         raise Invalid(
-            f"a query has at most {MAX_PHRASES} different words and phrases; this one has {len(found.phrases)}: put "
-            "words that stand one after the other in quotes, or use contains=True",
+            f"a query has at most {MAX_PHRASES} different words and phrases; this one has {len(found.phrases)}: quote "
+            "words that follow each other, or use contains=True",
             code="invalid.query",
         )
     return found
 
 
 def check_cursor(after: Any) -> str:
-    """Return the cursor of a hit."""
+    """Return the cursor of `after=`, which is a hit or a cursor."""
     cursor = after.cursor if isinstance(after, Hit) else after
     if not isinstance(cursor, str):
         raise Invalid(f"after= is a hit of this search, or its cursor, not {after!r}", code="invalid.argument")

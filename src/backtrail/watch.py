@@ -1,12 +1,11 @@
-"""Watching: how threads and processes learn of checkpoints that others make.
+"""Watches: iterators over new checkpoints of all writers and processes.
 
-A watcher knows how far it has read the log of a thread, or of every thread that moved since it began. It gives what
-stands behind that place, in order of seq: so nothing is missed and nothing comes twice, however late it wakes. A row
-that is a checkpoint gives that one; a row that moves the head gives the checkpoint that it made the head. What was
-hidden meanwhile is passed over.
+A watcher has a cursor in the log of each thread that it follows. It yields the checkpoints of the rows after the
+cursor, in order of seq, so it misses none and repeats none, however late it wakes. A row that is a checkpoint yields
+itself; a row that moves the head yields the new head. Hidden checkpoints are skipped.
 
-Watchers only read, and they stand outside of transactions. They end when the store is closed. A forked child refuses
-those of its parent, and may begin its own.
+Watchers only read, and see no open transaction. They end when the store is closed. A forked child process cannot use
+the watchers of its parent; it starts its own.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
 from backtrail.engine import log, refs
-from backtrail.engine.reader import Standing
+from backtrail.engine.reader import Tip
 from backtrail.errors import Invalid, NotFound, Unavailable
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from backtrail.backends.port import Row, ThreadRecord
-    from backtrail.engine.reader import Heads
+    from backtrail.engine.reader import StoreReader
     from backtrail.transaction import Engine
 
 
@@ -36,18 +35,18 @@ T = TypeVar("T")
 
 _PAGE: Final = 100
 _LONGEST: Final = 3600.0
-"""Seconds to wait at a stretch."""
+"""The longest single wait, in seconds."""
 
 
 class Watcher(Generic[T]):
-    """What one watch has read, and what is ready to be given. `make` turns rows of a thread into what users hold."""
+    """The cursors of one watch, and the checkpoints that it has ready. `make` turns rows into checkpoints."""
 
     name: tuple[str, str] | None = None
-    """Space and name of the only thread it reads."""
+    """The name space and name of the watched thread; None if the watch follows several threads."""
     no: int | None = None
-    """The number of that thread, once it is there."""
+    """The number of the watched thread; None if it does not exist yet, or if there are several."""
 
-    def __init__(self, engine: Engine, timeout: float | None, make: Callable[[Standing, list[Row]], list[T]]) -> None:
+    def __init__(self, engine: Engine, timeout: float | None, make: Callable[[Tip, list[Row]], list[T]]) -> None:
         self.timeout = timeout
         self.ready: deque[T] = deque()
         self.bell: Callable[[], None] = _silent
@@ -58,55 +57,52 @@ class Watcher(Generic[T]):
         self._make = make
         self._rung = False
         self._cursors: dict[int, int] = {}
-        """The seq up to which a thread was read."""
-        self._ahead: deque[tuple[Standing, int]] = deque()
-        """Heads that rows behind that tell of: how the thread stood, and the seq."""
+        """The seq up to which the watcher has read each thread, by the thread's number."""
+        self._ahead: deque[tuple[Tip, int]] = deque()
+        """The heads after the cursors: the thread's tip, and the seq."""
         self.check()
 
-    # -- from the hub, in any thread ----------------------------------------------------------------
+    # -- for the hub, in any thread -----------------------------------------------------------------
 
     def ring(self) -> None:
-        """Have it read."""
+        """Wake the reader of this watch."""
         if not self._rung:
             self._rung = True
             self.bell()
 
     def tell(self, news: Mapping[int, int], born: Mapping[tuple[str, str], int]) -> None:
-        """Take note of threads that moved, each with the seq it had before, and of the names of new ones."""
+        """Handle news: threads with new rows, each with its previous seq, and the numbers of new threads by name."""
         raise NotImplementedError
 
-    # -- from whoever watches -----------------------------------------------------------------------
+    # -- for the reader of the watch ----------------------------------------------------------------
 
     def begin(self) -> None:
-        """Find out where it begins, which is now."""
+        """Set the cursors to the newest rows."""
         raise NotImplementedError
 
     def _load(self) -> bool:
-        """Read more of what was written; tell whether there was something."""
+        """Read a page of rows after the cursors; tell whether there were any."""
         raise NotImplementedError
 
     def check(self) -> None:
-        """Refuse to go on where it cannot."""
+        """Raise `Unavailable` in a forked child process, and in a transaction."""
         if self._hub.pid != os.getpid():
             raise Unavailable(
-                "this watch was begun before the process was forked: begin another", code="unavailable.forked"
+                "the watch was started before the process was forked; start another one in the child",
+                code="unavailable.forked",
             )
-        if self._engine.desk.overlay is not None:
-            raise Unavailable(
-                "a watch sees what is written, not what is in a transaction: watch before or after it",
-                code="unavailable.transaction",
-            )
+        self._engine.outside()
 
     def fetch(self, *, last: bool = False) -> None:
-        """Make the next one ready, if there is any; `last`: also if nobody has told of it yet."""
+        """Put the next checkpoint into `ready`, if there is one. `last`: look for new rows first, in all threads."""
         self._rung = False
         try:
             if self._hub.failed or (last and self.name is None):
                 self._hub.look()
             while not self.ready and (self._ahead or self._load()):
                 while self._ahead and not self.ready:
-                    standing, seq = self._ahead[0]
-                    self.ready.extend(self._make(standing, self._hub.heads.visible(standing, ((seq, seq),))))
+                    tip, seq = self._ahead[0]
+                    self.ready.extend(self._make(tip, self._hub.reader.visible(tip, ((seq, seq),))))
                     self._ahead.popleft()
         except Unavailable as failure:
             if failure.code != "unavailable.closed":
@@ -116,37 +112,37 @@ class Watcher(Generic[T]):
             self.end()
 
     def end(self) -> None:
-        """Give nothing more."""
+        """End the watch: it yields nothing more."""
         self.ended = True
         self.ready.clear()
         self._hub.leave(self)
-        self.bell()  # for whoever waits for it, in another thread or task
+        self.bell()  # wakes a reader that waits in another thread or task
 
     def __del__(self) -> None:
-        self._hub.wake()  # which may be the last thing it has to do
+        self._hub.wake()  # its thread ends if this was the last watcher
 
     def _read(self, record: ThreadRecord) -> bool:
-        """Read rows of a thread behind its cursor; tell whether there were any."""
-        heads, cursor = self._hub.heads, self._cursors[record.no]
-        newest = heads.backend.newest(record.no)
+        """Read rows of a thread after its cursor; tell whether there were any."""
+        reader, cursor = self._hub.reader, self._cursors[record.no]
+        newest = reader.backend.newest(record.no)
         if newest is None or newest.seq <= cursor:
             return False
-        standing = Standing(record, newest, None)
-        rows = heads.backend.rows(record.no, [(cursor + 1, log.MAX_SEQ)], limit=_PAGE)
+        tip = Tip(record, newest, None)
+        rows = reader.backend.rows(record.no, [(cursor + 1, log.MAX_SEQ)], limit=_PAGE)
         for row in rows:
-            head = row.head if log.is_sound(row, record.uid) else row.seq  # a damaged one may be a checkpoint
+            head = row.head if log.is_sound(row, record.uid) else row.seq  # a damaged row may be a checkpoint
             if head:
-                self._ahead.append((standing, head))
+                self._ahead.append((tip, head))
         self._cursors[record.no] = rows[-1].seq if rows else newest.seq
         return True
 
 
 def _silent() -> None:
-    """Ring for nobody: whoever waits says how."""
+    """Do nothing: the bell of a watch without a waiting reader."""
 
 
 class OneThread(Watcher[T]):
-    """Watches a thread, which need not exist yet."""
+    """Watches one thread, which may not exist yet."""
 
     def __init__(
         self,
@@ -154,7 +150,7 @@ class OneThread(Watcher[T]):
         name: tuple[str, str],
         after: Any,
         timeout: float | None,
-        make: Callable[[Standing, list[Row]], list[T]],
+        make: Callable[[Tip, list[Row]], list[T]],
     ) -> None:
         super().__init__(engine, timeout, make)
         self.name = name
@@ -162,18 +158,18 @@ class OneThread(Watcher[T]):
         self._record: ThreadRecord | None = None
 
     def tell(self, news: Mapping[int, int], born: Mapping[tuple[str, str], int]) -> None:
-        """Have it read if its thread is among them."""
+        """Wake the reader if its thread has new rows."""
         if self.no is None and self.name is not None:
             self.no = born.get(self.name)
         if self.no in news:
             self.ring()
 
     def begin(self) -> None:
-        """Begin behind the newest row, or behind the checkpoint that was named."""
+        """Set the cursor to the newest row, or to the checkpoint of `after`."""
         self._hub.join(self, whole=False)
         try:
             record = self._find()
-            newest = self._hub.heads.backend.newest(record.no) if record else None
+            newest = self._hub.reader.backend.newest(record.no) if record else None
             start = newest.seq if newest else 0
             if self._after is not None:
                 start = self._place(record, newest, self._after)
@@ -185,7 +181,7 @@ class OneThread(Watcher[T]):
 
     def _find(self) -> ThreadRecord | None:
         if self._record is None and self.name is not None:
-            self._record = self._hub.heads.backend.find_thread(*self.name)
+            self._record = self._hub.reader.backend.find_thread(*self.name)
             self.no = self._record.no if self._record else self.no
         return self._record
 
@@ -197,23 +193,25 @@ class OneThread(Watcher[T]):
         return self._read(record)
 
     def _place(self, record: ThreadRecord | None, newest: Row | None, after: Any) -> int:
-        """Return the seq that a ref means. An id is enough, even if its checkpoint was deleted since."""
-        unknown = Invalid(f"after={after!r} is no checkpoint of thread {(self.name or '?')[1]!r}", code="invalid.ref")
+        """Return the seq of a ref. The id of a deleted checkpoint is valid, too."""
+        unknown = Invalid(
+            f"after={after!r} is not a checkpoint of thread {(self.name or '?')[1]!r}", code="invalid.ref"
+        )
         if record is None or newest is None:
             raise unknown
         op_id = getattr(after, "op_id", None)
         text = after if op_id is None else after.id
         parsed = log.parse_id(text) if isinstance(text, str) else None
         if parsed is not None and parsed[0] == record.uid and 0 < parsed[1] <= newest.seq:
-            row = self._hub.heads.row(record, parsed[1])
+            row = self._hub.reader.row(record, parsed[1])
             if op_id is not None and row is not None and row.op_id != op_id:
                 raise unknown
             return parsed[1]
-        standing = self._hub.heads.standing_of(record)
+        tip = self._hub.reader.tip_of(record)
         try:
-            if standing is None:
+            if tip is None:
                 raise unknown
-            return refs.resolve(self._hub.heads, standing, after).seq
+            return refs.resolve(self._hub.reader, tip, after).seq
         except NotFound as error:
             raise unknown from error
 
@@ -229,7 +227,7 @@ class AllThreads(Watcher[T]):
         agent: str | None,
         prefix: str | None,
         timeout: float | None,
-        make: Callable[[Standing, list[Row]], list[T]],
+        make: Callable[[Tip, list[Row]], list[T]],
     ) -> None:
         super().__init__(engine, timeout, make)
         self._space = space
@@ -237,10 +235,10 @@ class AllThreads(Watcher[T]):
         self._prefix = prefix or ""
         self._moved: deque[int] = deque()
         self._waiting: set[int] = set()
-        """The numbers in `_moved`."""
+        """The numbers in `_moved`, for a fast test."""
 
     def tell(self, news: Mapping[int, int], born: Mapping[tuple[str, str], int]) -> None:  # noqa: ARG002
-        """Have it read them all."""
+        """Queue all threads with new rows, and wake the reader."""
         if not self.joined:
             return
         for no, before in news.items():
@@ -251,19 +249,19 @@ class AllThreads(Watcher[T]):
         self.ring()
 
     def begin(self) -> None:
-        """Begin behind what was written until now."""
+        """Set the cursors of all threads to their newest rows."""
         self._hub.join(self, whole=True)
 
     def _load(self) -> bool:
         while self._moved:
             no = self._moved.popleft()
-            self._waiting.discard(no)  # before it is read: what is told from now on is another time
-            record = self._hub.heads.backend.thread(no)
+            self._waiting.discard(no)  # before the read: later news queue the thread again
+            record = self._hub.reader.backend.thread(no)
             if record is None or not self._wants(record):
                 self._cursors.pop(no, None)
             elif self._read(record):
                 self._waiting.add(no)
-                self._moved.append(no)  # there may be more, after the others have had their turn
+                self._moved.append(no)  # it may have more rows: read them after the rows of other threads
                 return True
         return False
 
@@ -279,7 +277,10 @@ class AllThreads(Watcher[T]):
 
 
 class Watch(Generic[T]):
-    """`for checkpoint in thread.watch():`. An iterator that waits; `close()`, or the end of a `with` block, ends it."""
+    """An iterator that waits for checkpoints: `for checkpoint in thread.watch():`.
+
+    `close()`, or the end of a `with` block, ends it.
+    """
 
     def __init__(self, watcher: Watcher[T]) -> None:
         self._watcher = watcher
@@ -310,7 +311,7 @@ class Watch(Generic[T]):
         raise StopIteration
 
     def close(self) -> None:
-        """End it. Closing twice is allowed."""
+        """End the watch. A second call does nothing."""
         self._watcher.end()
 
     def __enter__(self) -> Self:
@@ -321,35 +322,41 @@ class Watch(Generic[T]):
 
 
 _SHARE: Final = 10
-"""A look at all threads is followed by a pause of so many times what it took."""
+"""After a look at all threads, the hub pauses for this many times its duration."""
 _REST: Final = 0.002
-"""Seconds between two looks: so a busy writer is not interrupted at each commit."""
+"""Seconds between two looks, so that the hub does not interrupt a busy writer at each commit."""
 _LATELY: Final = 64
-"""How many of the threads that moved last are looked at each time."""
+"""The number of recently written threads that each look includes."""
 
 
 class Hub:
-    """Wakes the watchers of a store."""
+    """Wakes the watchers of a store when threads get new rows.
 
-    def __init__(self, heads: Heads) -> None:
-        self.heads = heads
+    Its Python thread runs while there are watchers. A *look* asks the backend which threads have new rows. The hub
+    looks after each commit of this process, after each notification of the backend, and at regular intervals, for
+    commits of other processes.
+    """
+
+    def __init__(self, reader: StoreReader) -> None:
+        self.reader = reader
         self.pid = os.getpid()
         self.closed = False
         self.failed = False
-        """Whether the last look did: whoever waits takes one himself then, and sees why."""
-        self._backend = heads.backend
+        """Whether the last look failed. Each waiting reader then looks itself, and gets the error."""
+        self._backend = reader.backend
         self._watchers: weakref.WeakSet[Watcher[Any]] = weakref.WeakSet()
         self._lock = threading.Lock()
-        """For the watchers and for the thread: held for a moment."""
+        """Guards `_watchers` and `_thread`. Never locked during I/O."""
         self._looking = threading.Lock()
-        """For the mark: held while somebody looks."""
+        """Guards the mark. Locked during a look."""
         self._mark: object | None = None
+        """The backend's mark of the last look."""
         self._whole = False
-        """Whether the mark says how all threads stood."""
+        """Whether the mark covers all threads."""
         self._due = 0.0
-        """When to look at all threads again."""
+        """The time of the next look at all threads."""
         self._watched: set[int] | None = None
-        """The threads that matter; None: any of them may."""
+        """The numbers of the watched threads; None if any thread may matter."""
         self._lately: deque[int] = deque(maxlen=_LATELY)
         self._told: deque[int] = deque()
         self._bell: SimpleQueue[None] = SimpleQueue()
@@ -358,21 +365,21 @@ class Hub:
     # -- for writers --------------------------------------------------------------------------------
 
     def wake(self, numbers: Collection[int] = ()) -> None:
-        """Take note that threads were written to. Waits for nothing, not even where a finalizer calls it."""
+        """Wake the hub after writes to the threads with these numbers. Never waits, so a finalizer may call it."""
         watched = self._watched
         if numbers and watched is not None and watched.isdisjoint(numbers):
             return
-        if self.pid == os.getpid():  # what a forked child writes is no news to its parent
+        if self.pid == os.getpid():  # a forked child has no thread to wake
             self._told.extend(numbers)
             self._bell.put(None)
 
     # -- for watchers -------------------------------------------------------------------------------
 
     def join(self, watcher: Watcher[Any], *, whole: bool) -> None:
-        """Wake a watcher from now on; `whole`: tell it of all threads that move after this, and how they stood."""
+        """Add a watcher; `whole`: report new rows of all threads to it from now on."""
         with self._looking:
             with self._lock:
-                self._watchers.add(watcher)  # from here on the thread does not end
+                self._watchers.add(watcher)  # from here on the hub's thread does not end
                 running = self._thread is not None
             try:
                 if not running:
@@ -380,9 +387,9 @@ class Hub:
                 if whole and self._whole:
                     self._look(whole=True)
                 elif whole:
-                    self._mark, _ = self._backend.moved(None, (), None)
+                    self._mark, _ = self._backend.changed_since(None, (), None)
                     self._whole = True
-                    for other in self._all():  # what has moved since the last look is theirs to find
+                    for other in self._all():  # the new mark skips rows since the last look: have them read now
                         other.ring()
             except BaseException:
                 self.leave(watcher)
@@ -391,14 +398,14 @@ class Hub:
             self._watched = None
 
     def leave(self, watcher: Watcher[Any]) -> None:
-        """Wake a watcher no more."""
+        """Remove a watcher."""
         if self.pid == os.getpid():
             with self._lock:
                 self._watchers.discard(watcher)
             self.wake()
 
     def look(self) -> None:
-        """Look now, at all threads if anybody watches all of them."""
+        """Look for new rows now: in all threads if a watcher follows all of them, else in the watched threads."""
         with self._looking:
             self._look(whole=self._whole)
 
@@ -424,7 +431,7 @@ class Hub:
         unborn = any(watcher.no is None and watcher.name is not None for watcher in watchers)
         self._watched = None if self._whole or unborn else watched
         try:
-            self._mark, news = self._backend.moved(
+            self._mark, news = self._backend.changed_since(
                 self._mark, set(told), None if whole else watched.union(self._lately) if self._whole else watched
             )
         except BaseException:
@@ -444,10 +451,10 @@ class Hub:
         listening = self._backend.listen(self.wake)
         interval = listening.__enter__()
         try:
-            self._mark, _ = self._backend.moved(None, (), ())
+            self._mark, _ = self._backend.changed_since(None, (), ())
             self._whole = False
             thread = threading.Thread(target=self._run, args=(listening, interval), name="backtrail watch", daemon=True)
-            thread.start()  # there is a watcher, so it does not end at once
+            thread.start()  # does not end at once, because there is a watcher
             with self._lock:
                 self._thread = thread
         except BaseException:
@@ -455,14 +462,14 @@ class Hub:
             raise
 
     def _run(self, listening: AbstractContextManager[float], interval: float) -> None:
-        """Look again and again, until nobody watches any more."""
+        """Look repeatedly until there are no watchers."""
         try:
             while self._wait(interval):
                 try:
                     self._turn(interval)
-                except Exception as error:  # noqa: BLE001 - it belongs to those who wait
+                except Exception as error:  # noqa: BLE001 - the waiting readers get it
                     if isinstance(error, Unavailable) and error.code == "unavailable.locked":
-                        continue  # somebody has the store to himself: another time
+                        continue  # another process has the store locked: look later
                     self.failed = True
                     for watcher in self._all():
                         watcher.ring()
@@ -470,7 +477,7 @@ class Hub:
             listening.__exit__(None, None, None)
 
     def _wait(self, interval: float) -> bool:
-        """Wait for the bell; tell whether anybody watches."""
+        """Wait for the bell or the interval; tell whether there are watchers."""
         try:
             self._bell.get(timeout=interval)
             while True:

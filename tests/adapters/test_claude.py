@@ -18,8 +18,8 @@ import backtrail
 from backtrail import AgentState, Conflict, Conversation, Corrupt, Invalid
 from backtrail.adapters.claude import BacktrailSessionStore
 from backtrail.adapters.claude.entries import owner_of
-from backtrail.testing.conformance.base import SECOND, Clock
-from backtrail.testing.exact import same
+from tests.conformance.base import SECOND, Clock
+from tests.support.exact import same
 from tests.support.lengths import fewer
 from tests.support.sessions import KEY, SUB, appended, loaded, said, somewhere
 
@@ -39,7 +39,7 @@ def store():
 # -- the protocol -----------------------------------------------------------------------------------
 
 
-def test_appends_are_made_in_the_order_in_which_they_were_called(opener):
+def test_appends_keep_call_order(opener):
     other = {**KEY, "session_id": "other"}
 
     async def main(store):
@@ -52,13 +52,13 @@ def test_appends_are_made_in_the_order_in_which_they_were_called(opener):
         )
         contents = [entry["message"]["content"] for entry in await sessions.load(KEY)]
         assert contents == [*(f"first {n}" for n in range(40)), "second", "third"]
-        assert not sessions._turns
+        assert not sessions._locks
 
     with opener() as store:
         asyncio.run(main(store))
 
 
-def test_the_sdks_own_tests_of_stores_pass_all_fourteen(opener):
+def test_claude_sdk_store_tests_pass(opener):
     made = []
 
     async def main(store):
@@ -114,7 +114,7 @@ ENTRIES = st.lists(
 
 @fewer(2)
 @given(batches=st.lists(ENTRIES, max_size=3))
-def test_whatever_json_is_handed_over_comes_back_as_it_was(batches):
+def test_any_json_entry_comes_back_unchanged(batches):
     async def main():
         async with BacktrailSessionStore("memory://") as sessions:
             for batch in batches:
@@ -136,7 +136,7 @@ ODD = ["a", "a/b", "a~1b", "a~0b", "~h", "~", "/", "..", "%2F", "A", "\0", "\ud8
 ODD += ["x" * 512, "x" * 513, "x" * 600, "~h" + "0" * 64, "/" * 81]
 
 
-def test_no_two_keys_mean_the_same_conversation_whatever_is_in_them():
+def test_different_keys_have_different_conversations():
     keys = [{"project_key": p, "session_id": s} for p in ODD for s in ODD]
     keys += [{**key, "subpath": subpath} for key in keys for subpath in ODD]
     ids = [BacktrailSessionStore.conversation_id(key) for key in keys]
@@ -146,7 +146,7 @@ def test_no_two_keys_mean_the_same_conversation_whatever_is_in_them():
     assert len({owner_of(name) for name in [*ODD, owner_of(long)]}) == len(ODD) + 1
 
 
-def test_sessions_and_subagents_of_odd_names_are_listed_by_their_names(opener):
+def test_odd_names_of_sessions_and_subagents_are_listed(opener):
     async def main(sessions):
         for name in ODD:
             await sessions.append({"project_key": name, "session_id": "only"}, [said(name)])
@@ -167,7 +167,7 @@ def test_sessions_and_subagents_of_odd_names_are_listed_by_their_names(opener):
         asyncio.run(main(BacktrailSessionStore(store)))
 
 
-def test_a_fork_under_a_long_name_is_not_listed_by_the_name_of_another(store):
+def test_fork_with_long_name_keeps_its_name(store):
     one, two = ({"project_key": "p", "session_id": letter * 200} for letter in "xy")
     sessions = BacktrailSessionStore(store)
     appended(store, said("hi"), key=one)
@@ -176,7 +176,7 @@ def test_a_fork_under_a_long_name_is_not_listed_by_the_name_of_another(store):
     assert loaded(store, two) == loaded(store, one)
 
 
-def test_mtime_is_when_it_was_written_in_milliseconds(store):
+def test_mtime_is_the_write_time_in_milliseconds(store):
     clock = Clock(store, now=1_800_000_000_123_456)
     appended(store, said("hi", timestamp="2020-01-01T00:00:00Z"))
     sessions = BacktrailSessionStore(store)
@@ -187,7 +187,7 @@ def test_mtime_is_when_it_was_written_in_milliseconds(store):
     assert asyncio.run(sessions.list_session_summaries(KEY["project_key"]))[0]["mtime"] == 1_800_000_001_123
 
 
-def test_what_the_sdk_does_with_stores_works_with_this_one(opener, tmp_path):
+def test_sdk_functions_work_with_the_store(opener, tmp_path):
     async def main(sessions):
         project = sdk.project_key_for_directory(tmp_path)
         key = {"project_key": project, "session_id": KEY["session_id"]}
@@ -210,7 +210,7 @@ def test_what_the_sdk_does_with_stores_works_with_this_one(opener, tmp_path):
         asyncio.run(main(BacktrailSessionStore(store)))
 
 
-def test_a_listing_by_the_sdk_loads_no_session(store, monkeypatch, tmp_path):
+def test_sdk_listing_loads_no_session(store, monkeypatch, tmp_path):
     sessions = BacktrailSessionStore(store)
     project = sdk.project_key_for_directory(tmp_path)
     for n in range(3):
@@ -223,7 +223,7 @@ def test_a_listing_by_the_sdk_loads_no_session(store, monkeypatch, tmp_path):
 # -- what users gain --------------------------------------------------------------------------------
 
 
-def test_a_session_is_a_conversation_that_is_found_listed_and_diffed(opener):
+def test_session_is_a_searchable_conversation(opener):
     use = {"type": "tool_use", "id": "toolu_1", "name": "ferries", "input": {"to": "Naxos"}}
     result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "42 euros"}]}
     entries = [
@@ -274,13 +274,13 @@ def test_a_session_is_a_conversation_that_is_found_listed_and_diffed(opener):
     ],
 )
 @pytest.mark.parametrize("together", [True, False])
-def test_a_title_is_the_users_own_or_the_models_or_what_was_said_first(store, entries, title, together):
+def test_title_prefers_user_then_model_then_first_message(store, entries, title, together):
     for batch in [entries] if together else [[entry] for entry in entries]:
         appended(store, *batch)
     assert store.conversations.info(BacktrailSessionStore.conversation_id(KEY)).title == title
 
 
-def test_a_tag_is_the_conversations_tag_until_it_is_taken_off(store):
+def test_session_tag_is_the_conversation_tag(store):
     name = BacktrailSessionStore.conversation_id(KEY)
     appended(store, said("hi"), {"type": "tag", "tag": "travel"})
     assert [info.id for info in store.conversations.list(KEY["project_key"], tag="travel")] == [name]
@@ -288,7 +288,7 @@ def test_a_tag_is_the_conversations_tag_until_it_is_taken_off(store):
     assert store.conversations.info(name).tags == ()
 
 
-def test_a_store_is_closed_only_by_whom_it_was_opened(tmp_path):
+def test_adapter_closes_only_its_own_store(tmp_path):
     async def main():
         async with backtrail.aio.open(tmp_path / "a.db") as given:
             async with BacktrailSessionStore(given) as sessions:
@@ -316,7 +316,7 @@ UNFIT = {
 
 
 @pytest.mark.parametrize(("entries", "path"), UNFIT.values(), ids=UNFIT)
-def test_an_entry_that_json_does_not_hold_is_refused_by_its_path(store, entries, path):
+def test_entry_that_is_not_json_is_refused(store, entries, path):
     with pytest.raises(Invalid) as caught:
         appended(store, *entries)
     assert caught.value.path == path
@@ -341,7 +341,7 @@ BAD_KEYS = [
 
 
 @pytest.mark.parametrize("key", BAD_KEYS, ids=repr)
-def test_a_key_that_is_none_is_refused_by_every_call(store, key):
+def test_malformed_key_is_refused_by_every_call(store, key):
     sessions = BacktrailSessionStore(store)
     for call in (sessions.append(key, [said("x")]), sessions.load(key), sessions.delete(key)):
         with pytest.raises(Invalid, match="key"):
@@ -369,7 +369,7 @@ def test_a_conversation_of_another_agent_is_not_written_to(store):
         appended(store, said("x"))
 
 
-def test_without_its_extra_the_adapter_names_it():
+def test_missing_extra_is_named():
     code = "import sys; sys.modules['claude_agent_sdk'] = None; import backtrail.adapters.claude"
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -415,7 +415,7 @@ def _set(path, value, editor):
     editor.set(path, value)
 
 
-def test_a_crafted_payload_stays_data_and_a_crafted_index_harms_nothing(store):
+def test_crafted_payload_and_index_are_harmless(store):
     thread = store.conversations.thread(BacktrailSessionStore.conversation_id(KEY))
     one, two = said("one"), {**said("two"), "__reduce__": ["os.system", ["false"]], "py/object": "os.system"}
     appended(store, one, two)

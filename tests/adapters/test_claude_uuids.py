@@ -10,7 +10,7 @@ import pytest
 import backtrail
 from backtrail import Message, aio
 from backtrail.adapters.claude import BacktrailSessionStore
-from backtrail.testing.conformance.base import chunks_read
+from tests.conformance.base import chunks_read
 from tests.support.sessions import KEY, SUB, appended, loaded, said, somewhere
 
 
@@ -35,7 +35,7 @@ def store():
 # -- each uuid once ---------------------------------------------------------------------------------
 
 
-def test_a_uuid_is_kept_once_and_what_has_none_each_time(opener):
+def test_uuid_is_stored_once(opener):
     one, two, mode = said("one"), said("two"), {"type": "mode", "mode": "plan"}
     with opener() as store:
         appended(store, one, mode, one)
@@ -51,7 +51,7 @@ def test_a_uuid_is_kept_once_and_what_has_none_each_time(opener):
         assert "summary" not in store.conversations.info(BacktrailSessionStore.conversation_id(SUB)).metadata
 
 
-def test_a_uuid_that_was_rewound_away_may_come_again(opener):
+def test_rewound_uuid_can_be_appended_again(opener):
     one, two, three = said("one"), said("two"), said("three")
     with opener() as store:
         thread = store.conversations.thread(BacktrailSessionStore.conversation_id(KEY))
@@ -63,7 +63,7 @@ def test_a_uuid_that_was_rewound_away_may_come_again(opener):
         assert loaded(store) == [one, two, three]
 
 
-def test_a_uuid_is_known_in_a_fork_unless_the_fork_left_before_it(opener):
+def test_fork_knows_the_uuids_before_it(opener):
     entries = [said(f"{n}") for n in range(4)]
     name = BacktrailSessionStore.conversation_id
     fork, cut = {**KEY, "session_id": "fork"}, {**KEY, "session_id": "cut"}
@@ -78,7 +78,7 @@ def test_a_uuid_is_known_in_a_fork_unless_the_fork_left_before_it(opener):
         assert sorted(each["session_id"] for each in found) == sorted(["cut", "fork", KEY["session_id"]])
 
 
-def test_the_index_and_the_summary_are_made_anew_when_they_are_gone(opener):
+def test_missing_index_and_summary_are_rebuilt(opener):
     entries = [said(f"{n}", gitBranch=f"branch {n}") for n in range(3)]
     name = BacktrailSessionStore.conversation_id(KEY)
     with opener() as store:
@@ -101,7 +101,7 @@ def test_the_index_and_the_summary_are_made_anew_when_they_are_gone(opener):
         assert loaded(store) == [*entries[1:], entries[0]]
 
 
-def test_what_others_add_to_the_conversation_is_no_entry(store):
+def test_foreign_messages_are_not_entries(store):
     one, two = said("one"), said("two")
     name = BacktrailSessionStore.conversation_id(KEY)
     appended(store, one)
@@ -111,7 +111,7 @@ def test_what_others_add_to_the_conversation_is_no_entry(store):
     assert [message.content for message in store.conversations.load(name).messages] == ["one", "a note", "two"]
 
 
-def test_to_append_to_a_long_session_reads_and_writes_little(durable):
+def test_append_to_a_long_session_is_cheap(durable):
     def entry(n):  # the same each time, and with it where chunks end
         return said(
             f"{n} " + f"{n * 7919 % 9973} " * 60,
@@ -149,7 +149,7 @@ def forked(work):
         os._exit(1)
 
 
-def test_two_processes_that_append_the_same_keep_each_uuid_once(durable):
+def test_two_processes_store_each_uuid_once(durable):
     batches = [[said(f"{n}"), {"type": "mode", "n": n}, said(f"and {n}", "assistant")] for n in range(25)]
     ready, go = os.pipe()
 
@@ -172,7 +172,7 @@ def test_two_processes_that_append_the_same_keep_each_uuid_once(durable):
     assert summary["data"]["first_prompt"] == "0"
 
 
-def test_what_was_appended_before_a_kill_is_there_and_can_be_sent_again(durable):
+def test_appends_survive_a_kill(durable):
     batches = [[said(f"{n}"), said(f"and {n}", "assistant")] for n in range(2000)]
     told, tell = os.pipe()
 
@@ -201,7 +201,7 @@ def test_what_was_appended_before_a_kill_is_there_and_can_be_sent_again(durable)
         assert loaded(store) == [entry for batch in batches[: done + 2] for entry in batch]
 
 
-def test_a_delete_beside_an_append_is_tried_again_and_takes_all(store, monkeypatch):
+def test_delete_retries_after_a_concurrent_append(store, monkeypatch):
     sessions = BacktrailSessionStore(store)
     appended(store, said("main"))
     appended(store, said("sub"), key=SUB)

@@ -28,9 +28,9 @@ from langgraph.types import Command, Interrupt, Overwrite, Send
 
 import backtrail
 from backtrail import aio
-from backtrail.adapters.langgraph import BacktrailSaver, places
-from backtrail.adapters.langgraph.places import Place
-from backtrail.adapters.langgraph.values import Values
+from backtrail.adapters.langgraph import BacktrailSaver
+from backtrail.adapters.langgraph.channel_values import LazyValues
+from backtrail.adapters.langgraph.config import GraphNamespace, subgraph_prefix
 from backtrail.engine import log
 from tests.support.servers import place as in_postgres
 
@@ -98,7 +98,7 @@ def test_langgraphs_own_suite_passes_with_every_capability(backend, cls, tmp_pat
     assert sum(found.tests_passed for found in report.results.values()) == 81
 
 
-def test_every_method_of_langgraphs_interface_is_ours():
+def test_saver_overrides_every_interface_method():
     inherited = {"config_specs", "get", "aget", "serde"}  # they call the others
     public = {name for name in vars(BaseCheckpointSaver) if not name.startswith("_")}
     assert public - inherited <= set(vars(BacktrailSaver))
@@ -199,7 +199,7 @@ KEPT = [
 
 
 @pytest.mark.parametrize("value", KEPT, ids=lambda value: type(value).__name__)
-def test_values_come_back_equal_and_of_their_type(value, saver):
+def test_values_come_back_equal_with_type(value, saver):
     put(saver, at(), "1", x=value, nested={"list": [value]})
     saver.put_writes(at(checkpoint_id="1"), [("x", value)], "task")
     found = saver.get_tuple(at())
@@ -221,7 +221,7 @@ def test_values_come_back_equal_and_of_their_type(value, saver):
     ],
     ids=["function", "object", "factory"],
 )
-def test_what_cannot_be_kept_is_refused_by_its_path_and_nothing_is_written(value, where, saver):
+def test_unsupported_value_is_refused_with_its_path(value, where, saver):
     with pytest.raises(backtrail.Invalid) as caught:
         put(saver, at(), x=[1, {"y": value}])
     assert caught.value.path == where
@@ -236,7 +236,7 @@ def test_what_cannot_be_kept_is_refused_by_its_path_and_nothing_is_written(value
     assert saver.store.thread("t", aside=True).latest() is None
 
 
-def test_classes_that_a_graph_names_are_looked_up_among_loaded_modules(saver):
+def test_allowlist_uses_only_loaded_modules(saver):
     more = saver.with_allowlist([(__name__, "Stranger"), ("no.such.module", "X"), (__name__, "no_such_name")])
     crafted = backtrail.Record("Stranger", 1, "dataclass", {"name": "x"})
     put(more, at(), x=crafted)
@@ -307,12 +307,12 @@ def test_a_config_that_names_no_thread_is_refused(config, saver):
     assert list(saver.store.threads()) == []
 
 
-def test_numbers_are_threads_too_and_a_namespace_may_be_left_out(saver):
+def test_thread_id_may_be_a_number(saver):
     put(saver, {"configurable": {"thread_id": 7}}, "1", x=1)
     assert saver.get_tuple(at("7")).config == at("7", checkpoint_id="1")
 
 
-def test_writes_need_a_checkpoint_and_names_of_ours_are_refused(saver):
+def test_writes_require_a_checkpoint_and_refuse_reserved_names(saver):
     with pytest.raises(backtrail.Invalid):
         saver.put_writes(at(), [("a", 1)], "task")
     with pytest.raises(backtrail.Invalid):
@@ -321,7 +321,7 @@ def test_writes_need_a_checkpoint_and_names_of_ours_are_refused(saver):
         put(saver, at(), metadata={"__langgraph__": 1})
 
 
-def test_a_closed_store_says_so(saver):
+def test_closed_store_raises(saver):
     saver.close()
     for call in (lambda: put(saver, at()), lambda: saver.get_tuple(at()), lambda: list(saver.list(at()))):
         with pytest.raises(backtrail.Unavailable):
@@ -337,7 +337,7 @@ def test_a_closed_store_says_so(saver):
     asyncio.run(awaited())
 
 
-def test_a_store_that_was_given_is_left_open(tmp_path):
+def test_callers_store_stays_open(tmp_path):
     with backtrail.open(tmp_path / "a.db") as store:
         with BacktrailSaver(store) as first:
             put(first, at(), "1", x=1)
@@ -348,30 +348,30 @@ def test_a_store_that_was_given_is_left_open(tmp_path):
         BacktrailSaver(7)
 
 
-def test_without_langgraph_the_extra_is_named():
+def test_missing_langgraph_names_the_extra():
     code = "import sys; sys.modules['langgraph.checkpoint'] = None; import backtrail.adapters.langgraph"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "pip install 'backtrail[langgraph]'" in done.stderr
 
 
-# -- places ---------------------------------------------------------------------------------------------------
+# -- namespaces ------------------------------------------------------------------------------------------------
 
 ODD = st.text(st.sampled_from("ab|\\#%@\0é\ud800"), max_size=6) | st.text(st.sampled_from("a|\\"), min_size=290)
 
 
 @settings(max_examples=150)
 @given(st.lists(st.tuples(ODD.filter(bool), ODD), min_size=2, max_size=2, unique=True))
-def test_no_two_places_have_one_thread_and_each_is_found_below_its_own(pairs):
-    one, two = (Place(*pair) for pair in pairs)
+def test_namespaces_have_distinct_threads_below_their_own(pairs):
+    one, two = (GraphNamespace(*pair) for pair in pairs)
     assert one.id != two.id
-    for place in (one, two):
-        assert 0 < len(place.id) <= 512
-        assert not place.is_said or Place.said_by(place.id) == place
-    assert two.id.startswith(places.below(one.thread_id)) == (two.thread_id == one.thread_id and two.ns != "")
+    for namespace in (one, two):
+        assert 0 < len(namespace.id) <= 512
+        assert not namespace.is_in_id or GraphNamespace.from_id(namespace.id) == namespace
+    assert two.id.startswith(subgraph_prefix(one.thread_id)) == (two.thread_id == one.thread_id and two.ns != "")
 
 
 @pytest.mark.parametrize("thread", ["a", "a|b", "a\\", "a\\#", "@", "x" * 600, "é\0\ud800"])
-def test_odd_threads_and_namespaces_are_kept_apart_and_deleted_alone(thread, saver):
+def test_odd_ids_stay_separate(thread, saver):
     where = [at(thread), at(thread, "in|ner"), at(thread, "y" * 600), at(thread + "|in"), at("a" + thread)]
     for n, config in enumerate(where):
         put(saver, config, f"{n}", x=n)
@@ -391,7 +391,7 @@ def test_odd_threads_and_namespaces_are_kept_apart_and_deleted_alone(thread, sav
 
 
 @pytest.mark.parametrize("name", ["@", "@~3", "", "\\#", "x" * 600, "0", "abc", "é\0"])
-def test_odd_ids_of_checkpoints_are_found(name, saver):
+def test_odd_checkpoint_ids_are_found(name, saver):
     put(saver, at(), "first", x=0)
     if name == "":
         return
@@ -404,7 +404,7 @@ def test_odd_ids_of_checkpoints_are_found(name, saver):
     assert ids(saver.list(at())) == ["last", name, "first"]
 
 
-def test_a_thread_of_somebody_else_is_not_written_to(saver):
+def test_foreign_thread_is_not_written_to(saver):
     saver.store.thread("t").save({"mine": 1})
     assert list(saver.list(at())) == list(saver.list(None)) == []
     for call in (lambda: put(saver, at(), x=1), lambda: saver.get_tuple(at())):
@@ -416,7 +416,7 @@ def test_a_thread_of_somebody_else_is_not_written_to(saver):
 # -- parents --------------------------------------------------------------------------------------------------
 
 
-def test_what_was_read_as_the_latest_must_still_be_it(saver):
+def test_stale_latest_conflicts(saver):
     put(saver, at(), "1", x=1)
     read = saver.get_tuple(at()).config
     put(saver, at(checkpoint_id="1"), "2", x=2)
@@ -430,7 +430,7 @@ def test_what_was_read_as_the_latest_must_still_be_it(saver):
     assert ids(saver.list(at())) == ["4", "2", "1"]
 
 
-def test_what_was_asked_for_by_its_id_is_gone_on_from(saver):
+def test_named_checkpoint_is_forked(saver):
     for n in range(3):
         put(saver, at(**({"checkpoint_id": str(n - 1)} if n else {})), str(n), x=n, **{f"y{n}": n})
     first = saver.get_tuple(at(checkpoint_id="0")).config
@@ -446,13 +446,13 @@ def test_what_was_asked_for_by_its_id_is_gone_on_from(saver):
         put(saver, mine, "late", x=2)
 
 
-def test_a_parent_that_is_gone_is_done_without(saver):
+def test_deleted_parent_begins_again(saver):
     put(saver, at(checkpoint_id="never was"), "1", x=1)
     assert saver.get_tuple(at()).checkpoint["channel_values"] == {"x": 1}
     assert saver.get_tuple(at()).parent_config == at(checkpoint_id="never was")
 
 
-def test_only_channels_that_are_new_are_looked_at(saver):
+def test_only_new_channels_are_compared(saver):
     put(saver, at(), "1", a=[1], b=[1], c=[1])
     made = checkpoint("2", a=[2], b=[2], d=[2])
     saver.put(at(checkpoint_id="1"), made, {}, {"a": 2})
@@ -489,7 +489,7 @@ def test_metadata_are_filtered_by_any_key(wanted, found, listed):
     assert ids(listed.list(at(), filter=wanted)) == found
 
 
-def test_a_listing_begins_and_ends_where_it_is_told(listed):
+def test_listing_respects_before_and_limit(listed):
     assert ids(listed.list(at(), limit=2)) == ["5", "4"]
     assert ids(listed.list(at(), limit=0)) == []
     assert ids(listed.list(at(), before=at(checkpoint_id="3"))) == ["2", "1", "0"]
@@ -500,7 +500,7 @@ def test_a_listing_begins_and_ends_where_it_is_told(listed):
     assert ids(listed.list(at("another"))) == []
 
 
-def test_a_listing_loads_no_state_until_it_is_looked_at(listed, monkeypatch):
+def test_listing_loads_states_lazily(listed, monkeypatch):
     loads = []
     real = backtrail.Checkpoint.state.fget
     counted = property(lambda self: loads.append(self.label) or real(self))
@@ -512,7 +512,7 @@ def test_a_listing_loads_no_state_until_it_is_looked_at(listed, monkeypatch):
     assert loads == ["4"]
 
 
-def test_a_listing_that_is_not_read_to_its_end_holds_nothing(tmp_path):
+def test_abandoned_listing_holds_no_resources(tmp_path):
     with BacktrailSaver(tmp_path / "a.db") as first, BacktrailSaver(tmp_path / "a.db") as second:
         put(first, at(), "1", x=1)
         put(first, at(checkpoint_id="1"), "2", x=2)
@@ -522,9 +522,9 @@ def test_a_listing_that_is_not_read_to_its_end_holds_nothing(tmp_path):
         assert ids(open_listing) == ["1"]
 
 
-def test_values_that_are_loaded_late_are_used_like_a_dict():
+def test_lazy_values_behave_like_a_dict():
     def values():
-        return Values(lambda: {"a": 1, "b": [2]})
+        return LazyValues(lambda: {"a": 1, "b": [2]})
 
     whole = {"a": 1, "b": [2]}
     assert dict(values()) == {**values()} == values().copy() == values() == whole
@@ -547,7 +547,7 @@ def test_values_that_are_loaded_late_are_used_like_a_dict():
     assert bool(values())
 
 
-def test_what_is_changed_while_it_waits_to_be_saved_is_saved_as_it_was(saver):
+def test_awaited_put_saves_a_snapshot(saver):
     async def script():
         seen, notes = {"a"}, collections.deque(["a"])
         made = checkpoint("1", seen=seen, deep={"list": [({"x": seen},)]}, notes=notes)
@@ -569,7 +569,7 @@ def test_what_is_changed_while_it_waits_to_be_saved_is_saved_as_it_was(saver):
     asyncio.run(script())
 
 
-def test_one_that_is_put_twice_is_listed_once(saver):
+def test_repeated_put_is_listed_once(saver):
     put(saver, at(), "1", x=1)
     put(saver, at(), "1", x=2)
     assert [each.checkpoint["channel_values"] for each in saver.list(at())] == [{"x": 2}]
@@ -580,7 +580,7 @@ def test_one_that_is_put_twice_is_listed_once(saver):
 
 
 @pytest.mark.parametrize("nodes", [2, 40, 400])
-def test_what_a_graph_keeps_of_itself_may_be_large(nodes, saver):
+def test_large_headers_are_stored(nodes, saver):
     seen = {f"node number {n}": {f"branch:to:{n}": n} for n in range(nodes)}
     made = {
         **checkpoint("1", x=1),
@@ -603,7 +603,7 @@ def test_what_a_graph_keeps_of_itself_may_be_large(nodes, saver):
 # -- writes ---------------------------------------------------------------------------------------------------
 
 
-def test_writes_may_come_before_their_checkpoint_and_in_any_order(saver):
+def test_writes_may_precede_their_checkpoint(saver):
     put(saver, at(), "0", x=0)
     later = at(checkpoint_id="1")
     saver.put_writes(later, [("b", 1), ("c", 2)], "task 2", "~path b")
@@ -615,7 +615,7 @@ def test_writes_may_come_before_their_checkpoint_and_in_any_order(saver):
     assert saver.get_tuple(at()).pending_writes == expected
 
 
-def test_of_writes_that_come_twice_the_first_counts_and_of_special_ones_the_last(saver):
+def test_repeated_writes_resolve_like_langgraph(saver):
     put(saver, at(), "1", x=0)
     for n in (1, 2):
         config = at(checkpoint_id="1")
@@ -624,7 +624,7 @@ def test_of_writes_that_come_twice_the_first_counts_and_of_special_ones_the_last
     assert found == {"a": 1, "b": 1, RESUME: 2, INTERRUPT: 2, ERROR: "ValueError(2)"}
 
 
-def test_writes_are_in_nobodys_way(saver):
+def test_writes_do_not_delay_saves(saver):
     put(saver, at(), "1", x=0)
     read = saver.get_tuple(at()).config
     for n in range(100):
@@ -638,7 +638,7 @@ def test_writes_are_in_nobodys_way(saver):
 # -- keeping order --------------------------------------------------------------------------------------------
 
 
-def test_a_copy_has_the_whole_history_branches_and_writes_included(saver):
+def test_copy_has_branches_and_writes(saver):
     for ns in ("", "in:1"):
         put(saver, at(ns=ns), "1", x=[1])
         put(saver, at(ns=ns, checkpoint_id="1"), "2", x=[1, 2])
@@ -661,7 +661,7 @@ def test_a_copy_has_the_whole_history_branches_and_writes_included(saver):
     assert saver.get_tuple(at("nothing")) is None
 
 
-def test_pruning_keeps_what_the_latest_is_made_from(saver):
+def test_prune_keeps_ancestors_of_delta_channels(saver):
     """A delta channel is not in every checkpoint: its value is made from an older one, and the writes since then."""
 
     def step(n, since, **values):
@@ -694,7 +694,7 @@ def test_pruning_keeps_what_the_latest_is_made_from(saver):
     assert list(saver.list(None)) == []
 
 
-def test_a_value_beside_the_counters_of_its_channel_is_found(saver):
+def test_delta_value_beside_counters_is_found(saver):
     for n in range(4):
         made = checkpoint(f"{n}", count=n, **({"log": [n]} if n == 1 else {}))
         config = at(**({"checkpoint_id": f"{n - 1}"} if n else {}))
@@ -708,7 +708,7 @@ def test_counters_may_be_anything(saver):
         assert saver.get_tuple(at()).metadata["counters_since_delta_snapshot"] == counters
 
 
-def test_versions_count_up_and_those_of_other_savers_go_on(saver):
+def test_versions_continue_other_savers(saver):
     assert [saver.get_next_version(each, None) for each in (None, 1, 2.0)] == [1, 2, 3.0]
     made = saver.get_next_version("00000000000000000000000000000009.0.5", None)
     assert made > "00000000000000000000000000000009.0.5"
@@ -718,7 +718,7 @@ def test_versions_count_up_and_those_of_other_savers_go_on(saver):
 # -- what it costs --------------------------------------------------------------------------------------------
 
 
-def test_a_delta_channel_reads_no_state_that_cannot_hold_its_value(saver):
+def test_delta_channel_reads_no_needless_state(saver):
     for n in range(40):
         made = checkpoint(f"{n:02}", count=n, **({} if n else {"log": _DeltaSnapshot([0])}))
         config = at(**({"checkpoint_id": f"{n - 1:02}"} if n else {}))
@@ -731,7 +731,7 @@ def test_a_delta_channel_reads_no_state_that_cannot_hold_its_value(saver):
     assert (get.call_count, rows.call_count < 8) == (1, True)
 
 
-def test_a_listing_reads_as_many_rows_as_it_gives(saver):
+def test_listing_reads_only_listed_rows(saver):
     for n in range(100):
         put(saver, at(**({"checkpoint_id": f"{n - 1}"} if n else {})), f"{n}", x=n)
         saver.put_writes(at(checkpoint_id=f"{n}"), [("x", n)], "task")

@@ -101,14 +101,14 @@ KEPT = [
 
 
 @pytest.mark.parametrize("value", KEPT, ids=lambda value: type(value).__name__)
-def test_classes_are_kept_without_being_named(value):
+def test_unnamed_classes_are_saved(value):
     found = came_back(BacktrailSaver("memory://"), value)
     assert found == value == came_back(InMemorySaver(), value)
     assert type(found) is type(value)
     assert repr(found) == repr(value)
 
 
-def test_classes_of_functions_are_kept_too():
+def test_local_classes_are_saved():
     @dataclass
     class Inner:
         n: int
@@ -117,7 +117,7 @@ def test_classes_of_functions_are_kept_too():
     assert came_back(BacktrailSaver("memory://"), [Inner(2)]) == [Inner(2)]
 
 
-def test_arrays_of_numpy_are_kept():
+def test_numpy_arrays_are_saved():
     numpy = pytest.importorskip("numpy")
     for value in (
         numpy.arange(6).reshape(2, 3),
@@ -128,12 +128,12 @@ def test_arrays_of_numpy_are_kept():
         found = came_back(BacktrailSaver("memory://"), value)
         assert (found.dtype, found.shape, found.flags.writeable) == (value.dtype, value.shape, True)
         assert (found == value).all()
-    with pytest.raises(backtrail.Invalid, match="an array of object cannot be kept"):
+    with pytest.raises(backtrail.Invalid, match="an array of object cannot be saved"):
         came_back(BacktrailSaver("memory://"), numpy.array([object()]))
     assert came_back(BacktrailSaver("memory://"), numpy.float64(1.5)) == 1.5
 
 
-def test_exceptions_are_kept_as_langgraph_keeps_them():
+def test_exceptions_become_their_repr():
     value = {"tried": [ValueError("bad"), OSError(2, "no file")]}
     assert came_back(BacktrailSaver("memory://"), value) == came_back(InMemorySaver(), value)
 
@@ -152,13 +152,13 @@ HARMLESS = [
 
 
 @pytest.mark.parametrize(("value", "kept"), HARMLESS, ids=lambda value: type(value).__name__)
-def test_harmless_subclasses_are_kept_as_what_they_equal(value, kept):
+def test_harmless_subclasses_become_plain_values(value, kept):
     found = came_back(BacktrailSaver("memory://"), [value, {"a": value}])
     assert found == [kept, {"a": kept}]
     assert [type(each) for each in (found[0], found[1]["a"])] == [type(kept)] * 2
 
 
-def test_text_of_a_message_is_kept_in_messages_and_writes():
+def test_message_text_is_saved_as_plain_text():
     said = AIMessage("hello").text
     assert type(said) is TextAccessor
     found = came_back(BacktrailSaver("memory://"), AIMessage(said, id="1", additional_kwargs={"raw": said}))
@@ -166,7 +166,7 @@ def test_text_of_a_message_is_kept_in_messages_and_writes():
     assert type(found.additional_kwargs["raw"]) is str
 
 
-def test_a_subclass_that_equals_nothing_else_is_refused():
+def test_subclass_without_plain_value_is_refused():
     class Odd(str):
         __slots__ = ()
         __hash__ = str.__hash__
@@ -184,7 +184,7 @@ def test_subclasses_are_still_refused_outside_of_adapters():
         backtrail.open("memory://").thread("t", types=[Plan]).save({"x": [Text("text")]})
 
 
-def test_collections_with_a_class_of_their_own_stay_what_they_are():
+def test_collection_classes_keep_their_type():
     value = [collections.OrderedDict(a=1), collections.Counter("aab")]
     assert [type(each) for each in came_back(BacktrailSaver("memory://"), value)] == [
         collections.OrderedDict,
@@ -265,7 +265,7 @@ def test_saving_a_class_does_not_revive_another_of_its_name(tmp_path):
     assert "a checkpoint holds a 'billing:Item'" in other.stderr
 
 
-def test_a_class_may_have_the_name_of_one_of_langchains():
+def test_class_may_share_a_langchain_name():
     @dataclass
     class AgentAction:
         mine: int
@@ -273,13 +273,13 @@ def test_a_class_may_have_the_name_of_one_of_langchains():
     assert came_back(BacktrailSaver("memory://"), [AgentAction(1)], list[AgentAction]) == [AgentAction(1)]
 
 
-def test_what_says_nothing_of_its_fields_is_refused_with_the_line_to_add():
+def test_class_without_fields_is_refused_with_the_fix():
     with pytest.raises(backtrail.Invalid, match=r"register it with types=\[backtrail\.Type") as caught:
         came_back(BacktrailSaver("memory://"), {"a": [object()]})
     assert caught.value.path == "writes.value.a[0]"
 
 
-def test_a_class_that_no_schema_names_is_told_of_once(caplog):
+def test_unnamed_class_is_warned_about_once(caplog):
     @dataclass
     class Unnamed:
         n: int
@@ -293,7 +293,7 @@ def test_a_class_that_no_schema_names_is_told_of_once(caplog):
     assert "types=[Unnamed]" in caplog.text
 
 
-def test_arrays_are_kept_after_numpy_was_half_imported(monkeypatch):
+def test_arrays_work_after_a_partial_numpy_import(monkeypatch):
     """A node imports numpy while another thread saves: the module is there, its names are not yet."""
     numpy = pytest.importorskip("numpy")
     with BacktrailSaver("memory://") as saver:
@@ -361,7 +361,7 @@ APP = """
 """
 
 
-def test_a_new_process_makes_the_classes_that_the_graph_names(tmp_path):
+def test_new_process_loads_classes_of_the_graph(tmp_path):
     (tmp_path / "app.py").write_text(textwrap.dedent(APP))
 
     def ran(how):
@@ -374,7 +374,7 @@ def test_a_new_process_makes_the_classes_that_the_graph_names(tmp_path):
     assert "types=[Unnamed]" in loaded.stderr
 
 
-def test_loading_makes_no_class_because_it_is_loaded():
+def test_loading_makes_no_unnamed_class():
     """What a row names is not looked up among modules."""
     store = backtrail.open("memory://")
     saver = BacktrailSaver(store)

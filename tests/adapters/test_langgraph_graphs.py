@@ -285,7 +285,7 @@ GRAPHS = [chatting, with_tools, interrupted, travelling, parallel, nested, faili
 
 @pytest.mark.parametrize("awaited", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("make", GRAPHS, ids=lambda make: make.__name__)
-def test_a_graph_gives_what_it_gives_with_the_saver_in_memory(make, awaited):
+def test_graph_matches_in_memory_saver(make, awaited):
     expected = played(make, InMemorySaver(), awaited=awaited)
     with BacktrailSaver("memory://", types=[Plan]) as saver:
         assert played(make, saver, awaited=awaited) == expected
@@ -294,13 +294,13 @@ def test_a_graph_gives_what_it_gives_with_the_saver_in_memory(make, awaited):
 
 @pytest.mark.parametrize("durability", ["async", "exit"])
 @pytest.mark.parametrize("make", [chatting, interrupted, with_deltas], ids=lambda make: make.__name__)
-def test_so_it_does_when_it_saves_at_other_times(make, durability):
+def test_graph_matches_in_memory_saver_for_every_durability(make, durability):
     expected = played(make, InMemorySaver(), awaited=False, durability=durability)
     with BacktrailSaver("memory://", types=[Plan]) as saver:
         assert played(make, saver, awaited=False, durability=durability) == expected
 
 
-def test_a_graph_goes_on_in_another_process(tmp_path):
+def test_graph_continues_in_another_process(tmp_path):
     builder, _ = chatting()
     for n in range(2):
         with BacktrailSaver(tmp_path / "a.db") as saver:
@@ -308,7 +308,7 @@ def test_a_graph_goes_on_in_another_process(tmp_path):
     assert [each.content for each in found["messages"]] == ["0", "reply 1", "1", "reply 3"]
 
 
-def test_a_functional_graph_keeps_what_it_returned_last():
+def test_functional_graph_keeps_its_last_result():
     from langgraph.func import entrypoint, task
 
     @task
@@ -327,7 +327,7 @@ def test_a_functional_graph_keeps_what_it_returned_last():
 # -- its threads are ordinary ones ----------------------------------------------------------------------------
 
 
-def test_the_threads_of_a_graph_can_be_searched_compared_and_rewound():
+def test_graph_threads_are_searched_compared_and_rewound():
     builder, _ = chatting()
     with backtrail.open("memory://") as store:
         graph = builder.compile(checkpointer=BacktrailSaver(store))
@@ -346,7 +346,7 @@ def test_the_threads_of_a_graph_can_be_searched_compared_and_rewound():
         assert not [*store.search("june")]
 
 
-def test_a_message_that_was_changed_in_place_is_saved_so():
+def test_message_changed_in_place_is_saved():
     def chat(state):
         state["messages"][0].additional_kwargs["seen"] = len(state["messages"])
         return {"messages": [AIMessage("ok")]}
@@ -381,7 +381,7 @@ def kept_or_refused(saver):
     return [each for each in said if each.startswith("message")], refused
 
 
-def test_of_twenty_at_once_every_message_is_kept_or_refused(tmp_path):
+def test_twenty_concurrent_turns_are_saved_or_refused(tmp_path):
     with BacktrailSaver(tmp_path / "a.db") as saver:
         kept, refused = kept_or_refused(saver)
         assert len(kept) == len(set(kept)) > 0
@@ -390,7 +390,7 @@ def test_of_twenty_at_once_every_message_is_kept_or_refused(tmp_path):
         assert graph.invoke({"messages": [HumanMessage("last")]}, at())["messages"][-2].content == "last"
 
 
-def test_two_that_begin_a_thread_at_once_do_not_both_succeed():
+def test_concurrent_first_turns_conflict():
     with BacktrailSaver("memory://") as saver:
         inside = []
 
@@ -415,7 +415,7 @@ def test_two_that_begin_a_thread_at_once_do_not_both_succeed():
         assert [each.content for each in graph.get_state(at()).values["messages"]] == ["one", "ok"]
 
 
-def test_the_latest_is_the_last_one_whatever_the_clock_says(monkeypatch):
+def test_latest_ignores_the_clock(monkeypatch):
     builder, _ = chatting()
     with BacktrailSaver("memory://") as saver:
         graph = builder.compile(checkpointer=saver)
@@ -445,7 +445,7 @@ def tools(saver, *, dies):
 
 
 @pytest.mark.parametrize("then", ["resume", "new"])
-def test_what_had_finished_when_the_process_was_killed_is_there_and_the_next_turn_is_accepted(then, tmp_path):
+def test_finished_work_survives_a_kill(then, tmp_path):
     child = os.fork()
     if child == 0:
         tools(BacktrailSaver(tmp_path / "a.db"), dies=True).invoke({"messages": ["go"]}, at(), durability="sync")
@@ -496,7 +496,7 @@ def test_a_copy_of_a_checkpoint_has_its_values(saver):
 
 
 @pytest.mark.parametrize("saver", [InMemorySaver, lambda: BacktrailSaver("memory://")], ids=["theirs", "ours"])
-def test_a_channel_that_a_graph_does_not_know_stays(saver):
+def test_unknown_channel_stays(saver):
     made = saver()
 
     def graph(*names):
@@ -509,7 +509,7 @@ def test_a_channel_that_a_graph_does_not_know_stays(saver):
 
 
 @pytest.mark.parametrize("saver", [InMemorySaver, lambda: BacktrailSaver("memory://")], ids=["theirs", "ours"])
-def test_a_subgraph_with_a_memory_is_replayed_from_before_its_first_turn(saver):
+def test_stateful_subgraph_replays_from_its_start(saver):
     inner = StateGraph(Notes).add_node("j", lambda _: {"notes": [f"j{interrupt('q')}"]}).add_edge(START, "j")
     outer = StateGraph(Notes).add_node("inner", inner.compile(checkpointer=True)).add_edge(START, "inner")
     graph = outer.compile(checkpointer=saver())
@@ -522,7 +522,7 @@ def test_a_subgraph_with_a_memory_is_replayed_from_before_its_first_turn(saver):
     assert found["notes"] == ["a0", "a0", "jagain"]
 
 
-def test_the_first_update_of_a_thread_does_not_overwrite_what_came_meanwhile():
+def test_first_update_does_not_overwrite():
     saver = BacktrailSaver("memory://")
     graph, real, once = noting(saver), saver.get_tuple, []
 
@@ -539,7 +539,7 @@ def test_the_first_update_of_a_thread_does_not_overwrite_what_came_meanwhile():
     assert graph.get_state(at()).values["notes"][0] == "a whole turn"
 
 
-def test_pruning_while_a_graph_runs_takes_nothing_that_came_meanwhile(monkeypatch):
+def test_prune_spares_concurrent_checkpoints(monkeypatch):
     saver = BacktrailSaver("memory://")
     graph, prune, late = logging(saver), backtrail.Thread.prune, [1]
     graph.invoke({"log": ["one"]}, at())
@@ -554,7 +554,7 @@ def test_pruning_while_a_graph_runs_takes_nothing_that_came_meanwhile(monkeypatc
     assert graph.get_state(at()).values == {"log": ["one", "r", "two", "r"]}
 
 
-def test_deleting_a_run_keeps_what_later_ones_are_made_from():
+def test_deleting_a_run_keeps_required_ancestors():
     saver = BacktrailSaver("memory://")
     graph = logging(saver)
     for number in range(3):
@@ -563,7 +563,7 @@ def test_deleting_a_run_keeps_what_later_ones_are_made_from():
     assert graph.get_state(at()).values == {"log": [0, "r", 1, "r", 2, "r"]}
 
 
-def test_a_deleted_thread_leaves_nothing_and_an_ordinary_one_is_left_alone():
+def test_delete_thread_spares_foreign_threads():
     saver = BacktrailSaver("memory://")
     saver.put(at(checkpoint_ns=""), {**empty_checkpoint(), "id": "1"}, {}, {})
     saver.put_writes(at(checkpoint_ns="sub:1", checkpoint_id="x"), [("a", "secret")], "task")

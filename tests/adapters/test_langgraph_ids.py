@@ -34,7 +34,7 @@ def ran(saver=None):
     return graph
 
 
-def test_configs_have_the_keys_that_in_memory_saver_gives_them():
+def test_configs_have_the_keys_of_in_memory_saver():
     ours, theirs = ran(), ran(InMemorySaver())
     for one, other in zip(ours.get_state_history(AT), theirs.get_state_history(AT), strict=True):
         assert one.config["configurable"].keys() == other.config["configurable"].keys()
@@ -43,7 +43,7 @@ def test_configs_have_the_keys_that_in_memory_saver_gives_them():
     assert ours.get_state(AT).config["configurable"].keys() == theirs.get_state(AT).config["configurable"].keys()
 
 
-def test_an_id_is_a_string_for_whoever_looks_at_it():
+def test_checkpoint_id_is_a_string():
     name = ran().get_state(AT).config["configurable"]["checkpoint_id"]
     assert isinstance(name, str)
     assert repr(name) == repr(str(name))
@@ -66,7 +66,7 @@ def test_an_id_is_a_string_for_whoever_looks_at_it():
     ],
     ids=["copy", "deepcopy", "pickle", "json"],
 )
-def test_a_config_that_was_sent_away_means_the_same_when_it_comes_back(through):
+def test_serialized_config_keeps_its_meaning(through):
     graph = ran()
     first = list(graph.get_state_history(AT))[-2]
     config = through(first.config)
@@ -78,13 +78,13 @@ def test_a_config_that_was_sent_away_means_the_same_when_it_comes_back(through):
     assert graph.get_state(AT).values["notes"] == ["in", "branch", "two"]
 
 
-def test_a_pickle_of_a_config_needs_nothing_of_ours():
+def test_pickled_config_needs_no_backtrail():
     config = ran().get_state(AT).config
     assert b"backtrail" not in pickle.dumps(config)
     assert type(pickle.loads(pickle.dumps(config))["configurable"]["checkpoint_id"]) is str
 
 
-def test_an_id_may_be_kept_in_a_channel():
+def test_channel_may_hold_a_checkpoint_id():
     graph = ran()
     name = graph.get_state(AT).config["configurable"]["checkpoint_id"]
     graph.update_state(AT, {"notes": [name]}, as_node="two")
@@ -93,7 +93,7 @@ def test_an_id_may_be_kept_in_a_channel():
 
 
 @pytest.mark.parametrize("through", [dict, copy.deepcopy, lambda config: json.loads(json.dumps(config))])
-def test_what_was_read_as_the_latest_must_still_be_it(through):
+def test_stale_latest_conflicts(through):
     """The read that counts is the graph's own, whatever became of an older config."""
     saver = BacktrailSaver("memory://")
     graph = ran(saver)
@@ -109,7 +109,7 @@ def test_what_was_read_as_the_latest_must_still_be_it(through):
             saver.put(config, made, {"source": "loop", "step": 5}, {})
 
 
-def test_a_run_that_goes_on_conflicts_with_who_was_faster():
+def test_continued_run_conflicts_with_a_faster_one():
     """After its first checkpoint a run hands over ids of its own, which no read returned."""
     saver = BacktrailSaver("memory://")
     graph = noting(saver)
@@ -125,14 +125,14 @@ def test_a_run_that_goes_on_conflicts_with_who_was_faster():
     assert graph.get_state(AT).values["notes"] == ["in", "a", "meanwhile"]
 
 
-def test_a_run_at_a_checkpoint_that_is_not_there_begins():
+def test_run_at_a_missing_checkpoint_begins():
     for saver in (InMemorySaver(), BacktrailSaver("memory://")):
         graph = noting(saver)
         found = graph.invoke({"notes": ["in"]}, {"configurable": {**AT["configurable"], "checkpoint_id": "never was"}})
         assert found == {"notes": ["in", "one", "two"]}
 
 
-def test_a_run_whose_thread_was_deleted_does_not_bring_it_back():
+def test_run_does_not_revive_a_deleted_thread():
     saver = BacktrailSaver("memory://")
     builder = StateGraph(State).add_node("a", lambda _: (saver.delete_thread("t"), {"notes": ["a"]})[1])
     graph = builder.add_edge(START, "a").compile(checkpointer=saver)

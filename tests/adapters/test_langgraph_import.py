@@ -192,7 +192,7 @@ def rows_of(store):
     }
 
 
-def test_every_config_gives_the_same_and_doing_it_again_adds_nothing(path, tmp_path):
+def test_import_matches_sqlite_saver_and_is_idempotent(path, tmp_path):
     threads = talk(path)
     before = path.read_bytes()
     with backtrail.open(tmp_path / "s.db") as store:
@@ -212,7 +212,7 @@ def test_every_config_gives_the_same_and_doing_it_again_adds_nothing(path, tmp_p
         assert report.checkpoints == assert_same(path, store, threads) > 25
 
 
-def test_a_graph_goes_on_where_it_was(path, store):
+def test_graph_continues_after_import(path, store):
     talk(path)
     import_database(path, store)
     graph = asking().compile(checkpointer=BacktrailSaver(store))
@@ -224,7 +224,7 @@ def test_a_graph_goes_on_where_it_was(path, store):
     assert {1, "soon"} <= set(done["notes"])
 
 
-def test_what_has_come_since_comes_when_it_is_done_again(path, store):
+def test_second_import_adds_new_checkpoints(path, store):
     threads = talk(path)
     first = import_database(path, store)
     with saver_at(path) as saver:
@@ -237,7 +237,7 @@ def test_what_has_come_since_comes_when_it_is_done_again(path, store):
     assert first.checkpoints + second.checkpoints == assert_same(path, store, [*threads, "new"])
 
 
-def test_a_thread_that_has_gone_on_here_stays_as_it_is(path, store):
+def test_diverged_thread_is_skipped(path, store):
     talk(path)
     import_database(path, store)
     graph = chatting().compile(checkpointer=BacktrailSaver(store))
@@ -251,11 +251,11 @@ def test_a_thread_that_has_gone_on_here_stays_as_it_is(path, store):
         chatting().compile(checkpointer=saver).invoke({"messages": [HumanMessage("there")]}, at("chat"))
     (skipped,) = import_database(path, store).skipped
     assert skipped.thread_id == "chat"
-    assert "gone on" in skipped.reason
+    assert "both in the store and in the file" in skipped.reason
     assert rows_of(store) == there
 
 
-def test_values_of_all_kinds_come_as_they_were(path, store):
+def test_values_of_all_kinds_are_imported(path, store):
     plan = Plan("Faro", Hotel(name="Sol", place=Place.NORTH), [Leg("a", "b")])
     values = {
         "plan": plan,
@@ -281,7 +281,7 @@ def test_values_of_all_kinds_come_as_they_were(path, store):
     assert type(found["plan"].hotel) is Hotel
 
 
-def test_a_class_that_is_not_named_skips_its_thread_and_no_other(path, store):
+def test_unnamed_class_skips_only_its_thread(path, store):
     with saver_at(path) as saver:
         chatting().compile(checkpointer=saver).invoke({"messages": []}, at("good"))
         graph = StateGraph(Chat).add_node("n", lambda _: {"plan": [Unnamed(1)]}).add_edge(START, "n")
@@ -324,7 +324,7 @@ CRAFTED = {
 
 
 @pytest.mark.parametrize("what", CRAFTED)
-def test_what_is_crafted_or_damaged_is_skipped_and_runs_nothing(path, store, tmp_path, monkeypatch, what):
+def test_crafted_data_is_skipped_and_runs_nothing(path, store, tmp_path, monkeypatch, what):
     monkeypatch.chdir(tmp_path)
     kind, data = CRAFTED[what]
     with saver_at(path) as saver:
@@ -365,7 +365,7 @@ def test_a_damaged_row_skips_its_thread(path, store, statement, value):
     assert len(list(store.threads(kind="aside"))) == 1
 
 
-def test_ids_that_are_no_texts_are_named(path, store):
+def test_ids_that_are_not_text_are_reported(path, store):
     with saver_at(path) as saver:
         chatting().compile(checkpointer=saver).invoke({"messages": []}, at("good"))
     with contextlib.closing(sqlite3.connect(path)) as db, db:
@@ -385,7 +385,7 @@ def test_a_thread_that_is_not_langgraphs_is_left_alone(path, store):
     assert store.thread("chat").load().state == {"mine": True}
 
 
-def test_a_database_without_paths_of_tasks_is_read(path, store):
+def test_database_without_task_paths_is_imported(path, store):
     threads = talk(path)
     with contextlib.closing(sqlite3.connect(path)) as db, db:
         db.execute("ALTER TABLE writes DROP COLUMN task_path")
@@ -393,7 +393,7 @@ def test_a_database_without_paths_of_tasks_is_read(path, store):
     assert_same(path, store, threads)
 
 
-def test_a_checkpoint_whose_parent_is_gone_still_names_it(path, store):
+def test_imported_checkpoint_names_its_deleted_parent(path, store):
     threads = talk(path)
     with contextlib.closing(sqlite3.connect(path)) as db, db:
         db.execute(
@@ -404,7 +404,7 @@ def test_a_checkpoint_whose_parent_is_gone_still_names_it(path, store):
     assert_same(path, store, threads)
 
 
-def test_what_comes_late_does_not_become_the_head(path, store, tmp_path):
+def test_late_checkpoint_does_not_become_the_head(path, store, tmp_path):
     threads = talk(path)
     shutil.copy(path, tmp_path / "part")
     with contextlib.closing(sqlite3.connect(tmp_path / "part")) as db, db:
@@ -419,7 +419,7 @@ def test_what_comes_late_does_not_become_the_head(path, store, tmp_path):
         assert len(list(ours.list(at("chat")))) == len(list(theirs.list(at("chat"))))
 
 
-def test_what_is_no_database_of_langgraphs_is_refused(tmp_path, store):
+def test_other_files_are_refused(tmp_path, store):
     with pytest.raises(NotFound):
         import_database(tmp_path / "none", store)
     (tmp_path / "text").write_text("no database at all" * 100)
@@ -435,7 +435,7 @@ def test_what_is_no_database_of_langgraphs_is_refused(tmp_path, store):
     assert sorted(each.name for each in tmp_path.iterdir()) == ["cut", "other", "text"]
 
 
-def test_what_comes_keeps_its_times(path, store):
+def test_import_keeps_times(path, store):
     with saver_at(path) as saver:
         graph = chatting().compile(checkpointer=saver)
         graph.invoke({"messages": [HumanMessage("hi")]}, at("a"))
@@ -472,7 +472,7 @@ def redate(path, times):
                 connection.execute("UPDATE checkpoints SET checkpoint = ? WHERE checkpoint_id = ?", (packed, name))
 
 
-def test_a_checkpoint_without_a_time_comes_as_of_now(path, store):
+def test_checkpoint_without_time_gets_the_current_time(path, store):
     with saver_at(path) as saver:
         chatting().compile(checkpointer=saver).invoke({"messages": [HumanMessage("hi")]}, at("a"))
     with contextlib.closing(sqlite3.connect(path)) as connection, connection:

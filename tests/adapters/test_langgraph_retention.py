@@ -16,7 +16,7 @@ from langgraph.types import Command, interrupt
 import backtrail
 from backtrail import Policy
 from backtrail.adapters.langgraph import BacktrailSaver
-from backtrail.testing.conformance.base import Clock, rows_read
+from tests.conformance.base import Clock, rows_read
 
 DAY = 86400
 
@@ -100,7 +100,7 @@ class Deltas(TypedDict):
     log: Annotated[list, DeltaChannel(lambda state, writes: [*state, *(each for write in writes for each in write)])]
 
 
-def test_an_idle_thread_stays_while_deltas_of_a_fork_need_it(opener):
+def test_idle_thread_stays_while_a_fork_needs_it(opener):
     with opener() as store:
         clock = Clock(store)
         inner = StateGraph(State).add_node("say", say).add_edge(START, "say").compile(checkpointer=True)
@@ -124,7 +124,7 @@ def test_an_idle_thread_stays_while_deltas_of_a_fork_need_it(opener):
         assert list(store.threads()) == []
 
 
-def test_an_idle_thread_goes_if_its_fork_needs_nothing_of_it(opener):
+def test_idle_thread_goes_if_no_fork_needs_it(opener):
     with opener() as store:
         clock = Clock(store)
         graph = graph_of(BacktrailSaver(store))
@@ -209,7 +209,7 @@ def test_checkpoints_that_delta_channels_are_made_from_stay(opener, options):
         assert len(store.thread("t")) == 8
 
 
-def test_the_rest_of_a_thread_is_read_once_to_know_of_deltas(opener):
+def test_thread_is_scanned_once_for_deltas(opener):
     with opener(max_checkpoints=3) as store:
         graph = graph_of(BacktrailSaver(store))
         graph.invoke({"said": ["a"]}, config("t"))

@@ -82,7 +82,7 @@ def test_a_rewind_takes_an_answer_back(graph, saver, ran):
 
 
 @pytest.mark.parametrize("sent", ["as it is", "through JSON"])
-def test_an_answer_stays_taken_back_when_the_snapshot_names_its_checkpoint(graph, saver, sent):
+def test_named_snapshot_keeps_an_answer_taken_back(graph, saver, sent):
     graph.invoke({"notes": ["in"]}, at(), durability="sync")
     graph.invoke(Command(resume="yes"), at(), durability="sync")
     saver.store.thread("t").rewind(before_answer(saver))
@@ -93,7 +93,7 @@ def test_an_answer_stays_taken_back_when_the_snapshot_names_its_checkpoint(graph
     assert graph.invoke(Command(resume="no"), config)["notes"] == ["in", "first", "also", "no", "last"]
 
 
-def test_a_snapshot_keeps_out_an_answer_after_the_thread_moved_on(graph, saver):
+def test_old_snapshot_keeps_out_a_later_answer(graph, saver):
     graph.invoke({"notes": ["in"]}, at(), durability="sync")
     graph.invoke(Command(resume="yes"), at(), durability="sync")
     thread = saver.store.thread("t")
@@ -104,7 +104,7 @@ def test_a_snapshot_keeps_out_an_answer_after_the_thread_moved_on(graph, saver):
     assert graph.invoke(Command(resume="no"), config)["notes"] == ["in", "first", "also", "no", "last"]
 
 
-def test_of_two_answers_to_one_node_a_rewind_takes_back_the_last(saver):
+def test_rewind_takes_back_the_last_of_two_answers(saver):
     builder = StateGraph(State).add_node("first", lambda _: {"notes": ["first"]}).add_edge(START, "first")
     builder.add_node("ask", lambda _: {"notes": [interrupt("Who?") + interrupt("When?")]}).add_edge("first", "ask")
     graph = builder.compile(checkpointer=saver)
@@ -122,7 +122,7 @@ def test_of_two_answers_to_one_node_a_rewind_takes_back_the_last(saver):
     assert asked(graph, at()) == ["Who?"]
 
 
-def test_what_was_rewound_comes_back_whole_with_undo(graph, saver):
+def test_undo_reverts_a_rewind(graph, saver):
     graph.invoke({"notes": ["in"]}, at(), durability="sync")
     yes = graph.invoke(Command(resume="yes"), at(), durability="sync")
     saver.store.thread("t").rewind(before_answer(saver))
@@ -190,13 +190,13 @@ def test_a_fork_keeps_its_question_when_its_origin_is_gone():
         assert graph.invoke(Command(resume="no"), at("other")) == {"notes": ["in", "no"]}
 
 
-def test_a_fork_of_deltas_says_that_its_origin_is_gone(graph, saver):
+def test_fork_with_deltas_names_its_deleted_origin(graph, saver):
     graph.invoke({"notes": ["in"]}, at(), durability="sync")
     saver.store.thread("t").fork("other")
     assert graph.get_state(at("other")).values["log"] == ["first", "also"]
     saver.delete_thread("t")
     saver.store.gc()
-    with pytest.raises(backtrail.NotFound, match="was forked from a checkpoint that is gone"):
+    with pytest.raises(backtrail.NotFound, match="was forked from a checkpoint that was deleted"):
         graph.get_state(at("other"))
 
 
@@ -262,7 +262,7 @@ def test_writes_that_come_before_their_checkpoint_survive_a_collection(saver):
     assert not saver.store.thread("t").delete()
 
 
-def test_deleting_an_agent_deletes_what_stands_aside_of_its_threads(saver, tmp_path):
+def test_deleting_an_agent_deletes_task_writes(saver, tmp_path):
     store = saver.store
     store.thread("mine", agent="bob").save({"n": 1}, label="one")
     store.thread("mine", aside=True).save({"said": SECRET}, label="one")

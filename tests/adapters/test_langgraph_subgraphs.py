@@ -143,7 +143,7 @@ def test_the_memory_of_a_subgraph_goes_back_with_its_graph(saver):
     assert not {"b", "c"} & set(kept.latest().get("log"))
 
 
-def test_a_deleted_outer_checkpoint_takes_back_the_answer_in_a_subgraph(saver, ran):
+def test_deleted_outer_checkpoint_reverts_a_subgraph_answer(saver, ran):
     graph = built(saver, ran)
     graph.invoke({"log": []}, at(), durability="sync")
     graph.invoke(Command(resume="yes"), at(), durability="sync")

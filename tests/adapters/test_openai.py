@@ -31,7 +31,7 @@ from agents.usage import Usage
 
 import backtrail
 from backtrail.adapters.openai import BacktrailSession
-from backtrail.testing.places import in_memory
+from tests.support.places import in_memory
 from tests.support.servers import place
 
 QUIET = RunConfig(tracing_disabled=True)
@@ -131,7 +131,7 @@ async def chat(session, streamed):
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_a_run_leaves_the_items_that_the_sdks_own_session_has(store, streamed):
+def test_run_stores_the_items_of_sqlite_session(store, streamed):
     async def both():
         theirs, ours = SQLiteSession("s"), BacktrailSession("s", store)
         assert await chat(ours, streamed) == await chat(theirs, streamed)
@@ -153,7 +153,7 @@ def loop():
     loop.close()
 
 
-def test_run_sync_and_a_store_that_is_opened_by_its_path(tmp_path, loop):
+def test_run_sync_works_with_a_path(tmp_path, loop):
     session = BacktrailSession("s", tmp_path / "new" / "s.db")
     agent = agent_of([ask("Lisbon", "c1")], say("Warm."), say("Still warm."))
     assert Runner.run_sync(agent, "Lisbon?", session=session, run_config=QUIET).final_output == "Warm."
@@ -165,7 +165,7 @@ def test_run_sync_and_a_store_that_is_opened_by_its_path(tmp_path, loop):
     again.close()
 
 
-def test_a_limit_of_the_settings_is_what_the_model_sees(memory):
+def test_settings_limit_the_model_input(memory):
     async def main():
         session = BacktrailSession("s", memory, session_settings={"limit": 2})
         agent = agent_of(*(say(str(n)) for n in range(5)))
@@ -181,7 +181,7 @@ def test_a_limit_of_the_settings_is_what_the_model_sees(memory):
     asyncio.run(main())
 
 
-def test_it_works_below_the_sdks_encrypting_session(memory):
+def test_works_inside_encrypted_session(memory):
     async def main():
         session = EncryptedSession("s", BacktrailSession("s", memory), "a key of enough letters")
         await run(agent_of([ask("Lisbon", "c1")], say("Warm.")), "secret words", session)
@@ -193,7 +193,7 @@ def test_it_works_below_the_sdks_encrypting_session(memory):
     asyncio.run(main())
 
 
-def test_it_works_below_the_sdks_compacting_session_and_what_was_replaced_is_in_its_history(memory):
+def test_works_inside_compaction_session(memory):
     async def main():
         inner = BacktrailSession("s", memory)
         summary = {"type": "compaction", "id": "cmp_1", "encrypted_content": "short"}
@@ -221,7 +221,7 @@ def waiting():
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_a_run_that_waits_goes_on_in_another_process_days_later(opener, streamed):
+def test_paused_run_continues_in_another_process(opener, streamed):
     async def first(store):
         session = BacktrailSession("s", store, agent="planner")
         result = await run(waiting(), "Book me a room", session, streamed=streamed)
@@ -255,7 +255,7 @@ def test_a_run_that_waits_goes_on_in_another_process_days_later(opener, streamed
         assert [info.agent for info in store.threads(agent="planner")] == []
 
 
-def test_of_two_who_take_a_waiting_run_one_gets_it(store):
+def test_one_of_two_workers_gets_a_paused_run(store):
     async def main():
         session = BacktrailSession("s", store)
         await session.save_run(await run(waiting(), "Book me a room", session))
@@ -266,7 +266,7 @@ def test_of_two_who_take_a_waiting_run_one_gets_it(store):
     asyncio.run(main())
 
 
-def test_two_who_approve_at_once_do_not_overwrite_each_other(memory):
+def test_concurrent_approvals_conflict(memory):
     async def main():
         session = BacktrailSession("s", memory)
         await session.save_run(await run(waiting(), "Book me a room", session))
@@ -301,7 +301,7 @@ Runner.run_sync(agent, "Take notes", session=session, run_config=RunConfig(traci
 """
 
 
-def test_what_had_finished_when_a_process_was_killed_inside_a_tool_is_there_and_the_next_turn_is_taken(tmp_path):
+def test_finished_steps_survive_a_kill_inside_a_tool(tmp_path):
     source = Path(backtrail.__file__).resolve().parent.parent
     done = subprocess.run(
         [sys.executable, "-c", KILLED, str(tmp_path / "s.db")],
@@ -325,7 +325,7 @@ def test_what_had_finished_when_a_process_was_killed_inside_a_tool_is_there_and_
 # -- turns ----------------------------------------------------------------------------------------------
 
 
-def test_turns_have_their_tools_and_what_they_used_and_a_fork_keeps_them(opener):
+def test_turns_have_tools_and_usage(opener):
     async def main(store):
         session = BacktrailSession("s", store)
         used = Usage(requests=1, input_tokens=100, output_tokens=20, total_tokens=120)
@@ -358,12 +358,12 @@ def test_turns_have_their_tools_and_what_they_used_and_a_fork_keeps_them(opener)
         asyncio.run(later(store))
 
 
-def test_usage_goes_to_its_turn_though_somebody_adds_items_meanwhile(memory):
+def test_usage_reaches_its_turn_despite_concurrent_adds(memory):
     async def main():
         session = BacktrailSession("s", memory)
         result = await run(agent_of(say("x")), "x", None)
         await session.add_items([{"role": "user", "content": "Lisbon?"}])
-        find = session._last_of_user
+        find = session._last_user_message
 
         async def and_meanwhile(head):
             found = await find(head)
@@ -376,7 +376,7 @@ def test_usage_goes_to_its_turn_though_somebody_adds_items_meanwhile(memory):
         def look(head):
             return left.pop()(head)
 
-        with mock.patch.object(session, "_last_of_user", look):
+        with mock.patch.object(session, "_last_user_message", look):
             await session.store_run_usage(result)
         assert left == []
         (turn,) = await session.turns()
@@ -386,7 +386,7 @@ def test_usage_goes_to_its_turn_though_somebody_adds_items_meanwhile(memory):
     asyncio.run(main())
 
 
-def test_what_was_said_is_found_listed_and_loaded(store):
+def test_session_is_found_listed_and_loaded(store):
     async def main():
         session = BacktrailSession("s", store, agent="planner")
         await run(agent_of([ask("Lisbon", "c1")], say("Warm.")), "How is Lisbon?", session)

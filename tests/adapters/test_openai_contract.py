@@ -30,7 +30,7 @@ def test_wrong_settings_are_a_type_error(tmp_path, settings):
 
 
 @pytest.mark.parametrize("settings", [None, {}, {"limit": None}, {"limit": 2}, SessionSettings(limit=1)])
-def test_settings_mean_what_they_mean_there(tmp_path, settings):
+def test_settings_match_sqlite_session(tmp_path, settings):
     async def use(session):
         await session.add_items([{"role": "user", "content": str(n)} for n in range(3)])
         found = [item["content"] for item in await session.get_items()]
@@ -43,7 +43,7 @@ def test_settings_mean_what_they_mean_there(tmp_path, settings):
     theirs.close()
 
 
-def test_a_closed_session_takes_not_even_nothing(tmp_path):
+def test_closed_session_refuses_an_empty_list(tmp_path):
     theirs, ours = both(tmp_path)
     theirs.close()
     ours.close()
@@ -54,7 +54,7 @@ def test_a_closed_session_takes_not_even_nothing(tmp_path):
     assert error.value.code == "unavailable.closed"
 
 
-def test_a_closed_claude_store_takes_not_even_nothing(tmp_path):
+def test_closed_claude_store_refuses_an_empty_list(tmp_path):
     async def main():
         sessions = BacktrailSessionStore(tmp_path / "c.db")
         await sessions.close()
@@ -65,7 +65,7 @@ def test_a_closed_claude_store_takes_not_even_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, b"x", backtrail, 1j])
-def test_what_json_cannot_hold_is_a_type_error(tmp_path, value):
+def test_values_outside_json_are_a_type_error(tmp_path, value):
     theirs, ours = both(tmp_path)
     item = {"role": "user", "content": value}
     with pytest.raises(TypeError):
@@ -80,7 +80,7 @@ def test_what_json_cannot_hold_is_a_type_error(tmp_path, value):
 
 
 @pytest.mark.parametrize("item", [{"role": "user", "content": math.nan}, {"content": (1, 2)}, "text", None])
-def test_what_would_not_come_back_the_same_is_both_errors(item):
+def test_inexact_value_is_both_errors(item):
     with backtrail.open("memory://") as store:
         session = BacktrailSession("s", store)
         for kind in (TypeError, Invalid):

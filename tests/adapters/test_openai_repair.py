@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import backtrail
 from backtrail import aio
 from backtrail.adapters.openai import BacktrailSession, Repair
-from backtrail.adapters.openai.repair import INTERRUPTED, orphans, repaired
+from backtrail.adapters.openai.call_repair import INTERRUPTED, unanswered_calls, with_outputs
 from tests.adapters.test_openai import QUIET, agent_of, ask, run, say, seen_by, waiting
 
 
@@ -29,7 +29,7 @@ def memory():
 # -- in runs --------------------------------------------------------------------------------------------
 
 
-def test_an_abandoned_call_is_answered_once_the_user_goes_on(opener):
+def test_abandoned_call_gets_an_output_after_the_next_turn(opener):
     async def abandon(store):
         session = BacktrailSession("s", store)
         await run(waiting(), "Book me a room", session)
@@ -69,7 +69,7 @@ def test_an_abandoned_call_is_answered_once_the_user_goes_on(opener):
         asyncio.run(main())
 
 
-def test_a_call_is_awaited_until_a_user_speaks_whichever_session_of_the_process_asks(memory):
+def test_call_is_awaited_until_the_next_user_message(memory):
     async def main():
         session, other = BacktrailSession("s", aio.Store(memory)), BacktrailSession("s", memory)
         call = {"type": "custom_tool_call", "call_id": "c1", "name": "shell", "input": "ls"}
@@ -87,7 +87,7 @@ def test_a_call_is_awaited_until_a_user_speaks_whichever_session_of_the_process_
     asyncio.run(main())
 
 
-def test_a_run_that_is_cut_off_by_its_turns_can_go_on(memory):
+def test_run_after_max_turns_can_continue(memory):
     async def main():
         session = BacktrailSession("s", memory)
         agent = agent_of([ask("Lisbon", "c1")], [ask("Porto", "c2")], say("Warm."))
@@ -115,17 +115,17 @@ def output(call_id, kind="function_call_output"):
 # -- repair, by itself ----------------------------------------------------------------------------------
 
 
-def test_only_calls_that_no_later_item_answers_are_orphans():
+def test_calls_without_a_later_output_are_unanswered():
     items = [call("1"), output("1"), call("2"), output("2", "custom_tool_call_output"), call("1"), call("3", "x_call")]
-    assert orphans(items) == [2, 4]
-    assert orphans([output("1"), call("1")]) == [1]
-    assert orphans([call("1"), user("x"), output("1")]) == []
+    assert unanswered_calls(items) == [2, 4]
+    assert unanswered_calls([output("1"), call("1")]) == [1]
+    assert unanswered_calls([call("1"), user("x"), output("1")]) == []
 
 
-def test_answers_stand_behind_the_calls_that_were_made_together():
+def test_outputs_follow_their_batch_of_calls():
     items = [call("1"), call("2"), output("2"), call("3")]
     answer = {"type": "function_call_output", "output": INTERRUPTED}
-    assert repaired(items, orphans(items)) == [
+    assert with_outputs(items, unanswered_calls(items)) == [
         call("1"),
         call("2"),
         answer | {"call_id": "1"},
@@ -145,14 +145,14 @@ def test_answers_stand_behind_the_calls_that_were_made_together():
         max_size=12,
     )
 )
-def test_what_was_repaired_has_no_orphans_and_is_else_the_same(items):
-    made = repaired(items, orphans(items))
-    assert orphans(made) == []
+def test_repair_is_complete_and_idempotent(items):
+    made = with_outputs(items, unanswered_calls(items))
+    assert unanswered_calls(made) == []
     assert [item for item in made if item.get("output") != INTERRUPTED] == items
-    assert repaired(made, orphans(made)) == made
+    assert with_outputs(made, unanswered_calls(made)) == made
 
 
-def test_an_output_that_is_being_written_is_awaited_until_it_is_there(tmp_path):
+def test_output_in_progress_is_awaited(tmp_path):
     async def main():
         async with aio.open(tmp_path / "s.db") as store:
             one, other = BacktrailSession("s", store), BacktrailSession("s", store)
@@ -170,7 +170,7 @@ def test_an_output_that_is_being_written_is_awaited_until_it_is_there(tmp_path):
     asyncio.run(main())
 
 
-def test_an_output_that_comes_while_items_are_read_is_not_taken_for_missing(tmp_path, monkeypatch):
+def test_concurrent_output_is_not_missing(tmp_path, monkeypatch):
     async def main():
         async with aio.open(tmp_path / "s.db") as store:
             one, other = BacktrailSession("s", store), BacktrailSession("s", store)
@@ -190,7 +190,7 @@ def test_an_output_that_comes_while_items_are_read_is_not_taken_for_missing(tmp_
     asyncio.run(main())
 
 
-def test_what_is_damaged_is_told_before_it_is_taken_out(memory):
+def test_damaged_item_is_not_popped(memory):
     async def main():
         session = BacktrailSession("s", memory)
         await session.add_items([{"role": "user", "content": "hello"}])

@@ -18,10 +18,10 @@ import backtrail
 from backtrail import Attachment, Conversation, Corrupt, Invalid, Message, NotFound, ToolCall, aio
 from backtrail.adapters.openai import BacktrailSession
 from backtrail.adapters.openai.items import FORMAT, items_of, message_of
-from backtrail.entities import to_data
-from backtrail.testing.conformance.base import chunks_read
-from backtrail.testing.exact import same
-from backtrail.testing.places import in_memory
+from backtrail.validation import to_data
+from tests.conformance.base import chunks_read
+from tests.support.exact import same
+from tests.support.places import in_memory
 from tests.support.servers import place
 
 
@@ -61,7 +61,7 @@ def test_it_is_a_session(memory):
     assert (session.session_id, session.session_settings, session.agent) == ("s", SessionSettings(), "openai-agents")
 
 
-def test_what_was_added_is_got_popped_and_cleared(store):
+def test_items_are_added_popped_and_cleared(store):
     async def main():
         session = BacktrailSession("s", store)
         assert await session.get_items() == []
@@ -90,7 +90,7 @@ def test_what_was_added_is_got_popped_and_cleared(store):
     asyncio.run(main())
 
 
-def test_sessions_of_one_store_know_nothing_of_each_other(store):
+def test_sessions_of_one_store_are_separate(store):
     async def main():
         names = ["a", "A", "a_b", "../x", "ü\0", "x" * 500]
         for name in names:
@@ -101,7 +101,7 @@ def test_sessions_of_one_store_know_nothing_of_each_other(store):
     asyncio.run(main())
 
 
-def test_the_latest_items_are_read_without_the_rest(tmp_path):
+def test_limit_reads_only_the_latest_items(tmp_path):
     async def fill(session):
         await session.add_items([user(f"{n} " + "word " * 200) for n in range(400)])
 
@@ -116,7 +116,7 @@ def test_the_latest_items_are_read_without_the_rest(tmp_path):
     assert read[3] < read[None] / 3
 
 
-def test_what_is_got_may_be_changed(memory):
+def test_returned_items_may_be_changed(memory):
     async def main():
         session = BacktrailSession("s", memory)
         given = {"role": "user", "content": [{"type": "input_text", "text": "hi"}]}
@@ -133,7 +133,7 @@ def test_what_is_got_may_be_changed(memory):
 # -- many at once ---------------------------------------------------------------------------------------
 
 
-def test_twenty_who_add_at_once_lose_nothing(store):
+def test_twenty_concurrent_adds_lose_nothing(store):
     async def main():
         sessions = [BacktrailSession("s", store) for _ in range(4)]
         batches = [[user(f"{n}a"), user(f"{n}b"), user(f"{n}c")] for n in range(20)]
@@ -145,7 +145,7 @@ def test_twenty_who_add_at_once_lose_nothing(store):
     asyncio.run(main())
 
 
-def test_two_who_pop_at_once_get_each_item_once(store):
+def test_concurrent_pops_get_different_items(store):
     async def main():
         one, two = BacktrailSession("s", store), BacktrailSession("s", store)
         items = [user(str(n)) for n in range(20)]
@@ -164,7 +164,7 @@ def test_two_who_pop_at_once_get_each_item_once(store):
 
 
 @pytest.mark.parametrize("times", [1, 3])
-def test_what_was_begun_is_done_even_if_it_is_cancelled(store, times):
+def test_cancelled_write_completes(store, times):
     async def cancelled(work):
         task = asyncio.ensure_future(work)
         for _ in range(times):
@@ -186,7 +186,7 @@ def test_what_was_begun_is_done_even_if_it_is_cancelled(store, times):
     asyncio.run(main())
 
 
-def test_a_transaction_of_the_caller_holds_what_a_session_does(store):
+def test_session_writes_join_the_callers_transaction(store):
     async def main():
         both = aio.Store(store)
         session = BacktrailSession("s", both)
@@ -221,7 +221,7 @@ def test_a_transaction_of_the_caller_holds_what_a_session_does(store):
         (None, "items[1]"),
     ],
 )
-def test_what_json_cannot_hold_is_refused_by_its_path_and_nothing_is_written(memory, bad, path):
+def test_values_outside_json_are_refused_with_their_path(memory, bad, path):
     session = BacktrailSession("s", memory)
     with pytest.raises(Invalid) as error:
         asyncio.run(session.add_items([user("ok"), bad]))
@@ -269,7 +269,7 @@ def test_a_missing_extra_is_named():
     assert "pip install 'backtrail[openai]'" in done.stdout
 
 
-def test_a_session_closes_only_what_it_opened(tmp_path, memory):
+def test_session_closes_only_its_own_store(tmp_path, memory):
     async def main():
         async with BacktrailSession("s", tmp_path / "s.db") as session:
             await session.add_items([user("x")])
@@ -324,7 +324,7 @@ def test_odd_texts_come_back_exactly(store):
     asyncio.run(main())
 
 
-def test_messages_say_what_items_say():
+def test_message_fields_match_items():
     def made(**item):
         message = message_of(item, "x")
         return str(message.role), message.content, [(each.name, each.arguments) for each in message.tool_calls]
@@ -342,7 +342,7 @@ def test_messages_say_what_items_say():
     assert made(anything=1) == ("assistant", "", [])
 
 
-def test_a_conversation_of_somebody_else_is_a_session_too(memory):
+def test_foreign_conversation_is_a_session(memory):
     done = ToolCall("find", {"q": "x"}, id="c1").completed("found")
     memory.conversations.save(
         Conversation(
@@ -417,7 +417,7 @@ def test_a_crafted_run_is_corrupt(memory):
             asyncio.run(session.load_run(None))
 
 
-def test_items_of_is_the_other_way_round():
+def test_items_of_reverses_message_of():
     for item in ({"x": 1}, user("x"), call("c")):
         assert items_of(to_data(message_of(item, "x")), "x") == [item]
         assert json.loads(json.dumps(item)) == item

@@ -9,8 +9,8 @@ import pytest
 
 import backtrail
 from backtrail import AgentState, Conversation, Corrupt, Message
-from backtrail.testing.scene import view
 from tests.faults.test_damage import Sqlite
+from tests.support.scene import view
 
 
 def said(store, name, seed):
@@ -47,7 +47,7 @@ def refused(patient):
 
 
 @pytest.mark.parametrize("deleted", [False, True])
-def test_a_damaged_conversation_is_found_before_a_restore_changes_anything_and_named(patient, deleted):
+def test_restore_names_a_damaged_conversation_and_changes_nothing(patient, deleted):
     if deleted:
         with patient.open() as store:
             store.conversations.delete("long")
@@ -62,7 +62,7 @@ def test_a_damaged_conversation_is_found_before_a_restore_changes_anything_and_n
         assert store.conversations.load("long").message_count == 60
 
 
-def test_a_damaged_conversation_is_listed_as_such_beside_the_others(patient):
+def test_listing_marks_a_damaged_conversation(patient):
     key = patient.keys("chunk")[0]
     with patient.damaged("chunk", key, "payload", random.Random(1)), patient.open() as store:
         infos = {info.id: info for info in store.conversations.list("a")}
@@ -87,7 +87,7 @@ def tried(store, point):
     return shown
 
 
-def test_a_flipped_bit_in_any_row_of_an_agent_is_never_a_wrong_restore(patient):
+def test_flipped_bit_never_makes_a_wrong_restore(patient):
     """Whatever is damaged, a restore is right or it is `Corrupt` and changes nothing."""
     with patient.open() as store:
         (point,) = store.agents.checkpoints("a")
@@ -110,7 +110,7 @@ def test_a_flipped_bit_in_any_row_of_an_agent_is_never_a_wrong_restore(patient):
         assert view(store, "a") == now
 
 
-def test_verify_finds_damage_in_a_deleted_conversation_that_a_checkpoint_holds(patient):
+def test_verify_reads_deleted_conversations_that_checkpoints_hold(patient):
     with patient.open() as store:
         store.conversations.delete("long")
         store.gc()

@@ -12,9 +12,9 @@ import pytest
 
 import backtrail
 from backtrail.engine.tree import edits
-from backtrail.testing.agent_script import AgentScript
-from backtrail.testing.chunks import small_chunks
-from backtrail.testing.places import in_memory
+from tests.support.agent_script import AgentScript
+from tests.support.chunks import small_chunks
+from tests.support.places import in_memory
 from tests.support.schemas import swept
 
 
@@ -48,13 +48,13 @@ def run(where, seed, steps):
 
 @PLACES
 @pytest.mark.parametrize("seed", range(2))
-def test_what_agents_show_is_what_the_model_says(where, seed):
+def test_agents_match_the_model(where, seed):
     run(where, seed, 80)
 
 
 @pytest.mark.torture
 @PLACES
 @pytest.mark.parametrize("part", range(10))
-def test_what_agents_show_is_what_the_model_says_for_long(where, part):
+def test_agents_match_the_model_over_long_runs(where, part):
     for seed in range(100 + 20 * part, 120 + 20 * part):
         run(where, seed, 400)

@@ -10,11 +10,11 @@ import pytest
 
 import backtrail
 from backtrail import AgentState, Conflict, Conversation, Message
-from backtrail.testing.agent_script import AgentScript
-from backtrail.testing.scene import view
 from tests.backends.postgres.test_processes import run, running
+from tests.support.agent_script import AgentScript
 from tests.support.lengths import lengths
 from tests.support.processes import spawn
+from tests.support.scene import view
 from tests.support.servers import place
 
 FIRST, SECOND = "A", "B"
@@ -60,7 +60,7 @@ def _append(opener, writer, count):
 
 
 @pytest.mark.parametrize("count", lengths(150, 1000))
-def test_four_processes_append_to_one_conversation_and_each_message_is_there_once_in_its_writers_order(opener, count):
+def test_appends_of_four_processes_keep_each_writers_order(opener, count):
     begin(opener)
     run(_append, *((opener, writer, count) for writer in range(4)))
     with opener() as store:
@@ -98,7 +98,7 @@ def _checkpoint(opener, stop):
 
 
 @pytest.mark.parametrize("count", lengths(25, 1000))
-def test_every_checkpoint_beside_writers_is_a_cut(opener, count):
+def test_checkpoint_beside_writers_is_a_consistent_cut(opener, count):
     begin(opener)
     stop = spawn.Event()
     with running(_checkpoint, *[(opener, stop)] * 2) as checkpoints:
@@ -156,7 +156,7 @@ def _then_back(opener, point, stop):
 
 
 @pytest.mark.parametrize("count", lengths(25, 1000))
-def test_a_restore_and_its_undo_as_one_beside_writers_change_nothing(opener, count):
+def test_restore_and_undo_in_one_transaction_change_nothing(opener, count):
     point = begin(opener)
     stop = spawn.Event()
     with running(_and_back, (opener, point, stop)) as results:
@@ -172,7 +172,7 @@ def test_a_restore_and_its_undo_as_one_beside_writers_change_nothing(opener, cou
 
 
 @pytest.mark.parametrize("count", lengths(25, 1000))
-def test_what_is_said_beside_restores_is_in_view_or_the_undo_says_that_it_refuses(opener, count):
+def test_undo_refuses_to_lose_messages_written_beside_it(opener, count):
     point = begin(opener)
     stop = spawn.Event()
     with running(_then_back, (opener, point, stop)) as results:
@@ -220,7 +220,7 @@ def _collect(opener, stop):
 
 
 @pytest.mark.parametrize("steps", lengths(30, 1500))
-def test_agents_live_as_the_model_says_beside_each_other_and_collections(opener, steps):
+def test_agents_match_the_model_beside_others_and_gc(opener, steps):
     stop = spawn.Event()
     with opener() as store:
         store.thread("t").save({})
@@ -255,7 +255,7 @@ def settled(store):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork()")
 @pytest.mark.parametrize("kills", lengths(24, 500))
-def test_a_process_that_is_killed_in_a_restore_leaves_all_of_it_or_nothing(opener, kills):
+def test_killed_restore_is_whole_or_absent(opener, kills):
     names = [f"c{n}" for n in range(20)]
     empty = begin(opener, names)
     with opener() as store:

@@ -10,15 +10,15 @@ import pytest
 import backtrail
 from backtrail import Conflict, Invalid, Message, NotFound
 from backtrail.agents.checkpoints import Manifests
-from backtrail.engine import pins
+from backtrail.engine import manifests
 from backtrail.maintenance import agent_pointers
 from backtrail.maintenance.readable import Reading
 from backtrail.overlay import Overlay
-from backtrail.testing.conformance.base import head
-from backtrail.testing.conformance.restoring import begun, moved_on
-from backtrail.testing.places import in_memory
-from backtrail.testing.scene import agent, contents, conversation, names, usage, view
 from backtrail.thread import Handle
+from tests.conformance.base import head
+from tests.conformance.restore import begun, moved_on
+from tests.support.places import in_memory
+from tests.support.scene import agent, contents, conversation, names, usage, view
 from tests.support.schemas import swept
 
 
@@ -65,7 +65,7 @@ def meanwhile(owner, method, action, *, after=False, when=lambda *_, **__: True)
     assert done
 
 
-STEPS = [(Manifests, "_verified"), (Manifests, "_present"), (Manifests, "_go"), (Manifests, "_again")]
+STEPS = [(Manifests, step) for step in ("_verify", "_agent_tip", "_move_heads", "_record_again")]
 """What a restore and an undo do, one after the other; then comes `Overlay.finish`."""
 END = (Overlay, "finish")
 
@@ -103,7 +103,7 @@ def assert_gone(store):
 
 
 @pytest.mark.parametrize("deleted", [False, True])
-def test_a_checkpoint_that_was_overtaken_holds_what_is_there_when_it_is_written(stores, deleted):
+def test_overtaken_checkpoint_holds_the_present_when_written(stores, deleted):
     mine, other = stores
     made = begun(mine)
     mine.conversations.append("c", Message.user("mine"))
@@ -115,7 +115,7 @@ def test_a_checkpoint_that_was_overtaken_holds_what_is_there_when_it_is_written(
         other.conversations.append("c", Message.user("x" * 1000))
         other.agents.checkpoint("a", "theirs")
 
-    with meanwhile(Manifests, "_present", theirs, after=True):
+    with meanwhile(Manifests, "_agent_tip", theirs, after=True):
         made = mine.agents.checkpoint("a", "mine")
     assert names(mine.agents.checkpoints("a"))[:2] == ["mine", "theirs"]
     assert contents(mine, "c")[-1] == "x" * 1000
@@ -123,7 +123,7 @@ def test_a_checkpoint_that_was_overtaken_holds_what_is_there_when_it_is_written(
     assert_goes_on(mine)
 
 
-def test_of_two_first_checkpoints_at_once_each_is_right(stores):
+def test_two_first_checkpoints_at_once_are_both_right(stores):
     mine, other = stores
     mine.agents.save(agent())
     mine.conversations.save(conversation("c", "one"))
@@ -133,7 +133,7 @@ def test_of_two_first_checkpoints_at_once_each_is_right(stores):
         other.conversations.save(conversation("d"))
         other.agents.checkpoint("a", "theirs")
 
-    with meanwhile(Manifests, "_present", theirs, after=True):
+    with meanwhile(Manifests, "_agent_tip", theirs, after=True):
         made = mine.agents.checkpoint("a", "mine")
     assert names(mine.agents.checkpoints("a")) == ["mine", "theirs"]
     assert_held(mine, made)
@@ -142,7 +142,7 @@ def test_of_two_first_checkpoints_at_once_each_is_right(stores):
     assert_goes_on(mine)
 
 
-def test_the_newest_is_deleted_beside_a_newer_one(stores):
+def test_newest_checkpoint_is_deleted_beside_a_newer_one(stores):
     mine, other = stores
     made = begun(mine)
 
@@ -150,7 +150,7 @@ def test_the_newest_is_deleted_beside_a_newer_one(stores):
         moved_on(other)
         other.agents.checkpoint("a", "theirs")
 
-    with meanwhile(Manifests, "_again", theirs):
+    with meanwhile(Manifests, "_record_again", theirs):
         assert mine.agents.delete_checkpoint(made) is True
     assert names(mine.agents.checkpoints("a")) == ["theirs"]
     assert_held(mine, mine.agents.checkpoint("a", "mine"))
@@ -162,8 +162,8 @@ def test_the_newest_is_deleted_beside_a_newer_one(stores):
 # ---- restores and undos ---------------------------------------------------------------------------------------------
 
 
-@at_each([(Manifests, "_again"), END])
-def test_an_undo_beside_a_checkpoint_goes_back_all_the_same(stores, step):
+@at_each([(Manifests, "_record_again"), END])
+def test_undo_beside_a_checkpoint_still_goes_back(stores, step):
     mine, other = stores
     made = begun(mine)
     moved_on(mine)
@@ -176,7 +176,7 @@ def test_an_undo_beside_a_checkpoint_goes_back_all_the_same(stores, step):
 
 
 @at_each([*STEPS, END])
-def test_an_undo_beside_something_new_refuses_and_names_it(stores, step):
+def test_undo_refuses_and_names_what_moved_meanwhile(stores, step):
     mine, other = stores
     made = begun(mine)
     moved_on(mine)
@@ -198,7 +198,7 @@ def test_an_undo_beside_something_new_refuses_and_names_it(stores, step):
 @pytest.mark.parametrize("collect", [False, True])
 @pytest.mark.parametrize("newest", [False, True])
 @at_each([*STEPS, END])
-def test_a_restore_whose_checkpoint_is_deleted_meanwhile_finds_none_and_changes_nothing(stores, step, newest, collect):
+def test_restore_of_a_checkpoint_deleted_meanwhile_changes_nothing(stores, step, newest, collect):
     mine, other = stores
     made = begun(mine)
     if not newest:
@@ -221,7 +221,7 @@ def test_a_restore_whose_checkpoint_is_deleted_meanwhile_finds_none_and_changes_
 
 
 @at_each([*STEPS, END])
-def test_in_a_transaction_it_is_a_conflict_or_not_found(stores, step):
+def test_overtaken_restore_in_a_transaction_is_a_conflict(stores, step):
     mine, other = stores
     made = begun(mine)
     mine.agents.checkpoint("a", "second")
@@ -235,7 +235,7 @@ def test_in_a_transaction_it_is_a_conflict_or_not_found(stores, step):
 
 
 @at_each([*STEPS, END])
-def test_of_two_undos_of_one_restore_the_second_has_nothing_to_undo(stores, step):
+def test_second_undo_of_one_restore_has_nothing_to_undo(stores, step):
     mine, other = stores
     made = begun(mine)
     moved_on(mine)
@@ -246,7 +246,7 @@ def test_of_two_undos_of_one_restore_the_second_has_nothing_to_undo(stores, step
         other.agents.undo("a")
         other.gc()
 
-    after = step == (Manifests, "_present")
+    after = step == (Manifests, "_agent_tip")
     with meanwhile(*step, theirs, after=after), pytest.raises(Invalid) as caught:
         mine.agents.undo("a")
     assert caught.value.code == "invalid.undo"
@@ -254,7 +254,7 @@ def test_of_two_undos_of_one_restore_the_second_has_nothing_to_undo(stores, step
     assert_goes_on(mine)
 
 
-def test_what_a_checkpoint_held_that_is_deleted_meanwhile_is_not_found(stores):
+def test_load_at_a_checkpoint_deleted_meanwhile_is_not_found(stores):
     mine, other = stores
     made = begun(mine)
     moved_on(mine)
@@ -273,7 +273,7 @@ def test_what_a_checkpoint_held_that_is_deleted_meanwhile_is_not_found(stores):
 
 @pytest.mark.parametrize("what", ["keep", "undo", "delete"])
 @pytest.mark.parametrize("method", ["newest", "rows"])
-def test_a_collection_beside_checkpoints_that_go(stores, what, method):
+def test_gc_beside_deleted_checkpoints_loses_nothing(stores, what, method):
     mine, other = stores
     made = begun(mine)
     moved_on(mine)
@@ -286,7 +286,7 @@ def test_a_collection_beside_checkpoints_that_go(stores, what, method):
         newer = partial(other.agents.checkpoint, "a", "newer", kind="automatic", keep=1)
         theirs = newer if what == "keep" else partial(other.agents.delete_checkpoint, last)
     backend = mine._backend
-    no = backend.find_thread(pins.SPACE, "a").no
+    no = backend.find_thread(manifests.SPACE, "a").no
     with meanwhile(backend, method, theirs, after=True, when=lambda thread, *_, **__: thread == no):
         mine.gc()
     assert_goes_on(mine)
@@ -294,7 +294,7 @@ def test_a_collection_beside_checkpoints_that_go(stores, what, method):
     assert view(mine, "a") == before
 
 
-def test_a_thread_whose_head_moves_on_and_is_collected_while_it_is_looked_at_is_not_damaged(stores):
+def test_head_collected_during_a_read_is_no_damage(stores):
     mine, other = stores
     thread = other.thread("t")
     first = thread.save({"n": 1})
@@ -325,7 +325,7 @@ def live(store, *, again):
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_an_agent_is_deleted_beside_its_first_checkpoint(stores, again):
+def test_agent_deleted_beside_its_first_checkpoint_is_gone(stores, again):
     mine, other = stores
     live(mine, again=again)
     made = []
@@ -339,7 +339,7 @@ def test_an_agent_is_deleted_beside_its_first_checkpoint(stores, again):
 
 @pytest.mark.parametrize("again", [False, True])
 @at_each([(Manifests, "_record"), (Manifests, "_put"), END])
-def test_a_first_checkpoint_beside_the_end_of_its_agent_is_none(stores, step, again):
+def test_first_checkpoint_beside_a_delete_is_refused(stores, step, again):
     mine, other = stores
     live(mine, again=again)
     with meanwhile(*step, lambda: other.agents.delete("a")), pytest.raises(NotFound) as caught:
@@ -350,7 +350,7 @@ def test_a_first_checkpoint_beside_the_end_of_its_agent_is_none(stores, step, ag
 
 @at_each([*STEPS, END])
 @pytest.mark.parametrize("what", ["restore", "undo"])
-def test_what_goes_back_beside_the_end_of_an_agent_brings_nothing_back(stores, step, what):
+def test_restore_beside_a_delete_brings_nothing_back(stores, step, what):
     mine, other = stores
     made = begun(mine)
     moved_on(mine)
@@ -365,8 +365,8 @@ def test_what_goes_back_beside_the_end_of_an_agent_brings_nothing_back(stores, s
     assert_gone(mine)
 
 
-@at_each([(Manifests, "_again"), END])
-def test_the_newest_checkpoint_is_deleted_beside_the_end_of_its_agent(stores, step):
+@at_each([(Manifests, "_record_again"), END])
+def test_checkpoint_deleted_beside_its_agent_is_gone(stores, step):
     mine, other = stores
     made = begun(mine)
 
@@ -382,13 +382,13 @@ def test_the_newest_checkpoint_is_deleted_beside_the_end_of_its_agent(stores, st
 # ---- looking whether all is well -------------------------------------------------------------------------------------
 
 
-def test_what_is_written_to_beside_a_verification_is_no_damage(stores):
+def test_writes_during_verify_are_no_damage(stores):
     mine, other = stores
     begun(mine)
     for name, touched in (("c", True), ("d", False)):
         more = partial(other.conversations.append, name, Message.user("more"))
         asked = partial(_asked, now=touched)
-        with meanwhile(mine._backend, "standings", more, after=True, when=asked):
+        with meanwhile(mine._backend, "tips", more, after=True, when=asked):
             assert mine.verify().ok
 
 
@@ -397,7 +397,7 @@ def _asked(_, *, touched, now):
 
 
 @pytest.mark.parametrize("deleted", ["checkpoint", "conversation"])
-def test_what_is_collected_beside_a_verification_is_no_damage(stores, deleted):
+def test_gc_during_verify_is_no_damage(stores, deleted):
     """An older checkpoint is deleted, or what no checkpoint holds any more, while pointers are followed."""
     mine, other = stores
     made = begun(mine)
@@ -411,11 +411,11 @@ def test_what_is_collected_beside_a_verification_is_no_damage(stores, deleted):
         other.agents.delete_checkpoint(made) if deleted == "checkpoint" else other.conversations.delete("d")
         other.gc()
 
-    with meanwhile(agent_pointers._Look, "_follow", theirs):
+    with meanwhile(agent_pointers._ManifestCheck, "_follow", theirs):
         assert mine.verify().ok
 
 
-def test_what_is_no_longer_held_and_is_collected_beside_a_verification_is_no_damage(stores):
+def test_gc_of_unpinned_rows_during_verify_is_no_damage(stores):
     mine, other = stores
     made = begun(mine)
     mine.conversations.delete("d")

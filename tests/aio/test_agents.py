@@ -17,8 +17,8 @@ from backtrail import AgentState, Conflict, Conversation, Invalid, Message, NotF
 from backtrail.agents.scheduler import LOG
 from backtrail.aio import executor
 from backtrail.backends.port import Undone
-from backtrail.testing.places import in_memory
 from tests.aio.test_aio import LOST, counted_groups, failing, held, listed
+from tests.support.places import in_memory
 from tests.support.schemas import swept
 
 
@@ -86,7 +86,7 @@ def busy(store):
         assert go_on.wait(30)
 
     for _ in range(executor._OTHERS):
-        store._crew._others.put(executor.Job(wait))
+        store._executor._others.put(executor.Job(wait))
     for _ in range(executor._OTHERS):
         assert there.acquire(timeout=30)
     try:
@@ -177,7 +177,7 @@ def test_the_calls_of_conversations(opened):
 # -- many at once -------------------------------------------------------------------------------------
 
 
-def test_200_coroutines_append_to_one_conversation_each_message_once_and_in_order(opened):
+def test_200_coroutines_append_each_message_once_in_order(opened):
     async def main():
         async with opened() as store:
             await begin(store)
@@ -218,7 +218,7 @@ def test_what_adds_to_an_agent_shares_a_group(opened):
     asyncio.run(main())
 
 
-def test_what_was_in_a_group_that_was_undone_is_done_again_with_what_was_handed_in(opened):
+def test_undone_group_repeats_with_the_given_arguments(opened):
     async def main():
         async with opened() as store:
             state = await begin(store)
@@ -267,7 +267,7 @@ def test_a_value_knows_of_no_save_whose_group_failed(opened):
     asyncio.run(main())
 
 
-def test_calls_that_a_task_gathers_do_not_write_into_each_others_transactions(opened):
+def test_gathered_calls_do_not_share_a_transaction(opened):
     async def main():
         async with opened() as store:
             await begin(store, "a", "b")
@@ -299,7 +299,7 @@ def test_calls_that_a_task_gathers_do_not_write_into_each_others_transactions(op
 # -- in a transaction of the task ---------------------------------------------------------------------
 
 
-def test_in_a_transaction_of_the_task_all_of_it_happens_or_nothing(opened):
+def test_task_transaction_is_all_or_nothing(opened):
     async def main():
         async with opened() as store:
             state = await begin(store)
@@ -348,7 +348,7 @@ async def risky(store, started=None):
         await asyncio.sleep(30)
 
 
-def test_a_guard_makes_a_checkpoint_and_goes_back_if_it_is_to(opened):
+def test_guard_checkpoints_and_rolls_back_on_request(opened):
     async def main():
         async with opened() as store:
             await begin(store)
@@ -376,7 +376,7 @@ def test_a_guard_makes_a_checkpoint_and_goes_back_if_it_is_to(opened):
     asyncio.run(main())
 
 
-def test_a_guard_whose_task_is_cancelled_again_and_again_is_rolled_back_first(opened):
+def test_repeatedly_cancelled_guard_is_rolled_back_first(opened):
     async def main():
         async with opened() as store:
             await begin(store)
@@ -400,7 +400,7 @@ def test_a_guard_whose_task_is_cancelled_again_and_again_is_rolled_back_first(op
     asyncio.run(main())
 
 
-def test_a_guard_that_is_cancelled_while_it_begins_takes_nothing_back(opened):
+def test_guard_cancelled_at_its_start_rolls_nothing_back(opened):
     async def main():
         async with opened() as store:
             await begin(store)
@@ -425,7 +425,7 @@ def test_a_guard_that_is_cancelled_while_it_begins_takes_nothing_back(opened):
     asyncio.run(main())
 
 
-def test_a_guard_whose_coroutine_is_dropped_is_rolled_back_without_waiting(opened):
+def test_dropped_guard_coroutine_is_rolled_back_without_waiting(opened):
     async def main():
         async with opened() as store:
             await begin(store)
@@ -444,7 +444,7 @@ def test_a_guard_whose_coroutine_is_dropped_is_rolled_back_without_waiting(opene
     asyncio.run(main())
 
 
-def test_a_rollback_that_cannot_be_done_is_told(opened):
+def test_failed_rollback_is_reported(opened):
     async def main():
         store = opened()
         await begin(store)
@@ -486,7 +486,7 @@ def test_the_scheduler_makes_a_round_at_once_and_stops_promptly(opened):
     asyncio.run(main())
 
 
-def test_the_scheduler_as_a_block_goes_on_and_keeps_the_newest(opened):
+def test_scheduler_block_keeps_the_newest_checkpoints(opened):
     async def main():
         async with opened() as store:
             state = await begin(store)
@@ -534,7 +534,7 @@ def test_a_scheduler_that_is_not_enabled_does_nothing(opened):
     asyncio.run(main())
 
 
-def test_errors_of_a_round_are_told_in_the_event_loop_and_the_others_get_theirs(opened, caplog):
+def test_scheduler_errors_reach_the_loop_and_other_agents_continue(opened, caplog):
     async def main():
         async with opened() as store:
             with unseen_errors():
@@ -565,7 +565,7 @@ def test_errors_of_a_round_are_told_in_the_event_loop_and_the_others_get_theirs(
         asyncio.run(main())
 
 
-def test_a_round_under_way_is_finished_when_it_is_stopped_or_cancelled(opened):
+def test_stopped_scheduler_finishes_its_round(opened):
     async def main():
         async with opened() as store:
             await begin(store)
@@ -589,7 +589,7 @@ def test_a_round_under_way_is_finished_when_it_is_stopped_or_cancelled(opened):
                     await task
                 await auto.first()
                 await auto.stop()
-                assert (auto.running, store._crew.bells) == (False, set())
+                assert (auto.running, store._executor.bells) == (False, set())
         sync = opened()._sync
         assert len(sync.agents.checkpoints("a")) == 3
         sync.close()
@@ -597,7 +597,7 @@ def test_a_round_under_way_is_finished_when_it_is_stopped_or_cancelled(opened):
     asyncio.run(main())
 
 
-def test_a_scheduler_is_not_in_the_transaction_of_who_makes_it(opened):
+def test_scheduler_is_outside_of_its_makers_transaction(opened):
     async def main():
         async with opened() as store:
             await begin(store)
@@ -657,7 +657,7 @@ def test_closing_the_store_stops_schedulers(opened, caplog):
         asyncio.run(main())
 
 
-def test_a_scheduler_that_cannot_begin_and_that_nobody_asks_leaves_no_exception_behind(opened, monkeypatch):
+def test_failed_scheduler_start_leaves_no_unretrieved_exception(opened, monkeypatch):
     async def main():
         store = opened()
         await store.close()
@@ -707,13 +707,13 @@ def test_handles_of_both_kinds_side_by_side(opened):
             for who in ("thread", "task"):
                 assert [text for text in found if text.startswith(who)] == [f"{who} {n}" for n in range(20)]
             assert len(await store.agents.checkpoints("a")) == 40
-            assert sync._engine.atomic(lambda desk: desk.owner()) is not asyncio.current_task()
+            assert sync._engine.atomic(lambda session: session.owner()) is not asyncio.current_task()
             there = sync.agents.save(state.set_state("n", 1))  # in the event loop, as the task that it is
             with pytest.raises(Conflict):
                 await store.agents.save(state)
             assert await store.agents.load("a") == there
             assert await listed(store.conversations.thread("a").history()) == [
-                aio.Checkpoint(store._crew, each) for each in sync.conversations.thread("a").history()
+                aio.Checkpoint(store._executor, each) for each in sync.conversations.thread("a").history()
             ]
 
     asyncio.run(main())

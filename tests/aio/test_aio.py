@@ -22,13 +22,13 @@ import backtrail
 from backtrail import Conflict, Invalid, NotFound, Unavailable, aio
 from backtrail import store as sync
 from backtrail.aio import executor
-from backtrail.aio.executor import Crew
+from backtrail.aio.executor import Executor
 from backtrail.backends.port import Undone
 from backtrail.backends.sqlite.backend import SqliteBackend
 from backtrail.engine import throttle
-from backtrail.engine.tree import edits
-from backtrail.testing.places import in_memory
+from backtrail.engine.tree.tree import Tree
 from tests.support.lengths import lengths
+from tests.support.places import in_memory
 from tests.support.schemas import swept
 
 
@@ -232,7 +232,7 @@ def test_opening_is_awaited_or_a_block(path):
 
 
 @pytest.mark.parametrize("many", lengths(250, 1000))
-def test_many_coroutines_appending_to_one_thread_lose_nothing_and_keep_their_order(opened, many):
+def test_concurrent_appends_lose_nothing_and_keep_order(opened, many):
     async def main():
         async with opened() as store:
             thread = store.thread("t")
@@ -279,7 +279,9 @@ def held(store):
         there.set()
         assert go_on.wait(30)
 
-    store._crew._writer.put(executor.Job(wait))  # it is nobody's: not in the transaction that its task may have open
+    store._executor._writer.put(
+        executor.Job(wait)
+    )  # it is nobody's: not in the transaction that its task may have open
     assert there.wait(30)
     try:
         with mock.patch.object(store._sync._backend, "undoes_groups", new=False):  # so that all writes wait
@@ -443,7 +445,7 @@ async def grouped(call):
 
 
 @pytest.mark.parametrize("how", [waited, gathered, grouped, asyncio.shield, asyncio.create_task])
-def test_who_calls_is_who_counts_whichever_task_awaits(opened, how):
+def test_calling_task_is_the_caller_whichever_task_awaits(opened, how):
     async def main():
         async with opened() as store:
             thread = store.thread("t")
@@ -512,7 +514,7 @@ def test_transactions_of_many_tasks_end_while_others_begin(opened):
 def test_a_block_whose_end_cannot_begin_is_over(opened):
     async def main():
         async with opened() as store:
-            with pytest.raises(MemoryError), mock.patch.object(store._crew, "begin", side_effect=MemoryError):
+            with pytest.raises(MemoryError), mock.patch.object(store._executor, "begin", side_effect=MemoryError):
                 async with store.transaction():
                     pass
             assert not store._sync._engine.opened
@@ -521,7 +523,7 @@ def test_a_block_whose_end_cannot_begin_is_over(opened):
     asyncio.run(main())
 
 
-def test_those_who_wait_for_a_locked_store_hear_of_it_together(path):
+def test_all_waiters_of_a_locked_store_fail_together(path):
     backend = SqliteBackend(path, durability="relaxed", busy_timeout=0.4)
     backtrail.open(path).thread("t").save({"l": []})
 
@@ -542,7 +544,7 @@ def test_those_who_wait_for_a_locked_store_hear_of_it_together(path):
     asyncio.run(main())
 
 
-def test_a_thread_that_cannot_be_started_once_is_started_the_next_time(opened):
+def test_worker_thread_start_is_retried_after_a_failure(opened):
     async def main():
         async with opened() as store:
             fails = mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread"))
@@ -591,7 +593,7 @@ def test_a_transaction_belongs_to_the_task(opened):
     asyncio.run(main())
 
 
-def test_what_goes_into_a_transaction_sees_no_group_that_has_not_ended(opened):
+def test_transaction_does_not_see_an_open_group(opened):
     """A change of a row that never came to be would be kept in the transaction, though the group has failed."""
 
     async def main():
@@ -675,7 +677,7 @@ def failing(store, error, *, alone=True):
 LOST = Unavailable("the disk fails", code="unavailable.io")
 
 
-def test_what_was_in_a_group_that_was_undone_is_done_again(opened):
+def test_operations_of_an_undone_group_are_repeated(opened):
     async def main():
         async with opened() as store:
             thread = store.thread("t")
@@ -695,7 +697,7 @@ def test_what_was_in_a_group_that_was_undone_is_done_again(opened):
     asyncio.run(main())
 
 
-def test_if_the_end_of_a_group_fails_so_do_all_of_its_operations(opened):
+def test_failed_group_end_fails_all_its_operations(opened):
     async def main():
         async with opened() as store:
             thread = store.thread("t")
@@ -763,12 +765,13 @@ def test_a_task_expects_what_it_did_before_a_group_failed(opened, opener):
     asyncio.run(main())
 
 
-def test_nobody_sees_a_head_before_its_group_has_ended(opened):
+def test_head_is_unknown_to_others_until_its_group_ends(opened):
     async def main():
         async with opened() as store:
             thread = store.thread("t")
             await thread.save({"n": 0})
-            before = thread._sync._shared.standing
+            before = thread._sync._shared.tip
+            known = partial(store._sync._engine.known_tip, thread._sync._shared)
             seen = []
             group = store._sync._backend.group
 
@@ -776,15 +779,15 @@ def test_nobody_sees_a_head_before_its_group_has_ended(opened):
             def looking():
                 with group():
                     yield
-                    looker = threading.Thread(target=lambda: seen.append(thread._sync._known))
+                    looker = threading.Thread(target=lambda: seen.append(known()))
                     looker.start()
                     looker.join()
-                    seen.append(thread._sync._shared.standing)
+                    seen.append(thread._sync._shared.tip)
 
             with mock.patch.object(store._sync._backend, "group", looking):
                 await thread.save({"n": 1})
             assert seen == [before, before]
-            assert thread._sync._known.newest.seq == 2
+            assert known().newest.seq == 2
 
     asyncio.run(main())
 
@@ -807,7 +810,7 @@ def test_nobody_sees_a_head_before_its_group_has_ended(opened):
         ([[["x"] * 100] * 100], False),
     ],
 )
-def test_what_is_light_is_seen_without_looking_at_all_of_it(value, light):
+def test_light_values_are_recognized_without_a_full_scan(value, light):
     assert throttle.is_light(value) is light
 
 
@@ -821,7 +824,7 @@ def test_a_large_save_does_not_hold_up_the_writer(opened):
     async def main():
         async with opened() as store:
             large, go_on, begun = {"l": list(range(5000))}, threading.Event(), threading.Event()
-            encode = edits.encode
+            encode = Tree.of
 
             def waiting(state, *rest):
                 if state is large:
@@ -829,7 +832,7 @@ def test_a_large_save_does_not_hold_up_the_writer(opened):
                     assert go_on.wait(30)
                 return encode(state, *rest)
 
-            with mock.patch.object(edits, "encode", waiting):
+            with mock.patch.object(Tree, "of", waiting):
                 task = asyncio.create_task(store.thread("large").save(large))
                 await asyncio.to_thread(begun.wait, 30)
                 await asyncio.wait_for(store.thread("small").save({"n": 1}), 10)
@@ -925,7 +928,7 @@ async def goes_on(store, thread):
 
 @pytest.mark.parametrize(("each", "growth"), lengths((10, 2), (40, 8)))  # there may be thousands of steps
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.__name__)
-def test_cancelled_at_any_step_of_the_loop_it_is_done_or_not_and_the_store_goes_on(opened, op, each, growth):
+def test_cancelled_operation_is_done_or_not_at_any_step(opened, op, each, growth):
 
     async def once(store, after):
         """Run the operation and cancel it that many steps later; return whether it ended by itself."""
@@ -1000,7 +1003,7 @@ def test_a_transaction_or_step_whose_end_was_withdrawn_is_over(opened):
                         await thread.append("l", "never") if block == store.transaction else None
                         ending.set()
                 except asyncio.CancelledError:
-                    return "cancelled", store._crew.in_transaction
+                    return "cancelled", store._executor.in_transaction
                 return None
 
             for block in (store.transaction, thread.step):
@@ -1046,7 +1049,7 @@ def test_what_was_begun_is_finished_before_the_cancellation_is_raised(opened):
     asyncio.run(main())
 
 
-def test_a_timeout_a_failing_task_group_and_gather_leave_the_store_working(opened):
+def test_store_works_after_timeouts_and_failing_task_groups(opened):
     async def main():
         async with opened() as store:
             thread = await begin(store)
@@ -1075,7 +1078,7 @@ def test_a_timeout_a_failing_task_group_and_gather_leave_the_store_working(opene
     asyncio.run(main())
 
 
-def test_upkeep_that_nobody_wants_any_more_stops(opened):
+def test_cancelled_maintenance_stops(opened):
     async def main():
         async with opened() as store:
             for n in range(50):
@@ -1181,7 +1184,7 @@ def test_several_event_loops_share_a_store(opened):
     asyncio.run(end())
 
 
-def test_a_loop_that_is_closed_while_something_is_done_harms_nobody(opened):
+def test_closing_a_busy_loop_harms_no_other_loop(opened):
     store = opened()
 
     async def main():
@@ -1265,19 +1268,19 @@ def test_the_threads_of_a_store_that_was_dropped_end(opened):
         store = opened()
         await store.thread("t").save({})
         await store.thread("t").latest()
-        return weakref.ref(store._crew)
+        return weakref.ref(store._executor)
 
     before = len(names())
-    crew = asyncio.run(main())
+    executor = asyncio.run(main())
     gc.collect()
-    assert crew() is None
+    assert executor() is None
     until = time.monotonic() + 30
     while len(names()) > before and time.monotonic() < until:
         time.sleep(0.01)
     assert len(names()) <= before
 
 
-def test_a_group_that_cannot_even_begin_is_told_to_who_waits(opened):
+def test_failed_group_start_reaches_the_waiting_tasks(opened):
     async def main():
         async with opened() as store:
             with mock.patch.object(store._sync._backend, "group", side_effect=LOST), pytest.raises(Unavailable):
@@ -1289,18 +1292,18 @@ def test_a_group_that_cannot_even_begin_is_told_to_who_waits(opened):
 
 def test_a_crew_without_an_engine_has_no_writer():
     async def main():
-        assert await Crew(None).write(lambda: threading.current_thread().name) == "backtrail"
+        assert await Executor(None).write(lambda: threading.current_thread().name) == "backtrail"
 
     asyncio.run(main())
 
 
 @pytest.mark.parametrize("chore", ["verify", "gc", "reindex", "migrate"])
-def test_what_cannot_be_told_of_progress_is_refused(chore):
+def test_progress_that_cannot_be_called_is_refused(chore):
     async def main():
         async with aio.open("memory://") as store:
-            with pytest.raises(Invalid, match="progress is what can be called"):
+            with pytest.raises(Invalid, match="progress is a callable"):
                 await getattr(store, chore)(progress=5)
-            with pytest.raises(Invalid, match="progress is what can be called"):
+            with pytest.raises(Invalid, match="progress is a callable"):
                 await aio.copy(store, "memory://", progress=5)
 
     asyncio.run(main())

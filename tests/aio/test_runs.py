@@ -9,6 +9,7 @@ from unittest import mock
 import pytest
 
 from backtrail import Conflict, InDoubt, Invalid, Message, Unavailable, aio
+from backtrail.runs.calls import Attempt
 from backtrail.runs.strategies import Done, EveryN, Never, NotDone
 from tests.aio.test_agents import busy, opened, opener, unseen_errors, until
 
@@ -27,8 +28,8 @@ async def dying(run):
             try:
                 yield run
             except Cut:
-                run._sync._exit = lambda *_: False
-                run._sync._open = False
+                run._worker.leave = lambda *_: False
+                run._worker.lease.is_open = False
                 raise
     except Cut:
         pass
@@ -60,7 +61,7 @@ class Tools:
 @contextmanager
 def held_writes(run, *, written=False):
     """Let the writes of a run wait in the block, before or after they are done; gives what tells that one waits."""
-    go_on, there, real = threading.Event(), threading.Event(), run._sync._writer.write
+    go_on, there, real = threading.Event(), threading.Event(), run._worker.recorder.write
 
     def write(*args, **kwargs):
         if written:
@@ -70,7 +71,7 @@ def held_writes(run, *, written=False):
         if not written:
             real(*args, **kwargs)
 
-    with mock.patch.object(run._sync._writer, "write", write):
+    with mock.patch.object(run._worker.recorder, "write", write):
         try:
             yield there
         finally:
@@ -198,7 +199,7 @@ def test_a_run_that_was_cut_short_repeats_nothing(opened):
     asyncio.run(main())
 
 
-def test_calls_made_at_once_find_their_own_results_whatever_order_they_ended_in(opened):
+def test_parallel_calls_find_their_own_results(opened):
     async def work(run, tools, rolls):
         async for _ in run.iterations():
             async with asyncio.TaskGroup() as group:
@@ -230,7 +231,7 @@ def test_calls_made_at_once_find_their_own_results_whatever_order_they_ended_in(
                     await until(lambda: asyncio.sleep(0, len(run.tool_calls) == 8))
                     ended = [call.arguments["args"] for call in run.tool_calls if call.tool_name == "roll"]
                     assert len(ended) == 6
-                    run._sync._writer.lost = Conflict("dead", code="conflict.lease")
+                    run._worker.recorder.lost = Conflict("dead", code="conflict.lease")
                     task.cancel()
                     await asyncio.gather(task, return_exceptions=True)
                     raise Cut
@@ -247,12 +248,12 @@ def test_calls_made_at_once_find_their_own_results_whatever_order_they_ended_in(
     asyncio.run(main())
 
 
-def test_calls_that_are_alike_are_told_apart_by_the_order_in_which_their_tasks_asked(opened):
+def test_calls_alike_are_ordered_by_their_tasks(opened):
     async def main():
         async with opened() as store:
             run = store.run("s")
             async with dying(run):
-                real, begun = run._sync._begin, []
+                real, begun = Attempt.begin, []
 
                 def slowly(*args):
                     begun.append(args)
@@ -260,7 +261,7 @@ def test_calls_that_are_alike_are_told_apart_by_the_order_in_which_their_tasks_a
                         time.sleep(0.1)  # the others would overtake it
                     return real(*args)
 
-                with mock.patch.object(run._sync, "_begin", slowly):
+                with mock.patch.object(Attempt, "begin", slowly):
                     first = await asyncio.gather(*(run.tool("roll", lambda n=n: n) for n in range(4)))
                 raise Cut
             async with store.run("s", takeover=True) as run:
@@ -270,7 +271,7 @@ def test_calls_that_are_alike_are_told_apart_by_the_order_in_which_their_tasks_a
     asyncio.run(main())
 
 
-def test_calls_one_after_the_other_that_differ_from_before_are_refused_and_those_of_other_tasks_are_not(opened):
+def test_diverging_calls_are_refused_except_in_other_tasks(opened):
     async def main():
         tools = Tools()
         async with opened() as store:
@@ -293,7 +294,7 @@ def test_calls_one_after_the_other_that_differ_from_before_are_refused_and_those
 # -- in doubt -------------------------------------------------------------------------------------------
 
 
-def test_a_call_that_was_cancelled_is_in_doubt_until_somebody_settles_it(opened):
+def test_cancelled_call_is_in_doubt_until_settled(opened):
     async def once(store, tools, **options):
         async with store.run("s", **options) as run:
             async for _ in run.iterations():
@@ -381,7 +382,7 @@ def test_a_result_is_recorded_however_often_its_task_is_cancelled(opened):
     asyncio.run(main())
 
 
-def test_a_result_that_waits_for_its_turn_is_recorded_though_its_task_is_cancelled(opened):
+def test_result_is_recorded_though_task_is_cancelled(opened):
     async def main():
         tools = Tools()
         tools.gates = {"x": asyncio.Event(), "y": asyncio.Event()}
@@ -405,7 +406,7 @@ def test_a_result_that_waits_for_its_turn_is_recorded_though_its_task_is_cancell
     asyncio.run(main())
 
 
-def test_a_call_that_is_cancelled_before_it_was_made_is_not_in_doubt(opened):
+def test_call_cancelled_before_it_began_is_no_doubt(opened):
     async def main():
         tools = Tools()
         async with opened() as store:
@@ -433,7 +434,7 @@ def test_a_call_that_is_cancelled_before_it_was_made_is_not_in_doubt(opened):
     asyncio.run(main())
 
 
-def test_a_run_that_is_cancelled_while_it_is_opened_is_let_go(opened):
+def test_run_cancelled_while_opening_is_released(opened):
     async def main():
         async with opened() as store:
 
@@ -450,7 +451,7 @@ def test_a_run_that_is_cancelled_while_it_is_opened_is_let_go(opened):
                     await task
             run = store.run("s")
             with mock.patch.object(
-                run._sync, "_take", side_effect=lambda data, real=run._sync._take: slowly(real, data)
+                run._worker, "stand", side_effect=lambda data, real=run._worker.stand: slowly(real, data)
             ):
                 task = asyncio.create_task(run.__aenter__())
                 await asyncio.sleep(0.02)
@@ -469,7 +470,7 @@ def test_a_run_that_is_cancelled_while_it_is_opened_is_let_go(opened):
 
 
 def beating(run):
-    return run._sync._renew() is not None
+    return run._worker.lease.renew() is not None
 
 
 def test_a_run_whose_coroutine_is_dropped_is_halted_without_waiting(opened):
@@ -539,7 +540,7 @@ def test_what_is_plain_does_not_wait_for_a_write(opened):
 
 
 @pytest.mark.parametrize("written", [False, True])
-def test_what_is_said_while_a_write_is_under_way_is_not_lost_in_a_cut(opened, written):
+def test_messages_during_a_write_survive_a_cut(opened, written):
     async def main():
         tools = Tools()
         async with opened() as store:
@@ -583,7 +584,7 @@ def test_a_result_is_written_while_other_tasks_change_the_state(opened):
     asyncio.run(main())
 
 
-def test_arguments_are_recorded_as_they_were_when_the_call_was_asked_for(opened):
+def test_arguments_are_recorded_as_of_the_call(opened):
     async def main():
         async with opened() as store, store.run("s") as run:
             given = [1]
@@ -627,7 +628,7 @@ def test_an_iteration_does_not_end_before_its_calls(opened):
     asyncio.run(main())
 
 
-def test_one_worker_has_a_run_and_its_lease_is_renewed_though_the_event_loop_is_busy(opened):
+def test_lease_is_renewed_while_event_loop_is_busy(opened):
     async def main():
         tools = Tools()
         async with opened() as store:
@@ -652,7 +653,7 @@ def test_one_worker_has_a_run_and_its_lease_is_renewed_though_the_event_loop_is_
     asyncio.run(main())
 
 
-def test_a_closed_store_ends_a_run_loudly_and_its_lease_is_not_renewed(opened):
+def test_closed_store_ends_a_run_with_an_error(opened):
     async def main():
         store = opened()
         run = store.run("s")
@@ -671,7 +672,7 @@ def test_leaving_waits_for_a_renewal_of_the_lease(opener):
     store = opener()
     run = store.run("s", lease=0.15)
     renewed = threading.Event()
-    put = run._work.put
+    put = run._worker.recorder.journal.put
 
     def putting(*args, **kwargs):
         if threading.current_thread().name == "backtrail leases":
@@ -680,14 +681,14 @@ def test_leaving_waits_for_a_renewal_of_the_lease(opener):
         put(*args, **kwargs)
 
     with run:
-        run._work.put = putting
+        run._worker.recorder.journal.put = putting
         assert renewed.wait(5)
     found = store.runs.load("s")
     assert (found.status.name, found.owner) == ("completed", None)
     store.close()
 
 
-def test_a_completed_run_without_iterations_says_nothing_twice_and_does_nothing_new(opener):
+def test_completed_run_without_iterations_only_replays(opener):
     store = opener()
     for _ in range(2):
         with store.run("s") as run:

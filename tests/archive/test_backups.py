@@ -13,15 +13,15 @@ import pytest
 import backtrail
 from backtrail import Conflict, Corrupt, Invalid, NotFound, Unavailable
 from backtrail.backends.file import log as file_log
-from backtrail.testing.furnishing import everything, furnish
 from tests.backends.file.test_crashes import FIRST, frames_of
 from tests.backends.sqlite.test_backend import raises
 from tests.support.disks import traced
+from tests.support.sample_store import everything, furnish
 
 # -- SQLite -----------------------------------------------------------------------------------------
 
 
-def test_a_backup_is_the_store_of_one_moment_as_a_store(tmp_path):
+def test_a_backup_is_a_store_of_one_moment(tmp_path):
     with backtrail.open(tmp_path / "s.db") as store:
         furnish(store)
         store.search("word")
@@ -48,7 +48,7 @@ def test_a_backup_is_the_store_of_one_moment_as_a_store(tmp_path):
 
 
 @pytest.mark.parametrize("ending", ["-wal", "-shm", "-journal"])
-def test_a_backup_is_not_put_beside_what_is_left_of_another_store(tmp_path, ending):
+def test_a_backup_is_not_placed_beside_leftover_sqlite_files(tmp_path, ending):
     left = tmp_path / f"b.db{ending}"
 
     def meanwhile(what, count):
@@ -68,7 +68,7 @@ def test_a_backup_is_not_put_beside_what_is_left_of_another_store(tmp_path, endi
 
 
 @pytest.mark.parametrize("ending", ["-wal", "-shm", "-journal"])
-def test_nothing_is_put_where_sqlite_would_take_it_for_a_part_of_a_file(tmp_path, ending):
+def test_no_file_is_placed_where_sqlite_expects_its_own(tmp_path, ending):
     path = tmp_path / "s.db"
     part = tmp_path / f"s.db{ending}"
     with backtrail.open(path) as store:
@@ -101,7 +101,7 @@ def test_a_closed_store_is_not_backed_up(tmp_path):
 
 
 @pytest.mark.parametrize("read_only", [False, True])
-def test_another_store_in_the_place_of_the_one_that_is_open_is_not_taken_for_it(tmp_path, read_only):
+def test_backup_notices_another_store_under_its_path(tmp_path, read_only):
     path = tmp_path / "s.db"
     with backtrail.open(path) as store:
         store.thread("mine").save({"n": 1})
@@ -128,7 +128,7 @@ def test_another_store_in_the_place_of_the_one_that_is_open_is_not_taken_for_it(
         assert everything(copied) == before
 
 
-def test_a_backup_is_for_those_who_may_read_the_store(tmp_path):
+def test_a_backup_keeps_the_access_rights_of_the_store(tmp_path):
     with backtrail.open(tmp_path / "s.db") as store:
         store.thread("t").save({"n": 1})
         (tmp_path / "s.db").chmod(0o600)
@@ -160,7 +160,7 @@ def opened(path, **options):
     return backtrail.open(path.as_uri(), **options)
 
 
-def test_the_files_of_a_backup_are_those_of_the_store(many, tmp_path):
+def test_a_backup_of_files_copies_the_files(many, tmp_path):
     path, wanted = many
     told = []
     with opened(path, read_only=True) as store:
@@ -175,7 +175,7 @@ def test_the_files_of_a_backup_are_those_of_the_store(many, tmp_path):
         assert everything(saved) == wanted
 
 
-def test_what_is_behind_the_last_write_is_not_in_a_backup(tmp_path, caplog):
+def test_bytes_behind_the_last_write_are_not_backed_up(tmp_path, caplog):
     with opened(tmp_path / "store") as store:
         store.thread("t").save({"n": 1})
         with (tmp_path / "store" / FIRST).open("ab") as log:
@@ -188,12 +188,12 @@ def test_what_is_behind_the_last_write_is_not_in_a_backup(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("lost", [1, 2])
-def test_a_damaged_store_has_a_backup_that_is_damaged_in_the_same_way(tmp_path, lost):
+def test_a_backup_of_a_damaged_store_has_the_damage(tmp_path, lost):
     path = tmp_path / "store"
     with opened(path) as store:
         for n in range(8):
             store.thread("t").save({"n": n})
-        uid = store._backend._generation.uid
+        uid = store._backend._storage.generation.uid
     data = bytearray((path / FIRST).read_bytes())
     for frame in frames_of(path / FIRST, uid)[4 : 4 + lost]:  # of one the next one tells; of two it is not known
         data[frame.at : frame.end] = bytes(frame.end - frame.at)
@@ -204,21 +204,21 @@ def test_a_damaged_store_has_a_backup_that_is_damaged_in_the_same_way(tmp_path, 
         store.backup(tmp_path / "backup")
         with opened(tmp_path / "backup") as saved:
             assert everything(saved) == before
-            assert [each.replace("backup", "store") for each in saved.verify().faults] == [*told.faults]
+            assert [each.replace("/backup/", "/store/") for each in saved.verify().faults] == [*told.faults]
             assert saved.verify(repair=True).repaired
             assert saved.verify().ok
         assert not store.verify().ok
 
 
 @pytest.mark.parametrize("where", ["header", "body"])
-def test_the_last_write_is_in_a_backup_though_it_is_damaged(tmp_path, where):
+def test_a_damaged_last_write_is_backed_up(tmp_path, where):
     path = tmp_path / "store"
     with opened(path, compression=False) as store:
         store.thread("a").save({"n": 1})
         with store.transaction():
             store.thread("b").save({"n": 2})
             store.thread("c").save({"n": 3, "x": os.urandom(3000)})
-        uid = store._backend._generation.uid
+        uid = store._backend._storage.generation.uid
     last = frames_of(path / FIRST, uid)[-1]
     data = bytearray((path / FIRST).read_bytes())
     data[last.at + 4 if where == "header" else last.end - 1] ^= 1
@@ -246,7 +246,7 @@ def test_a_backup_is_not_put_into_the_store_itself(many, name):
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has groups to give away")
 @pytest.mark.parametrize("kind", ["files", "sqlite"])
 @pytest.mark.parametrize("make", ["backup", "export"])
-def test_what_is_made_of_a_store_is_for_its_group_or_for_none(tmp_path, kind, make, monkeypatch):
+def test_exports_and_backups_keep_the_group_of_the_store(tmp_path, kind, make, monkeypatch):
     place = tmp_path / "store"
     store = opened(place) if kind == "files" else backtrail.open(place)
     for each in (place, *(place.iterdir() if kind == "files" else ())):
@@ -269,7 +269,7 @@ def test_what_is_made_of_a_store_is_for_its_group_or_for_none(tmp_path, kind, ma
     assert stat.S_IMODE(two.stat().st_mode) == 0o600
 
 
-def test_a_file_that_was_cut_off_meanwhile_is_told(many, tmp_path):
+def test_a_file_truncated_during_a_backup_is_an_error(many, tmp_path):
     path, _ = many
     (last, *_) = sorted(path.glob("log-*"), reverse=True)
     with opened(path) as store, raises(Corrupt, "corrupt.store"):
@@ -277,7 +277,7 @@ def test_a_file_that_was_cut_off_meanwhile_is_told(many, tmp_path):
     assert [each.name for each in tmp_path.iterdir()] == ["store"]
 
 
-def test_a_backup_of_files_is_for_those_who_may_read_the_store(tmp_path):
+def test_a_backup_of_files_keeps_the_access_rights(tmp_path):
     with opened(tmp_path / "store") as store:
         store.thread("t").save({"n": 1})
         (tmp_path / "store").chmod(0o750)
@@ -288,7 +288,7 @@ def test_a_backup_of_files_is_for_those_who_may_read_the_store(tmp_path):
     assert stat.S_IMODE((tmp_path / "backup").stat().st_mode) == 0o750
 
 
-def test_all_of_a_backup_is_on_disk_before_it_has_its_name(many, tmp_path, monkeypatch):
+def test_a_backup_is_synced_before_it_is_renamed(many, tmp_path, monkeypatch):
     path, _ = many
     with opened(path) as store, traced() as disk:
         rename, at = os.rename, []
@@ -307,7 +307,7 @@ def test_all_of_a_backup_is_on_disk_before_it_has_its_name(many, tmp_path, monke
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
-def test_a_backup_of_which_any_call_fails_is_told_and_leaves_nothing(many, tmp_path, code):
+def test_a_failed_backup_raises_and_leaves_nothing(many, tmp_path, code):
     path, wanted = many
     with opened(path) as store, traced() as disk:
         disk.reads = True
@@ -336,7 +336,7 @@ def test_a_backup_of_which_any_call_fails_is_told_and_leaves_nothing(many, tmp_p
         assert everything(saved) == wanted
 
 
-def test_a_process_that_is_killed_leaves_a_part_that_nobody_reads(many, tmp_path):
+def test_a_killed_backup_leaves_an_unread_part(many, tmp_path):
     path, wanted = many
     script = """
         import os, signal, sys, backtrail
@@ -366,7 +366,7 @@ def test_a_closed_store_in_files_is_not_backed_up(tmp_path):
 # -- memory -----------------------------------------------------------------------------------------
 
 
-def test_what_would_be_refused_is_refused_before_anything_is_copied(tmp_path):
+def test_an_invalid_backup_path_is_refused_before_copying(tmp_path):
     (tmp_path / "b.db").touch()
     (tmp_path / "c.db-wal").touch()
     with backtrail.open("memory://") as store:

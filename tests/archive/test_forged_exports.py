@@ -1,6 +1,6 @@
-"""Files that are made up: their checksums are right, and what they say is not. Nothing of them comes into a store.
+"""Forged files: their checksums are right, and their content is not. An import takes over nothing of them.
 
-What an import takes over is as sound as what a writer makes; so each field of a file is forged here in turn.
+Each field of a file is forged here in turn.
 """
 
 import os
@@ -15,17 +15,18 @@ from blake3 import blake3
 
 import backtrail
 from backtrail import Corrupt, checkpoint
-from backtrail.archive import layout
-from backtrail.archive.layout import Known, Writer
+from backtrail.archive import format as layout
+from backtrail.archive.format import ArchiveWriter, KnownThread
 from backtrail.archive.reader import Archive
 from backtrail.engine import log
 from backtrail.engine.compression import squeeze, unsqueeze
 from backtrail.engine.schema.registry import Types
-from backtrail.engine.tree import msgpack, spine
+from backtrail.engine.tree import chunked as spine
+from backtrail.engine.tree import msgpack
 from backtrail.engine.tree import nodes as nodes_of
-from backtrail.engine.tree.codec import Encoder
+from backtrail.engine.tree.encode import Encoder
 from backtrail.engine.tree.nodes import Cache, Nodes
-from backtrail.testing.furnishing import everything
+from tests.support.sample_store import everything
 from tests.support.servers import place
 
 KINDS = ["memory", "sqlite", "file", "postgres"]
@@ -60,7 +61,7 @@ def remade(store, path, *, row=same, entry=same, known=same):
     original = path.with_name(f"original {os.urandom(4).hex()}")
     store.export(original)
     with Archive(original) as found, path.open("xb") as file:
-        writer = Writer(file, found.header, None)
+        writer = ArchiveWriter(file, found.header, None)
         knows = {}
         for each in found.entries:
             changed = entry(each)
@@ -72,7 +73,7 @@ def remade(store, path, *, row=same, entry=same, known=same):
             writer.thread(changed)
             for one in rows:
                 writer.row(one, (one.payload or b"\0")[1:])
-            knows[changed.uid] = Known(changed.newest, changed.newest_op, changed.marks(), 0)
+            knows[changed.uid] = KnownThread(changed.newest, changed.newest_op, changed.marks(), 0)
         for digest in found.digests():
             writer.chunk(found.chunks([digest])[digest][1:])
         writer.end(known(knows), found.digests())
@@ -93,7 +94,7 @@ def test_what_is_not_changed_is_imported(memory, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nobody_is_kept_busy_by_rows_that_are_not_there(kind, opened, memory, tmp_path):
+def test_large_gaps_between_seqs_cost_nothing(kind, opened, memory, tmp_path):
     for n in range(3):
         memory.thread("t").save({"n": n}, label=f"l{n}")
 
@@ -122,7 +123,7 @@ def test_nobody_is_kept_busy_by_rows_that_are_not_there(kind, opened, memory, tm
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_thread_of_which_little_is_left_comes_with_its_gaps(kind, opened, memory, tmp_path):
+def test_a_pruned_thread_is_imported_with_its_gaps(kind, opened, memory, tmp_path):
     thread = memory.thread("t")
     for n in range(60):
         thread.save({"n": n}, label=f"l{n}" if n % 7 == 0 else None)
@@ -144,7 +145,7 @@ def test_a_thread_of_which_little_is_left_comes_with_its_gaps(kind, opened, memo
     assert store.verify().ok
 
 
-def test_a_conversation_of_nobody_is_imported(memory, tmp_path):
+def test_a_conversation_without_an_agent_is_imported(memory, tmp_path):
     memory.thread("c").save({"messages": []})
     path = remade(memory, tmp_path / "export", entry=thread(space="conversation"))
     with backtrail.open("memory://") as other:
@@ -168,7 +169,7 @@ def source(store):
 
 
 def refused(store, path):
-    """Import what cannot be imported: it is told, at once, and nothing of it is there."""
+    """Import a forged file: it is refused at once, and the store is unchanged."""
     before = everything(store)
     clock = time.process_time()
     with pytest.raises(Corrupt) as caught:
@@ -280,24 +281,24 @@ ENTRIES = {
 
 
 @pytest.mark.parametrize("forge", ROWS.values(), ids=ROWS)
-def test_a_row_that_nobody_wrote_is_refused(forge, memory, tmp_path):
+def test_a_forged_row_is_refused(forge, memory, tmp_path):
     with backtrail.open("memory://") as store:
         source(store)
         refused(memory, remade(store, tmp_path / "1", row=forge))
 
 
 @pytest.mark.parametrize("forge", ENTRIES.values(), ids=ENTRIES)
-def test_a_thread_that_nobody_made_is_refused(forge, memory, tmp_path):
+def test_a_forged_thread_is_refused(forge, memory, tmp_path):
     with backtrail.open("memory://") as store:
         source(store)
         refused(memory, remade(store, tmp_path / "1", entry=forge))
 
 
 KNOWN = {
-    "texts": Known("x", 5, None, "y"),
-    "numbers below 0": Known(-1, bytes(16), bytes(16), 0),
-    "a base that comes later": Known(3, bytes(16), bytes(16), 4),
-    "another row": Known(2, bytes(16), bytes(16), 0),
+    "texts": KnownThread("x", 5, None, "y"),
+    "numbers below 0": KnownThread(-1, bytes(16), bytes(16), 0),
+    "a base that comes later": KnownThread(3, bytes(16), bytes(16), 4),
+    "another row": KnownThread(2, bytes(16), bytes(16), 0),
 }
 
 
@@ -315,7 +316,7 @@ def test_what_is_known_has_to_be_so(forge, memory, tmp_path):
 
 @pytest.mark.parametrize("kind", ["sqlite", "file"])
 @pytest.mark.parametrize("forge", ["a step that is too large", "a size that is too large", "a time that there is not"])
-def test_what_a_backend_could_not_hold_does_not_come_to_it(kind, forge, opened, memory, tmp_path):
+def test_numbers_beyond_the_columns_are_refused(kind, forge, opened, memory, tmp_path):
     source(memory)
     refused(opened(kind), remade(memory, tmp_path / "1", row=ROWS[forge]))
 
@@ -373,8 +374,8 @@ def test_a_state_of_few_bytes_that_repeat_is_refused(made, size, memory, tmp_pat
 
 
 @pytest.mark.parametrize(("made", "size"), [REPEATED["that says it is small"], REPEATED["of which no list says so"]])
-def test_a_stored_state_is_not_read_beyond_what_its_row_says(made, size, tmp_path):
-    """As if somebody had written it into a store by hand, with all checksums right."""
+def test_a_stored_bomb_is_not_decoded(made, size, tmp_path):
+    """As if another program had written it into a store, with all checksums right."""
     with backtrail.open(tmp_path / "s.db") as store:
         store.thread("t").save([1])
         record = store._backend.find_thread("thread", "t")
@@ -407,7 +408,7 @@ def test_bytes_of_a_checkpoint_that_repeat_are_refused(made, size, memory):
         backtrail.Checkpoint.from_bytes(forged).state  # noqa: B018
 
 
-def test_a_state_that_repeats_much_is_moved_as_it_is(memory, tmp_path):
+def test_a_repetitive_state_is_moved_unchanged(memory, tmp_path):
     state = [["y" * 5000] * 50] * 20
     with backtrail.open("memory://") as store:
         store.thread("t").save(state)
@@ -418,13 +419,13 @@ def test_a_state_that_repeats_much_is_moved_as_it_is(memory, tmp_path):
 
 
 @pytest.mark.parametrize("levels", [500, 1500, 200_000])
-def test_a_state_that_is_nested_deeper_than_any_is_refused(levels, memory, tmp_path):
+def test_a_state_nested_too_deeply_is_refused(levels, memory, tmp_path):
     with backtrail.open("memory://") as store:
         store.thread("t").save([1])
         refused(memory, remade(store, tmp_path / "1", row=holding(b"\x91" * levels + b"\x01")))
 
 
-def test_a_state_that_is_no_value_is_refused_and_one_that_is_deep_is_not(memory, tmp_path):
+def test_undecodable_states_are_refused_and_deep_ones_are_not(memory, tmp_path):
     with backtrail.open("memory://") as store:
         store.thread("t").save([1])
         for at, rep in enumerate((b"\x92\x01", b"\xc1", b"\xc7\x01\x63\x00")):
@@ -484,18 +485,18 @@ def test_a_small_file_does_not_take_much_memory(kind, plain, memory, tmp_path):
 
 def test_a_chunk_or_a_digest_twice_is_refused(memory, tmp_path):
     memory.thread("t").save({"text": "line\n" * 20000})
-    chunk = Writer.chunk
+    chunk = ArchiveWriter.chunk
 
     def twice(self, plain):
         chunk(self, plain)
         chunk(self, plain)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Writer, "chunk", twice)
+        patched.setattr(ArchiveWriter, "chunk", twice)
         memory.export(tmp_path / "1")
-    end = Writer.end
+    end = ArchiveWriter.end
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Writer, "end", lambda self, known, digests: end(self, known, [*digests, *digests]))
+        patched.setattr(ArchiveWriter, "end", lambda self, known, digests: end(self, known, [*digests, *digests]))
         memory.export(tmp_path / "2")
     with backtrail.open("memory://") as other:
         refused(other, tmp_path / "1")

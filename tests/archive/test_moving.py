@@ -23,16 +23,17 @@ from blake3 import blake3
 
 import backtrail
 from backtrail import Conflict, Corrupt, Invalid, NotFound, Unavailable, aio, atomic_file
-from backtrail.archive import layout
+from backtrail.archive import format as layout
 from backtrail.archive.reader import Archive
 from backtrail.backends.memory import MemoryBackend
 from backtrail.backends.port import Batch
 from backtrail.engine import log
 from backtrail.engine.compression import squeeze, unsqueeze
-from backtrail.engine.tree import msgpack, unpacker
-from backtrail.testing.chunks import small_chunks
-from backtrail.testing.conformance.moving import _shown as shown
-from backtrail.testing.furnishing import everything, furnish, logs
+from backtrail.engine.tree import decode as unpacker
+from backtrail.engine.tree import msgpack
+from tests.conformance.export_import import _shown as shown
+from tests.support.chunks import small_chunks
+from tests.support.sample_store import everything, furnish, logs
 from tests.support.servers import place
 
 KINDS = ["memory", "sqlite", "file", "postgres"]
@@ -135,7 +136,7 @@ def test_what_is_compressed_here_need_not_be_there(tmp_path):
         assert (tmp_path / "2").stat().st_size < 1.05 * (tmp_path / "1").stat().st_size
 
 
-def test_a_large_thread_is_cut_into_sections_and_does_not_get_larger(tmp_path, memory):
+def test_a_large_thread_is_exported_in_compressed_sections(tmp_path, memory):
     thread = memory.thread("t")
     thread.save({"messages": []})
     rng = random.Random(1)
@@ -153,7 +154,7 @@ def test_a_large_thread_is_cut_into_sections_and_does_not_get_larger(tmp_path, m
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_mirror_that_is_fed_by_what_is_new_shows_what_is_there(seed, tmp_path):
+def test_a_mirror_fed_by_continuing_exports_is_equal(seed, tmp_path):
     rng = random.Random(seed)
     with ExitStack() as stack:
         source, mirror = (stack.enter_context(backtrail.open("memory://")) for _ in range(2))
@@ -173,7 +174,7 @@ def test_a_mirror_that_is_fed_by_what_is_new_shows_what_is_there(seed, tmp_path)
 
 
 @pytest.mark.parametrize("seed", [*range(4), *(pytest.param(n, marks=pytest.mark.torture) for n in range(4, 60))])
-def test_a_mirror_takes_what_is_new_though_contents_come_and_go_and_both_sides_collect(seed, tmp_path):
+def test_mirrors_follow_while_both_sides_collect(seed, tmp_path):
     rng = random.Random(seed)
     words = [[f"{n} {at}" * rng.randrange(1, 9) for at in range(30)] for n in range(4)]
     few = [*words, {"all": words, "text": " ".join(words[0])}, {"one": {"two": words[1:3]}}, {"l": []}, 1]
@@ -326,7 +327,7 @@ def joined(parts, *, line=b"backtrail export 1\n"):
     return made
 
 
-def test_the_sections_of_a_file_can_be_put_together_again(small):
+def test_rejoined_sections_are_the_same_file(small):
     assert joined(sections(small.read_bytes())) == small.read_bytes()
 
 
@@ -431,7 +432,7 @@ def test_something_behind_the_end_is_refused(small, memory, tmp_path):
     assert refused(memory, path, Corrupt).code == "corrupt.export"
 
 
-def test_an_export_does_not_continue_one_of_a_store_that_went_another_way(memory, tmp_path):
+def test_an_export_of_a_diverged_store_cannot_be_continued(memory, tmp_path):
     memory.thread("t").save([1])
     memory.export(tmp_path / "1")
     with backtrail.open("memory://") as other:
@@ -465,14 +466,14 @@ def second_life(first, tmp_path, *, parts):
     return again
 
 
-def test_an_export_does_not_continue_one_whose_other_rows_are_not_here(memory, tmp_path):
+def test_an_export_with_foreign_rows_cannot_be_continued(memory, tmp_path):
     with second_life(memory, tmp_path, parts=1) as again, pytest.raises(Conflict) as caught:
         again.export(tmp_path / "7", since=tmp_path / "6")
     assert caught.value.code == "conflict.export"
     assert not (tmp_path / "7").exists()
 
 
-def test_two_histories_do_not_become_one_because_the_row_that_tells_was_collected(memory, tmp_path):
+def test_diverged_logs_are_a_conflict_after_collection(memory, tmp_path):
     with second_life(memory, tmp_path, parts=2) as again, backtrail.open("memory://") as mirror:
         again.export(tmp_path / "7", since=tmp_path / "6")  # that one has nothing but the row that is gone
         mirror.import_(tmp_path / "5")
@@ -496,7 +497,7 @@ def test_an_export_does_not_continue_one_of_another_store(memory, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_export_continues_one_of_what_was_deleted_and_collected_since(kind, opened, tmp_path):
+def test_an_export_of_collected_threads_can_be_continued(kind, opened, tmp_path):
     store = opened(kind)
     for name in "tu":
         store.thread(name, agent="x").save([1])
@@ -543,7 +544,7 @@ def with_agent(store):
     store.agents.checkpoint("a", "first")
 
 
-def test_a_checkpoint_of_an_agent_without_what_it_holds_is_no_file(memory, tmp_path):
+def test_agent_checkpoints_without_their_rows_are_refused(memory, tmp_path):
     with_agent(memory)
     memory.export(tmp_path / "1")
     parts = [*sections((tmp_path / "1").read_bytes())]
@@ -567,8 +568,8 @@ def test_what_an_agent_has_lost_is_not_exported(memory, tmp_path):
     backend = memory._backend
     record = backend.find_thread("conversation", "c")
     memory.conversations.append("c", backtrail.Message.user("two"))
-    (pin,) = backend.tags(record.no)[1]
-    backend.commit(Batch(hide=((record.no, 1),), untag=((record.no, 1, pin),)))
+    (holder,) = backend.pins(record.no)[1]
+    backend.commit(Batch(hide=((record.no, 1),), unpin=((record.no, 1, holder),)))
     memory.gc()
     with pytest.raises(Corrupt, match="conversation 'c' is lost") as caught:
         memory.export(tmp_path / "1")
@@ -577,7 +578,7 @@ def test_what_an_agent_has_lost_is_not_exported(memory, tmp_path):
     memory.export(tmp_path / "1", threads=["c"])
 
 
-def test_a_store_that_can_only_be_read_is_exported_and_not_imported_into(small, tmp_path):
+def test_a_read_only_store_exports_and_refuses_imports(small, tmp_path):
     path = tmp_path / "s.db"
     with backtrail.open(path) as store:
         store.thread("t").save([1])
@@ -621,23 +622,23 @@ def test_what_is_damaged_is_named_and_not_exported(damage, tmp_path):
 
 
 @pytest.mark.parametrize(("number", "code"), [(errno.ENOSPC, "full"), (errno.EIO, "io"), (errno.EACCES, "open")])
-def test_a_disk_that_fails_is_told_and_leaves_nothing(number, code, memory, tmp_path, monkeypatch):
+def test_a_failing_disk_raises_and_leaves_nothing(number, code, memory, tmp_path, monkeypatch):
     furnish(memory)
-    write = layout.Writer._write
+    write = layout.ArchiveWriter._write
 
     def fail(self, data):
         if self._file.tell() > 100:
             raise OSError(number, os.strerror(number))
         write(self, data)
 
-    monkeypatch.setattr(layout.Writer, "_write", fail)
+    monkeypatch.setattr(layout.ArchiveWriter, "_write", fail)
     with pytest.raises(Unavailable) as caught:
         memory.export(tmp_path / "1")
     assert caught.value.code == f"unavailable.{code}"
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_file_is_synced_before_it_has_its_name_and_its_directory_after(memory, tmp_path, monkeypatch):
+def test_a_file_is_synced_before_it_is_renamed(memory, tmp_path, monkeypatch):
     deeds = []
     fsync, link = os.fsync, os.link
     monkeypatch.setattr(os, "fsync", lambda fd: (deeds.append(str(Path(f"/proc/self/fd/{fd}").readlink())), fsync(fd)))
@@ -678,7 +679,7 @@ def test_what_came_a_moment_ago_is_not_written_over(links, memory, tmp_path, mon
         assert other.import_(tmp_path / "2").created == 1
 
 
-def test_two_exports_to_one_path_are_one_and_a_conflict(memory, tmp_path, monkeypatch):
+def test_the_second_export_to_a_path_is_a_conflict(memory, tmp_path, monkeypatch):
     memory.thread("t").save([1])
     monkeypatch.setattr(atomic_file, "_refuse_existing", lambda path: None)  # both look before either is there
     made = memory.export(tmp_path / "1")
@@ -699,16 +700,16 @@ def test_two_exports_to_one_path_are_one_and_a_conflict(memory, tmp_path, monkey
         ("memory://", {}, 0o600),
     ],
 )
-def test_who_may_not_read_a_store_may_not_read_its_exports(url, modes, expected, tmp_path, monkeypatch):
+def test_exports_keep_the_access_rights_of_the_store(url, modes, expected, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     seen = []
-    write = layout.Writer.__init__
+    write = layout.ArchiveWriter.__init__
 
     def writing(self, file, *args):
         seen.append(stat.S_IMODE(os.fstat(file.fileno()).st_mode))
         write(self, file, *args)
 
-    monkeypatch.setattr(layout.Writer, "__init__", writing)
+    monkeypatch.setattr(layout.ArchiveWriter, "__init__", writing)
     umask = os.umask(0o022)
     try:
         with backtrail.open(url.format(tmp_path)) as store:
@@ -721,7 +722,7 @@ def test_who_may_not_read_a_store_may_not_read_its_exports(url, modes, expected,
     assert [*seen, stat.S_IMODE(Path("e").stat().st_mode)] == [expected, expected]
 
 
-def test_the_home_of_nobody_is_no_place(memory):
+def test_the_home_of_an_unknown_user_is_invalid(memory):
     for call in (memory.export, memory.import_, memory.backup):
         with pytest.raises(Invalid) as caught:
             call("~no such user/x")
@@ -756,7 +757,7 @@ def killed(path, file, at):
     return os.waitpid(child, 0)[1] == signal.SIGKILL
 
 
-def test_an_import_that_is_killed_is_there_whole_or_not_at_all(tmp_path):
+def test_a_killed_import_is_whole_or_absent(tmp_path):
     with backtrail.open("memory://") as source:
         furnish(source)
         source.export(tmp_path / "1")
@@ -791,7 +792,7 @@ def test_an_import_that_is_killed_is_there_whole_or_not_at_all(tmp_path):
 # -- copies -----------------------------------------------------------------------------------------
 
 
-def test_a_copy_is_the_same_in_another_kind_of_store(opened, tmp_path):
+def test_a_copy_in_another_backend_is_equal(opened, tmp_path):
     with backtrail.open(tmp_path / "a.db") as store:
         furnish(store)
         wanted = everything(store)
@@ -822,7 +823,7 @@ def test_a_copy_needs_two_stores(tmp_path, memory):
 
 
 @pytest.mark.parametrize("copy", ["sqlite", "file"])
-def test_a_copy_that_cannot_be_read_whole_makes_no_store(tmp_path, memory, copy):
+def test_an_unreadable_source_creates_no_copy(tmp_path, memory, copy):
     memory.thread("t").save({"n": 1})
     there = tmp_path / "copied"
 
@@ -839,7 +840,7 @@ def test_a_copy_that_cannot_be_read_whole_makes_no_store(tmp_path, memory, copy)
     assert not there.exists()
 
 
-def test_a_copy_that_has_another_root_is_not_taken_for_one(memory, monkeypatch):
+def test_a_copy_with_another_root_is_corrupt(memory, monkeypatch):
     memory.thread("t").save([1])
     commit = MemoryBackend.commit
 
@@ -853,7 +854,7 @@ def test_a_copy_that_has_another_root_is_not_taken_for_one(memory, monkeypatch):
     assert caught.value.code == "corrupt.root"
 
 
-def test_a_copy_of_a_store_whose_agents_checkpoints_were_repaired_goes_into_an_earlier_one(memory):
+def test_copy_of_a_repaired_store_extends_an_earlier_copy(memory):
     memory.agents.save(backtrail.AgentState("a", "Ada", "a-model"))
     memory.conversations.save(backtrail.Conversation("a", id="c", messages=[backtrail.Message.user("one")]))
     memory.agents.checkpoint("a", "first")
@@ -904,7 +905,7 @@ def test_all_of_it_can_be_awaited(tmp_path):
 # -- golden files: `test_golden.py` has what is in them ----------------------------------------------
 
 
-def test_a_golden_export_of_what_is_new_is_read_for_ever(memory):
+def test_golden_continuing_export_is_readable(memory):
     golden = Path(__file__).parents[1] / "golden"
     with pytest.raises(NotFound):
         memory.import_(golden / "export1-since")
@@ -918,7 +919,7 @@ def test_a_golden_export_of_what_is_new_is_read_for_ever(memory):
     assert memory.verify().ok
 
 
-def test_a_golden_export_that_names_a_row_before_what_is_new_is_read_for_ever(memory):
+def test_golden_continuing_export_with_near_row_is_readable(memory):
     golden = Path(__file__).parents[1] / "golden"
     memory.import_(golden / "export1")
     with Archive(golden / "export2-since") as found:

@@ -17,12 +17,12 @@ import pytest
 import zstandard
 
 import backtrail
-from backtrail.archive import layout
+from backtrail.archive import format as layout
 from backtrail.backends.file import frames
 from backtrail.backends.postgres import schema
 from backtrail.backends.sqlite import schema as sqlite_schema
 from backtrail.engine.compression import stands_beside
-from backtrail.testing.exact import same
+from tests.support.exact import same
 from tests.support.lengths import lengths
 from tests.support.servers import server
 
@@ -146,12 +146,12 @@ def test_a_golden_store_knows_which_threads_of_an_agent_were_written_to_or_takes
     golden: Golden, read_only: bool
 ) -> None:
     with golden.open(read_only=read_only) as store:
-        touched, standing = (
-            [stand.record.name for stand in store._backend.standings("planner", touched=touched)]
+        touched, tip = (
+            [stand.record.name for stand in store._backend.tips("planner", touched=touched)]
             for touched in (True, False)
         )
-    assert standing == ["long", "fork \0 of long"]
-    assert touched == (["long"] if golden.knows_agents and golden.knows_touched else standing)
+    assert tip == ["long", "fork \0 of long"]
+    assert touched == (["long"] if golden.knows_agents and golden.knows_touched else tip)
 
 
 def test_a_golden_store_is_read_only_as_it_is_and_converted_when_it_is_written(golden: Golden) -> None:
@@ -233,9 +233,10 @@ def test_a_golden_store_goes_on(golden: Golden) -> None:
         assert thread.load("grown").state == contents.histories()["long"][1][2]
 
 
-def test_runs_of_a_golden_store_go_on_where_they_were(tmp_path: Path) -> None:
-    """As they were left: killed inside of a call, rewound, forked."""
-    with backtrail.open(shutil.copy(GOLDEN / "runs1.db", tmp_path / "s.db")) as store:
+@pytest.mark.parametrize("file", ["runs1.db", "runs2.db"])
+def test_runs_of_a_golden_store_go_on_where_they_were(tmp_path: Path, file: str) -> None:
+    """As they were left: killed inside of a call, rewound, forked; and then they are forked and rewound here."""
+    with backtrail.open(shutil.copy(GOLDEN / file, tmp_path / "s.db")) as store:
         found = {run.session_id: (str(run.status), run.iteration, len(run.messages)) for run in store.runs.list()}
         assert found == {
             "killed": ("halted(interrupted)", 3, 5),
@@ -246,7 +247,11 @@ def test_runs_of_a_golden_store_go_on_where_they_were(tmp_path: Path) -> None:
         with pytest.raises(backtrail.InDoubt):
             runs.work(store, "killed")
         store.runs.settle("killed", "3.2", result={"name": "settled", "number": 3, "nights": (1, 2)})
-        for name in found:
+        store.runs.thread("killed").fork("branch", at=2)
+        for name in [*found, "branch", "killed"]:
+            if name == "killed" and store.runs.load(name).status.name == "completed":
+                with pytest.warns(backtrail.Irreversible):
+                    store.runs.thread(name).rewind(1)
             run = runs.work(store, name)
             assert (run.status.name, len(run.messages), len(run.tool_calls)) == ("completed", 7, 7)
             assert [each["nights"] for each in run.state["booked"]] == [(1, 2)] * 3

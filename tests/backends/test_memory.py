@@ -2,10 +2,10 @@
 
 import pytest
 
-from backtrail.testing import machine
-from backtrail.testing.conformance import StoreConformance
-from backtrail.testing.places import in_memory
+from tests.conformance import StoreConformance
+from tests.machine import thread_machine as machine
 from tests.support.lengths import QUARTERS, parts
+from tests.support.places import in_memory
 
 
 class TestMemory(StoreConformance):

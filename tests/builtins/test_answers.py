@@ -13,7 +13,7 @@ import pytest
 import backtrail
 from backtrail import AgentState, Conversation, Message
 from backtrail.builtins import call, call_safely
-from backtrail.engine.schema import versions
+from backtrail.engine.schema import upcast as versions
 
 ODD = "naïve 東京 👩‍👩‍👧 \0 \ud800 \u202eabc"
 
@@ -77,7 +77,7 @@ def test_answers_from_a_large_store_are_small(large):
     assert len(page["conversations"]) > 20
 
 
-def test_pages_lead_through_everything_once(large):
+def test_pages_give_every_entry_once(large):
     for name, key, field, arguments in [
         ("conversation_list", "conversations", "conversation_id", {"agent_id": "a", "limit": 200}),
         ("checkpoint_list", "checkpoints", "checkpoint_id", {"agent_id": "a"}),
@@ -92,7 +92,7 @@ def test_pages_lead_through_everything_once(large):
         assert len(found) >= {"conversations": 1_500, "checkpoints": 100, "hits": 40}[key]
 
 
-def test_pages_of_messages_lead_to_the_beginning(large):
+def test_message_pages_reach_the_first_message(large):
     found, before = [], {}
     while before is not None:
         page = call(large, "conversation_load", {"conversation_id": "c7", "messages": 20, **before})
@@ -101,7 +101,7 @@ def test_pages_of_messages_lead_to_the_beginning(large):
     assert found == [*range(41)]
 
 
-def test_a_page_of_messages_reads_no_others(large, monkeypatch):
+def test_message_page_reads_only_its_messages(large, monkeypatch):
     read = []
     get = backtrail.Checkpoint.get
     monkeypatch.setattr(
@@ -112,7 +112,7 @@ def test_a_page_of_messages_reads_no_others(large, monkeypatch):
     assert read == [("messages", 29), ("messages", 28), ("messages", 27), ("messages", 26)]
 
 
-def test_a_listing_goes_on_where_it_was_whatever_happens_meanwhile(store):
+def test_cursor_survives_concurrent_writes(store):
     for n in range(9):
         store.agents.save(AgentState(f"a{n}", "A", "m"))
         store.conversations.save(Conversation("a0", id=f"c{n}"))
@@ -149,7 +149,7 @@ def test_checkpoints_can_be_deleted_page_by_page(memory):
     assert found == made[::-1]
 
 
-def test_a_page_of_long_entries_ends_early_and_the_rest_follows(memory):
+def test_long_entries_shorten_a_page(memory):
     names = [f"{n:03d}" + "東" * 500 for n in range(30)]
     for name in names:
         memory.conversations.save(Conversation("a", id=name))
@@ -162,7 +162,7 @@ def test_a_page_of_long_entries_ends_early_and_the_rest_follows(memory):
     assert found == names[::-1]
 
 
-def test_odd_texts_come_out_as_they_went_in(store):
+def test_odd_texts_come_back_unchanged(store):
     model = partial(asked, store)
     message = {"role": "user", "content": ODD * 50, "id": ODD, "metadata": {ODD: ODD}}
     model("agent_save", agent_id=ODD, name=ODD, agent_type=ODD, custom_state={ODD: ODD}, metadata={ODD: ODD})
@@ -181,7 +181,7 @@ def test_odd_texts_come_out_as_they_went_in(store):
     assert model("agent_delete", agent_id=ODD)["deleted"] is True
 
 
-def test_what_json_does_not_have_is_shown_as_text(memory):
+def test_types_that_json_lacks_become_text(memory):
     held = {
         "time": dt.datetime(2026, 1, 31, tzinfo=dt.UTC),
         "nan": math.nan,
@@ -204,7 +204,7 @@ def test_what_json_does_not_have_is_shown_as_text(memory):
     }
 
 
-def test_a_damaged_entry_says_so_and_the_others_are_listed(memory, monkeypatch):
+def test_damaged_entry_does_not_hide_the_others(memory, monkeypatch):
     for name in ("a", "b"):
         memory.agents.save(AgentState(name, "A", "m"))
         memory.conversations.save(Conversation("a", id=name))
@@ -219,7 +219,7 @@ def test_a_damaged_entry_says_so_and_the_others_are_listed(memory, monkeypatch):
     assert damaged == ["torn", None]
 
 
-def test_a_path_leads_into_the_state_as_it_is_loaded(memory, monkeypatch):
+def test_path_reads_the_loaded_state(memory, monkeypatch):
     memory.agents.save(AgentState("a", "A", "m", custom_state={"old": 1}))
     moved = {1: lambda fields: {**fields, "custom_state": {"new": fields["custom_state"]["old"]}}}
     monkeypatch.setitem(versions._UPCASTERS, AgentState, moved)
@@ -230,7 +230,7 @@ def test_a_path_leads_into_the_state_as_it_is_loaded(memory, monkeypatch):
 # -- several at once --------------------------------------------------------------------------------------
 
 
-def test_saves_at_the_same_time_keep_what_each_of_them_gave(store):
+def test_concurrent_saves_keep_all_changes(store):
     store.agents.save(AgentState("a", "A", "m"))
     store.conversations.save(Conversation("a", id="c"))
     failed, numbers = [], count()
@@ -259,7 +259,7 @@ def test_saves_at_the_same_time_keep_what_each_of_them_gave(store):
     assert sorted(message.content for message in kept.messages) == sorted(wanted)
 
 
-def test_one_who_creates_what_somebody_else_has_just_created_adds_to_it(memory, monkeypatch):
+def test_concurrent_create_becomes_an_update(memory, monkeypatch):
     save = memory.agents.save
     others = iter([AgentState("a", "A", "m", custom_state={"theirs": 1})])
 
@@ -274,7 +274,7 @@ def test_one_who_creates_what_somebody_else_has_just_created_adds_to_it(memory, 
     assert memory.agents.load("a").custom_state == {"theirs": 1, "ours": 2}
 
 
-def test_messages_and_changes_are_saved_together_or_not_at_all(memory, monkeypatch):
+def test_messages_and_changes_are_one_write(memory, monkeypatch):
     def refuse(*_, **__):
         raise backtrail.Invalid("no", code="invalid.argument")
 

@@ -10,8 +10,8 @@ import pytest
 
 import backtrail
 from backtrail import AgentState, Conversation, Message
-from backtrail.builtins import TOOLS, Builtin, call, checking, tools
-from backtrail.builtins.calls import CALLS
+from backtrail.builtins import TOOLS, Builtin, arguments, call, definitions
+from backtrail.builtins.functions import FUNCTIONS
 
 NAMES = [
     "agent_save",
@@ -259,11 +259,11 @@ STORIES = [agents_story, conversations_story, checkpoints_story]
 
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
-def test_a_model_keeps_and_finds_what_it_needs(story, store):
+def test_stories_of_tool_calls_give_expected_answers(story, store):
     story(Model(store), store)
 
 
-def test_the_stories_call_every_tool_and_use_every_property():
+def test_stories_cover_every_tool_and_property():
     used = set()
     for story in STORIES:
         model = Model(backtrail.open("memory://"))
@@ -276,13 +276,13 @@ def test_the_stories_call_every_tool_and_use_every_property():
 # -- what the tools say of themselves ---------------------------------------------------------------------
 
 
-def test_there_are_the_fourteen():
-    assert [*TOOLS] == [*CALLS] == NAMES
+def test_there_are_fourteen_builtins():
+    assert [*TOOLS] == [*FUNCTIONS] == NAMES
     assert all(name == tool.name for name, tool in TOOLS.items())
 
 
 @pytest.mark.parametrize("tool", TOOLS.values(), ids=lambda tool: tool.name)
-def test_a_tool_says_what_it_takes_in_json_schema(tool):
+def test_schemas_are_valid_json_schema(tool):
     assert re.fullmatch(r"[A-Z][^\n]+\.", tool.description)
     assert json.loads(json.dumps(tool.schema)) == tool.schema
     assert tool.schema["additionalProperties"] is False
@@ -301,7 +301,7 @@ KEYWORDS = {
 
 
 def check_schema(schema):
-    """Only keywords that `checking` knows, each where it means something."""
+    """Only keywords that `arguments` knows, each where it means something."""
     assert schema.keys() <= KEYWORDS[schema["type"]] | {"type", "description", "default", "examples"}
     if schema["type"] == "array":
         check_schema(schema["items"])
@@ -312,12 +312,12 @@ def check_schema(schema):
             assert below["description"]
             check_schema(below)
     for example in [*schema.get("examples", ()), *([schema["default"]] if "default" in schema else ())]:
-        checking._check(example, schema, "example")
+        arguments._check(example, schema, "example")
 
 
 @pytest.mark.parametrize("tool", TOOLS.values(), ids=lambda tool: tool.name)
-def test_what_a_tool_takes_is_what_its_function_takes(tool):
-    _, *parameters = inspect.signature(CALLS[tool.name]).parameters.values()
+def test_schema_matches_function_parameters(tool):
+    _, *parameters = inspect.signature(FUNCTIONS[tool.name]).parameters.values()
     properties, named = tool.schema["properties"], [each for each in parameters if each.kind is each.KEYWORD_ONLY]
     assert {each.name for each in named} <= properties.keys()
     assert len(named) < len(parameters) or {each.name for each in named} == properties.keys()
@@ -328,7 +328,7 @@ def test_what_a_tool_takes_is_what_its_function_takes(tool):
             assert each.default == properties[each.name]["default"]
 
 
-def test_the_defaults_that_a_path_and_a_page_of_messages_have_are_those_of_the_schema(memory):
+def test_defaults_match_the_schema(memory):
     memory.agents.save(AgentState("a", "A", "m", custom_state={"t": "x" * 300_000}))
     memory.conversations.save(Conversation("a", id="c", messages=[Message.user("x")] * 30))
     loading = TOOLS["agent_load"].schema["properties"]
@@ -340,7 +340,7 @@ def test_the_defaults_that_a_path_and_a_page_of_messages_have_are_those_of_the_s
     assert len(shown) == TOOLS["conversation_load"].schema["properties"]["messages"]["default"]
 
 
-def test_tools_as_others_take_them():
+def test_tools_have_provider_formats():
     tool = TOOLS["agent_delete"]
     schema = {
         "type": "object",
@@ -363,7 +363,7 @@ def test_a_tool_cannot_be_changed():
     assert len({*TOOLS.values()}) == 14
 
 
-def test_the_page_lists_the_tools_as_they_are():
+def test_docs_page_lists_all_builtins():
     rows = re.findall(r"(?m)^\| `(\w+)` \| ([^|]+) \| ([^|]*) \|$", PAGE)
     wanted = []
     for tool in TOOLS.values():
@@ -373,5 +373,5 @@ def test_the_page_lists_the_tools_as_they_are():
     assert rows == wanted
 
 
-def test_the_largest_page_is_what_the_schema_says():
-    assert TOOLS["agent_list"].schema["properties"]["limit"]["maximum"] == tools.LIMIT_MAX == 200
+def test_largest_page_matches_the_schema():
+    assert TOOLS["agent_list"].schema["properties"]["limit"]["maximum"] == definitions.LIMIT_MAX == 200

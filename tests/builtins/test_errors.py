@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 import backtrail
 from backtrail import AgentState, Conversation, Invalid, Message, aio
-from backtrail.builtins import TOOLS, call, call_safely, showing
+from backtrail.builtins import TOOLS, call, call_safely
+from backtrail.builtins.answers import encode_cursor
 
 
 @pytest.fixture
@@ -20,13 +21,13 @@ def memory():
 
 
 WRONG = [
-    ("agent_lod", {}, r"no builtin 'agent_lod'; these are there: agent_load, "),
-    (7, {}, r"no builtin 7; these are there: "),
+    ("agent_lod", {}, r"no builtin 'agent_lod'; the builtins are: agent_load, "),
+    (7, {}, r"no builtin 7; the builtins are: "),
     ("agent_list", "[]", r"arguments of agent_list are an object, such as {}, not a list"),
-    ("agent_list", "{", r"cannot be read as JSON .*; send an object"),
-    ("agent_list", '{"limit": NaN}', r"cannot be read as JSON \(JSON has no number NaN\)"),
-    ("agent_list", '{"limit": ' + "1" * 5000 + "}", r"cannot be read as JSON"),
-    ("agent_list", "[" * 100_000, r"cannot be read as JSON"),
+    ("agent_list", "{", r"are not JSON .*; send an object"),
+    ("agent_list", '{"limit": NaN}', r"are not JSON \(JSON has no number NaN\)"),
+    ("agent_list", '{"limit": ' + "1" * 5000 + "}", r"are not JSON"),
+    ("agent_list", "[" * 100_000, r"are not JSON"),
     ("agent_list", None, r"are an object, such as {}, not null"),
     ("agent_list", {"limt": 3}, r"agent_list has no 'limt'; it takes limit, cursor"),
     ("conversation_list", {"agent_id": "a", "tags": "x"}, r"has no 'tags'; it takes tag, "),
@@ -37,23 +38,23 @@ WRONG = [
     ("agent_list", {"limit": 2.5}, r"limit is a whole number, such as 20, not 2.5"),
     ("agent_list", {"limit": 0}, r"limit is a whole number from 1 to 200, not 0"),
     ("agent_list", {"limit": 201}, r"limit is a whole number from 1 to 200, not 201"),
-    ("agent_list", {"limit": -(10**5000)}, r"from 1 to 200, not a number of that size"),
-    ("conversation_load", {"conversation_id": "c", "before": -1}, r"before is a whole number from 0 on, not -1"),
+    ("agent_list", {"limit": -(10**5000)}, r"from 1 to 200, not a number with too many digits"),
+    ("conversation_load", {"conversation_id": "c", "before": -1}, r"before is a whole number of 0 or more, not -1"),
     ("agent_save", {"agent_id": "a", "replace": "yes"}, r"replace is true or false, such as true, not 'yes'"),
     ("agent_save", {"agent_id": "a", "config": []}, r'config is an object, such as {"key": "value"}, not a list'),
     ("agent_save", {"agent_id": "a", "metadata": {"n": 1}}, r"metadata.'n' is a text, such as \"text\", not 1"),
     ("agent_save", {"agent_id": "a", "capabilities": ["x", 1]}, r"capabilities\[1\] is a text"),
     ("agent_save", {"agent_id": "a"}, r"nothing to save"),
-    ("agent_save", {"agent_id": "new", "name": "N"}, r"no agent 'new' yet: to create it, give agent_type"),
-    ("agent_save", {"agent_id": "a", "replace": True}, r"to replace an agent, give name and agent_type"),
+    ("agent_save", {"agent_id": "new", "name": "N"}, r"no agent 'new': to create it, pass agent_type"),
+    ("agent_save", {"agent_id": "a", "replace": True}, r"to replace an agent, pass name and agent_type"),
     ("agent_save", {"name": "N", "agent_type": "m"}, r"agent_id is missing: agent_save needs agent_id"),
     ("agent_save", {"agent_id": None}, r"agent_id is missing"),
     ("agent_save", {"agent_id": "", "name": "N", "agent_type": "m"}, r"1 to 512 characters"),
     ("agent_load", {"agent_id": "nobody"}, r"no agent 'nobody'"),
-    ("agent_load", {"agent_id": "a", "path": "config.x"}, r"nothing at config.x; agent_load without path shows what"),
-    ("agent_load", {"agent_id": "a", "path": "name[0]"}, r"nothing at name\[0\]"),
+    ("agent_load", {"agent_id": "a", "path": "config.x"}, r"no value at config.x; agent_load without path lists"),
+    ("agent_load", {"agent_id": "a", "path": "name[0]"}, r"no value at name\[0\]"),
     ("agent_load", {"agent_id": "a", "path": "config["}, r"cannot read the path"),
-    ("agent_load", {"agent_id": "a", "offset": 1}, r"max_chars and offset go with path"),
+    ("agent_load", {"agent_id": "a", "offset": 1}, r"max_chars and offset require path"),
     ("agent_load", {"agent_id": "a", "path": "name", "offset": 9}, r"offset is from 0 to 1, .*not 9"),
     ("checkpoint_create", {"agent_id": "a"}, r"name is missing: checkpoint_create needs agent_id and name"),
     ("checkpoint_create", {"agent_id": "nobody", "name": "n"}, r"no agent 'nobody'"),
@@ -84,10 +85,10 @@ WRONG = [
     ("conversation_save", {"agent_id": "b", "conversation_id": "c", "tags": ["x"]}, r"belongs to agent 'a'"),
     ("conversation_save", {"agent_id": "b", "conversation_id": "c", "title": "T"}, r"belongs to agent 'a', not 'b'"),
     ("conversation_load", {"conversation_id": "x"}, r"no conversation 'x'"),
-    ("conversation_load", {"conversation_id": "c", "path": "messages[9]"}, r"nothing at messages\[9\]"),
-    ("conversation_load", {"conversation_id": "c", "path": "title", "before": 1}, r"give one or the other"),
-    ("conversation_load", {"conversation_id": "c", "max_chars": 1}, r"go with path"),
-    ("conversation_search", {"query": ""}, r"no word to look for"),
+    ("conversation_load", {"conversation_id": "c", "path": "messages[9]"}, r"no value at messages\[9\]"),
+    ("conversation_load", {"conversation_id": "c", "path": "title", "before": 1}, r"pass one or the other"),
+    ("conversation_load", {"conversation_id": "c", "max_chars": 1}, r"require path"),
+    ("conversation_search", {"query": ""}, r"has no word"),
     *(
         (name, {**needed, "cursor": cursor}, rf"cursor is the next_cursor of an earlier {name}")
         for name, needed in [
@@ -96,14 +97,22 @@ WRONG = [
             ("conversation_search", {"query": "x"}),
             ("checkpoint_list", {"agent_id": "a"}),
         ]
-        for cursor in ("", "x", "é", "\ud800", "bnVsbA==", showing.cursor("another", "1:1"), showing.cursor(name, 1, 2))
+        for cursor in (
+            "",
+            "x",
+            "é",
+            "\ud800",
+            "bnVsbA==",
+            encode_cursor("another", "1:1"),
+            encode_cursor(name, 1, 2),
+        )
     ),
-    ("agent_list", {"cursor": showing.cursor("agent_list", "1")}, r"cursor of an entry"),
+    ("agent_list", {"cursor": encode_cursor("agent_list", "1")}, r"cursor of an entry"),
 ]
 
 
 @pytest.mark.parametrize(("name", "arguments", "says"), WRONG)
-def test_what_is_wrong_says_what_to_do_and_writes_nothing(name, arguments, says, memory):
+def test_errors_name_the_fix_and_write_nothing(name, arguments, says, memory):
     memory.agents.save(AgentState("a", "A", "m"))
     memory.conversations.save(Conversation("a", id="c", messages=[Message.user("x")]))
     before = memory.stats()
@@ -116,7 +125,7 @@ def test_what_is_wrong_says_what_to_do_and_writes_nothing(name, arguments, says,
     assert memory.stats() == before
 
 
-def test_only_a_store_is_taken_and_asyncio_is_told_what_to_do(memory):
+def test_call_refuses_an_async_store(memory):
     async def main():
         async with aio.open("memory://") as store:
             with pytest.raises(Invalid, match=r"not backtrail\.aio\..*Store; .*asyncio\.to_thread\(call, store"):
@@ -143,13 +152,13 @@ def test_only_errors_of_backtrail_become_answers(memory, monkeypatch):
         call_safely(memory, "agent_list", {})
 
 
-def test_a_message_of_an_error_stays_short(memory):
+def test_error_messages_are_short(memory):
     memory.agents.save(AgentState("a", "A", "m"))
     for arguments in ({"agent_id": "a", "path": "[" * 10**6}, {"agent_id": "a", "x" * 10**6: 1}):
         assert len(json.dumps(call_safely(memory, "agent_load", arguments))) < 2_000
 
 
-def test_null_and_no_text_mean_not_given(memory):
+def test_null_and_empty_text_mean_absent(memory):
     assert call(memory, "agent_list", {"limit": None, "cursor": None}) == {"agents": [], "next_cursor": None}
     assert call(memory, "agent_list", "") == call(memory, "agent_list", "{}")
 
@@ -188,7 +197,7 @@ def fitting(schema):
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.sampled_from([*TOOLS]).flatmap(lambda n: st.tuples(st.just(n), arguments_of(TOOLS[n]))), max_size=8))
-def test_whatever_is_sent_the_answer_is_json_and_never_another_error(calls):
+def test_any_call_returns_json(calls):
     store = backtrail.open("memory://")
     store.agents.save(AgentState("a", "A", "m", custom_state={"n": math.inf}))
     store.conversations.save(Conversation("a", id="c", messages=[Message.user("x")]))

@@ -10,7 +10,7 @@ import pytest
 
 import backtrail
 from backtrail.cli import parameters
-from backtrail.cli.commands import change
+from backtrail.cli.commands import edits
 from tests.support.commands import bad, docs, good, run
 
 
@@ -26,46 +26,46 @@ def state(ref):
 
 def hinted(done):
     """Run what a change says takes it back."""
-    (line,) = [line for line in done.err.splitlines() if line.startswith("to take it back: ")]
-    name, *words = shlex.split(line.removeprefix("to take it back: "))
+    (line,) = [line for line in done.err.splitlines() if line.startswith("to revert: ")]
+    name, *words = shlex.split(line.removeprefix("to revert: "))
     assert name == "backtrail"
     return good(*words, "--yes")
 
 
-def test_what_takes_a_change_back_names_the_store_again_but_no_password(trip_store):
+def test_revert_command_names_the_store_without_password(trip_store):
     url = f"sqlite:///{trip_store}/other store.db"
     done = good("save", "a b", "notes.json", "--yes", "--store", url)
-    assert done.err.splitlines()[-1] == f"to take it back: backtrail delete 'a b' --store '{url}'"
+    assert done.err.splitlines()[-1] == f"to revert: backtrail delete 'a b' --store '{url}'"
     hinted(done)
     bad(3, "show", "a b", "--store", url)
-    hint = parameters.Session("postgresql://me:secret@host/db", "s").command("gc")
+    hint = parameters.Invocation("postgresql://me:secret@host/db", "s").command("gc")
     assert hint == "backtrail gc --store postgresql://me@host/db --schema s"
 
 
-def test_several_tags_are_taken_back_together(trip_store):
+def test_revert_command_covers_several_tags(trip_store):
     done = good("tag", "trip", "two words", "b", "--yes")
     exactly = good("log", "trip", "-n", "1", "--jsonl").json["id"][:8]
-    assert done.err.splitlines()[-1] == f"to take it back: backtrail tag trip@{exactly} 'two words' b --remove"
+    assert done.err.splitlines()[-1] == f"to revert: backtrail tag trip@{exactly} 'two words' b --remove"
     hinted(done)
 
 
-def test_only_tags_that_changed_are_taken_back(trip_store):
+def test_revert_command_covers_only_changed_tags(trip_store):
     good("tag", "trip", "old", "--yes")
     hinted(good("tag", "trip", "old", "new", "--yes"))
     assert good("log", "trip", "-n", "1", "--jsonl").json["tags"] == ["cheap", "old"]
-    assert "take it back" not in good("tag", "trip", "nope", "--remove", "--yes").err
-    assert "take it back" not in good("tag", "trip", "old", "--yes").err
+    assert "to revert" not in good("tag", "trip", "nope", "--remove", "--yes").err
+    assert "to revert" not in good("tag", "trip", "old", "--yes").err
 
 
 @pytest.mark.parametrize("name", ["-x", "--yes", "a\nb", "\x1b[31mred", "it's", "planner", "a@b", "$HOME"])
-def test_whatever_an_id_is_what_takes_a_change_back_names_it_in_one_line(trip_store, name):
+def test_revert_command_quotes_any_id(trip_store, name):
     for _ in range(2):
         done = good("save", "--yes", "--", name, "notes.json")
-    (line,) = [line for line in done.err.splitlines() if "take it back" in line]
+    (line,) = [line for line in done.err.splitlines() if "to revert" in line]
     assert line.isprintable()
-    assert (line == f"to take it back: backtrail undo {name} --kind thread") == (name == "planner")  # an agent, too
+    assert (line == f"to revert: backtrail undo {name} --kind thread") == (name == "planner")  # an agent, too
     words = subprocess.run(
-        ["bash", "-c", f"printf '%s\\0' {line.removeprefix('to take it back: ')}"], capture_output=True, check=True
+        ["bash", "-c", f"printf '%s\\0' {line.removeprefix('to revert: ')}"], capture_output=True, check=True
     )
     _, *rest = words.stdout.decode().split("\0")[:-1]
     good(rest[0], "--yes", *rest[1:])
@@ -94,7 +94,7 @@ class TestWhatOthersDoBeforeTheAnswer:
         ],
         ids=lambda words: words[0],
     )
-    def test_nothing_is_changed_and_it_is_a_conflict(self, trip_store, late, words):
+    def test_conflicting_save_changes_nothing(self, trip_store, late, words):
         done = run(*words)
         assert done.code == 4, done
         with backtrail.open(docs.URL, read_only=True) as store:
@@ -102,7 +102,7 @@ class TestWhatOthersDoBeforeTheAnswer:
             assert store.thread("trip").latest().label == "precious"
 
 
-def test_a_head_that_cannot_be_read_can_be_left(trip_store):
+def test_damaged_head_can_be_left(trip_store):
     with backtrail.open(docs.URL) as store:
         thread = store.thread("big")
         for n in range(3):
@@ -110,7 +110,7 @@ def test_a_head_that_cannot_be_read_can_be_left(trip_store):
     with contextlib.closing(sqlite3.connect(docs.URL.removeprefix("sqlite:///"))) as connection, connection:
         connection.execute("UPDATE row SET payload = x'00' WHERE key = (SELECT max(key) FROM row)")
     bad(5, "show", "big")
-    assert "cannot be told" in good("undo", "big", "--yes").err
+    assert "cannot be shown" in good("undo", "big", "--yes").err
 
 
 @pytest.mark.parametrize("url", ["sqlite:///no.db", "file://{}/no"])
@@ -126,7 +126,7 @@ def test_a_head_that_cannot_be_read_can_be_left(trip_store):
     ],
     ids=["path", "expect", "label", "call", "builtin", "empty"],
 )
-def test_what_cannot_be_saved_makes_no_store(trip_store, url, code, words):
+def test_invalid_save_creates_no_store(trip_store, url, code, words):
     there = set(trip_store.iterdir())
     done = run("--store", url.format(trip_store), *words)
     assert done.code == code, done
@@ -161,14 +161,14 @@ def everything():
 
 @pytest.mark.parametrize("words", CHANGES.values(), ids=CHANGES)
 class TestEveryChange:
-    def test_it_is_taken_back_by_what_it_says(self, trip_store, words):
+    def test_revert_command_reverts_the_change(self, trip_store, words):
         before = everything()
         done = good(*words, "--yes")
         assert everything() != before
         hinted(done)
         assert everything() == before
 
-    def test_without_a_terminal_it_needs_yes(self, trip_store, words):
+    def test_changes_without_a_terminal_need_yes(self, trip_store, words):
         before = everything()
         assert "--yes" in bad(2, *words)
         assert everything() == before
@@ -185,12 +185,12 @@ class TestEveryChange:
         assert run(*words, stdin="y\n").code == 0
         assert everything() != before
 
-    def test_it_prints_the_checkpoint_that_came_of_it(self, trip_store, words):
+    def test_changes_print_their_checkpoint(self, trip_store, words):
         done = good(*words, "--yes", "--json")
         assert good("show", done.json["id"], "--json").json["step"] == done.json["step"]
 
 
-def test_what_will_change_is_shown_before_the_question(trip_store, asked):
+def test_preview_precedes_the_question(trip_store, asked):
     said = run("rewind", "trip@before-booking", stdin="n\n").err
     assert said.index("~ budget: 60 -> 120") < said.index("Rewind 'trip'?")
 
@@ -200,7 +200,7 @@ def test_long_changes_are_shown_in_part(trip_store):
     assert "... and 82 more changes" in good("save", "trip", "long.json", "--yes").err
 
 
-def test_somebody_who_writes_during_the_question_is_first(trip_store, asked, monkeypatch):
+def test_write_during_the_question_is_a_conflict(trip_store, asked, monkeypatch):
     def meanwhile(*_, **__):
         with backtrail.open(docs.URL) as store:
             store.thread("trip").append("messages", {"role": "user", "content": "wait"})
@@ -212,7 +212,7 @@ def test_somebody_who_writes_during_the_question_is_first(trip_store, asked, mon
     assert state("trip")["messages"][-1]["content"] == "wait"
 
 
-def test_calls_that_stay_done_outside_are_told_before_the_question(trip_store, asked):
+def test_irreversible_calls_are_listed_before_the_question(trip_store, asked):
     said = run("restore", "planner@before-lunch", stdin="n\n").err
     assert said.index("book_table") < said.index("Restore agent 'planner'?")
     with backtrail.open(docs.URL) as store, store.run("session-42", agent="planner") as resumed:
@@ -225,7 +225,7 @@ def test_calls_that_stay_done_outside_are_told_before_the_question(trip_store, a
     assert "pay (" in run("delete", "session-42", stdin="n\n").err
 
 
-def test_save_reads_stdin_and_makes_the_store(tmp_path, monkeypatch):
+def test_save_reads_stdin_and_creates_the_store(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     url = "sqlite:///new.db"
     good("--store", url, "save", "x", "--yes", "--label", "first", "--tag", "a", "--tag", "b", stdin='{"n": 1}')
@@ -233,14 +233,14 @@ def test_save_reads_stdin_and_makes_the_store(tmp_path, monkeypatch):
     assert (row["state"], row["tags"], row["step"]) == ({"n": 1}, ["a", "b"], 1)
 
 
-def test_save_that_is_declined_makes_no_store(tmp_path, monkeypatch, asked):
+def test_declined_save_creates_no_store(tmp_path, monkeypatch, asked):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.json").write_text("1")
     assert run("--store", "sqlite:///new.db", "save", "x", "a.json", stdin="n\n").code == 1
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
 
-def test_save_on_top_of_what_is_expected_only(trip_store):
+def test_save_respects_expect(trip_store):
     good("save", "trip", "notes.json", "--expect", "fly", "--yes")
     assert "fly" not in bad(4, "save", "trip", "notes.json", "--expect", "before-booking", "--yes")
     bad(4, "save", "trip", "notes.json", "--expect", "new", "--yes")
@@ -248,7 +248,7 @@ def test_save_on_top_of_what_is_expected_only(trip_store):
     good("save", "nowhere", "notes.json", "--expect", "new", "--yes")
 
 
-def test_undo_goes_on_and_redo_comes_back(trip_store):
+def test_undo_repeats_and_redo_reverts(trip_store):
     good("undo", "trip", "--yes")
     good("undo", "trip", "--yes")
     assert state("trip")["budget"] == 30
@@ -258,7 +258,7 @@ def test_undo_goes_on_and_redo_comes_back(trip_store):
     assert "redo" in bad(1, "redo", "trip", "--yes")
 
 
-def test_a_restore_is_taken_back_only_if_nothing_has_moved_on_unless_forced(trip_store):
+def test_undo_of_a_moved_restore_needs_force(trip_store):
     good("restore", "planner@before-lunch", "--yes")
     with backtrail.open(docs.URL) as store:
         store.conversations.append("lunch", backtrail.Message.user("Hello?"))
@@ -267,7 +267,7 @@ def test_a_restore_is_taken_back_only_if_nothing_has_moved_on_unless_forced(trip
     assert len(state("lunch")["messages"]) == 2
 
 
-def test_restore_takes_a_name_the_beginning_of_an_id_and_an_id(trip_store):
+def test_restore_takes_a_name_or_id(trip_store):
     (row,) = good("agents", "planner", "--jsonl").rows
     for ref in (row["id"], f"planner@{row['id'][:5]}", "planner@before-lunch"):
         good("restore", ref, "--yes")
@@ -276,9 +276,9 @@ def test_restore_takes_a_name_the_beginning_of_an_id_and_an_id(trip_store):
     bad(3, "restore", "f" * 24, "--yes")
 
 
-def test_rewind_to_the_head_is_nothing_to_do(trip_store):
+def test_rewind_to_the_head_does_nothing(trip_store):
     before = everything()
-    assert good("rewind", "trip").err == "trip is there already\n"
+    assert good("rewind", "trip").err == "this is the head of trip already\n"
     assert everything() == before
 
 
@@ -289,12 +289,12 @@ def test_an_agent_is_not_forked_by_itself(trip_store):
     assert said == f"backtrail: {error.value}"
 
 
-def test_delete_of_a_thread_a_checkpoint_a_conversation_a_run_an_agent(trip_store):
+def test_delete_removes_every_kind(trip_store):
     good("delete", "trip-cheap@~1", "--yes")
     rows = good("log", "trip-cheap", "--jsonl").rows
     assert [(row["thread_id"], row["step"]) for row in rows] == [("trip-cheap", 3), ("trip", 1)]
     said = good("delete", "trip@fly", "--yes").err
-    assert "the head is then step 2" in said
+    assert "the new head is step 2" in said
     assert state("trip")["budget"] == 120
     assert good("delete", "trip-cheap", "--yes", "--json").json == {
         "deleted": "trip-cheap",
@@ -306,7 +306,7 @@ def test_delete_of_a_thread_a_checkpoint_a_conversation_a_run_an_agent(trip_stor
     good("delete", "session-42", "--yes")
     assert good("runs", "--jsonl").rows == []
     said = good("delete", "planner", "--yes").err
-    assert "with it will go: 1 thread, 1 agent checkpoint" in said
+    assert "it owns: 1 thread, 1 agent checkpoint" in said
     assert good("threads", "--jsonl").rows == []
     assert good("stats", "--json").json["agents"] == 0
 
@@ -325,7 +325,7 @@ def test_delete_without_a_terminal_needs_yes(trip_store):
     assert everything() == before
 
 
-def test_force_goes_with_restore_and_set_not_with_append(trip_store):
+def test_option_combinations_are_checked(trip_store):
     bad(2, "undo", "trip", "--force", "--yes")
     bad(2, "save", "trip", "notes.json", "--set", "a", "--append", "b", "--yes")
 
@@ -338,10 +338,10 @@ def test_changes_work_on_files_in_memory_and_with_kinds(tmp_path, monkeypatch):
     assert state("x") == {"n": 2}
     assert good("undo", "x", "--kind", "thread", "--yes").err.endswith("backtrail redo x\n")
     assert good("save", "x", "--yes", "--store", "memory://", "--json", stdin="1").json["step"] == 1
-    assert change.COMMANDS
+    assert edits.COMMANDS
 
 
-def test_commands_that_change_leave_the_ancestors_of_a_fork_alone(trip_store):
+def test_commands_do_not_change_ancestors_of_a_fork(trip_store):
     before = good("log", "trip", "--jsonl").rows
     for words in (["rewind", "trip-cheap@1"], ["delete", "trip-cheap@1"], ["tag", "trip-cheap@1", "x"]):
         assert "trip" in bad(3, *words, "--yes" if words[0] != "tag" else "x")

@@ -3,12 +3,12 @@
 import click
 import pytest
 
-from backtrail.cli.commands import call, change, inspect, listings, maintain, transfer
+from backtrail.cli.commands import archives, builtins, catalog, edits, inspection, maintenance
 from backtrail.cli.main import cli, sections
 from tests.support.commands import ROOT, docs, good
 
 COMMANDS = [command for commands in sections().values() for command in commands]
-MODULES = (call, change, maintain, listings, inspect, transfer)
+MODULES = (archives, builtins, catalog, edits, inspection, maintenance)
 PAGE = (ROOT / "docs" / "cli.md").read_text()
 
 
@@ -17,7 +17,7 @@ def test_every_example_runs_and_prints_what_the_page_says(command):
     assert "\n".join(docs.section(command)).rstrip() in PAGE
 
 
-def test_the_page_begins_with_what_holds_for_all_and_names_every_command():
+def test_page_head_names_every_command():
     head = docs.HEAD.read_text().rstrip()
     assert PAGE.startswith(head + "\n\n## Look\n")
     assert not [command.name for command in COMMANDS if f"`{command.name}`" not in head]
@@ -30,7 +30,7 @@ def test_every_command_is_in_a_section_once():
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
-def test_help_has_the_options_that_every_command_has_and_examples(command):
+def test_help_has_common_options_and_examples(command):
     said = good(command.name, "--help").out
     assert command.examples
     for text in ("--json", "--jsonl", "--store URL", "--debug", *command.examples):
@@ -45,7 +45,7 @@ def test_help_lists_every_command_in_one_line():
     assert {line.split()[0] for line in lines if line.startswith("  ") and line.split()} >= set(cli.commands)
 
 
-def test_a_page_that_is_not_up_to_date_is_found(tmp_path, monkeypatch, capsys):
+def test_outdated_page_is_detected(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(docs, "PAGE", tmp_path / "cli.md")
     monkeypatch.setattr(docs, "page", lambda: "now\n")
     monkeypatch.setattr("sys.argv", ["generate_cli_docs.py", "--check"])

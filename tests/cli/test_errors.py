@@ -8,12 +8,12 @@ import apsw
 import pytest
 
 import backtrail
-from backtrail.backends.file import shared
-from backtrail.backends.sqlite import check
+from backtrail.backends.file import storage
+from backtrail.backends.sqlite import maintenance
 from backtrail.backends.sqlite.backend import SqliteBackend
 from backtrail.cli.main import exit_code, sections
-from backtrail.cli.parameters import Session
-from backtrail.cli.wording import spoken
+from backtrail.cli.parameters import Invocation
+from backtrail.cli.translation import translated
 from tests.support.commands import bad, docs, good, run
 from tests.support.servers import server
 
@@ -66,7 +66,7 @@ def test_every_command_is_tried():
 
 @pytest.mark.parametrize("name", sorted(set(LINES) - MAKES))
 @pytest.mark.parametrize("url", ["sqlite:///no.db", "file:///{}/no"])
-def test_a_store_that_is_not_there_is_not_found_and_not_made(tmp_path, monkeypatch, name, url):
+def test_missing_store_is_an_error_and_not_created(tmp_path, monkeypatch, name, url):
     monkeypatch.chdir(tmp_path)
     said = bad(3, *words(name), "--store", url.format(tmp_path))
     assert "no such store" in said
@@ -82,13 +82,13 @@ def test_a_wrong_url_is_wrong_usage_and_shows_no_password(trip_store, name, url)
 
 
 @pytest.mark.parametrize("name", LINES)
-def test_a_file_that_is_no_store_is_told(trip_store, name):
+def test_other_file_is_not_a_store(trip_store, name):
     (trip_store / "plain.db").write_bytes(b"not a database at all, whatever its name says" * 200)
     assert "plain.db" in bad(1, *words(name), "--store", "plain.db")
 
 
 @pytest.mark.parametrize("name", sorted(NAMES_A_THREAD))
-def test_a_thread_that_is_not_there_is_not_found_with_what_may_be_meant(trip_store, name):
+def test_missing_thread_suggests_a_similar_one(trip_store, name):
     line = LINES[name].replace("trip", "tripp", 1)
     assert bad(3, *line.split()) == "backtrail: there is no thread 'tripp'; there is 'trip'"
 
@@ -104,13 +104,13 @@ def test_a_thread_that_is_not_there_is_not_found_with_what_may_be_meant(trip_sto
         ("@", 3, "there is no thread '@'"),
     ],
 )
-def test_a_checkpoint_that_is_not_there_is_not_found(trip_store, name, ref, code, said):
+def test_missing_checkpoint_is_not_found(trip_store, name, ref, code, said):
     first, _, *rest = words(name)
     assert said in bad(code, first, ref, *rest)
 
 
 @pytest.mark.parametrize("name", sorted(NAMES_A_CHECKPOINT))
-def test_an_ambiguous_ref_names_those_it_may_mean(trip_store, name):
+def test_ambiguous_ref_lists_candidates(trip_store, name):
     with backtrail.open(docs.URL) as store:
         ids = [store.thread("many").save(n).id for n in range(40)]
     digit = next(c for c in "abcdef" if sum(each.startswith(c) for each in ids) > 1)
@@ -131,21 +131,21 @@ def test_an_ambiguous_ref_names_those_it_may_mean(trip_store, name):
         ("9" * 5000, "too many digits"),
     ],
 )
-def test_json_that_is_none_is_told_with_its_place(trip_store, text, said):
+def test_invalid_json_is_reported_with_its_position(trip_store, text, said):
     (trip_store / "bad.json").write_text(text)
     assert said in bad(1, "save", "trip", "bad.json", "--yes")
     assert said in bad(1, "save", "trip", "--yes", stdin=text)
     assert said in bad(1, "call", "agent_save", "-", stdin=text)
 
 
-def test_bytes_that_are_no_text_and_files_that_cannot_be_read(trip_store):
+def test_unreadable_input_files_are_errors(trip_store):
     (trip_store / "bad.json").write_bytes(b'"\xff"')
     assert "bad.json" in bad(1, "save", "trip", "bad.json", "--yes")
     assert "there is no file" in bad(3, "save", "trip", "none.json", "--yes")
     assert "directory" in bad(1, "save", "trip", ".", "--yes").lower()
 
 
-def test_paths_that_lead_nowhere(trip_store):
+def test_missing_paths_are_not_found(trip_store):
     bad(3, "show", "trip", "--path", "nothing")
     bad(1, "show", "trip", "--path", "a[")
     bad(3, "save", "trip", "notes.json", "--append", "nothing", "--yes")
@@ -154,7 +154,7 @@ def test_paths_that_lead_nowhere(trip_store):
 
 
 @pytest.mark.parametrize("name", ["save", "fork", "rewind", "undo", "tag", "delete", "restore", "gc"])
-def test_a_locked_store_is_told(trip_store, monkeypatch, name):
+def test_locked_store_is_an_error(trip_store, monkeypatch, name):
     monkeypatch.setitem(SqliteBackend.__init__.__kwdefaults__, "busy_timeout", 0.05)
     other = apsw.Connection("agents.db")
     other.execute("BEGIN IMMEDIATE")
@@ -183,16 +183,16 @@ def test_a_damaged_file_exits_with_5(trip_store, name):
     assert len(done.err.splitlines()) <= 2
 
 
-def test_debug_shows_where(trip_store):
+def test_debug_shows_the_stack_trace(trip_store):
     for line in (["--debug", "show", "nothing"], ["show", "nothing", "--debug"]):
         done = run(*line)
         assert done.code == 3
         assert "Traceback" in done.err
 
 
-def test_what_nobody_expected_is_one_line_too(trip_store, monkeypatch):
+def test_unexpected_error_is_one_line(trip_store, monkeypatch):
     monkeypatch.setattr(backtrail.Store, "stats", lambda self: 1 / 0)
-    assert bad(1, "stats") == "backtrail: ZeroDivisionError: division by zero; --debug shows where"
+    assert bad(1, "stats") == "backtrail: ZeroDivisionError: division by zero; --debug shows the stack trace"
 
 
 def test_ctrl_c_exits_with_130(trip_store, monkeypatch):
@@ -235,7 +235,7 @@ def test_exit_codes_of_errors(error, code):
     assert exit_code(error) == code
 
 
-def test_a_server_that_is_not_there_shows_no_password(tmp_path):
+def test_unreachable_server_shows_no_password(tmp_path):
     assert SECRET not in bad(1, "threads", "--store", f"postgresql://me:{SECRET}@127.0.0.1:1/db")
 
 
@@ -270,7 +270,7 @@ def test_every_kind_of_store(kind, tmp_path, request):
         request.addfinalizer(lambda: server().drop_schema("cli_copied"))
         good("copy", f"{tmp_path}/copied.db", where[0], "--schema", "cli_copied")
         again = good("copy", where[0], where[0], "--schema", "cli_smoke", "--to-schema", "cli_copied").out
-        assert again == "0 new threads, 0 gone on, 3 checkpoints compared\n"
+        assert again == "0 new threads, 0 extended, 3 checkpoints compared\n"
         assert len(good("log", "x", "--store", where[0], "--schema", "cli_copied", "--jsonl").rows) == 3
     good("rewind", "x@n1", "--yes", *store)
     good("fork", "x", "y", "--yes", *store)
@@ -288,7 +288,7 @@ def test_every_kind_of_store(kind, tmp_path, request):
 
 
 @pytest.mark.parametrize("option", ["--store", "--schema"])
-def test_an_option_that_is_empty_is_not_left_out(trip_store, option):
+def test_empty_option_is_an_error(trip_store, option):
     for words in (["where"], ["log", "trip"], ["save", "trip", "notes.json", "--yes"]):
         assert f"{option} is empty" in bad(2, option, "", *words)
         assert f"{option} is empty" in bad(2, *words, option, " ")
@@ -298,43 +298,43 @@ def test_an_option_that_is_empty_is_not_left_out(trip_store, option):
     ("words", "said"),
     [
         (["copy", docs.URL, "b.db", "--schema", "x"], "--schema is for PostgreSQL"),
-        (["search", ""], "--contains looks"),
+        (["search", ""], "--contains searches"),
         (["save", "trip", "notes.json", "--append", "budget", "--yes"], "use --set"),
-        (["prune", "--keep-last", "1", "--thread", "trip", "--agent", "planner"], "say --thread or --agent, not both"),
-        (["export", "x", "--thread", "trip", "--agent", "planner"], "say --thread or --agent, not both"),
+        (["prune", "--keep-last", "1", "--thread", "trip", "--agent", "planner"], "pass --thread or --agent, not both"),
+        (["export", "x", "--thread", "trip", "--agent", "planner"], "pass --thread or --agent, not both"),
         (
             ["prune", "--keep-last", "0", "--yes"],
-            "say --keep-last, --keep-hourly, --keep-daily or --keep-weekly above 0,",
+            "pass --keep-last, --keep-hourly, --keep-daily or --keep-weekly above 0,",
         ),
-        (["import", "."], "backtrail: . is a directory: name a file in it"),
+        (["import", "."], "backtrail: . is a directory: pass a file"),
     ],
     ids=["schema", "contains", "set", "prune-both", "export-both", "keep-nothing", "import-directory"],
 )
-def test_what_the_library_says_is_told_in_the_words_of_the_command_line(trip_store, words, said):
+def test_library_errors_are_translated(trip_store, words, said):
     done = run(*words)
     assert done.code in (1, 2)
     assert said in done.err
     assert not re.search(r"\w=|keep_|\w\(", done.err.splitlines()[-1])
 
 
-def test_an_export_of_another_store_is_refused_in_the_words_of_the_command_line(trip_store):
+def test_foreign_since_export_error_is_translated(trip_store):
     good("save", "x", "--yes", "--store", "other.db", stdin="1")
     good("export", "theirs", "--store", "other.db")
     assert bad(4, "export", "ours", "--since", "theirs").endswith("export without --since")
 
 
-def test_a_restore_that_others_wrote_behind_says_force(trip_store):
+def test_stale_restore_error_names_force(trip_store):
     good("restore", "planner@before-lunch", "--yes")
     with backtrail.open(docs.URL) as store:
         store.conversations.append("lunch", backtrail.Message.user("more"), agent_id="planner")
     assert bad(4, "undo", "planner", "--restore", "--yes").endswith("; --force takes that out of view, too")
 
 
-def test_what_storage_that_cannot_be_mended_says_names_commands(trip_store):
-    session = Session("my agents.db")
+def test_storage_errors_name_commands(trip_store):
+    session = Invocation("my agents.db")
     for module, said in (
-        (check, "one by one, with `backtrail export FILE --thread THREAD --store 'my agents.db'`, and import"),
-        (shared, "`backtrail verify --repair --store 'my agents.db'` gives up what is lost"),
+        (maintenance, "one by one, with `backtrail export FILE --thread THREAD --store 'my agents.db'`, and import"),
+        (storage, "`backtrail verify --repair --store 'my agents.db'` gives up what is lost"),
     ):
         source = re.sub(r'"\s*\n\s*f?"', "", Path(module.__file__).read_text())  # texts that are written in pieces
-        assert said in spoken(source, session)
+        assert said in translated(source, session)

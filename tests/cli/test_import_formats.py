@@ -37,7 +37,7 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["old.sqlite", "my old.db", "old"])
-def test_a_database_of_langgraphs_is_recognised(folder, name):
+def test_langgraph_database_is_recognised(folder, name):
     graph_database(folder / name)
     said = bad(2, "import", name)
     assert "is a database of LangGraph's checkpoints" in said
@@ -46,7 +46,7 @@ def test_a_database_of_langgraphs_is_recognised(folder, name):
     assert "1 thread, 3 checkpoints" in good(*typed(said)).out
 
 
-def test_the_hint_names_the_store_that_was_named(folder):
+def test_import_hint_names_the_store(folder):
     graph_database(folder / "old.sqlite")
     assert typed(bad(2, "import", "old.sqlite", "--store", "sqlite:///named.db"))[-2:] == [
         "--store",
@@ -60,35 +60,35 @@ def test_a_store_is_recognised(folder, url, options):
     with backtrail.open(url.format(folder)) as store:
         store.thread("t").save({"n": 1})
     said = bad(2, "import", "other.db" if "sqlite" in url else "other", *options)
-    assert "is a store, no export" in said
+    assert "is a store, not an export" in said
     assert typed(said)[0] == "copy"
     good(*typed(said))
     with backtrail.open("sqlite:///into.db") as store:
         assert store.thread("t").load().state == {"n": 1}
 
 
-def test_an_export_is_no_database_of_langgraphs(folder):
+def test_export_is_not_a_langgraph_database(folder):
     with backtrail.open("sqlite:///from.db") as store:
         store.thread("t").save({"n": 1})
         store.export("all.backtrail")
     said = bad(2, "import", "all.backtrail", "--from", "langgraph")
-    assert "is an export of a store" in said
+    assert "is an export, not a database" in said
     good(*typed(said))
 
 
-def test_another_database_is_named_as_one(folder):
+def test_other_database_is_refused(folder):
     database = sqlite3.connect("other.sqlite")
     with database:
         database.execute("CREATE TABLE t (a)")
     database.close()
-    assert "is an SQLite database, but no export" in bad(2, "import", "other.sqlite")
-    assert "no database of LangGraph's SqliteSaver" in bad(1, "import", "other.sqlite", "--from", "langgraph")
+    assert "is an SQLite database, but not a store" in bad(2, "import", "other.sqlite")
+    assert "not a database of LangGraph's SqliteSaver" in bad(1, "import", "other.sqlite", "--from", "langgraph")
 
 
-def test_what_is_nothing_of_all_that_is_told_as_before(folder):
+def test_unknown_file_is_refused(folder):
     (folder / "text").write_text("SQLite format 4, or so")
     assert "is not an export of a backtrail store" in bad(1, "import", "text")
     (folder / "empty").write_bytes(b"")
     assert run("import", "empty").code == 1
     (folder / "torn.db").write_bytes(b"SQLite format 3\0" + bytes(20))
-    assert "is an SQLite database, but no export" in bad(2, "import", "torn.db")
+    assert "is an SQLite database, but not a store" in bad(2, "import", "torn.db")

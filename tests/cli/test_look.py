@@ -11,7 +11,7 @@ def heads():
         return {info.id: info.head_id for info in store.threads()}
 
 
-def test_log_shows_the_newest_first_with_label_tags_size_and_first_words(trip_store):
+def test_log_shows_newest_first(trip_store):
     lines = good("log", "trip").out.splitlines()
     assert lines[0].split() == ["ID", "STEP", "AGE", "LABEL", "TAGS", "ADDED", "FIRST", "WORDS"]
     assert lines[1].endswith("assistant: Flights are 60 each way.")
@@ -22,7 +22,7 @@ def test_log_shows_the_newest_first_with_label_tags_size_and_first_words(trip_st
     assert len(lines) == 4
 
 
-def test_log_stops_after_n_and_says_how_to_go_on(trip_store):
+def test_log_stops_after_n_rows(trip_store):
     first = good("log", "trip", "-n", 1, "--jsonl")
     assert [row["step"] for row in first.rows] == [3]
     (hint,) = first.err.splitlines()
@@ -31,7 +31,7 @@ def test_log_stops_after_n_and_says_how_to_go_on(trip_store):
     assert [row["step"] for row in good("log", "trip", "-n", 0, "--json").json] == [3, 2, 1]
 
 
-def test_the_graph_shows_what_was_rewound_away_and_where_forks_left(trip_store):
+def test_graph_shows_rewinds_and_forks(trip_store):
     lines = good("log", "trip", "--graph").out.splitlines()
     drawn = [line[:5].rstrip() for line in lines[1:]]
     assert drawn == ["@", "│ ○", "├─╯", "├─▶", "●", "●"]
@@ -39,17 +39,17 @@ def test_the_graph_shows_what_was_rewound_away_and_where_forks_left(trip_store):
     assert [row["in_view"] for row in good("log", "trip", "--graph", "--jsonl").rows] == [True, False, True, True]
 
 
-def test_the_graph_of_a_fork_says_where_it_came_from(trip_store):
+def test_graph_of_a_fork_names_its_origin(trip_store):
     assert "forked from trip@" in good("log", "trip-cheap", "--graph").out.splitlines()[-1]
 
 
-def test_after_a_rewind_the_head_is_drawn_where_it_is(trip_store):
+def test_graph_marks_the_head_after_a_rewind(trip_store):
     good("rewind", "trip@1", "--yes")
     drawn = [line[:5].rstrip() for line in good("log", "trip", "--graph").out.splitlines()[1:]]
     assert drawn == ["  ○", "  │ ○", "  ├─╯", "  ├─▶", "  ○", "╭─╯", "@"]
 
 
-def test_the_graph_passes_over_what_was_deleted_and_goes_on_below_a_page(trip_store):
+def test_graph_skips_deleted_checkpoints(trip_store):
     def drawn(*words):
         return [line[:5].rstrip() for line in good("log", "trip", "--graph", *words).out.splitlines()[1:]]
 
@@ -58,7 +58,7 @@ def test_the_graph_passes_over_what_was_deleted_and_goes_on_below_a_page(trip_st
     assert drawn() == ["@", "│ ○", "●"]
 
 
-def test_show_tells_a_checkpoint_and_its_state(trip_store):
+def test_show_prints_a_checkpoint_and_its_state(trip_store):
     out = good("show", "trip@before-booking").out
     assert "label      before-booking\n" in out
     assert out.endswith('"content": "Lisbon in May, a window seat"\n    }\n  ]\n}\n')
@@ -70,17 +70,17 @@ def test_show_tells_a_checkpoint_and_its_state(trip_store):
     ("ref", "step"),
     [("trip", 3), ("trip@", 3), ("trip@-", 2), ("trip@~2", 1), ("trip@2", 2), ("trip@fly", 3), ("trip@cheap", 3)],
 )
-def test_refs_mean_what_they_mean_in_the_library(trip_store, ref, step):
+def test_refs_match_the_library(trip_store, ref, step):
     assert good("show", ref, "--json").json["step"] == step
 
 
-def test_a_whole_id_and_the_beginning_of_one_are_refs(trip_store):
+def test_ids_and_prefixes_are_refs(trip_store):
     whole = good("show", "trip@book", "--json").json["id"]  # out of view
     assert good("show", whole, "--json").json["id"] == whole
     assert good("show", f"trip@{whole[:6]}", "--json").json["id"] == whole
 
 
-def test_ids_may_hold_an_at(trip_store):
+def test_ids_may_contain_an_at_sign(trip_store):
     with backtrail.open(docs.URL) as store:
         store.thread("ann@example.com").save({"n": 1}, label="a@b")
         store.thread("ann").save({"n": 2})
@@ -89,7 +89,7 @@ def test_ids_may_hold_an_at(trip_store):
     assert good("show", "ann", "--path", "n").out == "2\n"
 
 
-def test_a_path_gives_only_what_is_there(trip_store):
+def test_path_prints_only_its_value(trip_store):
     assert good("show", "trip", "--path", "messages[-1].content").out == '"Flights are 60 each way."\n'
     assert good("show", "trip", "--path", "messages", "--jsonl").out.count("\n") == 1
 
@@ -118,11 +118,11 @@ def test_search_finds_messages(trip_store):
     assert len(good("search", "lisbon", "-n", 1, "--jsonl").rows) == 1
     assert good("search", "sbon", "--jsonl").rows == []
     assert len(good("search", "sbon", "--contains", "--thread", "trip", "--jsonl").rows) == 1
-    assert good("search", "nowhere").err == "nothing was found; --contains looks inside of words, too\n"
-    assert good("search", "nowhere", "--contains").err == "nothing was found\n"
+    assert good("search", "nowhere").err == "no message matches; --contains also searches inside of words\n"
+    assert good("search", "nowhere", "--contains").err == "no message matches\n"
 
 
-def test_watch_begins_where_it_is_told_and_ends_when_nothing_comes(trip_store):
+def test_watch_respects_after_and_timeout(trip_store):
     rows = good("watch", "trip", "--after", "before-booking", "--timeout", "0s", "--jsonl").rows
     assert [row["label"] for row in rows] == ["book", "before-booking", "fly"]
     assert len(good("watch", "trip", "--after", "1", "-n", 2).out.splitlines()) == 2
@@ -137,7 +137,7 @@ def test_threads_are_listed_page_by_page(trip_store):
     assert [row["id"] for row in good("threads", "trip-", "--json").json] == ["trip-cheap"]
     assert [row["id"] for row in good("threads", "--kind", "conversation", "--jsonl").rows] == ["lunch"]
     none = good("threads", "--agent", "nobody").err
-    assert none == "there are no threads of agent 'nobody'; there are others: `backtrail threads`\n"
+    assert none == "there are no threads of agent 'nobody'; see `backtrail threads`\n"
 
 
 def test_agents_conversations_and_runs_are_listed(trip_store):
@@ -160,7 +160,7 @@ def test_stats_and_where(trip_store):
     }
 
 
-def test_stats_says_how_what_is_stored_compares(tmp_path):
+def test_stats_compares_stored_with_copied_size(tmp_path):
     store = str(tmp_path / "s.db")
     with backtrail.open(store) as opened:
         assert opened.thread("tiny").save({"n": 1})
@@ -173,7 +173,7 @@ def test_stats_says_how_what_is_stored_compares(tmp_path):
     assert " times less\n" in good("stats", "--store", store).out
 
 
-def test_looking_writes_nothing(trip_store):
+def test_reading_commands_write_nothing(trip_store):
     before, stood = heads(), (trip_store / "agents.db").stat().st_size
     for words in (
         "log trip",
@@ -190,7 +190,7 @@ def test_looking_writes_nothing(trip_store):
     assert (trip_store / "agents.db").stat().st_size == stood
 
 
-def test_an_id_of_several_things_needs_a_kind(trip_store):
+def test_ambiguous_id_needs_a_kind(trip_store):
     with backtrail.open(docs.URL) as store:
         store.thread("lunch").save({"n": 1})
     done = run("show", "lunch")
@@ -200,7 +200,7 @@ def test_an_id_of_several_things_needs_a_kind(trip_store):
     assert good("log", "lunch", "--kind", "conversation", "--jsonl").rows[0]["step"] == 2
 
 
-def test_what_was_stored_does_nothing_to_a_terminal(trip_store):
+def test_stored_text_is_escaped(trip_store):
     with backtrail.open(docs.URL) as store:
         store.thread("evil\x1b[2J").save(
             {"messages": [{"role": "user", "content": "a\x1b]0;x\x07\nb"}]}, label="l\x1b[31m"
@@ -211,7 +211,7 @@ def test_what_was_stored_does_nothing_to_a_terminal(trip_store):
         assert "\x07" not in out
 
 
-def test_types_that_json_does_not_have_are_shown_as_the_nearest(trip_store):
+def test_types_outside_json_become_similar_ones(trip_store):
     import datetime as dt
     import decimal
     import uuid
@@ -233,7 +233,7 @@ def test_types_that_json_does_not_have_are_shown_as_the_nearest(trip_store):
     }  # fmt: skip
 
 
-def test_log_of_a_fork_goes_on_into_its_source(trip_store):
+def test_log_of_a_fork_continues_into_its_source(trip_store):
     with backtrail.open() as store:
         fork = store.thread("trip").fork("later")
         fork.save({"n": 1})
@@ -250,5 +250,5 @@ def test_log_of_a_fork_goes_on_into_its_source(trip_store):
     with backtrail.open() as store:
         store.thread("trip").delete()
     shown = good("log", "later")
-    assert "it ends here: what later was forked from" in shown.err
+    assert "the log ends here: the origin of later" in shown.err
     assert len(good("log", "later", "--jsonl").rows) == 2

@@ -12,25 +12,25 @@ import pytest
 from rich.cells import cell_len
 
 from backtrail.cli import output
-from backtrail.cli.graph import ASCII, LINES, Node, drawn
+from backtrail.cli.graph import ASCII, LINES, GraphNode, graph_lines
 from backtrail.cli.output import Column, Output, age, brief, clean, count, cut, pad, plain, size, width
 from backtrail.urls import shown
 from tests.support.commands import run
 
 
 def lines(nodes, signs=LINES):
-    return [drawing for drawing, _, _ in drawn(nodes, signs)]
+    return [drawing for drawing, _, _ in graph_lines(nodes, signs)]
 
 
 def node(name, parent, kind="v"):
-    return Node(name, parent, kind in "vh", kind == "h")
+    return GraphNode(name, parent, kind in "vh", kind == "h")
 
 
 def test_a_straight_history_is_one_lane():
     assert lines([node("c", "b", "h"), node("b", "a"), node("a", None)]) == ["@", "●", "●"]
 
 
-def test_what_was_rewound_away_joins_where_it_left():
+def test_rewound_branch_joins_its_origin():
     nodes = [node("d", "a", "h"), node("c", "b", "o"), node("b", "a", "o"), node("a", None)]
     assert lines(nodes) == ["@", "│ ○", "│ ○", "├─╯", "●"]
     assert lines(nodes, ASCII) == ["@", "| o", "| o", "|_/", "*"]
@@ -46,12 +46,12 @@ def test_above_the_head_the_first_lane_is_empty():
     assert lines(nodes) == ["  ○", "  ○", "╭─╯", "@"]
 
 
-def test_a_lane_goes_on_below_the_last_row_of_a_page():
+def test_lane_continues_below_a_page():
     assert lines([node("z", "y", "h"), node("x", "w", "o")]) == ["@", "│ ○"]
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_every_checkpoint_is_drawn_once_where_its_lane_is(seed):
+def test_every_checkpoint_is_drawn_once(seed):
     dice = random.Random(seed)
     parents = {1: None} | {seq: dice.randint(max(1, seq - 4), seq - 1) for seq in range(2, 25)}
     head = dice.randint(1, 24)
@@ -60,9 +60,9 @@ def test_every_checkpoint_is_drawn_once_where_its_lane_is(seed):
         view.add(at)
         at = parents[at]
     nodes = [
-        Node(str(s), str(p) if p else None, s in view, s == head) for s, p in sorted(parents.items(), reverse=True)
+        GraphNode(str(s), str(p) if p else None, s in view, s == head) for s, p in sorted(parents.items(), reverse=True)
     ]
-    found = [(drawing, each, place) for drawing, each, place in drawn(nodes, LINES)]
+    found = [(drawing, each, place) for drawing, each, place in graph_lines(nodes, LINES)]
     assert [each for _, each, _ in found if each] == nodes
     for drawing, each, place in found:
         if each:
@@ -73,13 +73,13 @@ def test_every_checkpoint_is_drawn_once_where_its_lane_is(seed):
 
 @pytest.mark.parametrize("text", ["plain", "日本語の旅行", "e\u0301te\u0301", "👩‍👩‍👧 trip", "ｗｉｄｅ", "a日b本c語"])
 @pytest.mark.parametrize("most", [1, 2, 3, 5, 8, 13])
-def test_a_cut_text_takes_no_more_cells_than_it_may(text, most):
+def test_cut_text_fits_its_cells(text, most):
     assert cell_len(cut(text, most)) <= most
     assert cut(text, 99) == text
     assert cell_len(pad(cut(text, most), 20)) == 20
 
 
-def test_a_cut_text_says_so():
+def test_cut_text_ends_with_an_ellipsis():
     assert cut("abcdef", 4) == "abc…"
     assert cut("abcd", 4) == "abcd"
 
@@ -94,14 +94,14 @@ def test_no_line_of_a_table_is_wider_than_the_terminal(room, monkeypatch, capsys
     assert max(map(cell_len, printed)) <= room
 
 
-def test_a_column_without_values_is_left_out_and_an_empty_table_is_nothing(monkeypatch, capsys):
+def test_empty_columns_and_tables_are_left_out(monkeypatch, capsys):
     Output().table((Column("A"), Column("B")), [("x", ""), ("y", "")])
     assert capsys.readouterr().out == "A\nx\ny\n"
     Output().table((Column("A"), Column("B")), [])
     assert capsys.readouterr().out == ""
 
 
-def test_control_characters_are_spelled_out():
+def test_control_characters_are_escaped():
     assert clean("a\x1b[31mb\nc\td\u202ee") == "a\\x1b[31mb c d\\u202ee"
 
 
@@ -115,14 +115,14 @@ def test_sizes_ages_and_counts_for_people(monkeypatch):
     assert [count(1, "row"), count(2, "row"), count(1234, "row")] == ["1 row", "2 rows", "1,234 rows"]
 
 
-def test_brief_is_the_beginning_in_one_line():
+def test_brief_is_one_line():
     assert brief({"a": 1}) == '{"a": 1}'
     assert brief("x\ny") == "x y"
     assert width(brief("word " * 10_000, 30)) <= 30
     assert brief("word " * 10_000, 30).endswith("…")
 
 
-def test_values_of_classes_are_their_fields_and_members_their_values():
+def test_instances_become_their_fields():
     class Colour(enum.StrEnum):
         RED = "red"
 
@@ -146,7 +146,7 @@ def test_a_list_of_values_is_one_document(capsys):
     assert capsys.readouterr().out == '{"a": "\\n"}\n2\n'
 
 
-def test_news_of_work_is_one_line_of_a_terminal_and_nothing_elsewhere(monkeypatch, capsys):
+def test_progress_appears_only_in_a_terminal(monkeypatch, capsys):
     with output.Progress() as progress:
         progress("threads", 1200)
     assert capsys.readouterr().err == ""
@@ -167,7 +167,7 @@ ODD = "a\x7f\x85\x9b\u2028\u2029\u202eb\U0001f600é"
 
 @pytest.mark.parametrize("form", ["json", "jsonl"])
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii", "latin-1", "cp1252"])
-def test_json_is_json_whatever_is_in_it_and_wherever_it_goes(monkeypatch, form, encoding):
+def test_json_output_is_always_valid(monkeypatch, form, encoding):
     stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="backslashreplace")
     monkeypatch.setattr(sys, "stdout", stream)
     out = output.Output(form)

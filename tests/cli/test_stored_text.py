@@ -68,7 +68,7 @@ def answered(words, monkeypatch, answer):
 
 
 @pytest.mark.parametrize("words", LINES, ids=NAMES)
-def test_no_stored_text_does_anything_to_a_terminal(hostile_store, monkeypatch, words):
+def test_stored_text_cannot_control_a_terminal(hostile_store, monkeypatch, words):
     words = [word.replace(everything.POINT, hostile_store) for word in words]
     shown = [answered(words, monkeypatch, answer=False)]
     plain = run(*words, *(["--yes"] if words[0] in ("delete", "undo", "rewind", "tag", "fork", "save") else []))
@@ -81,7 +81,7 @@ def test_no_stored_text_does_anything_to_a_terminal(hostile_store, monkeypatch, 
         assert not controls(OURS.sub("", text))
 
 
-def test_the_commands_here_are_all_there_are():
+def test_every_command_is_covered():
     assert {command.name for commands in sections().values() for command in commands} <= {words[0] for words in LINES}
 
 
@@ -96,7 +96,7 @@ def test_a_warning_names_calls_as_text(hostile_store):
     assert not controls(told)
 
 
-def test_text_of_a_damaged_store_does_nothing_to_a_terminal(hostile_store, monkeypatch):
+def test_damaged_text_cannot_control_a_terminal(hostile_store, monkeypatch):
     database = sqlite3.connect("agents.db")
     with database:
         database.execute("UPDATE row SET payload = X'00' WHERE key % 2 = 0")
@@ -109,7 +109,7 @@ def test_text_of_a_damaged_store_does_nothing_to_a_terminal(hostile_store, monke
 
 
 @pytest.mark.parametrize("answer", [b"n\n", b"y\n"])
-def test_a_real_terminal_gets_no_controls_before_a_question(hostile_store, answer):
+def test_terminal_questions_have_no_controls(hostile_store, answer):
     code, got = in_terminal(["delete", hostile("session"), "--kind", "run"], 80, answer=answer)
     assert code == (0 if answer == b"y\n" else 1)
     assert "pay\\x1b]52;c;" in got

@@ -31,7 +31,7 @@ def place(tmp_path, monkeypatch):
 # -- listings -------------------------------------------------------------------------------------------
 
 
-def test_conversations_without_an_agent_are_all(place):
+def test_conversations_without_agent_lists_all(place):
     for agent in ("a", "b"):
         place.conversations.append(f"of-{agent}", Message.user("hi"), agent_id=agent)
     assert [row["id"] for row in good("conversations", "--jsonl").rows] == ["of-b", "of-a"]
@@ -40,10 +40,10 @@ def test_conversations_without_an_agent_are_all(place):
     assert "AGENT" not in good("conversations", "a").out
     assert [info.id for info in place.conversations.list()] == ["of-b", "of-a"]
     assert "older" not in good("conversations", "-n", "1").out
-    assert "there are more" in good("conversations", "-n", "1").err
+    assert "more with -n 0" in good("conversations", "-n", "1").err
 
 
-def test_agents_that_are_only_named_are_listed(place):
+def test_agents_without_state_are_listed(place):
     place.agents.save(backtrail.AgentState("kept", "Kept", "t"))
     for name in ("x", "y"):
         place.conversations.append(name, Message.user("hi"), agent_id="named")
@@ -56,7 +56,7 @@ def test_agents_that_are_only_named_are_listed(place):
     rows = good("agents", "--jsonl").rows
     assert [(row["agent_id"], row["version"]) for row in rows] == [("kept", 1), ("named", None), ("worker", None)]
     assert len(good("agents", "-n", "2").out.splitlines()) == 3
-    assert "there are more" in good("agents", "-n", "2").err
+    assert "more with -n 0" in good("agents", "-n", "2").err
     told = good("agents", "named").err
     assert "has no checkpoints and no state" in told
     assert "`backtrail conversations named`" in told
@@ -66,19 +66,19 @@ def test_agents_that_are_only_named_are_listed(place):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["threads"], "there are no threads; there is something else: `backtrail agents`, `backtrail conversations`"),
-        (["runs"], "there are no runs; there is something else: `backtrail agents`, `backtrail conversations`"),
-        (["threads", "--kind", "run"], "there are no runs; there is"),
+        (["threads"], "there are no threads; see `backtrail agents`, `backtrail conversations`"),
+        (["runs"], "there are no runs; see `backtrail agents`, `backtrail conversations`"),
+        (["threads", "--kind", "run"], "there are no runs; see"),
         (
             ["conversations", "--tag", "x"],
-            "no conversations with the tag 'x'; there are others: `backtrail conversations`",
+            "no conversations with the tag 'x'; see `backtrail conversations`",
         ),
-        (["conversations", "a", "--archived"], "no conversations of agent 'a' that are archived; there are others"),
-        (["threads", "x"], "there are no threads whose ids begin with 'x'; there is something else"),
-        (["runs", "--status", "failed"], "there are no runs with status failed; there is something else"),
+        (["conversations", "a", "--archived"], "no conversations of agent 'a' that are archived; see"),
+        (["threads", "x"], "there are no threads whose ids begin with 'x'; see"),
+        (["runs", "--status", "failed"], "there are no runs with status failed; see"),
     ],
 )
-def test_an_empty_listing_says_what_there_is_instead(place, words, told):
+def test_empty_listing_names_other_lists(place, words, told):
     place.conversations.append("c", Message.user("hi"), agent_id="a")
     done = good(*words)
     assert done.out == ""
@@ -86,7 +86,7 @@ def test_an_empty_listing_says_what_there_is_instead(place, words, told):
     assert good(*words, "--jsonl") == (0, "", "")
 
 
-def test_an_empty_store_says_so(place):
+def test_empty_store_is_reported(place):
     for words in (["threads"], ["agents"], ["conversations"], ["runs"]):
         assert good(*words).err.endswith("; the store is empty\n")
 
@@ -121,7 +121,7 @@ def resumed(store, calls):
     return given[0]
 
 
-def test_settle_lists_what_is_in_doubt_and_how_to_settle_it(place):
+def test_settle_lists_calls_in_doubt(place):
     begin(place)
     assert "1.1:pay" in good("runs").out
     assert "`backtrail settle r`" in good("runs").err
@@ -133,16 +133,16 @@ def test_settle_lists_what_is_in_doubt_and_how_to_settle_it(place):
         resumed(place, [])
 
 
-def test_a_settled_result_is_what_the_run_gets(place):
+def test_run_gets_the_settled_result(place):
     begin(place)
     done = good("settle", "r", "1.1", "--result", '{"paid": 3}', "--yes")
-    assert 'it gave {"paid": 3}' in done.err
+    assert 'returned {"paid": 3}' in done.err
     calls = []
     assert resumed(place, calls) == {"paid": 3}
     assert calls == []
 
 
-def test_a_call_that_was_not_done_is_made(place):
+def test_unmade_call_is_made(place):
     begin(place)
     answer = good("settle", "r", "1.1", "--not-done", "--yes", "--json").json
     assert answer == {"session_id": "r", "call": "1.1", "not_done": True, "in_doubt": 0}
@@ -152,7 +152,7 @@ def test_a_call_that_was_not_done_is_made(place):
     assert "no call of run 'r' is in doubt" in good("settle", "r").err
 
 
-def test_settle_refuses_what_makes_no_sense(place):
+def test_settle_checks_its_options(place):
     begin(place)
     bad(3, "settle", "nope")
     bad(3, "settle", "r", "9.9", "--not-done", "--yes")
@@ -188,7 +188,7 @@ def test_a_conversation_is_shown_as_a_transcript(place):
     assert "  Where?" in body
     assert "  [image, map.png, image/png]" in body
     assert '  calls search({"q": "ferry"})' in body
-    assert "  search gave done" in body
+    assert "  search returned done" in body
     assert "  (image_url)" in body
     assert "user ann  " in out
     assert "\ntool search  " in out
@@ -210,7 +210,7 @@ def test_a_conversation_is_shown_as_a_transcript(place):
         (Message.assistant(""), "assistant: (no text)"),
     ],
 )
-def test_a_row_says_who_does_what(place, message, words):
+def test_row_shows_author_and_action(place, message, words):
     place.conversations.append("c", message, agent_id="a")
     assert good("log", "c").out.splitlines()[1].endswith(words)
     plain = message if isinstance(message, dict) else message.to_json()
@@ -227,7 +227,7 @@ def test_a_row_of_a_result_names_the_tool(place):
     assert good("log", "t").out.splitlines()[1].endswith("tool search: found")
 
 
-def test_rows_of_langgraph_are_short_and_say_who_does_what(place, monkeypatch):
+def test_langgraph_rows_are_short(place, monkeypatch):
     graph = StateGraph(MessagesState)
     asked = {"name": "search", "args": {"q": "x"}, "id": "c1"}
     graph.add_node("model", lambda _: {"messages": [AIMessage("", tool_calls=[asked])]})
@@ -249,7 +249,7 @@ def test_rows_of_langgraph_are_short_and_say_who_does_what(place, monkeypatch):
     assert name not in good("threads").out
     assert f"{name[:8]}… " in good("threads").out
     for short in (name[:8], f"{name[:8]}…", name[:20]):
-        assert good("log", short).out == good("log", name).out
+        assert good("log", short, "--jsonl").rows == good("log", name, "--jsonl").rows
         assert good("show", f"{short}@1", "--json").json["thread_id"] == name
     bad(3, "delete", name[:8], "--yes")
     bad(3, "delete", f"{name[:8]}@1", "--yes")
@@ -259,10 +259,10 @@ def test_rows_of_langgraph_are_short_and_say_who_does_what(place, monkeypatch):
     assert good("log", f"{name[:8]}…").out == good("log", name).out
 
 
-def test_a_beginning_of_several_ids_is_refused(place):
+def test_ambiguous_prefix_is_refused(place):
     for tail in "ab":
         place.thread(f"12345678-1234-1234-1234-12345678901{tail}").save({})
-    assert "is the beginning of 2 ids" in bad(1, "log", "12345678")
+    assert "2 ids begin with" in bad(1, "log", "12345678")
 
 
 # -- classes --------------------------------------------------------------------------------------------
@@ -273,7 +273,7 @@ class Trip(BaseModel):
     budget: int = 3
 
 
-def test_what_pydantic_keeps_of_set_fields_is_not_shown(place):
+def test_pydantic_field_lists_are_hidden(place):
     thread = place.thread("t", types=[Trip])
     thread.save({"trip": Trip(), "": {"set": ["mine"]}})
     thread.save({"trip": Trip(budget=5), "": {"set": ["mine", "too"]}})
@@ -309,7 +309,7 @@ def test_a_session_forked_at_a_turn_is_drawn_there(place):
     assert drawn == ["last", "a2", "second", "a1", "first", "a0"]
 
 
-def test_a_fork_inside_of_an_append_is_drawn_at_that(place):
+def test_fork_inside_an_append_is_drawn_there(place):
     place.conversations.append("c", Message.user("1"), Message.user("2"), agent_id="a")
     place.conversations.append("c", Message.user("3"), Message.user("4"))
     place.conversations.append("c", Message.user("5"))

@@ -109,14 +109,14 @@ def test_a_real_terminal_gets_no_line_that_wraps(opened, columns):
     assert not too_wide(ESCAPES.sub("", got).split("\n"), columns)
 
 
-def test_what_is_shown_of_a_state_is_all_of_it(opened):
+def test_folded_state_is_complete(opened):
     """Long lines are folded, not cut."""
     opened("wide")
     _, got = in_terminal(["show", wide("trip"), "--kind", "thread"], 50, NO_COLOR="1")
     assert "".join(wide("Lisbon in May").split()) in "".join(got.split())
 
 
-def test_narrow_tables_leave_columns_out_and_keep_what_counts(opened, monkeypatch):
+def test_narrow_tables_drop_spare_columns(opened, monkeypatch):
     opened("plain")
     rows = shown(["log", "trip", "--kind", "thread"], 40, monkeypatch)
     assert rows[0].split()[:2] == ["ID", "STEP"]
@@ -124,10 +124,10 @@ def test_narrow_tables_leave_columns_out_and_keep_what_counts(opened, monkeypatc
     assert "user: Lisbon" in rows[1]
 
 
-def test_a_command_to_be_copied_is_never_broken(opened, monkeypatch):
+def test_commands_to_copy_are_never_broken(opened, monkeypatch):
     opened("wide")
     lines = shown(["undo", wide("trip"), "--kind", "thread"], 40, monkeypatch)
-    at = lines.index("to take it back:")
+    at = lines.index("to revert:")
     assert lines[at + 1].startswith("backtrail redo ")
     assert wide("trip") in lines[at + 1]
 

@@ -16,7 +16,7 @@ from openai.types.responses import ResponseInputItemParam, ResponseOutputMessage
 import backtrail
 from backtrail import Attachment, Invalid, Message, Role, ToolCall
 from backtrail.conversations import convert
-from backtrail.testing.exact import same
+from tests.support.exact import same
 
 # -- dicts that a provider's types allow ------------------------------------------------------------------
 
@@ -104,7 +104,7 @@ def test_every_responses_item_comes_back_exactly(item):
 
 @SLOW
 @given(CHAT | ITEMS)
-def test_append_takes_what_openai_has(message):
+def test_append_takes_openai_messages(message):
     if "role" not in message and not isinstance(message.get("type"), str):
         return
     with backtrail.open("memory://") as store:
@@ -189,7 +189,7 @@ ORDINARY = {
 
 
 @pytest.mark.parametrize(("message", "form", "role", "text"), ORDINARY.values(), ids=ORDINARY)
-def test_append_takes_an_ordinary_dict_and_says_which_format(message, form, role, text):
+def test_append_recognises_the_format(message, form, role, text):
     before = json.dumps(message)
     with backtrail.open("memory://") as store:
         first = store.conversations.append("c", message, agent_id="a")
@@ -218,7 +218,7 @@ def test_fields_are_read_for_search_titles_and_views():
         assert [hit.role for hit in store.search("look")] == ["assistant", "user"]
 
 
-def test_plain_dicts_are_ours_as_ever():
+def test_plain_dicts_become_plain_messages():
     with backtrail.open("memory://") as store:
         made = store.conversations.append("c", {"role": "user", "content": "hi", "tokens": 3}, agent_id="a")
         own = Message.assistant("x", tool_calls=[ToolCall("t", {"a": 1})]).to_json()
@@ -249,7 +249,7 @@ def test_mixed_formats_are_all_named():
         ({"role": "user"}, "needs 'content'"),
     ],
 )
-def test_what_is_no_message_is_refused_with_what_was_looked_for(bad, told):
+def test_unknown_dict_is_refused(bad, told):
     with backtrail.open("memory://") as store:
         with pytest.raises(Invalid) as error:
             store.conversations.append("c", {"role": "user", "content": "fine"}, bad, agent_id="a")
@@ -259,11 +259,11 @@ def test_what_is_no_message_is_refused_with_what_was_looked_for(bad, told):
         assert name in str(error.value)
 
 
-def test_a_message_of_the_other_provider_is_refused_by_name():
-    with pytest.raises(Invalid, match=r"one of Anthropic: use Message.from_anthropic"):
+def test_message_of_the_other_provider_is_refused():
+    with pytest.raises(Invalid, match=r"a message of Anthropic: use Message.from_anthropic"):
         Message.from_openai(ORDINARY["blocks"][0])
     for name in ("tool_calls", "item", "developer"):
-        with pytest.raises(Invalid, match=r"one of OpenAI: use Message.from_openai"):
+        with pytest.raises(Invalid, match=r"a message of OpenAI: use Message.from_openai"):
             Message.from_anthropic(ORDINARY[name][0])
     for make in (Message.from_openai, Message.from_anthropic):
         for bad in ({}, {"role": "user"}, {"role": "boss", "content": "x"}, [], None, "hi", 7):
@@ -272,7 +272,7 @@ def test_a_message_of_the_other_provider_is_refused_by_name():
 
 
 @pytest.mark.parametrize("bad", [object(), b"x", {1, 2}, iter(()), {1: 2}])
-def test_what_no_message_holds_is_refused_by_its_path(bad):
+def test_unsupported_value_in_a_message_is_refused(bad):
     with pytest.raises(Invalid) as error:
         Message.from_openai({"role": "user", "content": [{"type": "text", "text": "x", "more": bad}]})
     assert error.value.path == "message['content'][0]['more']"
@@ -368,12 +368,12 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("openai", "anthropic"), PAIRS)
-def test_what_both_have_is_said_in_the_words_of_each(openai, anthropic):
+def test_common_messages_convert_both_ways(openai, anthropic):
     assert Message.from_openai(openai).to_anthropic() == anthropic
     assert Message.from_anthropic(anthropic).to_openai() == openai
 
 
-def test_items_of_responses_are_said_in_anthropics_words():
+def test_response_items_convert_to_anthropic():
     assert Message.from_openai(
         {"type": "function_call", "call_id": "call_1", "name": "search", "arguments": '{"q": "ferry"}'}
     ).to_anthropic() == {"role": "assistant", "content": [USE]}
@@ -383,7 +383,7 @@ def test_items_of_responses_are_said_in_anthropics_words():
     assert Message.from_openai(said).to_anthropic() == PAIRS[3][1]
 
 
-def test_replies_and_hints_for_caches_are_said_without_their_bookkeeping():
+def test_conversion_drops_usage_and_cache_hints():
     text = {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}, "citations": None}
     reply = {
         "role": "assistant",
@@ -422,7 +422,7 @@ def test_replies_and_hints_for_caches_are_said_without_their_bookkeeping():
         ),
     ],
 )
-def test_what_openai_does_not_have_is_refused_by_its_path(message, path):
+def test_anthropic_parts_without_counterpart_are_refused(message, path):
     with pytest.raises(Invalid) as error:
         Message.from_anthropic(message).to_openai()
     assert error.value.path == path
@@ -450,13 +450,13 @@ def test_what_openai_does_not_have_is_refused_by_its_path(message, path):
         ({"role": "function", "name": "f", "content": "x"}, "metadata['tool_call_id']"),
     ],
 )
-def test_what_anthropic_does_not_have_is_refused_by_its_path(message, path):
+def test_openai_parts_without_counterpart_are_refused(message, path):
     with pytest.raises(Invalid) as error:
         Message.from_openai(message).to_anthropic()
     assert error.value.path == path
 
 
-def test_messages_of_our_own_are_said_in_the_words_of_each():
+def test_plain_messages_convert_to_both():
     call = ToolCall("search", {"q": "ferry"}, id="call_1")
     for own, openai, anthropic in (
         (Message.assistant("Wait.", tool_calls=[call]), PAIRS[5][0], PAIRS[5][1]),
@@ -476,7 +476,7 @@ def test_messages_of_our_own_are_said_in_the_words_of_each():
                 to()
 
 
-def test_a_message_that_was_changed_is_not_given_as_it_came():
+def test_changed_message_is_not_returned_as_original():
     came = Message.from_openai({"role": "user", "content": "my password is hunter2", "name": "ann"})
     changed = dataclasses.replace(came, content="[removed]")
     for to in (changed.to_openai, changed.to_anthropic):
@@ -488,7 +488,7 @@ def test_a_message_that_was_changed_is_not_given_as_it_came():
     assert noted.to_openai() == came.raw
 
 
-def test_what_is_given_shares_nothing_with_what_is_kept():
+def test_returned_message_is_a_copy():
     given = {"role": "user", "content": [{"type": "text", "text": "x"}]}
     message = Message.from_openai(given)
     given["content"][0]["text"] = "y"
@@ -496,7 +496,7 @@ def test_what_is_given_shares_nothing_with_what_is_kept():
     assert message.to_openai() == {"role": "user", "content": [{"type": "text", "text": "x"}]}
 
 
-def test_an_edited_branch_is_ours():
+def test_edited_branch_is_a_plain_message():
     with backtrail.open("memory://") as store:
         store.conversations.append("c", ORDINARY["name"][0], agent_id="a")
         message = store.conversations.load("c").messages[0]
@@ -524,7 +524,7 @@ def test_unknown_anthropic_blocks_are_kept(kind):
         assert store.conversations.load("c").messages[0].to_anthropic() == said
 
 
-def test_unknown_parts_that_are_said_to_be_openais_are_kept():
+def test_unknown_openai_parts_are_kept():
     said = {"role": "user", "content": [{"type": "not_known_yet", "x": 1}]}
     assert Message.from_openai(said).to_openai() == said
 
@@ -537,7 +537,7 @@ def test_metadata_of_the_caller_does_not_change_the_message():
 
 
 @pytest.mark.parametrize("arguments", ['{"a": 1e999}', '{"a": ' + "[" * 100 + "]" * 100 + "}"])
-def test_arguments_that_no_field_holds_stay_text(arguments):
+def test_unparsable_arguments_stay_text(arguments):
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
     said = {"role": "assistant", "content": None, "tool_calls": [call]}
     with backtrail.open("memory://") as store:

@@ -1,4 +1,4 @@
-"""What a save costs on disk: a save stores what changed, whatever the rest of the state is."""
+"""The cost of a save on disk depends on the change, not on the rest of the state."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def message(i: int, role: str, rng: random.Random) -> dict[str, object]:
     return {"role": role, "id": f"m{i}", "content": text}
 
 
-def test_a_thousand_steps_of_two_messages_take_at_most_2400_bytes_each(tmp_path: Path) -> None:
+def test_steps_of_two_messages_take_at_most_2400_bytes(tmp_path: Path) -> None:
     rng = random.Random(7)
     path = tmp_path / "s.db"
     with backtrail.open(path, durability="relaxed") as store:
@@ -37,7 +37,7 @@ def test_a_thousand_steps_of_two_messages_take_at_most_2400_bytes_each(tmp_path:
     assert path.stat().st_size / 1000 <= 2400
 
 
-def test_a_status_flip_and_a_token_on_the_last_message_store_at_most_1_kb(tmp_path: Path) -> None:
+def test_small_edits_of_the_last_message_store_1_kb(tmp_path: Path) -> None:
     rng = random.Random(8)
     with backtrail.open(tmp_path / "s.db", durability="relaxed") as store:
         thread = store.thread("t")
@@ -53,7 +53,7 @@ def test_a_status_flip_and_a_token_on_the_last_message_store_at_most_1_kb(tmp_pa
         assert sum(costs) / len(costs) <= 1024
 
 
-def test_a_message_beside_a_10_mb_dict_stores_at_most_2_kb(tmp_path: Path) -> None:
+def test_append_beside_a_10_mb_dict_stores_2_kb(tmp_path: Path) -> None:
     rng = random.Random(9)
     with backtrail.open(tmp_path / "s.db", durability="relaxed") as store:
         thread = store.thread("t")
@@ -68,7 +68,7 @@ def test_a_message_beside_a_10_mb_dict_stores_at_most_2_kb(tmp_path: Path) -> No
         assert thread.load().state["big"] == {**big, "key 5000": "changed"}
 
 
-def test_a_fork_and_its_first_save_store_at_most_6_kb_on_average(tmp_path: Path) -> None:
+def test_fork_and_first_save_store_6_kb_on_average(tmp_path: Path) -> None:
     rng = random.Random(10)
     with backtrail.open(tmp_path / "s.db", durability="relaxed") as store:
         thread = store.thread("t")
@@ -82,7 +82,7 @@ def test_a_fork_and_its_first_save_store_at_most_6_kb_on_average(tmp_path: Path)
         assert total / 50 <= 6 * 1024
 
 
-def test_replacing_the_first_third_of_a_long_list_rewrites_about_one_percent(tmp_path: Path) -> None:
+def test_replacing_a_third_of_a_list_rewrites_one_percent(tmp_path: Path) -> None:
     rng = random.Random(11)
     with backtrail.open(tmp_path / "s.db", durability="relaxed") as store:
         thread = store.thread("t")
@@ -103,7 +103,7 @@ def test_growth_without_compression_is_what_the_option_says(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("part", lengths(5, 1))
-def test_a_200_mb_state_saves_and_loads_and_an_append_to_it_stores_little(tmp_path: Path, part: int) -> None:
+def test_append_to_a_200_mb_state_stores_little(tmp_path: Path, part: int) -> None:
     rng = random.Random(12)
     state = {
         "blob": rng.randbytes(100_000_000 // part),

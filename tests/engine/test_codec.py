@@ -1,4 +1,4 @@
-"""Values of any size become trees and come back exactly; a tree is a function of its value alone."""
+"""Values of any size round trip as trees; a tree depends on its value alone."""
 
 import contextlib
 import datetime as dt
@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backtrail.engine.schema.registry import Record
-from backtrail.engine.tree import codec, msgpack, nodes, spine
+from backtrail.engine.tree import chunked, msgpack, nodes
 from backtrail.engine.tree import text as texts
+from backtrail.engine.tree.decode import Decoder
+from backtrail.engine.tree.encode import Encoder
 from backtrail.engine.tree.nodes import Node, Ref, as_ref, digest_of
 from backtrail.engine.tree.tree import Tree
 from backtrail.errors import Corrupt, Error, Invalid
@@ -42,7 +44,7 @@ def scale(request):
 
 
 class NeverFast:
-    """In the place of a packer: everything is taken apart."""
+    """Replaces a packer: every value is encoded part by part."""
 
     @staticmethod
     def fast(_):
@@ -75,17 +77,17 @@ def test_a_bulky_value_comes_back_through_a_store(value):
 
 @given(st.lists(st.one_of(small_items, long_texts), max_size=30), values)
 @fewer(3)
-def test_a_big_part_does_not_change_how_its_neighbours_are_kept(items, value):
+def test_big_part_does_not_change_the_form_of_neighbours(items, value):
     comes_back([value, *items, {"k": value, "items": tuple(items)}, value])
 
 
 @given(bulky)
 @fewer(3)
-def test_a_value_has_the_same_root_however_it_is_encoded(value):
-    """By the fast path where it can be, by taking everything apart, and with another value encoded before."""
+def test_root_does_not_depend_on_the_way_of_encoding(value):
+    """Encode by the fast path, part by part, and after another value."""
     fast = encode(value)
     nodes_ = fresh_nodes()
-    encoder = codec.Encoder(nodes_, TYPES)
+    encoder = Encoder(nodes_, TYPES)
     encoder.rep([1, "x", {"y": b"z"}])
     encoder._packer = NeverFast
     slow = encoder._text(value) or encoder._atom(value) or encoder._container(value)
@@ -94,7 +96,7 @@ def test_a_value_has_the_same_root_however_it_is_encoded(value):
 
 
 def fillers(length):
-    """Values that are at a threshold of so many bytes, give or take the bytes around them."""
+    """Values with about this many bytes."""
     yield "a" * length
     yield b"a" * length
     yield bytearray(length)
@@ -115,16 +117,16 @@ def fillers(length):
 
 
 @pytest.mark.parametrize("away", [-12, *range(-5, 6)])
-def test_sizes_around_the_inline_limit_come_back_and_have_one_form(away):
-    for value in fillers(codec.INLINE + away):
+def test_values_around_the_inline_limit_have_one_form(away):
+    for value in fillers(nodes.INLINE + away):
         made = comes_back(value)
-        slow = codec.Encoder(fresh_nodes(), TYPES)
+        slow = Encoder(fresh_nodes(), TYPES)
         slow._packer = NeverFast
         assert slow.rep(value) == made.rep
         comes_back({"in": [value, (value, 1)], "beside": "x"})
 
 
-def test_a_value_is_inline_up_to_the_limit_and_in_a_node_beyond():
+def test_value_is_inline_up_to_the_limit():
     def is_inline(value):
         return as_ref(encode(value).rep) is None
 
@@ -137,14 +139,14 @@ def test_a_value_is_inline_up_to_the_limit_and_in_a_node_beyond():
         "entries of a tuple": lambda n: (0,) * n,
     }
     for name, make in fits.items():
-        assert is_inline(make(codec.INLINE)), name
-        assert not is_inline(make(codec.INLINE + 1)), name
+        assert is_inline(make(nodes.INLINE)), name
+        assert not is_inline(make(nodes.INLINE + 1)), name
 
 
 @pytest.mark.parametrize("away", [-2, -1, 0, 1])
 @pytest.mark.parametrize("unit", ["a", "line\n", "ab\0", "é\n", "\ud800\n", b"z", b"\0", b"\n\n"], ids=repr)
 def test_texts_around_the_limits_of_pieces_come_back(unit, away):
-    for limit in (codec.INLINE, texts.PIECE_MAX, 2 * texts.PIECE_MAX, texts.PIECE_MAX + texts._PIECE_MIN):
+    for limit in (nodes.INLINE, texts.PIECE_MAX, 2 * texts.PIECE_MAX, texts.PIECE_MAX + texts._PIECE_MIN):
         value = stretched(
             unit, (limit + away) // len(unit.encode("utf-8", "surrogatepass") if type(unit) is str else unit)
         )
@@ -155,7 +157,7 @@ def test_texts_around_the_limits_of_pieces_come_back(unit, away):
 
 @pytest.mark.parametrize("away", range(-2, 3))
 def test_containers_around_the_limits_of_leaves_come_back(away):
-    for limit in (spine.LEAF_MIN, spine.LEAF_TARGET, spine.LEAF_MAX, spine.LEAF_MAX + spine.LEAF_MIN):
+    for limit in (chunked.LEAF_MIN, chunked.LEAF_TARGET, chunked.LEAF_MAX, chunked.LEAF_MAX + chunked.LEAF_MIN):
         comes_back(["x" * (limit + away), 1])
         comes_back([f"{n:059}" for n in range((limit + away) // 61)])
         comes_back({f"{n:040}": n % 7 for n in range((limit + away) // 43)})
@@ -164,17 +166,17 @@ def test_containers_around_the_limits_of_leaves_come_back(away):
 
 
 def test_a_key_of_any_size_comes_back():
-    for length in (10, codec.INLINE - 1, codec.INLINE, codec.INLINE + 1, 3 * spine.LEAF_MAX):
+    for length in (10, nodes.INLINE - 1, nodes.INLINE, nodes.INLINE + 1, 3 * chunked.LEAF_MAX):
         comes_back({"k" * length: 1, ("t" * length, b"b" * length): 2, 2 ** (8 * length): 3, "z": 4})
         comes_back({f"{n:03}" + "k" * (length // 50): n for n in range(80)})
 
 
-def test_a_key_that_the_fast_path_does_not_take_comes_back_at_any_size():
-    for length in (1, codec.INLINE, 3 * spine.LEAF_MAX):
+def test_slow_path_keys_round_trip_at_any_size():
+    for length in (1, nodes.INLINE, 3 * chunked.LEAF_MAX):
         comes_back({"\ud800" * length: 1, ("t" * length, ("\udfff", b"x" * length)): 2, frozenset(["a", "\ud800"]): 3})
 
 
-def test_a_key_nested_too_deep_is_refused_and_one_less_deep_comes_back():
+def test_key_is_refused_beyond_the_deepest_nesting():
     for depth in (10, 60, 64, 100, 130, 200, 1000):
         key = "\ud800" if depth % 3 else "a"
         for _ in range(depth):
@@ -188,8 +190,8 @@ def test_a_key_nested_too_deep_is_refused_and_one_less_deep_comes_back():
         assert [*on_deep_stack(300, lambda made=made: decode(made))[0]] == [key]
 
 
-def test_a_copy_of_a_part_is_kept_once():
-    part = [f"{n:059}" for n in range(spine.LEAF_MAX // 20)]
+def test_copies_of_a_part_share_nodes():
+    part = [f"{n:059}" for n in range(chunked.LEAF_MAX // 20)]
     one, many = encode({"a": part}), encode({"a": part, "b": part, "c": [part] * 9})
     assert len(many.nodes.fresh) <= len(one.nodes.fresh) + 3
     assert same(decode(many), {"a": part, "b": part, "c": [part] * 9})
@@ -199,7 +201,7 @@ def test_a_copy_of_a_part_is_kept_once():
 # ---- or loud --------------------------------------------------------------------------------------------------------
 
 
-def test_a_socket_deep_inside_is_refused_with_its_path_and_nothing_is_made():
+def test_socket_deep_inside_is_refused_with_its_path():
     with socket.socket() as sock:
         messages = [{"role": "user", "when": dt.datetime(2020, 1, 1), "n": n} for n in range(300)]
         messages[203]["tools"] = (1, {"conn": [None, sock]})
@@ -211,8 +213,8 @@ def test_a_socket_deep_inside_is_refused_with_its_path_and_nothing_is_made():
 
 
 @pytest.mark.parametrize("root", [("messages",), ("a", 3, "b"), (0,), ()], ids=str)
-def test_the_path_of_a_culprit_begins_where_the_value_will_stand(root):
-    encoder = codec.Encoder(fresh_nodes(), TYPES, root)
+def test_path_of_an_error_starts_at_the_root_path(root):
+    encoder = Encoder(fresh_nodes(), TYPES, root)
     with pytest.raises(Invalid) as caught:
         encoder.rep([1, {"x": object()}])
     steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in (*root, 1, "x"))
@@ -234,7 +236,7 @@ def depth_of(value):
 @pytest.mark.parametrize("bulk", [0, 1], ids=["alone", "each level with a node of its own"])
 @pytest.mark.parametrize("wraps", ["l", "d", "t", "i", "ld", "lt", "ldti"])
 def test_nesting_is_exact_or_refused_at_every_depth(wraps, bulk, every):
-    filler = ["x" * (codec.INLINE + 10)] * bulk + ["y" * (codec.INLINE - 50), "z" * 60] * bulk
+    filler = ["x" * (nodes.INLINE + 10)] * bulk + ["y" * (nodes.INLINE - 50), "z" * 60] * bulk
     make = {
         "l": lambda v: [v, *filler],
         "t": lambda v: (v, *filler),
@@ -261,7 +263,7 @@ def test_nesting_is_exact_or_refused_at_every_depth(wraps, bulk, every):
     assert all(depth > 60 and "nested" in why for depth, why in refused)
 
 
-def test_a_deep_value_may_stand_anywhere_in_a_big_one():
+def test_deep_value_can_be_anywhere_in_a_big_one():
     deep = 7
     for _ in range(15):
         deep = ({"k": [deep]},)
@@ -269,7 +271,7 @@ def test_a_deep_value_may_stand_anywhere_in_a_big_one():
     comes_back(state)
 
 
-def test_a_value_that_contains_itself_is_refused_wherever_it_stands(scale):
+def test_value_that_contains_itself_is_refused_anywhere(scale):
     loop = {"n": 1, "big": list(range(6000))}
     loop["again"] = [1, (loop,)]
     for state in (loop, [loop], {"a": {"b": [loop, loop]}}):
@@ -279,7 +281,7 @@ def test_a_value_that_contains_itself_is_refused_wherever_it_stands(scale):
         with pytest.raises(Invalid):
             on_deep_stack(300, lambda state=state: encode(state))
         with pytest.raises(Invalid):
-            on_deep_stack(700, lambda state=state: codec.Encoder(fresh_nodes(), TYPES, ("x",)).rep(state))
+            on_deep_stack(700, lambda state=state: Encoder(fresh_nodes(), TYPES, ("x",)).rep(state))
 
 
 # ---- hostile nodes --------------------------------------------------------------------------------------------------
@@ -292,7 +294,7 @@ def ref(code, digest, length=10, size=100):
 
 
 class Forge:
-    """Nodes made by hand, with true digests."""
+    """Handmade nodes with valid digests."""
 
     def __init__(self):
         self.nodes = {}
@@ -309,7 +311,7 @@ class Forge:
         started = time.monotonic()
         source = fresh_nodes(self.nodes)
         try:
-            return codec.Decoder(source, TYPES).value(rep)
+            return Decoder(source, TYPES).value(rep)
         finally:
             assert time.monotonic() - started < 10
 
@@ -418,7 +420,7 @@ def test_random_nodes_have_children_or_are_corrupt(kind, data):
 
 @given(bulky, st.data())
 @fewer(3)
-def test_a_changed_byte_in_a_node_is_corrupt_and_names_the_chunk(value, data):
+def test_changed_byte_in_a_node_names_the_chunk(value, data):
     made = encode(value)
     if not made.nodes.fresh:
         return

@@ -1,4 +1,4 @@
-"""Compression gives back what it was given, refuses what it cannot have made, and its format does not move."""
+"""Compression round trips, refuses foreign data, and its format is stable."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ blobs = st.one_of(
 @example(bytes(SMALL))
 @example(random.Random(1).randbytes(SMALL - 1))
 @example(random.Random(1).randbytes(SMALL))
-def test_what_was_squeezed_comes_back_and_is_at_most_a_byte_longer(data):
+def test_compressed_data_is_at_most_one_byte_longer(data):
     stored = squeeze(data)
     assert unsqueeze(stored, limit=len(data)) == data
     assert len(stored) <= len(data) + 1
@@ -106,7 +106,7 @@ def test_what_is_larger_than_any_window_comes_back():
         pytest.param(random.Random(3).randbytes(SMALL), RAW, id="large and random"),
     ],
 )
-def test_the_codec_is_chosen_by_size_and_by_what_it_saves(data, codec):
+def test_codec_depends_on_size_and_gain(data, codec):
     assert squeeze(data)[0] == codec
 
 
@@ -120,7 +120,7 @@ def test_small_data_unlike_the_dictionary_is_compressed_without_it():
 
 
 @pytest.mark.parametrize("data", [b"", ROW, bytes(SMALL)], ids=["nothing", "small", "large"])
-def test_when_compression_is_off_data_is_stored_as_it_is(data):
+def test_data_is_stored_plain_without_compression(data):
     stored = squeeze(data, enabled=False)
     assert stored == bytes([RAW]) + data
     assert unsqueeze(stored, limit=len(data)) == data
@@ -156,7 +156,7 @@ def test_what_the_first_release_stored_can_be_read(stored, data):
 
 
 @pytest.mark.parametrize("data", [ROW, ROW * 20], ids=["small", "large"])
-def test_a_frame_states_its_size_and_carries_no_checksum_and_no_dictionary_id(data):
+def test_frame_states_its_size_and_has_no_checksum(data):
     parameters = zstandard.get_frame_parameters(squeeze(data)[1:])
     assert parameters.content_size == len(data)
     assert not parameters.has_checksum
@@ -217,7 +217,7 @@ def test_the_well_formed_twins_of_the_malformed_are_read():
 
 
 def _outcome(stored):
-    """The data, or the code of the error; any other error goes through."""
+    """The data, or the code of a backtrail error."""
     try:
         return unsqueeze(stored, limit=LIMIT)
     except Corrupt as error:
@@ -225,7 +225,7 @@ def _outcome(stored):
 
 
 @given(st.sampled_from([squeeze(ROW), squeeze(ROW * 30), squeeze(b"a" * 1000)]), st.data())
-def test_a_changed_byte_is_corrupt_or_gives_other_data_but_nothing_else(stored, data):
+def test_changed_byte_is_corrupt_or_other_data(stored, data):
     changed = bytearray(stored)
     changed[data.draw(st.integers(0, len(stored) - 1))] ^= data.draw(st.integers(1, 255))
     outcome = _outcome(bytes(changed))
@@ -269,7 +269,7 @@ def test_a_bomb_is_refused_without_memory_for_it(stored, limit):
 
 
 def _exact(seed):
-    """Squeeze and read rows of every size for a while; return whether all came back."""
+    """Compress and read rows of every size for a while; return whether all round trip."""
     rng = random.Random(seed)
     for _ in range(150):
         data = (uuid.UUID(int=rng.getrandbits(128)).bytes + ROW * rng.choice((1, 2, 30)))[
@@ -315,7 +315,7 @@ def test_threads_share_no_context():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.parametrize("used", [True, False], ids=["after use", "before use"])
-def test_a_forked_child_squeezes_while_the_threads_of_its_parent_do(used, monkeypatch):
+def test_forked_child_compresses_while_its_parent_does(used, monkeypatch):
     if used:
         assert _exact(0)
     else:

@@ -1,4 +1,4 @@
-"""What changed: ops turn one state into the other exactly and cost what changed; what people read says every change."""
+"""Differences: ops turn one state into another at the cost of the change; readable changes are complete."""
 
 import copy
 import random
@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 import backtrail
 from backtrail.engine import payload
 from backtrail.engine.schema.registry import Record
-from backtrail.engine.tree import diff, nodes, scan, unpacker
+from backtrail.engine.tree import diff, nodes, scan
+from backtrail.engine.tree.decode import Unpacker
 from backtrail.engine.tree.path import Path
 from backtrail.engine.tree.tree import PATCH, SET, SPLICE
 from tests.support.lengths import fewer
@@ -37,7 +38,7 @@ def scale(request):
 
 
 def ops_between(old, new):
-    """Return ops that turn one tree into another; None if the root itself is to be replaced."""
+    """Return ops that turn one tree into another; None if the root must be replaced."""
     return [] if old.rep == new.rep else diff.Differ(old.nodes, new.nodes).inside(old.rep, new.rep, [])
 
 
@@ -65,7 +66,7 @@ def turned(old, new):
 
 
 def cost(old, new):
-    """How many bytes a save of `new` on top of `old` writes: the row, and chunks that were not there."""
+    """The bytes that a save of `new` on top of `old` writes: the row and new chunks."""
     ops = turned(old, new)
     stored = payload.delta(ops, payload.packed(ops), new.nodes, compress=False)
     return stored.weight + sum(len(n.data) for d, n in stored.chunks.items() if d not in old.nodes.fresh)
@@ -118,7 +119,7 @@ def edited(value, rng, items):
     st.lists(small_items, min_size=1),
 )
 @fewer(4)
-def test_ops_follow_small_edits_of_a_state_step_by_step(state, seed, items):
+def test_ops_follow_small_edits_step_by_step(state, seed, items):
     rng = random.Random(seed)
     tree = encode(state)
     for _ in range(4):
@@ -162,7 +163,7 @@ def test_ops_turn_a_dict_with_several_nan_keys():
 def test_equal_states_differ_by_nothing():
     state = {"a": [1, 2, {"b": "c" * 9000}]}
     assert ops_between(encode(state), encode(copy.deepcopy(state))) == []
-    assert list(diff.edits(encode(state), encode(state), None)) == []
+    assert list(diff.differences(encode(state), encode(state), None)) == []
 
 
 # ---- what they cost -------------------------------------------------------------------------------------------------
@@ -173,7 +174,7 @@ def messages(count):
     return [{"role": "user", "id": n, "content": "".join(rng.choices("abcde \n", k=300))} for n in range(count)]
 
 
-def test_a_plain_save_writes_what_changed_and_not_the_chunks_around_it():
+def test_plain_save_writes_only_changed_chunks():
     state = {
         "messages": messages(800),
         "NaN": messages(100),
@@ -202,7 +203,7 @@ def test_a_plain_save_writes_what_changed_and_not_the_chunks_around_it():
 
 
 @pytest.mark.parametrize("length", [40, 60, 200, 5000, 70_000])
-def test_a_token_appended_to_a_text_of_any_length_costs_a_token(length):
+def test_append_to_a_text_costs_one_token(length):
     for unit in ("a", "line\n", "é"):
         text = (unit * length)[:length]
         assert cost(encode({"m": [{"t": text}]}), encode({"m": [{"t": text + " token"}]})) < max(
@@ -210,7 +211,7 @@ def test_a_token_appended_to_a_text_of_any_length_costs_a_token(length):
         )
 
 
-def test_a_list_inside_a_list_grows_at_the_cost_of_what_is_added():
+def test_nested_list_grows_at_the_cost_of_new_items():
     state = [[messages(200) for _ in range(3)] for _ in range(2)]
     old = encode(state)
     state[1][1].append({"role": "user", "content": "w" * 400})
@@ -225,12 +226,12 @@ def quickly(limit, old, new):
     started = time.process_time()
     found = ops_between(one, other)
     assert time.process_time() - started < limit
-    list(diff.edits(one, other, unpacker.Unpacker(TYPES)))
+    list(diff.differences(one, other, Unpacker(TYPES)))
     assert time.process_time() - started < 3 * limit
     return found
 
 
-def test_aligning_takes_no_more_than_a_moment_whatever_repeats_or_moves():
+def test_alignment_is_quick_with_repeats_and_moves():
     rng = random.Random(9)
     ints = [rng.randrange(50) for _ in range(6000)]
     others = [rng.randrange(50) for _ in range(6000)]
@@ -252,7 +253,7 @@ def test_aligning_takes_no_more_than_a_moment_whatever_repeats_or_moves():
         assert quickly(2.5, old, new) is not None, name
 
 
-def test_a_save_after_many_scattered_changes_is_quick_and_exact():
+def test_save_after_scattered_changes_is_quick_and_exact():
     with backtrail.open("memory://") as store:
         thread = store.thread("t")
         state = {"messages": messages(3000)}
@@ -265,7 +266,7 @@ def test_a_save_after_many_scattered_changes_is_quick_and_exact():
         assert saved.root == store.thread("u").save(state).root
 
 
-def test_hundreds_of_changes_are_saved_as_the_state_that_comes_of_them():
+def test_hundreds_of_changes_are_saved_as_a_state():
     with backtrail.open("memory://") as store:
         thread = store.thread("t")
         state = {"messages": messages(1000)}
@@ -273,20 +274,20 @@ def test_hundreds_of_changes_are_saved_as_the_state_that_comes_of_them():
         for message in state["messages"][::2]:
             message["id"] = -1
         thread.save(state)
-        assert store._backend._tables.logs[1][2].depth == 0  # not five hundred ops that every load would apply again
+        assert store._backend._storage.tables.logs[1][2].depth == 0  # not 500 ops that every load would apply
         assert same(thread.load().state, state)
         state["messages"][7]["id"] = -2
         thread.save(state)
-        assert store._backend._tables.logs[1][3].depth == 1
+        assert store._backend._storage.tables.logs[1][3].depth == 1
 
 
-def test_deeply_nested_states_are_compared_without_running_out_of_stack(scale):
+def test_comparing_deep_states_does_not_overflow_the_stack(scale):
     old, new = 1, 2
     for n in range(230 if scale == "real" else 60):
         old, new = ([old], [new]) if n % 2 else ({"k": old}, {"k": new})
     one, other = encode({"a": old, "b": 1}), encode({"a": new, "b": 1})
     on_deep_stack(300, lambda: turned(one, other))
-    found = on_deep_stack(300, lambda: list(diff.edits(one, other, unpacker.Unpacker(TYPES))))
+    found = on_deep_stack(300, lambda: list(diff.differences(one, other, Unpacker(TYPES))))
     assert len(found) == 1
 
 
@@ -297,7 +298,7 @@ def shown(old, new):
     """Changes as (sign, path) and their values."""
     one, other = encode(old), encode(new)
     found = []
-    for edit in diff.edits(one, other, unpacker.Unpacker(TYPES)):
+    for edit in diff.differences(one, other, Unpacker(TYPES)):
         if edit.reordered:
             found.append(("order", str(edit.path)))
         else:
@@ -307,7 +308,7 @@ def shown(old, new):
     return found
 
 
-def test_changes_are_told_where_they_are():
+def test_changes_have_their_paths():
     old = {"n": 1, "list": [1, 2, 3, 4], "text": "abc", "deep": {"a": [{"b": 1}]}, "gone": 0, "t": (1, 2)}
     new = {"n": True, "list": [1, 9, 3], "text": "abd", "deep": {"a": [{"b": 2}]}, "t": (1, 3), "more": [0]}
     assert sorted(shown(old, new), key=str) == sorted(
@@ -351,7 +352,7 @@ def test_added_and_removed_keys_are_no_other_order():
     assert shown({"a": 1, "b": 2, "c": 3}, {"a": 5, "b": 2, "c": 6}) == [("a", 1, 5), ("c", 3, 6)]
 
 
-def test_a_record_of_another_version_is_compared_field_by_field_and_of_another_schema_as_a_whole():
+def test_records_of_one_schema_are_compared_by_field():
     old = Record("S", 1, "dataclass", {"a": 1, "b": 2})
     assert shown(old, Record("S", 1, "dataclass", {"a": 1, "b": 3})) == [("b", 2, 3)]
     assert [path for path, _, _ in shown([old], [Record("T", 1, "dataclass", {"a": 1, "b": 2})])] == ["[0]"]
@@ -376,16 +377,16 @@ trees = st.recursive(
 
 
 def without_lists(value):
-    """The same without lists, at any depth: what comes behind a change in a list has another path."""
+    """The value without lists, at any depth: a change in a list moves the items after it."""
     if not isinstance(value, dict):
         return value
     return {key: without_lists(part) for key, part in value.items() if not isinstance(part, list)}
 
 
 @given(trees, trees)
-def test_there_are_changes_if_and_only_if_the_roots_differ(one, other):
+def test_changes_exist_exactly_if_roots_differ(one, other):
     old, new = encode(one), encode(other)
-    assert (list(diff.edits(old, new, unpacker.Unpacker(TYPES))) == []) == (old.root == new.root)
+    assert (list(diff.differences(old, new, Unpacker(TYPES))) == []) == (old.root == new.root)
 
 
 @given(
@@ -393,10 +394,10 @@ def test_there_are_changes_if_and_only_if_the_roots_differ(one, other):
     st.dictionaries(st.sampled_from("abcdef"), trees, max_size=5),
 )
 @fewer(2)
-def test_what_no_change_speaks_of_is_the_same_in_both(one, other):
+def test_parts_without_changes_are_equal(one, other):
     """For dicts in dicts, whose paths are the same before and after."""
     only_dicts = [without_lists(state) for state in (one, other)]
-    told = {tuple(edit.path) for edit in diff.edits(*map(encode, only_dicts), unpacker.Unpacker(TYPES))}
+    told = {tuple(edit.path) for edit in diff.differences(*map(encode, only_dicts), Unpacker(TYPES))}
     before, after = map(flattened, only_dicts)
     for path in before.keys() | after.keys():
         if before.get(path) != after.get(path):

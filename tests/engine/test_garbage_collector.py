@@ -1,4 +1,4 @@
-"""Python's collector waits while many objects are made, and never for good."""
+"""Python's garbage collector pauses during a load, and resumes after it."""
 
 import gc
 import os
@@ -18,7 +18,7 @@ def collecting():
     gc.enable()
 
 
-def test_it_waits_while_a_long_list_is_read_and_goes_on_behind_it(monkeypatch):
+def test_collector_pauses_while_a_long_list_is_read(monkeypatch):
     seen = []
     with backtrail.open("memory://") as store:
         thread = store.thread("t")
@@ -38,7 +38,7 @@ def test_it_goes_on_after_an_error():
     assert gc.isenabled()
 
 
-def test_whoever_has_switched_it_off_finds_it_off():
+def test_collector_stays_off_if_it_was_off():
     gc.disable()
     with gc_pause.uncollected():
         pass

@@ -1,4 +1,4 @@
-"""The log: ids, checksums, views, undo and redo; and a damaged row or chunk names the checkpoints that need it."""
+"""The log: ids, checksums, views, undo and redo; damage names the checkpoints that it affects."""
 
 import contextlib
 import random
@@ -32,12 +32,12 @@ def test_an_id_names_its_thread_and_its_place(uid, seq):
 
 
 @given(uids)
-def test_ids_of_one_thread_differ_in_their_first_four_digits_up_to_two_hundred(uid):
+def test_two_hundred_ids_differ_in_four_digits(uid):
     assert len({log.checkpoint_id(uid, seq)[:4] for seq in range(1, 201)}) == 200
 
 
 @given(uids, st.lists(seqs, unique=True, min_size=2, max_size=30))
-def test_ids_of_one_thread_differ_in_their_first_eight_digits(uid, some):
+def test_ids_of_one_thread_differ_in_eight_digits(uid, some):
     assert len({log.checkpoint_id(uid, seq)[:8] for seq in some}) == len(some)
 
 
@@ -98,7 +98,7 @@ def test_a_row_is_sound_until_a_column_changes():
                 assert not log.is_sound(row._replace(**{column: other}), UID), (column, other)
 
 
-def test_a_forged_row_with_a_true_checksum_is_not_sound_if_its_columns_are_not_what_they_are():
+def test_row_with_impossible_columns_is_not_sound():
     for column in Row._fields[:18]:
         for other in (None, "x", b"x", 7.5, [], {}, True):
             if type(other) is type(getattr(a_row(), column)) or (column == "label" and other is None):
@@ -142,12 +142,12 @@ def test_what_a_damaged_row_carries_is_corrupt(extra):
 
 
 class Model:
-    """A log made by the rules of its table, and beside it what they mean: stacks, and parents."""
+    """A log, and its model: stacks and parents."""
 
     def __init__(self):
         self.rows = {}
         self.parents = {}
-        self.standings = {}  # by seq: (head, the seqs to undo to, the seqs to redo to)
+        self.tips = {}  # by seq: (head, the seqs to undo to, the seqs to redo to)
 
     def read(self, seq):
         return self.rows.get(seq)
@@ -178,41 +178,41 @@ class Model:
         )
         if op in log.CHECKPOINTS:
             self.parents[seq] = parent
-        self.standings[seq] = (head, *stacks)
+        self.tips[seq] = (head, *stacks)
 
     def save(self):
         last = self.newest.seq if self.rows else 0
-        before = (*self.standings[last][1], last) if last else ()
+        before = (*self.tips[last][1], last) if last else ()
         self.add(log.SAVE, 0, last, 0, (before, ()))
 
     def rewind(self, to):
         last = self.newest.seq
-        self.add(log.REWIND, to, last, 0, ((*self.standings[last][1], last), ()))
+        self.add(log.REWIND, to, last, 0, ((*self.tips[last][1], last), ()))
 
     def undo(self):
         last = self.newest
         to = log.undo_target(self.nearest, self.read, head=last.head, start=last.undo)
         if to is not None:
-            redo = (*self.standings[last.seq][2], last.seq)
-            self.add(log.UNDO, to.head, to.undo, last.seq, (self.standings[to.seq][1], redo))
+            redo = (*self.tips[last.seq][2], last.seq)
+            self.add(log.UNDO, to.head, to.undo, last.seq, (self.tips[to.seq][1], redo))
         return to
 
     def redo(self):
         last = self.newest
         to = log.redo_target(self.read, head=last.head, start=last.redo)
         if to is not None:
-            before = (*self.standings[last.seq][1], last.seq)
-            self.add(log.REDO, to.head, last.seq, to.redo, (before, self.standings[to.seq][2]))
+            before = (*self.tips[last.seq][1], last.seq)
+            self.add(log.REDO, to.head, last.seq, to.redo, (before, self.tips[to.seq][2]))
         return to
 
     def hidden(self, seq):
         return seq not in self.rows or self.rows[seq].hidden
 
     def expected(self, which):
-        """The standing that an undo (1) or redo (2) restores, by the stacks."""
+        """The model's head and view after an undo (1) or redo (2)."""
         passed = False
-        for seq in reversed(self.standings[self.newest.seq][which]):
-            head = self.standings[seq][0]
+        for seq in reversed(self.tips[self.newest.seq][which]):
+            head = self.tips[seq][0]
             if not self.hidden(head) and not (passed and head == self.newest.head):
                 return seq
             passed = True
@@ -227,7 +227,7 @@ class Model:
 
 
 def act(model, action, number):
-    """Do one thing to a log, and check that it does what stacks and parents say."""
+    """Make one change to a log, and compare it with the model."""
     newest = model.newest
     alive = [seq for seq in model.parents if not model.hidden(seq)]
     chosen = alive[number % len(alive)]
@@ -261,16 +261,16 @@ def run_scripts(seeds):
             act(model, rng.choice(actions), rng.randrange(100))
 
 
-def test_undo_redo_and_views_are_what_stacks_and_parents_say():
+def test_undo_redo_and_views_match_the_model():
     run_scripts(range(1000))
 
 
 @pytest.mark.torture
-def test_undo_redo_and_views_are_what_stacks_and_parents_say_in_many_scripts():
+def test_undo_redo_and_views_match_the_model_in_scripts():
     run_scripts(range(1000, 60_000))
 
 
-def test_an_undo_and_a_redo_pass_over_what_is_hidden_and_what_would_change_nothing():
+def test_undo_and_redo_skip_hidden_and_empty_moves():
     model = Model()
     model.save()
     model.save()
@@ -309,7 +309,7 @@ def test_a_save_after_an_undo_leaves_nothing_to_redo():
     assert model.ancestors(model.newest.head) == [4, 1]
 
 
-def test_rows_that_undo_or_redo_themselves_are_corrupt_and_no_endless_loop():
+def test_rows_that_undo_themselves_are_corrupt():
     rows = {n: a_row(seq=n, parent=0, head=9, undo=n, redo=n) for n in (1, 2, 3)}
     rows[4] = a_row(seq=4, parent=0, head=9, undo=6, redo=6)
     rows[6] = a_row(seq=6, parent=0, head=9, undo=4, redo=4)
@@ -320,7 +320,7 @@ def test_rows_that_undo_or_redo_themselves_are_corrupt_and_no_endless_loop():
             log.redo_target(rows.get, head=1, start=start)
 
 
-def test_a_view_whose_row_is_gone_or_empty_is_corrupt():
+def test_view_without_its_row_is_corrupt():
     with pytest.raises(Corrupt):
         log.path_of(a_row(view=3), lambda _: None)
     with pytest.raises(Corrupt):
@@ -329,14 +329,14 @@ def test_a_view_whose_row_is_gone_or_empty_is_corrupt():
 
 
 @given(ranges, st.integers(1, 99), st.integers(1, 99))
-def test_clipped_ranges_hold_what_they_held_between_the_ends(some, low, high):
+def test_clipped_ranges_hold_the_seqs_between_the_ends(some, low, high):
     clipped = log.clip(some, low, high)
     for seq in range(1, 100):
         assert log.contains(clipped, seq) == (log.contains(some, seq) and low <= seq <= high)
 
 
 @given(st.sets(st.integers(1, 40)), st.sets(st.integers(1, 40), max_size=5))
-def test_shortened_ranges_hold_what_is_left_as_far_from_their_end_as_before(path, others):
+def test_shortened_ranges_keep_their_distance_from_the_end(path, others):
     some = tuple((seq, seq) for seq in sorted(path))
     left = sorted(others)
     short = log.shortened(some, left)
@@ -378,12 +378,12 @@ def stored():
                 identity = log.checkpoint_id(record.uid, row.seq)
                 whole[identity] = (name, record.no, row, Store(backend).thread(name).load(identity).state)
         assert len(whole) > 30
-        assert len(backend._tables.chunks) > 10
+        assert len(backend._storage.tables.chunks) > 10
         yield backend, whole
 
 
 def read_all(backend, whole):
-    """Load every checkpoint anew: the ids of those that are corrupt."""
+    """Load every checkpoint again; return the ids of the corrupt ones."""
     corrupt = set()
     store = Store(backend)
     for identity, (name, _, _, state) in whole.items():
@@ -401,50 +401,50 @@ def flipped(data, rng):
     return bytes(changed)
 
 
-def test_a_flipped_bit_in_a_payload_is_corrupt_for_those_that_stand_on_it_and_no_others(stored):
+def test_flipped_bit_in_a_payload_damages_only_its_dependents(stored):
     backend, whole = stored
     rng = random.Random(1)
     assert read_all(backend, whole) == set()
     hurt = 0
     for _, no, row, _ in list(whole.values())[::2]:
-        kept = backend._tables.payloads[no, row.seq]
+        kept = backend._storage.tables.payloads[no, row.seq]
         standing_on_it = {i for i, (_, other, r, _) in whole.items() if other == no and r.base <= row.seq <= r.seq}
-        backend._tables.payloads[no, row.seq] = flipped(kept, rng)
+        backend._storage.tables.payloads[no, row.seq] = flipped(kept, rng)
         try:
             corrupt = read_all(backend, whole)
         finally:
-            backend._tables.payloads[no, row.seq] = kept
+            backend._storage.tables.payloads[no, row.seq] = kept
         assert corrupt <= standing_on_it
         hurt += bool(corrupt)
     assert hurt > 10
     assert read_all(backend, whole) == set()
 
 
-def test_a_flipped_bit_in_a_chunk_is_corrupt_for_those_that_need_it_and_no_others(stored):
+def test_flipped_bit_in_a_chunk_damages_only_its_users(stored):
     backend, whole = stored
     rng = random.Random(2)
-    for digest in sorted(backend._tables.chunks)[:12]:
-        kept = backend._tables.chunks[digest]
-        del backend._tables.chunks[digest]
+    for digest in sorted(backend._storage.tables.chunks)[:12]:
+        kept = backend._storage.tables.chunks[digest]
+        del backend._storage.tables.chunks[digest]
         try:
             needing = read_all(backend, whole)
-            backend._tables.chunks[digest] = (flipped(kept[0], rng), kept[1])
+            backend._storage.tables.chunks[digest] = (flipped(kept[0], rng), kept[1])
             assert read_all(backend, whole) <= needing
         finally:
-            backend._tables.chunks[digest] = kept
+            backend._storage.tables.chunks[digest] = kept
     assert read_all(backend, whole) == set()
 
 
 @pytest.mark.torture
-def test_every_flipped_bit_of_every_payload_and_chunk_is_found(stored):
+def test_every_flipped_bit_is_detected(stored):
     backend, whole = stored
     rng = random.Random(3)
     for _, no, row, _ in whole.values():
-        kept = backend._tables.payloads[no, row.seq]
+        kept = backend._storage.tables.payloads[no, row.seq]
         for _ in range(40):
-            backend._tables.payloads[no, row.seq] = flipped(kept, rng)
+            backend._storage.tables.payloads[no, row.seq] = flipped(kept, rng)
             read_all(backend, whole)
-        backend._tables.payloads[no, row.seq] = kept
+        backend._storage.tables.payloads[no, row.seq] = kept
 
 
 # ---- bytes that stand alone -----------------------------------------------------------------------------------------
@@ -470,7 +470,7 @@ JUNK = [None, -1, 0, 2**63, 1.5, float("nan"), "s", b"b", b"", [], {}, True, [1]
 
 
 def forge(body, change):
-    """Bytes of a checkpoint with something changed and a checksum that fits again."""
+    """Changed bytes of a checkpoint with a matching checksum."""
     body = ormsgpack.unpackb(ormsgpack.packb(body))
     with contextlib.suppress(IndexError, TypeError, ValueError, KeyError):
         change(body)
@@ -482,7 +482,7 @@ def forge(body, change):
     return _MAGIC + squeeze(ormsgpack.packb(body))
 
 
-def test_forged_bytes_of_a_checkpoint_are_corrupt_or_a_checkpoint(alone):
+def test_forged_checkpoint_bytes_are_corrupt_or_load(alone):
     assert backtrail.Checkpoint.from_bytes(forge(alone, lambda _: None)).state["a"] == [1]
 
     def changes(junk):

@@ -1,4 +1,4 @@
-"""Paths: what is printed can be read again, and what cannot be read is refused with the place."""
+"""Paths: printed paths parse to the same path; an error names the position."""
 
 import json
 
@@ -100,7 +100,7 @@ def test_any_text_is_a_path_or_invalid(text):
 
 
 @given(st.text('ab.[]"0\\', max_size=14))
-def test_any_text_of_the_letters_of_paths_is_a_path_or_invalid(text):
+def test_random_path_text_is_a_path_or_invalid(text):
     test_any_text_is_a_path_or_invalid.hypothesis.inner_test(text)
 
 
@@ -117,7 +117,7 @@ def test_steps_are_taken_as_they_are(path):
     assert type(parse(path)) is Path
 
 
-def test_keys_of_any_type_are_steps_and_print_as_themselves():
+def test_keys_of_any_type_are_steps():
     path = Path(("a", (1, "b"), 1.5, None, b"x", frozenset()))
     assert str(path) == "a[(1, 'b')][1.5][None][b'x'][frozenset()]"
     assert parse(tuple(path)) == path

@@ -1,4 +1,4 @@
-"""Records in few steps are the same bytes, and the same instances, as those that are made step by step."""
+"""The fast way to encode and decode records gives the bytes and instances of the slow way."""
 
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 import backtrail
 from backtrail.engine.schema import records, registry
-from backtrail.engine.tree import msgpack, unpacker
-from backtrail.engine.tree import packer as packing
+from backtrail.engine.tree import decode, encode, msgpack
 from backtrail.engine.tree.nodes import LEAF, Node
 from tests.support.strategies import values as plain_values
 
@@ -92,8 +91,8 @@ INSTANCES = st.one_of(
 NESTED = st.recursive(INSTANCES, lambda inner: st.builds(Point, inner | st.lists(inner)) | st.builds(Model, x=inner))
 
 
-class Slow(packing.Packer):
-    """A packer without the quick way."""
+class Slow(encode.Packer):
+    """A packer without the fast way."""
 
     def __call__(self, value):
         self._writers = dict.fromkeys(CLASSES)
@@ -102,12 +101,12 @@ class Slow(packing.Packer):
 
 @settings(max_examples=40)
 @given(st.lists(NESTED, min_size=1, max_size=8))
-def test_the_bytes_are_those_that_come_of_taking_instances_apart(values):
+def test_quick_and_slow_ways_give_equal_bytes(values):
     values = [*values, *values]  # what was met once goes the quick way
     expected = Slow(TYPES).fast(values)
-    assert packing.Packer(TYPES).fast(values) == expected
+    assert encode.Packer(TYPES).fast(values) == expected
     if expected is not None:
-        back = unpacker.Unpacker(TYPES)(expected)
+        back = decode.Unpacker(TYPES)(expected)
         assert [type(each) for each in back] == [type(each) for each in values]
         assert Slow(TYPES).fast(back) == expected
 
@@ -116,20 +115,20 @@ def test_the_bytes_are_those_that_come_of_taking_instances_apart(values):
 @given(st.lists(INSTANCES, min_size=1, max_size=8), st.lists(INSTANCES, min_size=1, max_size=2))
 def test_a_leaf_in_another_form_is_the_same_leaf(values, others):
     data = Slow(TYPES).fast(values)
-    flat = None if data is None else records.flat_of(Node(LEAF, data), TYPES)
+    flat = None if data is None else records.flat_leaf(Node(LEAF, data), TYPES)
     if flat is None:
         return
     for listed in (values, others):
         held = flat.held(listed)
         if held is not None and Slow(TYPES).fast(held) == flat.data:
             assert Slow(TYPES).fast(listed) == data
-    made = flat.made(unpacker.Unpacker(TYPES).array(flat.data))
+    made = flat.made(decode.Unpacker(TYPES).array(flat.data))
     assert Slow(TYPES).fast(made) == data
 
 
 def test_the_usual_instances_go_the_quick_way():
     for values in ([Point(1), Point(2, [3])], [Model(x=1), Model(x=2, y=3)], [Open(x=1)], [Wide()]):
-        flat = records.Flat.of(packing.Packer(TYPES).fast(values), TYPES)
+        flat = records.FlatLeaf.of(encode.Packer(TYPES).fast(values), TYPES)
         assert flat is not None
         assert flat.held(values) == [vars(value) for value in values]
         assert flat.made([dict(vars(value)) for value in values]) == values
@@ -140,23 +139,23 @@ def test_the_usual_instances_go_the_quick_way():
     [Twin(x=1), Model(x=1, y=None), Open(x=1), Open(x=1, more=2), Point(1), 1, Private(x=1)],
     ids=repr,
 )
-def test_what_differs_in_more_than_its_fields_is_not_compared_so(other):
-    flat = records.Flat.of(packing.Packer(TYPES).fast([Model(x=1)]), TYPES)
+def test_unusual_instances_are_not_compared_as_flat_leaf(other):
+    flat = records.FlatLeaf.of(encode.Packer(TYPES).fast([Model(x=1)]), TYPES)
     assert flat.held([other]) is None
     assert flat.held([Model(x=1), Model(x=1)]) is None
     assert flat.held([]) is None
 
 
-def test_a_class_that_is_not_named_or_has_changed_does_not_go_the_quick_way():
-    data = packing.Packer(TYPES).fast([Point(1)])
-    assert records.Flat.of(data, registry.Types()) is None
-    assert records.Flat.of(data, registry.Types([Model])) is None
+def test_unregistered_or_changed_class_uses_the_slow_way():
+    data = encode.Packer(TYPES).fast([Point(1)])
+    assert records.FlatLeaf.of(data, registry.Types()) is None
+    assert records.FlatLeaf.of(data, registry.Types([Model])) is None
     old = msgpack.inline(msgpack.RECORD, ("Point", 7, "dataclass"), [msgpack.pack("x") + msgpack.pack(1)])
     with pytest.raises(backtrail.Invalid):
-        unpacker.Unpacker(TYPES)(old)
+        decode.Unpacker(TYPES)(old)
 
 
-def test_what_was_learned_of_a_class_is_forgotten_when_something_else_is_declared_about_it():
+def test_new_declaration_clears_the_record_cache():
     @dataclass
     class Item:
         n: int
@@ -176,29 +175,29 @@ def test_what_was_learned_of_a_class_is_forgotten_when_something_else_is_declare
         assert thread.load("new").state["items"] == [Item(5)] * 3000
 
 
-def test_what_was_learned_of_a_class_is_known_to_others():
-    packing.Packer(TYPES).fast([Point(b"bytes")])
-    packer = packing.Packer(TYPES)
-    with mock.patch.object(packing.Packer, "_extension", side_effect=AssertionError):
+def test_record_cache_is_shared_by_decoders():
+    encode.Packer(TYPES).fast([Point(b"bytes")])
+    packer = encode.Packer(TYPES)
+    with mock.patch.object(encode.Packer, "_extension", side_effect=AssertionError):
         data = packer.fast([Point(b"bytes")])
     assert data == Slow(TYPES).fast([Point(b"bytes")])
-    unpacker.Unpacker(TYPES)(data)
+    decode.Unpacker(TYPES)(data)
     with mock.patch.object(registry.Types, "load", side_effect=AssertionError):
-        assert unpacker.Unpacker(TYPES)(data) == [Point(b"bytes")]
+        assert decode.Unpacker(TYPES)(data) == [Point(b"bytes")]
 
 
 def test_records_that_begin_alike_are_learned_once():
     types = registry.Types([Point])
-    data = packing.Packer(types).fast(Point(1))
+    data = encode.Packer(types).fast(Point(1))
     payload = msgpack.split_ext(data)[1]
-    reader = records.Reader(types)
+    reader = records.RecordReader(types)
     for _ in range(3):
         assert reader.meet(payload, msgpack.unpackb(payload)) is not None
-    assert [len(known) for known in records.learned(types).variants.values()] == [1]
+    assert [len(known) for known in records.record_cache(types).variants.values()] == [1]
 
 
 @pytest.mark.parametrize("change", ["value", "type", "inside", "class", "set", "order"])
-def test_a_change_in_place_of_one_of_many_is_saved(change):
+def test_change_in_place_of_one_instance_is_saved(change):
     with backtrail.open("memory://", types=[Model, Open]) as store:
         values = [Model(x={"n": [n]}, y="y" * 100) for n in range(400)]
         thread = store.thread("t")
@@ -234,8 +233,8 @@ class Loose(pydantic.BaseModel, extra="allow"):
 
 
 @pytest.mark.parametrize("more", [0, 1, 300])
-def test_what_a_model_has_beside_its_fields_is_not_taken_for_the_end_of_the_record(more):
-    """One with all fields and one more has as many parts as one of which some were set, and may end alike."""
+def test_extra_values_are_not_the_end_of_a_record(more):
+    """A record with an extra value may have as many parts as one with a list of set fields, and the same end."""
     values = [Loose(a=1), *(Loose(a=n) for n in range(more)), Loose(a=1, b=2, reply=Loose(a=7))]
     with backtrail.open("memory://", types=[Loose]) as store:
         thread = store.thread("t")

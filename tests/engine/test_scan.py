@@ -1,4 +1,4 @@
-"""A plain save finds every change, whatever it is, and reads nothing that did not change."""
+"""A plain save detects every change, and reads no unchanged leaf."""
 
 import copy
 from dataclasses import dataclass, field
@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backtrail.backends.sqlite.backend import SqliteBackend
-from backtrail.engine.tree import nodes, scan
+from backtrail.engine.schema.registry import Types
+from backtrail.engine.tree import msgpack, nodes, scan
+from backtrail.engine.tree.encode import Packer
 from backtrail.engine.tree.nodes import LEAF
 from backtrail.errors import Invalid
 from backtrail.store import Store
@@ -28,7 +30,7 @@ def messages(count, start=0):
 
 
 def stored(tree, cache=1 << 24, reads=None):
-    """A tree whose nodes are all in a backend; `reads` gathers the digests that are read from there."""
+    """A tree with all nodes in a backend; `reads` collects the digests of reads."""
     chunks = {digest: b"\0" + node.kind + node.data for digest, node in tree.nodes.fresh.items()}
 
     def read(digests):
@@ -40,7 +42,7 @@ def stored(tree, cache=1 << 24, reads=None):
 
 
 def scanned(before, value, types=TYPES):
-    """Scan a state against a tree, twice: with nothing at hand and with what the first scan left at hand."""
+    """Scan a state against a tree, twice: with an empty cache, and with the cache of the first scan."""
     expected = encode(value, types=types)
     for _ in range(2):
         ops, needed = scan.changes(before, value, types)
@@ -60,7 +62,7 @@ def test_any_state_becomes_any_other(old, new):
 
 @st.composite
 def edited(draw):
-    """A long state, and what a few edits at random places make of it."""
+    """A long state, and the state after a few random edits."""
     items = draw(st.lists(small_items, min_size=1, max_size=30))
     repeat = draw(st.integers(1, 20))
     state = {"a": [copy.deepcopy(item) for _ in range(repeat) for item in items], "n": 1, "b": {"x": 1}}
@@ -112,7 +114,7 @@ LOOKALIKES = [
 
 
 @pytest.mark.parametrize(("one", "other"), LOOKALIKES)
-def test_what_looks_alike_is_told_apart_in_a_leaf_at_hand_or_not(one, other):
+def test_similar_values_differ_in_cached_and_unread_leaves(one, other):
     for old, new in ((one, other), (other, one)):
         for place in (0, 17, 99):
             state = {"list": messages(100), "dict": {str(at): at for at in range(100)}, "tail": [1]}
@@ -127,7 +129,7 @@ def test_what_looks_alike_is_told_apart_in_a_leaf_at_hand_or_not(one, other):
 
 
 @pytest.mark.parametrize("make", [bytearray, memoryview])
-def test_bytes_that_become_something_like_bytes_are_not_taken_for_the_same(make):
+def test_bytes_and_bytearray_are_different_values(make):
     state = [b"some bytes %d" % at for at in range(2_000)]
     before = stored(encode(state))
     scanned(before, state)
@@ -139,8 +141,27 @@ def test_bytes_that_become_something_like_bytes_are_not_taken_for_the_same(make)
             scan.changes(before, state, TYPES)
 
 
+def test_ext_objects_are_no_records():
+    @dataclass
+    class Point:
+        x: int
+
+    types = Types([Point])
+    state = [Point(at) for at in range(3_000)]
+    before = stored(encode(state, types=types))
+    assert scan.changes(before, state, types)[0] == []
+    assert scan.changes(before, state, types)[0] == []
+    packed = Packer(types).fast(state[3])
+    changed = [*state[:3], ormsgpack.Ext(*msgpack.split_ext(packed)), *state[4:]]
+    with pytest.raises(Invalid, match=r"state\[3\]"):
+        scan.changes(before, changed, types)
+    everything = [ormsgpack.Ext(*msgpack.split_ext(Packer(types).fast(item))) for item in state]
+    with pytest.raises(Invalid, match=r"state\[0\]"):
+        scan.changes(before, everything, types)
+
+
 @pytest.mark.parametrize("make", [lambda: ormsgpack.Ext(15, b"1.5"), lambda: ormsgpack.Fragment(b"\x01")])
-def test_what_packs_like_something_of_ours_is_refused(make):
+def test_ext_and_fragment_are_refused_in_a_changed_state(make):
     state = [at if at % 2 else __import__("decimal").Decimal("1.5") for at in range(4_000)]
     before = stored(encode(state))
     scanned(before, state)
@@ -151,7 +172,7 @@ def test_what_packs_like_something_of_ours_is_refused(make):
             scan.changes(before, changed, TYPES)
 
 
-def test_the_culprit_is_named_with_its_path_wherever_it_is():
+def test_error_names_the_path_of_the_bad_value():
     state = {"list": messages(100), "dict": {str(at): [at] for at in range(3_000)}}
     before = stored(encode(state))
     for path, place in [("state.list[5].n", ("list", 5, "n")), ("state.list[99].n", ("list", 99, "n"))]:
@@ -182,7 +203,7 @@ class Own:
 
 
 @pytest.mark.parametrize("count", [2, 300])
-def test_a_change_at_one_of_two_keys_with_the_same_bytes_is_found_there(count):
+def test_change_at_one_of_two_equal_keys_is_detected(count):
     types = TYPES.for_state(Own)
     state = {"d": {Own(1): [f"value {at}"] for at in range(count)}}
     before = stored(encode(state, types=types))
@@ -255,7 +276,7 @@ def test_an_edit_reads_the_leaf_that_it_is_in():
     assert sum(tree.nodes.fresh[digest].kind == LEAF for digest in reads) == 1
 
 
-def test_scans_of_saves_and_appends_by_turns_give_the_same_roots(tmp_path):
+def test_alternating_saves_and_appends_give_equal_roots(tmp_path):
     state = {"messages": messages(300), "step": 0}
     with Store(SqliteBackend(tmp_path / "s.db")) as store:
         thread, other = store.thread("t"), store.thread("u")

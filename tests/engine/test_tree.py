@@ -1,4 +1,4 @@
-"""Trees: a state has one root, changed step by step or made at once; a change touches only the chunks around it."""
+"""Trees: equal states have equal roots; a change writes only the chunks around it."""
 
 import contextlib
 import copy
@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 
 import backtrail
 from backtrail.engine import compression, payload
-from backtrail.engine.reader import Chain, Standing
+from backtrail.engine.reader import Chain, Tip
 from backtrail.engine.schema.registry import Record
-from backtrail.engine.tree import codec, edits, msgpack, nodes, spine, text
+from backtrail.engine.tree import chunked, edits, msgpack, nodes, text
+from backtrail.engine.tree.decode import Decoder
+from backtrail.engine.tree.encode import Encoder
 from backtrail.engine.tree.path import Path, parse
 from backtrail.engine.tree.tree import CUT, PATCH, SET, SPLICE, Tree, find_step, is_op, locate
 from backtrail.errors import Corrupt, Error, Invalid, NotFound
@@ -47,7 +49,7 @@ def scale(request):
 
 
 def places(value, path=()):
-    """Every place in a state, with the way there."""
+    """Every part of a state with its path."""
     yield path, value
     if isinstance(value, dict):
         for key, part in value.items():
@@ -70,20 +72,20 @@ def replaced(value, path, new):
 
 
 def rep_in(tree, value):
-    return codec.Encoder(tree.nodes, TYPES).rep(value)
+    return Encoder(tree.nodes, TYPES).rep(value)
 
 
 def steps_of(value, path):
-    """A path as ops spell it."""
+    """A path in the steps of an op."""
     steps = []
     for step in path:
-        steps.append(codec.Encoder(fresh_nodes(), TYPES).key(step) if isinstance(value, dict) else step)
+        steps.append(Encoder(fresh_nodes(), TYPES).key(step) if isinstance(value, dict) else step)
         value = value[step]
     return steps
 
 
 class Script:
-    """A state as a plain value and as a tree; both are changed in the same way and have to stay the same."""
+    """A state as a value and as a tree; both get the same changes and must stay equal."""
 
     def __init__(self, value, rng, fresh_item):
         self.value = value
@@ -155,7 +157,7 @@ class Script:
 
 @given(bulky, st.integers(0, 2**32), st.lists(small_items, min_size=1, max_size=12))
 @fewer(4)
-def test_a_script_of_changes_has_the_root_of_the_state_made_at_once_after_every_step(value, seed, items):
+def test_changes_give_the_root_of_a_direct_save(value, seed, items):
     rng = random.Random(seed)
     script = Script(value, rng, lambda: rng.choice(items))
     for _ in range(12):
@@ -176,7 +178,7 @@ def script_over_a_long_state(seed, steps):
             ]
         )
 
-    size = 4 * spine.LEAF_TARGET // 60
+    size = 4 * chunked.LEAF_TARGET // 60
     script = Script({"list": [item() for _ in range(size)], "dict": {str(n): item() for n in range(size)}}, rng, item)
     for _ in range(steps):
         script.step()
@@ -185,13 +187,13 @@ def script_over_a_long_state(seed, steps):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_script_over_a_long_state_has_the_root_of_the_state_made_at_once_after_every_step(seed, scale):
+def test_changes_of_a_long_state_give_the_root(seed, scale):
     script_over_a_long_state(seed, 150 if scale == "small" else 6)
 
 
 @pytest.mark.torture
 @pytest.mark.parametrize("seed", range(100, 140))
-def test_a_long_script_over_a_long_state_has_the_root_of_the_state_made_at_once(seed):
+def test_many_changes_of_a_long_state_give_the_root(seed):
     script_over_a_long_state(seed, 400)
 
 
@@ -202,7 +204,7 @@ def listed(count, seed=0):
 
 @pytest.mark.parametrize("part", lengths(3, 1))
 @pytest.mark.parametrize("code", [msgpack.LIST, msgpack.DICT], ids=["list", "dict"])
-def test_the_root_does_not_depend_on_how_the_entries_came_in(code, scale, part):
+def test_root_does_not_depend_on_the_order_of_changes(code, scale, part):
     count = (2500 if scale == "small" else 600) // part
     rng = random.Random(7)
     items = listed(count)
@@ -235,36 +237,36 @@ def test_the_root_does_not_depend_on_how_the_entries_came_in(code, scale, part):
         assert empty.apply(way).root == wanted, name
 
 
-def test_entries_come_out_by_place_and_by_key_whatever_the_levels():
+def test_entries_are_read_by_index_and_key():
     items = listed(3000)
     tree, mapped = encode(items), encode({item[:6]: item for item in items} | {n: n for n in range(500)})
-    opened, by_key = (spine.open_rep(t.rep, t.nodes) for t in (tree, mapped))
-    decoder = codec.Decoder(tree.nodes, TYPES)
+    opened, by_key = (chunked.open_rep(t.rep, t.nodes) for t in (tree, mapped))
+    decoder = Decoder(tree.nodes, TYPES)
     assert (opened.length, by_key.length) == (3000, 3500)
     for start, stop in [(0, 0), (0, 1), (2999, 3000), (1490, 1510), (0, 3000), (2990, None), (3000, None), (17, 18)]:
-        assert decoder.values(spine.entries(tree.nodes, opened, start, stop)) == items[start:stop]
+        assert decoder.values(chunked.entries(tree.nodes, opened, start, stop)) == items[start:stop]
     for n in random.Random(1).sample(range(3000), 60):
-        assert spine.find_key(mapped.nodes, by_key, rep_in(tree, f"{n:06}")) == n
+        assert chunked.find_key(mapped.nodes, by_key, rep_in(tree, f"{n:06}")) == n
     for n in (0, 5, 499):
-        assert spine.find_key(mapped.nodes, by_key, rep_in(tree, n)) == 3000 + n
+        assert chunked.find_key(mapped.nodes, by_key, rep_in(tree, n)) == 3000 + n
     for missing in ("00000", "0000000", "", 500, b"000001", 1.0, True):
-        assert spine.find_key(mapped.nodes, by_key, rep_in(tree, missing)) is None
+        assert chunked.find_key(mapped.nodes, by_key, rep_in(tree, missing)) is None
 
 
 # ---- what a change touches ------------------------------------------------------------------------------------------
 
 
 def new_nodes(before, after):
-    """The nodes that a change made, and how many bytes they are."""
+    """The new nodes of a change, and their bytes."""
     made = {digest: node for digest, node in after.nodes.fresh.items() if digest not in before.nodes.fresh}
     live = payload.reachable(nodes.Nodes(None, None, made), payload.refs_of(after.rep))
     return live.values()
 
 
-def test_an_insertion_in_the_middle_of_ten_thousand_items_makes_a_few_chunks(scale):
+def test_insertion_into_ten_thousand_items_makes_few_chunks(scale):
     items = listed(10_000)
     tree = encode(items)
-    levels = len(spine.open_rep(tree.rep, tree.nodes).levels)
+    levels = len(chunked.open_rep(tree.rep, tree.nodes).levels)
     assert levels >= (5 if scale == "small" else 2)
     rng = random.Random(3)
     leaves, total = [], []
@@ -284,15 +286,15 @@ def test_an_append_touches_no_closed_chunk():
     for n in range(120):
         before = tree
         tree = tree.apply([[SPLICE, [], 5000 + n, 0, [rep_in(tree, f"appended {n} " + "x" * 40)]]])
-        closed = [c for level in spine.open_rep(before.rep, before.nodes).levels[1:] for c in level]
-        now = {c for level in spine.open_rep(tree.rep, tree.nodes).levels[1:] for c in level}
+        closed = [c for level in chunked.open_rep(before.rep, before.nodes).levels[1:] for c in level]
+        now = {c for level in chunked.open_rep(tree.rep, tree.nodes).levels[1:] for c in level}
         made = new_nodes(before, tree)
         assert sum(node.kind == nodes.LEAF for node in made) == (1 if tree.sealed else 0)
         if not any(node.kind == nodes.INNER for node in made):
             assert set(closed) <= now
 
 
-def test_an_edit_of_one_key_of_a_long_dict_makes_a_few_chunks():
+def test_edit_of_a_long_dict_makes_few_chunks():
     tree = encode({"big": {f"{n:05}": {"value": "x" * (n % 60)} for n in range(8000)}, "other": list(range(3000))})
     for key in ("00000", "04000", "07999"):
         steps = [rep_in(tree, "big"), rep_in(tree, key), rep_in(tree, "value")]
@@ -300,7 +302,7 @@ def test_an_edit_of_one_key_of_a_long_dict_makes_a_few_chunks():
         assert sum(node.kind == nodes.LEAF for node in made) <= 6
 
 
-def test_an_insertion_in_a_long_text_makes_a_few_pieces(scale):
+def test_insertion_into_a_long_text_makes_few_pieces(scale):
     rng = random.Random(2)
     lines = ["".join(rng.choices("abcdef ", k=rng.randrange(60))) for _ in range(16 * text.PIECE_MAX // 30)]
     tree = encode("\n".join(lines))
@@ -322,13 +324,13 @@ def test_megabytes_of_zeros_or_line_ends_are_cut_quickly():
         assert decode(tree) == value
 
 
-def test_a_leaf_is_never_smaller_than_its_least_nor_much_larger_than_its_most():
+def test_leaf_sizes_stay_within_their_limits():
     for state in (listed(4000), {item[:6]: item for item in listed(4000)}, list(range(90_000)), [0] * 90_000):
         tree = encode(state)
         sizes_ = [len(node.data) for node in tree.nodes.fresh.values() if node.kind == nodes.LEAF]
         assert sizes_
-        assert min(sizes_) >= spine.LEAF_MIN > codec.INLINE
-        assert max(sizes_) <= spine.LEAF_MAX + 200
+        assert min(sizes_) >= chunked.LEAF_MIN > nodes.INLINE
+        assert max(sizes_) <= chunked.LEAF_MAX + 200
 
 
 # ---- through a store ------------------------------------------------------------------------------------------------
@@ -352,8 +354,8 @@ def test_five_appends_and_one_save_have_the_same_root(scale):
         assert store.verify().ok
 
 
-def test_values_put_ever_deeper_are_refused_or_can_be_loaded():
-    """Each change is small, and none may make a state that cannot be read or saved any more."""
+def test_ever_deeper_values_load_or_are_refused():
+    """No small change may lead to a state that cannot be read or saved."""
     for wrap in (lambda v: [v], lambda v: (v,), lambda v: {"k": v}, lambda v: {1: v}):
         part = 0
         for _ in range(30):
@@ -361,9 +363,9 @@ def test_values_put_ever_deeper_are_refused_or_can_be_loaded():
         path, tree = (), encode(part)
         for _ in range(200):
             path = (*path, *([0] * 30 if isinstance(part, list | tuple) else [next(iter(part))] * 30))
-            standing = Standing(None, None, None, Chain(tree, 0, 0, frozenset()))
+            tip = Tip(None, None, None, Chain(tree, 0, 0, frozenset()))
             try:
-                tree = edits.Put(Path(path), part, TYPES, "t")(standing).tree
+                tree = edits.Put(Path(path), part, TYPES, "t")(tip).tree
             except Invalid:
                 break
             value = on_deep_stack(200, lambda tree=tree: decode(tree))
@@ -377,7 +379,7 @@ def test_values_put_ever_deeper_are_refused_or_can_be_loaded():
 
 
 def findable(key):
-    """Whether a key equals a copy of itself; what holds a nan does not."""
+    """Whether a key equals a copy of itself; a key with a NaN does not."""
     return decode(encode(key)) == key
 
 
@@ -385,7 +387,7 @@ def findable(key):
 @fewer(4)
 def test_a_users_path_leads_to_every_place(value):
     tree = encode(value)
-    decoder = codec.Decoder(tree.nodes, TYPES)
+    decoder = Decoder(tree.nodes, TYPES)
     for path, target in list(places(value))[:60]:
         if not all(map(findable, path)):
             continue
@@ -395,9 +397,9 @@ def test_a_users_path_leads_to_every_place(value):
 
 
 @given(st.dictionaries(keys, st.integers(), max_size=8))
-def test_a_key_is_found_as_a_dict_would_find_it(mapping):
+def test_keys_are_compared_as_in_a_dict(mapping):
     tree = encode(mapping)
-    opened = spine.open_rep(tree.rep, tree.nodes)
+    opened = chunked.open_rep(tree.rep, tree.nodes)
     for at, key in enumerate(mapping):
         if findable(key):
             assert find_step(tree.nodes, opened, key, TYPES)[1] == at
@@ -406,7 +408,7 @@ def test_a_key_is_found_as_a_dict_would_find_it(mapping):
         assert (find_step(tree.nodes, opened, other, TYPES) is not None) == there
 
 
-def test_a_key_with_lone_surrogates_can_be_read_set_and_deleted():
+def test_key_with_lone_surrogates_can_be_edited():
     with backtrail.open("memory://") as store:
         thread = store.thread("t")
         thread.save({"\ud800": 1, "b": 2})
@@ -438,7 +440,7 @@ def test_a_path_that_leads_nowhere_says_where_it_ends():
 
 @given(bulky, st.booleans())
 @fewer(4)
-def test_a_base_can_be_read_from_its_row_and_its_chunks(value, compress):
+def test_base_is_read_from_its_row_and_chunks(value, compress):
     tree = encode(value)
     stored = payload.base(tree, frozenset(), compress=compress)
     read, inlined = payload.read_base(stored.payload, fresh_nodes(stored.chunks))
@@ -449,10 +451,10 @@ def test_a_base_can_be_read_from_its_row_and_its_chunks(value, compress):
 
 @given(bulky, bulky)
 @fewer(4)
-def test_a_delta_can_be_read_from_its_row_and_its_chunks(value, other):
+def test_delta_is_read_from_its_row_and_chunks(value, other):
     tree = encode({"a": value, "b": [1, 2]})
     source = tree.nodes.forked()
-    ops = [[SET, [rep_in(tree, "c")], codec.Encoder(source, TYPES).rep(other)], [CUT, [rep_in(tree, "b"), 0]]]
+    ops = [[SET, [rep_in(tree, "c")], Encoder(source, TYPES).rep(other)], [CUT, [rep_in(tree, "b"), 0]]]
     stored = payload.delta(ops, payload.packed(ops), source, compress=True)
     read = payload.read_delta(stored.payload)
     before = fresh_nodes({**tree.nodes.fresh, **stored.chunks})
@@ -633,7 +635,7 @@ def test_chunks_that_lie_about_themselves_are_read_or_corrupt(levels, length):
 
 @given(values)
 @fewer(4)
-def test_bytes_of_a_checkpoint_are_a_checkpoint_or_an_error_of_ours(value):
+def test_checkpoint_bytes_load_or_raise_an_error(value):
     with backtrail.open("memory://") as store:
         data = store.thread("t").save({"v": value}, label="é\ud800", tags=["x"], metadata={"k": (1,)}).to_bytes()
     rng = random.Random(len(data))
@@ -655,7 +657,7 @@ def test_bytes_of_a_checkpoint_are_a_checkpoint_or_an_error_of_ours(value):
         max_size=40,
     )
 )
-def test_appends_give_the_tree_that_ops_give_and_that_a_save_gives(items):
+def test_appends_ops_and_saves_give_equal_trees(items):
     with backtrail.open("memory://") as store, backtrail.open("memory://") as another:
         quick, slow = store.thread("t"), another.thread("t")
         for thread in (quick, slow):

@@ -1,4 +1,4 @@
-"""Canonical bytes: every plain value has one encoding and comes back exactly; no bytes do more than make plain data."""
+"""Canonical bytes: every value has one encoding and round trips; hostile bytes only make plain data."""
 
 import collections
 import contextlib
@@ -25,10 +25,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from backtrail.engine.schema.registry import Member, Record, Type, Types
-from backtrail.engine.tree import msgpack
-from backtrail.engine.tree import packer as packing
-from backtrail.engine.tree import unpacker as unpacking
-from backtrail.engine.tree.codec import Encoder
+from backtrail.engine.tree import decode, encode, msgpack
+from backtrail.engine.tree.encode import Encoder
 from backtrail.engine.tree.nodes import INLINE
 from backtrail.errors import Corrupt, Invalid
 from tests.support.lengths import lengths
@@ -36,16 +34,16 @@ from tests.support.strategies import EDGES, TYPES, form, fresh_nodes, hashable_a
 
 
 def pack(value):
-    """The bytes of a value, in whatever way they are made."""
+    """The bytes of a value, checked to be equal in all ways of encoding."""
     return Encoder(fresh_nodes(), TYPES).rep(value)
 
 
 def unpack(data):
-    return unpacking.Unpacker(TYPES)(data)
+    return decode.Unpacker(TYPES)(data)
 
 
 def taken_apart(value):
-    """The bytes of a value that never met the fast path as a whole."""
+    """The bytes of a value, without the fast path for the whole value."""
     encoder = Encoder(fresh_nodes(), TYPES)
     return encoder._text(value) or encoder._atom(value) or encoder._container(value)
 
@@ -59,29 +57,29 @@ def test_any_plain_value_comes_back_with_its_types(value):
 
 
 @given(values)
-def test_what_was_decoded_has_the_bytes_it_was_decoded_from(value):
+def test_decoded_values_encode_to_the_same_bytes(value):
     data = pack(value)
     assert pack(unpack(data)) == data
 
 
 @given(values)
-def test_the_fast_path_makes_the_bytes_of_the_slow_path(value):
-    fast = packing.Packer(TYPES).fast(value)
+def test_fast_and_slow_path_give_equal_bytes(value):
+    fast = encode.Packer(TYPES).fast(value)
     if fast is not None:
         assert fast == taken_apart(value)
         assert same(unpack(fast), value)
 
 
 @given(st.one_of(values, st.lists(values, max_size=3)))
-def test_a_packer_is_the_same_after_a_value_that_it_could_not_take(value):
-    packer = packing.Packer(TYPES)
+def test_packer_works_after_a_refused_value(value):
+    packer = encode.Packer(TYPES)
     before = packer.fast(value)
     assert packer.fast([value, object()]) is None
     assert packer.fast(value) == before
 
 
 @given(values, values)
-def test_bytes_are_equal_if_and_only_if_the_values_are_the_same(one, other):
+def test_bytes_are_equal_exactly_if_values_are(one, other):
     assert (pack(one) == pack(other)) == same(one, other)
 
 
@@ -131,7 +129,7 @@ CONFUSABLE = [
 
 
 @pytest.mark.parametrize("group", CONFUSABLE, ids=lambda group: repr(group[0]))
-def test_values_that_look_alike_have_bytes_of_their_own_and_stay_themselves(group):
+def test_similar_values_have_different_bytes(group):
     encoded = [pack(value) for value in group]
     assert len(set(encoded)) == len(group)
     for value, data in zip(group, encoded, strict=True):
@@ -155,7 +153,7 @@ def test_floats_come_back_bit_by_bit(bits):
 
 
 @given(st.sets(keys, max_size=8), st.randoms(use_true_random=False))
-def test_a_set_has_the_same_bytes_in_whatever_order_it_was_filled(items, rng):
+def test_bytes_of_a_set_do_not_depend_on_order(items, rng):
     shuffled = list(items)
     rng.shuffle(shuffled)
     again = set()
@@ -167,7 +165,7 @@ def test_a_set_has_the_same_bytes_in_whatever_order_it_was_filled(items, rng):
         assert pack(frozenset(again)) == pack(frozenset(items))
 
 
-def test_nan_keys_and_items_stay_as_many_as_they_are():
+def test_several_nan_keys_and_items_round_trip():
     nans = [float("nan") for _ in range(3)]
     state = {
         "dict": {nan: i for i, nan in enumerate(nans)},
@@ -179,7 +177,7 @@ def test_nan_keys_and_items_stay_as_many_as_they_are():
     assert same(back, state)
 
 
-def test_the_bytes_of_a_decimal_do_not_depend_on_the_context():
+def test_bytes_of_a_decimal_ignore_the_context():
     value = decimal.Decimal("1.5E+900")
     plain = pack(value)
     with decimal.localcontext() as context:
@@ -192,7 +190,7 @@ def test_the_bytes_of_a_decimal_do_not_depend_on_the_context():
         assert same(unpack(plain), value)
 
 
-def test_the_bytes_of_a_time_zone_do_not_depend_on_the_cache_of_zones():
+def test_bytes_of_a_zone_ignore_the_zone_cache():
     cached, alone = zoneinfo.ZoneInfo("Europe/Berlin"), zoneinfo.ZoneInfo.no_cache("Europe/Berlin")
     one, other = (dt.datetime(2021, 5, 5, 5, tzinfo=zone) for zone in (cached, alone))
     assert pack(one) == pack(other)
@@ -299,7 +297,7 @@ BERLIN_FILE = next((p for p in (pathlib.Path(base) / "Europe/Berlin" for base in
 
 
 def unkeepable():
-    """Values that would not come back as they are. Made anew for each test: a living Fragment slows everything down."""
+    """Values that would not round trip."""
     found = {
         "str": Str("a"),
         "int": Int(1),
@@ -357,7 +355,7 @@ def unkeepable():
 
 @pytest.mark.parametrize("name", list(unkeepable()))
 @pytest.mark.parametrize("filler", [[], ["x" * 5000], [b"\xc4\xc7"]], ids=["short", "long", "suspicious"])
-def test_what_cannot_be_kept_exactly_is_refused_with_its_path(name, filler):
+def test_inexact_values_are_refused_with_their_path(name, filler):
     value = unkeepable()[name]
     for state, path in (
         (value, "state"),
@@ -374,7 +372,7 @@ def test_what_cannot_be_kept_exactly_is_refused_with_its_path(name, filler):
         assert str(caught.value).startswith(path + ": ")
 
 
-def test_an_unkeepable_key_or_member_of_a_set_is_refused():
+def test_inexact_keys_and_set_items_are_refused():
     class Odd:
         def __repr__(self):
             raise RuntimeError("no repr")
@@ -394,18 +392,19 @@ def test_an_unkeepable_key_or_member_of_a_set_is_refused():
         assert caught.value.path.startswith("state.x[0]")
 
 
-def test_a_fragment_is_noticed_whenever_it_is_made_and_costs_nothing_later():
-    packer = packing.Packer(TYPES)
+def test_ext_and_fragment_are_refused_wherever_they_are():
+    packer = encode.Packer(TYPES)
     assert packer.fast([1, "a"]) == b"\x92\x01\xa1a"
-    fragment = ormsgpack.Fragment(b"\x05")
-    assert packer.fast([1, fragment]) is None
-    assert packer.fast([1, "a"]) == b"\x92\x01\xa1a"
-    del fragment
-    for made in ([ormsgpack.Fragment(b"\x05")], {"a": ormsgpack.Fragment(b"\x05")}, (ormsgpack.Fragment(b"\x05"),)):
-        assert packer.fast(made) is None
+    for foreign in (ormsgpack.Fragment(b"\x05"), ormsgpack.Ext(msgpack.TUPLE, b"\x90")):
+        for value in (foreign, [1, foreign], {"a": foreign}, (foreign,), [{"a": (1, [foreign])}], [b"", foreign]):
+            assert packer.fast(value) is None
+        with pytest.raises(Invalid) as caught:
+            pack({"x": [1, {"y": (foreign,)}]})
+        assert caught.value.path == "state.x[1].y[0]"
+        assert packer.fast([1, "a"]) == b"\x92\x01\xa1a"
 
 
-def test_an_interrupt_while_encoding_or_decoding_is_neither_lost_nor_called_damage():
+def test_interrupts_in_encoding_and_decoding_are_raised():
     class Point:
         pass
 
@@ -416,22 +415,22 @@ def test_an_interrupt_while_encoding_or_decoding_is_neither_lost_nor_called_dama
     with pytest.raises(KeyboardInterrupt):
         Encoder(fresh_nodes(), types).rep([1, (2, Point())])
     with pytest.raises(KeyboardInterrupt):
-        unpacking.Unpacker(types)(pack([(1, Record("Point", 1, "custom", {}))]))
+        decode.Unpacker(types)(pack([(1, Record("Point", 1, "custom", {}))]))
 
 
-def test_running_out_of_memory_while_decoding_is_not_called_damage():
+def test_memory_error_in_decoding_is_not_damage():
     def exhausted(_):
         raise MemoryError
 
     with pytest.raises(MemoryError):
-        unpacking.Unpacker(TYPES, exhausted)(msgpack.ext(msgpack.REF, b""))
+        decode.Unpacker(TYPES, exhausted)(msgpack.ext(msgpack.REF, b""))
 
 
-def test_an_error_of_the_storage_inside_a_value_stays_what_it_is():
+def test_storage_error_in_decoding_is_raised_unchanged():
     def fails(_):
         raise Corrupt("chunk 1 is missing", code="corrupt.chunk")
 
-    unpacker = unpacking.Unpacker(TYPES, fails)
+    unpacker = decode.Unpacker(TYPES, fails)
     for _ in range(2):
         with pytest.raises(Corrupt, match="chunk 1 is missing") as caught:
             unpacker(b"\x91" + msgpack.ext(msgpack.TUPLE, b"\x91" + msgpack.ext(msgpack.REF, b"")))
@@ -439,7 +438,7 @@ def test_an_error_of_the_storage_inside_a_value_stays_what_it_is():
     assert unpacker(b"\x01") == 1
 
 
-def test_a_class_that_is_missing_is_no_damage_when_its_instances_were_keys():
+def test_unregistered_key_class_is_not_damage():
     class Point(NamedTuple):
         x: int
         y: int
@@ -449,7 +448,7 @@ def test_a_class_that_is_missing_is_no_damage_when_its_instances_were_keys():
         with pytest.raises(Invalid, match="Point") as caught:
             unpack(data)
         assert caught.value.code == "invalid.schema"
-        assert unpacking.Unpacker(Types([Point]))(data) == [state]
+        assert decode.Unpacker(Types([Point]))(data) == [state]
 
 
 # ---- deep nesting ---------------------------------------------------------------------------------------------------
@@ -540,7 +539,7 @@ def test_a_value_that_contains_itself_is_refused():
 
 
 def bomb(levels, lists, code=msgpack.TUPLE):
-    """Extensions in extensions, each inside so many lists."""
+    """Nested extensions, each inside this many lists."""
     data = b"\xc0"
     for _ in range(levels):
         data = b"\x91" * lists + msgpack.ext(code, b"\x91" + data)
@@ -552,17 +551,17 @@ def bomb(levels, lists, code=msgpack.TUPLE):
 )
 @pytest.mark.parametrize("stack", [None, 4096])
 def test_no_bytes_overflow_the_stack(levels, lists, stack):
-    """In a process of its own: an overflow would end it."""
+    """An overflow would end the process, so decode in another one."""
     code = f"""
 import sys, threading
 from backtrail.engine.tree import msgpack as wire
-from backtrail.engine.tree import unpacker as unpacking
+from backtrail.engine.tree.decode import Unpacker
 from backtrail.engine.schema.registry import Types
 from backtrail.errors import Corrupt
 data = sys.stdin.buffer.read()
 done = []
 def decode():
-    for read in (unpacking.Unpacker(Types()), wire.refs_in, wire.take_apart, wire.first_in):
+    for read in (Unpacker(Types()), wire.refs_in, wire.take_apart, wire.first_in):
         try:
             read(data)
         except Corrupt:
@@ -587,7 +586,7 @@ print(*done)
 
 
 def survives(data, unpacker=unpack):
-    """Decode hostile bytes: a value or Corrupt or Invalid, and soon."""
+    """Decode hostile bytes: a value, Corrupt or Invalid, quickly."""
     started = time.monotonic()
     for read in (
         unpacker,
@@ -746,7 +745,7 @@ def test_what_is_not_canonical_is_not_taken_apart():
             msgpack.split(data)
 
 
-def test_references_are_found_at_any_depth():
+def test_refs_are_listed_at_any_depth():
     ref = [msgpack.ext(msgpack.REF, bytes([n])) for n in range(4)]
     data = array(
         ref[0], msgpack.ext(msgpack.TUPLE, array(b"\x01", msgpack.ext(msgpack.DICT, array(b"\x01", array(ref[1])))))
@@ -767,7 +766,7 @@ def test_any_plain_value_comes_back_many_times(value):
 
 
 @pytest.mark.torture
-def test_every_single_byte_change_of_some_encodings_is_a_value_or_corrupt():
+def test_every_changed_byte_is_a_value_or_corrupt():
     rng = random.Random(5)
     state = [*itertools.chain.from_iterable(CONFUSABLE)]
     data = pack(state)

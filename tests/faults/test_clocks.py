@@ -54,7 +54,7 @@ def clock(*seconds):
 CLOCKS = [(0, 0), (5, 5), (-5, -5), (HOUR, HOUR), (-HOUR, -HOUR), (100 * YEAR, 0), (0, -60 * YEAR), (HOUR, -HOUR)]
 
 
-def test_order_is_that_of_the_log_whatever_the_clocks_of_its_writers_say(opener):
+def test_order_follows_the_log_not_the_clocks(opener):
     with opener() as store:
         store.thread("t").save({"items": []})
 
@@ -91,7 +91,7 @@ def test_order_is_that_of_the_log_whatever_the_clocks_of_its_writers_say(opener)
 
 
 @pytest.mark.parametrize("wrong", [HOUR, -HOUR])
-def test_a_worker_whose_lease_was_ended_by_a_wrong_clock_writes_nothing_more(opener, wrong, request):
+def test_worker_with_an_ended_lease_cannot_write(opener, wrong, request):
     """Where the clock is the server's, it is not ended; where it is the machine's, one of them works all the same."""
     shared = "postgres" in request.node.name
 
@@ -125,7 +125,7 @@ def test_a_worker_whose_lease_was_ended_by_a_wrong_clock_writes_nothing_more(ope
 
 
 @pytest.mark.parametrize("wrong", [HOUR, -HOUR])
-def test_in_postgresql_a_lease_ends_by_the_clock_of_the_server(wrong):
+def test_postgresql_leases_use_the_servers_clock(wrong):
     def owner(tell):
         with clock(wrong), opened() as store, store.run("s", lease=1) as run:
             run.tool("one", str, 1)
@@ -155,7 +155,7 @@ def numbers(checkpoints):
     return [checkpoint.state["n"] for checkpoint in checkpoints]
 
 
-def test_a_clock_that_goes_back_leaves_history_undo_and_refs_as_they_are(opener):
+def test_history_undo_and_refs_ignore_clock_jumps(opener):
     with clock(0, -HOUR, HOUR) as jump, opener() as store:
         thread = store.thread("t")
         for n in range(9):
@@ -175,7 +175,7 @@ def test_a_clock_that_goes_back_leaves_history_undo_and_refs_as_they_are(opener)
         assert numbers(thread.history()) == [4, 5]
 
 
-def test_agents_go_back_to_what_was_made_before_whatever_the_clock_says(opener):
+def test_agent_restores_ignore_clock_jumps(opener):
     with clock(0, -HOUR, HOUR) as jump, opener() as store:
         store.agents.save(AgentState("a", "A", "planner"))
         store.conversations.save(Conversation("a", id="c"))
@@ -205,18 +205,18 @@ def test_a_seeded_fault_is_found(kind, newest_first, tmp_path, monkeypatch):
         return found
 
     url = tmp_path / "s.db" if kind is SqliteBackend else (tmp_path / "s").as_uri()
-    test_a_clock_that_goes_back_leaves_history_undo_and_refs_as_they_are(partial(backtrail.open, url))
+    test_history_undo_and_refs_ignore_clock_jumps(partial(backtrail.open, url))
     monkeypatch.setattr(kind, "rows", by_the_clock)
     url = tmp_path / "t.db" if kind is SqliteBackend else (tmp_path / "t").as_uri()
     with pytest.raises(AssertionError):
-        test_a_clock_that_goes_back_leaves_history_undo_and_refs_as_they_are(partial(backtrail.open, url))
+        test_history_undo_and_refs_ignore_clock_jumps(partial(backtrail.open, url))
 
 
 # ---- what goes by age -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("wrong", [-HOUR, 100 * YEAR])
-def test_what_goes_by_age_goes_by_created_at_and_takes_neither_head_nor_label(opener, wrong):
+def test_age_rules_use_created_at_and_spare_heads_and_labels(opener, wrong):
     with clock(wrong, 0) as jump, opener(ttl=600) as store:
         thread = store.thread("t")
         for n in range(4):
@@ -230,7 +230,7 @@ def test_what_goes_by_age_goes_by_created_at_and_takes_neither_head_nor_label(op
         assert thread.load().state == {"n": 4}
 
 
-def test_somebody_whose_clock_is_ahead_hides_by_age_what_is_young_but_never_the_head(opener):
+def test_fast_clock_may_hide_young_rows_but_never_heads(opener):
     with opener(ttl=600) as store:
         for n in range(3):
             store.thread("t").save({"n": n}, label="kept" if n == 0 else None)
@@ -242,7 +242,7 @@ def test_somebody_whose_clock_is_ahead_hides_by_age_what_is_young_but_never_the_
         assert store.verify().ok
 
 
-def test_of_automatic_checkpoints_a_clock_that_goes_back_keeps_more_not_less(opener):
+def test_clock_jump_keeps_more_automatic_checkpoints_not_fewer(opener):
     with clock(0, -24 * HOUR, 0) as jump, opener(auto_interval=12 * HOUR) as store:
         thread = store.thread("t")
         for n in range(6):
@@ -252,7 +252,7 @@ def test_of_automatic_checkpoints_a_clock_that_goes_back_keeps_more_not_less(ope
         assert numbers(thread.history()) == [1, 3, 5]
 
 
-def test_pages_of_threads_by_activity_have_each_thread_once_whatever_the_clocks_say(opener):
+def test_pages_list_each_thread_once_despite_clock_jumps(opener):
     with clock(0, HOUR, -HOUR, 0, -5, 5, 0) as jump, opener() as store:
         for n in range(6):
             store.thread(f"t{n}").save({})

@@ -82,7 +82,7 @@ def crashed(kind, source, calls, done, images, *, durability="full", thorough=Fa
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_was_acknowledged_is_there_and_nothing_is_half_done(kind, quick, monkeypatch):
+def test_acknowledged_writes_survive_whole(kind, quick, monkeypatch):
     monkeypatch.setattr(log, "FILE_BYTES", 40_000)
     with used(kind, quick / "s") as (calls, done):
         wrong, different = crashed(kind, quick / "s", calls, done, 2000)

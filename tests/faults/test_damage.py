@@ -50,7 +50,7 @@ class Patient:
 
     @contextmanager
     def renamed(self, table: str, key: tuple[str, tuple[Any, ...]]) -> Iterator[None]:
-        """Let a chunk be missing for a while: under another name, nobody finds it."""
+        """Let a chunk be missing for a while: under another name, no read finds it."""
         where, values = key
         ((name,),) = self.run(f"SELECT digest FROM {table} WHERE {where}", values)
         rename = f"UPDATE {table} SET digest = {self.mark} WHERE digest = {self.mark}"
@@ -186,7 +186,7 @@ def test_a_flipped_bit_in_any_column_of_any_row_or_chunk_is_found_and_the_rest_l
         assert store.verify().ok
 
 
-def test_damage_in_one_delta_spares_what_stands_before_it_and_in_other_chains(patient: Patient) -> None:
+def test_damage_in_one_delta_spares_earlier_rows_and_other_chains(patient: Patient) -> None:
     with patient.open() as store:
         whole = _states(store)
         thread = store.thread("t")
@@ -220,7 +220,7 @@ def test_a_missing_chunk_names_the_checkpoints_that_need_it(patient: Patient) ->
         assert thread.save({"a": 1}).state == {"a": 1}
 
 
-def test_a_row_that_was_read_with_its_payload_is_read_again_if_that_does_not_fit() -> None:
+def test_a_damaged_payload_is_read_again() -> None:
     with backtrail.open("memory://") as store:
         thread = store.thread("t")
         thread.save({"n": 1}, label="x")

@@ -16,7 +16,7 @@ import pytest
 
 import backtrail
 from backtrail import CommitUnknown, Unavailable
-from backtrail.backends.file import backend, log, shared
+from backtrail.backends.file import backend, log, storage
 from backtrail.backends.sqlite import commit, connection
 from tests.support.disks import traced
 from tests.support.disks_sqlite import traced_sqlite
@@ -164,7 +164,7 @@ def every(kind, quick, code, *, once, deeds, step):
 @pytest.mark.parametrize("once", [True, False], ids=["once", "for good"])
 @pytest.mark.parametrize("code", ["io", "full"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_whichever_call_fails_it_is_loud_and_the_store_goes_on(kind, quick, code, once):
+def test_any_failing_call_is_loud_and_store_survives(kind, quick, code, once):
     tried, fired, loud = every(kind, quick, code, once=once, deeds=SHORT, step=83 if kind == "sqlite" else 31)
     assert tried > 4
     assert fired == tried
@@ -175,7 +175,7 @@ def test_whichever_call_fails_it_is_loud_and_the_store_goes_on(kind, quick, code
 @pytest.mark.parametrize("once", [True, False], ids=["once", "for good"])
 @pytest.mark.parametrize("code", ["io", "full"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_single_call_that_fails_is_loud_and_the_store_goes_on(kind, quick, code, once):
+def test_every_failing_call_is_loud_and_store_survives(kind, quick, code, once):
     found = every(kind, quick, code, once=once, deeds=FEW, step=1)
     print(f"{kind}, {code}, {'once' if once else 'for good'}: {found}")  # noqa: T201 - for docs/reliability.md
     assert found[0] > 100
@@ -209,7 +209,7 @@ def _not_written(patch):
 
 
 def _not_translated_in_files(patch):
-    for module in (backend, shared):
+    for module in (backend, storage):
         patch.setattr(module, "translated", lambda error, path: error)
 
 
@@ -227,14 +227,14 @@ SEEDED = [
 def test_seeded_faults_are_found(kind, fault, found, quick, monkeypatch):
     fault(monkeypatch)
     with pytest.raises(found):
-        every(kind, quick, "io", once=True, deeds=SHORT[:4] if kind == "sqlite" else SHORT, step=5)
+        every(kind, quick, "io", once=True, deeds=SHORT[:4] if kind == "sqlite" else SHORT, step=3)
 
 
 # -- what was found here ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("move", [lambda thread: thread.undo(), lambda thread: thread.tag("@", "x")])
-def test_what_was_written_and_cannot_be_read_is_not_taken_for_refused(move, monkeypatch):
+def test_failed_read_after_a_write_is_not_a_refusal(move, monkeypatch):
     with backtrail.open("memory://") as store:
         thread = store.thread("t")
         for at in range(3):
@@ -251,7 +251,7 @@ def test_what_was_written_and_cannot_be_read_is_not_taken_for_refused(move, monk
 
 
 @pytest.mark.parametrize("what", ["append", "gc", "open"])
-def test_a_file_that_cannot_be_opened_or_read_is_told_of_and_the_store_goes_on(what, quick):
+def test_unreadable_file_is_reported_and_store_survives(what, quick):
     url = (quick / "s").as_uri()
     with backtrail.open(url) as store:
         store.thread("t").save({"messages": []})

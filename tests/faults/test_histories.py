@@ -16,7 +16,7 @@ import pytest
 import backtrail
 from backtrail.backends.port import Stale
 from backtrail.engine import writer
-from backtrail.engine.writer import Writes
+from backtrail.engine.writer import LogWriter
 from backtrail.overlay import Overlay
 from tests.support import histories
 from tests.support.histories import APPEND, FAILED, FOREVER, POP, READ, SAW, TAKEN, UNKNOWN, Operation, unstacked
@@ -129,7 +129,7 @@ def with_a_stale_cache():
     real, kept = backtrail.Thread.load, {}
 
     def load(thread, *args):
-        if thread._engine.desk.overlay is not None:
+        if thread._engine.session.overlay is not None:
             return real(thread, *args)
         if thread.id not in kept:
             kept[thread.id] = real(thread, *args)
@@ -141,13 +141,13 @@ def with_a_stale_cache():
 
 @contextlib.contextmanager
 def with_retries_that_forget_what_was_done():
-    real, chance = Writes.save, random.Random(1)
+    real, chance = LogWriter.save, random.Random(1)
 
     def save(*args, **options):
         done = real(*args, **options)
         return real(*args, **options) if chance.random() < 0.05 else done
 
-    with mock.patch.object(Writes, "save", save):
+    with mock.patch.object(LogWriter, "save", save):
         yield
 
 
@@ -169,9 +169,9 @@ def with_transactions_in_two_parts():
 @contextlib.contextmanager
 def with_decisions_on_what_a_handle_knew():
     """What a function raises counts, however old the state was that it saw."""
-    real = writer.patiently
+    real = writer.with_retries
 
-    def patiently(heads, key, attempt, known=None):
+    def with_retries(heads, key, attempt, known=None):
         if known is not None:
             try:
                 return attempt(known)
@@ -181,7 +181,7 @@ def with_decisions_on_what_a_handle_knew():
                 pass
         return real(heads, key, attempt)
 
-    with mock.patch.object(writer, "patiently", patiently):
+    with mock.patch.object(writer, "with_retries", with_retries):
         yield
 
 

@@ -17,13 +17,18 @@ from backtrail import overlay, store
 from backtrail import transaction as engine
 from backtrail import transaction as owner
 from backtrail.backends import memory
-from backtrail.backends.file import backend, lock, log, shared
+from backtrail.backends.file import backend, lock, log, storage
+from backtrail.backends.memory import MemoryBackend
+from backtrail.backends.port import Batch
 from backtrail.backends.postgres import backend as postgres
-from backtrail.backends.postgres import group, pool
+from backtrail.backends.postgres import commit as postgres_commit
+from backtrail.backends.postgres import pool
+from backtrail.backends.sql import backend as sql_backend
+from backtrail.backends.sqlite import commit as sqlite_commit
 from backtrail.backends.sqlite import connection
-from backtrail.backends.sqlite import group as sqlite_group
 from backtrail.backends.tables import backend as table_backend
 from backtrail.backends.tables import changes, tables
+from tests.backends.sqlite.test_backend import append, start
 from tests.support.lengths import lengths
 from tests.support.servers import place
 
@@ -35,14 +40,15 @@ WATCHED = {
         owner,
         overlay,
         postgres,
-        group,
+        postgres_commit,
         pool,
         connection,
-        sqlite_group,
+        sql_backend,
+        sqlite_commit,
         backend,
         lock,
         log,
-        shared,
+        storage,
         memory,
         table_backend,
         tables,
@@ -123,7 +129,7 @@ def stores(request, tmp_path):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of generators that are being closed
 @pytest.mark.parametrize("every", lengths(3, 1))
 @pytest.mark.parametrize("deed", DEEDS, ids=lambda deed: deed.__name__)
-def test_whoever_was_interrupted_goes_on(stores, deed, every):
+def test_store_works_after_ctrl_c_at_any_point(stores, deed, every):
     with stores() as store, stores() as other, ThreadPoolExecutor(1) as beside:
         store.thread("t").save({"n": 0})
         store.thread("r").save({"n": 0})
@@ -133,8 +139,8 @@ def test_whoever_was_interrupted_goes_on(stores, deed, every):
             with contextlib.suppress(KeyboardInterrupt), interrupt_at(number):
                 deed(store)
                 interrupted = False
-            if store is other:  # in memory nobody gives up waiting, so no other thread may be kept out
-                beside.submit(store.thread("r").load).result(20)
+            beside.submit(store.thread("r").load).result(20)  # at once: a later call of this thread might help
+            other.thread("t").save({"n": 0})
             done = store.thread("t").save({"n": number})
             assert done.state == {"n": number}
             assert other.thread("t").load().state == {"n": number}
@@ -145,14 +151,14 @@ def test_whoever_was_interrupted_goes_on(stores, deed, every):
         assert store.verify().ok
 
 
-def test_what_an_interrupted_write_left_in_the_tables_is_taken_back_before_others_are_read(tmp_path):
+def test_interrupted_table_writes_are_rolled_back_before_reads(tmp_path):
     url = (tmp_path / "s").as_uri()
     for after in ("load", "save"):
         with backtrail.open(url) as store, backtrail.open(url) as other:
             store.thread("a").save({"n": 0})
-            with store._backend._turns.taken():  # as if Ctrl-C had come before anything was taken back
-                store._backend._tables.begin()
-                store._backend._tables.do(changes.SetTags(1, 1, ("never",)))
+            with store._backend._storage.lock.threads():  # as if Ctrl-C had come before anything was taken back
+                store._backend._storage.tables.begin()
+                store._backend._storage.tables.do(changes.SetTags(1, 1, ("never",)))
             other.thread("a").save({"n": 1})
             if after == "save":
                 store.thread("b").save({"n": 0})
@@ -160,11 +166,78 @@ def test_what_an_interrupted_write_left_in_the_tables_is_taken_back_before_other
             assert store.thread("a").find(tag="never") == []
 
 
+def test_interrupted_read_after_a_doubtful_write_keeps_no_lock(tmp_path):
+    url = (tmp_path / "s").as_uri()
+    with backtrail.open(url) as store, backtrail.open(url) as other, ThreadPoolExecutor(1) as beside:
+        store.thread("r").save({"n": 0})
+        files = store._backend._storage
+        files.lock.wait = other._backend._storage.lock.wait = 1
+        for number in itertools.count(1):
+            interrupted = True
+            files._log, files._in_doubt = None, True  # as after a CommitUnknown: all is read with the lock
+            with contextlib.suppress(KeyboardInterrupt), interrupt_at(number):
+                store.thread("r").load()
+                interrupted = False
+            beside.submit(store.thread("r").load).result(20)
+            with other._backend._storage.locked():
+                pass
+            if not interrupted:
+                break
+        assert number > 50
+
+
+@contextlib.contextmanager
+def interrupt_at_line(number, function):
+    """Raise KeyboardInterrupt before the line with this number of those that a function runs."""
+    lines = itertools.count(1)
+
+    def trace_lines(_, event, __):
+        if event == "line" and next(lines) == number:
+            sys.settrace(None)
+            interrupt()
+        return trace_lines
+
+    def trace(frame, *_):
+        return trace_lines if frame.f_code is function.__code__ else None
+
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(None)
+
+
+def test_interrupted_undo_is_finished_by_the_next_call():
+    backend = MemoryBackend()
+    no = start(backend)
+    for _ in range(4):
+        append(backend, no)
+    backend.commit(Batch(hide=((no, 2), (no, 3)), tag=((no, 2, "kept"),)))
+    before = backend.rows(no, [(1, 9)], payload=True), backend.tags(no)
+    interrupted = True
+    for number in itertools.count(1):
+        try:
+            with interrupt_at_line(number, tables.Tables.undo), backend.group():
+                backend.remove_rows(no, [2, 3])
+                append(backend, no)
+                start(backend, "never")
+                _ = 1 / 0
+        except KeyboardInterrupt:
+            pass
+        except ZeroDivisionError:
+            interrupted = False
+        assert (backend.rows(no, [(1, 9)], payload=True), backend.tags(no)) == before
+        assert (backend.newest(no).seq, backend.find_thread("thread", "never")) == (5, None)
+        if not interrupted:
+            break
+    assert number > 30
+
+
 HANDLED = ("load", "save")
 
 
 @pytest.mark.parametrize("handled", HANDLED)
-def test_a_signal_handler_that_uses_the_store_is_refused_or_done(stores, handled):
+def test_signal_handler_call_is_refused_or_done(stores, handled):
     """Whenever it comes in a save of the same thread: what was acknowledged is there, what was not read is not half."""
     with stores() as store, stores() as other:
         for name in ("a", "b"):

@@ -22,12 +22,12 @@ from backtrail.backends.file import directory, frames
 from backtrail.backends.postgres import schema
 from backtrail.backends.sqlite import schema as sqlite_schema
 from backtrail.backends.sqlite.backend import SqliteBackend
-from backtrail.testing.furnishing import everything, furnish
 from tests.backends.test_golden import DUMPS, FORMATS, GOLDEN, format_of, format_of_files
 from tests.support import servers
 from tests.support.disks import traced
 from tests.support.lengths import lengths
 from tests.support.proxy import BEFORE, SWALLOW, Proxy
+from tests.support.sample_store import everything, furnish
 
 
 def killed(work, arm):
@@ -90,7 +90,7 @@ def tables_of(path):
 
 @pytest.mark.parametrize("every", lengths(12, 1))
 @pytest.mark.parametrize("golden", [None, *FORMATS[:-1]], ids=lambda path: path.stem if path else "nothing")
-def test_a_migration_of_sqlite_killed_before_any_statement_leaves_one_format_whole(golden, tmp_path, every):
+def test_killed_sqlite_migration_leaves_one_whole_format(golden, tmp_path, every):
     kill_migrations(golden, tmp_path, every)
 
 
@@ -147,7 +147,7 @@ def own():
 
 @pytest.mark.parametrize("every", lengths(6, 1))
 @pytest.mark.parametrize("kind", [BEFORE, SWALLOW])
-def test_a_migration_of_postgresql_cut_at_any_exchange_leaves_one_format_whole(own, kind, every):
+def test_cut_postgresql_migration_leaves_one_whole_format(own, kind, every):
     dump = zstandard.ZstdDecompressor().decompress(DUMPS[0].read_bytes()).decode()
     counts = "SELECT (SELECT count(*) FROM golden.thread), (SELECT count(*) FROM golden.row)"
     columns = (
@@ -211,7 +211,7 @@ def check_import(opener, export, *, done):
 
 @pytest.mark.parametrize("times", lengths(4, 1_000_000))
 @pytest.mark.parametrize("kind", ["sqlite", "file"])
-def test_an_import_killed_before_any_write_is_there_whole_or_not_at_all(kind, tmp_path, export, times):
+def test_killed_import_is_all_or_nothing(kind, tmp_path, export, times):
     kill_imports(kind, tmp_path, export, times)
 
 
@@ -254,7 +254,7 @@ def kill_imports(kind, tmp_path, export, times):
 
 @pytest.mark.parametrize("every", lengths(60, 1))
 @pytest.mark.parametrize("kind", [BEFORE, SWALLOW])
-def test_an_import_cut_at_any_exchange_is_there_whole_or_not_at_all(own, export, kind, every):
+def test_cut_import_is_all_or_nothing(own, export, kind, every):
     with Proxy(own.tcp_url) as proxy:
         for skip in itertools.count(8, every):
             fault = proxy.fault(kind, skip=skip, times=1)
@@ -285,7 +285,7 @@ def refused(opener, formats):
 
 
 @pytest.mark.parametrize("known", [1, 2, 3])
-def test_a_version_that_knows_an_older_format_refuses_sqlite_and_writes_nothing(known, tmp_path):
+def test_older_version_refuses_sqlite_and_writes_nothing(known, tmp_path):
     path = tmp_path / "s.db"
     shutil.copy(GOLDEN / "format4.db", path)
     before = path.read_bytes()
@@ -295,7 +295,7 @@ def test_a_version_that_knows_an_older_format_refuses_sqlite_and_writes_nothing(
     assert path.read_bytes() == before
 
 
-def test_a_version_that_knows_an_older_format_refuses_files_and_writes_nothing(tmp_path):
+def test_older_version_refuses_files_and_writes_nothing(tmp_path):
     with mock.patch.object(frames, "FORMAT", 2):
         backtrail.open((tmp_path / "newer").as_uri()).close()
     assert format_of_files(tmp_path / "newer") == 2
@@ -304,7 +304,7 @@ def test_a_version_that_knows_an_older_format_refuses_files_and_writes_nothing(t
     assert {found.name: found.read_bytes() for found in (tmp_path / "newer").iterdir()} == before
 
 
-def test_a_version_that_knows_an_older_format_refuses_postgresql_and_writes_nothing():
+def test_older_version_refuses_postgresql_and_writes_nothing():
     with servers.place() as opener:
         opener().close()
         meta = f"SELECT * FROM {opener.keywords['schema']}.meta ORDER BY name"
@@ -315,20 +315,20 @@ def test_a_version_that_knows_an_older_format_refuses_postgresql_and_writes_noth
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "files"])
-def test_a_version_that_does_not_look_at_the_format_is_found(kind, tmp_path, monkeypatch):
+def test_version_that_ignores_the_format_is_found(kind, tmp_path, monkeypatch):
     if kind == "sqlite":
         monkeypatch.setattr(sqlite_schema, "format_of", lambda connection, path: len(sqlite_schema.STEPS))
         with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
-            test_a_version_that_knows_an_older_format_refuses_sqlite_and_writes_nothing(3, tmp_path)
+            test_older_version_refuses_sqlite_and_writes_nothing(3, tmp_path)
     else:
         parsed = directory._parsed
         monkeypatch.setattr(directory, "_parsed", lambda said, path: parsed(said.replace("files 2", "files 1"), path))
         with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
-            test_a_version_that_knows_an_older_format_refuses_files_and_writes_nothing(tmp_path)
+            test_older_version_refuses_files_and_writes_nothing(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-def test_who_had_a_store_open_goes_on_beside_those_who_have_converted_it(kind, tmp_path):
+def test_open_old_store_works_beside_a_migrated_one(kind, tmp_path):
     """What the new format keeps of every write is kept of theirs, too: by the database itself."""
     schemas = sqlite_schema if kind == "sqlite" else schema
     with contextlib.ExitStack() as stack:
@@ -344,6 +344,6 @@ def test_who_had_a_store_open_goes_on_beside_those_who_have_converted_it(kind, t
         for store in (old, new):
             assert store.thread("t").load().state["messages"] == [f"message number{n}" for n in range(40)]
         old.thread("of the old", agent="a").save({"messages": ["written by the old one"]})
-        assert [stand.record.name for stand in new._backend.standings("a", touched=True)] == ["t", "of the old"]
+        assert [stand.record.name for stand in new._backend.tips("a", touched=True)] == ["t", "of the old"]
         assert [hit.conversation_id for hit in new.search("old", kind="thread")] == ["of the old"]
         assert new.verify().ok

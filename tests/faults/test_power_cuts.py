@@ -118,7 +118,7 @@ def test_what_was_acknowledged_survives_200_power_cuts(kind, system, tmp_path):
 
 @needs_root
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_store_that_does_not_sync_is_found_by_power_cuts(kind, tmp_path, monkeypatch):
+def test_power_cuts_find_a_store_that_does_not_sync(kind, tmp_path, monkeypatch):
     monkeypatch.setitem(backend._SYNCHRONOUS, "full", "OFF")
     monkeypatch.setattr(log, "synced", lambda fd: None)
     assert len(cuts(kind, "ext4", tmp_path, 4)) >= 2
@@ -167,14 +167,14 @@ def filled(kind, tmp_path):
 
 @needs_root
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_full_disk_refuses_and_the_same_store_goes_on_when_there_is_room(kind, tmp_path):
+def test_store_recovers_from_a_full_disk(kind, tmp_path):
     with filled(kind, tmp_path) as (store, make_room):
         check_full(store, make_room, {"unavailable.full"})
 
 
 @needs_root
 @pytest.mark.parametrize("kind", [*KINDS, "memory"])
-def test_a_backup_to_a_full_disk_says_so_and_leaves_nothing(kind, tmp_path):
+def test_backup_to_a_full_disk_fails_and_leaves_nothing(kind, tmp_path):
     url = "memory://" if kind == "memory" else url_of(kind, tmp_path)
     with tmpfs(tmp_path / "small", "100k") as where, backtrail.open(url) as store:
         store.thread("t").save({"text": random.Random(1).randbytes(100_000).hex()})
@@ -200,14 +200,14 @@ def hushed(monkeypatch):
 
 @needs_root
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_full_disk_that_nobody_is_told_of_is_found(kind, tmp_path, hushed):
+def test_unreported_full_disk_is_found(kind, tmp_path, hushed):
     with filled(kind, tmp_path) as (store, make_room), pytest.raises(AssertionError):
         check_full(store, make_room, {"unavailable.full"})
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="it forks")
 @pytest.mark.parametrize("kind", KINDS)
-def test_files_that_may_not_grow_refuse_and_the_same_store_goes_on_when_they_may(kind, tmp_path):
+def test_store_recovers_from_a_file_size_limit(kind, tmp_path):
     def child():
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
@@ -226,7 +226,7 @@ def test_files_that_may_not_grow_refuse_and_the_same_store_goes_on_when_they_may
 
 @needs_root
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_store_on_a_disk_that_can_only_be_read_is_read_and_refuses_writes(kind, tmp_path):
+def test_read_only_disk_is_read_and_refuses_writes(kind, tmp_path):
     where = tmp_path / "disk"
     where.mkdir()
     url = url_of(kind, where)
@@ -251,6 +251,6 @@ def test_a_store_on_a_disk_that_can_only_be_read_is_read_and_refuses_writes(kind
 
 @needs_root
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_save_to_such_a_disk_that_nobody_is_told_of_is_found(kind, tmp_path, hushed):
+def test_unreported_save_to_a_read_only_disk_is_found(kind, tmp_path, hushed):
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
-        test_a_store_on_a_disk_that_can_only_be_read_is_read_and_refuses_writes(kind, tmp_path)
+        test_read_only_disk_is_read_and_refuses_writes(kind, tmp_path)

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import Phase, settings
 
 from backtrail.engine import log, payload, refs, retention, rows, writer
-from backtrail.engine.reader import Heads
-from backtrail.engine.tree import codec, nodes, scan
-from backtrail.engine.writer import Writes
+from backtrail.engine.reader import LogReader
+from backtrail.engine.tree import decode, nodes, scan
+from backtrail.engine.writer import LogWriter
 from backtrail.errors import Error
-from backtrail.maintenance import gc, repack
+from backtrail.maintenance import gc
 from backtrail.overlay import Overlay
-from backtrail.testing import machine
-from backtrail.testing.places import in_memory
 from backtrail.thread import Thread
+from tests.machine import thread_machine as machine
+from tests.support.places import in_memory
 
 EXAMPLES = 200
 """How many it may take: three times what the slowest needs, or more."""
@@ -37,24 +37,24 @@ def moving(patch, change):
     """Let `change` have its way with what a move of the head writes down: a dict of ranges, undo and redo."""
     made = rows.move
 
-    def move(standing, op, head, ranges, *, undo, redo, at):
-        wrong = change(standing, op, head) or {}
+    def move(tip, op, head, ranges, *, undo, redo, at):
+        wrong = change(tip, op, head) or {}
         written = {"ranges": ranges, "undo": undo, "redo": redo} | wrong
-        return made(standing, op, head, written.pop("ranges"), **written, at=at)
+        return made(tip, op, head, written.pop("ranges"), **written, at=at)
 
     patch.setattr(rows, "move", move)
 
 
 def rewind_shows_everything_before_the_head(patch):
-    moving(patch, lambda standing, op, head: {"ranges": ((1, head.seq),)} if head else None)
+    moving(patch, lambda tip, op, head: {"ranges": ((1, head.seq),)} if head else None)
 
 
 def undo_forgets_redo(patch):
-    moving(patch, lambda standing, op, head: {"redo": 0} if op == log.UNDO else None)
+    moving(patch, lambda tip, op, head: {"redo": 0} if op == log.UNDO else None)
 
 
 def undo_undoes_itself(patch):
-    moving(patch, lambda standing, op, head: {"undo": standing.newest.seq} if op == log.UNDO else None)
+    moving(patch, lambda tip, op, head: {"undo": tip.newest.seq} if op == log.UNDO else None)
 
 
 def undo_goes_to_what_was_deleted(patch):
@@ -68,32 +68,32 @@ def redo_goes_to_what_was_deleted(patch):
 def redo_survives_a_save(patch):
     made = rows.checkpoint
 
-    def checkpoint(standing, *rest, **options):
-        return made(standing, *rest, **options)._replace(redo=standing.newest.redo if standing else 0)
+    def checkpoint(tip, *rest, **options):
+        return made(tip, *rest, **options)._replace(redo=tip.newest.redo if tip else 0)
 
     patch.setattr(rows, "checkpoint", checkpoint)
 
 
 def prune_takes_labelled_ones(patch):
-    patch.setattr(retention, "_keep_marked", lambda heads, standing, *_: heads.backend.tags(standing.record.no))
+    patch.setattr(retention, "_keep_marked", lambda heads, tip, *_: heads.backend.tags(tip.record.no))
 
 
 def prune_takes_one_too_many(patch):
     chosen = retention.sort_out
 
-    def sort_out(heads, standing, rules, *rest, **options):
-        return chosen(heads, standing, rules._replace(keep_last=max(rules.keep_last - 1, 0)), *rest, **options)
+    def sort_out(heads, tip, rules, *rest, **options):
+        return chosen(heads, tip, rules._replace(keep_last=max(rules.keep_last - 1, 0)), *rest, **options)
 
     patch.setattr(retention, "sort_out", sort_out)
 
 
 def a_maximum_keeps_one_too_many(patch):
     placed = retention._places
-    patch.setattr(retention, "_places", lambda heads, standing, listed, first=0: placed(heads, standing, listed))
+    patch.setattr(retention, "_places", lambda heads, tip, listed, first=0: placed(heads, tip, listed))
 
 
 def collecting_takes_rows_that_others_stand_on(patch):
-    patch.setattr(gc, "on_its_own", lambda heads, record, row: row._replace(base=row.seq))
+    patch.setattr(gc, "make_base", lambda heads, record, row: row._replace(base=row.seq))
 
 
 def collecting_does_not_follow_inner_nodes(patch):
@@ -116,7 +116,7 @@ def equal_states_are_taken_for_the_same(patch):
     scanned = scan.changes
 
     def sloppy(tree, value, types, only=None):
-        if codec.Decoder(tree.nodes, types).value(tree.rep) == value:
+        if decode.Decoder(tree.nodes, types).value(tree.rep) == value:
             return [], tree.nodes
         return scanned(tree, value, types, only)
 
@@ -124,30 +124,31 @@ def equal_states_are_taken_for_the_same(patch):
 
 
 def a_label_means_the_newest_wherever_it_is(patch):
-    patch.setattr(
-        refs, "_newest", lambda heads, standing, seqs: heads.sound_row(standing.record, max(seqs)) if seqs else None
-    )
+    patch.setattr(refs, "_newest", lambda heads, tip, seqs: heads.sound_row(tip.record, max(seqs)) if seqs else None)
 
 
 def nobody_checks_expectations(patch):
-    patch.setattr(Writes, "_require", lambda *_: None)
+    patch.setattr(LogWriter, "_require", lambda *_: None)
 
 
 def an_append_counts_as_reading(patch):
-    def keep(self, standing):
-        self._known = standing
-        self._expect(standing)
+    real = Thread._write
 
-    patch.setattr(Thread, "_keep", keep)
+    def write(self, *args, **options):
+        made = real(self, *args, **options)
+        self._expect(self._tip())
+        return made
+
+    patch.setattr(Thread, "_write", write)
 
 
 def deleting_the_head_goes_back_too_far(patch):
-    listed = Heads.visible
+    listed = LogReader.visible
 
-    def visible(self, standing, ranges, *, newest_first=False, limit=None):
-        return listed(self, standing, ranges, newest_first=newest_first and limit != 1, limit=limit)
+    def visible(self, tip, ranges, *, newest_first=False, limit=None):
+        return listed(self, tip, ranges, newest_first=newest_first and limit != 1, limit=limit)
 
-    patch.setattr(Heads, "visible", visible)
+    patch.setattr(LogReader, "visible", visible)
 
 
 def giving_up_a_transaction_writes_it(patch):
@@ -156,7 +157,7 @@ def giving_up_a_transaction_writes_it(patch):
 
 
 def rows_stand_beside_chunks_that_go(patch):
-    walked = repack.repack
+    walked = gc.repack
 
     class Everything(set):
         def __contains__(self, _):
@@ -169,13 +170,13 @@ def rows_stand_beside_chunks_that_go(patch):
 
 
 def repacking_takes_the_wrong_bytes(patch):
-    squeezed, read = repack.Beside.squeeze, repack.unsqueeze_beside
+    squeezed, read = gc.Beside.squeeze, gc.unsqueeze_beside
 
     def wrong(data):
         return data[:-1] + bytes([data[-1] ^ 1])
 
-    patch.setattr(repack.Beside, "squeeze", lambda self, data: squeezed(self, wrong(data)))
-    patch.setattr(repack, "unsqueeze_beside", lambda *given, **options: wrong(read(*given, **options)))  # nobody looks
+    patch.setattr(gc.Beside, "squeeze", lambda self, data: squeezed(self, wrong(data)))
+    patch.setattr(gc, "unsqueeze_beside", lambda *given, **options: wrong(read(*given, **options)))  # nobody looks
 
 
 BUGS = [

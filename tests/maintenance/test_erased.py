@@ -62,7 +62,7 @@ def erase(store):
     assert store.verify().ok
 
 
-def test_of_what_was_deleted_and_collected_no_file_of_a_directory_has_anything_left(tmp_path):
+def test_file_store_keeps_no_trace_of_erased_text(tmp_path):
     opener = partial(backtrail.open, tmp_path.as_uri(), compression=False)
     with opener() as store:
         live(store, rounds=80)
@@ -73,7 +73,7 @@ def test_of_what_was_deleted_and_collected_no_file_of_a_directory_has_anything_l
         assert len(store.thread("stays 0").load().state["messages"]) > 5
 
 
-def test_of_what_was_deleted_and_erased_sqlite_has_nothing_left(tmp_path):
+def test_sqlite_keeps_no_trace_of_erased_text(tmp_path):
     """After a collection alone, it may be between the rows of a page that was split."""
     with backtrail.open(tmp_path / "s.db", compression=False) as store:
         live(store, rounds=80)
@@ -86,22 +86,22 @@ def test_of_what_was_deleted_and_erased_sqlite_has_nothing_left(tmp_path):
 
 @pytest.mark.parametrize("kind", ["sqlite", "files", "pages of sqlite that are left as they are"])
 def test_seeded_faults_are_found(kind, tmp_path, monkeypatch):
-    """What was removed stays on disk: because nothing is given back, or because pages are not written anew."""
+    """Removed text stays on disk: no space is given back, or pages are not rewritten."""
     if kind == "files":
         monkeypatch.setattr(FileBackend, "reclaim", lambda self, *, erase=False: None)
-        check = test_of_what_was_deleted_and_collected_no_file_of_a_directory_has_anything_left
+        check = test_file_store_keeps_no_trace_of_erased_text
     elif kind == "sqlite":
         monkeypatch.setattr(SqliteBackend, "reclaim", lambda self, *, erase=False: None)
-        check = test_of_what_was_deleted_and_erased_sqlite_has_nothing_left
+        check = test_sqlite_keeps_no_trace_of_erased_text
     else:
         reclaim = SqliteBackend.reclaim
         monkeypatch.setattr(SqliteBackend, "reclaim", lambda self, *, erase=False: reclaim(self, erase=False))
-        check = test_of_what_was_deleted_and_erased_sqlite_has_nothing_left
+        check = test_sqlite_keeps_no_trace_of_erased_text
     with pytest.raises(AssertionError, match="PosixPath"):
         check(tmp_path)
 
 
-def test_who_reads_for_long_keeps_sqlite_from_erasing_and_that_is_told(tmp_path, monkeypatch):
+def test_erase_reports_a_long_reader_of_sqlite(tmp_path, monkeypatch):
     with backtrail.open(tmp_path / "s.db", compression=False) as store:
         store.thread("t").save({"secret": CANARY})
         monkeypatch.setattr(store._backend, "_busy_timeout", 0.05)
@@ -115,7 +115,22 @@ def test_who_reads_for_long_keeps_sqlite_from_erasing_and_that_is_told(tmp_path,
         assert found_in(tmp_path) == []
 
 
-def test_of_what_was_deleted_and_erased_postgresql_has_nothing_left_in_its_tables(own):
+def test_erase_reports_other_collections_of_files(tmp_path, monkeypatch):
+    with backtrail.open(tmp_path.as_uri(), compression=False) as store:
+        store.thread("t").save({"secret": CANARY})
+        store.thread("t").delete()
+        monkeypatch.setattr(FileBackend, "_switched", lambda *_: False)  # another process was first, each time
+        store.gc()
+        assert found_in(tmp_path)
+        with pytest.raises(backtrail.Unavailable, match="at the same time") as caught:
+            store.gc(erase=True)
+        assert caught.value.code == "unavailable.locked"
+        monkeypatch.undo()
+        store.gc(erase=True)
+        assert found_in(tmp_path) == []
+
+
+def test_postgresql_keeps_no_trace_of_erased_text(own):
     with backtrail.open(own.url, schema="erased", compression=False) as store:
         live(store, rounds=30)
         own.execute("CHECKPOINT")

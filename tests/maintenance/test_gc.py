@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import apsw
@@ -14,7 +12,7 @@ import backtrail
 from backtrail.backends.port import Batch
 from backtrail.backends.sqlite import connection
 from backtrail.engine import log, throttle
-from backtrail.engine.tree import spine as spines
+from backtrail.engine.tree import chunked as spines
 from backtrail.engine.tree.path import parse
 from backtrail.engine.tree.tree import locate
 from backtrail.maintenance import gc
@@ -32,9 +30,7 @@ def noise(rng: random.Random, count: int, size: int) -> list[dict[str, str]]:
     return [{"role": "user", "content": rng.randbytes(size).hex()} for _ in range(count)]
 
 
-def test_what_a_deleted_row_shares_with_others_is_followed_through_them(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chunks_shared_with_deleted_rows_stay(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(1)
     messages = noise(rng, 150, 4_000)
     with backtrail.open(path) as store:
@@ -59,7 +55,7 @@ def test_what_a_deleted_row_shares_with_others_is_followed_through_them(
         assert store.thread("u").load(kept.id).state == {"m": messages}
 
 
-def test_a_hidden_row_that_a_visible_one_stands_on_is_not_passed_over(path: Path) -> None:
+def test_a_hidden_base_of_a_visible_row_is_verified(path: Path) -> None:
     rng = random.Random(1)
     messages = noise(rng, 600, 200)
     with backtrail.open(path) as store:
@@ -79,7 +75,7 @@ def test_a_hidden_row_that_a_visible_one_stands_on_is_not_passed_over(path: Path
         assert store.thread("t").load(kept.id).state == {"m": messages}
 
 
-def test_a_row_leaves_a_chunk_that_goes_even_if_the_next_one_is_damaged(path: Path) -> None:
+def test_a_row_leaves_a_dying_chunk_before_a_damaged_row(path: Path) -> None:
     rng = random.Random(3)
     with backtrail.open(path) as store:
         thread = store.thread("t")
@@ -93,15 +89,15 @@ def test_a_row_leaves_a_chunk_that_goes_even_if_the_next_one_is_damaged(path: Pa
         thread.rewind(kept.id)
         for message in noise(rng, 120, 150):
             thread.append("m", message)
-        heads = store._engine.desk.heads
+        heads = store._engine.session.reader
         record = heads.backend.find_thread("thread", "t")
         assert record is not None
         for seq in range(kept.seq + 1, last.seq + 1):
             thread.delete_checkpoint(log.checkpoint_id(record.uid, seq))
-        standing = heads.standing_of(record)
-        assert standing is not None
-        assert standing.head is not None
-        tree = heads.chain(record, standing.head).tree
+        tip = heads.tip_of(record)
+        assert tip is not None
+        assert tip.head is not None
+        tree = heads.chain(record, tip.head).tree
         spine = spines.open_rep(locate(tree, parse("m"), store._engine.types)[0], tree.nodes)
         assert spine is not None
         leaf = spines.leaves(tree.nodes, spine)[0]
@@ -118,22 +114,7 @@ def test_a_row_leaves_a_chunk_that_goes_even_if_the_next_one_is_damaged(path: Pa
         assert store.thread("t").load(kept.id).state == {"m": first}
 
 
-HELD = """
-from ormsgpack import Ext
-import backtrail
-from backtrail.engine.tree import packer as packing
-state = {"a": Ext(1, b"\\x92\\x01\\x02")}
-del Ext
-try:
-    backtrail.open("memory://").thread("a").save(state)
-except backtrail.Invalid as error:
-    print(error.path)
-del state
-print(packing._Foreign.may_exist())
-"""
-
-
-def test_what_is_shown_again_while_it_is_collected_stays_in_view(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_shown_during_a_collection_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     with backtrail.open("memory://") as store:
         thread: backtrail.Thread[Any] = store.thread("t")
         thread.save({"n": 0})
@@ -158,12 +139,7 @@ def test_what_is_shown_again_while_it_is_collected_stays_in_view(monkeypatch: py
         assert [c.step for c in thread.history()] == [10, 31]
 
 
-def test_what_somebody_held_when_backtrail_was_imported_fools_nobody() -> None:
-    done = subprocess.run([sys.executable, "-c", HELD], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["state.a", "False"]
-
-
-def test_a_returned_checkpoint_does_not_hold_on_to_its_state() -> None:
+def test_a_returned_checkpoint_does_not_keep_its_state() -> None:
     """What is written last is at hand; what was written before it is read again."""
     with backtrail.open("memory://") as store:
         thread = store.thread("t")
@@ -183,20 +159,18 @@ def test_a_returned_checkpoint_does_not_hold_on_to_its_state() -> None:
         assert reads
 
 
-def test_upkeep_leaves_the_store_to_others_for_as_long_as_it_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_upkeep_pauses_for_as_long_as_it_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
     now, slept = [100.0], []
     monkeypatch.setattr(throttle.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(throttle.time, "sleep", slept.append)
     paced = throttle.Upkeep()
-    for took in (0.0005, 0.001, 0.001, 0.004, 0.9):  # little is added up; nobody sleeps for long
+    for took in (0.0005, 0.001, 0.001, 0.004, 0.9):  # short writes add up; no pause is long
         with paced.write():
             now[0] += took
     assert slept == pytest.approx([0.0025, 0.004, 0.02])
 
 
-def test_much_is_hidden_and_removed_a_slice_at_a_time_and_the_newest_first(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_are_removed_in_slices_newest_first(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hidden: list[int] = []
     removed: list[list[int]] = []
     with backtrail.open(path) as store:
@@ -215,9 +189,7 @@ def test_much_is_hidden_and_removed_a_slice_at_a_time_and_the_newest_first(
         assert store.verify().ok
 
 
-def test_a_writer_that_waits_for_another_looks_often_and_not_for_ever(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_waiting_writer_retries_often_and_gives_up(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     with backtrail.open(path) as store:
         thread = store.thread("t")
@@ -236,14 +208,14 @@ def test_a_writer_that_waits_for_another_looks_often_and_not_for_ever(
         assert len(slept) == 300
         assert 0 < max(slept) <= 0.005  # SQLite's own way of waiting comes to 0.1
         other.execute("BEGIN IMMEDIATE")
-        store._backend._guard._connection.set_busy_handler(None)
-        connection.wait_for_others(store._backend._guard._connection, 0.05)
+        store._backend._shared._connection.set_busy_handler(None)
+        connection.wait_for_others(store._backend._shared._connection, 0.05)
         with pytest.raises(backtrail.Unavailable):
             thread.append("l", 2)
         other.close()
 
 
-def test_nobody_who_saves_pauses_for_what_the_options_remove(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saves_do_not_pause_for_collected_rows(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr(throttle, "_SPELL", 0.0)
     with backtrail.open(path, max_checkpoints=2) as store:

@@ -99,7 +99,7 @@ def test_collections_beside_writers_leave_nothing_dangling(opener, tmp_path, col
         assert kept["wrong"] == []
         assert kept["checkpoints"] > 0
     took = sorted(seconds for kept, _ in said for seconds in kept["took"])
-    print(  # noqa: T201 - figures for whoever runs it
+    print(  # noqa: T201 - figures for the reader of the output
         f"\n{collections} collections, {sum(report.chunks for report in reports)} chunks and "
         f"{sum(report.rows for report in reports)} rows removed beside {len(took)} saves of 4 writers: "
         f"p50 {took[len(took) // 2] * 1e3:.1f} ms, p99 {took[len(took) * 99 // 100] * 1e3:.1f} ms"
@@ -107,7 +107,7 @@ def test_collections_beside_writers_leave_nothing_dangling(opener, tmp_path, col
 
 
 def test_without_epochs_something_would_dangle(opener, tmp_path):
-    """A sweep that takes what it has not marked, whoever has stamped it since."""
+    """A sweep that takes what it has not marked, though a writer has stamped it since."""
     counts = Counts(WRITERS)
     real = gc._sweep
 

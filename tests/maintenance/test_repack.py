@@ -19,9 +19,8 @@ from backtrail.backends.sqlite.backend import SqliteBackend
 from backtrail.engine import compression
 from backtrail.engine.tree.nodes import digest_of
 from backtrail.maintenance import gc as upkeep
-from backtrail.maintenance import repack
-from backtrail.testing.chunks import small_chunks
-from backtrail.testing.exact import same
+from tests.support.chunks import small_chunks
+from tests.support.exact import same
 from tests.support.lengths import lengths
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ def everything(path: Path) -> dict[str, Any]:
     """All that is read of all checkpoints, in view or not."""
     with backtrail.open(path) as store:
         found = {}
-        for record in upkeep.threads(store._engine.desk.heads):
+        for record in upkeep.threads(store._engine.session.reader):
             for row in store._backend.rows(record.no, [(1, 1 << 30)], visible=True):
                 made = store.checkpoint(backtrail.engine.log.checkpoint_id(record.uid, row.seq))
                 assert made is not None
@@ -95,7 +94,7 @@ def gc(path: Path, **options: Any) -> backtrail.GcReport:
 # -- what it does -----------------------------------------------------------------------------------
 
 
-def test_steps_of_1_kb_take_less_than_700_bytes_and_nothing_that_is_read_changes(path: Path) -> None:
+def test_repacked_steps_of_1_kb_take_under_700_bytes(path: Path) -> None:
     fill(path, 2500)
     before, size = everything_but_states(path), path.stat().st_size
     report = gc(path)
@@ -123,7 +122,7 @@ def test_a_second_collection_changes_nothing(path: Path) -> None:
     assert payloads(path) == before
 
 
-def test_rows_that_no_leaf_holds_yet_are_repacked_when_one_does(path: Path) -> None:
+def test_rows_are_repacked_once_a_leaf_holds_them(path: Path) -> None:
     fill(path, 45)
     gc(path)
     first = len(beside(path))
@@ -136,7 +135,7 @@ def test_rows_that_no_leaf_holds_yet_are_repacked_when_one_does(path: Path) -> N
     assert everything(path) == before
 
 
-def test_edits_dicts_records_and_long_items_are_repacked_and_read_as_before(path: Path) -> None:
+def test_repacked_states_of_all_kinds_read_the_same(path: Path) -> None:
     with backtrail.open(path, durability="relaxed") as store:
         thread = store.thread("t")
         thread.save({"messages": [], "index": {}, "deep": {"notes": []}})
@@ -157,7 +156,7 @@ def test_edits_dicts_records_and_long_items_are_repacked_and_read_as_before(path
         assert store.verify().ok
 
 
-def test_a_message_that_was_changed_after_it_was_appended_is_found_by_its_text(path: Path) -> None:
+def test_an_edited_message_is_repacked_by_its_text(path: Path) -> None:
     with backtrail.open(path, durability="relaxed") as store:
         thread = store.thread("t")
         thread.save({"messages": []})
@@ -169,7 +168,7 @@ def test_a_message_that_was_changed_after_it_was_appended_is_found_by_its_text(p
     assert len(appended) > 20
 
 
-def test_progress_is_told(path: Path) -> None:
+def test_progress_is_reported(path: Path) -> None:
     fill(path)
     told: list[tuple[str, int]] = []
     with backtrail.open(path) as store:
@@ -187,7 +186,7 @@ def test_a_store_without_compression_stays_as_it_is(path: Path) -> None:
 # -- what went is gone ------------------------------------------------------------------------------
 
 
-def test_what_was_deleted_does_not_live_on_in_a_leaf_that_rows_stand_beside(path: Path) -> None:
+def test_deleted_text_does_not_live_on_in_repacked_rows(path: Path) -> None:
     with backtrail.open(path, durability="relaxed", compression=True) as store:
         thread = store.thread("t")
         thread.save({"messages": []})
@@ -213,7 +212,7 @@ def test_what_was_deleted_does_not_live_on_in_a_leaf_that_rows_stand_beside(path
 # -- damage -----------------------------------------------------------------------------------------
 
 
-def test_a_damaged_leaf_is_named_by_what_stands_beside_it_and_the_rest_loads(path: Path) -> None:
+def test_a_damaged_leaf_is_named_and_the_rest_loads(path: Path) -> None:
     fill(path, 80)
     gc(path)
     connection = apsw.Connection(str(path))
@@ -248,7 +247,7 @@ def test_a_damaged_row_is_left_alone(path: Path) -> None:
     assert 10 not in [seq for seq, _ in beside(path)]
 
 
-def test_a_damaged_row_keeps_what_it_stands_beside(path: Path) -> None:
+def test_a_damaged_row_keeps_the_chunks_beside_it(path: Path) -> None:
     fill(path, 80)
     gc(path)
     connection = apsw.Connection(str(path))
@@ -259,27 +258,27 @@ def test_a_damaged_row_keeps_what_it_stands_beside(path: Path) -> None:
         record = store._backend.find_thread("thread", "t")
         assert record is not None
         live: set[bytes] = set()
-        assert repack.repack(store._engine.desk.heads, record, live, lambda _: None) > 0
+        assert upkeep.repack(store._engine.session.reader, record, live, lambda _: None) > 0
     assert live == set(compression.stands_beside(before)) != set()
     assert payloads(path)[9] == before
 
 
-def test_no_row_is_put_beside_a_damaged_chunk_and_those_that_leave_one_are_written(path: Path) -> None:
+def test_no_row_is_stored_beside_a_damaged_chunk(path: Path) -> None:
     fill(path, 80)
     with backtrail.open(path) as store:
         record = store._backend.find_thread("thread", "t")
         assert record is not None
-        walk = repack._Walk(store._engine.desk.heads, record, set(), lambda _: None)
+        repacker = upkeep._Repacker(store._engine.session.reader, record, set(), lambda _: None)
         first, second, third = store._backend.rows(record.no, [(2, 4)], payload=True)
         ((digest, _), *_) = store._backend.chunk_page(b"", 1)
         connection = apsw.Connection(str(path))
         connection.execute("UPDATE chunk SET payload = substr(payload, 1, 900) WHERE digest = ?", (digest,))
         connection.close()
-        walk._write_later(first._replace(payload=b"alone"), ())
-        walk._write_later(second._replace(payload=b"beside"), (digest,))
-        walk._write_later(third._replace(payload=b"beside"), (bytes(32),))
-        walk.write()
-        assert walk.changed == 1
+        repacker._write_later(first._replace(payload=b"alone"), ())
+        repacker._write_later(second._replace(payload=b"beside"), (digest,))
+        repacker._write_later(third._replace(payload=b"beside"), (bytes(32),))
+        repacker.write()
+        assert repacker.changed == 1
         after = [row.payload for row in store._backend.rows(record.no, [(2, 4)], payload=True)]
         assert after == [b"alone", second.payload, third.payload]
 
@@ -356,7 +355,7 @@ def test_a_row_that_became_a_base_meanwhile_stays_one(path: Path, monkeypatch: p
         def meanwhile() -> None:
             for seq in range(1, 11):
                 other.thread("t").delete_checkpoint(seq)
-            upkeep.collect_rows(other._engine.desk.heads, other._backend.find_thread("thread", "t"))  # type: ignore[arg-type]
+            upkeep.collect_rows(other._engine.session.reader, other._backend.find_thread("thread", "t"))  # type: ignore[arg-type]
 
         first_call(one, "rewrite", meanwhile, monkeypatch, before=True)
         one.gc()
@@ -365,9 +364,7 @@ def test_a_row_that_became_a_base_meanwhile_stays_one(path: Path, monkeypatch: p
         assert store.verify().ok
 
 
-def test_a_chunk_that_went_meanwhile_comes_back_with_the_rows_beside_it(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_repacking_puts_a_collected_chunk_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(path, 80)
     with backtrail.open(path) as one, backtrail.open(path) as other:
         expected = [c.state for c in one.thread("t").history()][:20]
@@ -387,14 +384,14 @@ def test_a_chunk_that_went_meanwhile_comes_back_with_the_rows_beside_it(
 
 
 @pytest.mark.parametrize("collecting", [False, True])
-def test_who_reads_rows_beside_a_chunk_that_goes_meanwhile_reads_them_again(
+def test_a_read_beside_a_dying_chunk_is_repeated(
     path: Path, monkeypatch: pytest.MonkeyPatch, *, collecting: bool
 ) -> None:
     fill(path, 80)
     gc(path)
     with backtrail.open(path) as one, backtrail.open(path) as other:
         row = other.thread("t").load(15)
-        heads = one._engine.desk.heads
+        heads = one._engine.session.reader
         record = one._backend.find_thread("thread", "t")
         assert record is not None
         (stored,) = one._backend.rows(record.no, [(15, 15)], payload=True)
@@ -485,7 +482,7 @@ with backtrail.open(sys.argv[1]) as store:
 """
 
 
-def test_a_collection_that_is_killed_in_the_middle_leaves_a_store_that_goes_on(path: Path) -> None:
+def test_a_killed_collection_leaves_a_working_store(path: Path) -> None:
     fill(path, 600)
     before = everything_but_states(path)
     counts = []
@@ -502,7 +499,7 @@ def test_a_collection_that_is_killed_in_the_middle_leaves_a_store_that_goes_on(p
         assert store.verify().ok
 
 
-def test_a_writer_waits_for_a_few_rows_and_not_for_all(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repacking_writes_a_few_rows_at_a_time(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(path, 400)
     sizes: list[int] = []
     rewrite = SqliteBackend.rewrite
@@ -513,5 +510,5 @@ def test_a_writer_waits_for_a_few_rows_and_not_for_all(path: Path, monkeypatch: 
 
     monkeypatch.setattr(SqliteBackend, "rewrite", counted)
     gc(path)
-    assert max(sizes) <= repack._BATCH
+    assert max(sizes) <= upkeep._BATCH
     assert len(sizes) > 2

@@ -18,16 +18,16 @@ from hypothesis import strategies as st
 
 import backtrail
 from backtrail.backends.file import frames as file_frames
-from backtrail.backends.port import Batch, Indexed, ThreadRecord
+from backtrail.backends.port import Batch, IndexState, ThreadRecord
 from backtrail.backends.tables import changes
 from backtrail.engine import log
 from backtrail.engine.schema.registry import Types
 from backtrail.engine.tree import msgpack
-from backtrail.engine.tree.unpacker import Unpacker
+from backtrail.engine.tree.decode import Unpacker
 from backtrail.maintenance import gc, repair, verify
-from backtrail.testing.chunks import small_chunks
-from backtrail.testing.conformance.repairing import furnish, loaded
 from tests.backends.sqlite.test_backend import raises
+from tests.conformance.repair import furnish, loaded
+from tests.support.chunks import small_chunks
 from tests.support.servers import place, server
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -101,7 +101,7 @@ class TestSqlite:
             ("message_time", "UPDATE message SET time = time + 1"),
         ],
     )
-    def test_an_index_that_is_wrong_is_made_anew_and_nothing_is_given_up(self, path, index, change):
+    def test_a_wrong_sqlite_index_is_rebuilt_without_loss(self, path, index, change):
         with backtrail.open(path) as store:
             furnish(store)
         break_index(path, index, change)
@@ -119,7 +119,7 @@ class TestSqlite:
         with sqlite(path) as connection:
             assert connection.execute("SELECT count(*) FROM row WHERE key >> 32 > 1000").get == 0
 
-    def test_rows_without_their_thread_are_said_to_go_and_go_at_once_with_their_tags(self, path):
+    def test_rows_without_a_thread_are_named_and_removed(self, path):
         with backtrail.open(path) as store:
             furnish(store)
         with sqlite(path) as connection:
@@ -129,7 +129,7 @@ class TestSqlite:
             assert connection.execute("SELECT count(*) FROM row WHERE key >> 32 = 1").get == 0
 
     @pytest.mark.parametrize("rows", [1, 2, 3])
-    def test_a_row_that_lost_its_place_keeps_an_agent_from_nothing(self, path, rows):
+    def test_an_agent_works_on_without_a_misplaced_row(self, path, rows):
         with backtrail.open(path) as store:
             place_lost = unplaced(store, rows)
         with sqlite(path) as connection:
@@ -140,7 +140,7 @@ class TestSqlite:
         with backtrail.open(path) as store:
             go_on(store)
 
-    def test_words_that_search_cannot_read_are_made_anew(self, path):
+    def test_damaged_words_of_the_search_index_are_rebuilt(self, path):
         with backtrail.open(path) as store:
             furnish(store)
         with sqlite(path) as connection:
@@ -150,7 +150,7 @@ class TestSqlite:
         with backtrail.open(path) as store:
             assert [hit.conversation_id for hit in store.search("hello")] == ["c"]
 
-    def test_whatever_the_index_says_of_a_list_is_found_and_made_anew(self, path):
+    def test_any_wrong_entry_of_the_search_index_is_rebuilt(self, path):
         with backtrail.open(path, durability="relaxed") as store:
             for name in "ce":
                 said = [backtrail.Message.user("hello"), backtrail.Message.user(f"world {name}")]
@@ -170,7 +170,7 @@ class TestSqlite:
                     assert store.verify().ok, (table, change)
                     assert {hit.conversation_id for hit in store.search("world")} == {"c", "e"}
 
-    def test_pages_of_a_table_that_are_damaged_are_told_and_left_alone(self, path):
+    def test_damaged_table_pages_are_named_and_not_changed(self, path):
         with backtrail.open(path) as store:
             furnish(store)
             for n in range(60):
@@ -191,8 +191,8 @@ class TestSqlite:
             assert caught.value.code == "corrupt.store"
         assert path.read_bytes() == before
 
-    def test_threads_whose_pages_can_be_read_are_exported_to_a_new_store(self, path, tmp_path):
-        self.test_pages_of_a_table_that_are_damaged_are_told_and_left_alone(path)
+    def test_threads_on_sound_pages_can_be_exported(self, path, tmp_path):
+        self.test_damaged_table_pages_are_named_and_not_changed(path)
         with backtrail.open(path, read_only=True) as store, backtrail.open(tmp_path / "new.db") as new:
             saved = []
             for name in ("t", "large", "many"):
@@ -239,7 +239,7 @@ class TestPostgres:
                 assert {info.id for info in store.threads()} == {"t", "large"}
 
     @pytest.mark.parametrize("rows", [1, 2, 3])
-    def test_rows_without_a_place_or_a_thread_are_said_to_go_and_go_at_once(self, rows):
+    def test_orphaned_rows_are_named_and_removed(self, rows):
         with place(durability="relaxed") as opener:
             with opener() as store:
                 place_lost = unplaced(store, rows)
@@ -264,7 +264,7 @@ class TestPostgres:
 
     @pytest.mark.parametrize("stopped", [False, True], ids=["at once", "after a stop"])
     @pytest.mark.parametrize("searched", [False, True])
-    def test_a_newest_row_that_is_lost_is_named_and_its_id_is_not_given_again(self, searched, stopped):
+    def test_a_lost_newest_row_is_named_and_not_reused(self, searched, stopped):
         with place(durability="relaxed") as opener, opener() as store:
             made = [store.thread("t").save({"n": n, "messages": HELLO}).id for n in range(3)]
             if searched:
@@ -290,7 +290,7 @@ class TestPostgres:
             store.gc()
             assert store.verify().ok
 
-    def test_a_thread_whose_newest_row_cannot_be_so_new_goes_on_where_it_is(self):
+    def test_an_impossible_newest_seq_is_ignored(self):
         with place(durability="relaxed") as opener, opener() as store:
             made = [store.thread("t").save({"n": n}) for n in range(3)]
             self.lose(opener, "UPDATE thread SET newest = newest + (1 << 21)")
@@ -299,7 +299,7 @@ class TestPostgres:
             assert store.thread("t").load().id == made[2].id
             assert store.thread("t").save({"n": 3}).seq == 4
 
-    def test_a_newest_row_that_is_lost_of_a_deleted_thread_leaves_it_deleted(self):
+    def test_a_deleted_thread_stays_deleted_without_its_newest_row(self):
         with place(durability="relaxed") as opener, opener() as store:
             made = [store.thread("t").save({"n": n}).id for n in range(3)]
             store.thread("t").delete()
@@ -314,7 +314,7 @@ class TestFiles:
     def blinded(self, path):
         with backtrail.open(path.as_uri()) as store:
             furnish(store)
-            uid, file = store._backend._now_in().uid, path / "log-000000000001"
+            uid, file = store._backend._storage.generation.uid, path / "log-000000000001"
         data = bytearray(file.read_bytes())
         with file.open("rb") as opened:
             frames = list(file_frames.Window(opened.fileno(), uid).frames_behind(file_frames.FILE_HEADER))
@@ -323,7 +323,7 @@ class TestFiles:
         (path / "snapshot").unlink(missing_ok=True)
         file.write_bytes(data)
 
-    def test_several_frames_that_are_gone_are_given_up_and_writing_goes_on(self, tmp_path):
+    def test_lost_frames_are_written_off_and_writing_goes_on(self, tmp_path):
         path = tmp_path / "files"
         self.blinded(path)
         with backtrail.open(path.as_uri()) as store:
@@ -342,9 +342,9 @@ class TestFiles:
             assert store.verify().ok
             assert before.items() <= loaded(store).items()
             assert store.thread("new").load().id == made.id
-            assert len({record.no for record in gc.threads(store._engine.direct.heads)}) > 5
+            assert len({record.no for record in gc.threads(store._engine.direct.reader)}) > 5
 
-    def test_what_is_left_of_a_thread_that_is_lost_is_named_and_keeps_nobody_from_searching(self, tmp_path):
+    def test_orphans_of_a_lost_thread_do_not_break_search(self, tmp_path):
         path = tmp_path / "files"
         with backtrail.open(path.as_uri()) as store:
             store.thread("t").save({"messages": HELLO * 3}, tags=["kept"])
@@ -374,7 +374,7 @@ class TestFiles:
         with backtrail.open(path.as_uri()) as store:
             store.thread("t").save({"messages": HELLO * 3})
             with store._backend._write() as tables:
-                tables.do(changes.PutList(99, Indexed(1, 0, 1), ()))
+                tables.do(changes.PutList(99, IndexState(1, 0, 1), ()))
                 tables.do(changes.PutThread(ThreadRecord(7, "thread", "bare", bytes(8), "a", 1, None)))
                 tables.do(changes.SetTags(1, 99, ("kept",)))
                 tables.do(changes.Mark(98, marked=True))
@@ -388,11 +388,11 @@ class TestFiles:
             store.reindex()
             assert store.verify().ok
 
-    def test_a_thread_that_is_lost_leaves_a_number_that_is_not_used_again(self, tmp_path):
+    def test_the_number_of_a_lost_thread_is_not_reused(self, tmp_path):
         with backtrail.open("memory://") as store:
             for name in "abc":
                 store.thread(name).save({"n": name})
-            tables = store._backend._tables
+            tables = store._backend._storage.tables
             for mapping, key in ((tables.threads, 2), (tables.logs, 2), (tables.names, ("thread", "b"))):
                 del mapping[key]
             store.thread("d").save({"n": "d"})
@@ -405,7 +405,7 @@ class TestFiles:
 def harm(store, rng):
     """Damage a random row or chunk, in a random way; moves of the head, of which there are few, more often."""
     backend = store._backend
-    records = list(gc.threads(store._engine.direct.heads))
+    records = list(gc.threads(store._engine.direct.reader))
     record = rng.choice(records)
     rows = backend.rows(record.no, [(1, log.MAX_SEQ)], payload=True)
     row = rng.choice(rows)
@@ -471,7 +471,9 @@ def check(seed):
                 assert now[key] == state
         for name, ids in shown.items():  # if the head is the same, so is what is in view, without what is lost
             listed = [c.id for c in store.thread(name).history()]
-            if ids[-1:] == listed[-1:] and not any(f"thread {name!r}: its history begins" in s for s in report.repairs):
+            if ids[-1:] == listed[-1:] and not any(
+                f"thread {name!r}: a move of its head is lost" in s for s in report.repairs
+            ):
                 assert listed == [i for i in ids if i in listed or store.checkpoint(i)], report.repairs
         store.gc()
         assert store.verify().ok
@@ -492,17 +494,17 @@ def test_whatever_is_damaged_all_that_loaded_loads_after_a_repair(seed):
 @pytest.mark.torture
 @settings(max_examples=1500, deadline=None)
 @given(st.integers(0, 1 << 32))
-def test_whatever_is_damaged_all_that_loaded_loads_after_a_repair_at_length(seed):
+def test_whatever_is_damaged_all_that_loaded_loads_at_length(seed):
     check(seed)
 
 
 @pytest.mark.parametrize(
     ("module", "name"),
     [
-        (repair._Thread, "_free"),
-        (repair, "_let_go"),
-        (verify._Walk, "_see_head"),
-        (repair._Agent, "_let_go"),
+        (repair._ThreadRepair, "_make_bases"),
+        (repair, "_unpin"),
+        (verify._ThreadScan, "_check_head"),
+        (repair._AgentRepair, "_write_off"),
     ],
 )
 def test_random_damage_finds_what_a_repair_leaves_out(module, name):

@@ -141,7 +141,7 @@ def test_every_series_of_the_plots_has_a_point_at_every_length(group):
 
 
 @pytest.mark.parametrize("way", [saves.APPEND, saves.STEP, saves.PLAIN])
-def test_what_is_measured_at_n_messages_is_between_n_and_2n(way, tmp_path):
+def test_lengths_are_between_n_and_2n(way, tmp_path):
     history = Messages(1).many(4)
     series = saves.on_sqlite(tmp_path / "a.db", way, history, saves=9)
     for _ in range(10):
@@ -155,7 +155,7 @@ def _conversations(series):
     return [info for info in series._store.threads() if info.id != "filler"]
 
 
-def test_the_gates_of_a_full_run_are_those_of_the_lengths_it_has():
+def test_full_run_has_a_gate_for_each_length():
     assert {100, 1_000} <= set(FULL.lengths) & set(QUICK.lengths)
     assert {length for _, _, length in peers.MARKS} <= set(FULL.lengths) & set(QUICK.lengths)
     assert {length for _, _, length in postgres.MARKS} <= set(FULL.server.peers) & set(QUICK.server.peers)
@@ -173,7 +173,7 @@ def test_bytes_are_counted_while_they_are_in_the_wal(tmp_path):
 
 
 @pytest.mark.parametrize(("wall", "slow"), [(0.3, False), (3.0, True)])
-def test_a_disk_that_hides_the_difference_is_named(wall, slow):
+def test_disk_that_hides_differences_is_named(wall, slow):
     figure = saves.raw_time(clock.Times([clock.Cost(wall, 0.2)]))
     assert figure.note == (saves.SLOW if slow else "")
     assert (saves.SLOW in report.cells(figure)[-1]) is slow
@@ -210,7 +210,7 @@ def agent(tmp_path):
 
 
 @pytest.mark.torture
-def test_names_of_agents_do_not_depend_on_the_scale_and_all_that_has_a_gate_is_shown(group, tmp_path):
+def test_figure_names_do_not_depend_on_scale(group, tmp_path):
     first = group("agents").figures
     other = Agents(long=100, short=25, many=16, few=3, each=6, restores=1)
     second = agents.agents(tmp_path, replace(TINY, agents=other)).figures
@@ -223,7 +223,7 @@ def test_names_of_agents_do_not_depend_on_the_scale_and_all_that_has_a_gate_is_s
 
 
 @pytest.mark.parametrize("plain", [False, True])
-def test_a_conversation_of_n_messages_is_appended_to_up_to_2n(plain, tmp_path):
+def test_conversation_of_n_messages_grows_to_2n(plain, tmp_path):
     talks = agents.Talks(tmp_path / "a.db", agents._messages(12)[:4], 9, plain=plain)
     for _ in range(10):
         talks()
@@ -244,7 +244,7 @@ def test_a_conversation_and_the_thread_beside_it_hold_the_same(tmp_path):
         one.close()
 
 
-def test_the_bytes_of_a_checkpoint_are_without_those_of_the_messages(agent, tmp_path):
+def test_checkpoint_bytes_exclude_messages(agent, tmp_path):
     with contextlib.closing(agents.Agent(tmp_path / "b.db", 2, 6, agents._messages(12))) as few:
         direct = []
         plain = agent.checkpoint
@@ -261,7 +261,7 @@ def test_the_bytes_of_a_checkpoint_are_without_those_of_the_messages(agent, tmp_
     assert agent.said > 0
 
 
-def test_one_conversation_has_gone_on_between_two_checkpoints(agent):
+def test_one_conversation_grows_between_two_checkpoints(agent):
     seen = []
     for _ in range(3):
         agent.go_on()
@@ -270,7 +270,7 @@ def test_one_conversation_has_gone_on_between_two_checkpoints(agent):
     assert seen[-1][:4] == [7, 7, 7, 6]
 
 
-def test_every_restore_takes_back_what_had_gone_on(agent):
+def test_every_restore_reverts_new_messages(agent):
     agent.go_on()
     before, said = agent.load(), agent.said
     figures = agents._restores(agent, TINY.agents)
@@ -281,7 +281,7 @@ def test_every_restore_takes_back_what_had_gone_on(agent):
     assert agent.load() == 74
 
 
-def test_one_search_finds_the_index_behind_and_the_others_do_not(agent, monkeypatch):
+def test_only_one_search_updates_the_index(agent, monkeypatch):
     seen = {}
 
     def turns(actions, *_, **__):
@@ -329,7 +329,7 @@ def test_the_group_with_a_server_gives_finite_figures(directory):
 
 
 @pytest.mark.torture
-def test_without_langgraph_the_group_with_a_server_measures_the_rest(directory, monkeypatch):
+def test_server_group_runs_without_langgraph(directory, monkeypatch):
     monkeypatch.setattr(peers, "installed", lambda _: False)
     result = postgres.postgres(directory, TINY)
     missing = [figure for figure in result.figures if "PostgresSaver" in figure.name]
@@ -363,7 +363,7 @@ def test_the_bytes_of_a_schema_are_those_of_its_tables_and_indexes():
         assert 500_000 <= there.size(name) - before < 600_000
 
 
-def test_all_that_writers_count_was_written_and_nothing_that_came_late():
+def test_writers_count_only_timely_writes():
     with a_schema() as url, a_schema() as other:
         name = other.partition("search_path%3D")[2]
         with contextlib.closing(place.Raw(url, 10)) as raw:
@@ -384,7 +384,7 @@ def test_all_that_writers_count_was_written_and_nothing_that_came_late():
         assert rows[0] == round(counted[writers.INSERTS]) + late + len(lengths)
 
 
-def test_a_writer_waits_for_the_beginning_and_stops_at_the_end():
+def test_writer_respects_start_and_end():
     done = []
     begin = time.monotonic() + 0.03
     count = writers._count(lambda: done.append(time.monotonic()), begin, begin + 0.02)
@@ -401,7 +401,7 @@ def test_a_writer_that_fails_is_noticed():
 # -- upkeep -----------------------------------------------------------------------------------------
 
 
-def test_upkeep_is_measured_beside_writers_that_go_on(tmp_path, monkeypatch):
+def test_upkeep_is_measured_beside_writers(tmp_path, monkeypatch):
     monkeypatch.setattr(upkeep, "missing", lambda: "no server")
     result = program.GROUPS["upkeep"](tmp_path, TINY)
     found = {figure.name: figure for figure in result.figures}
@@ -422,7 +422,7 @@ def test_upkeep_is_measured_beside_writers_that_go_on(tmp_path, monkeypatch):
         assert store.verify().ok
 
 
-def test_waits_are_those_that_were_under_way_in_a_span_of_time():
+def test_waits_overlap_their_span():
     waits = [(0.0, 1.0), (0.9, 2.0), (1.5, 1.7), (1.9, 5.0), (3.0, 4.0)]
     told = [(figure.name, round(figure.value), figure.samples) for figure in upkeep._waits("w", waits, (1.2, 2.5))]
     assert told == [("w, median", 1100, 3), ("w, p99", 3100, 3), ("w, longest", 3100, 3)]
@@ -467,7 +467,7 @@ def test_actions_take_turns_and_slow_ones_are_spread_evenly(monkeypatch):
     assert taken[3:] == ["quick", "whole", "quick", "slow", "whole"] * 4
 
 
-def test_an_action_over_its_budget_is_still_taken_a_few_times(monkeypatch):
+def test_slow_action_still_gets_samples(monkeypatch):
     monkeypatch.setattr(clock, "timed", lambda action: (action(), clock.Cost(99.0, 99.0))[1])
     times = clock.take_turns({"a": lambda: None}, rounds=10, budget=1)
     assert len(times["a"].taken) == clock.LEAST
@@ -502,7 +502,7 @@ def test_verdicts_where_higher_is_better(value, verdict):
     assert Figure("f", value, gate=100, goal=200, better="higher").verdict == verdict
 
 
-def test_a_figure_without_marks_is_only_told_and_one_without_a_goal_has_a_gate():
+def test_figures_may_lack_marks_or_goals():
     assert Figure("f", 5).verdict == "told"
     assert Figure("f", 5, gate=10).verdict == "gate"
     assert Figure("f", 11, gate=10).verdict == "missed"
@@ -518,7 +518,7 @@ RESULTS = {
 }
 
 
-def test_a_table_has_a_row_for_each_figure_with_its_marks_and_what_is_reached():
+def test_table_has_a_row_for_each_figure():
     lines = list(report.table([figure for result in RESULTS.values() for figure in result.figures]))
     rows = [re.split(r" {2,}", line) for line in lines]
     assert rows[1:] == [
@@ -533,7 +533,7 @@ def test_a_table_has_a_row_for_each_figure_with_its_marks_and_what_is_reached():
 @pytest.mark.parametrize(
     ("value", "text"), [(0, "0"), (0.0123, "0.012"), (0.00001, "< 0.001"), (0.25, "0.25"), (54.32, "54.3"), (2.0, "2")]
 )
-def test_numbers_keep_the_digits_that_count(value, text):
+def test_numbers_keep_significant_digits(value, text):
     assert report.number(value) == text
 
 
@@ -580,7 +580,7 @@ def test_half_a_run_is_not_put_into_the_docs(arguments, capsys):
     assert "--write-docs is for a full run" in capsys.readouterr().err
 
 
-def test_a_run_prints_and_writes_what_it_found(tmp_path, monkeypatch, capsys):
+def test_run_prints_and_writes_its_figures(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(program, "ROOT", tmp_path)
     monkeypatch.setattr(program, "GROUPS", {"one": lambda _, scale: RESULTS["one"], "two": lambda *_: RESULTS["two"]})
     program.main(["--only", "one", "--quick"])
@@ -605,7 +605,7 @@ def test_a_run_prints_and_writes_what_it_found(tmp_path, monkeypatch, capsys):
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def test_a_plot_is_well_formed_and_draws_every_point_inside_its_frame():
+def test_plot_draws_every_point_inside_its_frame():
     lines = {'a & "b" <c>': [(10, 0.5), (1_000, 0.7)], "d": [(10, 3), (100, 40), (1_000, 4_000)]}
     root = ET.fromstring(plot.plot('x < y & "z"', "ms", lines))
     drawn = root.findall(f"{SVG}polyline")
@@ -623,7 +623,7 @@ def test_equal_ratios_are_equally_far_apart():
     assert [round(axis.at(value), 6) for value in axis.ticks] == [0, 25, 50, 75, 100]
 
 
-def test_labels_of_lines_that_end_together_do_not_cover_each_other():
+def test_labels_do_not_overlap():
     places = plot._spread([(name, 360.0) for name in "abcd"])
     ordered = sorted(places.values())
     assert all(b - a >= plot.LABEL_STEP for a, b in itertools.pairwise(ordered))
@@ -654,7 +654,7 @@ def saver(request, tmp_path):
 @needs_langgraph
 @pytest.mark.parametrize("delta", [False, True])
 @pytest.mark.parametrize("steps", [1, 99, 100, 130])
-def test_a_compiled_graph_reads_what_was_written_in_its_place(delta, steps, saver):
+def test_compiled_graph_reads_benchmark_checkpoints(delta, steps, saver):
     import operator
     from typing import Annotated, TypedDict
 
@@ -717,7 +717,7 @@ def test_coroutines_are_measured(tmp_path):
         assert store.thread("t").load().size > TINY.large * 0.9
 
 
-def test_readme_shows_the_figures_of_the_run_that_is_checked_in():
+def test_readme_shows_the_committed_figures():
     run = json.loads((ROOT / "bench" / "results.json").read_text())
     text = (ROOT / "README.md").read_text()
     for start in report.SHOWN:

@@ -137,7 +137,7 @@ def test_the_gates_are_those_of_a_full_run(tmp_path):
     assert not any(figure.gate for figure in graphs._figures(made, sides.QUICK))
 
 
-def test_the_graph_alone_and_the_one_with_a_reference_end_with_the_same_messages():
+def test_graph_and_reference_end_alike():
     graphs = needs("bench.graphs")
     script = sides.script(3)
     alone, kept = graphs.Alone(script, TINY), graphs.Graph(graphs.ITSELF, graphs.Reference(), script, TINY)
@@ -183,7 +183,7 @@ class Fake:
         self.log.append("closed")
 
 
-def test_every_turn_is_taken_by_all_that_still_go_in_an_order_that_changes():
+def test_sides_take_turns_in_changing_order():
     log = []
     found = sides.measure([Fake("a", 20, log), Fake("b", 20, log), Fake("c", 5, log)], TINY)
     assert [len(side.taken) for side in found] == [20, 20, 5]
@@ -194,7 +194,7 @@ def test_every_turn_is_taken_by_all_that_still_go_in_an_order_that_changes():
     assert {tuple(each) for each in turns[5:]} == {("a", "b"), ("b", "a")}
 
 
-def test_a_message_is_kept_or_its_writer_told_or_it_is_lost():
+def test_each_message_is_kept_refused_or_lost():
     race = sides.Race.judge([True, True, False, False], [None, KeyError(), ValueError(), None])
     assert race == (2, 1, 1, ("KeyError", "ValueError"))
     (figure,) = sides.raced(sides.Side("x", races={"at once": race}), gated=True)
@@ -203,7 +203,7 @@ def test_a_message_is_kept_or_its_writer_told_or_it_is_lost():
     assert figure.note == "2 kept, 1 told by KeyError, ValueError, 1 lost silently"
 
 
-def test_the_time_at_a_length_is_the_median_of_the_turns_before_it():
+def test_time_at_a_length_is_a_median():
     side = sides.Side("x", taken=[Cost(second, 0) for second in (9, 8, 2, 3, 100, 5)])
     assert side.ms(4, window=20) == 2_500
     assert side.ms(6, window=3) == 5_000
@@ -211,7 +211,7 @@ def test_the_time_at_a_length_is_the_median_of_the_turns_before_it():
     assert side.total(3) == (19, 0)
 
 
-def test_sides_are_compared_over_the_turns_that_both_have_taken():
+def test_sides_are_compared_over_common_turns():
     theirs = sides.Side("theirs", "as it comes", [Cost(4, 8)] * 4, {2: 60, 4: 100}, {"load": 9.0})
     ours = sides.Side("ours", "", [Cost(2, 2)] * 2, {2: 10}, {"load": 1.0})
     alone = sides.Side("alone", taken=[Cost(1, 1)] * 4)
@@ -242,7 +242,7 @@ SIDES = [
 FOUND = {"langgraph": sides.Compared([Figure("a / b", 4.0, gate=3, better="higher")], sides=SIDES)}
 
 
-def test_the_table_has_a_row_for_each_side_and_a_dash_for_what_it_does_not_do():
+def test_table_has_a_row_for_each_side():
     headers, *rows = frameworks.side_by_side(SIDES, TINY)
     assert rows == [
         ["theirs", "4", "4", "6", "0.024 s", "4.50 GB", "1.50", "-"],
@@ -251,7 +251,7 @@ def test_the_table_has_a_row_for_each_side_and_a_dash_for_what_it_does_not_do():
     assert headers[-1] == "4 at once: kept / told / lost"
 
 
-def test_plots_have_a_line_for_each_side_that_has_taken_all_turns():
+def test_plots_have_a_line_for_each_complete_side():
     drawn = frameworks.plots(FOUND, TINY)
     assert set(drawn) == {"peers-langgraph-ms.svg", "peers-langgraph-bytes.svg"}
     for svg in drawn.values():
@@ -261,7 +261,7 @@ def test_plots_have_a_line_for_each_side_that_has_taken_all_turns():
         assert frameworks.TURNS in [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
 
 
-def test_a_run_prints_and_writes_what_it_found(tmp_path, monkeypatch, capsys):
+def test_run_prints_and_writes_its_figures(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(frameworks, "ROOT", tmp_path)
     monkeypatch.setattr(frameworks, "GROUPS", {"langgraph": lambda *_: FOUND["langgraph"]})
     monkeypatch.setattr(frameworks, "FULL", TINY)
@@ -293,7 +293,7 @@ def test_half_a_run_is_not_put_into_the_docs(arguments, capsys):
     assert "--write-docs is for a full run" in capsys.readouterr().err
 
 
-def test_a_run_that_misses_something_is_not_put_into_the_docs(tmp_path, monkeypatch):
+def test_incomplete_run_is_not_put_into_the_docs(tmp_path, monkeypatch):
     monkeypatch.setattr(frameworks, "ROOT", tmp_path)
     missing = sides.Compared([Figure("x", None, note="not installed")])
     monkeypatch.setattr(frameworks, "GROUPS", {"openai": lambda *_: missing})

@@ -1,8 +1,8 @@
-"""What the README, the docs, the examples and the demo say is run, or held against the code.
+"""The README, the docs, the examples and the demo are run, or compared with the code.
 
-In a page, every block marked `python` is run, all of a page in one namespace and in an empty directory. What a block
-prints must be the block marked `text` right below it, to the letter; a block that has none must print nothing. Blocks
-marked `sql` are run by the server that $BACKTRAIL_URL leads to in the page about it.
+The blocks marked `python` of a page run in one namespace and in an empty directory. A block must print exactly the
+block marked `text` right below it; without one it must print nothing. The server of $BACKTRAIL_URL runs the blocks
+marked `sql` of its page.
 """
 
 import ast
@@ -24,7 +24,7 @@ from blake3 import blake3
 
 import backtrail
 from backtrail import AgentState, errors
-from backtrail.engine.schema import versions
+from backtrail.engine.schema import upcast as versions
 from tests.support.servers import server
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,7 +72,7 @@ def run(page, tmp_path, monkeypatch):
     if page.name == "postgresql.md":
         monkeypatch.setenv("BACKTRAIL_URL", server().url)
     monkeypatch.setattr(versions, "_UPCASTERS", weakref.WeakKeyDictionary())  # a page may declare some for our classes
-    monkeypatch.setattr(versions, "_PLANS", weakref.WeakKeyDictionary())
+    monkeypatch.setattr(versions, "_SCHEMAS", weakref.WeakKeyDictionary())
     module = types.ModuleType(f"page_{page.stem}")  # a real one, since annotations are looked up in it
     monkeypatch.setitem(sys.modules, module.__name__, module)
     listed = blocks(page.read_text())
@@ -103,17 +103,17 @@ def test_every_python_block_runs_and_prints_what_the_page_says(page, tmp_path, m
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_block_says_what_it_is(page):
+def test_every_block_names_its_language(page):
     assert {block.language for block in blocks(page.read_text())} <= LANGUAGES
 
 
-def test_a_block_that_prints_something_else_is_found(tmp_path, monkeypatch):
+def test_wrong_output_is_detected(tmp_path, monkeypatch):
     page = tmp_path / "page.md"
     page.write_text("```python\nx = 1\n```\n\n```python\nprint(x)\n```\n\n```text\n2\n```\n")
     assert [(printed, shown) for _, printed, shown in run(page, tmp_path, monkeypatch)] == [("", ""), ("1\n", "2\n")]
 
 
-def test_a_text_block_behind_other_words_is_a_picture_and_not_an_output(tmp_path, monkeypatch):
+def test_text_block_after_prose_is_not_output(tmp_path, monkeypatch):
     page = tmp_path / "page.md"
     page.write_text("```python\nx = 1\n```\n\nA picture:\n\n```text\n+--+\n```\n")
     assert [(printed, shown) for _, printed, shown in run(page, tmp_path, monkeypatch)] == [("", "")]
@@ -129,7 +129,7 @@ def anchors(text):
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
-def test_links_lead_somewhere(page):
+def test_links_have_targets(page):
     words = re.sub(r"`[^`\n]+`", "", FENCED.sub("", page.read_text()))
     for link in re.findall(r"\]\(([^)\s]+)\)", words):
         if link.startswith("https://"):
@@ -151,15 +151,15 @@ def test_the_commands_of_the_readme_are_in_the_makefile():
     assert {"demo", "test"} <= named <= targets
 
 
-def test_what_the_readme_shows_of_the_command_line_is_what_it_prints():
+def test_readme_shows_real_command_output():
     real = {block.text for block in blocks((ROOT / "docs/cli.md").read_text())}  # made by running it
     shown = [block.text for block in blocks((ROOT / "README.md").read_text()) if block.text.startswith("$ backtrail")]
     assert {text.split()[2] for text in shown} >= {"log", "diff", "prune", "stats"}
     assert set(shown) <= real
 
 
-def test_the_tests_that_the_readme_names_are_there():
-    named = re.findall(r"`((?:tests|src/backtrail/testing)/[\w/]+\.py)::([\w:]+)`", (ROOT / "README.md").read_text())
+def test_tests_named_in_readme_exist():
+    named = re.findall(r"`((?:src|tests)/[\w/]+\.py)::([\w:]+)`", (ROOT / "README.md").read_text())
     assert named
     for file, test in named:
         names = re.findall(r"(?m)^\s*(?:def|class) (\w+)", (ROOT / file).read_text())
@@ -292,7 +292,7 @@ SESSION = {
     "has_checkpoint": "given is True and 'latest_b' not in store.runs",
     "halted(reason), failed(reason)": "halts(run) and run.status == RunStatus('halted', 'enough')",
     "load latest": "str(given.status) == 'halted(enough)' and store.runs.get('latest_b') is None",
-    "go on from the last good step": "resumes(given) and store.runs.load('latest').status.name == 'completed'",
+    "continue from the last good step": "resumes(given) and store.runs.load('latest').status.name == 'completed'",
     "cleanup": "given == 4 and 'latest' not in store.runs and store.runs.cleanup('latest') == 0",
 }
 
@@ -312,7 +312,7 @@ def resumes(run):
 @pytest.mark.parametrize(
     ("heading", "facts"), [("Agent persistence", WALKED), ("Run checkpoints", RUN), ("Session checkpoints", SESSION)]
 )
-def test_every_operation_of_others_is_walked(heading, facts, tmp_path, monkeypatch):
+def test_every_foreign_operation_is_covered(heading, facts, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("BACKTRAIL_URL", raising=False)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
@@ -338,7 +338,7 @@ def walk(section, facts, scope):
     assert walked == list(facts)
 
 
-def test_the_names_people_come_from_are_all_answered():
+def test_every_foreign_name_has_an_answer():
     text = (ROOT / "docs" / "coming-from.md").read_text()
     first = " ".join(row[0] for _, rows in tables(text) for row in rows)
     names = (
@@ -378,10 +378,12 @@ def codes_in_the_code():
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in KINDS:
                 given = {keyword.arg for keyword in node.keywords}
                 found.update([] if {"code", None} & given else [KINDS[node.func.id].default_code])
+                codes = [each.value for each in node.keywords if each.arg == "code"]
+                found.update(each.value for each in codes if isinstance(each, ast.Constant))
     return found
 
 
-def test_every_error_code_is_in_the_guide_and_every_code_in_the_guide_is_used():
+def test_error_codes_match_the_guide():
     section = (ROOT / "docs" / "threads.md").read_text().partition("\n## Errors\n")[2].partition("\n## ")[0]
     ((_, rows),) = [table for table in tables(section) if table[0][0] == "code"]
     assert sorted(row[0].strip("`") for row in rows) == sorted(codes_in_the_code())
@@ -405,13 +407,13 @@ def tables(text):
 FORMAT = (ROOT / "docs" / "format.md").read_text()
 # The modules whose constants make the format, and those among them that do not.
 FORMATTED = [
-    "archive.layout",
+    "archive.format",
     "engine.compression",
     "engine.log",
     "engine.payload",
     "engine.tree.msgpack",
     "engine.tree.nodes",
-    "engine.tree.spine",
+    "engine.tree.chunked",
     "engine.tree.text",
     "engine.tree.tree",
 ]
@@ -488,7 +490,7 @@ def _demo():
 demo = _demo()
 
 
-def test_the_demo_tells_the_truth_and_leaves_nothing_behind(tmp_path):
+def test_demo_output_is_true_and_leaves_no_files(tmp_path):
     done = subprocess.run(
         [sys.executable, str(DEMO)],
         capture_output=True,
@@ -515,7 +517,7 @@ def test_the_demo_tells_the_truth_and_leaves_nothing_behind(tmp_path):
     ],
     ids=lambda scene: scene.says,
 )
-def test_a_demo_that_does_not_tell_the_truth_fails(scene, monkeypatch, capsys):
+def test_untrue_demo_fails(scene, monkeypatch, capsys):
     monkeypatch.setattr(demo, "SCENES", (scene,))
     assert demo.main() == 1
     assert "NOT TRUE: " in capsys.readouterr().err

@@ -50,7 +50,7 @@ def test_calls_that_the_changed_state_asks_for_again_are_replayed(store):
     assert [call.id for call in run.tool_calls] == ["1.1", "2.1", "3.1"]
 
 
-def test_a_key_can_be_taken_out_and_the_whole_state_replaced(store):
+def test_key_can_be_deleted_and_the_state_replaced(store):
     trip(store, end="halted")
     thread = store.runs.thread("s")
     thread.set("state.extra", 1)
@@ -96,7 +96,7 @@ def test_a_change_can_be_undone(store):
     assert trip(store).state["seen"] == ["LISBON"] * 3
 
 
-def test_a_change_of_a_run_whose_worker_died_repeats_no_call(store):
+def test_changed_run_of_dead_worker_repeats_no_call(store):
     calls = []
 
     def look(i):
@@ -110,7 +110,7 @@ def test_a_change_of_a_run_whose_worker_died_repeats_no_call(store):
     with suppress(KeyboardInterrupt):
         for i in run.iterations():
             run.tool("look", look, i)
-    run._open = False
+    run._worker.lease.is_open = False
     time.sleep(0.05)
     store.runs.thread("s").set("state.n", 7)
     found = store.runs.load("s")
@@ -134,7 +134,7 @@ def test_a_completed_run_stays_completed_with_its_changed_state(store):
             break
 
 
-def test_an_irreversible_call_that_is_not_asked_for_again_stays_listed(store):
+def test_irreversible_call_stays_listed_if_not_repeated(store):
     with store.run("s", state={"pay": True}) as run:
         for _ in run.iterations():
             if run.state["pay"]:

@@ -6,7 +6,7 @@ import pytest
 
 import backtrail
 from backtrail import Message
-from backtrail.runs.lease import beats_of
+from backtrail.runs.lease import renewals_of
 
 
 def work(store, session, *, stop, done, city="Lisbon"):
@@ -31,7 +31,7 @@ def in_iteration(store, session, number):
     return next(c for c in store.runs.steps(session) if c.state["iteration"] == number)
 
 
-def test_a_fork_of_a_finished_run_goes_on_at_its_checkpoint_and_repeats_nothing(store):
+def test_fork_of_finished_run_repeats_nothing(store):
     done = []
     work(store, "s", stop=3, done=done)
     store.runs.thread("s").fork("t", at=in_iteration(store, "s", 2))
@@ -44,7 +44,7 @@ def test_a_fork_of_a_finished_run_goes_on_at_its_checkpoint_and_repeats_nothing(
     assert (run.agent, run.resumed, run.iteration) == ("a", True, 5)
 
 
-def test_a_fork_may_try_another_way_from_the_beginning_of_its_iteration(store):
+def test_fork_may_try_another_way_in_its_iteration(store):
     done = []
     work(store, "s", stop=3, done=done)
     store.runs.thread("s").fork("t", at=in_iteration(store, "s", 2))
@@ -66,7 +66,7 @@ def test_what_a_fork_did_itself_must_be_asked_for_again(store):
         work(store, "t", stop=3, done=[])
 
 
-def test_a_fork_of_the_end_of_a_run_begins_the_next_iteration(store):
+def test_fork_of_a_run_end_begins_next_iteration(store):
     done = []
     work(store, "s", stop=2, done=done)
     store.runs.thread("s").fork("t")
@@ -74,7 +74,7 @@ def test_a_fork_of_the_end_of_a_run_begins_the_next_iteration(store):
     assert [call.iteration for call in run.tool_calls] == [0, 1, 2, 4, 5]  # the end was in iteration 3
 
 
-def test_a_fork_needs_nothing_of_the_run_that_it_comes_from(store):
+def test_fork_needs_nothing_of_its_source(store):
     done = []
     work(store, "s", stop=2, done=done)
     store.runs.thread("s").fork("t", at=in_iteration(store, "s", 1))
@@ -94,7 +94,7 @@ def test_a_fork_from_before_the_first_iteration(store):
     assert [message.content for message in run.messages] == ["Go", "Porto 1"]
 
 
-def test_what_came_of_a_call_that_was_on_its_way_is_known_after_a_rewind_and_a_fork_makes_its_own(store):
+def test_rewind_keeps_later_results_and_fork_calls_again(store):
     """Two calls side by side; the one that is slow is cut short, after the checkpoint of the other."""
 
     hold = threading.Event()
@@ -164,7 +164,7 @@ def deleted(thread):
 
 
 @pytest.mark.parametrize("move", [lambda thread: thread.rewind(1), lambda thread: thread.undo(), deleted])
-def test_a_checkpoint_is_whole_whatever_others_did_to_the_last_one(store, move):
+def test_checkpoint_is_whole_after_others_moved_the_head(store, move):
     with store.run("s") as run:
         for number in run.iterations():
             run.tool("count", abs, number)
@@ -182,7 +182,7 @@ def test_what_is_no_checkpoint_of_a_run_is_refused(store):
         pass
 
 
-def test_pruned_to_the_newest_of_an_agent_whatever_run_they_belong_to_and_the_runs_go_on(store):
+def test_runs_go_on_after_prune_by_agent(store):
     done = []
     for session in ("s", "t"):
         with pytest.raises(ZeroDivisionError), store.run(session, agent="a") as run:
@@ -203,25 +203,25 @@ def test_pruned_to_the_newest_of_an_agent_whatever_run_they_belong_to_and_the_ru
     assert len(store.runs.steps("s")[-1].state["tool_calls"]) == 2
 
 
-def test_a_lease_is_let_go_quietly_when_the_store_is_closed(tmp_path):
+def test_closing_the_store_ends_renewal_quietly(tmp_path):
     store = backtrail.open(tmp_path / "s.db")
     run = store.run("s", lease=0.03)
     run.__enter__()
-    thread = beats_of(store._engine)._thread
+    thread = renewals_of(store._engine).thread
     assert thread.is_alive()
     store.close()
     thread.join(5)
     assert not thread.is_alive()
 
 
-def test_who_writes_to_the_checkpoints_at_that_moment_takes_nothing_over(store, monkeypatch):
+def test_conflict_on_checkpoints_is_no_takeover(store, monkeypatch):
     """A conflict on the checkpoints is none of the lease: the write is done once more."""
     others = iter([lambda: backtrail.Thread(store._engine, "run", "s").save({"by": "hand"})])
     at_once = type(store._engine).at_once
 
     def overtaken(engine, work):
-        def first(desk):
-            done = work(desk)
+        def first(session):
+            done = work(session)
             for other in others:
                 thread = threading.Thread(target=other)
                 thread.start()
@@ -242,9 +242,7 @@ def test_who_writes_to_the_checkpoints_at_that_moment_takes_nothing_over(store, 
 
 
 @pytest.mark.parametrize("lost_at", range(1, 7))
-def test_a_write_of_which_nobody_knows_ends_the_block_and_the_run_goes_on_from_what_was_written(
-    store, monkeypatch, lost_at
-):
+def test_unknown_commit_ends_block_and_run_goes_on(store, monkeypatch, lost_at):
     """Intents, results with a checkpoint, the end of an iteration and the end of the run: each was written, unseen."""
     commit, done = store._backend.commit, []
     writes = iter(range(1, 100))
@@ -290,7 +288,7 @@ def test_a_write_of_which_nobody_knows_ends_the_block_and_the_run_goes_on_from_w
         (lambda x: x, (threading.Lock(),), {}, r"arguments.args\[0\]"),
     ],
 )
-def test_a_call_that_cannot_be_made_is_refused_before_anything_is_written(store, fn, args, options, says):
+def test_impossible_call_is_refused_before_any_write(store, fn, args, options, says):
     with store.run("s") as run:
         before = store._backend.usage().rows
         with pytest.raises(backtrail.Invalid, match=says):
@@ -302,7 +300,7 @@ def test_a_call_that_cannot_be_made_is_refused_before_anything_is_written(store,
 # ---- going back -----------------------------------------------------------------------------------------------------
 
 
-def test_who_rewinds_the_checkpoints_of_a_run_moves_the_run(store):
+def test_rewind_of_checkpoints_moves_the_run(store):
     done = []
     work(store, "s", stop=3, done=done)
     store.runs.thread("s").rewind(in_iteration(store, "s", 2))
@@ -339,7 +337,7 @@ def test_a_rewind_that_is_undone_was_none(store):
     assert done == [1, 2, "again"]
 
 
-def test_a_run_that_went_on_from_where_it_was_rewound_to_goes_on_there_after_a_crash(store):
+def test_rewound_run_goes_on_after_a_crash(store):
     done = []
     work(store, "s", stop=3, done=done)
     store.runs.thread("s").rewind(in_iteration(store, "s", 2))

@@ -26,14 +26,14 @@ from backtrail import (
     repaired,
 )
 from backtrail.engine.journal import INTENT, Journal
-from backtrail.runs.lease import beats_of
+from backtrail.runs.lease import renewals_of
 
 
 class Killed(BaseException):
     pass
 
 
-class RateLimited(Exception):  # noqa: N818 - as one of somebody else's may be called
+class RateLimited(Exception):  # noqa: N818 - named as in a user's package
     pass
 
 
@@ -69,7 +69,7 @@ class Outside:
 # ---- doubts ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_call_in_doubt_stays_so_however_often_it_is_asked_for(store):
+def test_doubt_stays_however_often_it_is_asked_for(store):
     book = Outside()
 
     def stubborn(run):
@@ -178,7 +178,7 @@ def test_verify_is_asked_whatever_the_policy(store):
         assert (run.tool_calls[0].result, len(charge.done)) == ("paid", 1)
 
 
-def test_a_retry_of_a_call_after_which_it_was_tried_again_gives_what_was_recorded(store):
+def test_retry_of_superseded_call_gives_recorded_result(store):
     book = Outside(ValueError)
 
     def work(run):
@@ -211,7 +211,7 @@ class Unsayable(Exception):  # noqa: N818
         raise ZeroDivisionError
 
 
-def test_a_strategy_that_raises_takes_no_result_with_it_and_leaves_no_lease(store):
+def test_raising_strategy_costs_no_result_and_no_lease(store):
     book = Outside(None)
     with pytest.raises(ZeroDivisionError):
         once(store, lambda run: run.tool("book", book), strategy=Raising())
@@ -232,7 +232,7 @@ def test_a_class_is_no_strategy(store):
         store.run("s", strategy=AfterToolCall)
 
 
-def test_an_exception_that_cannot_say_what_it_is_is_recorded_and_leaves_the_block(store):
+def test_exception_without_text_is_recorded(store):
     def fail():
         raise Unsayable
 
@@ -242,7 +242,7 @@ def test_an_exception_that_cannot_say_what_it_is_is_recorded_and_leaves_the_bloc
         assert (store.runs.load("s").owner, store.runs.load("s").in_doubt) == (None, ())
 
 
-def test_a_state_that_cannot_be_copied_takes_no_result_with_it(store):
+def test_uncopyable_state_costs_no_result(store):
     done = []
 
     async def main():
@@ -275,7 +275,7 @@ ODD = {"itself": holding_itself(), "deep": nested(100_000), "lock": threading.Lo
 
 
 @pytest.mark.parametrize("result", ODD.values(), ids=ODD)
-def test_a_result_that_cannot_be_kept_is_told_and_the_call_is_not_repeated(store, result):
+def test_unstorable_result_is_refused_and_not_repeated(store, result):
     calls = []
 
     def look():
@@ -291,7 +291,7 @@ def test_a_result_that_cannot_be_kept_is_told_and_the_call_is_not_repeated(store
     assert calls == [1]
 
 
-def test_what_is_given_may_be_changed_and_what_is_recorded_is_not(store):
+def test_changing_a_result_does_not_change_its_record(store):
     def work(run):
         run.tool("find", lambda: ["a", "b"]).pop()
         partial = {"n": 1}
@@ -322,7 +322,7 @@ def test_a_call_counts_as_being_made_while_it_is_verified(store):
             next(iterations)
         finally:
             held.set()
-    assert late.result() == "late"  # it is known now, although nobody waited for it
+    assert late.result() == "late"  # it is recorded, although no caller waited for it
     assert store.runs.load("s").in_doubt == ()
     assert once(store, lambda run: run.tool("book", book)).tool_calls[0].result == "late"
 
@@ -341,7 +341,7 @@ def test_a_worker_that_was_taken_over_makes_no_checkpoint(store):
     assert store.runs.load("s").state == {}
 
 
-def test_a_run_that_was_deleted_is_not_brought_back_by_its_worker(store):
+def test_worker_does_not_bring_back_a_deleted_run(store):
     with pytest.raises(Conflict, match="deleted"), store.run("s", agent="a") as run:
         for _ in run.iterations():
             store.runs.cleanup("s")
@@ -350,7 +350,7 @@ def test_a_run_that_was_deleted_is_not_brought_back_by_its_worker(store):
     assert store.runs.steps("s") == []
 
 
-def test_who_moves_the_checkpoints_all_the_time_takes_nothing_over(store):
+def test_moving_the_checkpoints_is_no_takeover(store):
     ended = threading.Event()
 
     def move():
@@ -373,11 +373,11 @@ def test_who_moves_the_checkpoints_all_the_time_takes_nothing_over(store):
     assert len(store.runs.load("s").tool_calls) == 20
 
 
-def test_one_thread_renews_all_leases_and_a_run_that_was_dropped_is_not_renewed(store):
+def test_one_thread_renews_leases_except_of_dropped_runs(store):
     others = set(threading.enumerate())
     runs = [store.run(f"s{number}", lease=0.2).__enter__() for number in range(50)]
     begun = [each for each in threading.enumerate() if each.name == "backtrail leases" and each not in others]
-    assert begun == [beats_of(store._engine)._thread]
+    assert begun == [renewals_of(store._engine).thread]
     before = store.runs.load("s49").until
     dropped = store.runs.load("s0").until
     runs.pop(0)
@@ -392,7 +392,7 @@ def test_one_thread_renews_all_leases_and_a_run_that_was_dropped_is_not_renewed(
     assert store.runs.load("s0").until == dropped
 
 
-def test_a_fork_of_the_process_leaves_the_run_to_its_parent(tmp_path):
+def test_forked_process_leaves_the_run_to_its_parent(tmp_path):
     with backtrail.open(tmp_path / "s.db") as store:
         with store.run("s") as run:
             for _ in run.iterations():
@@ -429,7 +429,7 @@ def test_a_lease_without_an_end_is_refused(store):
         lambda run: run.partial("inside"),
     ],
 )
-def test_what_a_replay_would_miss_is_refused_inside_of_a_call(store, deed):
+def test_nested_calls_and_messages_are_refused_in_calls(store, deed):
     with pytest.raises(Invalid, match="behind the call"):
         once(store, lambda run: run.tool("outer", lambda: deed(run)))
 
@@ -487,7 +487,7 @@ def test_messages_come_back_as_messages(store):
     assert store.runs.steps("s")[-1].state["state"]["last"] == run.messages[0]
 
 
-def test_a_message_that_is_made_anew_is_the_same_argument(store):
+def test_message_that_is_made_again_is_the_same_argument(store):
     asked = []
 
     def work(run):
@@ -537,7 +537,7 @@ def test_an_exception_comes_back_as_it_was(store, error):
     assert (type(caught[1]), caught[1].args, str(caught[1])) == (type(error), error.args, str(error))
 
 
-def test_an_exception_that_only_has_the_name_of_one_of_pythons_own_is_none(store):
+def test_lookalike_of_a_builtin_exception_is_not_builtin(store):
     def fail():
         raise type("ValueError", (Exception,), {"__module__": "elsewhere"})("mine")
 
@@ -547,7 +547,7 @@ def test_an_exception_that_only_has_the_name_of_one_of_pythons_own_is_none(store
         once(store, lambda run: run.tool("fail", fail))
 
 
-def test_what_was_said_and_is_not_said_again_is_kept_where_it_stood(store):
+def test_unsaid_messages_keep_their_place(store):
     def work(run, *words):
         for word in words:
             run.message(Message.user(word))
@@ -623,7 +623,7 @@ def test_calls_beside_others_that_diverge_are_both_shown(store):
         once(store, lambda run: work(run, "tuesday"))
 
 
-def test_what_is_new_in_a_completed_run_is_told_as_that(store):
+def test_new_call_in_completed_run_is_refused(store):
     once(store, lambda run: run.tool("a", abs, -1))
     with pytest.raises(Invalid, match="is completed"), store.run("s") as run:
         run.tool("b", abs, -1)
@@ -682,7 +682,7 @@ def paid(store):
                 break
 
 
-def test_going_back_behind_what_cannot_be_undone_is_told_before_it_is_done(store):
+def test_rewind_behind_irreversible_call_warns_first(store):
     paid(store)
     thread = store.runs.thread("s")
     with pytest.warns(Irreversible) as told:
@@ -703,7 +703,7 @@ def test_going_back_behind_what_cannot_be_undone_is_told_before_it_is_done(store
     assert store.runs.irreversible("nobody") == []
 
 
-def test_an_undo_that_goes_behind_it_is_told_too(store):
+def test_undo_behind_irreversible_call_warns(store):
     with pytest.raises(OSError), store.run("s") as run:  # noqa: PT011
         for _ in run.iterations():
             run.checkpoint()
@@ -715,7 +715,7 @@ def test_an_undo_that_goes_behind_it_is_told_too(store):
         thread.undo()
 
 
-def test_a_restore_of_the_agent_tells_what_its_runs_have_done_since(store):
+def test_agent_restore_warns_of_later_irreversible_calls(store):
     store.agents.save(backtrail.AgentState("a", "Ann", "model"))
     before = store.agents.checkpoint("a", "before")
     paid(store)
@@ -738,7 +738,7 @@ def told(messages):
     return [(str(each.role), each.metadata.get("repaired")) for each in messages]
 
 
-def test_a_call_that_can_get_no_answer_any_more_gets_one_that_says_so(store):
+def test_unanswerable_tool_call_gets_an_answer(store):
     first = [Message.user("?"), calling("a", "b"), Message.tool_result("b", "found"), Message.user("!")]
     with store.run("s", messages=first) as run:
         assert told(run.messages) == [
@@ -857,7 +857,7 @@ def test_runs_inside_of_runs_have_their_own_calls(store):
 
 
 @pytest.mark.parametrize("options", [{"policy": "sometimes"}, {"policy": "idempotent"}, {"key": "k"}])
-def test_what_cannot_be_an_option_is_told_where_it_is_written(options):
+def test_bad_options_are_refused_by_the_decorator(options):
     with pytest.raises(Invalid):
         backtrail.tool(**options)(lambda: None)
     with pytest.raises(Invalid):
@@ -867,7 +867,7 @@ def test_what_cannot_be_an_option_is_told_where_it_is_written(options):
 # ---- runs inside of runs, and beside each other ---------------------------------------------------------------------
 
 
-def test_a_decorated_tool_of_a_run_inside_of_a_call_belongs_to_that_run(store):
+def test_decorated_tool_belongs_to_the_inner_run(store):
     done = []
 
     @backtrail.tool(irreversible=True)
@@ -890,7 +890,7 @@ def test_a_decorated_tool_of_a_run_inside_of_a_call_belongs_to_that_run(store):
     assert [call.id for call in store.runs.irreversible("child")] == ["1.1", "2.1"]
 
 
-def test_a_doubt_of_a_run_inside_of_a_call_is_not_what_came_of_the_call(store):
+def test_doubt_of_inner_run_is_no_result(store):
     pay = Outside()
 
     def child():
@@ -905,7 +905,7 @@ def test_a_doubt_of_a_run_inside_of_a_call_is_not_what_came_of_the_call(store):
     assert once(store, lambda run: run.tool("child", child, policy="pure"), "parent").tool_calls[0].result == "paid"
 
 
-def test_a_halt_is_of_the_run_that_it_was_said_to(store):
+def test_halt_halts_the_run_it_was_called_on(store):
     with store.run("outer") as outer:
         with store.run("inner") as inner:
             outer.halt("all of it")
@@ -913,7 +913,7 @@ def test_a_halt_is_of_the_run_that_it_was_said_to(store):
     assert (str(outer.status), str(inner.status)) == ("halted(all of it)", "halted(all of it)")
 
 
-def test_a_halt_while_a_doubt_is_looked_into_leaves_the_doubt(store):
+def test_halt_in_verify_leaves_the_doubt(store):
     pay = Outside()
     with pytest.raises(Killed):
         once(store, lambda run: run.tool("pay", pay, policy="idempotent"))
@@ -923,7 +923,7 @@ def test_a_halt_while_a_doubt_is_looked_into_leaves_the_doubt(store):
     assert len(set(pay.done)) == 1  # the same key
 
 
-def test_a_group_of_a_halt_and_a_bug_is_a_bug(store):
+def test_group_of_halt_and_bug_is_a_bug(store):
     with pytest.raises(BaseExceptionGroup), store.run("s") as run:
         try:
             run.halt("enough")
@@ -932,7 +932,7 @@ def test_a_group_of_a_halt_and_a_bug_is_a_bug(store):
     assert str(store.runs.load("s").status).startswith("failed(ExceptionGroup: both")
 
 
-def test_a_fork_of_another_agents_run_is_refused_before_anything_happens(store):
+def test_fork_of_another_agents_run_is_refused(store):
     once(store, lambda run: run.tool("t", abs, -1), agent="x")
     store.runs.thread("s").fork("f")
     done = []
@@ -961,7 +961,7 @@ def test_another_question_gets_another_answer(store):
     assert answers == ["to A", "to B", "to A"]
 
 
-def test_a_repair_does_not_make_other_questions_of_those_that_were_asked(store):
+def test_repair_does_not_change_recorded_questions(store):
     def work():
         with store.run("s") as run:
             for number in run.iterations():
@@ -1022,12 +1022,12 @@ def test_checkpoints_show_what_was_kept_without_being_said_again(store):
 # ---- going back, further --------------------------------------------------------------------------------------------
 
 
-def test_a_rewind_to_the_last_checkpoint_takes_back_what_came_after_it(store):
+def test_rewind_to_last_checkpoint_takes_back_later_work(store):
     with pytest.raises(OSError), store.run("s", strategy=EveryN(2)) as run:  # noqa: PT011
         for number in run.iterations():
             run.partial(number)
             if number == 4:
-                run._open = False  # it dies: nothing is written
+                run._worker.lease.is_open = False  # it dies: nothing is written
                 raise OSError
     store.runs.thread("s").rewind(1)
     found = store.runs.load("s")
@@ -1050,7 +1050,7 @@ def test_deleting_and_pruning_leaves_a_rewound_run_where_it_is(store):
     assert store.runs.load("s") == before
 
 
-def test_deleting_older_checkpoints_of_a_rewound_run_disturbs_nobody_who_works_on_it(store):
+def test_deleting_older_checkpoints_does_not_disturb_worker(store):
     with store.run("s") as run:
         for number in run.iterations():
             run.tool("count", abs, number)
@@ -1075,7 +1075,7 @@ def test_a_run_that_was_rewound_stays_there_without_its_checkpoints(store):
     assert not run.thread.delete()
 
 
-def test_a_fork_that_nobody_has_opened_survives_the_loss_of_its_checkpoints(store):
+def test_unopened_fork_survives_loss_of_its_checkpoints(store):
     once(store, lambda run: run.tool("t", abs, -1), agent="x")
     store.runs.thread("s").fork("f")
     store.runs.prune("x", 0)
@@ -1110,7 +1110,7 @@ def test_a_model_that_cannot_be_undone_is_listed_too(store):
     assert [call.tool_name for call in store.runs.irreversible("s")] == ["post"]
 
 
-def test_a_worker_takes_back_a_rewind_that_came_while_it_worked(store):
+def test_worker_takes_back_a_rewind_under_it(store):
     with store.run("s", strategy=Never()) as run:
         run.checkpoint()
         for number in run.iterations():
@@ -1122,7 +1122,7 @@ def test_a_worker_takes_back_a_rewind_that_came_while_it_worked(store):
     assert (found.status.name, found.partial_results) == ("completed", (1, 2))
 
 
-def test_a_checkpoint_of_somebody_elses_does_no_harm(store):
+def test_checkpoint_that_no_run_made_does_no_harm(store):
     once(store, lambda run: run.tool("t", abs, -1))
     once(store, lambda run: run.tool("t", abs, -1), "other")
     thread = store.runs.thread("s")
@@ -1136,7 +1136,7 @@ def test_a_checkpoint_of_somebody_elses_does_no_harm(store):
     assert store.runs.load("s").status.name == "completed"
 
 
-def test_a_damaged_run_does_not_keep_its_agent_from_being_restored(store):
+def test_agent_with_damaged_run_can_be_restored(store):
     store.agents.save(backtrail.AgentState("x", "Ann", "model"))
     before = store.agents.checkpoint("x", "before")
     once(store, lambda run: run.tool("t", abs, -1), agent="x")
@@ -1147,7 +1147,7 @@ def test_a_damaged_run_does_not_keep_its_agent_from_being_restored(store):
 # ---- odds and ends --------------------------------------------------------------------------------------------------
 
 
-def test_an_answer_that_the_iteration_gives_itself_is_not_made_up(store):
+def test_answer_given_by_the_iteration_is_not_repaired(store):
     def work():
         with store.run("s") as run:
             for number in run.iterations():
@@ -1200,7 +1200,7 @@ def test_an_exception_of_ones_own_keeps_its_attributes(store):
         assert (str(raised.value), raised.value.after) == ("slowly", 30)
 
 
-def test_what_a_run_says_of_itself_can_be_changed_without_harm(store):
+def test_values_read_from_a_run_are_copies(store):
     def work(run):
         run.tool("find", lambda: ["a"])
         run.partial(["b"])
@@ -1217,7 +1217,7 @@ def test_runs_without_checkpoints_are_counted(store):
     assert store.stats().runs == 1
 
 
-def test_calls_alike_are_found_in_the_order_in_which_they_were_begun():
+def test_calls_alike_are_replayed_in_order():
     found = Journal([[INTENT, f"1.{n}", "tool", "t", "k", {}, "ask", False, True] for n in range(3)])
     asked = [found.ask("k").call.id for _ in range(3)]
     assert (asked, found.ask("k"), found.expected(), found.forgotten()) == (["1.0", "1.1", "1.2"], None, None, None)
@@ -1234,7 +1234,7 @@ def test_a_run_that_was_not_entered_says_so(store, name):
 
 
 @pytest.mark.parametrize("name", WHAT_IS_KNOWN)
-def test_a_run_that_somebody_else_has_says_that_it_is_not_open(store, name):
+def test_refused_run_says_that_it_is_not_open(store, name):
     with store.run("s"):
         refused = store.run("s")
         with pytest.raises(Conflict):
@@ -1244,7 +1244,7 @@ def test_a_run_that_somebody_else_has_says_that_it_is_not_open(store, name):
 
 
 @pytest.mark.parametrize("name", WHAT_IS_KNOWN)
-def test_what_a_run_knew_last_can_be_read_when_its_block_is_left(store, name):
+def test_run_can_be_read_after_its_block(store, name):
     with store.run("s") as run:
         inside = getattr(run, name)
     assert name == "status" or getattr(run, name) == inside

@@ -13,7 +13,7 @@ import pytest
 
 import backtrail
 from backtrail import Conflict, Conversation, Message, NotFound, ToolCall, aio
-from backtrail.runs.recorder import Work
+from backtrail.runs.recorder import JournalThread
 
 
 class Cut(Exception):  # noqa: N818
@@ -58,7 +58,7 @@ ALL = ["hello", "rules", *(f"{what} {i}" for i in (1, 2, 3) for what in ("though
 # ---- conversations --------------------------------------------------------------------------------------------------
 
 
-def test_each_message_goes_to_the_conversation_once_however_often_it_is_replayed(store):
+def test_replayed_message_goes_to_conversation_once(store):
     for cut in ("before", "before", "1 unwritten", "1 called", "1 said", "2 called", "2 called", "3 said"):
         with pytest.raises(Cut):
             chat(store, cut=cut)
@@ -109,7 +109,7 @@ def test_messages_that_the_conversation_has_are_not_added_again(store):
     assert said(store) == ["one", "two", "three"]
 
 
-def test_a_conversation_that_is_not_there_begins_as_one_of_the_agent(store):
+def test_missing_conversation_begins_with_the_runs_agent(store):
     chat(store)
     assert store.conversations.load("c").agent_id == "a"
     with pytest.raises(NotFound) as error, store.run("other", conversation="nowhere"):
@@ -246,7 +246,7 @@ def test_a_repaired_answer_survives_a_worker_that_dies(store):
     unanswered(store, conversation="d")
     dead = store.run("q", lease=0.02)
     dead.__enter__()
-    dead._open = False  # its process is gone
+    dead._worker.lease.is_open = False  # its process is gone
     time.sleep(0.05)
     with store.run("q") as run:
         for _ in run.iterations():
@@ -320,7 +320,7 @@ def test_a_conversation_that_is_deleted_takes_no_result_with_it(store):
     assert store.conversations.list("a") == []
 
 
-def test_a_fork_says_nothing_to_the_conversation_unless_it_names_it(store):
+def test_fork_joins_a_conversation_only_by_name(store):
     chat(store)
     store.runs.thread("s").fork("other", at=2)
     run = chat(store, "other", conversation=None)
@@ -394,8 +394,8 @@ def test_runs_of_other_statuses_are_not_read(store, monkeypatch):
         make(store, f"completed {n}", "completed")
     make(store, "failed", "failed")
     reads = []
-    read = Work.read
-    monkeypatch.setattr(Work, "read", lambda work, desk: reads.append(work.id) or read(work, desk))
+    read = JournalThread.read
+    monkeypatch.setattr(JournalThread, "read", lambda work, session: reads.append(work.id) or read(work, session))
     assert [run.session_id for run in store.runs.list(status="failed")] == ["failed"]
     assert reads == ["failed"]
     assert store.runs.recover() == []
@@ -419,7 +419,7 @@ def test_runs_that_were_cut_short_are_recovered(store):
     dead = store.run("dead", agent="b", lease=0.02)
     dead.__enter__()
     next(dead.iterations())
-    dead._open = False  # its process is gone
+    dead._worker.lease.is_open = False  # its process is gone
     time.sleep(0.05)
     with store.run("alive"):
         assert [run.session_id for run in store.runs.recover()] == ["dead", "interrupted"]
@@ -439,7 +439,7 @@ def test_runs_that_were_cut_short_are_recovered(store):
     }
 
 
-def test_a_recovered_run_is_opened_as_it_is_told(store):
+def test_recovered_run_takes_the_given_options(store):
     make(store, "s", "interrupted")
     (run,) = store.runs.recover(strategy=backtrail.Never(), errors=[Cut], types=[Message])
     assert isinstance(run.strategy, backtrail.Never)

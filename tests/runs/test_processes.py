@@ -1,4 +1,4 @@
-"""Runs whose processes are killed, stopped and raced: no effect is lost or repeated, and each doubt is told.
+"""Runs whose processes are killed, stopped and raced: no effect is lost or repeated, and each doubt is reported.
 
 The script of a run has effects outside of the store: lines of a file. Its process kills itself at the k-th of all
 points that it comes to, which are before and after each commit and each effect, and inside of transactions. It keeps
@@ -20,7 +20,7 @@ import pytest
 
 import backtrail
 from backtrail import Conflict, InDoubt, Message
-from backtrail.engine.writer import Writes
+from backtrail.engine.writer import LogWriter
 from backtrail.runs.strategies import AfterLlmResponse, AfterToolCall, EveryN, Never
 from backtrail.transaction import Engine
 from tests.support.lengths import lengths
@@ -109,7 +109,7 @@ class World:
     def watched(self):
         with (
             mock.patch.object(Engine, "at_once", self.around(Engine.at_once)),
-            mock.patch.object(Writes, "save", self.around(Writes.save)),
+            mock.patch.object(LogWriter, "save", self.around(LogWriter.save)),
         ):
             yield
 
@@ -260,21 +260,21 @@ class Sessions:
 
 
 @pytest.mark.parametrize("every", lengths(7, 1))
-def test_a_run_that_is_killed_at_any_one_point_does_each_effect_once(opener, tmp_path, every):
+def test_run_killed_at_any_point_does_effects_once(opener, tmp_path, every):
     sessions = Sessions(opener, tmp_path)
     points = sessions.go([])
     assert points > 50
     for at in range(1, points + 1, every):
         sessions.go([at])
     assert len(sessions.kills) == len(range(1, points + 1, every))
-    assert {"before Engine.at_once", "after Writes.save"} < set(sessions.kills)
+    assert {"before Engine.at_once", "after LogWriter.save"} < set(sessions.kills)
     assert sessions.doubts > len(sessions.kills) // 4
     with opener() as store:
         assert store.verify().ok
 
 
 @pytest.mark.parametrize("kills", lengths(6, 1000))
-def test_a_run_that_is_killed_again_and_again_does_each_effect_once(opener, tmp_path, kills):
+def test_run_killed_repeatedly_does_effects_once(opener, tmp_path, kills):
     chance = random.Random(kills)
     sessions = Sessions(opener, tmp_path)
     while len(sessions.kills) < kills:
@@ -328,7 +328,7 @@ def test_of_several_processes_that_want_one_run_exactly_one_works(opener, tmp_pa
 
 
 @pytest.mark.parametrize("takeover", [True, False])
-def test_a_worker_that_was_stopped_and_taken_over_writes_nothing_when_it_goes_on(opener, tmp_path, takeover):
+def test_stopped_worker_writes_nothing_after_takeover(opener, tmp_path, takeover):
     world = World(tmp_path / "effects")
     stopped, go = os.pipe()
 

@@ -196,7 +196,7 @@ def test_states_and_partial_results_come_back_equal_or_are_refused(value, named)
 @pytest.mark.parametrize(
     "value", [Verdict.DENY, Reply("no", Verdict.DENY), Pair(1, 2), Model(name="m")], ids=lambda v: type(v).__name__
 )
-def test_an_unnamed_class_is_refused_and_given_once_it_is_named(store, value):
+def test_unnamed_class_is_refused_until_it_is_named(store, value):
     calls = []
 
     def work(run):
@@ -217,7 +217,7 @@ def test_a_named_class_brings_the_classes_of_its_annotations(store):
     assert twice(store, lambda run: run.tool("judge", lambda: reply), types=[Reply]) == [reply, reply]
 
 
-def test_a_class_that_the_store_names_need_not_be_named_again():
+def test_classes_of_the_store_need_no_naming():
     with backtrail.open("memory://", types=[Verdict]) as store:
         found = twice(store, lambda run: run.tool("judge", lambda: Verdict.DENY))
         assert [each is Verdict.DENY for each in found] == [True, True]
@@ -237,7 +237,7 @@ def test_the_first_time_gives_a_copy_as_a_replay_does(store):
     live[:] = []
 
 
-def test_a_result_that_cannot_be_kept_leaves_the_call_in_doubt(store):
+def test_unstorable_result_leaves_call_in_doubt(store):
     calls = []
 
     def lock():
@@ -255,14 +255,14 @@ def test_a_result_that_cannot_be_kept_leaves_the_call_in_doubt(store):
     assert once(store, lambda run: run.tool("t", lock)) == "done"
 
 
-def test_a_pure_call_whose_result_could_not_be_kept_is_called_again(store):
+def test_pure_call_with_unstorable_result_is_called_again(store):
     results = [iter(()), 7]
     with pytest.raises(Invalid):
         once(store, lambda run: run.tool("t", lambda: results.pop(0), policy="pure"))
     assert once(store, lambda run: run.tool("t", lambda: results.pop(0), policy="pure")) == 7
 
 
-def test_a_refused_result_that_code_catches_does_not_end_the_iteration(store):
+def test_caught_refusal_does_not_end_the_iteration(store):
     def work(run):
         with suppress(Invalid):
             run.tool("t", lambda: iter(()))
@@ -300,7 +300,7 @@ def test_arguments_of_unnamed_classes_are_refused_before_the_call(store):
     assert calls == [Verdict.DENY]
 
 
-def test_a_state_of_an_unnamed_class_is_refused_before_the_run_begins(store):
+def test_state_of_unnamed_class_is_refused_first(store):
     with pytest.raises(Invalid, match=r"state.*types=\[Reply\]"):
         once(store, lambda run: None, state=Reply("no", Verdict.DENY))
     assert "s" not in store.runs
@@ -349,7 +349,7 @@ def test_results_in_asyncio_are_given_or_refused_alike(tmp_path):
     assert calls == [1]
 
 
-def test_a_run_resumed_without_its_classes_is_refused_and_left_as_it_was(store):
+def test_run_resumed_without_its_classes_stays_unchanged(store):
     def halt(run):
         run.halt("later")
 
@@ -418,7 +418,7 @@ def test_a_named_exception_comes_back_whatever_its_constructor_takes(store, erro
     assert (type(again), again.args, str(again)) == (type(error), error.args, str(error))
 
 
-def test_a_named_exception_keeps_numbers_and_the_attributes_that_are_named(store):
+def test_named_exception_keeps_numbers_and_named_attributes(store):
     def fail():
         raise Limited(5, headers={"Authorization": "Bearer sk-secret"})
 
@@ -551,7 +551,7 @@ def test_an_oserror_of_ones_own_keeps_its_number(store):
     assert [(each.errno, each.strerror) for each in found] == [(111, "here refused")] * 2
 
 
-def test_an_exception_that_cannot_be_made_again_is_a_call_error(store):
+def test_exception_that_cannot_be_rebuilt_is_call_error(store):
     def fail():
         Model.model_validate({"name": 1})
 
@@ -561,7 +561,7 @@ def test_an_exception_that_cannot_be_made_again_is_a_call_error(store):
         once(store, lambda run: run.tool("t", fail), errors=[pydantic.ValidationError])
 
 
-def test_an_exception_that_is_named_later_comes_back_as_its_class(store):
+def test_exception_named_later_comes_back_as_its_class(store):
     def fail():
         raise Limited(5)
 
@@ -573,7 +573,7 @@ def test_an_exception_that_is_named_later_comes_back_as_its_class(store):
         once(store, lambda run: run.tool("t", fail), errors=[Limited])
 
 
-def test_pythons_own_exception_with_odd_arguments_comes_back_as_its_class(store):
+def test_builtin_exception_with_odd_arguments_comes_back(store):
     def fail():
         raise ValueError(threading.Lock())
 

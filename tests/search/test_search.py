@@ -1,4 +1,4 @@
-"""Search: random histories against a scan of all heads, several processes at once, and what is left in the file."""
+"""Search: random histories against a scan of all heads, several processes, and traces in the file."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from hypothesis import strategies as st
 import backtrail
 from backtrail import aio
 from backtrail.backends.memory import MemoryBackend
-from backtrail.backends.port import Batch, Entry, Indexed, Phrase, Splice
+from backtrail.backends.port import Batch, IndexEntry, IndexState, Phrase, Splice
 from backtrail.backends.postgres import search
 from backtrail.backends.sqlite import schema as sqlite_schema
 from backtrail.backends.sqlite import search as sqlite_search
 from backtrail.engine.search import indexer, normalize, query
-from backtrail.testing.conformance.indexing import interrupted as killed_at
-from backtrail.testing.places import in_memory
+from tests.conformance.index import interrupted as killed_at
 from tests.support.lengths import fewer
+from tests.support.places import in_memory
 from tests.support.processes import spawn
 from tests.support.schemas import swept as postgres
 
@@ -73,7 +73,7 @@ QUERIES = [("a", False), ("a b", False), ('"a b"', False), ("ab*", False), ("ab"
 
 
 def do(store, name, deed):  # noqa: C901 - one branch for each deed
-    """Do one thing to a thread; what cannot be done is not done."""
+    """Change a thread once, if the change is possible."""
     thread = store.thread(name)
     what, *given_ = deed
     if what == "save":
@@ -124,7 +124,7 @@ def move(store, thread, what, given_):
 
 
 def scanned(store, text, contains):
-    """What must be found, by looking at every message of every head."""
+    """The expected hits, from every message of every head."""
     found = set()
     for info in store.threads():
         state = store.thread(info.id).load().state
@@ -148,7 +148,7 @@ def matches(said, text, contains):
 @pytest.mark.hypothesis
 @pytest.mark.parametrize("place", [in_memory, in_a_file, in_postgres])
 @given(history=HISTORIES)
-def test_after_any_history_a_scan_of_all_heads_finds_the_same(place, history):
+def test_search_equals_a_scan_of_all_heads(place, history):
     with place() as opener, opener() as store, mock.patch.object(indexer, "_SLICE", 3):
         for thread, deed in history:
             do(store, f"t{thread}", deed)
@@ -165,7 +165,7 @@ def test_after_any_history_a_scan_of_all_heads_finds_the_same(place, history):
 # -- the port ---------------------------------------------------------------------------------------
 
 ENTRIES = st.builds(
-    lambda words, time, role: Entry(time, role, role, words, words.encode()),
+    lambda words, time, role: IndexEntry(time, role, role, words, words.encode()),
     TEXTS,
     st.integers(-2, 2),
     st.sampled_from([None, "\0", "\ud800", "x"]),
@@ -187,7 +187,7 @@ PHRASES = st.lists(
 @pytest.mark.parametrize(("place", "few"), [(in_a_file, 0), (in_a_file, 5000), (in_postgres, None)])
 @fewer(2)
 @given(splices=SPLICES, sought=st.lists(PHRASES, min_size=1, max_size=6))
-def test_a_database_leaves_out_nothing_that_memory_finds_and_keeps_the_order(place, few, parts, splices, sought):
+def test_databases_search_like_memory(place, few, parts, splices, sought):
     with (
         mock.patch.multiple(sqlite_search, FEW=few, PARTS=parts),
         mock.patch.object(search, "PARTS", parts),
@@ -204,10 +204,10 @@ def test_a_database_leaves_out_nothing_that_memory_finds_and_keeps_the_order(pla
             was = memory.indexed(thread)
             start = min(at, was.items)
             cut = min(removed, was.items - start)
-            now = Indexed(was.seq + 1, was.items + len(entries) - cut, was.as_of)
+            now = IndexState(was.seq + 1, was.items + len(entries) - cut, was.as_of)
             splice = Splice(start, cut, tuple(entries))
             assert [backend.index(thread, was, now, [splice]) for backend in backends] == [True, True]
-            assert [backend.index(thread, Indexed(9, 9, 9), now, [splice]) for backend in backends] == [False, False]
+            assert [backend.index(thread, IndexState(9, 9, 9), now, [splice]) for backend in backends] == [False, False]
             assert memory.indexed(thread) == database.indexed(thread)
         for where in ({}, {"agent": "a"}, {"threads": [2]}, {"space": "run"}, {"after": (1, 4)}, {"limit": 2}):
             options = {"space": None, "agent": None, "threads": None, "after": None, "limit": 100} | where
@@ -216,12 +216,12 @@ def test_a_database_leaves_out_nothing_that_memory_finds_and_keeps_the_order(pla
         for phrases in sought:
             needed, there = memory.find(phrases, **options), database.find(phrases, **options)
             assert [found for found in there if found in needed] == needed
-        memory.forget_index()
-        database.forget_index()
+        memory.clear_index()
+        database.clear_index()
         assert memory.find((), **options) == database.find((), **options) == []
 
 
-def test_few_entries_are_found_by_their_words_alone(tmp_path):
+def test_few_entries_match_by_words_alone(tmp_path):
     with backtrail.open(tmp_path / "s.db") as store:
         store.thread("t").save({"messages": [f"word{n} fox hen" for n in range(300)]})
         store.search("x")
@@ -252,7 +252,7 @@ def append_and_search(path, schema, name, count):
 
 
 def search_and_be_killed(path, at):
-    """Catch up, and be killed in the middle of a transaction, when so many entries were written."""
+    """Update the index, and be killed in a transaction after this many entries."""
     insert, written = sqlite_search._insert, []
 
     def killing(*arguments):
@@ -266,7 +266,7 @@ def search_and_be_killed(path, at):
 
 
 @pytest.mark.parametrize("place", [in_a_file, in_postgres])
-def test_processes_that_append_and_search_each_find_what_is_there_once(place):
+def test_concurrent_processes_see_each_message_once(place):
     with place() as opener:
         where = (opener.args[0], opener.keywords.get("schema"))
         with opener() as store:
@@ -283,7 +283,7 @@ def test_processes_that_append_and_search_each_find_what_is_there_once(place):
             assert store.verify().ok
 
 
-def test_a_catch_up_that_is_killed_anywhere_is_simply_done_again(tmp_path):
+def test_killed_catch_up_is_repeated(tmp_path):
     path = tmp_path / "s.db"
     with backtrail.open(path) as store:
         store.thread("t").save({"messages": [f"fox no{n}" for n in range(1500)]})
@@ -314,19 +314,19 @@ def indexed(path):
 
 
 def traces(directory, canary):
-    """How often a word is in any of the files."""
+    """How often a word occurs in the files."""
     return sum(path.read_bytes().count(canary.encode()) for path in directory.iterdir())
 
 
 def words_held(store, word):
-    """In how many places the index still has a word: its vocabulary, and what FTS5 keeps."""
-    with store._backend._guard as connection:
+    """In how many tables of FTS5 the index still has a word."""
+    with store._backend._shared.use() as connection:
         known = connection.execute("SELECT count(*) FROM vocabulary WHERE word = ?", (word.encode(),)).get
         kept = connection.execute("SELECT count(*) FROM word_data WHERE instr(block, ?)", (word.encode(),)).get
     return known, kept
 
 
-def test_of_what_was_deleted_gc_leaves_nothing_in_the_index(tmp_path):
+def test_gc_removes_deleted_messages_from_the_index(tmp_path):
     with backtrail.open(tmp_path / "s.db", compression=False) as store:
         kept = store.thread("kept")
         kept.save({"messages": [f"plain word{n}" for n in range(600)]})
@@ -344,11 +344,11 @@ def test_of_what_was_deleted_gc_leaves_nothing_in_the_index(tmp_path):
         assert len(store.search("plain", limit=1000)) == 600
         assert len(store.search("word59", contains=True)) == 11
         assert store.verify().ok
-        with store._backend._guard as connection:
+        with store._backend._shared.use() as connection:
             connection.execute("INSERT INTO word (word) VALUES ('integrity-check')")
 
 
-def test_threads_of_an_older_format_are_found_once_it_is_converted(tmp_path):
+def test_converted_stores_are_searchable(tmp_path):
     with mock.patch.object(sqlite_schema, "STEPS", sqlite_schema.STEPS[:2]), backtrail.open(tmp_path / "s.db") as old:
         old.thread("t").save({"messages": ["fox"]})
         old.thread("u").save({"n": 1})
@@ -359,12 +359,12 @@ def test_threads_of_an_older_format_are_found_once_it_is_converted(tmp_path):
         assert reader.verify().ok
         assert reader.stats().indexed == 0
     with backtrail.open(tmp_path / "s.db") as store:
-        assert store._backend.marked(0, 10) == [1, 2]
+        assert store._backend.unindexed(0, 10) == [1, 2]
         assert len(store.search("fox")) == 1
-        assert store._backend.marked(0, 10) == []
+        assert store._backend.unindexed(0, 10) == []
 
 
-def test_whoever_adds_a_row_marks_its_thread(tmp_path):
+def test_every_new_row_marks_its_thread(tmp_path):
     with backtrail.open(tmp_path / "s.db") as store:
         store.thread("t").save({"messages": ["fox"]})
         store.search("fox")
@@ -372,10 +372,10 @@ def test_whoever_adds_a_row_marks_its_thread(tmp_path):
         columns = ", ".join(f'"{name}"' for _, name, *_ in old.execute("PRAGMA table_info(row)") if name != "key")
         old.execute(f"INSERT INTO row (key, {columns}) SELECT key + 1, {columns} FROM row")
         old.close()
-        assert store._backend.marked(0, 10) == [1]
+        assert store._backend.unindexed(0, 10) == [1]
 
 
-def test_a_damaged_index_says_how_it_is_mended_and_harms_nothing_else(tmp_path):
+def test_error_of_a_damaged_index_names_reindex(tmp_path):
     path = tmp_path / "s.db"
     with backtrail.open(path) as store:
         store.thread("t").save({"messages": [f"fox no{n}" for n in range(2000)]})
@@ -391,7 +391,7 @@ def test_a_damaged_index_says_how_it_is_mended_and_harms_nothing_else(tmp_path):
         assert not store.verify().damaged
         store.reindex()
         assert len(store.search("no77")) == 1
-        with store._backend._guard as connection:
+        with store._backend._shared.use() as connection:
             connection.execute("UPDATE message SET text = x'01' WHERE position = 77")
         with pytest.raises(backtrail.Corrupt) as caught:
             store.search("no77")
@@ -401,7 +401,7 @@ def test_a_damaged_index_says_how_it_is_mended_and_harms_nothing_else(tmp_path):
         assert len(store.search("no77")) == 1
 
 
-def test_rows_that_gc_stores_anew_are_not_new_to_search(tmp_path):
+def test_repacked_rows_are_not_indexed_again(tmp_path):
     with backtrail.open(tmp_path / "s.db") as store:
         thread = store.thread("t")
         thread.save({"messages": []})
@@ -409,14 +409,14 @@ def test_rows_that_gc_stores_anew_are_not_new_to_search(tmp_path):
             thread.append("messages", f"fox {n} {random.Random(n).randbytes(300).hex()}")
         store.search("fox")
         assert store.gc().repacked > 0
-        assert store._backend.marked(0, 10) == []
+        assert store._backend.unindexed(0, 10) == []
         thread.append("messages", "fox")
         store.thread("u").save(1)
         assert store.gc().repacked == 0
-        assert store._backend.marked(0, 10) == [2]
+        assert store._backend.unindexed(0, 10) == [2]
 
 
-def test_a_thread_with_a_damaged_chunk_is_not_found_and_the_others_are(tmp_path):
+def test_thread_with_a_damaged_chunk_is_skipped(tmp_path):
     with backtrail.open(tmp_path / "s.db") as store:
         store.thread("t").save({"messages": [f"fox {n} " + "x" * 100 for n in range(2000)]})
         store.thread("u").save({"messages": ["fox"]})
@@ -430,7 +430,7 @@ def test_a_thread_with_a_damaged_chunk_is_not_found_and_the_others_are(tmp_path)
     with backtrail.open(tmp_path / "s.db") as store:
         for _ in range(2):
             assert [hit.conversation_id for hit in store.search("fox")] == ["u"]
-        assert store._backend.marked(0, 10) == [1]
+        assert store._backend.unindexed(0, 10) == [1]
         assert {damage.thread_id for damage in store.verify().damaged} == {"t"}
 
 
@@ -450,7 +450,7 @@ def test_words_are_free_of_whatever_could_mean_something(text):
 
 
 @given(SOME_TEXT, st.integers(0, 40), st.integers(1, 40))
-def test_any_text_is_found_by_any_piece_of_it_and_by_its_words(text, start, length):
+def test_any_text_matches_its_pieces_and_words(text, start, length):
     composed = normalize.composed(text)
     piece = composed[start : start + length]
     if piece:
@@ -466,7 +466,7 @@ def test_any_text_is_found_by_any_piece_of_it_and_by_its_words(text, start, leng
 
 
 @given(SOME_TEXT)
-def test_places_in_folded_text_lead_back_to_where_they_come_from(text):
+def test_positions_in_folded_text_map_back(text):
     composed = normalize.composed(text)
     for number, word in enumerate(normalize.words(composed)):
         at = normalize.word_at(composed, number)

@@ -217,7 +217,7 @@ class Book:
 
 def small_wal(store: backtrail.Store) -> None:
     """Let SQLite copy its WAL into the file all the time, and not once in a thousand pages."""
-    guard = getattr(store._backend, "_guard", None)
+    guard = getattr(store._backend, "_shared", None)
     if guard is not None:
         guard.log._pages = 12
 
@@ -304,10 +304,10 @@ def _content(store: backtrail.Store) -> bytes:
     if isinstance(backend, FileBackend):
         if faults := backend.check(None):
             raise AssertionError(faults)
-        for change in backend._tables.whole():
-            found.update(repr(fields_of(change, lambda body: backend._bytes([body])[0])).encode())
+        for change in backend._storage.tables.whole():
+            found.update(repr(fields_of(change, lambda body: backend._storage.bytes_of([body])[0])).encode())
         return found.digest()
-    with backend._guard as connection:
+    with backend._shared.use() as connection:
         if connection.pragma("integrity_check") != "ok":
             raise AssertionError("SQLite finds it damaged")
         for (table,) in connection.execute(_TABLES).fetchall():

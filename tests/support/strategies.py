@@ -14,7 +14,10 @@ from hypothesis import strategies as st
 
 from backtrail.engine import payload
 from backtrail.engine.schema.registry import Member, Record, Types
-from backtrail.engine.tree import codec, diff, edits, nodes, scan, spine, text, tree
+from backtrail.engine.tree import chunked as spine
+from backtrail.engine.tree import decode as decoding
+from backtrail.engine.tree import diff, edits, nodes, scan, text, tree
+from backtrail.engine.tree import encode as encoding
 
 TYPES = Types()
 
@@ -36,11 +39,11 @@ def fresh_nodes(stored=None):
 
 
 def encode(value, source=None, types=TYPES):
-    return codec.encode(value, source or fresh_nodes(), types)
+    return tree.Tree.of(value, source or fresh_nodes(), types)
 
 
 def decode(tree_, types=TYPES):
-    return codec.Decoder(tree_.nodes, types).value(tree_.rep)
+    return decoding.Decoder(tree_.nodes, types).value(tree_.rep)
 
 
 def stored_again(tree_):
@@ -71,7 +74,7 @@ def sizes(name):
         if name == "small":
             for constant, value in SMALL.items():
                 holders = [
-                    m for m in (edits, codec, diff, nodes, payload, scan, spine, text, tree) if hasattr(m, constant)
+                    m for m in (edits, encoding, diff, nodes, payload, scan, spine, text, tree) if hasattr(m, constant)
                 ]
                 assert holders, constant
                 for module in holders:

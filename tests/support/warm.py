@@ -15,7 +15,7 @@ from unittest import mock
 import psycopg
 
 from backtrail.backends.postgres.pool import Pool
-from backtrail.backends.postgres.session import Session
+from backtrail.backends.postgres.session import PgSession
 
 _OWNER = os.getpid()
 _MOST = 8
@@ -23,7 +23,7 @@ _MOST = 8
 _kept = {}
 """What stores have closed, by the options that it was opened with."""
 _opened_with = weakref.WeakKeyDictionary()
-_connect, _close = Pool.connect, Session.close
+_connect, _close = Pool.connect, PgSession.close
 
 
 @contextlib.contextmanager
@@ -41,12 +41,11 @@ def warm_connections():
     def close(session):
         options = _opened_with.pop(session.connection, None)
         if os.getpid() == _OWNER and options and session.is_idle and len(_kept[options]) < _MOST:
-            session._seat = None
             _kept[options].append(session.connection)
         else:
             _close(session)
 
-    with mock.patch.object(Pool, "connect", connect), mock.patch.object(Session, "close", close):
+    with mock.patch.object(Pool, "connect", connect), mock.patch.object(PgSession, "close", close):
         yield
 
 

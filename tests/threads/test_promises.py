@@ -61,7 +61,7 @@ def test_the_event_loop_turns_while_a_large_state_is_saved(tmp_path):
 
 
 @pytest.mark.torture
-def test_the_event_loop_is_hardly_late_while_50_mb_are_saved(tmp_path):
+def test_event_loop_stays_responsive_during_a_50_mb_save(tmp_path):
     late = asyncio.run(saving(tmp_path / "s.db", large(50)))
     p99 = statistics.quantiles(late, n=100)[98]
     print(f"\nevent loop during a save of 50 MB: {len(late)} turns, p99 {p99 * 1e3:.1f} ms late")  # noqa: T201
@@ -131,7 +131,7 @@ def fits(marks, wanted):
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(wanted=marks)
-def test_what_a_filter_gives_is_what_a_model_gives_whatever_is_in_it(marked, wanted):
+def test_filters_return_what_the_model_returns(marked, wanted):
     thread, made = marked
     found = [checkpoint.step - 1 for checkpoint in thread.history(**wanted)]
     assert found == [n for n, marks in enumerate(made) if fits(marks, wanted)]

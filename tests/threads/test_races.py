@@ -37,7 +37,7 @@ def between(store: backtrail.Store, method: str, action: Callable[[], object], m
 
 @pytest.mark.parametrize("both_collect", [True, False])
 @pytest.mark.parametrize("method", ["newest", "rows", "thread", "thread_numbers", "chunk_page"])
-def test_a_collection_spares_a_head_that_is_written_while_it_reads(
+def test_gc_spares_a_head_written_meanwhile(
     path: Path, method: str, both_collect: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with backtrail.open(path) as collector, backtrail.open(path) as writer:
@@ -50,7 +50,7 @@ def test_a_collection_spares_a_head_that_is_written_while_it_reads(
                 thread.append("l", "y" * 900 + str(i))
             thread.prune(keep_last=1)
             if both_collect:
-                gc.collect_rows(writer._engine.desk.heads, writer._backend.find_thread("thread", "t"))
+                gc.collect_rows(writer._engine.session.reader, writer._backend.find_thread("thread", "t"))
 
         between(collector, method, meanwhile, monkeypatch)
         collector.gc()
@@ -79,7 +79,7 @@ def test_two_collections_at_once_raise_no_alarm(path: Path, monkeypatch: pytest.
         assert one.verify().ok
 
 
-def test_an_append_that_is_stored_is_told_so_whatever_upkeep_does(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_append_is_acknowledged_beside_maintenance(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> int:
         raise backtrail.Unavailable("the disk is busy")
 
@@ -92,7 +92,7 @@ def test_an_append_that_is_stored_is_told_so_whatever_upkeep_does(path: Path, mo
         assert thread.load().state == {"l": list(range(130))}
 
 
-def test_a_checkpoint_of_a_dropped_transaction_is_never_taken_for_another_one() -> None:
+def test_checkpoint_of_a_dropped_transaction_is_not_mistaken() -> None:
     with backtrail.open("memory://") as store:
         thread = store.thread("t")
         thread.save({"n": 0})
@@ -112,7 +112,7 @@ def test_a_checkpoint_of_a_dropped_transaction_is_never_taken_for_another_one() 
         assert store.thread("t").load() == stored
 
 
-def test_what_was_read_in_a_dropped_transaction_still_counts_as_read() -> None:
+def test_reads_in_a_dropped_transaction_still_count() -> None:
     with backtrail.open("memory://") as store:
         store.thread("t").save({"n": 0})
         thread = store.thread("t")
@@ -124,7 +124,7 @@ def test_what_was_read_in_a_dropped_transaction_still_counts_as_read() -> None:
             thread.save({"n": 10})
 
 
-def test_what_others_write_to_a_thread_of_a_transaction_is_a_conflict_at_its_end_and_no_damage() -> None:
+def test_concurrent_write_is_a_conflict_not_damage() -> None:
     with backtrail.open("memory://") as store:
         thread = store.thread("t")
         thread.save({"l": []})
@@ -145,7 +145,7 @@ def test_what_others_write_to_a_thread_of_a_transaction_is_a_conflict_at_its_end
         assert thread.load().state == {"l": ["theirs"] * 3}
 
 
-def test_a_restore_that_fails_in_a_transaction_leaves_nothing_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_restore_leaves_nothing_in_its_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object, **__: object) -> None:
         raise backtrail.Conflict("somebody else was first")
 
@@ -153,7 +153,7 @@ def test_a_restore_that_fails_in_a_transaction_leaves_nothing_in_it(monkeypatch:
         store.agents.save(backtrail.AgentState("a", "A", "planner"))
         store.conversations.save(backtrail.Conversation("a", id="first"))
         made = store.agents.checkpoint("a", "before")
-        monkeypatch.setattr(Manifests, "_stand", fails)  # its last step: all the others have been taken
+        monkeypatch.setattr(Manifests, "_record_after", fails)  # its last step: all the others have been taken
         with store.transaction():
             store.conversations.append("first", backtrail.Message.user("said"))
             with pytest.raises(backtrail.Conflict):
@@ -189,7 +189,7 @@ def test_a_transaction_that_ends_in_another_thread_says_so() -> None:
         assert store.thread("t").load().state == {"n": 2}
 
 
-def test_a_save_after_a_delete_does_not_land_on_what_others_began() -> None:
+def test_save_after_a_delete_does_not_overwrite_a_new_thread() -> None:
     with backtrail.open("memory://") as store:
         thread = store.thread("t")
         thread.save({"n": 0})
@@ -201,7 +201,7 @@ def test_a_save_after_a_delete_does_not_land_on_what_others_began() -> None:
 
 def test_undo_passes_over_what_has_outlived_its_time() -> None:
     with backtrail.open("memory://", ttl=100) as store:
-        heads = store._engine.desk.heads
+        heads = store._engine.session.reader
         now = heads.clock()
         heads.clock = lambda: now
         thread = store.thread("t")
@@ -212,7 +212,7 @@ def test_undo_passes_over_what_has_outlived_its_time() -> None:
             thread.undo()
 
 
-def test_a_token_at_the_end_of_a_long_text_costs_its_last_piece() -> None:
+def test_appending_to_a_long_text_rewrites_its_last_piece() -> None:
     with backtrail.open("memory://") as store:
         thread = store.thread("t")
         text = "".join(f"line {i} of a text\n" for i in range(60_000)) + "é"

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import backtrail
-from backtrail.testing import exact
-from backtrail.testing.chunks import small_chunks
-from backtrail.testing.conformance.base import messages
+from tests.conformance.base import messages
+from tests.support import exact
+from tests.support.chunks import small_chunks
 from tests.support.strategies import same, values
 
 
@@ -271,7 +271,7 @@ def test_instances_are_changed_in_place(store, cls):
     assert thread.load().root == store.thread("plain", cls).save(expected).root
 
 
-def test_the_set_fields_and_private_values_of_a_model_are_kept(store):
+def test_set_fields_and_private_values_of_models_are_kept(store):
     thread = store.thread("t", Model)
     thread.save(Model(n=1, items=[]))
     with thread.step() as state:

@@ -1,6 +1,6 @@
-"""Watching across processes and in asyncio: none missed, in order; forks, signals, and what a look costs.
+"""Watches across processes and in asyncio: none missed, in order; forks, signals, and the cost of a look.
 
-The conformance suite has what holds on every backend. No timeout here is meant to pass, but for those of 0.
+The conformance suite has the tests for every backend. No test reaches its timeout, except those of 0.
 """
 
 import asyncio
@@ -23,8 +23,8 @@ from backtrail import Invalid, Unavailable, aio
 from backtrail import watch as hubs
 from backtrail.backends.sqlite import change_feed
 from backtrail.backends.sqlite.backend import SqliteBackend
-from backtrail.testing.places import in_memory
 from tests.support.lengths import lengths
+from tests.support.places import in_memory
 from tests.support.schemas import swept
 
 LONG = 60
@@ -51,7 +51,7 @@ def opener(request, path):
 
 @pytest.fixture(params=["sqlite", "file", "postgres"])
 def shared(request, path):
-    """A store that processes share: a function that opens it, and what a script needs to do the same."""
+    """A shared store: a function that opens it, and the arguments for a script."""
     if request.param == "postgres":
         with swept(durability="relaxed") as opener:
             yield opener, (opener.args[0], opener.keywords["schema"])
@@ -85,7 +85,7 @@ with backtrail.open(sys.argv[1], schema=sys.argv[2] or None, read_only=True) as 
 """
 
 
-def test_of_500_saves_by_another_process_none_is_missed_and_all_are_in_order(shared):
+def test_watch_yields_500_saves_of_another_process_in_order(shared):
     opener, args = shared
     with opener() as store:
         watch = store.thread("t0").watch(timeout=LONG)
@@ -123,8 +123,8 @@ def test_two_processes_and_this_one_write_to_many_threads(shared):
         assert sum(c.thread_id.startswith("own") for c in found) == 100
 
 
-def test_an_old_thread_that_has_not_moved_for_long_is_seen_too(shared, monkeypatch):
-    """Only those that moved lately are looked at each time; the others when all are."""
+def test_watch_sees_a_write_to_an_old_thread(shared, monkeypatch):
+    """Each look includes the latest threads; only a full look includes the others."""
     opener, _ = shared
     monkeypatch.setattr(hubs, "_LATELY", 2)
     with opener() as store, opener() as other:
@@ -148,7 +148,7 @@ def test_what_others_wrote_before_the_call_is_no_news(shared):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork()")
-def test_a_forked_child_refuses_its_parents_watch_and_begins_its_own(opener):
+def test_forked_child_needs_its_own_watch(opener):
     with opener() as store:
         thread = store.thread("t")
         thread.save(0)
@@ -192,7 +192,7 @@ with backtrail.open(sys.argv[1]) as store:
 
 @pytest.mark.parametrize("what", ["store", "thread"])
 @pytest.mark.parametrize("url", ["memory://", "sqlite"])
-def test_ctrl_c_ends_the_wait_at_once_and_the_watch_goes_on(path, what, url):
+def test_ctrl_c_ends_the_wait_but_not_the_watch(path, what, url):
     with python(WAITER, url if url == "memory://" else path, what) as waiter:
         assert waiter.stdout.readline() == "waiting\n"
         time.sleep(0.1)  # most likely it waits by now; if not, it is interrupted before it does
@@ -201,7 +201,7 @@ def test_ctrl_c_ends_the_wait_at_once_and_the_watch_goes_on(path, what, url):
     assert waiter.returncode == 0
 
 
-def test_an_interpreter_that_ends_does_not_wait_for_a_watch(path):
+def test_interpreter_exit_does_not_wait_for_a_watch(path):
     code = "import sys, backtrail; s = backtrail.open(sys.argv[1]); w = s.watch(); v = s.thread('t').watch()"
     done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, timeout=LONG, check=True)
     assert done.stderr == ""
@@ -228,72 +228,71 @@ def save(backend, *names):
     return [backend.find_thread("thread", name).no for name in names]
 
 
-def test_what_another_connection_wrote_is_found_without_being_told(two):
+def test_writes_of_other_connections_are_noticed(two):
     one, other = two
-    mark, _ = one.moved(None, (), None)
+    mark, _ = one.changed_since(None, (), None)
     t, new, newer = save(other, "t", "new", "newer")
-    mark, news = one.moved(mark, (), None)
+    mark, news = one.changed_since(mark, (), None)
     assert news == {t: 1, new: 0, newer: 0}
     save(other, "t", "new", "t")
-    assert one.moved(mark, (), None)[1] == {t: 2, new: 1}
+    assert one.changed_since(mark, (), None)[1] == {t: 2, new: 1}
 
 
-def test_of_what_another_connection_wrote_only_what_matters_now_is_looked_at(two):
+def test_only_watched_threads_are_read(two):
     one, other = two
-    mark, _ = one.moved(None, (), None)
+    mark, _ = one.changed_since(None, (), None)
     t, new = save(other, "t", "new")
-    mark, news = one.moved(mark, (), ())
+    mark, news = one.changed_since(mark, (), ())
     assert news == {new: 0}
-    mark, news = one.moved(mark, (), None)  # and nothing is forgotten by that
+    mark, news = one.changed_since(mark, (), None)  # and nothing is forgotten by that
     assert news == {t: 1}
     (new,) = save(other, "t", "new")[1:]
-    mark, news = one.moved(mark, (), {t})
+    mark, news = one.changed_since(mark, (), {t})
     assert news == {t: 2}
-    assert one.moved(mark, (), None)[1] == {new: 1}
+    assert one.changed_since(mark, (), None)[1] == {new: 1}
 
 
-def test_if_nobody_else_wrote_no_thread_is_looked_at(two):
+def test_no_thread_is_read_without_foreign_writes(two):
     one, _ = two
-    mark, _ = one.moved(None, (), None)
+    mark, _ = one.changed_since(None, (), None)
     (t,) = save(one, "t")
-    with mock.patch.object(change_feed, "_seqs") as seqs, mock.patch.object(change_feed, "select") as select:
-        assert one.moved(mark, (), None)[1] == one.moved(mark, (), {t})[1] == {}
+    with mock.patch.object(change_feed, "_seqs") as seqs, mock.patch.object(change_feed, "fetch_each") as select:
+        assert one.changed_since(mark, (), None)[1] == one.changed_since(mark, (), {t})[1] == {}
         assert not seqs.called
         assert not select.called
-    assert one.moved(mark, {t}, None)[1] == {t: 1}
+    assert one.changed_since(mark, {t}, None)[1] == {t: 1}
 
 
 def test_a_look_that_fails_can_be_taken_again(two):
     one, other = two
-    mark, _ = one.moved(None, (), None)
+    mark, _ = one.changed_since(None, (), None)
     (own,) = save(one, "own")
     t, new = save(other, "t", "new")
     with (
         mock.patch.object(change_feed, "_seqs", side_effect=Unavailable("locked")),
         pytest.raises(Unavailable),
     ):
-        one.moved(mark, {own}, None)
-    assert one.moved(mark, {own}, None)[1] == {own: 0, t: 1, new: 0}
+        one.changed_since(mark, {own}, None)
+    assert one.changed_since(mark, {own}, None)[1] == {own: 0, t: 1, new: 0}
 
 
 def test_all_threads_are_looked_at_in_slices(two, monkeypatch):
     one, other = two
     monkeypatch.setattr(change_feed, "_SLICE", 3)
-    monkeypatch.setattr(change_feed, "_SEQS", change_feed._SEQS.replace("LIMIT 1000", "LIMIT 3"))
     numbers = save(other, *map(str, range(10)))
-    mark, _ = one.moved(None, (), None)
+    mark, _ = one.changed_since(None, (), None)
     save(other, *map(str, range(10)))
-    assert one.moved(mark, (), None)[1] == dict.fromkeys(numbers, 1)
+    assert one.changed_since(mark, (), None)[1] == dict.fromkeys(numbers, 1)
 
 
 # -- when something fails -----------------------------------------------------------------------------
 
 
-def test_an_error_of_the_storage_reaches_all_who_wait_and_they_may_go_on(path):
+def test_storage_error_reaches_all_watches_which_may_continue(path):
     with backtrail.open(path) as store:
         watches = [store.watch(timeout=LONG), store.thread("t").watch(timeout=LONG)]
         failing = mock.Mock(side_effect=Unavailable("the disk fails", code="unavailable.io"))
-        with mock.patch.object(store._backend, "moved", failing):
+        with mock.patch.object(store._backend, "changed_since", failing):
             for watch in watches:
                 with pytest.raises(Unavailable, match="the disk fails"):
                     next(watch)
@@ -301,29 +300,29 @@ def test_an_error_of_the_storage_reaches_all_who_wait_and_they_may_go_on(path):
         assert [next(watch) for watch in watches] == [made, made]
 
 
-def test_a_store_that_is_locked_for_a_while_is_looked_at_again(path):
+def test_hub_retries_a_locked_store(path):
     with backtrail.open(path) as store:
         watch = store.watch(timeout=LONG)
-        real, calls = store._backend.moved, []
+        real, calls = store._backend.changed_since, []
 
         def locked(*args):
             calls.append(args)
             if len(calls) < 3:
-                raise Unavailable("somebody writes", code="unavailable.locked")
+                raise Unavailable("locked by a writer", code="unavailable.locked")
             return real(*args)
 
-        with mock.patch.object(store._backend, "moved", locked):
+        with mock.patch.object(store._backend, "changed_since", locked):
             made = store.thread("t").save(1)
             assert next(watch) == made
 
 
-def test_a_look_at_all_threads_is_paid_for_by_a_pause(path):
-    """A store of 100,000 threads must not be looked through all the time."""
+def test_hub_pauses_after_a_look_at_all_threads(path):
+    """The hub must not read a store of 100,000 threads all the time."""
     with backtrail.open(path, durability="relaxed") as store, backtrail.open(path, durability="relaxed") as other:
         thread = other.thread("t")
         thread.save(0)
         watch = store.watch(timeout=LONG)
-        real, began, took = store._backend.moved, [], 0.05
+        real, began, took = store._backend.changed_since, [], 0.05
 
         def slow(mark, told, others):
             if others is None:
@@ -331,7 +330,7 @@ def test_a_look_at_all_threads_is_paid_for_by_a_pause(path):
                 time.sleep(took)
             return real(mark, told, others)
 
-        with mock.patch.object(store._backend, "moved", slow):
+        with mock.patch.object(store._backend, "changed_since", slow):
             while len(began) < 3:
                 thread.save(0)
                 next(watch)  # without a pause: it moved lately
@@ -341,8 +340,8 @@ def test_a_look_at_all_threads_is_paid_for_by_a_pause(path):
 # -- what a writer pays -------------------------------------------------------------------------------
 
 
-def test_nobody_who_writes_tells_anything_when_nobody_watches(path):
-    with backtrail.open(path) as store, mock.patch.object(SqliteBackend, "_tell") as tell:
+def test_writers_report_nothing_without_watchers(path):
+    with backtrail.open(path) as store, mock.patch.object(SqliteBackend, "_announce") as tell:
         store.thread("t").save(1)
         assert not tell.called
         watch = store.thread("t").watch(timeout=0)
@@ -379,7 +378,7 @@ def test_an_async_watch_begins_with_the_call(opened):
     asyncio.run(main())
 
 
-def test_what_is_asked_for_after_the_call_waits_until_the_watch_has_begun(opened):
+def test_later_calls_wait_for_the_watch_to_start(opened):
     async def main():
         async with opened() as store:
             thread = store.thread("t")
@@ -404,7 +403,7 @@ def test_what_is_asked_for_after_the_call_waits_until_the_watch_has_begun(opened
     asyncio.run(main())
 
 
-def test_what_was_held_back_for_a_watch_is_done_before_the_store_is_closed(opened, opener):
+def test_delayed_calls_finish_before_the_store_closes(opened, opener):
     async def main():
         store = opened()
         join, entered, go_on = hubs.Hub.join, threading.Event(), threading.Event()
@@ -493,7 +492,7 @@ def test_cancelling_at_any_moment_loses_nothing(opened):
     asyncio.run(main())
 
 
-def test_closing_ends_those_who_wait(opened):
+def test_close_ends_waiting_watches(opened):
     async def main():
         store = opened()
         found = asyncio.Queue()

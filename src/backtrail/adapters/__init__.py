@@ -1,5 +1,5 @@
-"""Adapters: a backtrail store under the agent frameworks that people already use.
+"""Adapters: a backtrail store for agent frameworks.
 
-Each is a module that needs its own extra and nothing else; importing this package imports none of them. They use what
-users use: the public API of `backtrail` and `backtrail.aio`.
+Each adapter needs its own extra and nothing else. Importing this package imports none of them. Adapters use the public
+API of `backtrail` and `backtrail.aio`.
 """

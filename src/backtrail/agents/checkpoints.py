@@ -1,21 +1,22 @@
-"""The checkpoints of an agent: the thread of its manifests, and how one is made, restored, undone and deleted.
+"""The checkpoints of an agent: the thread of its manifests, and how to make, restore, undo and delete them.
 
-`backtrail.engine.pins` says what a manifest is. Making one costs what changed: it is the last one, with the threads
-that were touched since. Everything here is one transaction, which is done again if somebody else was faster.
+`backtrail.engine.manifests` defines manifests. A new manifest is the newest one with changed pointers for the threads
+that were touched since, so its cost depends on the number of touched threads. Each operation is one transaction, which
+is retried if another writer was faster. It reads all threads of an agent together, so the number of statements does not
+grow with the number of conversations.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from backtrail.backends.port import Batch, Vanished
-from backtrail.engine import log, pins
-from backtrail.engine.pins import AFTER, AGENT, BEFORE, CHECKPOINT, CONVERSATION, CONVERSATIONS, Manifest, Note, Pointer
-from backtrail.engine.tree import edits as changes
-from backtrail.engine.tree.codec import Decoder
-from backtrail.engine.tree.path import Path
-from backtrail.engine.tree.tree import locate
-from backtrail.engine.writer import NOTHING, Expect, Key, Proposal
+from backtrail.backends.port import Batch, NewThread, Stale, Vanished
+from backtrail.engine import log, manifests, rows
+from backtrail.engine.bulk import BulkReader, pages
+from backtrail.engine.manifests import AFTER, AGENT, BEFORE, CHECKPOINT, CONVERSATION, Manifest, ManifestInfo, Pointer
+from backtrail.engine.tree import edits
+from backtrail.engine.tree.decode import Decoder
+from backtrail.engine.writer import NOTHING, Expect, Proposal
 from backtrail.errors import Conflict, Corrupt, Invalid, NotFound
 from backtrail.maintenance import readable
 from backtrail.models import AgentCheckpoint
@@ -25,307 +26,338 @@ from backtrail.validation import check_id
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from backtrail.backends.port import Row, Stand, ThreadRecord
+    from backtrail.backends.port import Row, ThreadRecord, ThreadTip
     from backtrail.checkpoint import Checkpoint
-    from backtrail.engine.reader import Standing
+    from backtrail.engine.bulk import Place
+    from backtrail.engine.manifests import Names
+    from backtrail.engine.reader import LogReader, Tip
     from backtrail.engine.tree.tree import Tree
     from backtrail.engine.writer import Propose
-    from backtrail.transaction import Desk, Engine
+    from backtrail.transaction import Engine, Session
 
 UNDOS: Final = 10
-"""So many restores of an agent can be undone."""
+"""The number of restores of an agent that can be undone."""
+_FEW: Final = 16
+"""Up to this many pointers are looked up one by one; for more, the whole manifest is read at once."""
 
 
-class Present(NamedTuple):
-    """How an agent's threads stand: its newest manifest, and the threads that were touched since."""
+class AgentTip(NamedTuple):
+    """The newest manifest of an agent, and the tips of the threads that were touched since."""
 
-    manifests: Standing | None
-    note: Note
-    """Of the newest manifest."""
-    moved: list[Stand]
+    manifests: Tip | None
+    """The tip of the thread of manifests; None without a manifest."""
+    info: ManifestInfo
+    """The metadata of the newest manifest."""
+    touched: list[ThreadTip]
 
     @property
     def tree(self) -> Tree | None:
-        """The newest manifest, unread."""
+        """The newest manifest, not yet decoded; None without one."""
         return self.manifests.chain.tree if self.manifests and self.manifests.chain else None
 
     @property
-    def pointed(self) -> list[Stand]:
-        """Those of the touched threads that manifests point at."""
-        return [stand for stand in self.moved if stand.record.space in (AGENT, CONVERSATION)]
+    def pointed(self) -> dict[Names, ThreadTip]:
+        """The touched threads of kinds that a manifest points at: the agent's own and those of conversations."""
+        listed = {(tip.record.space, tip.record.name): tip for tip in self.touched}
+        return {names: tip for names, tip in listed.items() if names[0] in (AGENT, CONVERSATION)}
 
 
 class Manifests(Handle[Any]):
-    """The thread of an agent's manifests."""
+    """A handle of the thread of an agent's manifests."""
 
     def __init__(self, engine: Engine, agent_id: str) -> None:
-        super().__init__(engine, pins.SPACE, agent_id)
+        super().__init__(engine, manifests.SPACE, agent_id)
 
     # -- listing ------------------------------------------------------------------------------------
 
-    def listed(self) -> list[tuple[Checkpoint[Any], Note]]:
-        """Return the agent's checkpoints, oldest first, each with what its row says beside its manifest.
+    def checkpoints(self) -> list[tuple[Checkpoint[Any], ManifestInfo]]:
+        """Return the agent's checkpoints, oldest first, each with the metadata of its manifest.
 
-        Of a damaged row nobody knows whether it was a checkpoint: it is given as one.
+        A damaged row is listed as a checkpoint: its role is unknown.
         """
-        standing = self._readable()
-        if standing is None or standing.head is None:
+        tip = self._readable()
+        if tip is None or tip.head is None:
             return []
-        record = standing.record
-        rows = self._engine.desk.heads.backend.rows(record.no, [(1, standing.newest.seq)], visible=True)
-        sound = {row.seq for row in rows if log.is_sound(row, record.uid)}
-        noted = [(row, pins.note_of(row) if row.seq in sound else Note(CHECKPOINT)) for row in rows]
-        shown = [(row, note) for row, note in noted if note.role == CHECKPOINT]
-        made = self._checkpoints(standing, [row for row, _ in shown])
-        return [(checkpoint, note) for checkpoint, (_, note) in zip(made, shown, strict=True)]
+        record = tip.record
+        visible = self._engine.session.reader.backend.rows(record.no, [(1, tip.newest.seq)], visible=True)
+        sound = {row.seq for row in visible if log.is_sound(row, record.uid)}
+        infos = [manifests.info_of(row) if row.seq in sound else ManifestInfo(CHECKPOINT) for row in visible]
+        listed = [(row, info) for row, info in zip(visible, infos, strict=True) if info.role == CHECKPOINT]
+        made = self._checkpoints(tip, [row for row, _ in listed])
+        return [(checkpoint, info) for checkpoint, (_, info) in zip(made, listed, strict=True)]
 
-    def _note(self, record: ThreadRecord, row: Row) -> Note:
-        self._engine.desk.heads.require_sound(record, row)
-        return pins.note_of(row)
-
-    def found(self, seq: int) -> tuple[Checkpoint[Any], Note]:
-        """Return a checkpoint of the agent, and what its row says beside its manifest."""
-        record, row = self._found(self._engine.desk, seq)
-        standing = self._require_readable()
-        return self._checkpoints(standing, [row])[0], self._note(record, row)
+    def checkpoint(self, seq: int) -> tuple[Checkpoint[Any], ManifestInfo]:
+        """Return a checkpoint of the agent and the metadata of its manifest, by the seq of its row."""
+        record, row = self._checkpoint_at(self._engine.session, seq)
+        tip = self._require_readable()
+        return self._checkpoints(tip, [row])[0], self._info(record, row)
 
     def pointer(self, seq: int, space: str, name: str) -> Pointer:
-        """Return where a checkpoint of the agent points, for one of the threads that it holds."""
-        desk = self._engine.desk
-        record, row = self._found(desk, seq)
+        """Return the pointer of a checkpoint to a thread; `NotFound` if the checkpoint has none."""
+        session = self._engine.session
+        record, row = self._checkpoint_at(session, seq)
         others = space == AGENT and name != self.id
-        found = None if others else _pointer(desk.heads.chain(record, row).tree, _path(space, name))
-        if found is None:
+        tree = None if others else session.reader.chain(record, row).tree
+        pointer = manifests.pointer_to(tree, (space, name))
+        if pointer is None:
             raise NotFound(
                 f"this checkpoint of agent {self.id!r} holds no {space} {name!r}", code="not_found.checkpoint"
             )
-        return found
+        return pointer
 
-    def _found(self, desk: Desk, seq: int) -> tuple[ThreadRecord, Row]:
-        """Return a checkpoint of the agent, by the seq of its row."""
-        record = desk.heads.backend.find_thread(pins.SPACE, self.id)
-        rows = [] if record is None else desk.heads.backend.rows(record.no, [(seq, seq)], visible=True)
-        if record is None or not rows or self._note(record, rows[0]).role != CHECKPOINT:
+    def _info(self, record: ThreadRecord, row: Row) -> ManifestInfo:
+        self._engine.session.reader.require_sound(record, row)
+        return manifests.info_of(row)
+
+    def _checkpoint_at(self, session: Session, seq: int) -> Place:
+        """Return the thread record and the row of a checkpoint, by the row's seq; `NotFound` if there is none."""
+        record = session.reader.backend.find_thread(manifests.SPACE, self.id)
+        visible = [] if record is None else session.reader.backend.rows(record.no, [(seq, seq)], visible=True)
+        if record is None or not visible or self._info(record, visible[0]).role != CHECKPOINT:
             raise NotFound(f"agent {self.id!r} has no such checkpoint", code="not_found.checkpoint")
-        return record, rows[0]
+        return record, visible[0]
 
     # -- making one -----------------------------------------------------------------------------------
 
-    def make(self, name: str, description: str | None, kind: str, keep: int | None) -> tuple[Checkpoint[Any], Note]:
-        """Record how the agent's threads stand; of automatic checkpoints, keep the newest `keep`."""
+    def make(
+        self, name: str, description: str | None, kind: str, keep: int | None
+    ) -> tuple[Checkpoint[Any], ManifestInfo]:
+        """Make a checkpoint: write a manifest of the heads of the agent's threads.
 
-        def work(desk: Desk) -> tuple[Checkpoint[Any], Note]:
-            present = self._present(desk)
-            own = next((stand for stand in present.moved if stand.record.space == AGENT), None)
-            there = own.head is not None if own else _pointer(present.tree, (AGENT,)) is not None
-            if not there:
+        With `keep`, hide all but the newest `keep` automatic checkpoints.
+        """
+
+        def work(session: Session) -> tuple[Checkpoint[Any], ManifestInfo]:
+            tip = self._agent_tip(session)
+            own = tip.pointed.get((AGENT, self.id))
+            pointer = manifests.pointer_to(tip.tree, (AGENT, self.id))
+            if own.head is None if own else pointer is None:
                 raise NotFound(f"there is no agent {self.id!r}: save its state first", code="not_found.agent")
-            made = self._record(desk, present, Note(CHECKPOINT, name, description), kind)
+            made = self._record(session, tip, ManifestInfo(CHECKPOINT, name, description), kind)
             if keep is not None:
-                self._retire(desk, keep)
+                self._retire(session, keep)
             return made
 
         return self._engine.atomic(work)
 
-    def begin(self, desk: Desk) -> None:
-        """Write an empty manifest as the first one."""
-        replace = changes.Replace(Manifest(None, {}).state(), desk.heads.nodes(), self._types)
-        self._put(desk, replace, Note(AFTER), "automatic", on=None)
+    def begin(self, session: Session) -> None:
+        """Write an empty first manifest."""
+        replace = edits.Replace(Manifest(None, {}).state(), session.reader.nodes(), self._types)
+        self._put(session, replace, ManifestInfo(AFTER), "automatic", on=None)
 
-    def _present(self, desk: Desk) -> Present:
-        """Look at how things stand: at the manifest first, so that what was touched is at least as new."""
-        manifests = desk.heads.standing(pins.SPACE, self.id)
-        head = manifests.head if manifests else None
-        note = Note("") if manifests is None or head is None else self._note(manifests.record, head)
-        moved = desk.heads.backend.standings(self.id, touched=head is not None)
-        for stand in moved:
-            for row in (stand.newest, stand.head):
+    def _agent_tip(self, session: Session) -> AgentTip:
+        """Read the newest manifest, then the tips of touched threads, so that the tips are at least as new."""
+        tip = session.reader.tip(manifests.SPACE, self.id)
+        head = tip.head if tip else None
+        info = ManifestInfo("") if tip is None or head is None else self._info(tip.record, head)
+        touched = session.reader.backend.tips(self.id, touched=head is not None)
+        for each in touched:
+            for row in (each.newest, each.head):
                 if row is not None:
-                    desk.heads.require_sound(stand.record, row)
-        return Present(None if manifests is None or head is None else self._opened(desk, manifests), note, moved)
+                    session.reader.require_sound(each.record, row)
+        return AgentTip(None if tip is None or head is None else self._with_chain(session, tip), info, touched)
 
-    def _opened(self, desk: Desk, manifests: Standing) -> Standing:
-        """Return the standing with the newest manifest, which need not be read if it was made here."""
-        known = self._known
-        if known is not None and known.newest.op_id == manifests.newest.op_id:
-            return manifests._replace(chain=known.chain)
-        return desk.heads.with_chain(manifests)
+    def _with_chain(self, session: Session, tip: Tip) -> Tip:
+        """Return the tip with the newest manifest; without a read if this process wrote that manifest."""
+        known = self._engine.known_tip(self._shared)
+        if known is not None and known.newest.op_id == tip.newest.op_id:
+            return tip._replace(chain=known.chain)
+        return session.reader.with_chain(tip)
 
-    def _record(self, desk: Desk, present: Present, note: Note, kind: str) -> tuple[Checkpoint[Any], Note]:
-        """Write the manifest of the present, pin what it points at, and note that none of it is touched any more."""
-        propose, size, count = self._change(desk, present)
-        note = note._replace(size=size, held=count, undo=present.note.undo)
-        newest = present.manifests.head if present.manifests else None
-        made = self._put(desk, propose, note, kind, on=newest, known=present.manifests)
-        pin = pins.pin_of(bytes.fromhex(made.id[-2 * log.UID_BYTES :]))
-        heads = [(stand.record.no, stand.head.seq) for stand in present.pointed if stand.head is not None]
-        if present.note.role == AFTER and newest and newest.seq not in {after for _, after in present.note.undo}:
-            self._hide(desk, [newest.seq])
+    def _record(
+        self, session: Session, tip: AgentTip, info: ManifestInfo, kind: str
+    ) -> tuple[Checkpoint[Any], ManifestInfo]:
+        """Write a manifest of the current heads, pin the rows that it points at, and clear the touched marks."""
+        propose, size, count = self._change(session, tip)
+        info = info._replace(size=size, conversations=count, undo=tip.info.undo)
+        newest = tip.manifests.head if tip.manifests else None
+        made = self._put(session, propose, info, kind, on=newest, known=tip.manifests)
+        holder = bytes.fromhex(made.id[-2 * log.UID_BYTES :])
+        heads = [(each.record.no, each.head.seq) for each in tip.pointed.values() if each.head is not None]
+        if tip.info.role == AFTER and newest and newest.seq not in {after for _, after in tip.info.undo}:
+            self._hide(session, [newest.seq])
         batch = Batch(
             visible=tuple(heads),
-            tag=tuple((no, seq, pin) for no, seq in heads),
-            untouch=tuple((stand.record.no, stand.newest.seq) for stand in present.moved),
+            pin=tuple((no, seq, holder) for no, seq in heads),
+            untouch=tuple((each.record.no, each.newest.seq) for each in tip.touched),
         )
         try:
-            desk.heads.backend.commit(batch)
+            session.reader.backend.commit(batch)
         except Vanished as error:
             raise Conflict(f"a thread of agent {self.id!r} moved on meanwhile", code="conflict.transaction") from error
-        return made, note
+        return made, info
 
     def _put(
-        self, desk: Desk, propose: Propose, note: Note, kind: str, *, on: Row | None, known: Standing | None = None
+        self,
+        session: Session,
+        propose: Propose,
+        info: ManifestInfo,
+        kind: str,
+        *,
+        on: Row | None,
+        known: Tip | None = None,
     ) -> Checkpoint[Any]:
-        # what is proposed was derived from this manifest: on another one it would be wrong
+        """Write a manifest on top of the manifest `on`; `Conflict` if that is no longer the newest."""
+        # the proposal is a change of the manifest `on`: on top of another manifest it would be wrong
         expect = Expect(on.seq, on.op_id) if on else Expect(NOTHING)
         try:
-            meta = self._meta(None, (), note.metadata(), kind)
-            standing = desk.writes.save(self._key, propose, meta, expect=expect, known=known)
+            meta = self._meta(None, (), info.metadata(), kind)
+            tip = session.writer.save(self._key, propose, meta, expect=expect, known=known)
         except (Conflict, NotFound) as error:
             raise self._overtaken() from error
-        if desk.overlay is not None and standing.record.no > 0:
-            desk.overlay.after_commit.append(lambda: self._learn(standing))
-        if standing.head is None:
+        if session.overlay is not None and tip.record.no > 0:
+            session.overlay.after_commit.append(lambda: self._learn(tip))
+        if tip.head is None:
             raise Corrupt(f"the checkpoints of agent {self.id!r} have lost their head", code="corrupt.row")
-        return self._make(standing, standing.head, (), written=True)
+        return self._make(tip, tip.head, (), written=True)
 
     def _overtaken(self) -> Conflict:
         return Conflict(f"the checkpoints of agent {self.id!r} moved on meanwhile", code="conflict.transaction")
 
-    def _learn(self, standing: Standing) -> None:
-        self._known = standing
+    def _learn(self, tip: Tip) -> None:
+        """Keep the tip in the cache of this process, for the next manifest."""
+        self._engine.keep_tip(self._shared, tip)
 
-    def _change(self, desk: Desk, present: Present) -> tuple[Propose, int, int]:
-        """Return what makes the newest manifest that of the present, the bytes it points at, and its conversations."""
-        tree = present.tree
-        if tree is None or len(present.pointed) > changes.OPS_MAX:
-            manifest = self._now(desk, present)
-            replace = changes.Replace(manifest.state(), desk.heads.nodes(), self._types)
+    def _change(self, session: Session, tip: AgentTip) -> tuple[Propose, int, int]:
+        """Return the change from the newest manifest to one of the current heads.
+
+        Also return the size in bytes of all states that the new manifest points at, and the number of conversations.
+        """
+        tree, pointed = tip.tree, tip.pointed
+        if tree is None or len(pointed) > edits.OPS_MAX:
+            manifest = self._present(session, tip)
+            replace = edits.Replace(manifest.state(), session.reader.nodes(), self._types)
             return replace, manifest.size, len(manifest.conversations)
-        edits: list[changes.Put | changes.Cut] = []
-        size, count = present.note.size, present.note.held
-        for stand in present.pointed:
-            path = _path(stand.record.space, stand.record.name)
-            old = _pointer(tree, path)
-            new = None if stand.head is None else Pointer.to(stand.head)
-            if new != old:
-                size += (new.size if new else 0) - (old.size if old else 0)
-                if stand.record.space == CONVERSATION:
-                    count += (new is not None) - (old is not None)
-                if new is None and stand.record.space == CONVERSATION:
-                    edits.append(changes.Cut(path, self._types, self.id))
-                else:
-                    value = None if new is None else list(new)
-                    edits.append(changes.Assign(path, value, self._types, self.id))
-        return changes.Several(edits), size, count
+        if len(pointed) > _FEW:
+            manifests.load_nodes(tree)
+        changes: list[edits.Put | edits.Cut] = []
+        size, count = tip.info.size, tip.info.conversations
+        for names, each in pointed.items():
+            old = manifests.pointer_to(tree, names)
+            new = None if each.head is None else Pointer.to(each.head)
+            if new == old:
+                continue
+            path = manifests.path_to(names)
+            size += (new.size if new else 0) - (old.size if old else 0)
+            if names[0] == CONVERSATION:
+                count += (new is not None) - (old is not None)
+            if new is None and names[0] == CONVERSATION:
+                changes.append(edits.Cut(path, self._types, self.id))
+            else:
+                changes.append(edits.Assign(path, None if new is None else list(new), self._types, self.id))
+        return edits.Several(changes), size, count
 
-    def _now(self, desk: Desk, present: Present) -> Manifest:
-        """Return the manifest of the present, all of it."""
+    def _present(self, session: Session, tip: AgentTip) -> Manifest:
+        """Return the complete manifest of the current heads."""
         agent: Pointer | None = None
-        listed: dict[str, Pointer] = {}
-        if present.manifests is not None and present.manifests.head is not None:
-            agent, listed = pins.manifest_of(desk.heads, present.manifests.record, present.manifests.head)
-        for stand in present.pointed:
-            new = None if stand.head is None else Pointer.to(stand.head)
-            if stand.record.space == AGENT:
+        conversations: dict[str, Pointer] = {}
+        if tip.manifests is not None and tip.manifests.head is not None:
+            agent, conversations = manifests.manifest_of(session.reader, tip.manifests.record, tip.manifests.head)
+        for (space, name), each in tip.pointed.items():
+            new = None if each.head is None else Pointer.to(each.head)
+            if space == AGENT:
                 agent = new
             elif new is None:
-                listed.pop(stand.record.name, None)
+                conversations.pop(name, None)
             else:
-                listed[stand.record.name] = new
-        return Manifest(agent, listed)
+                conversations[name] = new
+        return Manifest(agent, conversations)
 
-    def _retire(self, desk: Desk, keep: int) -> None:
-        """Hide all but the newest automatic checkpoints."""
+    def _retire(self, session: Session, keep: int) -> None:
+        """Hide all but the newest `keep` automatic checkpoints."""
         kind = log.KINDS[log.AUTOMATIC]
-        automatic = [each.seq for each, _ in self.listed() if each.kind == kind and not each.damaged]
-        self._hide(desk, automatic[: max(len(automatic) - keep, 0)])
+        automatic = [each.seq for each, _ in self.checkpoints() if each.kind == kind and not each.damaged]
+        self._hide(session, automatic[: max(len(automatic) - keep, 0)])
 
-    def _hide(self, desk: Desk, seqs: list[int]) -> None:
-        record = desk.heads.backend.find_thread(pins.SPACE, self.id)
-        if record is not None and seqs:
-            desk.heads.backend.commit(Batch(hide=tuple((record.no, seq) for seq in seqs)))
+    def _hide(self, session: Session, seqs: list[int]) -> None:
+        record = session.reader.backend.find_thread(manifests.SPACE, self.id) if seqs else None
+        if record is not None:
+            session.reader.backend.commit(Batch(hide=tuple((record.no, seq) for seq in seqs)))
 
     # -- going back -------------------------------------------------------------------------------------
 
     def restore(self, seq: int, check: Callable[[Any], object]) -> None:
-        """Bring the agent and its conversations back to a checkpoint.
+        """Restore the agent and its conversations from a checkpoint.
 
-        All that it points at is verified first, and the agent's state is given to `check`, which may refuse it.
+        First read and verify all states that the checkpoint points at, and pass the agent's state to `check`, which
+        may raise an error.
         """
 
-        def work(desk: Desk) -> None:
-            record, row = self._found(desk, seq)
+        def work(session: Session) -> None:
+            record, row = self._checkpoint_at(session, seq)
             try:
-                target = pins.manifest_of(desk.heads, record, row)
-                rows = self._verified(desk, target, check)
+                target = manifests.manifest_of(session.reader, record, row)
+                heads = self._verify(session, target, check)
             except (Corrupt, NotFound):
-                self._found(desk, seq)  # NotFound if it was deleted meanwhile: then it is no damage
+                self._checkpoint_at(session, seq)  # NotFound, not Corrupt, if the checkpoint was deleted meanwhile
                 raise
-            present = self._present(desk)
-            before, _ = self._record(desk, present, Note(BEFORE), "automatic")
-            self._go(desk, self._now(desk, present), target, rows)
-            undo = (*present.note.undo, (before.seq, before.seq + 1))
-            on = desk.heads.sound_row(record, before.seq)
-            self._stand(desk, record, row, target, undo=undo[-UNDOS:], on=on)
-            self._hide(desk, [each for pair in undo[:-UNDOS] for each in pair])
+            tip = self._agent_tip(session)
+            before, _ = self._record(session, tip, ManifestInfo(BEFORE), "automatic")
+            self._move_heads(session, self._present(session, tip), heads)
+            undo = (*tip.info.undo, (before.seq, before.seq + 1))
+            on = session.reader.sound_row(record, before.seq)
+            self._record_after(session, record, row, target, undo=undo[-UNDOS:], on=on)
+            self._hide(session, [each for pair in undo[:-UNDOS] for each in pair])
 
         self._engine.atomic(work)
 
     def undo(self, check: Callable[[Any], object], *, force: bool) -> None:
-        """Take back the last restore that was not undone; `check` as for a restore."""
+        """Undo the last restore that is not yet undone. `check` gets the agent's state, as for a restore."""
 
-        def work(desk: Desk) -> None:
-            present = self._present(desk)
-            if present.manifests is None or not present.note.undo:
+        def work(session: Session) -> None:
+            tip = self._agent_tip(session)
+            if tip.manifests is None or not tip.info.undo:
                 raise Invalid(f"agent {self.id!r} has no restore to undo", code="invalid.undo")
             try:
-                self._undo(desk, present, check, force=force)
+                self._undo(session, tip, check, force=force)
             except (Corrupt, NotFound) as error:
-                newest = desk.heads.backend.newest(present.manifests.record.no)
-                if newest is None or newest.op_id != present.manifests.newest.op_id:
+                newest = session.reader.backend.newest(tip.manifests.record.no)
+                if newest is None or newest.op_id != tip.manifests.newest.op_id:
                     raise self._overtaken() from error
                 raise
 
         self._engine.atomic(work)
 
-    def _undo(self, desk: Desk, present: Present, check: Callable[[Any], object], *, force: bool) -> None:
-        if present.manifests is None or present.manifests.head is None:
+    def _undo(self, session: Session, tip: AgentTip, check: Callable[[Any], object], *, force: bool) -> None:
+        """Move the heads back to the manifest that the last restore wrote before it began, and hide its rows."""
+        if tip.manifests is None or tip.manifests.head is None:
             return
-        record, newest = present.manifests.record, present.manifests.head
-        (row, target), (_, after) = (self._manifest_at(desk, record, seq) for seq in present.note.undo[-1])
-        now = self._now(desk, present)
+        record, newest, undo = tip.manifests.record, tip.manifests.head, tip.info.undo
+        (row, target), (_, after) = (self._manifest_at(session, record, seq) for seq in undo[-1])
+        present = self._present(session, tip)
         if not force:
-            self._refuse_moved(now, after)
-        rows = self._verified(desk, target, check)
-        self._go(desk, now, target, rows)
-        self._stand(desk, record, row, target, undo=present.note.undo[:-1], on=newest)
-        over = {*present.note.undo[-1], *([newest.seq] if present.note.role == AFTER else [])}
-        self._hide(desk, sorted(over - {after for _, after in present.note.undo[:-1]}))
+            self._refuse_moved(present, after)
+        heads = self._verify(session, target, check)
+        self._move_heads(session, present, heads)
+        self._record_after(session, record, row, target, undo=undo[:-1], on=newest)
+        over = {*undo[-1], *([newest.seq] if tip.info.role == AFTER else [])}
+        self._hide(session, sorted(over - {after for _, after in undo[:-1]}))
 
     def forget_undos(self) -> int:
-        """Let go of what the restores of the agent could be undone to; return how many there were."""
+        """Make all restores of the agent permanent; return how many could be undone before."""
 
-        def work(desk: Desk) -> int:
-            standing = desk.heads.standing(pins.SPACE, self.id)
-            head = standing.head if standing else None
-            if standing is None or head is None or not (note := self._note(standing.record, head)).undo:
+        def work(session: Session) -> int:
+            tip = session.reader.tip(manifests.SPACE, self.id)
+            head = tip.head if tip else None
+            if tip is None or head is None or not (info := self._info(tip.record, head)).undo:
                 return 0
-            self._again(desk, standing.record, head, note._replace(role=AFTER, undo=()), on=head)
-            over = {seq for pair in note.undo for seq in pair} | ({head.seq} if note.role == AFTER else set())
-            self._hide(desk, sorted(over))
-            return len(note.undo)
+            self._record_again(session, tip.record, head, info._replace(role=AFTER, undo=()), on=head)
+            over = {seq for pair in info.undo for seq in pair} | ({head.seq} if info.role == AFTER else set())
+            self._hide(session, sorted(over))
+            return len(info.undo)
 
         return self._engine.atomic(work)
 
-    def _manifest_at(self, desk: Desk, record: ThreadRecord, seq: int) -> tuple[Row, Manifest]:
-        row = desk.heads.sound_row(record, seq)
+    def _manifest_at(self, session: Session, record: ThreadRecord, seq: int) -> tuple[Row, Manifest]:
+        row = session.reader.sound_row(record, seq)
         if row is None:
-            raise desk.heads.damaged(record, seq, "its row is missing")
-        return row, pins.manifest_of(desk.heads, record, row)
+            raise session.reader.damaged(record, seq, "its row is missing")
+        return row, manifests.manifest_of(session.reader, record, row)
 
-    def _refuse_moved(self, now: Manifest, after: Manifest) -> None:
-        ours, theirs = now.pointers(self.id), after.pointers(self.id)
-        moved = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
+    def _refuse_moved(self, present: Manifest, after: Manifest) -> None:
+        """Raise `Conflict` with the threads that changed since a restore; `after` is the manifest after it."""
+        now, then = present.pointers(self.id), after.pointers(self.id)
+        moved = sorted(names for names in now.keys() | then.keys() if now.get(names) != then.get(names))
         if moved:
             conversations = [name for space, name in moved if space == CONVERSATION]
             parts = [f"conversation {name!r}" for name in conversations[:5]]
@@ -338,45 +370,67 @@ class Manifests(Handle[Any]):
                 conversations=conversations,
             )
 
-    def _verified(self, desk: Desk, target: Manifest, check: Callable[[Any], object]) -> dict[tuple[str, str], Row]:
-        """Read all that a manifest points at, and hold it against its hashes; return the rows."""
-        heads = desk.heads.anew()  # what was read before a damage must not speak for it
-        good: set[bytes] = set()
-        found: dict[tuple[str, str], Row] = {}
-        for (space, name), pointer in target.pointers(self.id).items():
-            record = heads.backend.find_thread(space, name)
-            row = None if record is None else heads.row(record, pointer.seq)
-            try:
-                if record is None or row is None or row.root != pointer.root:
-                    raise Corrupt("what it points at is missing", code="corrupt.row")  # noqa: TRY301
-                tree = heads.chain(record, row).tree
-                good |= readable.read_below(heads, tree, good)
-            except (Corrupt, NotFound) as error:
-                raise Corrupt(
-                    f"this checkpoint of agent {self.id!r} cannot be restored, and nothing was changed: "
-                    f"{space} {name!r}: {error}",
-                    code=error.code if isinstance(error, Corrupt) else "corrupt.row",
-                    **{space: name},
-                ) from error
-            found[space, name] = row
-            if space == AGENT:
-                check(Decoder(tree.nodes, self._types).value(tree.rep))
-        return found
+    def _verify(self, session: Session, target: Manifest, check: Callable[[Any], object]) -> dict[Names, Place]:
+        """Read all states that a manifest points at, and compare them with their hashes; pass the agent's to `check`.
 
-    def _go(self, desk: Desk, now: Manifest, target: Manifest, rows: dict[tuple[str, str], Row]) -> None:
-        """Make the rows the heads of their threads, and take all others out of view."""
-        ours = now.pointers(self.id)
-        for (space, name), pointer in target.pointers(self.id).items():
-            row = rows[space, name]
-            current = ours.pop((space, name), None)
-            if current is None or current.seq != pointer.seq:
-                desk.moves.bring_back(Key(space, name, self.id), row, current.seq if current else 0)
-        for (space, name), pointer in ours.items():
-            desk.moves.leave(Key(space, name), pointer.seq)
+        Return the row of each thread with its thread record. Raise `Corrupt` with the name of a damaged thread.
+        """
+        reader = session.reader.uncached()  # cached chunks would hide damage on the disk
+        pointers, own = target.pointers(self.id), (AGENT, self.id)
+        try:
+            places = _places(reader, pointers)
+            tree = _read_states(reader, list(places.values()), places.get(own))
+        except (Corrupt, NotFound):  # verify one by one, so that the error names the damaged thread
+            reader = session.reader.uncached()
+            verified = {names: self._verify_one(reader, names, pointer) for names, pointer in pointers.items()}
+            places = {names: place for names, (place, _) in verified.items()}
+            tree = verified[own][1] if own in verified else None
+        if tree is not None:
+            check(Decoder(tree.nodes, self._types).value(tree.rep))
+        return places
 
-    def _stand(
+    def _verify_one(self, reader: LogReader, names: Names, pointer: Pointer) -> tuple[Place, Tree]:
+        """Read one state of a manifest; `Corrupt` with the name of its thread if it is damaged or missing."""
+        space, name = names
+        try:
+            place = _places(reader, {names: pointer})[names]
+            tree = reader.chain(*place).tree
+            readable.read_below(reader, tree, ())
+        except (Corrupt, NotFound) as error:
+            raise Corrupt(
+                f"this checkpoint of agent {self.id!r} cannot be restored, and nothing was changed: "
+                f"{space} {name!r}: {error}",
+                code=error.code if isinstance(error, Corrupt) else "corrupt.row",
+                **{space: name},
+            ) from error
+        return place, tree
+
+    def _move_heads(self, session: Session, present: Manifest, heads: dict[Names, Place]) -> None:
+        """Make `heads` the heads of their threads, and take the other threads of `present` out of view, in one batch.
+
+        Raise `Conflict` if a thread has moved since `present` was read.
+        """
+        now = {names: pointer.seq for names, pointer in present.pointers(self.id).items()}
+        moved = {names: row for names, (_, row) in heads.items() if now.get(names) != row.seq}
+        left = now.keys() - heads.keys()
+        bulk = BulkReader(session.reader)
+        tips = bulk.tips(bulk.records([*moved, *left]))
+        for names in (*moved, *left):
+            if names not in tips or tips[names].newest.head != now.get(names, 0):
+                raise Conflict(f"thread {names[1]!r} moved on meanwhile", code="conflict.transaction")
+        batch = _moves(session.reader, [(tips[names], row) for names, row in moved.items()])
+        clock = session.reader.clock
+        leaves = [rows.move(tips[names], log.LEAVE, None, (), undo=0, redo=0, at=clock()) for names in sorted(left)]
+        records = [tips[names].record for names in sorted(left)]
+        away = [(each.no, log.checked(row, each.uid)) for each, row in zip(records, leaves, strict=True)]
+        try:
+            session.reader.backend.commit(batch._replace(rows=(*batch.rows, *away)))
+        except (Stale, Vanished) as error:
+            raise Conflict(f"a thread of agent {self.id!r} moved on meanwhile", code="conflict.transaction") from error
+
+    def _record_after(
         self,
-        desk: Desk,
+        session: Session,
         record: ThreadRecord,
         row: Row,
         target: Manifest,
@@ -384,59 +438,109 @@ class Manifests(Handle[Any]):
         undo: tuple[tuple[int, int], ...],
         on: Row | None,
     ) -> None:
-        """Write how things stand now, as the manifest that the next one is made from: as in this row."""
-        note = Note(AFTER, size=target.size, held=len(target.conversations), undo=undo)
-        self._again(desk, record, row, note, on=on)
+        """Write the manifest of an older row as the newest one, with the role AFTER: the next manifest builds on it."""
+        info = ManifestInfo(AFTER, size=target.size, conversations=len(target.conversations), undo=undo)
+        self._record_again(session, record, row, info, on=on)
 
-    def _again(self, desk: Desk, record: ThreadRecord, row: Row, note: Note, *, on: Row | None) -> None:
-        """Write the manifest of an older row as the newest one."""
+    def _record_again(
+        self, session: Session, record: ThreadRecord, row: Row, info: ManifestInfo, *, on: Row | None
+    ) -> None:
+        """Write the manifest of an older row as the newest one, with new metadata."""
         try:
-            tree = desk.heads.chain(record, row).tree
-            desk.heads.backend.commit(Batch(visible=((record.no, row.seq),)))  # what it stands on is still there
+            tree = session.reader.chain(record, row).tree
+            session.reader.backend.commit(Batch(visible=((record.no, row.seq),)))  # fails if the row is hidden now
         except (NotFound, Vanished) as error:
             raise self._overtaken() from error
-        self._put(desk, lambda _: Proposal(tree, None), note, "automatic", on=on)
+        self._put(session, lambda _: Proposal(tree, None), info, "automatic", on=on)
 
     # -- deleting -----------------------------------------------------------------------------------------
 
     def delete(self, seq: int) -> bool:
-        """Delete a checkpoint and say whether there was one. The newest manifest stays, as the next one's beginning."""
+        """Delete a checkpoint and tell whether it existed.
 
-        def work(desk: Desk) -> bool:
+        If it is the newest manifest, its manifest is written again first, because the next one builds on it.
+        """
+
+        def work(session: Session) -> bool:
             try:
-                record, row = self._found(desk, seq)
+                record, row = self._checkpoint_at(session, seq)
             except NotFound:
                 return False
-            standing = desk.heads.standing_of(record)
-            if standing is not None and standing.newest.head == seq:
-                self._again(desk, record, row, self._note(record, row)._replace(role=AFTER), on=row)
-            self._hide(desk, [seq])
+            tip = session.reader.tip_of(record)
+            if tip is not None and tip.newest.head == seq:
+                self._record_again(session, record, row, self._info(record, row)._replace(role=AFTER), on=row)
+            self._hide(session, [seq])
             return True
 
         return self._engine.atomic(work)
 
 
 def manifests_of(engine: Engine, checkpoint: Any) -> tuple[str, int] | None:
-    """Return the agent that a checkpoint, given as itself or by its id, is one of, and its seq; None if it is none."""
+    """Return the agent's id and the row's seq of an agent checkpoint, given as a value or an id.
+
+    None if the id does not belong to an agent checkpoint.
+    """
     text = checkpoint.id if isinstance(checkpoint, AgentCheckpoint) else checkpoint
     parsed = log.parse_id(check_id(text, "a checkpoint's id"))
-    record = None if parsed is None else engine.desk.heads.backend.thread_with_uid(parsed[0])
-    return None if parsed is None or record is None or record.space != pins.SPACE else (record.name, parsed[1])
+    record = None if parsed is None else engine.session.reader.backend.thread_with_uid(parsed[0])
+    return None if parsed is None or record is None or record.space != manifests.SPACE else (record.name, parsed[1])
 
 
-def _path(space: str, name: str) -> Path:
-    """Return where a manifest has its pointer to a thread."""
-    return Path((AGENT,) if space == AGENT else (CONVERSATIONS, pins.bucket_of(name), name))
+def _places(reader: LogReader, pointers: dict[Names, Pointer]) -> dict[Names, Place]:
+    """Return the rows that the pointers name, with their thread records; `Corrupt` if a row is missing."""
+    records = BulkReader(reader).records(pointers)
+    seqs = [(record.no, pointers[names].seq) for names, record in records.items()]
+    stored = reader.backend.rows_of([(no, seq, seq) for no, seq in seqs])
+    places: dict[Names, Place] = {}
+    for names, pointer in pointers.items():
+        row = stored.get((records[names].no, pointer.seq)) if names in records else None
+        if row is None or row.root != pointer.root:
+            raise Corrupt("what it points at is missing", code="corrupt.row")
+        places[names] = records[names], row
+    return places
 
 
-def _pointer(tree: Tree | None, path: tuple[str, ...]) -> Pointer | None:
-    """Return the pointer at a place of a manifest, None if there is none."""
-    types = pins.PLAIN
-    if tree is None:
-        return None
-    try:
-        rep, _ = locate(tree, Path(path), types)
-    except NotFound:
-        return None
-    found = Decoder(tree.nodes, types).value(rep)
-    return None if found is None else Pointer(*found)
+def _read_states(reader: LogReader, places: list[Place], wanted: Place | None) -> Tree | None:
+    """Read the states of all rows with all their chunks; return the state of `wanted`, None without it."""
+    good: set[bytes] = set()
+    state: Tree | None = None
+    for page in pages(places):
+        trees = BulkReader(reader).trees(page)
+        good |= readable.read_below_all(reader, trees, good)
+        state = next((tree for place, tree in zip(page, trees, strict=True) if place is wanted), state)
+    return state
+
+
+def _moves(reader: LogReader, targets: list[tuple[Tip, Row]]) -> Batch:
+    """Return a batch that makes rows the heads of their threads, also in deleted threads."""
+    bulk = BulkReader(reader)
+    records = [tip.record for tip, _ in targets]
+    paths = bulk.paths([(tip.record, row) for tip, row in targets])
+    headed = [(tip.record, tip.head) for tip, _ in targets if tip.head is not None]
+    begun = {record.no: path[0][0] for (record, _), path in zip(headed, bulk.paths(headed), strict=True)}
+    moves: list[tuple[int, Row]] = []
+    for (tip, row), path in zip(targets, paths, strict=True):
+        undo = tip.newest.seq if tip.head is not None else 0
+        move = rows.move(tip, log.REWIND, row, path, undo=undo, redo=0, at=reader.clock())
+        moves.append((tip.record.no, log.checked(move, tip.record.uid)))
+    # a thread that was deleted and started again since the checkpoint gets its former record back
+    roots = {record.no: path[0][0] for record, path in zip(records, paths, strict=True)}
+    other = [record for record in records if begun.get(record.no) != roots[record.no]]
+    firsts = reader.backend.rows_of([(record.no, roots[record.no], roots[record.no]) for record in other])
+    renewed = [(record, _before(reader, record, firsts.get((record.no, roots[record.no])))) for record in other]
+    return Batch(
+        rows=tuple(moves),
+        show=tuple((tip.record.no, row.seq) for tip, row in targets),
+        renew=tuple((record.no, new) for record, new in renewed if new != NewThread(*record[1:])),
+    )
+
+
+def _before(reader: LogReader, record: ThreadRecord, root: Row | None) -> NewThread:
+    """Return the thread's record with the creation data of `root`, the first row of the restored log.
+
+    Without the root, return the present record.
+    """
+    if root is None:
+        return NewThread(*record[1:])
+    reader.require_sound(record, root)
+    return NewThread(*record[1:5], root.created_at, log.unpack_extra(root)[2])

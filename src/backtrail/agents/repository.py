@@ -1,8 +1,7 @@
-"""Agents: who an agent is, and the points to which it and all its conversations can be brought back.
+"""`store.agents`: the states of agents, and checkpoints of an agent with all its conversations.
 
-The state of an agent's thread is its `AgentState`, as plain data. Its checkpoints are in a thread of their own, as
-pointers: see `backtrail.agents.checkpoints`. States of an older `version` are brought up to date when they are read,
-by the upcasters of `AgentState`.
+The state of an agent's thread is its `AgentState`, as plain data. Its checkpoints are pointers in a separate thread:
+see `backtrail.agents.checkpoints`. When a state of an older `version` is read, the upcasters of `AgentState` update it.
 """
 
 from __future__ import annotations
@@ -15,27 +14,26 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from backtrail.agents.checkpoints import Manifests, manifests_of
+from backtrail.agents.models import AgentState, newest_version
 from backtrail.agents.scheduler import AutoCheckpoint
 from backtrail.collection import Collection, Kept, cursor_of
-from backtrail.engine import pins
-from backtrail.engine.pins import AGENT
-from backtrail.engine.schema.versions import upcasted
+from backtrail.engine.manifests import AGENT, SPACE
+from backtrail.engine.schema.upcast import upcasted
 from backtrail.engine.writer import Key
-from backtrail.entities import AgentState, newest_version, to_data
 from backtrail.errors import Corrupt, Invalid, NotFound
 from backtrail.models import AgentCheckpoint, AgentInfo, Diff
 from backtrail.runs.history import since, tell
-from backtrail.validation import check_count, check_duration, check_id, check_kind, plain
+from backtrail.validation import check_count, check_duration, check_id, check_kind, plain, to_data
 
 if TYPE_CHECKING:
     import datetime as dt
     from collections.abc import Callable, Iterable, Iterator
 
     from backtrail.checkpoint import Checkpoint
-    from backtrail.engine.pins import Note
+    from backtrail.engine.manifests import ManifestInfo
     from backtrail.runs.strategies import ToolCallRecord
     from backtrail.thread import Ref, Thread
-    from backtrail.transaction import Desk, Engine
+    from backtrail.transaction import Engine, Session
 
     PastCalls = list[ToolCallRecord]
     AgentCheckpoints = list[AgentCheckpoint]
@@ -45,16 +43,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AgentVersion:
-    """What an agent's state was at some time, and what had changed in it."""
+    """A version of an agent's state, and its changes since the version before."""
 
     id: str
-    """Of the checkpoint in the agent's thread."""
+    """The id of the checkpoint in the agent's thread."""
     step: int
     created_at: dt.datetime
     kind: str
     state: AgentState
     changes: Diff
-    """Since the version before; `modified_at` is left out."""
+    """The changes since the version before, without `modified_at`."""
 
 
 _TEXTS_MAX: Final = 3000
@@ -73,23 +71,26 @@ class Agents(Collection):
         self._schedulers: weakref.WeakSet[AutoCheckpoint] = weakref.WeakSet()
 
     def _close(self) -> None:
-        """Stop what makes automatic checkpoints: the store is being closed."""
+        """Stop all schedulers of automatic checkpoints, because the store is being closed."""
         for scheduler in list(self._schedulers):
             scheduler.stop()
 
     def save(self, state: AgentState, *, replace: bool = False) -> AgentState:
-        """Save an agent's state, on top of what it came from; a new one must be the first of its id, or `replace`."""
+        """Save an agent's state on top of the version it was loaded from; `Conflict` if there is a newer version.
+
+        A new state must be the first with its id. `replace` saves in either case.
+        """
         if not isinstance(state, AgentState):
             raise Invalid(f"this is {type(state).__name__}, not an AgentState", code="invalid.value")
         self._put(state.agent_id, state.agent_id, to_data(state), state._saved, replace=replace)  # noqa: SLF001
         return state
 
     def load(self, agent_id: str, *, at: Ref = "@") -> AgentState:
-        """Return an agent's state, or `NotFound`; `at` a checkpoint of its thread, or of the agent, not the newest."""
+        """Return an agent's state, or raise `NotFound`; `at` is an older checkpoint of its thread or of the agent."""
         checkpoint = self._load(agent_id, at)
-        found = _state(checkpoint)
-        self._came_from(found._saved, checkpoint)  # noqa: SLF001
-        return found
+        state = _state(checkpoint)
+        self._came_from(state._saved, checkpoint)  # noqa: SLF001
+        return state
 
     def get(self, agent_id: str) -> AgentState | None:
         """Return an agent's state, or None."""
@@ -99,44 +100,45 @@ class Agents(Collection):
             return None
 
     def list(self, *, limit: int | None = None, after: str | None = None) -> AgentInfos:
-        """Return the agents that have a state, newest activity first; one whose state is damaged says so.
+        """Return the agents that have a state, newest activity first. A damaged state is listed with its error.
 
-        `after` goes on behind an entry of an earlier listing: its `cursor`.
+        `after` continues after an entry of an earlier listing: its `cursor`.
         """
         listed = islice(self._headers(None, after), None if limit is None else check_count(limit, "limit"))
         return [_info(record.name, header, cursor_of(record, newest)) for record, newest, header in listed]
 
     def history(self, agent_id: str, *, newest_first: bool = False, limit: int | None = None) -> AgentVersions:
-        """Return the versions of an agent's state that are in view, each with what changed in it."""
+        """Return the visible versions of an agent's state, each with its changes."""
         thread = self._thread(agent_id)
         if limit is not None:
             check_count(limit, "limit")
         checkpoints = list(thread.history(newest_first=True, limit=None if limit is None else limit + 1))
-        found = []
+        versions = []
         for at, checkpoint in enumerate(checkpoints[:limit]):
             before = checkpoints[at + 1] if at + 1 < len(checkpoints) else None
             changes = () if before is None else tuple(thread.diff(before, checkpoint))
-            found.append(_version(checkpoint, Diff(tuple(c for c in changes if c.path != "modified_at"))))
-        return found if newest_first else found[::-1]
+            versions.append(_version(checkpoint, Diff(tuple(c for c in changes if c.path != "modified_at"))))
+        return versions if newest_first else versions[::-1]
 
     def thread(self, agent_id: str) -> Thread[Any]:
-        """Return a handle of the agent's thread: its states are plain data."""
+        """Return a handle of the agent's thread. Its states are plain data."""
         return self._thread(agent_id)
 
     def delete(self, agent_id: str) -> bool:
-        """Delete an agent with all that belongs to it: conversations, runs, threads, checkpoints. Say if there was any.
+        """Delete an agent with its conversations, runs, threads and checkpoints; return whether anything existed.
 
-        Nothing brings it back. `gc` then removes what it held.
+        This cannot be undone. `gc` then frees the space.
         """
         agent_id = check_id(agent_id, "an agent's id")
 
-        def work(desk: Desk) -> bool:
-            keys = {(pins.SPACE, agent_id)}
-            keys |= {(s.record.space, s.record.name) for s in desk.heads.backend.standings(agent_id, touched=False)}
-            deleted = {key for key in sorted(keys) if desk.moves.delete_thread(Key(*key))[0]}
-            if deleted and (pins.SPACE, agent_id) not in deleted:
-                self._manifests(agent_id).begin(desk)  # so that a first checkpoint that is made meanwhile is a conflict
-                desk.moves.delete_thread(Key(pins.SPACE, agent_id))
+        def work(session: Session) -> bool:
+            keys = {(SPACE, agent_id)}
+            keys |= {(s.record.space, s.record.name) for s in session.reader.backend.tips(agent_id, touched=False)}
+            deleted = {key for key in sorted(keys) if session.mover.delete_thread(Key(*key))[0]}
+            if deleted and (SPACE, agent_id) not in deleted:
+                # a concurrent first checkpoint of the agent must get a conflict
+                self._manifests(agent_id).begin(session)
+                session.mover.delete_thread(Key(SPACE, agent_id))
             return bool(deleted)
 
         return self._engine.atomic(work)
@@ -152,38 +154,38 @@ class Agents(Collection):
         kind: str = "manual",
         keep: int | None = None,
     ) -> AgentCheckpoint:
-        """Make a point to which the agent and all its conversations can be brought back; it costs what changed.
+        """Make a checkpoint of the agent with all its conversations. Its cost depends on the changes since the last.
 
-        `keep` keeps so many automatic ones of this agent, the newest.
+        With `keep`, hide all but the newest `keep` automatic checkpoints of this agent.
         """
         check_kind(kind)
         name, description = _check_texts(name, description)
         manifests = self._manifests(agent_id)
-        made, note = manifests.make(
+        made, info = manifests.make(
             name, description, kind, None if keep is None else check_count(keep, "keep", least=1)
         )
-        return _checkpoint(manifests.id, made, note)
+        return _checkpoint(manifests.id, made, info)
 
     def checkpoints(self, agent_id: str) -> AgentCheckpoints:
         """Return an agent's checkpoints, newest first."""
         manifests = self._manifests(agent_id)
-        return [_checkpoint(manifests.id, made, note) for made, note in reversed(manifests.listed())]
+        return [_checkpoint(manifests.id, made, info) for made, info in reversed(manifests.checkpoints())]
 
     def get_checkpoint(self, checkpoint_id: str) -> AgentCheckpoint | None:
         """Return an agent's checkpoint, or None."""
         try:
-            manifests, seq = self._found(checkpoint_id)
-            return _checkpoint(manifests.id, *manifests.found(seq))
+            manifests, seq = self._manifests_with(checkpoint_id)
+            return _checkpoint(manifests.id, *manifests.checkpoint(seq))
         except NotFound:
             return None
 
     def restore(self, checkpoint_id: str | AgentCheckpoint, *, agent_id: str | None = None) -> AgentState:
-        """Bring an agent and all its conversations back to a checkpoint, exactly, all or nothing.
+        """Restore an agent and all its conversations from a checkpoint, exactly, all or nothing; return its state.
 
-        It is verified first. Conversations that were made later go out of view, deleted ones are back; `undo` takes it
-        back. If `agent_id` is given, it must be that agent's.
+        The checkpoint is verified first. Later conversations go out of view, and deleted ones return. `undo` reverts
+        the restore. `agent_id`, if given, must be the agent of the checkpoint.
         """
-        manifests, seq = self._found(checkpoint_id)
+        manifests, seq = self._manifests_with(checkpoint_id)
         if agent_id is not None and manifests.id != agent_id:
             raise Invalid(
                 f"this checkpoint belongs to agent {manifests.id!r}, not {agent_id!r}",
@@ -194,41 +196,41 @@ class Agents(Collection):
         return self.load(manifests.id)
 
     def irreversible(self, checkpoint_id: str | AgentCheckpoint) -> PastCalls:
-        """Return the calls of the agent's runs that were made after a checkpoint and cannot be undone outside."""
-        return self._since(*self._found(checkpoint_id))
+        """Return the irreversible calls that the agent's runs made after a checkpoint."""
+        return self._since(*self._manifests_with(checkpoint_id))
 
     def _since(self, manifests: Manifests, seq: int) -> PastCalls:
-        return since(self._engine, manifests.id, manifests.found(seq)[0].created_at)
+        return since(self._engine, manifests.id, manifests.checkpoint(seq)[0].created_at)
 
     def undo(self, agent_id: str, *, force: bool = False) -> AgentState | None:
-        """Take back the last restore, everything as it was before it; return the agent's state, if it had one.
+        """Undo the last restore; return the agent's state from before the restore, if it had one.
 
-        `Conflict` if the agent or conversations of it have moved on since, which it names; `force` goes back all the
-        same.
+        `Conflict` if the agent or its conversations have changed since the restore; the error names them. `force`
+        undoes the restore anyway.
         """
         self._manifests(agent_id).undo(_check_state, force=force)
         return self.get(agent_id)
 
     def forget_undos(self, agent_id: str) -> int:
-        """Let go of what restores could be undone to, for good, and say how many restores that were.
+        """Make all restores permanent, and return how many could be undone before.
 
-        What an undo can bring back is kept; after this, only checkpoints keep what was deleted.
+        The store keeps the data that an undo needs. After this call, only checkpoints keep deleted data.
         """
         return self._manifests(agent_id).forget_undos()
 
     def delete_checkpoint(self, checkpoint_id: str | AgentCheckpoint) -> bool:
-        """Delete an agent's checkpoint and say whether there was one."""
+        """Delete an agent's checkpoint and return whether it existed."""
         try:
-            manifests, seq = self._found(checkpoint_id)
+            manifests, seq = self._manifests_with(checkpoint_id)
         except NotFound:
             return False
         return manifests.delete(seq)
 
     @contextmanager
     def guard(self, agent_id: str, name: str, *, rollback: bool = False) -> Iterator[AgentCheckpoint]:
-        """Make a checkpoint before a block that may go wrong.
+        """Make a checkpoint before a block that may fail.
 
-        With `rollback`, an exception brings the agent back to it, and a checkpoint of kind recovery says so.
+        With `rollback`, an exception in the block restores the agent from it, and makes a checkpoint of kind recovery.
         """
         made = self.checkpoint(agent_id, name, kind="pre_operation")
         try:
@@ -241,10 +243,10 @@ class Agents(Collection):
     def _roll_back(self, made: AgentCheckpoint, error: BaseException) -> None:
         self.restore(made.id)
         try:
-            told = f"rolled back: {error!r:.200}"
-        except Exception:  # noqa: BLE001 - the exception is the user's, and so is what it says of itself
-            told = f"rolled back: {type(error).__name__}"
-        self.checkpoint(made.agent_id, f"After {made.name:.200}", description=told, kind="recovery")
+            why = f"rolled back: {error!r:.200}"
+        except Exception:  # noqa: BLE001 - the repr is the user's code
+            why = f"rolled back: {type(error).__name__}"
+        self.checkpoint(made.agent_id, f"After {made.name:.200}", description=why, kind="recovery")
 
     def autocheckpoint(
         self,
@@ -255,10 +257,10 @@ class Agents(Collection):
         keep: int = 10,
         on_error: Callable[[str, Exception], None] | None = None,
     ) -> AutoCheckpoint:
-        """Make a checkpoint of each of these agents now and every `interval` seconds, until it is stopped.
+        """Make a checkpoint of each agent now and every `interval` seconds, until the returned scheduler is stopped.
 
-        Agents that are not there are skipped. Errors go to the log and to `on_error`, with the agent's id. It keeps the
-        newest `keep` automatic checkpoints of each agent. Not `enabled`, it does nothing.
+        It skips agents without a state. Errors go to the log and to `on_error`, with the agent's id. It keeps the
+        newest `keep` automatic checkpoints of each agent. With `enabled=False`, it does not start.
         """
         ids = check_ids(agent_ids)
         seconds = check_duration(interval, "interval") / 1_000_000
@@ -271,20 +273,20 @@ class Agents(Collection):
     def _manifests(self, agent_id: str) -> Manifests:
         return self._kept(check_id(agent_id, "an agent's id"))
 
-    def _found(self, checkpoint_id: str | AgentCheckpoint) -> tuple[Manifests, int]:
-        """Return the manifests that a checkpoint is one of, and its seq."""
-        found = manifests_of(self._engine, checkpoint_id)
-        if found is None:
+    def _manifests_with(self, checkpoint_id: str | AgentCheckpoint) -> tuple[Manifests, int]:
+        """Return the manifests of the agent of a checkpoint, and the seq of the checkpoint's row."""
+        place = manifests_of(self._engine, checkpoint_id)
+        if place is None:
             raise NotFound(f"there is no agent checkpoint {checkpoint_id!r}", code="not_found.checkpoint")
-        return self._manifests(found[0]), found[1]
+        return self._manifests(place[0]), place[1]
 
 
 def check_ids(agent_ids: Any) -> list[str]:
-    """Return the ids of agents, given one or several."""
+    """Return a list of agent ids, given one id or several."""
     try:
         ids = [agent_ids] if isinstance(agent_ids, str) else [*agent_ids]
     except TypeError:
-        raise Invalid(f"name one agent, or several: ids, not {agent_ids!r:.100}", code="invalid.argument") from None
+        raise Invalid(f"agent_ids takes one id or several, not {agent_ids!r:.100}", code="invalid.argument") from None
     return [check_id(agent_id, "an agent's id") for agent_id in ids]
 
 
@@ -302,13 +304,13 @@ def _check_texts(name: Any, description: Any) -> tuple[str, str | None]:
 
 
 def current(data: dict[str, Any]) -> dict[str, Any]:
-    """Return the data of an agent's state as the newest version has it, by the upcasters of `AgentState`."""
+    """Return the data of an agent's state in the newest version, updated by the upcasters of `AgentState`."""
     if not isinstance(data, dict):
         raise Corrupt(f"the state of an agent is a dict, not {type(data).__name__}", code="corrupt.state")
     newest, version = newest_version(), data.get("version", 1)
-    if newest == 1:  # no upcasters: versions are the user's own business
+    if newest == 1:  # without upcasters, the user decides what a version means
         return data
-    fields = upcasted(AgentState, "AgentState", version, newest, deepcopy(data))  # they may change what is in it
+    fields = upcasted(AgentState, "AgentState", version, newest, deepcopy(data))  # upcasters may change it
     return {**fields, "version": newest}
 
 
@@ -332,17 +334,17 @@ def _version(checkpoint: Checkpoint[Any], changes: Diff) -> AgentVersion:
     )
 
 
-def _checkpoint(agent_id: str, made: Checkpoint[Any], note: Note) -> AgentCheckpoint:
+def _checkpoint(agent_id: str, made: Checkpoint[Any], info: ManifestInfo) -> AgentCheckpoint:
     return AgentCheckpoint(
         id=made.id,
         agent_id=agent_id,
-        name=note.name,
-        description=note.description,
+        name=info.name,
+        description=info.description,
         kind=made.kind,
         created_at=made.created_at,
-        size_bytes=note.size,
+        size_bytes=info.size,
         checksum=made.root,
-        conversations=note.held,
+        conversations=info.conversations,
         damaged=made.damaged,
     )
 
@@ -350,7 +352,7 @@ def _checkpoint(agent_id: str, made: Checkpoint[Any], note: Note) -> AgentCheckp
 def _info(name: str, header: dict[str, Any] | str, cursor: str) -> AgentInfo:
     try:
         header = header if isinstance(header, str) else current(header)
-    except Invalid as error:  # an upcaster fails: the others are still listed
+    except Invalid as error:  # a failing upcaster must not hide the other agents of the listing
         header = str(error)
     if isinstance(header, str):
         return AgentInfo(name, None, None, None, None, None, header, cursor)

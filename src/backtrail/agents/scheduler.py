@@ -1,7 +1,6 @@
-"""Automatic checkpoints: a scheduler that makes them, now and at every interval, until it is stopped.
+"""Automatic checkpoints: a scheduler that makes them now and at every interval, until it is stopped.
 
-What it makes it makes as everybody does, by `Agents.checkpoint`. An error of one agent is told, and the others get
-their checkpoints all the same.
+It calls `Agents.checkpoint`, as users do. It reports the error of one agent and continues with the others.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class _Agents(Protocol):
 
 
 class Rounds:
-    """What is done at every interval: a checkpoint of each agent."""
+    """The work at every interval: a checkpoint of each agent."""
 
     def __init__(
         self,
@@ -44,7 +43,7 @@ class Rounds:
         self._on_error = on_error
 
     def run(self) -> None:
-        """Make a checkpoint of each agent that is there; tell of what goes wrong, and go on."""
+        """Make a checkpoint of each agent that has a state. Report an error and continue with the next agent."""
         now = when(time.time_ns() // 1000)
         name = f"Auto checkpoint {now:%Y-%m-%d %H:%M:%S}"
         for agent_id in self._agent_ids:
@@ -52,10 +51,10 @@ class Rounds:
                 self._agents.checkpoint(agent_id, name, description=DESCRIPTION, kind="automatic", keep=self._keep)
             except NotFound:
                 continue
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is told
-                self._tell(agent_id, error)
+            except Exception as error:  # noqa: BLE001 - any error is reported
+                self._report(agent_id, error)
 
-    def _tell(self, agent_id: str, error: Exception) -> None:
+    def _report(self, agent_id: str, error: Exception) -> None:
         LOG.error("the automatic checkpoint of agent %r failed: %s", agent_id, error)
         if self._on_error is not None:
             try:
@@ -65,7 +64,7 @@ class Rounds:
 
 
 class AutoCheckpoint:
-    """A scheduler of automatic checkpoints, running in a thread of its own. A context manager: its end stops it."""
+    """A scheduler of automatic checkpoints with its own thread. As a context manager, it stops at the end."""
 
     def __init__(
         self,
@@ -83,14 +82,14 @@ class AutoCheckpoint:
 
     @property
     def running(self) -> bool:
-        """Whether it is running."""
+        """Whether the scheduler is running."""
         return self._stop is not None
 
     def start(self) -> None:
-        """Make the first checkpoints, and begin to make more."""
+        """Make the first checkpoints, then start the thread that makes further checkpoints."""
         with self._turn:
             if self._stop is not None:
-                raise Invalid("these automatic checkpoints are being made already", code="invalid.running")
+                raise Invalid("this scheduler is running already: stop it first", code="invalid.running")
             stop = self._stop = threading.Event()
         self._rounds.run()
         thread = threading.Thread(target=self._serve, args=(stop,), name="backtrail checkpoints", daemon=True)
@@ -104,7 +103,7 @@ class AutoCheckpoint:
             self._rounds.run()
 
     def stop(self) -> None:
-        """Stop; a checkpoint that is being made is finished first. Stopping twice is allowed."""
+        """Stop after the current round of checkpoints. Stopping twice is allowed."""
         with self._turn:
             stop, thread = self._stop, self._thread
             self._stop = self._thread = None

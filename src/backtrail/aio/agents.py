@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from backtrail.agents import repository as sync
+    from backtrail.agents.models import AgentState
     from backtrail.agents.repository import AgentCheckpoints, AgentInfos, AgentVersions, PastCalls
-    from backtrail.aio.executor import Crew
-    from backtrail.entities import AgentState
+    from backtrail.aio.executor import Executor
     from backtrail.models import AgentCheckpoint
     from backtrail.thread import Ref
 
@@ -26,50 +26,53 @@ if TYPE_CHECKING:
 class Agents:
     """The agents of a store: `store.agents`."""
 
-    def __init__(self, crew: Crew, agents: sync.Agents) -> None:
-        self._crew = crew
+    def __init__(self, executor: Executor, agents: sync.Agents) -> None:
+        self._executor = executor
         self._sync = agents
 
     @called
     async def save(self, state: AgentState, *, replace: bool = False) -> AgentState:
-        """Save an agent's state, on top of what it came from; a new one must be the first of its id, or `replace`."""
-        return await self._crew.write(self._sync.save, state, replace=replace)
+        """Save an agent's state on top of the version it was loaded from; `Conflict` if there is a newer version.
+
+        A new state must be the first with its id. `replace` saves in either case.
+        """
+        return await self._executor.write(self._sync.save, state, replace=replace)
 
     @called
     async def load(self, agent_id: str, *, at: Ref = "@") -> AgentState:
-        """Return an agent's state, or `NotFound`; `at` a checkpoint of its thread, or of the agent, not the newest."""
-        return await self._crew.apart(self._sync.load, agent_id, at=plain(at))
+        """Return an agent's state, or raise `NotFound`; `at` is an older checkpoint of its thread or of the agent."""
+        return await self._executor.apart(self._sync.load, agent_id, at=plain(at))
 
     @called
     async def get(self, agent_id: str) -> AgentState | None:
         """Return an agent's state, or None."""
-        return await self._crew.apart(self._sync.get, agent_id)
+        return await self._executor.apart(self._sync.get, agent_id)
 
     @called
     async def list(self, *, limit: int | None = None, after: str | None = None) -> AgentInfos:
-        """Return the agents that have a state, newest activity first; one whose state is damaged says so.
+        """Return the agents that have a state, newest activity first. A damaged state is listed with its error.
 
-        `after` goes on behind an entry of an earlier listing: its `cursor`.
+        `after` continues after an entry of an earlier listing: its `cursor`.
         """
-        return await self._crew.apart(self._sync.list, limit=limit, after=after)
+        return await self._executor.apart(self._sync.list, limit=limit, after=after)
 
     @called
     async def history(self, agent_id: str, *, newest_first: bool = False, limit: int | None = None) -> AgentVersions:
-        """Return the versions of an agent's state that are in view, each with what changed in it."""
-        return await self._crew.apart(self._sync.history, agent_id, newest_first=newest_first, limit=limit)
+        """Return the visible versions of an agent's state, each with its changes."""
+        return await self._executor.apart(self._sync.history, agent_id, newest_first=newest_first, limit=limit)
 
     def thread(self, agent_id: str) -> Thread[Any]:
-        """Return a handle of the agent's thread: its states are plain data."""
-        made: Thread[Any] = Thread(self._crew, self._sync.thread(agent_id))
+        """Return a handle of the agent's thread. Its states are plain data."""
+        made: Thread[Any] = Thread(self._executor, self._sync.thread(agent_id))
         return made
 
     @called
     async def delete(self, agent_id: str) -> bool:
-        """Delete an agent with all that belongs to it: conversations, runs, threads, checkpoints. Say if there was any.
+        """Delete an agent with its conversations, runs, threads and checkpoints; return whether anything existed.
 
-        Nothing brings it back. `gc` then removes what it held.
+        This cannot be undone. `gc` then frees the space.
         """
-        return await self._crew.apart(self._sync.delete, agent_id)
+        return await self._executor.apart(self._sync.delete, agent_id)
 
     @called
     async def checkpoint(
@@ -81,66 +84,66 @@ class Agents:
         kind: str = "manual",
         keep: int | None = None,
     ) -> AgentCheckpoint:
-        """Make a point to which the agent and all its conversations can be brought back; it costs what changed.
+        """Make a checkpoint of the agent with all its conversations. Its cost depends on the changes since the last.
 
-        `keep` keeps so many automatic ones of this agent, the newest.
+        With `keep`, hide all but the newest `keep` automatic checkpoints of this agent.
         """
-        return await self._crew.apart(
+        return await self._executor.apart(
             self._sync.checkpoint, agent_id, name, description=description, kind=kind, keep=keep
         )
 
     @called
     async def checkpoints(self, agent_id: str) -> AgentCheckpoints:
         """Return an agent's checkpoints, newest first."""
-        return await self._crew.apart(self._sync.checkpoints, agent_id)
+        return await self._executor.apart(self._sync.checkpoints, agent_id)
 
     @called
     async def get_checkpoint(self, checkpoint_id: str) -> AgentCheckpoint | None:
         """Return an agent's checkpoint, or None."""
-        return await self._crew.apart(self._sync.get_checkpoint, checkpoint_id)
+        return await self._executor.apart(self._sync.get_checkpoint, checkpoint_id)
 
     @called
     async def restore(self, checkpoint_id: str | AgentCheckpoint, *, agent_id: str | None = None) -> AgentState:
-        """Bring an agent and all its conversations back to a checkpoint, exactly, all or nothing.
+        """Restore an agent and all its conversations from a checkpoint, exactly, all or nothing; return its state.
 
-        It is verified first. Conversations that were made later go out of view, deleted ones are back; `undo` takes it
-        back. If `agent_id` is given, it must be that agent's.
+        The checkpoint is verified first. Later conversations go out of view, and deleted ones return. `undo` reverts
+        the restore. `agent_id`, if given, must be the agent of the checkpoint.
         """
-        return await self._crew.apart(self._sync.restore, plain(checkpoint_id), agent_id=agent_id)
+        return await self._executor.apart(self._sync.restore, plain(checkpoint_id), agent_id=agent_id)
 
     @called
     async def irreversible(self, checkpoint_id: str | AgentCheckpoint) -> PastCalls:
-        """Return the calls of the agent's runs that were made after a checkpoint and cannot be undone outside."""
-        return await self._crew.apart(self._sync.irreversible, plain(checkpoint_id))
+        """Return the irreversible calls that the agent's runs made after a checkpoint."""
+        return await self._executor.apart(self._sync.irreversible, plain(checkpoint_id))
 
     @called
     async def undo(self, agent_id: str, *, force: bool = False) -> AgentState | None:
-        """Take back the last restore, everything as it was before it; return the agent's state, if it had one.
+        """Undo the last restore; return the agent's state from before the restore, if it had one.
 
-        `Conflict` if the agent or conversations of it have moved on since, which it names; `force` goes back all the
-        same.
+        `Conflict` if the agent or its conversations have changed since the restore; the error names them. `force`
+        undoes the restore anyway.
         """
-        return await self._crew.apart(self._sync.undo, agent_id, force=force)
+        return await self._executor.apart(self._sync.undo, agent_id, force=force)
 
     @called
     async def forget_undos(self, agent_id: str) -> int:
-        """Let go of what restores could be undone to, for good, and say how many restores that were.
+        """Make all restores permanent, and return how many could be undone before.
 
-        What an undo can bring back is kept; after this, only checkpoints keep what was deleted.
+        The store keeps the data that an undo needs. After this call, only checkpoints keep deleted data.
         """
-        return await self._crew.apart(self._sync.forget_undos, agent_id)
+        return await self._executor.apart(self._sync.forget_undos, agent_id)
 
     @called
     async def delete_checkpoint(self, checkpoint_id: str | AgentCheckpoint) -> bool:
-        """Delete an agent's checkpoint and say whether there was one."""
-        return await self._crew.apart(self._sync.delete_checkpoint, plain(checkpoint_id))
+        """Delete an agent's checkpoint and return whether it existed."""
+        return await self._executor.apart(self._sync.delete_checkpoint, plain(checkpoint_id))
 
     def guard(self, agent_id: str, name: str, *, rollback: bool = False) -> Guard:
-        """Make a checkpoint before a block that may go wrong.
+        """Make a checkpoint before a block that may fail.
 
-        With `rollback`, an exception brings the agent back to it, and a checkpoint of kind recovery says so.
+        With `rollback`, an exception in the block restores the agent from it, and makes a checkpoint of kind recovery.
         """
-        return Guard(self._crew, self._sync, agent_id, name, rollback=rollback)
+        return Guard(self._executor, self._sync, agent_id, name, rollback=rollback)
 
     def autocheckpoint(
         self,
@@ -151,12 +154,12 @@ class Agents:
         keep: int = 10,
         on_error: Callable[[str, Exception], None] | None = None,
     ) -> AutoCheckpoint:
-        """Make a checkpoint of each of these agents now and every `interval` seconds, until it is stopped.
+        """Make a checkpoint of each agent now and every `interval` seconds, until the returned scheduler is stopped.
 
         It is a task and needs a running event loop, in which `on_error` is called.
 
-        Agents that are not there are skipped. Errors go to the log and to `on_error`, with the agent's id. It keeps the
-        newest `keep` automatic checkpoints of each agent. Not `enabled`, it does nothing.
+        It skips agents without a state. Errors go to the log and to `on_error`, with the agent's id. It keeps the
+        newest `keep` automatic checkpoints of each agent. With `enabled=False`, it does not start.
         """
         make = partial(self._sync.autocheckpoint, agent_ids, interval=interval, keep=keep, enabled=False)
-        return AutoCheckpoint(self._crew, lambda tell: make(on_error=tell), on_error, enabled=enabled)
+        return AutoCheckpoint(self._executor, lambda tell: make(on_error=tell), on_error, enabled=enabled)

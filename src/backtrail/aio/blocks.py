@@ -1,4 +1,4 @@
-"""What is more than one call: blocks that are entered and left, stores that are opened, updates that begin again."""
+"""Async code that needs more than one job of the executor: `async with` blocks, watches, opening a store, updates."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from backtrail import checkpoint
     from backtrail import thread as threads
     from backtrail.agents.repository import Agents
-    from backtrail.aio.executor import Crew, Job
+    from backtrail.aio.executor import Executor, Job
     from backtrail.models import AgentCheckpoint
     from backtrail.watch import Watcher
 
@@ -34,7 +34,10 @@ T = TypeVar("T")
 
 
 def called(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-    """Make a method act for the task that calls it, whichever awaits it: `wait_for(thread.save(state), 5)` is ours."""
+    """Make an async method act in the transaction of the task that calls it, even if another task awaits it.
+
+    `asyncio.wait_for(thread.save(x), 5)` may await the call in another task.
+    """
 
     @functools.wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
@@ -43,23 +46,23 @@ def called(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine
     return call
 
 
-async def _for(who: object, method: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
-    if transaction.current() is who:
+async def _for(caller: object, method: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
+    if transaction.current() is caller:
         return await method(*args, **kwargs)
-    with transaction.asked_by(who):
+    with transaction.asked_by(caller):
         return await method(*args, **kwargs)
 
 
 class Step(Generic[S]):
-    """`async with thread.step() as state:`. The state is read when the block is entered, and written when it ends."""
+    """`async with thread.step() as state:`. Entering the block reads the state; leaving it writes the state."""
 
-    def __init__(self, crew: Crew, make: Callable[[], AbstractContextManager[S]]) -> None:
-        self._crew = crew
+    def __init__(self, executor: Executor, make: Callable[[], AbstractContextManager[S]]) -> None:
+        self._executor = executor
         self._make = make
 
     async def __aenter__(self) -> S:
         self._block = self._make()
-        job = self._crew.begin(self._block.__enter__, together=False)
+        job = self._executor.begin(self._block.__enter__, together=False)
         try:
             self._state = await job.outcome()
         except asyncio.CancelledError as error:
@@ -74,15 +77,15 @@ class Step(Generic[S]):
         if error is not None:
             _drop(self._block, error)
             return
-        together = throttle.is_light(self._state) and not self._crew.in_transaction
-        await _leave(self._crew, self._block, together=together)
+        together = throttle.is_light(self._state) and not self._executor.in_transaction
+        await _leave(self._executor, self._block, together=together)
 
 
 class Transaction:
-    """`async with store.transaction():`. It belongs to the task that enters it, and is written when the block ends."""
+    """`async with store.transaction():`. It belongs to the task that enters it; leaving the block writes it."""
 
-    def __init__(self, crew: Crew, make: Callable[[], AbstractContextManager[None]]) -> None:
-        self._crew = crew
+    def __init__(self, executor: Executor, make: Callable[[], AbstractContextManager[None]]) -> None:
+        self._executor = executor
         self._make = make
 
     async def __aenter__(self) -> None:
@@ -95,13 +98,13 @@ class Transaction:
         if error is not None:
             _drop(self._block, error)
             return
-        await _leave(self._crew, self._block, together=True)
+        await _leave(self._executor, self._block, together=True)
 
 
-async def _leave(crew: Crew, block: AbstractContextManager[Any], *, together: bool) -> None:
-    """Leave a block, and have done what its end does; if that never begins, drop it."""
+async def _leave(executor: Executor, block: AbstractContextManager[Any], *, together: bool) -> None:
+    """Leave a block in an executor thread; if the job is withdrawn, leave the block without writing."""
     try:
-        job = crew.begin_once(lambda: block.__exit__(None, None, None), together=together)
+        job = executor.begin_once(lambda: block.__exit__(None, None, None), together=together)
     except BaseException as error:
         _drop(block, error)
         raise
@@ -114,16 +117,16 @@ async def _leave(crew: Crew, block: AbstractContextManager[Any], *, together: bo
 
 
 def _drop(block: AbstractContextManager[Any], error: BaseException) -> None:
-    """Leave a block as an exception does. Nothing is read or written then."""
+    """Leave a block with an exception, so that it writes nothing."""
     with suppress(type(error)):
         block.__exit__(type(error), error, error.__traceback__)
 
 
 class Guard:
-    """`async with store.agents.guard(id, name) as checkpoint:`. An exception that leaves the block may roll it back."""
+    """`async with store.agents.guard(id, name) as checkpoint:`. An exception in the block may roll the agent back."""
 
-    def __init__(self, crew: Crew, agents: Agents, agent_id: str, name: str, *, rollback: bool) -> None:
-        self._crew = crew
+    def __init__(self, executor: Executor, agents: Agents, agent_id: str, name: str, *, rollback: bool) -> None:
+        self._executor = executor
         self._agents = agents
         self._agent_id = agent_id
         self._name = name
@@ -131,7 +134,7 @@ class Guard:
 
     async def __aenter__(self) -> AgentCheckpoint:
         make = self._agents.checkpoint
-        self._made = await self._crew.apart(make, self._agent_id, self._name, kind="pre_operation")
+        self._made = await self._executor.apart(make, self._agent_id, self._name, kind="pre_operation")
         return self._made
 
     async def __aexit__(
@@ -139,32 +142,32 @@ class Guard:
     ) -> None:
         if error is None or not self._rollback:
             return
-        back = functools.partial(self._agents._roll_back, self._made, error)  # noqa: SLF001 - the two are one
-        job = self._crew.begin(back, together=False, surely=True)  # a task may be cancelled twice
+        back = functools.partial(self._agents._roll_back, self._made, error)  # noqa: SLF001 - its synchronous half
+        job = self._executor.begin(back, together=False, surely=True)  # a second cancellation must not stop it
         if not isinstance(error, GeneratorExit):  # a coroutine that is closed cannot wait
             await job.outcome()
 
 
 class Watch(Generic[T]):
-    """`async for checkpoint in thread.watch():`. It begins when it is made; what is asked for after that comes later.
+    """`async for checkpoint in thread.watch():`. A watch begins when the object is made.
 
-    An async iterator that occupies no thread while it waits. A task that is cancelled while it waits has missed
-    nothing: the next one who asks goes on. `aclose()`, or the end of an `async with` block, ends it.
+    It occupies no thread while it waits. A task that is cancelled while it waits misses no checkpoint: the next call
+    continues. `aclose()`, or the end of an `async with` block, ends the watch.
     """
 
-    def __init__(self, crew: Crew, watcher: Watcher[Any], wrap: Callable[[Crew, Any], T]) -> None:
-        self._crew = crew
+    def __init__(self, executor: Executor, watcher: Watcher[Any], wrap: Callable[[Executor, Any], T]) -> None:
+        self._executor = executor
         self._watcher = watcher
         self._wrap = wrap
         self._event = event = asyncio.Event()
         loop = asyncio.get_running_loop()
 
         def ring() -> None:
-            with suppress(RuntimeError):  # the loop was closed: nobody waits any more
+            with suppress(RuntimeError):  # the loop was closed
                 loop.call_soon_threadsafe(event.set)
 
         watcher.bell = ring
-        self._beginning: Job[None] | None = crew.lead(watcher.begin)
+        self._beginning: Job[None] | None = executor.lead(watcher.begin)
 
     def __aiter__(self) -> Self:
         return self
@@ -183,7 +186,7 @@ class Watch(Generic[T]):
             if not watcher.ready:
                 await self._fetch(last=last)
             if watcher.ready:
-                return self._wrap(self._crew, watcher.ready.popleft())
+                return self._wrap(self._executor, watcher.ready.popleft())
             if last:
                 watcher.end()
                 break
@@ -193,14 +196,14 @@ class Watch(Generic[T]):
 
     async def _fetch(self, *, last: bool) -> None:
         try:
-            await self._crew.apart(self._watcher.fetch, last=last)
+            await self._executor.apart(self._watcher.fetch, last=last)
         except Unavailable as error:
             if error.code != "unavailable.closed":
                 raise
             self._watcher.end()
 
     async def _rung(self, until: float | None) -> bool:
-        """Wait for news; tell whether there may be any."""
+        """Wait for a signal of new checkpoints; return False after the timeout."""
         try:
             async with asyncio.timeout_at(until):
                 await self._event.wait()
@@ -209,7 +212,7 @@ class Watch(Generic[T]):
         return True
 
     async def aclose(self) -> None:
-        """End it. Closing twice is allowed."""
+        """End the watch. Closing twice is allowed."""
         self._watcher.end()
 
     async def __aenter__(self) -> Self:
@@ -257,25 +260,25 @@ class Opening(Generic[T, O]):
 
 
 async def updated(
-    crew: Crew, thread: threads.Thread[S], fn: Callable[[Any], S | Awaitable[S | None] | None], retries: int
+    executor: Executor, thread: threads.Thread[S], fn: Callable[[Any], S | Awaitable[S | None] | None], retries: int
 ) -> checkpoint.Checkpoint[S]:
-    """Load, call `fn` in the event loop, and save; again if somebody else saved meanwhile."""
+    """Load the state, call `fn` in the event loop, and save its result; retry if another writer saved meanwhile."""
 
     def read() -> tuple[checkpoint.Checkpoint[S] | None, Any]:
         head = thread.latest()
         return head, head.state if head else None
 
     for attempt in range(check_count(retries, "retries") + 1):
-        head, state = await crew.apart(read)
+        head, state = await executor.apart(read)
         result = fn(state)
         if inspect.isawaitable(result):
             result = await result
         if result is None and state is None:
             raise Invalid("update(fn): there was no state, and fn returned none", code="invalid.argument")
         try:
-            return await crew.write(thread.save, state if result is None else result, expect=head or NEW)
+            return await executor.write(thread.save, state if result is None else result, expect=head or NEW)
         except Conflict:
             if attempt == retries:
                 raise
-            await asyncio.sleep(random.random() * min(0.002 * 2**attempt, 0.25))  # noqa: S311 - to get out of step
+            await asyncio.sleep(random.random() * min(0.002 * 2**attempt, 0.25))  # noqa: S311 - jitter
     raise AssertionError

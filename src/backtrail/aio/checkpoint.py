@@ -12,7 +12,7 @@ from backtrail.aio.executor import detached
 if TYPE_CHECKING:
     import datetime as dt
 
-    from backtrail.aio.executor import Crew
+    from backtrail.aio.executor import Executor
 
 S = TypeVar("S")
 
@@ -20,42 +20,42 @@ S = TypeVar("S")
 class Checkpoint(Generic[S]):
     """An immutable point in a thread. Two are equal if they have the same id."""
 
-    __slots__ = ("_crew", "_sync", "tags", "thread_id")
+    __slots__ = ("_executor", "_sync", "tags", "thread_id")
 
-    def __init__(self, crew: Crew, checkpoint: sync.Checkpoint[S]) -> None:
-        self._crew = crew
+    def __init__(self, executor: Executor, checkpoint: sync.Checkpoint[S]) -> None:
+        self._executor = executor
         self._sync = checkpoint
         self.thread_id = checkpoint.thread_id
         self.tags = checkpoint.tags
 
     @property
     def id(self) -> str:
-        """What names it for good, in whatever store it is."""
+        """The id of the checkpoint, the same in every store that has it."""
         return self._sync.id
 
     @property
     def parent_id(self) -> str | None:
-        """The id of the one it was made on top of; for the first one of a fork, of the one it was forked from."""
+        """The id of the parent checkpoint; for the first checkpoint of a fork, the id of the forked checkpoint."""
         return self._sync.parent_id
 
     @property
     def op_id(self) -> bytes:
-        """What tells this checkpoint from one that a dropped transaction gave the same id."""
+        """The id of the write. A checkpoint of a dropped transaction may have the same id, but never the same op_id."""
         return self._sync.op_id
 
     @property
     def seq(self) -> int:
-        """Its place in the thread's log."""
+        """The position in the thread's log."""
         return self._sync.seq
 
     @property
     def step(self) -> int:
-        """How many checkpoints led to it, itself included."""
+        """The number of checkpoints on the path to this checkpoint, itself and ancestors before a fork included."""
         return self._sync.step
 
     @property
     def label(self) -> str | None:
-        """Its name in the thread, if it was given one."""
+        """The name of the checkpoint in its thread, or None."""
         return self._sync.label
 
     @property
@@ -65,60 +65,60 @@ class Checkpoint(Generic[S]):
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """A copy of what was saved with it."""
+        """A copy of the metadata that was saved with the checkpoint."""
         return self._sync.metadata
 
     @property
     def created_at(self) -> dt.datetime:
-        """When it was made, by its writer's clock, in UTC."""
+        """The time of the write, by the writer's clock, in UTC."""
         return self._sync.created_at
 
     @property
     def size(self) -> int:
-        """Bytes of the whole state, as if it stood alone, uncompressed."""
+        """The bytes of the whole state, uncompressed and unshared."""
         return self._sync.size
 
     @property
     def stored(self) -> int:
-        """Bytes that this checkpoint added to the store: its row's content and the chunks that were new."""
+        """The bytes that this checkpoint added to the store: its row's content and the new chunks."""
         return self._sync.stored
 
     @property
     def root(self) -> str:
-        """The hash of the state: equal states have equal roots, however they came about."""
+        """The hash of the state. Equal states have equal roots."""
         return self._sync.root
 
     @property
     def damaged(self) -> bool:
-        """Whether its row does not match its checksum; then only its id is sure."""
+        """Whether the row does not match its checksum. Then only the id is reliable."""
         return self._sync.damaged
 
     @called
     async def load_state(self) -> S:
-        """Return the state, loaded and verified when it is first read."""
-        return await self._crew.apart(lambda: self._sync.state)
+        """Return the state. The first access loads and verifies it."""
+        return await self._executor.apart(lambda: self._sync.state)
 
     @called
     async def get(self, path: str | tuple[Any, ...], default: Any = None) -> Any:
-        """Return what is at a path, reading only what leads there; `default` if there is nothing."""
-        return await self._crew.apart(self._sync.get, path, default)
+        """Return the value at a path, or `default`. Only the nodes that lead there are read."""
+        return await self._executor.apart(self._sync.get, path, default)
 
     @called
     async def tail(self, path: str | tuple[Any, ...], n: int) -> list[Any]:
-        """Return the last n items of a list or tuple, oldest first, without loading the rest."""
-        return await self._crew.apart(self._sync.tail, path, n)
+        """Return the last n items of a list or tuple, oldest first. Earlier items are not loaded."""
+        return await self._executor.apart(self._sync.tail, path, n)
 
     @called
     async def to_bytes(self) -> bytes:
-        """Return the checkpoint and its whole state as bytes that stand alone."""
-        return await self._crew.apart(self._sync.to_bytes)
+        """Return the checkpoint and its whole state as self-contained bytes."""
+        return await self._executor.apart(self._sync.to_bytes)
 
     @classmethod
     async def from_bytes(cls, data: Any, type: type[S] | None = None, *, types: tuple[Any, ...] = ()) -> Checkpoint[S]:  # noqa: A002 - the name users know
-        """Return a checkpoint from what `to_bytes` gave: `Corrupt` if damaged, `Invalid` if it is something else."""
-        crew = detached()
-        found = await crew.apart(_bytes_of, data, type, types=types)
-        return cls(crew, found)
+        """Return the checkpoint of `to_bytes`; `Corrupt` for damaged bytes, `Invalid` for any other data."""
+        executor = detached()
+        found = await executor.apart(_bytes_of, data, type, types=types)
+        return cls(executor, found)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Checkpoint) and other._sync == self._sync

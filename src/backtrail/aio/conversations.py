@@ -13,11 +13,11 @@ from backtrail.models import MISSING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from backtrail.aio.executor import Crew
+    from backtrail.aio.executor import Executor
     from backtrail.conversations import repository as sync
     from backtrail.conversations.convert import Model
+    from backtrail.conversations.models import Conversation, Message
     from backtrail.conversations.repository import Hits, Infos, Messages
-    from backtrail.entities import Conversation, Message
     from backtrail.models import ConversationInfo, Sentinel
     from backtrail.thread import Ref
 
@@ -25,24 +25,24 @@ if TYPE_CHECKING:
 class Conversations:
     """The conversations of a store: `store.conversations`."""
 
-    def __init__(self, crew: Crew, conversations: sync.Conversations) -> None:
-        self._crew = crew
+    def __init__(self, executor: Executor, conversations: sync.Conversations) -> None:
+        self._executor = executor
         self._sync = conversations
 
     @called
     async def save(self, conversation: Conversation, *, replace: bool = False) -> Conversation:
-        """Save a conversation, on top of what it came from; a new one must be the first of its id, unless `replace`."""
-        return await self._crew.write(self._sync.save, conversation, replace=replace)
+        """Save a conversation on top of its head; a new one expects that its id is free, unless `replace`."""
+        return await self._executor.write(self._sync.save, conversation, replace=replace)
 
     @called
     async def load(self, id: str, *, at: Ref = "@") -> Conversation:  # noqa: A002 - the name users know
-        """Return a conversation, or `NotFound`; `at` a checkpoint of its thread, or of its agent, not the newest."""
-        return await self._crew.apart(self._sync.load, id, at=plain(at))
+        """Return a conversation, or raise `NotFound`; `at` names an older checkpoint of its thread or of its agent."""
+        return await self._executor.apart(self._sync.load, id, at=plain(at))
 
     @called
     async def get(self, id: str) -> Conversation | None:  # noqa: A002 - the name users know
         """Return a conversation, or None."""
-        return await self._crew.apart(self._sync.get, id)
+        return await self._executor.apart(self._sync.get, id)
 
     @called
     async def append(
@@ -51,22 +51,22 @@ class Conversations:
         *messages: Message | Mapping[str, Any] | Model,
         agent_id: str | None = None,
     ) -> Checkpoint[Any]:
-        """Add messages, all or none, behind what is there then. Never conflicts.
+        """Append messages, all or none. Never conflicts.
 
-        With an `agent_id`, a conversation that is not there begins with them, as one of that agent's, with a title.
-        A message may be a dict: what `Message.to_json` makes, or a message of OpenAI's or Anthropic's; or an object of
-        their clients. Which formats these were taken for is `metadata["formats"]` of the checkpoint.
+        With an `agent_id`, a conversation that does not exist is started for that agent, with a title. A message may be
+        a dict: what `Message.to_json` makes, or a message of OpenAI or Anthropic; or an object of their clients.
+        `metadata["formats"]` of the checkpoint says which formats were recognized.
         """
-        found = await self._crew.write(self._sync.append, id, *messages, agent_id=agent_id)
-        return Checkpoint(self._crew, found)
+        found = await self._executor.write(self._sync.append, id, *messages, agent_id=agent_id)
+        return Checkpoint(self._executor, found)
 
     @called
     async def pop(self, id: str, n: int = 1) -> Messages:  # noqa: A002 - the name users know
-        """Take the last n messages out, or as many as there are, in one write, and return them, oldest first.
+        """Remove the last n messages (or all, if there are fewer) in one write, and return them, oldest first.
 
-        Never conflicts, and no message is taken out twice: those who pop at once get different ones.
+        Never conflicts. Concurrent callers get different messages.
         """
-        return await self._crew.write(self._sync.pop, id, n)
+        return await self._executor.write(self._sync.pop, id, n)
 
     @called
     async def update(
@@ -78,8 +78,8 @@ class Conversations:
         archived: bool | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> ConversationInfo:
-        """Change what is given, and nothing else; an empty title means none. Never conflicts."""
-        return await self._crew.write(
+        """Change the given fields only; an empty title means none. Never conflicts."""
+        return await self._executor.write(
             self._sync.update,
             id,
             title=title,
@@ -90,13 +90,13 @@ class Conversations:
 
     @called
     async def info(self, id: str) -> ConversationInfo:  # noqa: A002 - the name users know
-        """Return what a listing shows of a conversation, without loading its messages."""
-        return await self._crew.apart(self._sync.info, id)
+        """Return the info of a conversation without loading its messages."""
+        return await self._executor.apart(self._sync.info, id)
 
     @called
     async def tail(self, id: str, n: int) -> Messages:  # noqa: A002 - the name users know
         """Return the last n messages, oldest first, without reading the others."""
-        return await self._crew.apart(self._sync.tail, id, n)
+        return await self._executor.apart(self._sync.tail, id, n)
 
     @called
     async def list(
@@ -109,46 +109,46 @@ class Conversations:
         limit: int | None = None,
         after: str | None = None,
     ) -> Infos:
-        """Return the conversations of an agent, or of all if none is named, newest activity first, without messages.
+        """List the conversations of an agent, or of all agents, latest activity first, without messages.
 
-        `prefix` is how their ids begin; `after` goes on behind an entry of an earlier listing: its `cursor`.
+        `prefix` is the beginning of their ids; `after` continues after an entry of an earlier listing: its `cursor`.
         """
-        return await self._crew.apart(
+        return await self._executor.apart(
             self._sync.list, agent_id, archived=archived, tag=tag, prefix=prefix, limit=limit, after=after
         )
 
     @called
     async def search(self, query: str, *, agent_id: str | None = None, limit: int = 20, contains: bool = True) -> Hits:
-        """Return conversations in which a message has the query in it, case does not count: one hit for each.
+        """Return one hit for each conversation with a message that contains the query; case is ignored.
 
-        The newest hits come first. `contains=False` looks for words instead, as `Store.search` does.
+        The newest hits come first. `contains=False` searches for words, as `Store.search` does.
         """
-        return await self._crew.apart(self._sync.search, query, agent_id=agent_id, limit=limit, contains=contains)
+        return await self._executor.apart(self._sync.search, query, agent_id=agent_id, limit=limit, contains=contains)
 
     def thread(self, id: str, *, agent_id: str | None = None) -> Thread[Any]:  # noqa: A002 - the name users know
         """Return a handle of the thread: its states are plain data, the header and the list `messages`.
 
-        `agent_id` is whose it is to be if the handle begins it.
+        `agent_id` is the owner if the handle starts the conversation.
         """
-        made: Thread[Any] = Thread(self._crew, self._sync.thread(id, agent_id=agent_id))
+        made: Thread[Any] = Thread(self._executor, self._sync.thread(id, agent_id=agent_id))
         return made
 
     @called
     async def delete(self, id: str) -> bool:  # noqa: A002 - the name users know
-        """Delete a conversation and say whether there was one. An agent checkpoint that holds it can bring it back."""
-        return await self._crew.apart(self._sync.delete, id)
+        """Delete a conversation and return whether it existed. An agent checkpoint that pins it can restore it."""
+        return await self._executor.apart(self._sync.delete, id)
 
     @called
     async def fork(self, id: str, *, at: str | Message | None = None, new_id: str | None = None) -> Conversation:  # noqa: A002 - the name users know
-        """Begin a new conversation that has the messages of this one up to `at`, one of them or its id, or all."""
-        return await self._crew.apart(self._sync.fork, id, at=at, new_id=new_id)
+        """Start a new conversation with the messages of this one up to `at` (a message or its id), or with all."""
+        return await self._executor.apart(self._sync.fork, id, at=at, new_id=new_id)
 
     @called
     async def edit(self, id: str, message_id: str, content: str, *, new_id: str | None = None) -> Conversation:  # noqa: A002 - the name users know
-        """Begin a new conversation in which a message says something else, and nothing follows it yet."""
-        return await self._crew.apart(self._sync.edit, id, message_id, content, new_id=new_id)
+        """Start a new conversation that ends with a message of this one, with new content."""
+        return await self._executor.apart(self._sync.edit, id, message_id, content, new_id=new_id)
 
     @called
     async def branches(self, id: str) -> Infos:  # noqa: A002 - the name users know
-        """Return the conversations that branched from this one, oldest first; each says where it left."""
-        return await self._crew.apart(self._sync.branches, id)
+        """Return the conversations that were forked from this one, oldest first."""
+        return await self._executor.apart(self._sync.branches, id)

@@ -1,14 +1,14 @@
-"""Copying a store into another one, and restoring a backup, awaited."""
+"""Async versions of `backtrail.copy` and `backtrail.restore_backup`."""
 
 from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING
 
-from backtrail import copying as sync
 from backtrail.aio.executor import detached
 from backtrail.aio.store import Store
-from backtrail.archive import restore
+from backtrail.archive import backup as backups
+from backtrail.archive import copy as sync
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,9 +20,9 @@ Place = Store | str | os.PathLike[str]
 
 
 async def copy(src: Place, dst: Place, *, progress: Callable[[str, int], None] | None = None) -> CopyReport:
-    """Copy all of a store into another one, and compare the root of every checkpoint; see `backtrail.copy`.
+    """Copy a whole store into another one, and compare the root of every checkpoint; see `backtrail.copy`.
 
-    Both are stores of the async mirror, or URLs. `progress` is called in the event loop.
+    `src` and `dst` are asynchronous stores, or URLs. `progress` is called in the event loop.
     """
     source, target = _plain(src), _plain(dst)
     return await detached().watched(lambda tell: sync.copy(source, target, progress=tell), progress)
@@ -34,8 +34,8 @@ async def restore_backup(
     *,
     progress: Callable[[str, int], None] | None = None,
 ) -> str | None:
-    """Put a backup in the place of a store; see `backtrail.restore_backup`. `progress` is called in the event loop."""
-    return await detached().watched(lambda tell: restore.restore_backup(backup, store, progress=tell), progress)
+    """Replace a store by a backup; see `backtrail.restore_backup`. `progress` is called in the event loop."""
+    return await detached().watched(lambda tell: backups.restore_backup(backup, store, progress=tell), progress)
 
 
 def _plain(given: Place) -> store.Store | str | os.PathLike[str]:

@@ -1,14 +1,13 @@
-"""Work that coroutines hand to threads: a *crew* has one writer and a few others, and serves any number of event loops.
+"""The thread pool behind `backtrail.aio`: one writer thread and a few others serve any number of event loops.
 
-The writer does one operation after the other, whole, in groups: whatever came while the last group was made durable is
-in the next one. So many coroutines share one wait for the disk, and none of them is told anything before it is over.
-An operation that fails fails alone; if the end of a group fails, all of it did; if the group was undone because of
-others, its operations are done again, one by one. What is long or only reads is done apart from that, by the others,
-each operation by itself.
+The writer does small writes in groups: all operations that arrive while one group becomes durable form the next one.
+So many coroutines share one wait for the disk, and each gets its result only after that wait. An operation that fails
+fails alone. If the end of a group fails, the whole group fails. If the backend gives a group up because of other
+writers (`Undone`), its operations are repeated one by one. The other threads do long operations and reads.
 
-Every operation acts for the task that asked. One that was not begun when its task is cancelled never happens; one that
-was begun is finished first. The threads are daemons and hold nothing but their queue: a crew that was dropped, or an
-interpreter that ends, does not wait for them.
+Every operation acts for the task that asked for it. An operation that has not begun when its task is cancelled never
+happens; one that has begun is finished first. The threads are daemons and refer to nothing but their queue, so neither
+a dropped executor nor the end of the interpreter waits for them.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 GROUP_MAX: Final = 500
-"""Operations in one group."""
+"""The largest number of operations in one group."""
 GROUP_SECONDS: Final = 0.01
-"""No operation joins a group that has been open for longer."""
+"""Seconds after which an open group takes no more operations."""
 _OTHERS: Final = 4
 _PAGE: Final = 100
 
@@ -61,56 +60,56 @@ class Job(Generic[T]):
         self.future: asyncio.Future[None] = self._loop.create_future()
         self.result: T | None = None
         self.unwanted = False
-        """Its task was cancelled after it had begun."""
+        """Whether the waiting task was cancelled after the job had begun."""
         self.withdrawn = False
-        """Its task was cancelled before it had begun."""
+        """Whether the waiting task was cancelled before the job had begun: the job is not done."""
 
-    # -- in a thread of the crew --------------------------------------------------------------------
+    # -- in a worker thread --------------------------------------------------------------------
 
     def begin(self) -> bool:
-        """Do it, unless it was withdrawn."""
+        """Do the work unless the job was withdrawn; return whether the work was done."""
         if not self._claimed.acquire(blocking=False):
             return False
         self.repeat()
         return True
 
     def repeat(self) -> None:
-        """Do it, whatever came of it before."""
+        """Do the work, and keep its result or error. Also called to repeat the work."""
         self.result = self._error = None
         with transaction.acting_for(self._owner):
             try:
                 self.result = self._work()
-            except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits
+            except BaseException as error:  # noqa: BLE001 - raised in the task that waits
                 self._error = error
 
     @property
     def locked_out(self) -> Unavailable | None:
-        """The error, if somebody else had the store to himself for too long."""
+        """The error of the job if another process held the store's lock for too long; otherwise None."""
         error = self._error
         return error if isinstance(error, Unavailable) and error.code == "unavailable.locked" else None
 
     def give_up(self, error: BaseException) -> bool:
-        """Fail before it has begun, unless it was withdrawn."""
+        """Set the error without doing the work, unless the job was withdrawn; return whether the error was set."""
         if not self._claimed.acquire(blocking=False):
             return False
         self._error = _alike(error)
         return True
 
     def fail(self, error: BaseException) -> None:
-        """Take it back: the group that it was in did not happen."""
+        """Set the error of a job whose group was not committed."""
         self._claimed.acquire(blocking=False)  # if the group did not even begin
         self._error = _alike(error)
 
     @staticmethod
     def deliver(jobs: Iterable[Job[Any]]) -> None:
-        """Tell those who wait that these are done: one call for each event loop."""
+        """Wake the tasks that wait for these jobs: one call for each event loop."""
         by_loop: dict[asyncio.AbstractEventLoop, list[Job[Any]]] = {}
         for job in jobs:
             by_loop.setdefault(job._loop, []).append(job)  # noqa: SLF001 - its own
         for loop, done in by_loop.items():
             try:
                 loop.call_soon_threadsafe(Job._wake, done)
-            except RuntimeError:  # it was closed: nobody waits any more
+            except RuntimeError:  # the loop was closed
                 continue
 
     # -- in the thread of the loop ------------------------------------------------------------------
@@ -123,7 +122,7 @@ class Job(Generic[T]):
                 job.future.set_result(None)
 
     async def outcome(self) -> T:
-        """Wait until it is done. If the task is cancelled, withdraw it, or wait all the same if it was begun."""
+        """Wait for the result. A cancelled task withdraws the job; if the job has begun, the task waits for its end."""
         cancelled: BaseException | None = None
         while not self._done:
             try:
@@ -146,7 +145,7 @@ class Job(Generic[T]):
 
 
 def _alike(error: BaseException) -> BaseException:
-    """Return an error like this one, for one more to raise: a shared one would collect everybody's traceback."""
+    """Return a copy of an error: one error raised in many tasks would collect all their tracebacks."""
     if not isinstance(error, Error):
         return error
     made = type(error)(error.message, **{"code": error.code, **error.details})
@@ -155,14 +154,14 @@ def _alike(error: BaseException) -> BaseException:
 
 
 class _Lead(Job[T]):
-    """One that counts as begun from the start, so that it is done in any case."""
+    """A job that cannot be withdrawn."""
 
     def __init__(self, work: Callable[[], T]) -> None:
         super().__init__(work)
         self._claimed.acquire()
 
     def begin(self) -> bool:
-        """Do it."""
+        """Do the work."""
         self.repeat()
         return True
 
@@ -170,18 +169,18 @@ class _Lead(Job[T]):
 # -- threads ------------------------------------------------------------------------------------------
 
 _Jobs = SimpleQueue["Job[Any] | None"]
-"""None tells a thread to end."""
+"""A queue of jobs; None ends the thread that gets it."""
 
 
 def _write(jobs: _Jobs, group: Callable[[], AbstractContextManager[None]]) -> None:
-    """Do operations in groups, until told to end."""
+    """Do the jobs of a queue in groups until None arrives: the loop of the writer thread."""
     while (job := jobs.get()) is not None:
         _write_group(jobs, job, group)
-        del job  # a thread that waits keeps no operation alive
+        del job  # a waiting thread must not keep the job alive
 
 
 def _write_group(jobs: _Jobs, job: Job[Any], group: Callable[[], AbstractContextManager[None]]) -> None:
-    """Do an operation, and those that wait behind it, as one group."""
+    """Do a job and the jobs queued after it as one group, then wake the waiting tasks."""
     done: list[Job[Any]] = []
     waiting = jobs.qsize()
     until = 0.0
@@ -196,23 +195,23 @@ def _write_group(jobs: _Jobs, job: Job[Any], group: Callable[[], AbstractContext
     except Undone:
         for each in done:
             each.repeat()
-    except BaseException as error:  # noqa: BLE001 - it belongs to those who wait
+    except BaseException as error:  # noqa: BLE001 - raised in the tasks that wait
         done = done or [job]
         for each in done:
             each.fail(error)
     locked_out = done[-1].locked_out if done else None
-    if locked_out is not None:  # those in the queue have waited as long as this one
+    if locked_out is not None:  # the queued jobs have waited for the lock as long
         done += [each for each in _queued(jobs, waiting) if each.give_up(locked_out)]
     Job.deliver(done)
 
 
 def _queued(jobs: _Jobs, count: int) -> Iterator[Job[Any]]:
-    """Give so many of the jobs that are there."""
+    """Give at most `count` jobs from the queue, without waiting."""
     return itertools.islice(_arriving(jobs, jobs.get_nowait()), count) if count and not jobs.empty() else iter(())
 
 
 def _arriving(jobs: _Jobs, first: Job[Any] | None) -> Iterator[Job[Any]]:
-    """Give the jobs that are there."""
+    """Give `first`, then the jobs in the queue, until the queue is empty or None arrives."""
     job = first
     while job is not None:
         yield job
@@ -220,11 +219,11 @@ def _arriving(jobs: _Jobs, first: Job[Any] | None) -> Iterator[Job[Any]]:
             job = jobs.get_nowait()
         except Empty:
             return
-    jobs.put(None)  # to be met again, after this group
+    jobs.put(None)  # it ends the thread after this group
 
 
 def _serve(jobs: _Jobs) -> None:
-    """Do operations one by one, until told to end. They may be long, so others get their turn in between."""
+    """Do the jobs of a queue one by one until None arrives. Long jobs give way to other threads."""
     throttle.slow_down()
     while (job := jobs.get()) is not None:
         if job.begin():
@@ -233,7 +232,7 @@ def _serve(jobs: _Jobs) -> None:
 
 
 class _Threads:
-    """Some threads and their queue. They begin with the first job, and again with the first one after a fork."""
+    """A number of threads with one queue. A thread starts with each of the first jobs, and again after a fork."""
 
     def __init__(self, name: str, count: int, target: Callable[..., None], *args: Any) -> None:
         self._name = name
@@ -249,7 +248,7 @@ class _Threads:
         weakref.finalize(self, _end, self._jobs, self._count)
 
     def put(self, job: Job[Any]) -> None:
-        """Have a job done."""
+        """Queue a job."""
         if self._pid != os.getpid():
             self._renew()
         if len(self._running) < self._count:
@@ -260,7 +259,7 @@ class _Threads:
         self._jobs.put(job)
 
     def end(self) -> list[threading.Thread]:
-        """Tell the threads to end when they have done what is queued, and return them."""
+        """Tell the threads to end after the queued jobs, and return the threads."""
         if self._pid != os.getpid():
             self._renew()
         _end(self._jobs, self._count)
@@ -272,11 +271,11 @@ def _end(jobs: _Jobs, count: int) -> None:
         jobs.put(None)
 
 
-# -- crews --------------------------------------------------------------------------------------------
+# -- the executor --------------------------------------------------------------------------------------------
 
 
-class Crew:
-    """Who does a store's work. Without an engine there is no writer."""
+class Executor:
+    """The threads of one store. Without an engine there is no writer thread."""
 
     def __init__(self, engine: Engine | None) -> None:
         self._engine = engine
@@ -287,25 +286,25 @@ class Crew:
         self._others = _Threads("backtrail", _OTHERS, _serve)
         self._first = _Threads("backtrail first", 1, _serve)
         self._leading = 0
-        """How many jobs are under way that others wait for."""
+        """The number of running `lead` jobs, for which later jobs wait."""
         self._held: list[tuple[_Threads, Job[Any]]] = []
-        """Those others, and who is to do them."""
+        """The jobs that wait for a `lead` job, each with the threads that will do it."""
         self.bells: set[Callable[[], None]] = set()
-        """To be rung, once each, when it is closed."""
+        """Functions that are called once when the executor is closed."""
 
     async def write(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Do a write together with others; if it is large, or goes into the caller's transaction, apart."""
+        """Do a write in a group with others; alone if it is large or in the caller's transaction."""
         together = throttle.is_light(args) and not self.in_transaction
         return await self.begin(functools.partial(work, *args, **kwargs), together=together).outcome()
 
     async def apart(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Do something by itself, beside the writer."""
+        """Do work in a thread other than the writer."""
         return await self.begin(functools.partial(work, *args, **kwargs), together=False).outcome()
 
     async def watched(
         self, work: Callable[[Callable[[str, int], None]], T], progress: Callable[[str, int], None] | None
     ) -> T:
-        """Do something long that tells how far it is, in the event loop, and stops there if its task is cancelled."""
+        """Do long work that reports progress in the event loop; a cancelled task stops it at the next report."""
         check_progress(progress)
         loop = asyncio.get_running_loop()
 
@@ -319,7 +318,7 @@ class Crew:
         return await job.outcome()
 
     async def pages(self, work: Callable[P, Iterator[T]], *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
-        """Give what an iterator gives."""
+        """Give the items of an iterator, which is advanced in an executor thread, a page at a time."""
         items = await self.apart(work, *args, **kwargs)
         while page := await self.apart(_page, items):
             for item in page:
@@ -328,16 +327,19 @@ class Crew:
     @property
     def in_transaction(self) -> bool:
         """Whether the calling task has a transaction open."""
-        return self._engine is not None and self._engine.desk.overlay is not None
+        return self._engine is not None and self._engine.session.overlay is not None
 
     def begin_once(self, work: Callable[[], T], *, together: bool) -> Job[T]:
-        """Queue something that cannot be done twice."""
+        """Queue work that must not be repeated: outside of groups if the backend may undo groups."""
         undone = self._engine is not None and self._engine.backend.undoes_groups
         return self.begin(work, together=together and not undone)
 
     def begin(self, work: Callable[[], T], *, together: bool, surely: bool = False) -> Job[T]:
-        """Queue something. What goes into one transaction is done one by one; what is `surely` done, come what may."""
-        overlay = self._engine.desk.overlay if self._engine else None
+        """Queue work and return its job. `together`: in a group of the writer thread, if there is one.
+
+        Jobs of one transaction are done one at a time. With `surely`, a cancellation does not withdraw the job.
+        """
+        overlay = self._engine.session.overlay if self._engine else None
         kind: type[Job[T]] = _Lead if surely else Job
         job = kind(work if overlay is None else functools.partial(_in_turn, overlay.turn, work))
         with self._turn():
@@ -350,7 +352,7 @@ class Crew:
         return job
 
     def lead(self, work: Callable[[], None]) -> Job[None]:
-        """Do something at once, and whatever is asked for from now on after it."""
+        """Start work at once, in a separate thread. All later jobs wait for its end."""
 
         def first() -> None:
             try:
@@ -378,7 +380,7 @@ class Crew:
             raise Unavailable("this store is closed: open it again", code="unavailable.closed")
 
     def _turn(self) -> threading.Lock:
-        if self._pid != os.getpid():  # a thread that this process has not got may hold it
+        if self._pid != os.getpid():  # a thread of the parent process may hold the lock
             self._lock = threading.Lock()
             self._pid = os.getpid()
             self._leading, self._held = 0, []
@@ -386,7 +388,7 @@ class Crew:
         return self._lock
 
     async def close(self, after: Callable[[], None]) -> None:
-        """Wait until all that was asked for is done, then call `after`; closing twice is allowed."""
+        """Refuse new jobs, wait for the queued jobs, then call `after`. Closing twice is allowed."""
         with self._turn():
             self._closed = True
             self._release()
@@ -419,6 +421,6 @@ def _page(items: Iterator[T]) -> list[T]:
 
 
 @functools.cache
-def detached() -> Crew:
-    """Return the crew of what belongs to no store."""
-    return Crew(None)
+def detached() -> Executor:
+    """Return the executor for work that belongs to no store."""
+    return Executor(None)

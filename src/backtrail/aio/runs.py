@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import datetime as dt
     from collections.abc import Iterable, Mapping
 
-    from backtrail.aio.executor import Crew
+    from backtrail.aio.executor import Executor
     from backtrail.maintenance.retention import Policy
     from backtrail.runs import repository as sync
     from backtrail.runs.repository import Calls, Records, RunRecord
@@ -29,29 +29,29 @@ if TYPE_CHECKING:
 class Runs:
     """The runs of a store: `store.runs`."""
 
-    def __init__(self, crew: Crew, runs: sync.Runs) -> None:
-        self._crew = crew
+    def __init__(self, executor: Executor, runs: sync.Runs) -> None:
+        self._executor = executor
         self._sync = runs
 
     @called
     async def load(self, session_id: str) -> RunRecord:
         """Return a run, or `NotFound`."""
-        return await self._crew.apart(self._sync.load, session_id)
+        return await self._executor.apart(self._sync.load, session_id)
 
     @called
     async def get(self, session_id: str) -> RunRecord | None:
         """Return a run, or None."""
-        return await self._crew.apart(self._sync.get, session_id)
+        return await self._executor.apart(self._sync.get, session_id)
 
     @called
     async def has(self, session_id: object) -> bool:
-        """Tell whether there is such a run."""
-        return await self._crew.apart(self._sync.__contains__, session_id)
+        """Tell whether a run with this id exists."""
+        return await self._executor.apart(self._sync.__contains__, session_id)
 
     @called
     async def list(self, *, agent: str | None = None, status: str | None = None, limit: int | None = None) -> Records:
-        """Return the runs, newest activity first; no more than `limit` of them are read."""
-        return await self._crew.apart(self._sync.list, agent=agent, status=status, limit=limit)
+        """Return the runs, newest activity first, at most `limit` of them."""
+        return await self._executor.apart(self._sync.list, agent=agent, status=status, limit=limit)
 
     @called
     async def recover(
@@ -63,59 +63,59 @@ class Runs:
         errors: Iterable[type[Exception]] | Mapping[type[Exception], Iterable[str]] = (),
         types: Iterable[Any] = (),
     ) -> Opened:
-        """Return the runs that were cut short, newest activity first, each to be entered: `with run:`.
+        """Return the interrupted runs, newest activity first, each to be entered: `with run:`.
 
-        Those are the ones whose worker is gone, so that its lease has ended, and those that Ctrl-C or a cancellation
-        left. The other arguments are those of `store.run`.
+        A run is interrupted if its worker is gone, so that the lease has ended, or if Ctrl-C or a cancellation ended
+        it. The other arguments are those of `store.run`.
         """
-        found = await self._crew.apart(
+        found = await self._executor.apart(
             self._sync.recover, agent=agent, strategy=strategy, lease=lease, errors=errors, types=types
         )
-        return [Run(self._crew, each) for each in found]
+        return [Run(self._executor, each) for each in found]
 
     def thread(self, session_id: str) -> Thread[Any]:
         """Return the thread of a run's checkpoints: history, diff, fork, rewind ..."""
-        made: Thread[Any] = Thread(self._crew, self._sync.thread(session_id))
+        made: Thread[Any] = Thread(self._executor, self._sync.thread(session_id))
         return made
 
     @called
     async def irreversible(self, session_id: str, ref: Any = None) -> Calls:
-        """Return the calls of a run that cannot be undone outside; `ref`: those that this checkpoint is before."""
-        return await self._crew.apart(self._sync.irreversible, session_id, ref)
+        """Return the irreversible calls of a run; with `ref`, only those that were made after that checkpoint."""
+        return await self._executor.apart(self._sync.irreversible, session_id, ref)
 
     @called
     async def steps(self, session_id: str) -> Checkpoints:
         """Return the checkpoints of a run, ascending."""
-        found = await self._crew.apart(self._sync.steps, session_id)
-        return [Checkpoint(self._crew, each) for each in found]
+        found = await self._executor.apart(self._sync.steps, session_id)
+        return [Checkpoint(self._executor, each) for each in found]
 
     @called
     async def checkpoints(self, agent: str) -> Checkpoints:
         """Return the checkpoints of all runs of an agent, newest first."""
-        found = await self._crew.apart(self._sync.checkpoints, agent)
-        return [Checkpoint(self._crew, each) for each in found]
+        found = await self._executor.apart(self._sync.checkpoints, agent)
+        return [Checkpoint(self._executor, each) for each in found]
 
     @called
     async def latest(self, agent: str) -> Checkpoint[Any] | None:
         """Return the newest checkpoint of an agent's runs, or None."""
-        found = await self._crew.apart(self._sync.latest, agent)
-        return None if found is None else Checkpoint(self._crew, found)
+        found = await self._executor.apart(self._sync.latest, agent)
+        return None if found is None else Checkpoint(self._executor, found)
 
     @called
     async def prune(self, agent: str, keep: int | Policy) -> int:
-        """Hide all but the newest checkpoints of an agent's runs, and return how many went.
+        """Hide all but the newest checkpoints of an agent's runs, and return the number of hidden checkpoints.
 
-        A number is that of all its runs together; a `Policy` is held against each run by itself, and the answer is a
-        `PruneReport`. No run needs them to go on.
+        A number counts the checkpoints of all its runs together. A `Policy` applies to each run separately; then the
+        return value is a `PruneReport`. No run needs its checkpoints to resume.
         """
-        return await self._crew.apart(self._sync.prune, agent, keep)
+        return await self._executor.apart(self._sync.prune, agent, keep)
 
     @called
     async def cleanup(self, session_id: str) -> int:
-        """Delete a run, whoever works on it, and return how many checkpoints went with it."""
-        return await self._crew.apart(self._sync.cleanup, session_id)
+        """Delete a run, even if a worker has it, and return the number of deleted checkpoints."""
+        return await self._executor.apart(self._sync.cleanup, session_id)
 
     @called
     async def settle(self, session_id: str, call_id: str, *, result: Any = MISSING, not_done: bool = False) -> None:
-        """Say what became of a call that is in doubt: its result, or that it was not done."""
-        return await self._crew.apart(self._sync.settle, session_id, call_id, result=result, not_done=not_done)
+        """Settle a call that is in doubt: with its result, or as not done."""
+        return await self._executor.apart(self._sync.settle, session_id, call_id, result=result, not_done=not_done)

@@ -11,7 +11,7 @@ from backtrail.aio.agents import Agents
 from backtrail.aio.blocks import Opening, Transaction, Watch, called
 from backtrail.aio.checkpoint import Checkpoint
 from backtrail.aio.conversations import Conversations
-from backtrail.aio.executor import Crew
+from backtrail.aio.executor import Executor
 from backtrail.aio.run import Run
 from backtrail.aio.runs import Runs
 from backtrail.aio.thread import Thread
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
     from types import TracebackType
 
-    from backtrail.entities import Message
+    from backtrail.conversations.models import Message
     from backtrail.maintenance.retention import Policy
     from backtrail.models import (
         ExportReport,
@@ -53,15 +53,15 @@ def open(  # noqa: A001 - as backtrail.open
     schema: str | None = None,
     types: Iterable[Any] = (),
 ) -> Opening[sync.Store, Store]:
-    """Open a store, and create it if it is not there.
+    """Open a store; create it if it does not exist.
 
     Say `async with aio.open(...) as store:`, or `await aio.open(...)`.
 
-    `url` is a path, `sqlite:///path`, `file:///directory`, `postgresql://...` or `memory://`. `durability="relaxed"`
-    may lose the newest writes in a power cut, never more. `max_checkpoints` keeps that many per thread, newest first;
-    `ttl` those that are younger; labelled and tagged ones are exempt, and the head always stays. Of automatic
-    checkpoints, one per `auto_interval` is kept.
-    `types` are classes that stored states may come back as, with the classes that their annotations name.
+    `url` is a path, `sqlite:///path`, `file:///directory`, `postgresql://...` or `memory://`. With
+    `durability="relaxed"` a power cut may lose the newest writes, never older ones. `max_checkpoints` keeps that many
+    of the newest checkpoints of each thread; `ttl` keeps the checkpoints that are younger. Labelled and tagged
+    checkpoints and the head always stay. Of automatic checkpoints, one per `auto_interval` stays. `types` are the
+    classes that loading may construct, with the classes that their annotations name.
     """
     make = partial(
         sync.open,
@@ -83,10 +83,10 @@ class Store:
 
     def __init__(self, store: sync.Store) -> None:
         self._sync = store
-        self._crew = Crew(store._engine)  # noqa: SLF001 - the two are one
-        self._agents = Agents(self._crew, store.agents)
-        self._conversations = Conversations(self._crew, store.conversations)
-        self._runs = Runs(self._crew, store.runs)
+        self._executor = Executor(store._engine)  # noqa: SLF001 - the two are one
+        self._agents = Agents(self._executor, store.agents)
+        self._conversations = Conversations(self._executor, store.conversations)
+        self._runs = Runs(self._executor, store.runs)
 
     @overload
     def thread(
@@ -117,12 +117,12 @@ class Store:
         types: Iterable[Any] | None = None,
         aside: bool = False,
     ) -> Thread[Any]:
-        """Return a handle; nothing is read or written until it is used.
+        """Return a handle of a thread; nothing is read or written until it is used.
 
-        `types` are classes that its states may hold, beside those of the store; instances of others are refused. With
-        `aside` it is not the thread of this id, but one that stands beside it: it is not listed, found or counted.
+        `types` are classes that its states may hold, in addition to the store's; instances of other classes are
+        refused. `aside` means the aside thread of this id: it is not listed, found or counted.
         """
-        made: Thread[Any] = Thread(self._crew, self._sync.thread(id, type, agent=agent, types=types, aside=aside))
+        made: Thread[Any] = Thread(self._executor, self._sync.thread(id, type, agent=agent, types=types, aside=aside))
         return made
 
     async def threads(
@@ -135,12 +135,12 @@ class Store:
         limit: int | None = None,
         after: ThreadInfo | str | None = None,
     ) -> AsyncGenerator[ThreadInfo, None]:
-        """Give what is known of the threads, newest activity first, without loading states.
+        """List the threads, latest activity first, without loading states.
 
-        `forked_from` is the id of a thread: those that were forked from a checkpoint of it. `after` goes on behind a
-        thread: an info from an earlier listing, or an id.
+        `forked_from` is the id of a thread: list its forks. `after` continues after a thread: an info from an earlier
+        listing, or an id.
         """
-        pages = self._crew.pages(
+        pages = self._executor.pages(
             self._sync.threads, agent=agent, prefix=prefix, kind=kind, forked_from=forked_from, limit=limit, after=after
         )
         async for found in pages:
@@ -148,14 +148,14 @@ class Store:
 
     @called
     async def info(self, id: str, *, kind: str | None = None) -> ThreadInfo | None:  # noqa: A002 - the name users know
-        """Return what is known of one thread without loading its state, or None."""
-        return await self._crew.apart(self._sync.info, id, kind=kind)
+        """Return the info of one thread without loading its state, or None."""
+        return await self._executor.apart(self._sync.info, id, kind=kind)
 
     @called
     async def checkpoint(self, id: str) -> Checkpoint[Any] | None:  # noqa: A002 - the name users know
-        """Return the checkpoint with this id, whatever its thread, or None."""
-        found = await self._crew.apart(self._sync.checkpoint, id)
-        return None if found is None else Checkpoint(self._crew, found)
+        """Return the checkpoint with this id, of any thread, or None."""
+        found = await self._executor.apart(self._sync.checkpoint, id)
+        return None if found is None else Checkpoint(self._executor, found)
 
     def watch(
         self,
@@ -165,16 +165,16 @@ class Store:
         kind: str | None = None,
         timeout: dt.timedelta | float | None = None,
     ) -> Watch[Checkpoint[Any]]:
-        """Give the checkpoints that become the head of a thread from now on, as they come, whoever makes them.
+        """Give each new head of any thread as it is made, by any process. The heads of one thread come in order.
 
-        Those of one thread come in their order. See `Thread.watch`.
+        See `Thread.watch`.
         """
         watcher = self._sync._watcher(agent, prefix, kind, timeout)  # noqa: SLF001 - the two are one
-        return Watch(self._crew, watcher, Checkpoint)
+        return Watch(self._executor, watcher, Checkpoint)
 
     @property
     def agents(self) -> Agents:
-        """The agents, and the points to which each can be brought back."""
+        """The agents and their checkpoints."""
         return self._agents
 
     @property
@@ -201,12 +201,12 @@ class Store:
         types: Iterable[Any] = (),
         conversation: str | None = None,
     ) -> Run:
-        """Return a run: work that goes on where it was cut short. See docs/runs.md.
+        """Return a run: work that continues where it was interrupted. See docs/runs.md.
 
-        `messages` and `state` count only when it is new. `takeover` takes it from a worker that is gone, before its
-        lease ends. Exceptions of `errors` come back as what they are when a call that had failed is replayed; a dict
-        says with which attributes. `types` are classes that results, arguments and the state may hold, beside those of
-        the store; instances of others are refused. Each message goes to `conversation`, too, once.
+        `messages` and `state` are for a new run. `takeover` takes the run from a dead worker before its lease ends.
+        `errors` are exception classes that a replayed failure raises again; a dict names their attributes. `types` are
+        classes that results, arguments and the state may hold, in addition to the store's; instances of other classes
+        are refused. Each message is also appended to `conversation`, once.
         """
         made = self._sync.run(
             session_id,
@@ -220,7 +220,7 @@ class Store:
             types=types,
             conversation=conversation,
         )
-        return Run(self._crew, made)
+        return Run(self._executor, made)
 
     async def search(
         self,
@@ -235,13 +235,13 @@ class Store:
         after: Hit | str | None = None,
         progress: Callable[[str, int], None] | None = None,
     ) -> list[Hit]:
-        """Return the messages that match, newest first: those in the list `messages` of the heads of all threads.
+        """Search the list `messages` of the heads of all threads; return the matching messages, newest first.
 
-        Words must all be there, "quoted" ones in a row, and star* is the beginning of a word; case and accents do not
-        count. `contains` looks for the query as it is, inside of words, too. `agent`, `thread` and `kind` narrow it
-        down; `order="score"` puts the newest 1,000 that match in order of their score; `after` goes on behind a hit,
-        or its cursor. What was saved before is found: it is put into the index first, which `progress` is told about.
-        Not inside a transaction.
+        A message matches if it has all words; "quoted words" must follow each other, and star* matches the beginning of
+        a word. Case and accents are ignored. `contains` searches for the query as one text, also inside words. `agent`,
+        `thread` and `kind` restrict the search. `order="score"` sorts the newest 1,000 matches by score. `after`
+        continues after a hit or its cursor. New messages are indexed first; `progress` reports that. Not inside a
+        transaction.
         """
         work = partial(
             self._sync.search,
@@ -254,33 +254,33 @@ class Store:
             limit=limit,
             after=after,
         )
-        return await self._crew.watched(lambda tell: work(progress=tell), progress)
+        return await self._executor.watched(lambda tell: work(progress=tell), progress)
 
     async def reindex(self, *, progress: Callable[[str, int], None] | None = None) -> None:
-        """Make the index of `search` anew, from what is stored."""
-        return await self._crew.watched(lambda tell: self._sync.reindex(progress=tell), progress)
+        """Rebuild the search index from the stored checkpoints."""
+        return await self._executor.watched(lambda tell: self._sync.reindex(progress=tell), progress)
 
     def transaction(self) -> Transaction:
-        """Make the writes of a block one write: all of them, or none; until it ends, only the block sees them.
+        """Make the writes of a block one atomic write. Until the block ends, only the block sees them.
 
-        It belongs to the calling task. If somebody else writes to one of its threads meanwhile, its end is a
-        `Conflict` and nothing was written.
+        The transaction belongs to the calling thread or task. If another writer changes one of its threads meanwhile,
+        the end of the block raises `Conflict` and nothing is written.
         """
-        return Transaction(self._crew, self._sync.transaction)
+        return Transaction(self._executor, self._sync.transaction)
 
     @called
     async def stats(self) -> Stats:
-        """Return what the store holds, measured."""
-        return await self._crew.apart(self._sync.stats)
+        """Return the numbers of threads, checkpoints, messages and bytes in the store."""
+        return await self._executor.apart(self._sync.stats)
 
     async def migrate(self, *, progress: Callable[[str, int], None] | None = None) -> MigrateReport:
-        """Save anew what was saved by older versions of its classes, as their upcasters make it.
+        """Upcast the heads that older versions of their classes wrote, and save them in the newest version.
 
-        States are brought up to date whenever they are read; this does it once, for the heads of all threads: agents,
-        and states of the classes that the store was opened with. Each thread is a write by itself: interrupted, it goes
-        on where it was when it is called again. What cannot be brought up to date is in the report.
+        Upcasters run at every read; this runs them once, for all agents and for the states of the classes that the
+        store was opened with. Each thread is a separate write; an interrupted migration continues at the next call. The
+        report names the states that could not be upcast.
         """
-        return await self._crew.watched(lambda tell: self._sync.migrate(progress=tell), progress)
+        return await self._executor.watched(lambda tell: self._sync.migrate(progress=tell), progress)
 
     async def verify(
         self,
@@ -289,23 +289,22 @@ class Store:
         resume: bool = False,
         progress: Callable[[str, int], None] | None = None,
     ) -> VerifyReport:
-        """Read and check everything; name what is damaged, what still loads, and what a repair would do.
+        """Read and check everything; report the damage, the checkpoints that still load, and the possible repairs.
 
-        `repair` does that: what cannot be read is given up, heads that are lost move to what can be read, indexes are
-        made anew; what is sound stays as it is. `resume` goes on where the last call was interrupted, and does not look
-        again at what that had found sound.
+        `repair` makes the repairs: it gives up unreadable checkpoints, moves lost heads to readable checkpoints, and
+        rebuilds indexes; sound data does not change. `resume` is deprecated and does nothing.
         """
         work = partial(self._sync.verify, repair=repair, resume=resume)
-        return await self._crew.watched(lambda tell: work(progress=tell), progress)
+        return await self._executor.watched(lambda tell: work(progress=tell), progress)
 
     async def gc(self, *, erase: bool = False, progress: Callable[[str, int], None] | None = None) -> GcReport:
-        """Remove for good what was deleted, pruned or outlived, keep once what was kept twice, give the space back.
+        """Remove deleted, pruned and expired checkpoints for good, deduplicate, and free the space.
 
-        Others go on writing meanwhile. `erase` also leaves no trace of what was removed in any file of the store: in
-        SQLite and PostgreSQL all pages are written anew, and others wait for that.
+        Other processes can write meanwhile. `erase` also leaves no trace of removed data in any file of the store:
+        SQLite and PostgreSQL rewrite all pages, and other processes wait for that.
         """
         work = partial(self._sync.gc, erase=erase)
-        return await self._crew.watched(lambda tell: work(progress=tell), progress)
+        return await self._executor.watched(lambda tell: work(progress=tell), progress)
 
     async def prune(
         self,
@@ -320,11 +319,11 @@ class Store:
         dry_run: bool = False,
         progress: Callable[[str, int], None] | None = None,
     ) -> PruneReport:
-        """Prune every thread by a `Policy`, or by these words; see `Thread.prune`.
+        """Prune every thread by a `Policy`, or by the same options as `Thread.prune`.
 
-        `agent` narrows it down to what belongs to one, `threads` to these ids: all that have them, or of a `kind`,
-        which is thread, agent, conversation or run. Agent checkpoints stay, and with them what they hold. Each thread
-        is a write by itself: interrupted, it goes on when it is called again.
+        `agent` restricts it to one agent, `threads` to a list of ids, of every kind or of one `kind`: thread, agent,
+        conversation or run. Agent checkpoints and the checkpoints that they pin stay. Each thread is a separate write;
+        an interrupted prune continues at the next call.
         """
         work = partial(
             self._sync.prune,
@@ -337,7 +336,7 @@ class Store:
             kind=kind,
             dry_run=dry_run,
         )
-        return await self._crew.watched(lambda tell: work(progress=tell), progress)
+        return await self._executor.watched(lambda tell: work(progress=tell), progress)
 
     async def export(
         self,
@@ -349,11 +348,11 @@ class Store:
         since: str | os.PathLike[str] | None = None,
         progress: Callable[[str, int], None] | None = None,
     ) -> ExportReport:
-        """Write all of the store, as it is at this moment, to one new file; others may go on writing.
+        """Write a snapshot of the store to a new file; other processes can write meanwhile.
 
-        `threads` are ids of threads, conversations and runs, or of one `kind` of these; `agent` is all that belongs to
-        one. `since` names an earlier export, by its path, or by its id if it lies beside the new one: then only what
-        has changed is written.
+        `threads` restricts it to ids of threads, conversations and runs, or of one `kind` of these; `agent` to one
+        agent. `since` names an earlier export, by its path, or by its id if it is in the same directory: then only
+        changes are written.
         """
         work = partial(
             self._sync.export,
@@ -363,7 +362,7 @@ class Store:
             agent=agent,
             since=since,
         )
-        return await self._crew.watched(lambda tell: work(progress=tell), progress)
+        return await self._executor.watched(lambda tell: work(progress=tell), progress)
 
     async def import_(
         self,
@@ -371,27 +370,27 @@ class Store:
         *,
         progress: Callable[[str, int], None] | None = None,
     ) -> ImportReport:
-        """Add what an export holds to this store: all of it, or nothing; what is here already is not added twice.
+        """Import an export: all of it, or nothing. Importing a file twice adds nothing.
 
-        A thread that is here goes on, if the export goes on from where it is; one that has gone another way, or that is
-        another one under the same id, is a `Conflict`. The file is read and verified before anything is written.
+        A thread that exists is extended if the export continues it. If the two have diverged, or are different threads
+        with one id, the import raises `Conflict`. The file is verified before anything is written.
 
-        `progress` does not use the store when it is told of "rows": all of it may still be taken back.
+        `progress` must not use the store while it reports "rows": the import may still be rolled back.
         """
         work = partial(self._sync.import_, path)
-        return await self._crew.watched(lambda tell: work(progress=tell), progress)
+        return await self._executor.watched(lambda tell: work(progress=tell), progress)
 
     async def backup(self, path: str | os.PathLike[str], *, progress: Callable[[str, int], None] | None = None) -> int:
-        """Make a store of its own of this one, as it is at this moment, while others write; return its size in bytes.
+        """Copy a snapshot of the store to a new store while other processes write; return its size in bytes.
 
-        It is one in files, in a new directory, if this one is; else a new file of SQLite.
+        A file store becomes a new directory; any other store becomes an SQLite file.
         """
         work = partial(self._sync.backup, path)
-        return await self._crew.watched(lambda tell: work(progress=tell), progress)
+        return await self._executor.watched(lambda tell: work(progress=tell), progress)
 
     async def close(self) -> None:
         """Wait until all that was begun is done, and release the store's resources; twice is allowed."""
-        await self._crew.close(self._sync.close)
+        await self._executor.close(self._sync.close)
 
     async def __aenter__(self) -> Self:
         return self

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 
     from backtrail import thread as sync
-    from backtrail.aio.executor import Crew
-    from backtrail.engine.tree.editor import Editor
+    from backtrail.aio.executor import Executor
+    from backtrail.engine.tree.edits import Editor
     from backtrail.maintenance.retention import Policy
     from backtrail.models import Diff, PruneReport, Sentinel
     from backtrail.thread import Ref
@@ -29,9 +29,9 @@ S = TypeVar("S")
 class Thread(Generic[S]):
     """An append-only log of checkpoints; docs/threads.md is the guide, docs/async.md says what differs."""
 
-    def __init__(self, crew: Crew, thread: sync.Thread[S]) -> None:
+    def __init__(self, executor: Executor, thread: sync.Thread[S]) -> None:
         self.id = thread.id
-        self._crew = crew
+        self._executor = executor
         self._sync = thread
 
     def __repr__(self) -> str:
@@ -52,12 +52,12 @@ class Thread(Generic[S]):
     ) -> Checkpoint[S]:
         """Save a state as a new checkpoint, even if nothing changed.
 
-        It goes on top of what this handle last read or wrote in the calling task, else it is a `Conflict`; a
-        first write goes on top of whatever is there. `expect` says so instead: a checkpoint, its id or label, or `NEW`.
-        `changed` names the keys of the state, a dict, that may have other values than before: the others are not looked
-        at. `onto` makes another checkpoint the head first, in the same write: what was the head is then out of view.
+        The head must be the one that this handle last read or wrote in the calling task, else `Conflict`; the
+        first write goes on top of any head. `expect` names another head: a checkpoint, its id or label, or `NEW`.
+        `changed` names the keys of a dict state that may differ from the head: the other keys are not compared. `onto`
+        makes another checkpoint the head first, in the same write; the old head is then out of view.
         """
-        found = await self._crew.write(
+        found = await self._executor.write(
             self._sync.save,
             state,
             label=label,
@@ -68,7 +68,7 @@ class Thread(Generic[S]):
             changed=changed,
             onto=plain(onto),
         )
-        return Checkpoint(self._crew, found)
+        return Checkpoint(self._executor, found)
 
     @called
     async def append(
@@ -82,10 +82,10 @@ class Thread(Generic[S]):
         expect: Checkpoint[Any] | str | Sentinel | None = None,
     ) -> Checkpoint[S]:
         """Append items to the list at a path (or strings to a str). Never conflicts, unless `expect` is given."""
-        found = await self._crew.write(
+        found = await self._executor.write(
             self._sync.append, path, *items, label=label, tags=tags, metadata=metadata, kind=kind, expect=plain(expect)
         )
-        return Checkpoint(self._crew, found)
+        return Checkpoint(self._executor, found)
 
     @called
     async def set(
@@ -99,11 +99,11 @@ class Thread(Generic[S]):
         kind: str = "manual",
         expect: Checkpoint[Any] | str | Sentinel | None = None,
     ) -> Checkpoint[S]:
-        """Put a value at a path: a key of a dict, there or new, or an index of a list."""
-        found = await self._crew.write(
+        """Put a value at a path: a key of a dict, existing or new, or an index of a list."""
+        found = await self._executor.write(
             self._sync.set, path, value, label=label, tags=tags, metadata=metadata, kind=kind, expect=plain(expect)
         )
-        return Checkpoint(self._crew, found)
+        return Checkpoint(self._executor, found)
 
     @called
     async def delete_at(
@@ -116,11 +116,11 @@ class Thread(Generic[S]):
         kind: str = "manual",
         expect: Checkpoint[Any] | str | Sentinel | None = None,
     ) -> Checkpoint[S]:
-        """Take a key out of a dict, or an item out of a list."""
-        found = await self._crew.write(
+        """Remove a key from a dict, or an item from a list."""
+        found = await self._executor.write(
             self._sync.delete_at, path, label=label, tags=tags, metadata=metadata, kind=kind, expect=plain(expect)
         )
-        return Checkpoint(self._crew, found)
+        return Checkpoint(self._executor, found)
 
     def step(
         self,
@@ -130,12 +130,12 @@ class Thread(Generic[S]):
         metadata: Mapping[str, Any] | None = None,
         kind: str = "manual",
     ) -> Step[S]:
-        """Give the state to be changed in place, and save what changed when the block ends.
+        """Give a copy of the state to change in place, and save it when the block ends.
 
-        An exception drops all of it. The block gets plain data of its own: changing it after the block has no effect.
+        An exception drops the changes. Changing the copy after the block has no effect.
         """
         make = partial(self._sync.step, label, tags=tags, metadata=metadata, kind=kind)
-        return Step(self._crew, make)
+        return Step(self._executor, make)
 
     @called
     async def edit(
@@ -149,33 +149,32 @@ class Thread(Generic[S]):
     ) -> Checkpoint[S]:
         """Call `fn` with an `Editor` of the head, and save the changes that it names as one checkpoint.
 
-        Never conflicts: `fn` is called again when somebody else saved meanwhile, so it should do nothing but edit. If
-        it changes nothing, nothing is written, and the head is returned.
+        Never conflicts: `fn` is called again if another writer saved meanwhile, so it should only edit. If `fn` changes
+        nothing, nothing is written, and the head is returned.
         """
-        found = await self._crew.write(self._sync.edit, fn, label=label, tags=tags, metadata=metadata, kind=kind)
-        return Checkpoint(self._crew, found)
+        found = await self._executor.write(self._sync.edit, fn, label=label, tags=tags, metadata=metadata, kind=kind)
+        return Checkpoint(self._executor, found)
 
     @called
     async def update(self, fn: Callable[[Any], S | Awaitable[S | None] | None], *, retries: int = 10) -> Checkpoint[S]:
-        """Load the state (None if there is none), call `fn` with it, and save what it returns, else what it changed.
+        """Load the state (None if there is none), call `fn` with it, and save its result, or the state if that is None.
 
-        `fn` runs in the event loop, and may be a coroutine function.
-        Begins again when somebody else saved meanwhile, up to `retries` times.
+        Starts again if another writer saved meanwhile, up to `retries` times.
         """
-        found = await updated(self._crew, self._sync, fn, retries)
-        return Checkpoint(self._crew, found)
+        found = await updated(self._executor, self._sync, fn, retries)
+        return Checkpoint(self._executor, found)
 
     @called
     async def latest(self) -> Checkpoint[S] | None:
         """Return the head, or None if the thread does not exist."""
-        found = await self._crew.apart(self._sync.latest)
-        return None if found is None else Checkpoint(self._crew, found)
+        found = await self._executor.apart(self._sync.latest)
+        return None if found is None else Checkpoint(self._executor, found)
 
     @called
     async def load(self, ref: Ref = "@") -> Checkpoint[S]:
-        """Return the checkpoint that a ref means, in this thread or in what it was forked from, or `NotFound`."""
-        found = await self._crew.apart(self._sync.load, plain(ref))
-        return Checkpoint(self._crew, found)
+        """Return the checkpoint of a ref, in this thread or in the threads it was forked from, or raise `NotFound`."""
+        found = await self._executor.apart(self._sync.load, plain(ref))
+        return Checkpoint(self._executor, found)
 
     async def history(
         self,
@@ -192,12 +191,12 @@ class Thread(Generic[S]):
     ) -> AsyncGenerator[Checkpoint[S], None]:
         """Give the checkpoints from the root to the head, without loading their states.
 
-        `before` leaves out a checkpoint and all that follow it; the others keep those that match. `everything` gives
-        those that are out of view, too, all in the order in which they were saved. `ancestors` goes on into what the
-        thread was forked from, and that from, as long as it is there: the first checkpoint then has a `parent_id` only
-        if something is gone.
+        `before` leaves out a checkpoint and all later ones. `label`, `tag`, `kind` and `metadata` keep the checkpoints
+        that match. `everything` includes checkpoints that are out of view, in the order in which they were saved.
+        `ancestors` includes the history of the threads that this thread was forked from, as far as they exist: the
+        oldest checkpoint then has a `parent_id` only if an older thread was deleted.
         """
-        pages = self._crew.pages(
+        pages = self._executor.pages(
             self._sync.history,
             newest_first=newest_first,
             limit=limit,
@@ -210,73 +209,73 @@ class Thread(Generic[S]):
             ancestors=ancestors,
         )
         async for found in pages:
-            yield Checkpoint(self._crew, found)
+            yield Checkpoint(self._executor, found)
 
     @called
     async def find(self, *, label: str | Collection[str] | None = None, tag: str | None = None) -> list[Checkpoint[S]]:
-        """Return the checkpoints in view with this label, or one of these, and this tag, oldest first."""
-        found = await self._crew.apart(self._sync.find, label=label, tag=tag)
-        return [Checkpoint(self._crew, each) for each in found]
+        """Return the checkpoints in view with a label (or one of several labels) and a tag, oldest first."""
+        found = await self._executor.apart(self._sync.find, label=label, tag=tag)
+        return [Checkpoint(self._executor, each) for each in found]
 
     @called
     async def current_step(self) -> int:
         """Return the head's step; 0 if the thread does not exist."""
-        return await self._crew.apart(lambda: self._sync.current_step)
+        return await self._executor.apart(lambda: self._sync.current_step)
 
     @called
     async def count(self) -> int:
         """Return how many checkpoints `history` shows; 0 if the thread does not exist."""
-        return await self._crew.apart(self._sync.__len__)
+        return await self._executor.apart(self._sync.__len__)
 
     @called
     async def diff(self, a: Ref = "@-", b: Ref = "@") -> Diff:
         """Return what changed from one checkpoint to another."""
-        return await self._crew.apart(self._sync.diff, plain(a), plain(b))
+        return await self._executor.apart(self._sync.diff, plain(a), plain(b))
 
     def watch(self, *, after: Ref | None = None, timeout: dt.timedelta | float | None = None) -> Watch[Checkpoint[S]]:
-        """Give the checkpoints that become the head from now on, as they come, whoever makes them.
+        """Give each new head as it is made, by any process.
 
-        `after` begins behind a checkpoint instead. Ends when `timeout` passes without news; None: never. Reading them
-        says nothing about what the next save is to stand on.
+        `after` starts after a checkpoint instead of now. Ends if there is no news for `timeout` seconds; None: never. A
+        watched checkpoint does not change the head that the next save expects.
         """
         watcher = self._sync._watcher(plain(after), timeout)  # noqa: SLF001 - the two are one
-        return Watch(self._crew, watcher, Checkpoint)
+        return Watch(self._executor, watcher, Checkpoint)
 
     @called
     async def fork(self, new_id: str, at: Ref = "@") -> Thread[S]:
-        """Begin a new thread at a checkpoint of this one; `Conflict` if there is a thread of that id."""
-        found = await self._crew.write(self._sync.fork, new_id, plain(at))
-        return Thread(self._crew, found)
+        """Start a new thread at a checkpoint of this one; `Conflict` if the id is taken."""
+        found = await self._executor.write(self._sync.fork, new_id, plain(at))
+        return Thread(self._executor, found)
 
     @called
     async def rewind(self, ref: Ref) -> Checkpoint[S]:
-        """Make an older checkpoint the head again. What came after is out of view, not gone."""
-        found = await self._crew.write(self._sync.rewind, plain(ref))
-        return Checkpoint(self._crew, found)
+        """Make an older checkpoint the head again. Later checkpoints are out of view, not deleted."""
+        found = await self._executor.write(self._sync.rewind, plain(ref))
+        return Checkpoint(self._executor, found)
 
     @called
     async def undo(self) -> Checkpoint[S]:
-        """Take back the last save, rewind, restore or redo."""
-        found = await self._crew.write(self._sync.undo)
-        return Checkpoint(self._crew, found)
+        """Undo the last save, rewind, restore or redo."""
+        found = await self._executor.write(self._sync.undo)
+        return Checkpoint(self._executor, found)
 
     @called
     async def redo(self) -> Checkpoint[S]:
-        """Take back the last undo."""
-        found = await self._crew.write(self._sync.redo)
-        return Checkpoint(self._crew, found)
+        """Redo the last undo."""
+        found = await self._executor.write(self._sync.redo)
+        return Checkpoint(self._executor, found)
 
     @called
     async def tag(self, ref: Ref, *tags: str) -> Checkpoint[S]:
-        """Put tags on a checkpoint."""
-        found = await self._crew.write(self._sync.tag, plain(ref), *tags)
-        return Checkpoint(self._crew, found)
+        """Add tags to a checkpoint."""
+        found = await self._executor.write(self._sync.tag, plain(ref), *tags)
+        return Checkpoint(self._executor, found)
 
     @called
     async def untag(self, ref: Ref, *tags: str) -> Checkpoint[S]:
-        """Take tags off a checkpoint."""
-        found = await self._crew.write(self._sync.untag, plain(ref), *tags)
-        return Checkpoint(self._crew, found)
+        """Remove tags from a checkpoint."""
+        found = await self._executor.write(self._sync.untag, plain(ref), *tags)
+        return Checkpoint(self._executor, found)
 
     @called
     async def prune(
@@ -292,13 +291,12 @@ class Thread(Generic[S]):
     ) -> PruneReport:
         """Hide the checkpoints that a `Policy` does not keep; the report says which, and why the others stay.
 
-        Without one: those behind the newest `keep_last` and older than `older_than` (each if given), but not labelled
-        and tagged ones unless `keep_tagged` is False; if it is names, what has one of these tags counts as tagged. The
-        head stays, and so do those that `keep` names, all that were saved after `until`, and what a checkpoint of an
-        agent holds.
-        What was rewound away is counted apart: the newest `keep_last` of it stay too. Nothing that stays is harmed.
+        Without a policy: hide checkpoints before the newest `keep_last` and older than `older_than` (each if given).
+        Labelled and tagged checkpoints stay unless `keep_tagged` is False; if it is a list of tags, only those tags
+        count. The head always stays, and so do checkpoints in `keep`, checkpoints saved after `until`, and checkpoints
+        that an agent checkpoint pins. Checkpoints out of view are counted apart: their newest `keep_last` stay, too.
         """
-        return await self._crew.apart(
+        return await self._executor.apart(
             self._sync.prune,
             policy,
             keep_last=keep_last,
@@ -311,10 +309,10 @@ class Thread(Generic[S]):
 
     @called
     async def delete_checkpoint(self, ref: Ref) -> bool:
-        """Delete a checkpoint and say whether there was one. If it was the head, its nearest ancestor left is now."""
-        return await self._crew.write(self._sync.delete_checkpoint, plain(ref))
+        """Delete a checkpoint; return whether it existed. If it was the head, its nearest ancestor becomes the head."""
+        return await self._executor.write(self._sync.delete_checkpoint, plain(ref))
 
     @called
     async def delete(self) -> bool:
-        """Delete the thread, and what stands aside of it, and say whether there was one. It starts again at step 1."""
-        return await self._crew.write(self._sync.delete)
+        """Delete the thread and return whether it existed. A new thread of this id starts at step 1."""
+        return await self._executor.write(self._sync.delete)

@@ -1,13 +1,16 @@
-"""What an import is to do: each thread of a file, held against what is in the store.
+"""Import: the threads of a file become part of a store, all of them or none.
 
-A thread is the same one if it has the same uid. Its log here and the one in the file must be the same up to where the
-shorter one ends, which the row there shows; else they have gone different ways, and that is a `Conflict`. (If that row
-was collected where a file comes from that continues another one, the newest one before it shows that.) If the file has
-more, the rest is to come, and what is tagged will be as the file says. If both end at the same row, its tags are added;
-nothing is taken back. Either way, what the file has hidden is hidden here. If there is more here, nothing is to be
-done.
-
-What was hidden here stays so, unless the file goes back to it: it is the head, or was made the head by a rewind.
+1. `plan_of` compares each thread of the file with the thread of the same uid in the store. One log must be the
+   beginning of the other: at the seq where the shorter log ends, both have a row with the same op_id. (If the exporting
+   store had collected that row, the newest row before it is compared.) Otherwise the logs have diverged: `Conflict`.
+   - If the file has more rows, they are added, and the tags become those of the file.
+   - If both logs end at the same row, tags are added, and none is removed.
+   - If the store has more rows, the thread stays unchanged.
+   In the first two cases, rows that the file hides become hidden in the store. Rows that the store hides stay hidden,
+   unless one of the added rows makes them the head: the newest row, or a rewind.
+2. `_StateCheck` reads each new state from the file and the store, and compares it with its root. `_AgentNeeds` requires
+   that the file or the store has every row that agent checkpoints point at.
+3. The import writes everything in one group. If another process writes to one of the threads meanwhile, it starts over.
 """
 
 from __future__ import annotations
@@ -15,74 +18,163 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from typing import TYPE_CHECKING, Final, NamedTuple, cast
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
-from backtrail.backends.port import Batch, MissingChunks, Row, Stale, ThreadRecord, Undone, Vanished
-from backtrail.engine import journal, log, pins
+from backtrail.archive.reader import Archive
+from backtrail.atomic_file import path_of
+from backtrail.backends.port import (
+    Batch,
+    MissingChunks,
+    Row,
+    Stale,
+    ThreadRecord,
+    Undone,
+    Vanished,
+    pins_in,
+    pins_of_rows,
+    tags_in,
+)
+from backtrail.engine import journal, log, manifests
 from backtrail.engine.compression import squeeze
-from backtrail.engine.reader import Heads
-from backtrail.engine.tree.codec import Decoder
+from backtrail.engine.reader import StoreReader
+from backtrail.engine.tree.decode import Decoder
 from backtrail.engine.writer import PATIENCE
 from backtrail.errors import Conflict, Corrupt, Invalid, NotFound, Unavailable
 from backtrail.maintenance import gc
 from backtrail.maintenance.readable import Reading
+from backtrail.models import ImportReport
+from backtrail.validation import check_progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from backtrail.archive.layout import Entry
-    from backtrail.archive.reader import Archive
-    from backtrail.backends.port import Backend, Row
-    from backtrail.engine.pins import Manifest, Needs, Note
+    from backtrail.archive.format import ThreadEntry
+    from backtrail.backends.port import Backend
+    from backtrail.engine.manifests import Manifest, ManifestInfo, Needs
+    from backtrail.transaction import Engine
 
     Progress = Callable[[str, int], None]
 
+_PAGE_ROWS: Final = 500
+_PAGE_BYTES: Final = 4 << 20
+_LARGE: Final = 1 << 30
+_DENSEST: Final = 1024
+"""The largest ratio of the bytes of a state above `_LARGE` to the bytes that it is read from."""
+_WRITING: Final = "progress callbacks must not use the store during an import: use it before or after it"
 
-class Plan(NamedTuple):
-    """What is to be done for one thread."""
 
-    entry: Entry
+def import_(engine: Engine, path: Any, progress: Progress | None) -> ImportReport:
+    """Import all threads of an export file into a store, or raise and write nothing."""
+    check_progress(progress)
+    reader = engine.outside()
+
+    def writing(what: str, count: int) -> None:
+        if progress:
+            with engine.barred(_WRITING):
+                progress(what, count)
+
+    with Archive(path_of(path), progress) as archive:
+        counts = _import(reader, archive, progress, writing)
+        return ImportReport(archive.id, archive.totals.threads, *counts)
+
+
+def check(path: Any, progress: Progress | None) -> str | None:
+    """Read an export file to its end and raise if it is damaged. No store is consulted.
+
+    Return the id of the export that the file continues, or None.
+    """
+    with Archive(path_of(path), progress) as archive:
+        return archive.since
+
+
+class _Counts(NamedTuple):
+    """The counts of an `ImportReport`: threads created and extended, items added, older rows changed (`marked`)."""
+
+    created: int = 0
+    extended: int = 0
+    rows: int = 0
+    checkpoints: int = 0
+    chunks: int = 0
+    marked: int = 0
+
+
+def _import(reader: StoreReader, archive: Archive, progress: Progress | None, writing: Progress) -> _Counts:
+    """Import an opened archive: an optimistic retry loop. `writing` reports progress while the group is open."""
+    until = time.monotonic() + PATIENCE
+    tries = 0
+    while True:
+        try:
+            _require_known(reader.backend, archive)
+            plans = [plan for entry in archive.entries if (plan := plan_of(reader.backend, archive, entry)).does]
+            shared = _Shared()
+            for count, plan in enumerate(plans, 1):
+                _StateCheck(reader, archive, plan, shared).run()
+                if progress:
+                    progress("threads", count)
+            by_name = {(plan.entry.thread.space, plan.entry.thread.name): plan for plan in plans}
+            for needs in shared.agents:
+                needs.require(reader.backend, archive, by_name)
+            return _write(reader, archive, plans, shared, writing) if plans else _Counts()
+        except (Stale, Vanished, MissingChunks, Undone) as error:
+            if time.monotonic() > until:
+                raise Unavailable(
+                    "other processes write to the threads of the import without pause: try again",
+                    code="unavailable.contended",
+                ) from error
+            tries += 1
+            time.sleep(random.random() * min(0.01 * tries, 0.5))  # noqa: S311 - only to get out of step
+
+
+# -- the plan -------------------------------------------------------------------------------------------
+
+
+class ThreadPlan(NamedTuple):
+    """The changes that an import makes to one thread of the store."""
+
+    entry: ThreadEntry
     record: ThreadRecord | None
-    """The thread as it is here, None if it is new."""
+    """The thread in the store, None if the import creates it."""
     newest: int
-    """The seq of its newest row here: those behind are to come."""
+    """The seq of the newest row in the store, 0 if it has none. The import adds the rows above it."""
     hide: tuple[int, ...] = ()
     show: tuple[int, ...] = ()
     tag: tuple[tuple[int, str], ...] = ()
     untag: tuple[tuple[int, str], ...] = ()
+    pin: tuple[tuple[int, bytes], ...] = ()
     rebased: tuple[Row, ...] = ()
-    """Rows that are here already and have to become bases, because the new ones take them for such."""
+    """Rows of the file that replace delta rows of the store by base rows, because imported delta rows need them."""
 
     @property
     def does(self) -> bool:
-        """Whether there is anything to do."""
+        """Whether the import changes the thread at all."""
         return self.grows or self.marked > 0
 
     @property
     def marked(self) -> int:
-        """How many rows that are here are hidden, shown or tagged otherwise."""
-        return len({*self.hide, *self.show, *(seq for seq, _ in self.tag + self.untag)})
+        """How many rows of the store the import hides, shows, tags, untags or pins."""
+        return len({*self.hide, *self.show, *(seq for seq, _ in (*self.tag, *self.untag, *self.pin))})
 
     @property
     def grows(self) -> bool:
-        """Whether rows are to come."""
+        """Whether the import adds rows to the thread."""
         return self.newest < self.entry.newest
 
     @property
     def renewed(self) -> bool:
-        """Whether it has begun anew since."""
+        """Whether the thread was deleted and begun again in the exporting store, after the rows of this store."""
         return self.record is not None and self.grows and self.record[4:] != self.entry.thread[3:]
 
 
-def plan_of(backend: Backend, archive: Archive, entry: Entry) -> Plan:
-    """Hold a thread against what is here."""
+def plan_of(backend: Backend, archive: Archive, entry: ThreadEntry) -> ThreadPlan:
+    """Compare a thread of the file with the store and return the plan; `Conflict` if the two have diverged."""
     thread = entry.thread
-    # Somebody else may import it between the two: whatever is found is held against what it should be.
+    # Another process may import it between the two calls: the record is compared below.
     record = backend.find_thread(thread.space, thread.name) or backend.thread_with_uid(thread.uid)
     if record is None:
         if entry.start:
             raise _needs(archive, entry)
-        return Plan(entry, None, 0)
+        return ThreadPlan(entry, None, 0)
     if (record.space, record.name, record.uid) != (thread.space, thread.name, thread.uid):
         raise Conflict(
             f"the {thread.space} {thread.name!r} that is here is another one than that of the import (even if it was "
@@ -95,14 +187,14 @@ def plan_of(backend: Backend, archive: Archive, entry: Entry) -> Plan:
     here = newest.seq if newest is not None else 0
     _require_same_log(backend, archive, entry, record, newest)
     if here > entry.newest:
-        return Plan(entry, record, here)  # it has gone on from there
+        return ThreadPlan(entry, record, here)  # the store has newer rows than the file
     return _marks(backend, archive, entry, record, here)
 
 
 def _require_same_log(
-    backend: Backend, archive: Archive, entry: Entry, record: ThreadRecord, newest: Row | None
+    backend: Backend, archive: Archive, entry: ThreadEntry, record: ThreadRecord, newest: Row | None
 ) -> None:
-    """Raise unless one of the two logs is the beginning of the other: the same row where the shorter one ends."""
+    """Raise `Conflict` unless both logs have the same row at the seq where the shorter log ends."""
     here = newest.seq if newest is not None else 0
     if here < entry.start:
         raise _needs(archive, entry)
@@ -115,7 +207,7 @@ def _require_same_log(
     if there != [op_id] or (near and near != [entry.near_op]):
         raise Conflict(
             f"{record.space} {record.name!r} has gone another way here than in the import"
-            + ("" if there else ", as far as can be told: the rows that would show it were removed")
+            + ("" if there else ", or the rows that would show it were removed")
             + "; nothing was imported: import into a new store",
             code="conflict.import",
             thread=record.name,
@@ -127,12 +219,12 @@ def _op_ids(rows: Iterable[Row]) -> list[bytes]:
     return [row.op_id for row in rows]
 
 
-def _needs(archive: Archive, entry: Entry) -> NotFound:
-    return needed(archive, f"{entry.thread.space} {entry.thread.name!r} is not here up to row {entry.start}")
+def _needs(archive: Archive, entry: ThreadEntry) -> NotFound:
+    return _needed(archive, f"{entry.thread.space} {entry.thread.name!r} is not here up to row {entry.start}")
 
 
-def needed(archive: Archive, why: str) -> NotFound:
-    """Return the error of a file that continues one which is not here."""
+def _needed(archive: Archive, why: str) -> NotFound:
+    """Return the error for a file that continues an export which the store has not imported."""
     return NotFound(
         f"{archive.path} continues export {archive.since}: import that one first ({why})",
         code="not_found.export",
@@ -140,46 +232,47 @@ def needed(archive: Archive, why: str) -> NotFound:
     )
 
 
-def require_before(backend: Backend, archive: Archive) -> None:
-    """Raise `NotFound` unless all that the file takes for known is here, or was."""
+def _require_known(backend: Backend, archive: Archive) -> None:
+    """Raise `NotFound` unless the store has had all rows that a continuing file relies on, by their newest seqs."""
     own = {entry.uid for entry in archive.entries}
     for uid, known in archive.known.items() if archive.since is not None else ():
         record = None if uid in own else backend.thread_with_uid(uid)
         newest = backend.newest(record.no) if record else None
         if uid not in own and (newest is None or newest.seq < known.newest):
-            raise needed(archive, "a thread that is not in this file, and that it knows, is not here as far")
+            raise _needed(archive, "a thread that is not in this file, and that it knows, is not here as far")
 
 
-def _marks(backend: Backend, archive: Archive, entry: Entry, record: ThreadRecord, here: int) -> Plan:
-    """Find what is hidden, shown or tagged otherwise; what goes on from here is right, else nothing is taken back."""
+def _marks(backend: Backend, archive: Archive, entry: ThreadEntry, record: ThreadRecord, here: int) -> ThreadPlan:
+    """Return the plan with the changes to existing rows: rows to hide, show, tag, untag and pin, and new bases.
+
+    Tags are removed only if the file adds rows.
+    """
     grows = here < entry.newest
-    heads = {
+    reader = {
         row.head
         for row in archive.rows(entry, here + 1, entry.newest)
         if row.op == log.REWIND or row.seq == entry.newest
     }
     rows = backend.rows(record.no, [(1, here)])
-    tags = backend.tags(record.no)
+    tags, pinned = backend.tags(record.no), backend.pins(record.no)
     both = [(row.seq, set(tags.get(row.seq, ())), entry.tags.get(row.seq, ())) for row in rows]
-    return Plan(
+    return ThreadPlan(
         entry,
         record,
         here,
         hide=tuple(row.seq for row in rows if not row.hidden and not entry.shows(row.seq)),
-        show=tuple(row.seq for row in rows if row.hidden and row.seq in heads and entry.shows(row.seq)),
-        tag=tuple((seq, word) for seq, has, wanted in both for word in wanted if word not in has),
-        untag=tuple(
-            (seq, word)
-            for seq, has, wanted in both
-            for word in sorted(has.difference(wanted, pins.pins_in(has)))
-            if grows
+        show=tuple(row.seq for row in rows if row.hidden and row.seq in reader and entry.shows(row.seq)),
+        tag=tuple((seq, word) for seq, has, wanted in both for word in tags_in(wanted) if word not in has),
+        untag=tuple((seq, word) for seq, has, wanted in both for word in sorted(has.difference(wanted)) if grows),
+        pin=tuple(
+            (seq, holder) for seq, _, wanted in both for holder in pins_in(wanted) if holder not in pinned.get(seq, ())
         ),
         rebased=_rebased(archive, entry, rows) if grows else (),
     )
 
 
-def _rebased(archive: Archive, entry: Entry, rows: list[Row]) -> tuple[Row, ...]:
-    """Return the rows that are bases in the file, and are not here, and that new ones may be read from."""
+def _rebased(archive: Archive, entry: ThreadEntry, rows: list[Row]) -> tuple[Row, ...]:
+    """Return the base rows of the file that are delta rows in this store and that imported delta rows need."""
     here = {row.seq: row for row in rows}
     last = rows[-1].seq if rows else 0
     lowest = min((row.base for row in archive.rows(entry, last + 1, entry.newest) if row.base), default=last + 1)
@@ -192,27 +285,27 @@ def _rebased(archive: Archive, entry: Entry, rows: list[Row]) -> tuple[Row, ...]
     )
 
 
-class Holding:
-    """What the manifests of one agent need that are to come."""
+class _AgentNeeds:
+    """The rows that the imported manifests of one agent point at: they must exist, and get pins."""
 
     def __init__(self, record: ThreadRecord) -> None:
         self._record = record
         self._needs: Needs = {}
-        self._others: list[tuple[int, Note, Manifest]] = []
-        """Those whose use is not known yet: few, beside the checkpoints."""
+        self._others: list[tuple[int, ManifestInfo, Manifest]] = []
+        """Manifests other than checkpoints: `end` decides which of them are in use. There are few of them."""
 
-    def add(self, row: Row, note: Note, manifest: Manifest) -> None:
-        """Take note of a manifest."""
-        if note.role == pins.CHECKPOINT:
+    def add(self, row: Row, note: ManifestInfo, manifest: Manifest) -> None:
+        """Add the pointers of a manifest."""
+        if note.role == manifests.CHECKPOINT:
             self._need(manifest)
         else:
             self._others.append((row.seq, note, manifest))
 
-    def end(self, head: int, newest: Note) -> None:
-        """Take note of the newest one: it says which of the others are in use."""
+    def end(self, head: int, newest: ManifestInfo) -> None:
+        """Add the other manifests that are in use, according to the newest manifest, which is at the row `head`."""
         for seq, note, manifest in self._others:
-            # one that is what the next is made from keeps nothing that was touched: all that has come is
-            if note.role != pins.AFTER and pins.in_use(seq, note, head, newest):
+            # An AFTER manifest does not hold touched threads, and an import touches every thread that it writes.
+            if note.role != manifests.AFTER and manifests.in_use(seq, note, head, newest):
                 self._need(manifest)
         self._others.clear()
 
@@ -220,8 +313,8 @@ class Holding:
         for names, pointer in manifest.pointers(self._record.name).items():
             self._needs.setdefault(names, {})[pointer.seq] = pointer.root
 
-    def require(self, backend: Backend, archive: Archive, plans: dict[tuple[str, str], Plan]) -> None:
-        """Raise unless each row is in the file, or here."""
+    def require(self, backend: Backend, archive: Archive, plans: dict[tuple[str, str], ThreadPlan]) -> None:
+        """Raise `Conflict` or `Corrupt` unless the file or the store has each row with its root."""
         for (space, name), needs in self._needs.items():
             plan = plans.get((space, name))
             record = plan.record if plan else backend.find_thread(space, name)
@@ -244,77 +337,52 @@ class Holding:
             )
 
     def pin(self, backend: Backend) -> None:
-        """Put the pins that are not there, once all rows are; `Stale` if one went meanwhile."""
-        pin = pins.pin_of(self._record.uid)
+        """Add the missing pins, after all rows are written; `Stale` if another process removed one of the rows."""
+        holder = self._record.uid
         for names, needs in self._needs.items():
             record = backend.find_thread(*names)
             if record is None or len(_roots(backend, record, needs)) < len(needs):
                 raise Stale
-            tags = backend.tags(record.no, needs)
-            bare = [seq for seq in sorted(needs) if pin not in tags.get(seq, ())]
+            pinned = backend.pins(record.no, needs)
+            bare = [seq for seq in sorted(needs) if holder not in pinned.get(seq, ())]
             if bare:
-                backend.commit(Batch(tag=tuple((record.no, seq, pin) for seq in bare)))
+                backend.commit(Batch(pin=tuple((record.no, seq, holder) for seq in bare)))
 
 
 def _roots(backend: Backend, record: ThreadRecord, seqs: Iterable[int]) -> dict[int, bytes]:
-    """Return the roots of those of these rows that are here."""
+    """Return the roots of the rows with these seqs, by seq; missing rows are left out."""
     return {row.seq: row.root for row in backend.rows(record.no, [(seq, seq) for seq in sorted(seqs)])}
 
 
-_PAGE_ROWS: Final = 500
-_PAGE_BYTES: Final = 4 << 20
+# -- the states -------------------------------------------------------------------------------------------
 
 
-class Imported(NamedTuple):
-    """What came of a file."""
+@dataclass(slots=True)
+class _Shared:
+    """The results that the state checks of all threads share."""
 
-    created: int = 0
-    extended: int = 0
-    rows: int = 0
-    checkpoints: int = 0
-    chunks: int = 0
-    marked: int = 0
-
-
-def import_(heads: Heads, archive: Archive, progress: Progress | None, writing: Progress) -> Imported:
-    """Make a file's threads part of a store; if somebody else writes to one of them meanwhile, look again.
-
-    `writing` tells of progress while a group is open: whoever is told must not use the store.
-    """
-    until = time.monotonic() + PATIENCE
-    tries = 0
-    while True:
-        try:
-            require_before(heads.backend, archive)
-            plans = [plan for entry in archive.entries if (plan := plan_of(heads.backend, archive, entry)).does]
-            check = _Check(heads, archive)
-            check.check(plans, progress)
-            return _write(heads, archive, plans, check, writing) if plans else Imported()
-        except (Stale, Vanished, MissingChunks, Undone) as error:
-            if time.monotonic() > until:
-                raise Unavailable(
-                    "others write to what is to be imported without pause: try again", code="unavailable.contended"
-                ) from error
-            tries += 1
-            time.sleep(random.random() * min(0.01 * tries, 0.5))  # noqa: S311 - only to get out of step
+    good: set[bytes] = field(default_factory=set)
+    """The digests of chunks that were read and are sound."""
+    weights: dict[bytes, int] = field(default_factory=dict)
+    """The bytes of a node and all nodes below it, by its digest."""
+    chunks: dict[bytes, None] = field(default_factory=dict)
+    """The digests of all chunks that the imported rows refer to."""
+    agents: list[_AgentNeeds] = field(default_factory=list)
 
 
-# -- whether it is sound --------------------------------------------------------------------------------
+class _MergedThread:
+    """A read-only backend that shows one thread as it will be after the import: rows of the store, then of the file."""
 
-
-class _View:
-    """What the store will be, as far as it is looked at: one thread of the file, on top of what is here."""
-
-    def __init__(self, backend: Backend, archive: Archive, plan: Plan) -> None:
+    def __init__(self, backend: Backend, archive: Archive, plan: ThreadPlan) -> None:
         self._backend = backend
         self._archive = archive
         self._plan = plan
         self._rebased = {row.seq: row for row in plan.rebased}
         self.missing: set[bytes] = set()
-        """Chunks that were asked for, and are neither in the file nor here."""
+        """The digests of requested chunks that neither the file nor the store has."""
 
     def rows(self, thread: int, ranges: Sequence[tuple[int, int]], **_: object) -> list[Row]:
-        """Return rows with their payloads."""
+        """Return the rows of the ranges with payloads: from the store up to its newest row, then from the file."""
         last, entry = self._plan.newest, self._plan.entry
         found: list[Row] = []
         for low, high in ranges:
@@ -325,13 +393,13 @@ class _View:
                 found += self._archive.rows(entry, max(low, last + 1), high)
         return found
 
-    def tags(self, thread: int, seqs: object = None) -> dict[int, tuple[str, ...]]:
-        """Return the tags that will be there."""
+    def pins(self, thread: int, seqs: object = None) -> dict[int, tuple[bytes, ...]]:
+        """Return the pins of the thread in the file."""
         del thread, seqs
-        return self._plan.entry.tags
+        return pins_of_rows(self._plan.entry.tags)
 
     def chunks(self, digests: Sequence[bytes]) -> dict[bytes, bytes]:
-        """Return chunks."""
+        """Return the chunks from the file, or else from the store; add missing digests to `missing`."""
         found = self._archive.chunks(digests)
         rest = [digest for digest in digests if digest not in found]
         if rest:
@@ -340,128 +408,114 @@ class _View:
         return found
 
 
-_LARGE: Final = 1 << 30
-_DENSEST: Final = 1024
-"""A state that is larger than the first holds at most so many times the bytes that it is read from."""
+class _StateCheck:
+    """Checks the states that the import adds to one thread; `Corrupt` if no writer could have written one of them."""
 
-
-class _Check:
-    """Puts the states together that are to come."""
-
-    def __init__(self, heads: Heads, archive: Archive) -> None:
-        self._heads = heads
+    def __init__(self, reader: StoreReader, archive: Archive, plan: ThreadPlan, shared: _Shared) -> None:
+        self._backend = reader.backend
         self._archive = archive
-        self._good: set[bytes] = set()
-        self._weights: dict[bytes, int] = {}
-        self.needed: dict[bytes, None] = {}
-        """The digests of all chunks that the new rows lead to."""
-        self.holdings: list[Holding] = []
-        """What agents' checkpoints need that are to come."""
-        self._viewed = (b"", 0)
-        """The thread and the view that were looked at last: what follows mostly has the same."""
+        self._plan = plan
+        self._shared = shared
+        self._record = plan.record or ThreadRecord(0, *plan.entry.thread)
+        self._merged = _MergedThread(reader.backend, archive, plan)
+        merged = cast("Backend", self._merged)  # the checks call no other methods
+        self._reader = StoreReader(merged, reader.types, reader.options, reader.clock)
+        self._reading = Reading(self._reader, self._record, shared.weights)
 
-    def check(self, plans: list[Plan], progress: Progress | None) -> None:
-        """Do it; `Corrupt` if a state is not what it should be."""
-        for count, plan in enumerate(plans, 1):
-            self._thread(plan)
-            if progress:
-                progress("threads", count)
-        by_name = {(plan.entry.thread.space, plan.entry.thread.name): plan for plan in plans}
-        for holding in self.holdings:
-            holding.require(self._heads.backend, self._archive, by_name)
-
-    def _thread(self, plan: Plan) -> None:
-        entry = plan.entry
-        record = plan.record or ThreadRecord(0, *entry.thread)
-        view = _View(self._heads.backend, self._archive, plan)
-        backend = cast("Backend", view)  # all that is asked of it here
-        heads = Heads(backend, self._heads.types, self._heads.options, self._heads.clock)
-        reading = Reading(heads, record, self._weights)
-        holding = Holding(record)
-        for row in itertools.chain(plan.rebased, self._archive.rows(entry, plan.newest + 1, entry.newest)):
+    def run(self) -> None:
+        """Check all new states and the head; collect the chunks and the pointers of manifests in `_Shared`."""
+        entry, space = self._plan.entry, self._record.space
+        needs = _AgentNeeds(self._record)
+        view = 0
+        for row in itertools.chain(self._plan.rebased, self._archive.rows(entry, self._plan.newest + 1, entry.newest)):
             if row.op not in log.CHECKPOINTS:
                 continue
-            why = reading.reason(row, self._good) or self._too_large(row, reading)
-            try:
-                self.needed.update(dict.fromkeys(gc.chunks_below(heads.nodes(), row, self.needed)))
-            except Corrupt as error:
-                why = why or str(error)
-            if why is not None and plan.record is None and self._archive.since is not None and view.missing:
-                raise needed(
-                    self._archive,
-                    f"thread {record.name!r} stands on what that one holds; if it was imported "
-                    "and collected since, export without since=",
-                )
-            if why is not None:
-                raise self._unsound(plan, record, row, why)
-            self._require_written(heads, record, row)
-            if record.space == pins.SPACE and not row.hidden and row.seq > plan.newest:
-                holding.add(row, *self._manifest(heads, record, row))
-        last = heads.backend.rows(record.no, [(entry.newest, entry.newest)])[0]
-        head = heads.row(record, last.head) if last.head else None
+            self._require_state(row)
+            if row.view not in (0, view):
+                self._require_view(row)
+                view = row.view
+            if space == manifests.SPACE and not row.hidden and row.seq > self._plan.newest:
+                needs.add(row, *self._manifest(row))
+        last = self._reader.backend.rows(self._record.no, [(entry.newest, entry.newest)])[0]
+        head = self._reader.row(self._record, last.head) if last.head else None
         if last.head and (head is None or head.op not in log.CHECKPOINTS):
-            raise self._unsound(plan, record, last._replace(seq=last.head), "it is missing")
-        if head is not None and record.space == journal.SPACE:
-            self._require_point(heads, record, head)
-        if head is not None and record.space == pins.SPACE:
-            holding.end(head.seq, pins.note_of(head))
-            self.holdings.append(holding)
+            raise self._unreadable(last._replace(seq=last.head), "it is missing")
+        if head is not None and space == journal.SPACE:
+            self._require_journal(head)
+        if head is not None and space == manifests.SPACE:
+            needs.end(head.seq, manifests.info_of(head))
+            self._shared.agents.append(needs)
 
-    def _too_large(self, row: Row, reading: Reading) -> str | None:
-        """Return why a state that can be read is not to be: a few bytes may stand for more than any memory holds."""
-        if reading.read != row.seq:
+    def _require_state(self, row: Row) -> None:
+        chunks = self._shared.chunks
+        why = self._reading.reason(row, self._shared.good) or self._too_large(row)
+        try:
+            chunks.update(dict.fromkeys(gc.chunks_below(self._reader.nodes(), row, chunks)))
+        except Corrupt as error:
+            why = why or str(error)
+        if why is None:
+            return
+        if self._plan.record is None and self._archive.since is not None and self._merged.missing:
+            raise _needed(
+                self._archive,
+                f"thread {self._record.name!r} stands on what that one holds; if it was imported "
+                "and collected since, export without since=",
+            )
+        raise self._unreadable(row, why)
+
+    def _too_large(self, row: Row) -> str | None:
+        """Return why a readable state is refused, or None: a forged file can expand to more than fits into memory."""
+        size = self._reading.size
+        if self._reading.read != row.seq:
             return None
-        size = reading.size
         if size != row.size:
             return f"it says that it has {row.size} bytes, and has {size}"
-        if size <= _LARGE or size <= _LARGE + _DENSEST * self._archive.plain_bytes:
+        if size <= _LARGE + _DENSEST * self._archive.plain_bytes:
             return None
-        stored = self._heads.backend.usage().payload_bytes
-        if size <= _LARGE + _DENSEST * (self._archive.plain_bytes + stored):
+        if size <= _LARGE + _DENSEST * (self._archive.plain_bytes + self._backend.usage().payload_bytes):
             return None
         return f"its {size} bytes are made of few that repeat, which no writer does"
 
-    def _require_written(self, heads: Heads, record: ThreadRecord, row: Row) -> None:
-        """Raise unless a checkpoint that can be read is one that a writer makes in such a thread."""
-        if row.view != self._viewed[1] or record.uid != self._viewed[0]:
-            moved = heads.row(record, row.view) if row.view else None
-            if moved is not None and moved.op in log.CHECKPOINTS:
-                raise self._made_up(record, row, "what it names as its view is none")
-            self._viewed = record.uid, row.view
+    def _require_view(self, row: Row) -> None:
+        moved = self._reader.row(self._record, row.view)
+        if moved is not None and moved.op in log.CHECKPOINTS:
+            raise self._forged(row, "what it names as its view is none")
 
-    def _manifest(self, heads: Heads, record: ThreadRecord, row: Row) -> tuple[Note, Manifest]:
-        """Return a manifest, and what is said beside it."""
+    def _manifest(self, row: Row) -> tuple[ManifestInfo, Manifest]:
+        """Return the info and the content of a manifest row; `Corrupt` if it is no manifest."""
         try:
-            return pins.note_of(row), pins.manifest_of(heads, record, row)
+            return manifests.info_of(row), manifests.manifest_of(self._reader, self._record, row)
         except Corrupt as error:
-            raise self._made_up(record, row, str(error)) from error
+            raise self._forged(row, str(error)) from error
 
-    def _require_point(self, heads: Heads, record: ThreadRecord, head: Row) -> None:
-        """Raise unless a run can go on from the head of its journal."""
-        tree = heads.chain(record, head).tree
+    def _require_journal(self, head: Row) -> None:
+        """Raise `Corrupt` unless the head of a journal is a point from which its run can continue."""
+        tree = self._reader.chain(self._record, head).tree
         try:
-            found = Decoder(tree.nodes, pins.PLAIN).value(tree.rep)
-            sound = journal.is_point(found) and [journal.Journal(found[name]) for name in ("zero", "calls")]
+            state = Decoder(tree.nodes, manifests.PLAIN).value(tree.rep)
+            sound = journal.is_point(state) and [journal.Journal(state[name]) for name in ("zero", "calls")]
         except Invalid:  # a time zone that is not known here
             return
         except Corrupt:
             sound = False
         if not sound:
-            raise self._made_up(record, head, "it is no journal of a run")
+            raise self._forged(head, "it is no journal of a run")
 
-    def _made_up(self, record: ThreadRecord, row: Row, why: str) -> Corrupt:
-        name = log.checkpoint_id(record.uid, row.seq)
-        return self._archive.damaged(f"checkpoint {name} of {record.space} {record.name!r} cannot be used: {why}")
+    def _forged(self, row: Row, why: str) -> Corrupt:
+        name = log.checkpoint_id(self._record.uid, row.seq)
+        what = f"checkpoint {name} of {self._record.space} {self._record.name!r}"
+        return self._archive.damaged(f"{what} cannot be used: {why}")
 
-    def _unsound(self, plan: Plan, record: ThreadRecord, row: Row, why: str) -> Conflict | Corrupt:
+    def _unreadable(self, row: Row, why: str) -> Conflict | Corrupt:
+        record = self._record
         name = log.checkpoint_id(record.uid, row.seq)
-        if plan.record is None:
+        if self._plan.record is None:
             return self._archive.damaged(f"checkpoint {name} of thread {record.name!r} cannot be read: {why}")
-        helps = "import the whole thread into another store"
+        fix = "import the whole thread into another store"
         if self._archive.since is not None:
-            helps = f"export without since=, and import that; if it is refused as well, {helps}"
+            fix = f"export without since=, and import that; if it is refused as well, {fix}"
         return Conflict(
-            f"checkpoint {name} of {record.space} {record.name!r} stands on what is not here any more ({why}): {helps}",
+            f"checkpoint {name} of {record.space} {record.name!r} stands on what is not here any more ({why}): {fix}",
             code="conflict.import",
             thread=record.name,
             kind=record.space,
@@ -472,82 +526,82 @@ class _Check:
 
 
 def _write(
-    heads: Heads,
+    reader: StoreReader,
     archive: Archive,
-    plans: list[Plan],
-    check: _Check,
+    plans: list[ThreadPlan],
+    shared: _Shared,
     writing: Progress,
-) -> Imported:
-    """Write all of it, in one group."""
-    with heads.backend.group():
-        chunks = _put(heads, archive, list(check.needed))
+) -> _Counts:
+    """Write chunks, rows, marks and pins in one group."""
+    with reader.backend.group():
+        chunks = _put(reader, archive, list(shared.chunks))
         rows = checkpoints = 0
         for plan in plans:
-            written, saved = _Thread(heads, archive, plan).write()
+            written, saved = _ThreadWriter(reader, archive, plan).write()
             rows, checkpoints = rows + written, checkpoints + saved
             writing("rows", rows)
-        for holding in check.holdings:
-            holding.pin(heads.backend)
+        for needs in shared.agents:
+            needs.pin(reader.backend)
     created = sum(plan.record is None for plan in plans)
     extended = sum(plan.grows for plan in plans) - created
-    return Imported(created, extended, rows, checkpoints, chunks, sum(plan.marked for plan in plans))
+    return _Counts(created, extended, rows, checkpoints, chunks, sum(plan.marked for plan in plans))
 
 
-def _put(heads: Heads, archive: Archive, needed: list[bytes]) -> int:
-    """Put the chunks that are not here, and touch those that are; return how many were put."""
+def _put(reader: StoreReader, archive: Archive, needed: list[bytes]) -> int:
+    """Put the chunks that the store lacks and touch the others; return how many were put."""
     count = 0
     for start in range(0, len(needed), _PAGE_ROWS):
         page = needed[start : start + _PAGE_ROWS]
-        present = heads.backend.present(page)
+        present = reader.backend.present(page)
         if present:
-            heads.backend.commit(Batch(touch=tuple(sorted(present))))
+            reader.backend.commit(Batch(touch=tuple(sorted(present))))
         waiting: list[tuple[bytes, bytes]] = []
         weight = 0
         for digest in page:
             if digest in present:
                 continue
             plain = archive.chunks([digest]).get(digest)
-            if plain is None:  # it was here when the states were put together
+            if plain is None:  # the store had it when the states were checked
                 raise MissingChunks(frozenset((digest,)))
-            stored = squeeze(plain[1:], enabled=heads.options.compression)
+            stored = squeeze(plain[1:], enabled=reader.options.compression)
             waiting.append((digest, stored))
             weight += len(stored)
             count += 1
             if weight > _PAGE_BYTES:
-                heads.backend.commit(Batch(chunks=tuple(waiting)))
+                reader.backend.commit(Batch(chunks=tuple(waiting)))
                 waiting, weight = [], 0
         if waiting:
-            heads.backend.commit(Batch(chunks=tuple(waiting)))
+            reader.backend.commit(Batch(chunks=tuple(waiting)))
     return count
 
 
-class _Thread:
-    """Writes what is to come of one thread."""
+class _ThreadWriter:
+    """Writes the plan of one thread."""
 
-    def __init__(self, heads: Heads, archive: Archive, plan: Plan) -> None:
-        self._backend = heads.backend
-        self._compress = heads.options.compression
+    def __init__(self, reader: StoreReader, archive: Archive, plan: ThreadPlan) -> None:
+        self._backend = reader.backend
+        self._compress = reader.options.compression
         self._archive = archive
         self._plan = plan
         self._no = plan.record.no if plan.record else 0
         self._last = plan.newest
-        """The seq of the newest row that is written."""
+        """The seq of the newest row in the store, including the rows written so far."""
         self._rows = 0
         self._checkpoints = 0
 
     def write(self) -> tuple[int, int]:
-        """Write it; return how many rows and how many visible checkpoints came."""
+        """Write the plan; return how many rows and how many visible checkpoints were added."""
         plan = self._plan
         if plan.record is not None:
             self._change()
         elif self._backend.thread_with_uid(plan.entry.uid) is not None:
-            raise Stale  # somebody else has imported it meanwhile; the same rows would count once, and as new
+            raise Stale  # another process has imported the thread meanwhile
         for page in self._pages():
             self._append(page)
         return self._rows, self._checkpoints
 
     def _change(self) -> None:
-        """Change what is here: if nobody else has meanwhile."""
+        """Change the existing rows of the thread; `Stale` if another process wrote to the thread meanwhile."""
         plan, no = self._plan, self._no
         renewed = ((no, plan.entry.thread),) if plan.renewed else ()
         rebased = [
@@ -561,13 +615,14 @@ class _Thread:
                 show=tuple((no, seq) for seq in plan.show),
                 tag=tuple((no, *each) for each in plan.tag),
                 untag=tuple((no, *each) for each in plan.untag),
+                pin=tuple((no, *each) for each in plan.pin),
             )
         )
         if rebased and self._backend.rewrite(no, rebased) != len(rebased):
             raise Stale
 
     def _pages(self) -> Iterator[list[Row]]:
-        """Give the rows to come."""
+        """Yield the rows to add in pages, with payloads compressed as the options of the store say."""
         entry = self._plan.entry
         page: list[Row] = []
         weight = 0
@@ -595,7 +650,8 @@ class _Thread:
             Batch(
                 threads=new,
                 rows=tuple((no, row) for row in page),
-                tag=tuple((no, row.seq, word) for row in page for word in tags.get(row.seq, ())),
+                tag=tuple((no, row.seq, word) for row in page for word in tags_in(tags.get(row.seq, ()))),
+                pin=tuple((no, row.seq, holder) for row in page for holder in pins_in(tags.get(row.seq, ()))),
                 newest=() if new else ((no, self._last),),
                 gaps=page[-1].seq - self._last > len(page),
             )

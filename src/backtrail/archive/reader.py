@@ -1,9 +1,9 @@
-"""Reading the file of an export. docs/format.md has every byte.
+"""Read the file of an export. `format` describes its content.
 
-Always true here:
-- an `Archive` that was opened has been read to its end: nothing in it is cut short, damaged, or of a newer format;
-- what is read from it later is checked again, so that a file which changes meanwhile is noticed;
-- no more than a few sections of it are in memory, and where things are.
+Always true:
+- an open `Archive` has been read to its end once: nothing in it is cut short, damaged, forged or of a newer format;
+- each later read compares a section with its checksum, so a file that changes raises an error;
+- memory holds a few sections, and the offsets of rows and chunks.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, Self
 import ormsgpack
 from blake3 import blake3
 
-from backtrail.archive.fields import entry_of, is_written, known_of, require_shape, row_of
-from backtrail.archive.layout import (
+from backtrail.archive.format import (
     CHUNKS,
     CONTINUING,
     DIGESTS,
@@ -32,10 +31,15 @@ from backtrail.archive.layout import (
     SECTION,
     THREAD,
     VERSION,
-    Entry,
     Header,
-    Known,
+    KnownThread,
+    ThreadEntry,
     Totals,
+    entry_of,
+    known_of,
+    require_shape,
+    row_fault,
+    row_of,
 )
 from backtrail.atomic_file import translated
 from backtrail.engine import log
@@ -52,13 +56,13 @@ if TYPE_CHECKING:
 _LIMIT: Final = NODE_LIMIT + 2 * SECTION
 _CHECK: Final = 32
 _LINE: Final = 64
-_KEPT: Final = 12
-"""Sections that are kept in memory."""
+_CACHED: Final = 12
+"""How many decoded sections are kept in memory."""
 _RAW: Final = bytes([RAW])
 
 
 class _Page(NamedTuple):
-    """A section of rows: where it is, and its first seq."""
+    """A section of rows: its offset in the file, and the seq of its first row."""
 
     offset: int
     first: int
@@ -71,42 +75,57 @@ class _Section(NamedTuple):
     raw: bytes
 
 
-class _File:
-    """A file that is cut into sections."""
+class SectionFile:
+    """An export file as a series of sections. The constructor reads and checks the header."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.plain_bytes = 0
-        """How many bytes were read from its sections, before they were compressed; some of them twice."""
+        """How many uncompressed bytes were read from sections; repeated reads count again."""
         self._file = _opened(path)
         try:
-            self._size = path.stat().st_size
-            self._start, self._continuing = self._first_line()
-            self.header = self._header(self._read(len(self._start)))
+            self.size = path.stat().st_size
+            self.start, self._continuing = self._first_line()
+            self.header = self._header(self.read(len(self.start)))
         except BaseException as error:
             self._file.close()
             if isinstance(error, OSError):
                 raise translated(error, path) from error
             raise
 
-    @property
-    def id(self) -> str:
-        """Its id, as people write it."""
-        return self.header.id.hex()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Close the file."""
         self._file.close()
 
     def damaged(self, why: str) -> Corrupt:
-        """Return the error of a file that cannot be used."""
+        """Return the error for a damaged file."""
         return Corrupt(f"{self.path}: {why}; nothing of it was used: make the export again", code="corrupt.export")
 
+    def read(self, offset: int) -> _Section:
+        """Return the section at an offset; `Corrupt` if its checksum does not match."""
+        head = self._bytes(offset, min(offset + HEAD_BYTES, self.size))
+        length = int.from_bytes(head[1:], "big")
+        end = offset + HEAD_BYTES + length + _CHECK
+        if len(head) < HEAD_BYTES or end > self.size:
+            raise self.damaged("it is cut short, or damaged")
+        raw = head + self._bytes(offset + HEAD_BYTES, end)
+        if blake3(raw[:-_CHECK]).digest() != raw[-_CHECK:]:
+            raise self.damaged(f"it is damaged, somewhere in the {len(raw)} bytes from byte {offset} on")
+        return _Section(head[:1], raw)
+
+    def value(self, section: _Section) -> Any:
+        """Return the unpacked content of a section; `Corrupt` unless it has the shape of its kind."""
+        try:
+            data = unsqueeze(section.raw[HEAD_BYTES:-_CHECK], limit=_LIMIT)
+            self.plain_bytes += len(data)
+            require_shape(section.kind, data, continuing=self._continuing)
+            return ormsgpack.unpackb(data)
+        except (ValueError, Corrupt) as error:
+            raise self.damaged(f"a section is damaged ({error})") from error
+
     def _first_line(self) -> tuple[bytes, bool]:
-        """Return the first line, and whether it is that of a file which continues another one."""
-        start = self._bytes(0, min(_LINE, self._size))
+        """Return the first line, and whether it says that the file continues another export."""
+        start = self._bytes(0, min(_LINE, self.size))
         line, newline, _ = start.partition(b"\n")
         number = line.removeprefix(MAGIC)
         if not line.startswith(MAGIC) or not newline or not number.isdigit():
@@ -125,7 +144,7 @@ class _File:
         )
 
     def _header(self, section: _Section) -> Header:
-        value: Any = self._value(section) if section.kind == HEADER else None
+        value: Any = self.value(section) if section.kind == HEADER else None
         try:
             version, number, created_at, since, _ = value
         except (TypeError, ValueError) as error:
@@ -138,71 +157,77 @@ class _File:
             raise self.damaged("its header is damaged")
         return Header(number, created_at, since)
 
-    def _read(self, offset: int) -> _Section:
-        """Return a section, checked."""
-        head = self._bytes(offset, min(offset + HEAD_BYTES, self._size))
-        length = int.from_bytes(head[1:], "big")
-        end = offset + HEAD_BYTES + length + _CHECK
-        if len(head) < HEAD_BYTES or end > self._size:
-            raise self.damaged("it is cut short, or damaged")
-        raw = head + self._bytes(offset + HEAD_BYTES, end)
-        if blake3(raw[:-_CHECK]).digest() != raw[-_CHECK:]:
-            raise self.damaged(f"it is damaged, somewhere in the {len(raw)} bytes from byte {offset} on")
-        return _Section(head[:1], raw)
-
-    def _value(self, section: _Section) -> Any:
-        try:
-            data = unsqueeze(section.raw[HEAD_BYTES:-_CHECK], limit=_LIMIT)
-            self.plain_bytes += len(data)
-            require_shape(section.kind, data, continuing=self._continuing)
-            return ormsgpack.unpackb(data)
-        except (ValueError, Corrupt) as error:
-            raise self.damaged(f"a section is damaged ({error})") from error
-
     def _bytes(self, start: int, end: int) -> bytes:
-        self._file.seek(start)
-        data = self._file.read(end - start)
+        try:
+            self._file.seek(start)
+            data = self._file.read(end - start)
+        except OSError as error:
+            raise translated(error, self.path) from error
         if len(data) != end - start:
             raise self.damaged("it is cut short")
         return data
 
 
-class Archive(_File):
-    """A file, read and checked."""
+class Archive:
+    """An export file that was read to its end and checked; gives its threads, rows and chunks."""
 
     def __init__(self, path: Path, progress: Callable[[str, int], None] | None = None) -> None:
-        super().__init__(path)
-        self.entries: list[Entry] = []
-        self.known: dict[bytes, Known] = {}
+        self._file = SectionFile(path)
+        self.path = path
+        self.header = self._file.header
+        self.entries: list[ThreadEntry] = []
+        self.known: dict[bytes, KnownThread] = {}
         self._pages: dict[bytes, list[_Page]] = {}
         self._names: set[tuple[str, ...]] = set()
         self._chunks: dict[bytes, tuple[int, int]] = {}
         self._digests: list[int] = []
         self._cache: OrderedDict[int, Any] = OrderedDict()
+        self._last: Row | None = None
+        """The last row that `_scan` has read of the current thread."""
+        self.totals = Totals()
         try:
-            self.totals = self._scan(progress)
-        except BaseException as error:
+            self._scan(progress)
+        except BaseException:
             self._file.close()
-            if isinstance(error, OSError):
-                raise translated(error, path) from error
             raise
 
     @property
+    def id(self) -> str:
+        """The id of the export, in hex."""
+        return self.header.id.hex()
+
+    @property
     def since(self) -> str | None:
-        """The id of the export that it continues."""
+        """The id of the export that this one continues, in hex; None if it continues none."""
         return None if self.header.since is None else self.header.since.hex()
 
-    def rows(self, entry: Entry, low: int, high: int) -> Iterator[Row]:
-        """Give the rows of a thread from one seq to another; their payloads are stored without compression."""
+    @property
+    def plain_bytes(self) -> int:
+        """How many uncompressed bytes were read from the file."""
+        return self._file.plain_bytes
+
+    def damaged(self, why: str) -> Corrupt:
+        """Return the error for a damaged file."""
+        return self._file.damaged(why)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def rows(self, entry: ThreadEntry, low: int, high: int) -> Iterator[Row]:
+        """Yield the rows of a thread from seq `low` to seq `high`, with uncompressed payloads."""
         pages = self._pages[entry.uid]
         at = max(bisect_right(pages, low, key=lambda page: page.first) - 1, 0)
         for page in pages[at:]:
             if page.first > high:
                 return
-            yield from (row for row in self._rows(entry, page.offset) if low <= row.seq <= high)
+            rows = self._decoded(page.offset, lambda listed: [row_of(fields, entry) for fields in listed])
+            yield from (row for row in rows if low <= row.seq <= high)
 
     def chunks(self, digests: Sequence[bytes]) -> dict[bytes, bytes]:
-        """Return those of these chunks that are in the file, stored without compression."""
+        """Return the uncompressed chunks by digest; chunks that the file lacks are left out."""
         found: dict[bytes, bytes] = {}
         for digest in digests:
             if digest in self._chunks:
@@ -210,148 +235,121 @@ class Archive(_File):
                 found[digest] = _RAW + self._decoded(offset, lambda listed: listed)[at]
         return found
 
-    def __contains__(self, digest: bytes) -> bool:
-        return digest in self._chunks
-
     def digests(self) -> list[bytes]:
-        """Return the digests of all chunks that a store has once it has imported this and what it continues."""
-        found: dict[bytes, None] = {}
-        count = 0
-        for offset in self._digests:
-            joined = self._value(self._read(offset))
-            count += len(joined) // DIGEST_BYTES
-            found.update(dict.fromkeys(joined[at : at + DIGEST_BYTES] for at in range(0, len(joined), DIGEST_BYTES)))
-            if len(found) < count:
-                raise self.damaged("it names a chunk twice")
-        return list(found)
+        """Return the digests of the chunks that a store has after importing this export and those it continues."""
+        joined = b"".join(self._file.value(self._file.read(offset)) for offset in self._digests)
+        digests = dict.fromkeys(joined[at : at + DIGEST_BYTES] for at in range(0, len(joined), DIGEST_BYTES))
+        if len(digests) * DIGEST_BYTES < len(joined):
+            raise self.damaged("it names a chunk twice")
+        return list(digests)
 
-    # -- the first look ---------------------------------------------------------------------------------
+    # -- the scan -----------------------------------------------------------------------------------------
 
-    def _scan(self, progress: Callable[[str, int], None] | None) -> Totals:
-        """Read all of it, check it, and take note of where things are; return what is in it."""
-        whole = blake3(self._start)
-        offset = len(self._start)
-        counted = Totals()
-        while (section := self._read(offset)).kind != END:
-            if section.kind != HEADER or offset != len(self._start):
-                counted = self._note(section.kind, self._value(section), offset, counted)
+    def _scan(self, progress: Callable[[str, int], None] | None) -> None:
+        """Read the whole file, check it against the rules of the format, and note the offsets of rows and chunks."""
+        whole = blake3(self._file.start)
+        offset = len(self._file.start)
+        while (section := self._file.read(offset)).kind != END:
+            if section.kind != HEADER or offset != len(self._file.start):
+                try:
+                    self._take(section.kind, self._file.value(section), offset)
+                except (TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+                    raise self.damaged(f"a section is damaged ({error})") from error
             whole.update(section.raw)
             offset += len(section.raw)
             if progress:
                 progress("bytes", offset)
-        if offset + len(section.raw) != self._size:
+        if offset + len(section.raw) != self._file.size:
             raise self.damaged("there is something behind its end")
-        if self._value(section) != [list(counted), whole.digest()]:
+        if self._file.value(section) != [list(self.totals), whole.digest()]:
             raise self.damaged("its checksum does not match")
-        self._require_last()
-        if not all(self._knows(entry) for entry in self.entries):
-            raise self.damaged("it does not know its own threads")
-        return counted
+        self._end_thread()
+        for entry in self.entries:
+            known = self.known.get(entry.uid)
+            if known is None or known[:3] != (entry.newest, entry.newest_op, entry.marks()):
+                raise self.damaged("it does not know its own threads")
 
-    def _knows(self, entry: Entry) -> bool:
-        known = self.known.get(entry.uid)
-        return known is not None and known[:3] == (entry.newest, entry.newest_op, entry.marks())
+    def _take(self, kind: bytes, value: Any, offset: int) -> None:
+        """Check the content of a section, and note its offset."""
+        if kind == THREAD:
+            self._take_thread(entry_of(value))
+        elif kind == ROWS:
+            self._take_rows(value, offset)
+        elif kind == CHUNKS:
+            self._chunks.update({blake3(plain).digest(): (offset, at) for at, plain in enumerate(value)})
+            if len(self._chunks) < self.totals.chunks + len(value):
+                raise self.damaged("it has a chunk twice")
+            self.totals = self.totals._replace(chunks=len(self._chunks))
+        elif kind == KNOWN:
+            known = known_of(value)
+            if known.keys() & self.known.keys():
+                raise self.damaged("it knows a thread twice")
+            self.known.update(known)
+        elif kind == DIGESTS and type(value) is bytes and len(value) % DIGEST_BYTES == 0:
+            self._digests.append(offset)
+        else:
+            raise self.damaged(f"it has a section {kind!r} where none may be")
 
-    def _note(self, kind: bytes, value: Any, offset: int, counted: Totals) -> Totals:
-        """Take note of a section."""
-        try:
-            if kind == THREAD:
-                self._note_thread(value)
-                return counted._replace(threads=counted.threads + 1)
-            if kind == ROWS:
-                rows = self._note_rows(value, offset)
-                saved = sum(row.op in log.CHECKPOINTS and not row.hidden for row in rows)
-                return counted._replace(rows=counted.rows + len(rows), checkpoints=counted.checkpoints + saved)
-            if kind == CHUNKS:
-                before = len(self._chunks)
-                self._chunks.update({blake3(plain).digest(): (offset, at) for at, plain in enumerate(value)})
-                if len(self._chunks) - before < len(value):
-                    raise self.damaged("it has a chunk twice")
-                return counted._replace(chunks=counted.chunks + len(value))
-            if kind == KNOWN:
-                known = known_of(value)
-                if known.keys() & self.known.keys():
-                    raise self.damaged("it knows a thread twice")
-                self.known.update(known)
-            elif kind == DIGESTS and type(value) is bytes and len(value) % DIGEST_BYTES == 0:
-                self._digests.append(offset)
-            else:
-                raise self.damaged(f"it has a section {kind!r}, which is not known")
-        except (TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
-            raise self.damaged(f"a section is damaged ({error})") from error
-        return counted
-
-    def _note_thread(self, value: Any) -> None:
-        entry = entry_of(value)
+    def _take_thread(self, entry: ThreadEntry) -> None:
         name = entry.thread[:2]
         if entry.uid in self._pages or name in self._names:
             raise self.damaged("it has a thread twice")
         if entry.start and self.header.since is None:
             raise self.damaged("it continues an export that it does not name")
+        self._end_thread()
         self._names.add(name)
-        self._require_last()
         self.entries.append(entry)
         self._pages[entry.uid] = []
+        self.totals = self.totals._replace(threads=len(self.entries))
 
-    def _note_rows(self, value: Any, offset: int) -> list[Row]:
+    def _take_rows(self, value: Any, offset: int) -> None:
         entry = self.entries[-1]
-        pages = self._pages[entry.uid]
         rows = [row_of(fields, entry) for fields in value]
-        last = self._rows(entry, pages[-1].offset)[-1].seq if pages else 0
         for row in rows:
-            in_order = last < row.seq <= entry.newest and (row.seq > entry.start or row.base == row.seq)
-            if not in_order or not is_written(row, entry):
-                raise self.damaged(f"row {row.seq} of thread {entry.thread.name!r} is damaged")
-            last = row.seq
-        pages.append(_Page(offset, rows[0].seq))
-        self._cache[offset] = rows
-        self._trim()
-        return rows
+            fault = row_fault(row, entry, self._last.seq if self._last else 0)
+            if fault is not None:
+                raise self.damaged(f"row {row.seq} of thread {entry.thread.name!r} is damaged: {fault} cannot be right")
+            self._last = row
+        self._pages[entry.uid].append(_Page(offset, rows[0].seq))
+        self._keep(offset, rows)
+        saved = sum(row.op in log.CHECKPOINTS and not row.hidden for row in rows)
+        self.totals = self.totals._replace(
+            rows=self.totals.rows + len(rows), checkpoints=self.totals.checkpoints + saved
+        )
 
-    def _require_last(self) -> None:
-        """Raise unless the last thread has come to its end."""
+    def _end_thread(self) -> None:
+        """Raise `Corrupt` unless the rows of the last thread reach its newest row and include its head."""
         if not self.entries:
             return
-        entry = self.entries[-1]
-        pages = self._pages[entry.uid]
-        there = (entry.start, entry.start_op)
-        if pages:
-            row = self._rows(entry, pages[-1].offset)[-1]
-            there = (row.seq, row.op_id)
-            if row.head and not entry.shows(row.head):
-                raise self.damaged(f"the head of thread {entry.thread.name!r} is missing")
-        if there != (entry.newest, entry.newest_op):
+        entry, row = self.entries[-1], self._last
+        if row is not None and row.head and not entry.shows(row.head):
+            raise self.damaged(f"the head of thread {entry.thread.name!r} is missing")
+        newest = (row.seq, row.op_id) if row else (entry.start, entry.start_op)
+        if newest != (entry.newest, entry.newest_op):
             raise self.damaged(f"the newest row of thread {entry.thread.name!r} is missing")
-
-    # -- sections ---------------------------------------------------------------------------------------
-
-    def _rows(self, entry: Entry, offset: int) -> list[Row]:
-        rows: list[Row] = self._decoded(offset, lambda listed: [row_of(fields, entry) for fields in listed])
-        return rows
+        self._last = None
 
     def _decoded(self, offset: int, make: Callable[[Any], Any]) -> Any:
-        """Return what is in a section, from memory if it was read lately."""
+        """Return the section at an offset as `make` decodes it, from the cache if possible."""
         if offset not in self._cache:
-            try:
-                self._cache[offset] = make(self._value(self._read(offset)))
-            except OSError as error:
-                raise translated(error, self.path) from error
-            self._trim()
+            self._keep(offset, make(self._file.value(self._file.read(offset))))
         self._cache.move_to_end(offset)
         return self._cache[offset]
 
-    def _trim(self) -> None:
-        while len(self._cache) > _KEPT:
+    def _keep(self, offset: int, value: Any) -> None:
+        self._cache[offset] = value
+        if len(self._cache) > _CACHED:
             self._cache.popitem(last=False)
 
 
 def id_of(path: Path) -> str | None:
-    """Return the id of a file that begins as an export does, None if it does not."""
+    """Return the id of an export file, in hex; None if the file does not begin like an export."""
     try:
-        with _File(path) as file:
-            return file.id
+        file = SectionFile(path)
     except Error:
         return None
+    file.close()
+    return file.header.id.hex()
 
 
 def _opened(path: Path) -> BinaryIO:

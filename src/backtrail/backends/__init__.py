@@ -1,1 +1,1 @@
-"""Backends: places to keep rows and chunks. `port` says what each of them promises."""
+"""Backends: storage for threads, rows and chunks. `port` defines what each backend promises."""

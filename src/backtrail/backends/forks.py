@@ -1,7 +1,7 @@
-"""What has to be at rest while this process forks, so that the child has none of it half done.
+"""Pause backends while this process forks, so that the child does not inherit a half-done call.
 
-A fork waits for whatever holds a connection or a file: the lock of each is taken before, and let go afterwards, by the
-parent and by the child. A process that was not forked by Python had no such hooks: what can, looks at its pid, too.
+Each connection and each file store registers itself. It is paused before the fork, and resumed in the parent and in the
+child. A fork outside of Python calls no hooks: where that matters, backends compare pids, too.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 
 class Resting(Protocol):
-    """What is told of a fork."""
+    """An object whose calls a fork must not interrupt."""
 
     def pause(self) -> None:
-        """Wait until no call is under way, and let none begin. If one takes too long, the fork happens all the same."""
+        """Wait until no call is running, and let none begin. If a call takes too long, return: the fork goes ahead."""
 
     def resume(self) -> None:
-        """Go on, in the process that forked."""
+        """Allow calls again in the parent."""
 
     def resume_in_child(self) -> None:
-        """Go on in the child, without what belongs to its parent."""
+        """Allow calls again in the child, and drop the locks and connections of the parent."""
 
 
 R = TypeVar("R", bound=Resting)
@@ -36,7 +36,7 @@ _registry = threading.RLock()
 
 
 def watch(resting: Resting) -> None:
-    """Tell it of forks, as long as it is there."""
+    """Pause and resume an object at every fork. Only a weak reference to it is kept."""
     _register()
     with _registry:
         _all.add(resting)
@@ -44,7 +44,7 @@ def watch(resting: Resting) -> None:
 
 @contextmanager
 def watched(kind: type[R]) -> Iterator[list[R]]:
-    """Give all of a kind that are there; no other comes, and no fork happens, until the block ends."""
+    """Yield all watched objects of a class; none is added, and no fork happens, until the block ends."""
     with _registry:
         yield [each for each in list(_all) if isinstance(each, kind)]
 
@@ -68,7 +68,7 @@ def _after() -> None:
 
 
 def _after_in_child() -> None:
-    global _registry  # noqa: PLW0603 - if it is held, then by a thread that this process has not got
+    global _registry  # noqa: PLW0603 - a thread of the parent may have it
     _registry = threading.RLock()
     for each in list(_all):
         each.resume_in_child()

@@ -1,38 +1,40 @@
-"""The port: all that backtrail asks of a place to keep things.
+"""The port: the protocols that every storage backend implements.
 
-A backend keeps four things and knows nothing of what they mean:
+A backend stores five kinds of data. It does not know what they mean.
 
-- **threads**: a number, a name space (`space`), a name, a random `uid`; numbers are never reused.
-- **rows**: the log of each thread, keyed by (thread number, seq), seq counting up from 1. Apart from
-  its `hidden` mark and, in upkeep, its payload, a row never changes. The newest row of a thread is
-  never removed.
-- **chunks**: bytes under a 32-byte digest, each with the epoch in which it was last put or touched.
-- **tags**: words on rows.
+- **Threads.** A thread has a number, a name in a name space, and a random `uid`. Numbers are never reused.
+- **Rows.** Each thread has a log of rows, keyed by (thread number, seq); seq counts up from 1. A row never changes,
+  apart from its `hidden` flag and, during maintenance, its payload. The newest row of a thread is never removed.
+- **Tags and pins** on rows. A tag is a word. A pin is the uid of a thread, its holder, for which the row is kept.
+- **Chunks.** A chunk is bytes under a 32-byte digest, with the epoch of the last commit that put or touched it.
+- **Index entries.** An entry is a text to search for. The engine makes entries from rows, and can make them again.
 
-There is one way to write, `commit(batch)`: all of it, or none and an exception; when it returns, it is
-durable. What a batch requires is checked inside the same transaction, against the store as it was before the
-batch, so two writers never both extend the same row. A batch committed twice (its threads with the same uid, its rows
-with the same `op_id`) counts once, whatever else has happened since.
+Five protocols say what a backend does. `Backend` is all of them, with groups, snapshots and `close`.
 
-Commits may share what it costs to make them durable: `with backend.group():`. Each commit of the calling thread inside
-the block is taken or refused by itself. Until the block ends only that thread sees what was taken; then all of it is
-durable, or none of it happened: because the end failed, or because an exception left the block.
+| protocol      | the backend                                             | used by                       |
+|---------------|---------------------------------------------------------|-------------------------------|
+| `Reader`      | answers questions about threads, rows, tags and chunks  | every read                    |
+| `Writer`      | commits batches                                         | every write                   |
+| `SearchIndex` | keeps index entries and finds them by their words       | `store.search`                |
+| `ChangeFeed`  | says which threads have new rows                        | `store.watch`, `thread.watch` |
+| `Maintenance` | removes, rewrites, checks and counts                    | `gc`, `verify`, `stats`       |
 
-Who wants to hear of commits listens: `with backend.listen(wake) as interval:`. `wake` says that something may have
-happened, `moved` what it was. What is committed through this very backend is always told by `wake`, with its threads,
-before the commit (or its group) returns; what others commit is noticed by looking every `interval` seconds, or sooner.
+**One way to write.** `commit(batch)` writes all of a batch, or raises and writes nothing. When it returns, the batch is
+durable. The backend checks the requirements of the batch in the same transaction, against the store as it was before
+the batch. So two writers never both extend the same row.
 
-Reads are single calls, never open cursors: nothing is held between two calls. A backend is safe to
-share between threads and survives `os.fork()`. Driver exceptions never leave it: they become
-`backtrail.errors`, with the driver's own as the `__cause__`. `Stale`, `Vanished`, `MissingChunks` and
-`Undone`, below, are answers for the engine: nothing was written.
+**A batch counts once.** A caller that lost the reply commits the same batch again. The backend recognises it by the
+uids of its threads and the `op_id`s of its rows, and returns the same answer, even if other batches came in between.
 
-Beside all this there is an **index** of texts, for search. It is made from the rows and can be made again. It has a
-list of entries for each thread: what the engine wants to be found of the state of one of the thread's rows. A commit
-does not change the lists: it *marks* the threads that it adds rows to, in the same transaction.
+**Reads are single calls.** No cursor stays open between two calls. A call that begins after a commit has returned sees
+that commit, from whichever process it came.
 
-A thread may belong to an **agent**. A commit that adds a row to such a thread, or renews it, *touches* it, in the same
-transaction: `standings` then lists it among those of its agent that are touched, until a batch says `untouch`.
+**Threads and processes.** Threads share a backend without locks of their own. A backend survives `os.fork()`.
+
+**Errors.** A driver's exception never leaves the backend: it becomes one of `backtrail.errors`, with the driver's as
+its `__cause__`. `Stale`, `Vanished`, `MissingChunks` and `Undone` are answers for the engine: nothing was written.
+
+`backtrail.testing.BackendConformance` tests this in one process; docs/backends.md shows how to write a backend.
 """
 
 from __future__ import annotations
@@ -47,10 +49,7 @@ if TYPE_CHECKING:
     from backtrail.atomic_file import Access
 
 
-REMOVED = ": a repair removes them for good"
-"""What `check` says behind what `mend` removes."""
-JUMP = 1 << 20
-"""No more rows than these are taken to have been lost behind the newest: else it is what says so that is damaged."""
+# -- threads and rows ---------------------------------------------------------------------------------
 
 
 class Row(NamedTuple):
@@ -73,27 +72,29 @@ class Row(NamedTuple):
     size: int
     stored: int
     root: bytes
+    """Empty, unless the row is a checkpoint."""
     op_id: bytes
     extra: bytes
     check: bytes
     payload: bytes | None
-    """None when the read did not ask for it, b"" when there is none."""
+    """None if the read did not ask for it, b"" if the row has none."""
     hidden: bool
 
 
 class ThreadRecord(NamedTuple):
-    """A thread as the backend knows it."""
+    """A thread in the store."""
 
     no: int
     space: str
-    """The name space: "thread", "agent", "conversation", "run"."""
+    """The name space: "thread", "agent", "conversation", "run" ..."""
     name: str
     uid: bytes
     """8 random bytes, unique in the store."""
     agent: str | None
+    """The owner: a word to list threads by. None is no owner, and differs from an empty word."""
     created_at: int
     origin: str | None
-    """The id of the checkpoint this thread was forked from."""
+    """The id of the checkpoint that this thread was forked from."""
 
 
 class NewThread(NamedTuple):
@@ -107,194 +108,30 @@ class NewThread(NamedTuple):
     origin: str | None
 
 
-class Batch(NamedTuple):
-    """One atomic write. Threads are named by number; -1, -2 ... are those that the batch creates, in order."""
-
-    threads: tuple[NewThread, ...] = ()
-    """A name that is taken already in its space, or a uid that is taken, is `Stale`. A batch names the threads it
-    creates by -1, -2 ... only, never by the numbers it thinks they will get."""
-    renew: tuple[tuple[int, NewThread], ...] = ()
-    """(thread, what it becomes): a deleted thread begins again; its agent, created_at and origin are replaced, its
-    number, name and uid stay."""
-    rows: tuple[tuple[int, Row], ...] = ()
-    """Each row's predecessor (seq - 1) must be the newest row of its thread, else `Stale` (but see `gaps`); the first
-    row of a thread has seq 1. Rows of one thread come in ascending order. A row may be hidden from its beginning."""
-    chunks: tuple[tuple[bytes, bytes], ...] = ()
-    """(digest, stored bytes): put if absent; either way its epoch becomes the current one."""
-    touch: tuple[bytes, ...] = ()
-    """Digests that must be there, else `MissingChunks`; their epoch becomes the current one."""
-    visible: tuple[tuple[int, int], ...] = ()
-    """(thread, seq) that must exist already and not be hidden, else `Vanished`."""
-    newest: tuple[tuple[int, int], ...] = ()
-    """(thread, seq) that must be the newest row of its thread before the batch, else `Stale`; seq 0: no row yet."""
-    tags: tuple[tuple[int, int, tuple[str, ...]], ...] = ()
-    """(thread, seq, the tags that this row must have), else `Stale`; what the batch itself tags and untags does not
-    count. Only rows that it hides are named: who tags what is `visible`, and who hides it, wait for each other."""
-    hide: tuple[tuple[int, int], ...] = ()
-    """Rows to hide. Hiding, tagging or renewing what is not there is passed over. First hide, then tag, then untag."""
-    show: tuple[tuple[int, int], ...] = ()
-    """(thread, seq) that must exist already, hidden or not, else `Vanished`; they are hidden no more."""
-    tag: tuple[tuple[int, int, str], ...] = ()
-    untag: tuple[tuple[int, int, str], ...] = ()
-    untouch: tuple[tuple[int, int], ...] = ()
-    """(thread, seq): it is touched no more, if seq is its newest row once the batch is written; else passed over."""
-    gaps: bool = False
-    """Seqs may be left out, as if there had been rows that were removed: a row must only come behind the newest one."""
-
-
-class Stale(Exception):  # noqa: N818 - an answer, not a failure
-    """Somebody else wrote first: read again."""
-
-
-class Vanished(Exception):  # noqa: N818 - an answer, not a failure
-    """A row that the batch points at is hidden or gone."""
-
-    def __init__(self, thread: int, seq: int) -> None:
-        super().__init__(thread, seq)
-        self.thread = thread
-        self.seq = seq
-
-
-class MissingChunks(Exception):  # noqa: N818 - an answer, not a failure
-    """Chunks to be touched are gone: send their bytes."""
-
-    def __init__(self, digests: frozenset[bytes]) -> None:
-        super().__init__(f"{len(digests)} chunks are gone")
-        self.digests = digests
-
-
-class Undone(Exception):  # noqa: N818 - an answer, not a failure
-    """A group was given up because of others, and nothing of it happened: do its writes again, one by one.
-
-    Of a group without a row in it, it may not be known whether it happened; what else may be in one counts once.
-    """
-
-
-class Entry(NamedTuple):
-    """One text in the index."""
-
-    time: int
-    """Microseconds since 1970: what comes first in a search is what is newest."""
-    message_id: str | None
-    role: str | None
-    words: str
-    """The words to find it by, with single spaces between them; no other character of it is a space."""
-    text: bytes
-    """What the engine wants to have back: a byte that says how it is compressed, 0 for not at all, then the text."""
-
-
-class Splice(NamedTuple):
-    """A change of a thread's list: `entries` stand in the place of the `removed` ones that stood at `at` and behind.
-
-    None stands for what nobody looks for: it has a place in the list, and that is all.
-    """
-
-    at: int
-    removed: int
-    entries: tuple[Entry | None, ...]
-
-
-class Indexed(NamedTuple):
-    """What a thread's list is: the first `items` of those of the row `seq`; both are 0 if there is no list."""
-
-    seq: int
-    items: int
-    as_of: int
-    """The newest row of the thread when `seq` was its head. It only rises, so nobody takes a list back to what was."""
-
-
-class Phrase(NamedTuple):
-    """Words that stand one after the other; to the left or to the right, their ends may be inside of a longer word.
-
-    A backend may cut long words short, those of entries and those that are looked for: it then finds more, not less.
-    """
-
-    words: tuple[str, ...]
-    open_left: bool = False
-    open_right: bool = False
-
-    @property
-    def sought(self) -> str:
-        """What is in the words of an entry, with a space before and behind them, if the phrase is."""
-        return f"{'' if self.open_left else ' '}{' '.join(self.words)}{'' if self.open_right else ' '}"
-
-
-class Found(NamedTuple):
-    """An entry that was found, and where."""
-
-    record: ThreadRecord
-    seq: int
-    """The row whose list the index had of the thread."""
-    position: int
-    """The place of the entry in that list."""
-    no: int
-    """The entry's number. Later entries have higher ones, and none is used again."""
-    entry: Entry
-    """Without its words: they are empty."""
-
-
-class Stand(NamedTuple):
-    """How a thread stands. The rows are without payload."""
+class ThreadTip(NamedTuple):
+    """A thread with its newest row and its head, both without payload."""
 
     record: ThreadRecord
     newest: Row
     head: Row | None
-    """The row that `newest.head` names; None if that is 0, or gone."""
+    """The row that `newest.head` names; None if that is 0, or the row is gone."""
 
 
-class Usage(NamedTuple):
-    """What a store holds, counted. What is counted by name space names only those that have something to count."""
-
-    threads: Mapping[str, int]
-    """How many threads each name space has whose newest row has a head."""
-    rows: int
-    checkpoints: Mapping[str, int]
-    """Rows that are visible checkpoints, by name space."""
-    logical_bytes: Mapping[str, int]
-    """The sizes of the visible checkpoints' states, added up, by name space."""
-    items: Mapping[str, int]
-    """The `items` of the lists of threads that have a head and are not marked, added up, by name space."""
-    chunks: int
-    payload_bytes: int
-    """Bytes of rows' payloads and of chunks as they are stored."""
-    stored_bytes: int
-    """Bytes on disk (for memory: payload_bytes and index_bytes)."""
-    entries: int = 0
-    """Entries of the index."""
-    index_bytes: int = 0
-    """Bytes of the index, its own overhead not counted."""
-
-
-@runtime_checkable
-class Copyable(Protocol):
-    """A backend whose store can be copied as it is, to a file or a directory that can be opened like it."""
-
-    beside: tuple[str, ...]
-    """Endings of the names of files beside such a file that would be taken for a part of it."""
-
-    def access(self) -> Access | None:
-        """Return who may use it, and so what is made of it; None if that cannot be told."""
-
-    def backup(self, path: Path, progress: Callable[[str, int], None] | None) -> int:
-        """Copy the store as it is now to where nothing is yet, while others write; return its size in bytes."""
-
-
-class Backend(Protocol):
-    """Where rows and chunks live. See the module's text for what always holds."""
-
-    shows_texts: bool
-    """Whether people read the index, too: its texts are then not to be compressed."""
-    undoes_groups: bool
-    """Whether a group may be `Undone`. What cannot be done twice is then not to be a part of one."""
-    read_only: bool
-    """Whether it was opened only to be read."""
+class Reader(Protocol):
+    """Answers questions about threads, rows, tags and chunks. Each call is one view of the store."""
 
     # -- threads ------------------------------------------------------------------------------
     def find_thread(self, space: str, name: str) -> ThreadRecord | None:
-        """Return the thread of that name, or None."""
+        """Return the thread with this name, or None."""
 
     def thread_with_uid(self, uid: bytes) -> ThreadRecord | None:
-        """Return the thread with that uid, or None."""
+        """Return the thread with this uid, or None."""
+
+    def thread(self, no: int) -> ThreadRecord | None:
+        """Return the thread with this number, or None."""
+
+    def thread_numbers(self, after: int, limit: int) -> list[int]:
+        """Return up to `limit` numbers of threads above `after`, ascending; deleted threads are included."""
 
     def threads(
         self,
@@ -306,21 +143,36 @@ class Backend(Protocol):
         after: tuple[int, int] | None,
         limit: int,
     ) -> list[tuple[ThreadRecord, Row]]:
-        """Return up to `limit` threads that have a head, each with its newest row (without payload).
+        """Return up to `limit` threads that have a head, each with its newest row, without payload.
 
-        Ordered by the newest row's created_at, then by number, both descending; `after` is the
-        (created_at, number) to go on behind; `origin` the uid of a thread that they were forked from. `None` means any.
+        `prefix` is the beginning of the name, `origin` the uid of the thread that they were forked from. None means
+        any. Threads are sorted by (created_at of the newest row, number), both descending; `after` is the pair of the
+        last thread of the previous page.
         """
 
-    def standings(self, agent: str, *, touched: bool) -> list[Stand]:
-        """Return how the threads of an agent stand, in every name space, by number, in one view of the store.
+    def tips(self, agent: str, *, touched: bool) -> list[ThreadTip]:
+        """Return the tips of an owner's threads that have rows, in every name space, sorted by number.
 
-        `touched`: only those that are touched. They need not have a head.
+        Threads without a head are included. `touched` leaves out untouched threads; see `Batch.untouch`.
+        """
+
+    # -- many threads at once -----------------------------------------------------------------
+    # For databases: the number of statements does not grow with the number of threads.
+    def threads_named(self, space: str, names: Sequence[str]) -> dict[str, ThreadRecord]:
+        """Return the threads of a name space with the given names, by name; missing threads are left out."""
+
+    def newest_of(self, threads: Collection[int]) -> dict[int, Row]:
+        """Return the newest row of each thread, without payload, by number; threads without rows are left out."""
+
+    def rows_of(self, spans: Sequence[tuple[int, int, int]], *, payload: bool = False) -> dict[tuple[int, int], Row]:
+        """Return rows of several threads by (thread, seq), ascending, hidden or not.
+
+        A span is a thread, and the first and the last seq to return of it.
         """
 
     # -- rows ---------------------------------------------------------------------------------
     def newest(self, thread: int) -> Row | None:
-        """Return the newest row of a thread, without payload, or None if there is no such thread."""
+        """Return the newest row of a thread, without payload; None if there is no such thread, or it has no row."""
 
     def rows(
         self,
@@ -332,87 +184,217 @@ class Backend(Protocol):
         newest_first: bool = False,
         limit: int | None = None,
     ) -> list[Row]:
-        """Return the rows whose seq lies in one of the ranges (both ends included), in order of seq.
+        """Return the rows whose seq lies in one of the ranges (both ends included), once each, in order of seq.
 
-        `visible` keeps only checkpoints, which have a root, that are not hidden.
+        `visible` leaves only visible checkpoints: rows that have a root and are not hidden.
         """
 
     def count(self, thread: int, ranges: Sequence[tuple[int, int]]) -> int:
         """Return how many visible checkpoints have their seq in one of the ranges."""
 
     def labelled(self, thread: int, label: str) -> list[int]:
-        """Return the seqs of visible rows with this label, ascending."""
+        """Return the seqs of the rows with this label that are not hidden, ascending."""
 
-    # -- tags ---------------------------------------------------------------------------------
+    # -- tags and pins ------------------------------------------------------------------------
     def tags(self, thread: int, seqs: Iterable[int] | None = None) -> dict[int, tuple[str, ...]]:
-        """Return the tags of a thread's rows (of these seqs, or of all), in the order they were given."""
+        """Return the tags of a thread's rows by seq, in the order in which they were put; `seqs` None: all rows."""
 
     def tagged(self, thread: int, tag: str) -> list[int]:
-        """Return the seqs of visible rows with this tag, ascending."""
+        """Return the seqs of the rows with this tag that are not hidden, ascending."""
+
+    def pins(self, thread: int, seqs: Iterable[int] | None = None) -> dict[int, tuple[bytes, ...]]:
+        """Return the pins of a thread's rows by seq, in the order in which they were put; `seqs` None: all rows."""
 
     # -- chunks -------------------------------------------------------------------------------
     def chunks(self, digests: Sequence[bytes]) -> dict[bytes, bytes]:
-        """Return the stored bytes of those chunks that are there."""
+        """Return the stored bytes of chunks by digest; absent chunks are left out."""
 
     def present(self, digests: Sequence[bytes]) -> set[bytes]:
-        """Return which of these chunks are there."""
+        """Return the digests of those chunks that the store has."""
 
-    # -- the one way to write -------------------------------------------------------------------
+    # -- time ---------------------------------------------------------------------------------
+    def now(self) -> int:
+        """Return the time in microseconds since 1970, by a clock that all processes of the store share."""
+
+
+# -- writing ------------------------------------------------------------------------------------------
+
+
+class Batch(NamedTuple):
+    """One atomic write: its additions, requirements and changes.
+
+    A batch names the threads that it creates by -1, -2 ..., in order, and all others by their numbers.
+    """
+
+    # Additions.
+    threads: tuple[NewThread, ...] = ()
+    """`Stale` if the name is taken in its space, or the uid is taken."""
+    rows: tuple[tuple[int, Row], ...] = ()
+    """(thread, row). `Stale` unless the row's seq is one above the newest row of its thread; the first row of a thread
+    has seq 1. The rows of one thread come in ascending order. A row may be hidden from the beginning."""
+    gaps: bool = False
+    """Rows may leave seqs out, as if maintenance had removed rows there: each must only be above the newest."""
+    chunks: tuple[tuple[bytes, bytes], ...] = ()
+    """(digest, stored bytes). The first to put a chunk wins; either way its epoch becomes the current one."""
+
+    # Requirements.
+    touch: tuple[bytes, ...] = ()
+    """Digests of chunks; `MissingChunks` if one is absent. Their epoch becomes the current one."""
+    visible: tuple[tuple[int, int], ...] = ()
+    """(thread, seq); `Vanished` unless the row existed before the batch and was not hidden."""
+    newest: tuple[tuple[int, int], ...] = ()
+    """(thread, seq); `Stale` unless this was the newest row before the batch. Seq 0: the thread had no row."""
+    tags: tuple[tuple[int, int, tuple[str, ...]], ...] = ()
+    """(thread, seq, tags); `Stale` unless the row has exactly these tags. Tags that the batch itself adds or removes do
+    not count. A batch lists the rows that it hides: so one writer cannot hide a row while another tags it. `Stale`,
+    too, unless the row has exactly the pins that `pins` lists for it, or none if `pins` does not list the row."""
+    pins: tuple[tuple[int, int, tuple[bytes, ...]], ...] = ()
+    """(thread, seq, pins), for rows in `tags`. Pins that the batch itself adds or removes do not count."""
+
+    # Changes, made in this order. Rows and threads that do not exist are skipped.
+    renew: tuple[tuple[int, NewThread], ...] = ()
+    """(thread, values): a deleted thread begins again. It gets the agent, created_at and origin of the values, and
+    keeps its number, space, name and uid."""
+    hide: tuple[tuple[int, int], ...] = ()
+    show: tuple[tuple[int, int], ...] = ()
+    """(thread, seq): the row is no longer hidden. `Vanished` unless it existed before the batch."""
+    tag: tuple[tuple[int, int, str], ...] = ()
+    untag: tuple[tuple[int, int, str], ...] = ()
+    pin: tuple[tuple[int, int, bytes], ...] = ()
+    """(thread, seq, the uid of the holder)."""
+    unpin: tuple[tuple[int, int, bytes], ...] = ()
+    untouch: tuple[tuple[int, int], ...] = ()
+    """(thread, seq): the thread becomes untouched if seq is its newest row. Its next row or renewal touches it again.
+    `tips` can leave out untouched threads."""
+
+
+class Stale(Exception):  # noqa: N818 - an answer, not a failure
+    """Another writer was first: read again."""
+
+
+class Vanished(Exception):  # noqa: N818 - an answer, not a failure
+    """A row that the batch refers to is hidden or gone."""
+
+    def __init__(self, thread: int, seq: int) -> None:
+        super().__init__(thread, seq)
+        self.thread = thread
+        self.seq = seq
+
+
+class MissingChunks(Exception):  # noqa: N818 - an answer, not a failure
+    """Chunks that the batch touches are gone: send their bytes."""
+
+    def __init__(self, digests: frozenset[bytes]) -> None:
+        super().__init__(f"{len(digests)} chunks are gone")
+        self.digests = digests
+
+
+class Undone(Exception):  # noqa: N818 - an answer, not a failure
+    """The backend rolled back a group because of other writers: repeat its writes one by one.
+
+    A group without rows may have been committed after all. Repeating writes other than rows does no harm.
+    """
+
+
+class Writer(Protocol):
+    """Commits batches."""
+
     def commit(self, batch: Batch) -> tuple[int, ...]:
-        """Write all of it or nothing; return the numbers of the threads it created."""
+        """Write all of the batch or nothing; return the numbers of the threads that it created."""
 
-    def group(self) -> AbstractContextManager[None]:
-        """Make what the calling thread writes in the block durable together, when it ends; see the module's text.
 
-        Nothing is taken from others before the first write. A write that fails because the store does (not one that
-        is refused) takes the whole group with it: all writes after it, and the end, raise that error, too, or `Undone`
-        if the writes may simply be done again. A group inside a group is `Invalid`, and so are calls that cannot be
-        part of one (`reclaim`, `close`).
-        """
+class LogStore(Reader, Writer, Protocol):
+    """The part of a backend that the engine needs for threads; the overlay of a transaction implements it, too."""
 
-    # -- one moment -----------------------------------------------------------------------------
-    def snapshot(self) -> AbstractContextManager[Backend]:
-        """Give the store as it is now, to be read in the block by the calling thread; others go on writing meanwhile.
 
-        Nothing may be written to what is given. Inside a group it is `Invalid`.
-        """
+# -- search -------------------------------------------------------------------------------------------
 
-    # -- hearing of commits ---------------------------------------------------------------------
-    def listen(self, wake: Callable[[Collection[int]], None]) -> AbstractContextManager[float]:
-        """Call `wake` when something may have been committed, from any thread, as long as the block lasts.
 
-        It is given the numbers of the threads that were written to, as far as they are known, and returns at once.
-        Gives the seconds after which to look for what others did even without a call. The block may end in another
-        thread, and after `close`.
-        """
+class IndexEntry(NamedTuple):
+    """One text in the index."""
 
-    def moved(
-        self, mark: object | None, told: Collection[int], others: Collection[int] | None
-    ) -> tuple[object, dict[int, int]]:
-        """Return the threads that have a newer row than when `mark` was given, and a new mark.
+    time: int
+    """Microseconds since 1970. A search returns the newest entry first."""
+    message_id: str | None
+    role: str | None
+    words: str
+    """The searchable words, separated by one space each."""
+    text: bytes
+    """The text that a search returns: a byte that names the compression, 0 for none, then the text."""
 
-        Each comes with the seq of the newest row that it had then, 0 if it had none. A mark is the backend's own: it is
-        handed back once, unless the call fails. None begins: nothing has moved yet.
 
-        `told` are threads that `wake` named since; they are always looked at. If somebody else may have written, so are
-        new threads and `others`: those that matter now, or None for all there are. More threads may be given than were
-        asked for, and one that the mark did not know also if it has not moved.
-        """
+class Splice(NamedTuple):
+    """A change of a thread's list: `entries` replace the `removed` entries from position `at` on.
 
-    # -- the index ------------------------------------------------------------------------------
-    def marked(self, after: int, limit: int) -> list[int]:
-        """Return the numbers of marked threads above `after`, ascending."""
+    A None entry takes a position in the list and is never found.
+    """
 
-    def indexed(self, thread: int) -> Indexed:
-        """Return what a thread's list is now; all zeros if nothing is known of it."""
+    at: int
+    removed: int
+    entries: tuple[IndexEntry | None, ...]
 
-    def index(self, thread: int, was: Indexed, now: Indexed, splices: Sequence[Splice]) -> bool:
-        """Change a thread's list by these splices, one after the other, all or none; False if it is not what it `was`.
 
-        Afterwards it is what `now` says. If `as_of` is then still the newest row of the thread, its mark is taken off:
-        a row that is being committed at the same moment leaves its mark behind, whichever of the two comes first.
+class IndexState(NamedTuple):
+    """The version of a thread's list: it has the first `items` messages of the row `seq`. Zeros if there is no list."""
 
-        Entries that stay keep their numbers; new ones get higher numbers than all before, in their order.
+    seq: int
+    items: int
+    as_of: int
+    """The newest row of the thread when `seq` was its head. It only rises: a slow indexer never undoes a fast one."""
+
+
+class Phrase(NamedTuple):
+    """Words that follow each other. An open end may lie inside a longer word.
+
+    A backend may shorten long words, both those of entries and those of phrases: it then finds more, never less.
+    """
+
+    words: tuple[str, ...]
+    open_left: bool = False
+    open_right: bool = False
+
+    @property
+    def sought(self) -> str:
+        """The text to look for in " words of the entry ", which has a space at both ends."""
+        return f"{'' if self.open_left else ' '}{' '.join(self.words)}{'' if self.open_right else ' '}"
+
+
+class IndexHit(NamedTuple):
+    """An entry that `find` returns, and its place."""
+
+    record: ThreadRecord
+    seq: int
+    """The row that the thread's list shows."""
+    position: int
+    """The entry's position in that list."""
+    no: int
+    """The entry's number. Later entries have higher numbers, and no number is used again."""
+    entry: IndexEntry
+    """With empty `words`."""
+
+
+class SearchIndex(Protocol):
+    """Keeps a list of entries for each thread, and finds entries by their words.
+
+    A commit does not change the lists. It marks the threads that it adds rows to, in the same transaction; the next
+    search brings the lists of marked threads up to date.
+    """
+
+    shows_texts: bool
+    """Whether users read the texts of the index with other tools; if so, the engine does not compress them."""
+
+    def unindexed(self, after: int, limit: int) -> list[int]:
+        """Return up to `limit` numbers of marked threads above `after`, ascending."""
+
+    def indexed(self, thread: int) -> IndexState:
+        """Return the version of a thread's list."""
+
+    def index(self, thread: int, was: IndexState, now: IndexState, splices: Sequence[Splice]) -> bool:
+        """Apply the splices in order, all or none; return False and change nothing unless the list's version is `was`.
+
+        The version of the list becomes `now`. The thread's mark is removed if `now.as_of` is its newest row: a row that
+        is committed at the same moment keeps the mark, in either order. Entries that stay keep their numbers. New
+        entries get higher numbers than all before, in their order.
         """
 
     def find(
@@ -425,85 +407,190 @@ class Backend(Protocol):
         without: Sequence[int] = (),
         after: tuple[int, int] | None,
         limit: int,
-    ) -> list[Found]:
-        """Return entries in which all of the phrases are, newest first, in one view of the index.
+    ) -> list[IndexHit]:
+        """Return up to `limit` entries that contain all of the phrases, newest first.
 
-        Ordered by time, then by the entry's number, both descending; `after` is the (time, number) to go on behind.
-        `None` means any; threads in `without` are left out. There may be others between them that do not match: the
-        engine looks at each. None that does may be left out, and fewer than `limit` mean that there are no more.
+        None means any; threads in `without` are left out. Entries are sorted by (time, number), both descending;
+        `after` is the pair of the last entry of the previous page. A backend may return entries that do not match,
+        because the engine checks each entry; it must not leave out a matching entry. Fewer than `limit` entries mean
+        that there are no more.
         """
 
-    def forget_index(self) -> None:
-        """Empty the index, and mark every thread."""
+    def clear_index(self) -> None:
+        """Remove all lists, and mark every thread."""
 
-    # -- upkeep -------------------------------------------------------------------------------
-    def thread_numbers(self, after: int, limit: int) -> list[int]:
-        """Return the numbers of threads above `after`, ascending, deleted ones included."""
 
-    def thread(self, no: int) -> ThreadRecord | None:
-        """Return the thread with this number, or None."""
+# -- changes ------------------------------------------------------------------------------------------
 
+
+class ChangeFeed(Protocol):
+    """Says which threads have new rows. `listen` says when to look, `changed_since` which threads changed.
+
+    A commit through this backend object calls every listener, with its threads, before `commit` (or its group)
+    returns. Commits of other processes are found by polling `changed_since` every `interval` seconds, or sooner.
+    """
+
+    def listen(self, wake: Callable[[Collection[int]], None]) -> AbstractContextManager[float]:
+        """Call `wake` after each commit until the block ends; yield the polling interval in seconds.
+
+        `wake` gets the numbers of the threads that were written to, as far as they are known. It may be called from any
+        thread, and returns at once. The block may end in another thread, and after `close`.
+        """
+
+    def changed_since(
+        self, mark: object | None, told: Collection[int], others: Collection[int] | None
+    ) -> tuple[object, dict[int, int]]:
+        """Return a new mark, and the threads with newer rows than at the old mark: {number: its newest seq then, or 0}.
+
+        A mark is the backend's own value. The caller hands each mark back once, or again if the call failed. The mark
+        None begins: nothing has changed yet.
+
+        `told` are threads that `wake` has named since the mark: the backend looks at them in any case. If another
+        process may have written, it also looks at new threads and at `others`; None means all threads. It may return
+        more threads than that, and a thread that the mark did not know even if it has not changed.
+        """
+
+
+# -- maintenance --------------------------------------------------------------------------------------
+
+REMOVED = ": a repair removes them for good"
+"""Ends a line of `check` whose subject `repair` removes."""
+JUMP = 1 << 20
+"""The most rows that `repair` takes for lost behind the newest row; a larger number is itself damage."""
+
+
+class Usage(NamedTuple):
+    """The counts and sizes of a store's data. Counts by name space leave out spaces whose count is 0."""
+
+    threads: Mapping[str, int]
+    """Threads that have a head, by name space."""
+    rows: int
+    checkpoints: Mapping[str, int]
+    """Visible checkpoints, by name space."""
+    logical_bytes: Mapping[str, int]
+    """The sum of their sizes, by name space."""
+    items: Mapping[str, int]
+    """The sum of the `items` of the lists of threads that have a head and are not marked, by name space."""
+    chunks: int
+    payload_bytes: int
+    """Bytes of payloads and chunks as they are stored."""
+    stored_bytes: int
+    """Bytes on disk; in memory, payload_bytes and index_bytes."""
+    entries: int = 0
+    """Entries of the index."""
+    index_bytes: int = 0
+    """Bytes of the index, without its overhead."""
+
+
+class Maintenance(Protocol):
+    """Removes, rewrites, checks and counts the stored data.
+
+    An epoch keeps garbage collection apart from writers: the collector begins an epoch, finds out which chunks rows
+    refer to, and removes the others, unless a commit has put or touched them since the epoch began.
+    """
+
+    # -- garbage --------------------------------------------------------------------------------
     def next_epoch(self) -> int:
-        """Begin a new epoch and return its number; every later commit stamps its chunks with it or a newer one."""
+        """Begin an epoch and return its number; every later commit stamps its chunks with this epoch or a newer one."""
 
     def chunk_page(self, after: bytes, limit: int) -> list[tuple[bytes, int]]:
-        """Return up to `limit` (digest, epoch) with digests above `after`, ascending."""
+        """Return up to `limit` pairs (digest, epoch) with digests above `after`, ascending."""
 
     def remove_chunks(self, digests: Sequence[bytes], before_epoch: int) -> int:
-        """Remove those of these chunks whose epoch is below `before_epoch`; return their stored bytes."""
+        """Remove the given chunks whose epoch is below `before_epoch`; return the removed bytes."""
 
     def remove_rows(self, thread: int, seqs: Sequence[int]) -> int:
-        """Remove rows (and their tags) that are hidden and not the newest; return how many went."""
+        """Remove the given rows that are hidden and not the newest, with their tags; return the number removed."""
 
     def rewrite(self, thread: int, rows: Sequence[Row], chunks: Sequence[tuple[bytes, bytes]] = ()) -> int:
-        """Replace rows that still have the same op_id, and put the chunks that the new ones need; return how many were.
+        """Put the chunks, and replace the stored rows with the same seq and op_id; return the number replaced.
 
-        The stored `hidden` mark stays as it is; a row whose payload is None keeps the stored payload. A row that is a
-        base (`base` is its own seq) is not replaced by one that is none: what that would stand on may be gone.
+        The stored `hidden` flag stays. A row whose payload is None keeps the stored payload. A base (its `base` is its
+        own seq) is replaced only by a base: the rows below it may be gone.
         """
 
     def reclaim(self, *, erase: bool = False) -> None:
-        """Give freed space back to the operating system, as far as the backend can.
+        """Return freed space to the operating system, as far as the backend can. Not in a group.
 
-        What was taken out of the index is then gone from its pages, too. `erase` leaves no trace of what was removed in
-        any file of the store: others wait meanwhile. `Unavailable` if they keep that from being done.
+        `erase` also overwrites all traces of what was removed, in every file of the store: other writers wait. It is
+        `Unavailable` if other users of the store prevent it.
         """
 
+    # -- damage ---------------------------------------------------------------------------------
     def check(self, progress: Callable[[str, int], None] | None) -> tuple[str, ...]:
-        """Return what is wrong with the files, tables and indexes themselves, in words; what rows hold is not read."""
+        """Return a message for each damage of files, tables and indexes; the engine checks the rows themselves."""
 
-    def mend(self) -> None:
-        """Mend what `check` finds, from what is there; what cannot be had back is given up for good.
+    def repair(self) -> None:
+        """Repair the damage that `check` finds; remove data that cannot be repaired. Not in a group.
 
-        Where a thread itself says that its newest row is lost, one that is not sound is put in its place, unless it
-        would be more than `JUMP` away: it is found damaged then, and its seq is not given again.
-        `Corrupt`, and nothing has changed, if that cannot be done in place. Not in a group.
+        Where the store says that a thread has lost its newest row, the backend puts an unsound row in its place: the
+        engine then finds the damage, and the seq is not used again. It does not believe a seq that is more than `JUMP`
+        above the newest row. `Corrupt`, and nothing changes, if the store cannot be repaired in place.
         """
 
     def last_seq(self, thread: int) -> int:
-        """Return the highest seq that a thread has had, by what is kept beside its rows; 0 if nothing tells.
+        """Return the highest seq that a thread has had, according to other tables than its rows; 0 if unknown.
 
-        It is never above that of the newest row, unless that is lost: the index tells (`as_of`), or what else there is.
+        It exceeds the seq of the newest row only if newer rows were lost.
         """
 
-    def recall(self, name: str) -> int:
-        """Return the number that upkeep has noted under a name, 0 if there is none."""
-
-    def note(self, name: str, value: int) -> None:
-        """Note a number under a name, of which backends need to know only "verified"."""
-
+    # -- size -----------------------------------------------------------------------------------
     def usage(self) -> Usage:
-        """Count what is there."""
+        """Return the counts and sizes of the stored data."""
 
-    def now(self) -> int:
-        """Return the time in microseconds since 1970, by a clock that all who use the store share."""
+
+# -- all of it ----------------------------------------------------------------------------------------
+
+
+class Backend(LogStore, SearchIndex, ChangeFeed, Maintenance, Protocol):
+    """The storage of a whole store. The module's docstring lists the promises of all backends."""
+
+    read_only: bool
+    """Whether the backend was opened for reading only."""
+    undoes_groups: bool
+    """Whether a group may end in `Undone`. A write that cannot be repeated must then stay outside of groups."""
+
+    def group(self) -> AbstractContextManager[None]:
+        """Make the calling thread's commits in the block durable together, at its end.
+
+        Each commit is accepted or refused by itself. Until the block ends, only the calling thread sees its commits.
+        Then all of them are durable; if the end fails, or an exception leaves the block, none of them happened.
+
+        The backend takes no lock that other writers need before the first write. If a write fails because the store
+        does, the whole group has failed: later writes and the end raise the same error, or `Undone` if repeating the
+        writes may succeed. A group in a group, and a call that cannot be part of one (`reclaim`, `snapshot`, `close`),
+        are `Invalid`.
+        """
+
+    def snapshot(self) -> AbstractContextManager[Backend]:
+        """Yield a read-only view of the present store, for the calling thread, while others write. Not in a group."""
 
     def close(self) -> None:
-        """Release everything; closing twice is allowed."""
+        """Release everything; later calls are `Unavailable`, except another `close`."""
+
+
+@runtime_checkable
+class Copyable(Protocol):
+    """A backend that copies its store to a file or a directory which can be opened like the original."""
+
+    beside: tuple[str, ...]
+    """Suffixes of files that would be taken for a part of the copy."""
+
+    def access(self) -> Access | None:
+        """Return the access rights that the copy gets; None if they are unknown."""
+
+    def backup(self, path: Path, progress: Callable[[str, int], None] | None) -> int:
+        """Copy the store as it is now to a new path, while others write; return the size of the copy in bytes."""
+
+
+# -- shared by backends -------------------------------------------------------------------------------
 
 
 def as_tagged(batch: Batch, tags: Callable[[int, int], Iterable[str]]) -> bool:
-    """Tell whether rows have the tags that a batch requires; `tags` gives those of a row, before the batch or after."""
+    """Tell whether rows have the tags that a batch requires.
+
+    `tags(thread, seq)` returns the stored tags of a row, from before or after the changes of the batch.
+    """
     for no, seq, known in batch.tags:
         differing = set(known).symmetric_difference(tags(no, seq))
         if not {(no, seq, tag) for tag in differing}.issubset((*batch.tag, *batch.untag)):
@@ -511,6 +598,59 @@ def as_tagged(batch: Batch, tags: Callable[[int, int], Iterable[str]]) -> bool:
     return True
 
 
+# A backend stores a pin as a tag: "@" and the uid of its holder in hexadecimal. Tags of users do not begin with "@".
+
+_PIN = "@"
+
+
+def pin_tag(holder: bytes) -> str:
+    """Return the tag that a pin is stored as."""
+    return _PIN + holder.hex()
+
+
+def pins_as_tags(batch: Batch) -> Batch:
+    """Return the batch with its pins replaced by the tags that pins are stored as."""
+    if not (batch.pins or batch.pin or batch.unpin):
+        return batch
+    pins = {(no, seq): tuple(map(pin_tag, holders)) for no, seq, holders in batch.pins}
+    return batch._replace(
+        tags=tuple((no, seq, (*tags, *pins.get((no, seq), ()))) for no, seq, tags in batch.tags),
+        tag=(*batch.tag, *((no, seq, pin_tag(holder)) for no, seq, holder in batch.pin)),
+        untag=(*batch.untag, *((no, seq, pin_tag(holder)) for no, seq, holder in batch.unpin)),
+        pins=(),
+        pin=(),
+        unpin=(),
+    )
+
+
+def tags_in(stored: Iterable[str]) -> tuple[str, ...]:
+    """Return the stored tags of a row that are not pins."""
+    return tuple(tag for tag in stored if not tag.startswith(_PIN))
+
+
+def pins_in(stored: Iterable[str]) -> tuple[bytes, ...]:
+    """Return the holders of the pins among a row's stored tags; b"", the uid of no thread, for a damaged pin."""
+    return tuple(_holder(tag) for tag in stored if tag.startswith(_PIN))
+
+
+def _holder(tag: str) -> bytes:
+    try:
+        holder = bytes.fromhex(tag[1:])
+    except ValueError:
+        return b""
+    return holder if pin_tag(holder) == tag else b""
+
+
+def tags_of_rows(stored: Mapping[int, Iterable[str]]) -> dict[int, tuple[str, ...]]:
+    """Return the result of `Reader.tags` from the stored tags of each row."""
+    return {seq: tags for seq, words in stored.items() if (tags := tags_in(words))}
+
+
+def pins_of_rows(stored: Mapping[int, Iterable[str]]) -> dict[int, tuple[bytes, ...]]:
+    """Return the result of `Reader.pins` from the stored tags of each row."""
+    return {seq: pins for seq, words in stored.items() if (pins := pins_in(words))}
+
+
 def written(batch: Batch, created: Sequence[int]) -> set[int]:
-    """Return the numbers of the threads that a batch wrote rows to; `created` are those of the threads it made."""
+    """Return the numbers of the threads that a batch adds rows to; `created` is the result of its `commit`."""
     return {created[-no - 1] if no < 0 else no for no, _ in batch.rows if no > 0 or created}

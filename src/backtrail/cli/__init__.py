@@ -1,1 +1,1 @@
-"""The command line: the library made visible. `main` says what always holds for every command."""
+"""The command line. `main` documents the rules of all commands."""

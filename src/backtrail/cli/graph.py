@@ -1,7 +1,7 @@
-"""The graph of a log: which checkpoint stands on which, drawn beside them, newest first.
+"""The graph of a log: lines from each checkpoint to its parent, newest first.
 
-Each checkpoint has one parent, so lines only join on the way down. What is in view is in the first lane, all the way;
-what was rewound away is in lanes beside it, which join where it left.
+Each checkpoint has one parent, so lines only join on the way down. The first lane is for checkpoints in view. Those
+that a rewind left have lanes beside it, which join the first where they branched off.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 
-class Node(NamedTuple):
-    """A checkpoint, as far as it is drawn."""
+class GraphNode(NamedTuple):
+    """A checkpoint in the graph."""
 
     id: str
     parent: str | None
@@ -21,8 +21,8 @@ class Node(NamedTuple):
     is_head: bool
 
 
-class Signs(NamedTuple):
-    """What a graph is drawn with."""
+class GraphSigns(NamedTuple):
+    """The characters of a graph."""
 
     head: str
     in_view: str
@@ -36,14 +36,14 @@ class Signs(NamedTuple):
     branch: str
 
 
-LINES: Final = Signs("@", "●", "○", "│", "├", "─", "╯", "┴", "╭", "├─▶")
-ASCII: Final = Signs("@", "*", "o", "|", "|", "_", "/", "/", " ", "|->")
+LINES: Final = GraphSigns("@", "●", "○", "│", "├", "─", "╯", "┴", "╭", "├─▶")
+ASCII: Final = GraphSigns("@", "*", "o", "|", "|", "_", "/", "/", " ", "|->")
 
 
-def drawn(nodes: Sequence[Node], signs: Signs) -> Iterator[tuple[str, Node | None, int]]:
-    """Give the lines of a graph: what is drawn, the checkpoint that it is beside, if any, and its place in the line."""
+def graph_lines(nodes: Sequence[GraphNode], signs: GraphSigns) -> Iterator[tuple[str, GraphNode | None, int]]:
+    """Give the lines of a graph: the drawing, the checkpoint of the line (or None), and the column of its sign."""
     lanes: list[str | None] = [next((node.id for node in nodes if node.in_view), None)]
-    begun = False  # the first lane is kept for what is in view, and empty above the head
+    begun = False  # the first lane is for checkpoints in view, and empty above the head
     for node in nodes:
         waiting = [at for at, wanted in enumerate(lanes) if wanted == node.id]
         if len(waiting) > 1:
@@ -62,12 +62,12 @@ def drawn(nodes: Sequence[Node], signs: Signs) -> Iterator[tuple[str, Node | Non
             lanes.pop()
 
 
-def _mark(lane: str | None, signs: Signs, *, shown: bool) -> str:
+def _mark(lane: str | None, signs: GraphSigns, *, shown: bool) -> str:
     return signs.line if lane is not None and shown else " "
 
 
 def _free(lanes: list[str | None]) -> int:
-    """Return a lane that nothing is in, beside the first one."""
+    """Return the position of an empty lane other than the first; add a lane if there is none."""
     for at in range(1, len(lanes)):
         if lanes[at] is None:
             return at
@@ -75,8 +75,8 @@ def _free(lanes: list[str | None]) -> int:
     return len(lanes) - 1
 
 
-def _joined(lanes: Sequence[str | None], waiting: Sequence[int], signs: Signs, *, begun: bool) -> str:
-    """Return the line in which lanes become one: the first of those that wait for the same checkpoint."""
+def _joined(lanes: Sequence[str | None], waiting: Sequence[int], signs: GraphSigns, *, begun: bool) -> str:
+    """Return the line that joins the lanes at the positions `waiting`, which lead to the same checkpoint."""
     first, last = waiting[0], waiting[-1]
     drawing = ""
     for at, lane in enumerate(lanes):

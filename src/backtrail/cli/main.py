@@ -1,14 +1,14 @@
-"""The command line's entry, and what holds for every command.
+"""The entry point of the command line, and the rules of all commands.
 
-Data goes to stdout, everything else to stderr. What goes wrong is one line, never a stack trace unless `--debug` asks
-for it, and the exit code says what kind of thing it was:
+Data goes to stdout, everything else to stderr. An error is one line; `--debug` adds the stack trace. The exit code
+tells the kind of error:
 
-    0  done                      3  there is no such thing (NotFound)
-    1  it did not work           4  somebody else was first (Conflict)
-    2  the command is wrong      5  stored data is damaged (Corrupt)
+    0  success                   3  not found (NotFound)
+    1  failure                   4  another writer was faster (Conflict)
+    2  wrong usage               5  stored data is damaged (Corrupt)
     130  interrupted by Ctrl-C
 
-A command is imported when it is called, and imports what it uses when it runs: so it begins quickly.
+A command's module is imported when the command is called, and imports its needs when it runs, so that it starts fast.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from backtrail.cli.output import clean, for_stderr, say
-from backtrail.cli.parameters import DAMAGED, Failure, Session
-from backtrail.cli.wording import spoken
+from backtrail.cli.parameters import DAMAGED, Failure, Invocation
+from backtrail.cli.translation import translated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,37 +36,37 @@ if TYPE_CHECKING:
 
 _SECTIONS: Final[dict[str, dict[str, str]]] = {
     "Look": {
-        "inspect": "log show diff search watch",
-        "listings": "threads agents conversations runs stats where",
+        "inspection": "log show diff search watch",
+        "catalog": "threads agents conversations runs stats where",
     },
-    "Change": {"change": "save fork rewind undo redo restore settle tag delete"},
-    "Keep": {"maintain": "prune gc verify reindex migrate backup restore-backup"},
-    "Move": {"transfer": "export import copy"},
-    "Call": {"call": "call"},
+    "Change": {"edits": "save fork rewind undo redo restore settle tag delete"},
+    "Keep": {"maintenance": "prune gc verify reindex migrate backup restore-backup"},
+    "Move": {"archives": "export import copy"},
+    "Call": {"builtins": "call"},
 }
-"""The commands as `--help` shows them, and the modules that they are in."""
-_HOMES: Final = {
+"""The sections of `--help`: modules and their commands."""
+_MODULES: Final = {
     name: module for modules in _SECTIONS.values() for module, names in modules.items() for name in names.split()
 }
-_STOPS: Final = ("gc", "export", "copy")
-"""Commands that follow all that a store holds, and stop where that is damaged."""
+_WHOLE_STORE: Final = ("gc", "export", "copy")
+"""Commands that read the whole store and stop at damage."""
 _USAGE: Final = ("invalid.url", "invalid.argument", "invalid.policy", "invalid.option", "invalid.id")
 
 
 def load(name: str) -> Command:
     """Return a command."""
-    commands: tuple[Command, ...] = importlib.import_module(f"backtrail.cli.commands.{_HOMES[name]}").COMMANDS
+    commands: tuple[Command, ...] = importlib.import_module(f"backtrail.cli.commands.{_MODULES[name]}").COMMANDS
     return next(command for command in commands if command.name == name)
 
 
 def sections() -> dict[str, list[Command]]:
-    """Return all commands, by section."""
+    """Return all commands by section."""
     return {title: [load(name) for name in " ".join(names.values()).split()] for title, names in _SECTIONS.items()}
 
 
 @contextmanager
-def _harmless() -> Iterator[None]:
-    """Let what click says of a wrong command do nothing to a terminal: a word of it may be one that was stored."""
+def _clean_usage_errors() -> Iterator[None]:
+    """Escape control characters in click's errors: a word of the command may come from stored text."""
     try:
         yield
     except click.ClickException as error:
@@ -74,17 +74,17 @@ def _harmless() -> Iterator[None]:
         raise
 
 
-def _warned(message: Warning | str, *_: Any) -> None:
-    """Tell a warning like all else, not as Python does, with a line of code and whatever is in the text."""
+def _print_warning(message: Warning | str, *_: Any) -> None:
+    """Print a warning in one line, without Python's line of code."""
     say(f"backtrail: warning: {message}")
 
 
 class Commands(click.Group):
-    """The commands, in sections; whatever they raise is told in one line."""
+    """The commands, in sections. Every error becomes one line."""
 
     def make_context(self, *args: Any, **options: Any) -> click.Context:
-        """Read what is said in front of the command."""
-        with _harmless():
+        """Parse the options before the command."""
+        with _clean_usage_errors():
             return super().make_context(*args, **options)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -92,40 +92,40 @@ class Commands(click.Group):
         from backtrail.errors import Error
 
         try:
-            with _harmless(), warnings.catch_warnings():
-                warnings.showwarning = _warned  # type: ignore[assignment]  # it takes them all
+            with _clean_usage_errors(), warnings.catch_warnings():
+                warnings.showwarning = _print_warning  # type: ignore[assignment]  # it takes all arguments
                 return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise
         except Exception as error:
-            session = ctx.ensure_object(Session)
+            session = ctx.ensure_object(Invocation)
             if session.debug:
                 import traceback
 
                 for each in traceback.format_exc().splitlines():
                     click.echo(clean(each), err=True)
             if isinstance(error, Error):
-                code, said = exit_code(error), spoken(str(error), session)
-                if code == DAMAGED and ctx.invoked_subcommand in _STOPS and error.code != "corrupt.export":
-                    said = f"{said}; `{session.command('verify')}` says what is damaged"
-                raise Failure(said, code) from error
-            where = "" if session.debug else "; --debug shows where"
-            raise Failure(f"{type(error).__name__}: {error}{where}") from error
+                code, text = exit_code(error), translated(str(error), session)
+                if code == DAMAGED and ctx.invoked_subcommand in _WHOLE_STORE and error.code != "corrupt.export":
+                    text = f"{text}; `{session.command('verify')}` lists the damage"
+                raise Failure(text, code) from error
+            hint = "" if session.debug else "; --debug shows the stack trace"
+            raise Failure(f"{type(error).__name__}: {error}{hint}") from error
         except KeyboardInterrupt as stop:
             raise Failure("interrupted", 130) from stop
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands."""
         del ctx
-        return sorted(_HOMES)
+        return sorted(_MODULES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> Command | None:
         """Return the command of this name, or None."""
         del ctx
-        return load(cmd_name) if cmd_name in _HOMES else None
+        return load(cmd_name) if cmd_name in _MODULES else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands, section by section."""
+        """Write the commands by section."""
         del ctx
         for title, commands in sections().items():
             with formatter.section(title):
@@ -133,40 +133,40 @@ class Commands(click.Group):
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--store", metavar="URL", help="The store; else $BACKTRAIL_URL, else the user's own.")
-@click.option("--schema", metavar="NAME", help="The schema of a store in PostgreSQL.")
+@click.option("--store", metavar="URL", help="The store. Default: $BACKTRAIL_URL, else the user's own store.")
+@click.option("--schema", metavar="NAME", help="The schema of a PostgreSQL store.")
 @click.option("--debug", is_flag=True, help="Show the stack trace of an error.")
 @click.version_option(package_name="backtrail", message="%(prog)s %(version)s")
 @click.pass_context
 def cli(ctx: click.Context, store: str | None, schema: str | None, *, debug: bool) -> None:
     """Save, resume, fork, diff and rewind the state of agents.
 
-    A THREAD is an id. A REF is a checkpoint: trip (its head), trip@12 (a step), trip@~3 (three back), trip@label,
-    trip@tag, trip@1f83 (the beginning of its id), or a whole id.
+    A THREAD is an id. A REF names a checkpoint: trip (the head), trip@12 (step 12), trip@~3 (three before the head),
+    trip@label, trip@tag, trip@1f83 (the first digits of its id), or a full id.
     """
-    ctx.obj = Session()
+    ctx.obj = Invocation()
     ctx.obj.take(store, schema, debug=debug)
 
 
 def main() -> None:
-    """Run the command line and exit: the console script's entry."""
+    """Run the command line and exit: the entry point of the console script."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # it was closed before: there is nobody
+        if getattr(sys, name) is None:  # the parent process closed it
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - as long as the process
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # names may hold what the terminal cannot show
+        sys.stdout.reconfigure(errors="backslashreplace")  # stored text may have characters that the terminal lacks
     try:
         try:
             cli(prog_name="backtrail")
         finally:
             sys.stdout.flush()
-    except BrokenPipeError:  # whoever read it has seen enough
+    except BrokenPipeError:  # the reader of the pipe stopped
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(1)
 
 
 def exit_code(error: Error) -> int:
-    """Return the exit code for an error."""
+    """Return the exit code of an error."""
     from backtrail.errors import Conflict, Corrupt, NotFound
 
     match error:

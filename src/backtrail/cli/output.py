@@ -1,8 +1,8 @@
-"""What commands print: data to stdout, talk to stderr.
+"""Output of commands: data to stdout, messages to stderr.
 
-Data is one of three forms: a table or a text for people, one JSON document (`--json`), or one JSON value in each line
-(`--jsonl`). Colours, and news of work that goes on, are for terminals only. Whatever was stored is made harmless before
-a terminal sees it: control characters are spelled out. Columns are counted in cells, so wide characters line up.
+Data has one of three forms: a table or text for people, one JSON document (`--json`), or one JSON value per line
+(`--jsonl`). Colours and progress are for terminals only. Control characters in stored text are escaped. Widths count
+terminal cells, so that wide characters line up.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
 WORDS: Final = 60
-"""Cells that a text of any length gets where no terminal says how many there are."""
+"""The most cells of a long text if there is no terminal."""
 _GAP: Final = "  "
 _LEAST: Final = 12
 _TICK: Final = 0.1
@@ -32,20 +32,20 @@ _UNIT: Final = 1000
 _CONTROLS: Final = re.compile(
     "[\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
-"""What JSON allows as it is, and terminals do something with: controls, ends of lines, changes of direction, and what
-takes no room but has a meaning. Not U+200C and U+200D, which words and emoji are written with."""
+"""Characters that JSON allows unescaped and terminals interpret: controls, line ends, direction marks, invisible marks.
+U+200C and U+200D are excluded: words and emoji need them."""
 _BAR: Final = 24
 _HIDDEN: Final = ""
-"""The key under which a record keeps what is no field of its class."""
+"""The key of a record's data that are not fields of its class."""
 _UUID: Final = re.compile(r"[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}")
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table: the one that is `wide` gets what room the others leave.
+    """A column of a table. The `wide` column gets the width that the others leave.
 
-    Where there is no terminal nothing is cut but the column of `words`, which are only a beginning anyway. Where there
-    is little room, columns that are `spare` are left out, those with the highest number first.
+    Without a terminal, only a column of `words` is cut. In a narrow terminal, `spare` columns are left out, those with
+    the highest number first.
     """
 
     title: str
@@ -57,23 +57,23 @@ class Column:
 
 
 class Output:
-    """Where a command's data goes, and in which form."""
+    """The output of a command's data, in one of the three forms."""
 
     def __init__(self, form: str | None = None) -> None:
         self.form = form
         self.colour = is_terminal(sys.stdout) and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
         self.room = room_of(sys.stdout)
-        """Cells in a line; None if nobody says."""
+        """The cells of a line; None without a terminal."""
 
     @property
     def human(self) -> bool:
-        """Whether people read it, not programs."""
+        """Whether the output is for people, not for programs."""
         return self.form is None
 
     # -- for programs ---------------------------------------------------------------------------------
 
     def values(self, values: Iterable[Any]) -> None:
-        """Print JSON values: a list of them, or one in each line."""
+        """Print JSON values: a list, or one per line."""
         if self.form == "jsonl":
             for value in values:
                 line(compact(value))
@@ -85,7 +85,7 @@ class Output:
         line("[]" if first else "\n]")
 
     def value(self, value: Any) -> None:
-        """Print one JSON value; people get it with long lines folded to the width of their terminal."""
+        """Print one JSON value. In a terminal, long lines are folded."""
         text = as_json(value, indent=None if self.form == "jsonl" else 2)
         if self.human and is_terminal(sys.stdout) and self.room:
             text = "\n".join(_folded(each, self.room) for each in text.split("\n"))
@@ -94,21 +94,23 @@ class Output:
     # -- for people -----------------------------------------------------------------------------------
 
     def table(self, columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
-        """Print a table; a column that is empty in all rows is left out."""
+        """Print a table without the columns that are empty in all rows."""
         cells = [[clean(cell) for cell in row] for row in rows]
         if not cells:
             return
         needs = [max(width(column.title), *(width(row[at]) for row in cells)) for at, column in enumerate(columns)]
-        used = _kept(columns, needs, [at for at in range(len(columns)) if any(row[at] for row in cells)], self.room)
-        kept = [columns[at] for at in used]
-        widths = _fitted(kept, [needs[at] for at in used], self.room)
-        line(self.paint(_laid([c.title for c in kept], kept, widths), "dim"))
+        filled = [at for at in range(len(columns)) if any(row[at] for row in cells)]
+        places = _visible(columns, needs, filled, self.room)
+        visible = [columns[at] for at in places]
+        widths = _fitted(visible, [needs[at] for at in places], self.room)
+        titles = _parts([column.title for column in visible], visible, widths)
+        line(self.paint(_GAP.join(titles).rstrip(), "dim"))
         for row in cells:
-            parts = _parts([row[at] for at in used], kept, widths)
-            line(_GAP.join(self.paint(p, c.style) for p, c in zip(parts, kept, strict=True)).rstrip())
+            parts = _parts([row[at] for at in places], visible, widths)
+            line(_GAP.join(self.paint(p, c.style) for p, c in zip(parts, visible, strict=True)).rstrip())
 
     def fact(self, name: str, value: str, cells: int) -> None:
-        """Print what something is, behind its name, which gets so many cells."""
+        """Print a name, padded to `cells` cells, and a value after it."""
         text = clean(value)
         parts = wrapped(text, max(self.room - cells - 1, _LEAST)) if self.room else [text]
         line(f"{self.paint(pad(name, cells), 'dim')} {parts[0]}")
@@ -116,45 +118,48 @@ class Output:
             line(f"{' ' * cells} {part}")
 
     def tell(self, text: str) -> None:
-        """Print a sentence that is data."""
+        """Print a sentence to stdout."""
         for each in wrapped(clean(text), self.room) if self.room else [clean(text)]:
             line(each)
 
     def paint(self, text: str, style: str | None) -> str:
-        """Return a text in a colour, if there are colours."""
+        """Return a text with the codes of a colour; unchanged if the terminal has no colours."""
         if not self.colour or style is None or not text.strip():
             return text
         return click.style(text, dim=True) if style == "dim" else click.style(text, fg=style)
 
     def id(self, text: str) -> str:
-        """Return the id of a thread as a listing shows it: in a terminal, only the beginning of a UUID."""
+        """Return the id of a thread for a listing: in a terminal, only the first digits of a UUID."""
         return text if self.room is None else short(text)
 
     def fit(self, text: str, used: int = 0, most: int = WORDS) -> str:
-        """Return a text cut to what is left of a line."""
+        """Return a text cut to the cells that a line has left after `used` cells; to `most` without a terminal."""
         return cut(text, max(self.room - used, _LEAST) if self.room else most)
 
 
 def line(text: str, *, end: str = "\n") -> None:
-    """Print a line of data."""
+    """Print a line of data to stdout."""
     sys.stdout.write(text + end)
 
 
 def say(text: str) -> None:
-    """Tell something that is not data, behind the data that was printed before: in one line, or as many as it takes.
+    """Print a message to stderr, after the data that was printed before. A terminal gets it wrapped.
 
-    A command in it, between backticks, is never broken: it is there to be copied.
+    A command between backticks is never broken, so that users can copy it.
     """
     try:
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever read the data has seen enough; what was done is done, and told
+    except BrokenPipeError:  # the reader of the pipe stopped; the message still matters
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     for each in for_stderr(text):
         click.echo(each, err=True)
 
 
 def say_command(text: str, command: str) -> None:
-    """Tell a command, behind a text or in a line of its own: it is there to be copied, and never broken."""
+    """Print a text and a command to stderr, the command in a separate line if both do not fit.
+
+    The command is never broken, so that users can copy it.
+    """
     room = room_of(sys.stderr)
     if room is not None and width(text) + 1 + width(command) > room:
         say(text)
@@ -164,7 +169,7 @@ def say_command(text: str, command: str) -> None:
 
 
 def for_stderr(text: str, less: int = 0) -> list[str]:
-    """Return the lines that a text takes on stderr: one, unless that is a terminal which is narrower by so much."""
+    """Return the lines of a text for stderr. For a terminal, wrap it to the width of the terminal minus `less`."""
     room = room_of(sys.stderr)
     indent = text[: len(text) - len(text.lstrip(" "))]
     text = clean(text)
@@ -172,15 +177,15 @@ def for_stderr(text: str, less: int = 0) -> list[str]:
 
 
 def is_terminal(stream: Any) -> bool:
-    """Tell whether somebody sits in front of it."""
+    """Tell whether a stream is a terminal."""
     try:
         return bool(stream.isatty())
-    except (AttributeError, ValueError):  # it is closed, or was from the beginning
+    except (AttributeError, ValueError):  # the stream is closed or missing
         return False
 
 
 def can_show(text: str, stream: Any) -> bool:
-    """Tell whether a stream's encoding has these characters."""
+    """Tell whether a stream's encoding has all characters of a text."""
     try:
         text.encode(stream.encoding or "utf-8")
     except (UnicodeError, LookupError):
@@ -189,7 +194,7 @@ def can_show(text: str, stream: Any) -> bool:
 
 
 def room_of(stream: Any) -> int | None:
-    """Return how many cells a line of a stream has; None if it is no terminal, and nobody says."""
+    """Return the width of a stream's lines in cells, at least 40; None without a terminal and without $COLUMNS."""
     named = os.environ.get("COLUMNS", "")
     if is_terminal(stream) or (named.isascii() and named.isdigit() and stream is sys.stdout):
         return max(shutil.get_terminal_size().columns, 40)
@@ -203,7 +208,7 @@ _WORD: Final = re.compile(r"`[^`]*`\S*|\S+")
 
 
 def wrapped(text: str, room: int, indent: str = "") -> list[str]:
-    """Return a text in lines of no more cells than that, broken between words; lines behind the first are indented."""
+    """Return a text in lines of at most `room` cells, broken between words. Lines after the first are indented."""
     if width(text) <= room:
         return [text]
     indent = indent[: room // 4]
@@ -224,7 +229,7 @@ def wrapped(text: str, room: int, indent: str = "") -> list[str]:
 
 
 def _first(text: str, cells: int) -> str:
-    """Return as much of the beginning of a text as fits, at least one character."""
+    """Return the longest prefix of a text that fits into `cells` cells, at least one character."""
     taken = 0
     for at, char in enumerate(text):
         taken += width(char)
@@ -234,7 +239,7 @@ def _first(text: str, cells: int) -> str:
 
 
 def _folded(text: str, room: int) -> str:
-    """Return a line of JSON in as many as it takes: those behind the first are indented a bit more."""
+    """Return a line of JSON folded into several. Lines after the first are indented more."""
     if width(text) <= room:
         return text
     indent = " " * min(len(text) - len(text.lstrip(" ")) + 4, room // 2)
@@ -250,8 +255,8 @@ def _folded(text: str, room: int) -> str:
 # -- tables -----------------------------------------------------------------------------------------------
 
 
-def _kept(columns: Sequence[Column], needs: Sequence[int], used: list[int], room: int | None) -> list[int]:
-    """Return the places of the columns that are shown: spare ones go as long as the others would have no room."""
+def _visible(columns: Sequence[Column], needs: Sequence[int], used: list[int], room: int | None) -> list[int]:
+    """Return the positions of the columns to print. Spare columns are left out until the others fit."""
     if room is None:
         return used
     while True:
@@ -263,7 +268,7 @@ def _kept(columns: Sequence[Column], needs: Sequence[int], used: list[int], room
 
 
 def _fitted(columns: Sequence[Column], widths: list[int], room: int | None) -> list[int]:
-    """Return the widths with which a row fits: wide columns give way first, then the longest others."""
+    """Return the widths of columns with which a row fits: wide columns shrink first, then the longest others."""
     if room is None:
         return [min(w, WORDS) if c.words else w for w, c in zip(widths, columns, strict=True)]
     fitted = list(widths)
@@ -282,12 +287,8 @@ def _parts(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int
     return [pad(cell, most, right=column.right) for cell, most, column in zip(shown, widths, columns, strict=True)]
 
 
-def _laid(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> str:
-    return _GAP.join(_parts(cells, columns, widths)).rstrip()
-
-
 def width(text: str) -> int:
-    """Return how many cells of a terminal a text takes."""
+    """Return the number of terminal cells of a text."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len
@@ -296,42 +297,42 @@ def width(text: str) -> int:
 
 
 def cut(text: str, most: int) -> str:
-    """Return a text that takes no more cells than that; what is left out is an ellipsis."""
+    """Return a text of at most `most` cells. An ellipsis stands for the rest."""
     if width(text) <= most:
         return text
-    kept, left = [], most - 1
+    chars, left = [], most - 1
     for char in text:
         left -= width(char)
         if left < 0:
             break
-        kept.append(char)
-    return "".join(kept).rstrip() + "…"
+        chars.append(char)
+    return "".join(chars).rstrip() + "…"
 
 
 def pad(text: str, cells: int, *, right: bool = False) -> str:
-    """Return a text with blanks beside it."""
+    """Return a text padded with blanks to `cells` cells; aligned to the right if `right`."""
     blanks = " " * max(cells - width(text), 0)
     return blanks + text if right else text + blanks
 
 
 def clean(text: str) -> str:
-    """Return a text as one line that does nothing to a terminal."""
+    """Return a text as one line without control characters."""
     if text.isprintable():
         return text
-    return "".join(char if char.isprintable() else _spelled(char) for char in text)
+    return "".join(char if char.isprintable() else _escape(char) for char in text)
 
 
-def _spelled(char: str) -> str:
+def _escape(char: str) -> str:
     return " " if char in "\n\t\r " else char.encode("unicode_escape").decode()
 
 
 def short(text: str, cells: int = 8) -> str:
-    """Return the beginning of an id that a program made, a UUID; all of any other."""
+    """Return the first digits of a UUID with an ellipsis; any other id unchanged."""
     return f"{text[:cells]}…" if _UUID.fullmatch(text) else text
 
 
 def quoted(word: str) -> str:
-    """Return a word as a shell takes it; one with control characters in the form of bash and zsh."""
+    """Return a word quoted for a shell; a word with control characters in the $'...' form of bash and zsh."""
     if word.isprintable():
         from shlex import quote
 
@@ -352,13 +353,13 @@ def _escaped(char: str) -> str:
 
 
 def plain(value: Any) -> Any:  # noqa: PLR0911 - one line for each kind of value
-    """Return a value as JSON has it; what JSON does not have, as the nearest thing: docs/cli.md has the table."""
+    """Return a value as JSON data. A type that JSON lacks becomes a similar one: docs/cli.md lists them."""
     if value is None or isinstance(value, bool | int | str):
-        return getattr(value, "value", value)  # of an Enum
+        return getattr(value, "value", value)  # an Enum has a value
     if isinstance(value, float):
         return value if value - value == 0 else str(value)
     if isinstance(value, dict):
-        if hasattr(value, "schema"):  # of an instance of a class: not what says which of its fields were set
+        if hasattr(value, "schema"):  # an instance of a class: leave out the list of its set fields
             value = {key: part for key, part in value.items() if key != _HIDDEN or not bookkeeping(part)}
         return {key if isinstance(key, str) else _key(key): plain(part) for key, part in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
@@ -375,29 +376,29 @@ def plain(value: Any) -> Any:  # noqa: PLR0911 - one line for each kind of value
 
 
 def bookkeeping(hidden: Any) -> bool:
-    """Tell whether what is kept beside the fields of an instance says only which of them were set."""
+    """Tell whether the hidden data of an instance are only the lists of its set and unset fields."""
     return isinstance(hidden, dict) and hidden.keys() <= {"set", "unset"}
 
 
 def _key(key: Any) -> str:
-    told = plain(key)
-    return told if isinstance(told, str) else compact(told)
+    data = plain(key)
+    return data if isinstance(data, str) else compact(data)
 
 
 def compact(value: Any) -> str:
-    """Return a value as JSON, in one line."""
+    """Return a value as JSON in one line."""
     return as_json(value)
 
 
 def as_json(value: Any, indent: int | None = None) -> str:
-    """Return a value as JSON that stdout can show; what would do something to a terminal is escaped."""
-    told = plain(value)
-    text = json.dumps(told, indent=indent, ensure_ascii=False)
+    """Return a value as JSON that stdout can encode, with characters that terminals interpret escaped."""
+    data = plain(value)
+    text = json.dumps(data, indent=indent, ensure_ascii=False)
     if text.isascii() and "\x7f" not in text:
         return text
     if not can_show(text, sys.stdout):
-        return json.dumps(told, indent=indent)
-    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}" if found[0] < "\uffff" else _pair(found[0]), text)
+        return json.dumps(data, indent=indent)
+    return _CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}" if match[0] < "\uffff" else _pair(match[0]), text)
 
 
 def _pair(char: str) -> str:
@@ -409,13 +410,13 @@ def _indented(value: Any) -> str:
 
 
 def brief(value: Any, most: int = WORDS) -> str:
-    """Return the beginning of a value, for a line."""
+    """Return the beginning of a value's text or JSON, in at most `most` cells."""
     text = value if isinstance(value, str) else compact(value)
     return cut(clean(text[: 4 * most].strip()) + ("…" if len(text) > 4 * most else ""), most)
 
 
 def size(count: int) -> str:
-    """Return a number of bytes, for people."""
+    """Return a number of bytes with a unit, such as 1.5 MB."""
     if count < _UNIT:
         return f"{count} B"
     amount, unit = float(count), "B"
@@ -427,7 +428,7 @@ def size(count: int) -> str:
 
 
 def age(moment: dt.datetime | None) -> str:
-    """Return how long ago something was."""
+    """Return the time since a moment in its largest unit, such as 3h; empty for None."""
     if moment is None:
         return ""
     seconds = max(int(time.time() - moment.timestamp()), 0)
@@ -435,17 +436,17 @@ def age(moment: dt.datetime | None) -> str:
 
 
 def count(number: int, one: str, many: str | None = None) -> str:
-    """Return a number of things, in words."""
+    """Return a number with its noun in singular or plural."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
-# -- work that goes on --------------------------------------------------------------------------------------
+# -- progress --------------------------------------------------------------------------------------
 
 
 class Progress:
-    """Tells how far some work is, in one line of a terminal that goes away with it; nothing elsewhere.
+    """A progress line on stderr, cleared at the end. Without a terminal, it prints nothing.
 
-    `totals` returns how much of each thing there is, about: then there is a bar. It is only asked for a terminal.
+    `totals` returns the approximate total of each unit, for a bar. It is only called for a terminal.
     """
 
     def __init__(self, totals: Callable[[], dict[str, int]] | None = None) -> None:
@@ -454,7 +455,7 @@ class Progress:
         self._last = 0.0
 
     def __call__(self, what: str, number: int) -> None:
-        """Take note of how far it is."""
+        """Show the number of finished units `what`."""
         now = time.monotonic()
         if self._shown and now - self._last >= _TICK:
             self._last = now
@@ -473,7 +474,7 @@ class Progress:
 
 
 def _bar(number: int, total: int) -> str:
-    """Return a bar, filled as far as some work is; none if that is not known, or there was more than was thought."""
+    """Return a progress bar with a percentage; empty if the total is unknown or exceeded."""
     if not number <= total > 0:
         return ""
     full = number * _BAR // total
@@ -481,11 +482,11 @@ def _bar(number: int, total: int) -> str:
     return f"{whole * full}{empty * (_BAR - full)} {number * 100 // total:3}%  "
 
 
-def pages(items: Iterator[Any], most: int) -> tuple[list[Any], bool]:
-    """Return so many of the items, and whether there are more; 0 means all of them."""
-    kept: list[Any] = []
+def first_items(items: Iterator[Any], most: int) -> tuple[list[Any], bool]:
+    """Return the first `most` items, and whether there are more; 0 means all."""
+    first: list[Any] = []
     for item in items:
-        if most and len(kept) == most:
-            return kept, True
-        kept.append(item)
-    return kept, False
+        if most and len(first) == most:
+            return first, True
+        first.append(item)
+    return first, False

@@ -1,7 +1,7 @@
-"""What is said in messages: in one line of a listing, or as the transcript of a conversation.
+"""Messages for people: one line in a listing, or the transcript of a conversation.
 
-A message may be ours, a provider's or a framework's: a dict, or the record of a class. What is not as expected is
-passed over: nothing here fails because of what was stored.
+A message may have the form of this package, of a provider or of a framework. Unexpected values are skipped: no stored
+value makes a command fail.
 """
 
 from __future__ import annotations
@@ -17,133 +17,138 @@ if TYPE_CHECKING:
     from backtrail.cli.output import Output
 
 _ROLES: Final = {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant"}
-"""What LangChain calls them."""
+"""LangChain's names of roles."""
 _INDENT: Final = "  "
 _LONG: Final = 2000
-"""Characters of arguments that a transcript shows."""
+"""Characters of arguments in a transcript."""
 _STYLES: Final = {"user": "green", "assistant": "cyan", "tool": "yellow", "system": "blue"}
 
 
-class Said(NamedTuple):
-    """A message, as far as people want to see it."""
+class TranscriptMessage(NamedTuple):
+    """The parts of a message that a transcript shows."""
 
     role: str
     name: str
     text: str
     calls: tuple[str, ...]
-    """Each with what the tool is given."""
-    else_: str
-    """What is there instead of a text."""
+    """Each with its arguments."""
+    content: str
+    """The types of content in a message without text."""
 
 
-def sentence(message: Any, before: Sequence[Any] = ()) -> Any:
-    """Return who says what, for one line; what is no message is returned as it is. `before`: what was said before."""
-    said = _said(message)
-    if said is None:
+def one_line(message: Any, before: Sequence[Any] = ()) -> Any:
+    """Return the author and text of a message in one line; return a value that is not a message unchanged.
+
+    `before` are the earlier messages: they name the tool of a tool result.
+    """
+    shown = _shown(message)
+    if shown is None:
         return message
-    said = said._replace(name=said.name or _names(before).get(answered(message) or "", ""))
-    who = f"{said.role} {said.name}".strip()
-    calls = f"calls {', '.join(said.calls)}" if said.calls else ""
-    if said.text:
-        return f"{who}: {said.text}" + (f" ({calls})" if calls else "")
-    return f"{who} {calls}" if calls else f"{who}: ({said.else_})"
+    author = f"{shown.role} {shown.name or _tool_names(before).get(answered_call(message) or '', '')}".strip()
+    calls = f"calls {', '.join(shown.calls)}" if shown.calls else ""
+    if shown.text:
+        return f"{author}: {shown.text}" + (f" ({calls})" if calls else "")
+    return f"{author} {calls}" if calls else f"{author}: ({shown.content})"
 
 
-def show(out: Output, messages: Sequence[Any]) -> None:
+def print_transcript(out: Output, messages: Sequence[Any]) -> None:
     """Print a transcript."""
-    names = _names(messages)
+    names = _tool_names(messages)
     for message in messages:
-        said = _said(message)
+        shown = _shown(message)
         line("")
-        if said is None:
+        if shown is None:
             line(clean(brief(message, out.room or _LONG)))
             continue
-        name = said.name or names.get(answered(message) or "", "")
-        who = " ".join(clean(part) for part in (said.role, name) if part)
-        when = _time(message)
-        who = out.fit(who, len(when) + 2) if out.room else who
-        line(out.paint(who, _STYLES.get(said.role)) + (f"  {out.paint(when, 'dim')}" if when else ""))
-        for text in _body(message, said):
+        name = shown.name or names.get(answered_call(message) or "", "")
+        author = " ".join(clean(part) for part in (shown.role, name) if part)
+        time = _time(message)
+        author = out.fit(author, len(time) + 2) if out.room else author
+        line(out.paint(author, _STYLES.get(shown.role)) + (f"  {out.paint(time, 'dim')}" if time else ""))
+        for text in _body(message, shown):
             for each in wrapped(text, out.room, _INDENT) if out.room else [text]:
                 line(each)
 
 
-def answered(message: Any) -> str | None:
-    """Return the id of the call that a message is the result of, if it does not say the tool's name itself."""
+def answered_call(message: Any) -> str | None:
+    """Return the id of the call that a tool message answers; None for other messages."""
     if not isinstance(message, dict) or message.get("role") != "tool":
         return None
     metadata = message.get("metadata")
-    found = metadata.get("tool_call_id") if isinstance(metadata, dict) else message.get("tool_call_id")
-    return found if isinstance(found, str) else None
+    call_id = metadata.get("tool_call_id") if isinstance(metadata, dict) else message.get("tool_call_id")
+    return call_id if isinstance(call_id, str) else None
 
 
-def _names(messages: Sequence[Any]) -> dict[str, str]:
-    """Return the names of the tools that were called, by the ids of the calls."""
+def _tool_names(messages: Sequence[Any]) -> dict[str, str]:
+    """Return the names of called tools, by the ids of the calls."""
     calls = (call for message in messages for call in _dicts(message, "tool_calls"))
-    found = ((call.get("id"), call.get("name") or _inner(call).get("name")) for call in calls)
-    return {key: name for key, name in found if isinstance(key, str) and isinstance(name, str)}
+    names = ((call.get("id"), call.get("name") or _function(call).get("name")) for call in calls)
+    return {key: name for key, name in names if isinstance(key, str) and isinstance(name, str)}
 
 
-def _inner(call: dict[str, Any]) -> dict[str, Any]:
+def _function(call: dict[str, Any]) -> dict[str, Any]:
     function = call.get("function")
     return function if isinstance(function, dict) else {}
 
 
-def _body(message: Any, said: Said) -> Iterator[str]:
-    for each in said.text.splitlines():
+def _body(message: Any, shown: TranscriptMessage) -> Iterator[str]:
+    for each in shown.text.splitlines():
         yield _INDENT + clean(each)
-    if not said.text and not said.calls:
-        yield f"{_INDENT}({clean(said.else_)})"
-    for each in said.calls:
+    if not shown.text and not shown.calls:
+        yield f"{_INDENT}({clean(shown.content)})"
+    for each in shown.calls:
         yield f"{_INDENT}calls {clean(each)}"
     for call in _dicts(message, "tool_calls"):
         if isinstance(call.get("result"), str):
-            yield f"{_INDENT}{clean(str(call.get('name')))} gave {clean(call['result'])}"
+            yield f"{_INDENT}{clean(str(call.get('name')))} returned {clean(call['result'])}"
     for attached in _dicts(message, "attachments"):
         facts = (attached.get("attachment_type"), attached.get("name"), attached.get("mime_type"))
         yield f"{_INDENT}[{clean(', '.join(str(fact) for fact in facts if fact))}]"
 
 
 def _dicts(message: Any, name: str) -> Iterator[dict[str, Any]]:
-    found = message.get(name) if isinstance(message, dict) else None
-    yield from (each for each in (found if isinstance(found, list | tuple) else ()) if isinstance(each, dict))
+    items = message.get(name) if isinstance(message, dict) else None
+    yield from (each for each in (items if isinstance(items, list | tuple) else ()) if isinstance(each, dict))
 
 
 def _time(message: Any) -> str:
-    when = message.get("timestamp") if isinstance(message, dict) else None
-    return f"{when:%Y-%m-%d %H:%M:%S}" if isinstance(when, dt.datetime) else ""
+    time = message.get("timestamp") if isinstance(message, dict) else None
+    return f"{time:%Y-%m-%d %H:%M:%S}" if isinstance(time, dt.datetime) else ""
 
 
-def _said(message: Any) -> Said | None:
+def _shown(message: Any) -> TranscriptMessage | None:
     from backtrail.conversations import convert
 
     if not isinstance(message, dict):
         return None
     form = convert.format_of(message)
     if form in (convert.CHAT, convert.RESPONSES, convert.ANTHROPIC):
-        found = convert.facts(message, form)
-        calls = tuple(_call(call.name, call.arguments) for call in found.calls)
-        instead = str(message["type"]) if form == convert.RESPONSES and "role" not in message else _instead(message)
-        return Said(found.role, found.name or "", found.content, calls, instead)
+        facts = convert.facts(message, form)
+        calls = tuple(_call(call.name, call.arguments) for call in facts.calls)
+        is_item = form == convert.RESPONSES and "role" not in message
+        content = str(message["type"]) if is_item else _content_types(message)
+        return TranscriptMessage(facts.role, facts.name or "", facts.content, calls, content)
     role = message.get("role", message.get("type"))
     if not isinstance(role, str) or "content" not in message:
         return None
-    made = [_call(each.get("name"), each.get("arguments", each.get("args"))) for each in _dicts(message, "tool_calls")]
+    calls = tuple(
+        _call(each.get("name"), each.get("arguments", each.get("args"))) for each in _dicts(message, "tool_calls")
+    )
     metadata = message.get("metadata")
     name = message.get("name") or (metadata.get("name") if isinstance(metadata, dict) else None)
     text = convert.text_of(message["content"])
-    who = _ROLES.get(role, role)
-    return Said(who, name if isinstance(name, str) else "", text, tuple(made), _instead(message))
+    name = name if isinstance(name, str) else ""
+    return TranscriptMessage(_ROLES.get(role, role), name, text, calls, _content_types(message))
 
 
 def _call(name: Any, arguments: Any) -> str:
     return f"{name}({brief(compact(arguments), _LONG) if arguments else ''})"
 
 
-def _instead(message: dict[str, Any]) -> str:
-    """Say what a message without a text holds."""
-    kept = message.get("raw")
-    raw: dict[str, Any] = kept if isinstance(kept, dict) else message
+def _content_types(message: dict[str, Any]) -> str:
+    """Return the types of content in a message without text."""
+    own = message.get("raw")
+    raw: dict[str, Any] = own if isinstance(own, dict) else message
     content, kind = raw.get("content"), raw.get("type")
     parts = [part.get("type") for part in content if isinstance(part, dict)] if isinstance(content, list) else []
     kinds = dict.fromkeys(str(part) for part in parts if part)

@@ -1,1 +1,1 @@
-"""Conversations: messages in order, each conversation in a thread of its own."""
+"""Conversations: messages in order. Each conversation has its own thread."""

@@ -1,11 +1,10 @@
-"""Messages of OpenAI and Anthropic, as plain data: which format a dict has, what it says, and the same for the other.
+"""Messages of OpenAI and Anthropic: their formats, their common facts, and conversion between providers.
 
-A message of a provider is kept as it came: nothing here changes it, so it is given back exactly. `facts` reads of it
-what every message has, for search, titles and views: the role, the text, the tool calls, what call it answers, a name.
-That never fails; what is not as expected is passed over. `rendered` says the same in another provider's words: exactly,
-or `Invalid` with the path of what has no counterpart there.
+A provider's message is stored unchanged and returned exactly. `facts` reads the role, text, tool calls, answered call
+and name, for search, titles and views. It never fails and skips unexpected values. `read`, `to_chat` and `to_anthropic`
+convert a message for another provider: exactly, or `Invalid` with the path of a part that has no counterpart.
 
-Formats, as `Message.raw_format` names them:
+Formats, the values of `Message.raw_format`:
 
     openai.chat        a message of Chat Completions: {"role", "content", "tool_calls", "tool_call_id", "name" ...}
     openai.responses   an item of Responses: {"type": "function_call" ...}, or a message with parts such as input_text
@@ -29,7 +28,7 @@ CHAT: Final = "openai.chat"
 RESPONSES: Final = "openai.responses"
 ANTHROPIC: Final = "anthropic"
 OWN: Final = "backtrail"
-"""What `Message.to_json` makes, or less. No message has it as its `raw_format`: it is not kept as it came."""
+"""The form of `Message.to_json`. It is never a `raw_format`, because such a message has no `raw`."""
 KNOWN: Final = (
     "a Message as JSON (role, content as text), an OpenAI chat message (role, content, tool_calls, tool_call_id, "
     "name), an item of OpenAI's Responses (type, call_id ...) or an Anthropic message (role, content blocks)"
@@ -51,7 +50,7 @@ _CHAT_KEYS: Final = frozenset(
         "audio",
         "function_call",
         "annotations",
-        # of services that speak OpenAI's protocol
+        # services with OpenAI's protocol
         "reasoning",
         "reasoning_content",
         "reasoning_details",
@@ -76,7 +75,7 @@ _BLOCKS: Final = frozenset(
 )
 _BLOCK_KEYS: Final = frozenset({"cache_control", "citations"})
 _HINTS: Final = frozenset({"cache_control", "prompt_cache_breakpoint"})
-"""What says how to serve a message, and nothing of what it says."""
+"""Keys that concern the serving of a message, not its meaning."""
 _REPLY_KEYS: Final = frozenset({"stop_reason", "stop_sequence", "usage"})
 _ITEMS: Final = frozenset(
     {
@@ -94,23 +93,23 @@ _ITEMS: Final = frozenset(
         "tool_search_output",
     }
 )
-_SAID: Final = ("text", "refusal", "transcript")
-"""Where a part of a content has its text."""
+_TEXT_KEYS: Final = ("text", "refusal", "transcript")
+"""The keys of the text of a content part."""
 _DEPTH: Final = 32
-"""Arguments that are nested deeper stay the text that they came as."""
-_GIVEN: Final = ("arguments", "input", "action", "operation")
-"""Where an item that calls a tool has what the tool is given."""
+"""Arguments that are nested deeper stay text."""
+_ARGUMENT_KEYS: Final = ("arguments", "input", "action", "operation")
+"""The keys of the arguments of a tool call."""
 
 
-# -- which format -----------------------------------------------------------------------------------------------------
+# -- formats -----------------------------------------------------------------------------------------------------
 
 
 def plain(value: Any, path: str) -> Any:
-    """Return a copy of what a provider's message may hold; its own objects (pydantic models) become dicts."""
+    """Return a copy of a provider's message as plain data. Objects of its client (pydantic models) become dicts."""
     try:
         return _plain(value, path)
     except RecursionError:
-        raise Invalid(f"{path} is nested too deep", code="invalid.value", path=path) from None
+        raise Invalid(f"{path} is nested too deeply", code="invalid.value", path=path) from None
 
 
 def _plain(value: Any, path: str) -> Any:
@@ -126,7 +125,7 @@ def _plain(value: Any, path: str) -> Any:
     if _is_model(value):
         return _plain(value.model_dump(mode="json", by_alias=True, exclude_unset=True), path)
     raise Invalid(
-        f"{path} is {kind.__name__}, which no provider's message holds: put text, a number, a list or a dict there",
+        f"{path} is of type {kind.__name__}: a provider's message holds text, numbers, lists and dicts",
         code="invalid.value",
         path=path,
     )
@@ -135,11 +134,11 @@ def _plain(value: Any, path: str) -> Any:
 def _key(key: Any, path: str) -> str:
     if isinstance(key, str):
         return str.__str__(key)
-    raise Invalid(f"{path} has a key that is no string: {key!r:.60}", code="invalid.value", path=path)
+    raise Invalid(f"{path} has a key that is not a string: {key!r:.60}", code="invalid.value", path=path)
 
 
 def unwrapped(value: Any) -> Any:
-    """Return a message as a dict where it, or a part of its content, is an object of a provider's client."""
+    """Return a message as plain data if it is or contains an object of a provider's client; otherwise unchanged."""
     if not isinstance(value, Mapping):
         return plain(value, "message") if _is_model(value) else value
     inner = (part for name in ("content", "tool_calls") for part in _parts(value.get(name)))
@@ -150,11 +149,11 @@ class Model(Protocol):
     """An object of a provider's client."""
 
     def model_dump(self, *args: Any, **options: Any) -> Any:
-        """Return it as a dict."""
+        """Return the object as a dict."""
 
 
 def provider_of(value: Any) -> str | None:
-    """Return whose client an object is of, or None if it is of none."""
+    """Return the provider of a client's object, or None."""
     root = type(value).__module__.partition(".")[0]
     return root if root in ("openai", "anthropic") and _is_model(value) else None
 
@@ -164,21 +163,20 @@ def _is_model(value: Any) -> bool:
 
 
 def format_of(raw: Mapping[str, Any]) -> str | None:
-    """Return the format that a dict has, or None if it is of none that is known.
+    """Return the format of a dict, or None if it has no known format.
 
-    A text in a dict with nothing else is ours: all formats have it so. A list of nothing but texts is taken for
-    OpenAI's: Anthropic's is the same. Kinds of parts that are not known are taken for Anthropic's: those of Chat
-    Completions are few, and known.
+    A dict with only a role and a text is `OWN`: all formats share it. A list of texts counts as OpenAI's, which equals
+    Anthropic's. Unknown types of parts count as Anthropic's: Chat Completions has few types, and all are known.
     """
     role, kind = raw.get("role"), raw.get("type")
     if not isinstance(role, str):
-        item = isinstance(kind, str) and (kind in _ITEMS or kind.endswith(("_call", "_call_output")))
-        return RESPONSES if item and "role" not in raw else None
+        is_item = isinstance(kind, str) and (kind in _ITEMS or kind.endswith(("_call", "_call_output")))
+        return RESPONSES if is_item and "role" not in raw else None
     types = _types(raw)
     if types & _RESPONSES_PARTS or kind in _ITEMS or not _ITEM_KEYS.isdisjoint(raw):
         return RESPONSES
-    strange = role in ("user", "assistant") and kind != "message" and types - _CHAT_PARTS - {"text"}
-    if strange or _is_anthropic(raw, types):
+    is_unknown = role in ("user", "assistant") and kind != "message" and types - _CHAT_PARTS - {"text"}
+    if is_unknown or _is_anthropic(raw, types):
         return ANTHROPIC
     if kind == "message":
         return RESPONSES
@@ -188,13 +186,13 @@ def format_of(raw: Mapping[str, Any]) -> str | None:
 
 
 def _types(raw: Mapping[str, Any]) -> set[str]:
-    """Return the kinds of the parts of a message's content."""
+    """Return the types of the parts of a message's content."""
     parts = (part for part in _parts(raw.get("content")) if isinstance(part, Mapping))
     return {part["type"] for part in parts if isinstance(part.get("type"), str)}
 
 
 def _is_anthropic(raw: Mapping[str, Any], types: set[str]) -> bool:
-    """Tell whether something of a message is only in Anthropic's."""
+    """Tell whether a message has something that only Anthropic's format has."""
     if types & _BLOCKS or any(each.endswith("_tool_result") for each in types) or not _REPLY_KEYS.isdisjoint(raw):
         return True
     parts = (part for part in _parts(raw.get("content")) if isinstance(part, Mapping))
@@ -202,7 +200,7 @@ def _is_anthropic(raw: Mapping[str, Any], types: set[str]) -> bool:
 
 
 def _is_chat(raw: Mapping[str, Any]) -> bool:
-    """Tell whether something of a message is only in Chat Completions."""
+    """Tell whether a message has something that only Chat Completions has."""
     content, calls = raw.get("content"), raw.get("tool_calls")
     if raw["role"] in ("developer", "function") or isinstance(content, list | tuple):
         return True
@@ -222,35 +220,35 @@ def _is_chat_call(call: Mapping[str, Any]) -> bool:
 
 
 def check(raw: Mapping[str, Any], provider: str) -> str:
-    """Return the format of a dict that is said to be a provider's; `Invalid` if it is not.
+    """Return the format of a message that the caller declares to be of a provider, or raise `Invalid`.
 
-    More is taken than `format_of` recognises: a kind of part or item that is not known yet is kept as it came.
+    It accepts more than `format_of`: unknown types of parts and items are stored unchanged.
     """
-    found, role, content = format_of(raw), raw.get("role"), raw.get("content")
+    form, role, content = format_of(raw), raw.get("role"), raw.get("content")
     openai = provider == "openai"
     formats = (CHAT, RESPONSES) if openai else (ANTHROPIC,)
-    if found in formats:
-        return str(found)
+    if form in formats:
+        return str(form)
     texts = {"text"} >= {part.get("type") if isinstance(part, Mapping) else None for part in _parts(content)}
     roles = _ROLES if openai else ("user", "assistant", "system")
-    if isinstance(role, str) and role in roles and (isinstance(content, str) or _listed(content)):
-        unknown_parts = openai and found == ANTHROPIC and not _is_anthropic(raw, _types(raw))
-        if found in (OWN, None) or unknown_parts or (texts and raw.keys() <= {"role", "content"}):
+    if isinstance(role, str) and role in roles and (isinstance(content, str) or _is_list(content)):
+        unknown_parts = openai and form == ANTHROPIC and not _is_anthropic(raw, _types(raw))
+        if form in (OWN, None) or unknown_parts or (texts and raw.keys() <= {"role", "content"}):
             return formats[0]
     elif openai and role is None and isinstance(raw.get("type"), str):
         return RESPONSES
-    other = {CHAT: "OpenAI", RESPONSES: "OpenAI", ANTHROPIC: "Anthropic"}.get(str(found))
-    hint = f"it is one of {other}: use Message.from_{other.lower()}" if other else f"it has {_keys(raw)}"
+    other = {CHAT: "OpenAI", RESPONSES: "OpenAI", ANTHROPIC: "Anthropic"}.get(str(form))
+    hint = f"it is a message of {other}: use Message.from_{other.lower()}" if other else f"it has {_keys(raw)}"
     name = "OpenAI" if openai else "Anthropic"
-    raise Invalid(f"this is no message of {name}: {hint}", code="invalid.schema")
+    raise Invalid(f"this is not a message of {name}: {hint}", code="invalid.schema")
 
 
 def is_common(raw: Mapping[str, Any]) -> bool:
-    """Tell whether a message is one that Chat Completions and Anthropic have alike: a role, and nothing but text."""
+    """Tell whether a message has only a role and text, so that it is valid for Chat Completions and for Anthropic."""
     content = raw.get("content")
     texts = all(isinstance(part, Mapping) and part.keys() == {"type", "text"} for part in _parts(content))
     common = raw.keys() == {"role", "content"} and raw["role"] in ("system", "user", "assistant") and texts
-    return common and (isinstance(content, str) or _listed(content))
+    return common and (isinstance(content, str) or _is_list(content))
 
 
 def _keys(raw: Mapping[str, Any]) -> str:
@@ -259,17 +257,17 @@ def _keys(raw: Mapping[str, Any]) -> str:
 
 
 def unknown(raw: Mapping[str, Any]) -> Invalid:
-    """Return the error for a dict that has none of the formats."""
+    """Return the error for a dict without a known format."""
     return Invalid(
-        f"this dict is no message that is known: it has {_keys(raw)}; known are {KNOWN}", code="invalid.schema"
+        f"this dict is not a known message: it has {_keys(raw)}; known formats: {KNOWN}", code="invalid.schema"
     )
 
 
-# -- what a message says ----------------------------------------------------------------------------------------------
+# -- facts ----------------------------------------------------------------------------------------------
 
 
-class Call(NamedTuple):
-    """A tool that is called."""
+class MessageCall(NamedTuple):
+    """A tool call of a message."""
 
     id: str
     name: str
@@ -277,18 +275,18 @@ class Call(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What every message has, whoever's it is."""
+    """The facts of a message of any format."""
 
     role: str
     content: str
-    calls: tuple[Call, ...] = ()
+    calls: tuple[MessageCall, ...] = ()
     answers: str | None = None
-    """The id of the call that it is the result of."""
+    """The id of the call that the message answers."""
     name: str | None = None
 
 
 def facts(raw: Mapping[str, Any], form: str) -> Facts:
-    """Return what a provider's message says."""
+    """Return the facts of a provider's message."""
     if form == RESPONSES:
         return _of_item(raw)
     if form == ANTHROPIC:
@@ -296,7 +294,7 @@ def facts(raw: Mapping[str, Any], form: str) -> Facts:
     answers = raw.get("tool_call_id")
     name = raw.get("name")
     return Facts(
-        _ROLES.get(raw.get("role"), "assistant"),  # type: ignore[arg-type]  # whatever it is
+        _ROLES.get(raw.get("role"), "assistant"),  # type: ignore[arg-type]  # of any type
         text_of(raw.get("content")) or _refusal(raw),
         tuple(_chat_calls(raw)),
         answers if is_id(answers) else None,
@@ -305,23 +303,23 @@ def facts(raw: Mapping[str, Any], form: str) -> Facts:
 
 
 def is_id(value: Any) -> bool:
-    """Tell whether it can be the id of a call."""
+    """Tell whether a value can be the id of a call."""
     return isinstance(value, str) and 0 < len(value) <= MAX_ID
 
 
 def text_of(content: Any) -> str:
-    """Return what a content says: it is a text, or a list of parts."""
+    """Return the text of a message's content, which is a text or a list of parts; parts are joined by line ends."""
     if isinstance(content, str):
         return content
-    found = (part.get(key) for part in _parts(content) if isinstance(part, Mapping) for key in _SAID)
-    return "\n".join(text for text in found if isinstance(text, str))
+    texts = (part.get(key) for part in _parts(content) if isinstance(part, Mapping) for key in _TEXT_KEYS)
+    return "\n".join(text for text in texts if isinstance(text, str))
 
 
 def _parts(content: Any) -> list[Any] | tuple[Any, ...]:
-    return content if _listed(content) else ()
+    return content if _is_list(content) else ()
 
 
-def _listed(content: Any) -> bool:
+def _is_list(content: Any) -> bool:
     return isinstance(content, list | tuple)
 
 
@@ -330,28 +328,28 @@ def _refusal(raw: Mapping[str, Any]) -> str:
     return refusal if isinstance(refusal, str) else ""
 
 
-def _chat_calls(raw: Mapping[str, Any]) -> Iterator[Call]:
+def _chat_calls(raw: Mapping[str, Any]) -> Iterator[MessageCall]:
     for call in _parts(raw.get("tool_calls")):
         if not isinstance(call, Mapping) or not is_id(call.get("id")):
             continue
         custom = "custom" in call and "function" not in call
-        given = call.get("custom" if custom else "function")
-        if isinstance(given, Mapping):
-            yield Call(call["id"], _name(given), arguments_of(given))
+        function = call.get("custom" if custom else "function")
+        if isinstance(function, Mapping):
+            yield MessageCall(call["id"], _name(function), arguments_of(function))
     old = raw.get("function_call")
     if isinstance(old, Mapping) and is_id(old.get("name")):
-        yield Call(old["name"], old["name"], arguments_of(old))
+        yield MessageCall(old["name"], old["name"], arguments_of(old))
 
 
-def _name(given: Mapping[str, Any]) -> str:
-    name = given.get("name")
-    return name if isinstance(name, str) else str(given.get("type", ""))
+def _name(call: Mapping[str, Any]) -> str:
+    name = call.get("name")
+    return name if isinstance(name, str) else str(call.get("type", ""))
 
 
-def arguments_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a tool is given, as a dict: JSON in a text is read; a text that is none stays under its name."""
-    for name in _GIVEN:
-        value = given.get(name)
+def arguments_of(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a tool call as a dict. Text that is not JSON stays text under its key."""
+    for name in _ARGUMENT_KEYS:
+        value = call.get(name)
         if isinstance(value, str):
             parsed = _parsed(value)
             return {name: value} if parsed is None else parsed
@@ -362,24 +360,24 @@ def arguments_of(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _parsed(text: str) -> dict[str, Any] | None:
     try:
-        found = json.loads(text, parse_constant=_refuse, parse_float=_finite)
+        value = json.loads(text, parse_constant=_refuse, parse_float=_finite)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) and not _is_deep(found, _DEPTH) else None
+    return value if isinstance(value, dict) and not _is_deep(value, _DEPTH) else None
 
 
 def _refuse(name: str) -> NoReturn:
-    raise ValueError(name)  # NaN is no JSON, whatever json.loads says
+    raise ValueError(name)  # NaN is not JSON, although json.loads accepts it
 
 
 def _finite(text: str) -> float:
-    """Return a number; a text such as 1e999, which no float holds, is not read."""
-    found = float(text)
-    return found if math.isfinite(found) else _refuse(text)
+    """Return a number as a float; ValueError for one that is too large, such as 1e999."""
+    number = float(text)
+    return number if math.isfinite(number) else _refuse(text)
 
 
 def _is_deep(value: Any, left: int) -> bool:
-    """Tell whether a value is nested deeper than the fields of a message may be."""
+    """Tell whether a value is nested deeper than `left` levels."""
     if not isinstance(value, dict | list):
         return False
     inner = value.values() if isinstance(value, dict) else value
@@ -396,28 +394,28 @@ def _of_item(raw: Mapping[str, Any]) -> Facts:
     if "output" in raw:
         return Facts("tool", text_of(raw["output"]), answers=call_id)
     name = raw.get("name") if isinstance(raw.get("name"), str) else str(raw.get("type"))
-    return Facts("assistant", "", (Call(call_id, str(name), arguments_of(raw)),))  # type: ignore[arg-type]
+    return Facts("assistant", "", (MessageCall(call_id, str(name), arguments_of(raw)),))  # type: ignore[arg-type]
 
 
 def _of_blocks(role: Any, content: Any) -> Facts:
     results = [block["tool_use_id"] for block in blocks_of(content, "tool_result") if is_id(block.get("tool_use_id"))]
     calls = [
-        Call(block["id"], _name(block), dict(block["input"]) if isinstance(block.get("input"), Mapping) else {})
+        MessageCall(block["id"], _name(block), dict(block["input"]) if isinstance(block.get("input"), Mapping) else {})
         for block in blocks_of(content, "tool_use")
         if is_id(block.get("id"))
     ]
-    said = "\n".join(texts_of_blocks(content))
+    text = "\n".join(texts_of_blocks(content))
     kind = "tool" if results else _ROLES.get(role, "assistant")
-    return Facts(kind, said, tuple(calls), results[0] if results else None)
+    return Facts(kind, text, tuple(calls), results[0] if results else None)
 
 
 def blocks_of(content: Any, kind: str) -> list[Mapping[str, Any]]:
-    """Return the blocks of one type among those of an Anthropic message."""
+    """Return the blocks of one type in the content of an Anthropic message."""
     return [block for block in _parts(content) if isinstance(block, Mapping) and block.get("type") == kind]
 
 
 def texts_of_blocks(content: Any) -> Iterator[str]:
-    """Give what is said in Anthropic's blocks: by people, by the model, by tools; not what is only thought."""
+    """Give the texts in the content of an Anthropic message, including tool results, without thinking."""
     if isinstance(content, str):
         yield content
     for block in _parts(content):
@@ -429,51 +427,51 @@ def texts_of_blocks(content: Any) -> Iterator[str]:
             yield from texts_of_blocks(block.get("content"))
 
 
-# -- in the words of another ------------------------------------------------------------------------------------------
+# -- conversion ------------------------------------------------------------------------------------------
 
 
 class Image(NamedTuple):
-    """A picture: where it is, or its type and its bytes in base64."""
+    """A picture: its URL, or its type and its bytes in base64."""
 
     url: str | None
     mime_type: str = ""
     data: str = ""
 
 
-class Said(NamedTuple):
-    """A message in nobody's format: texts and pictures in their order, what is called, or what is answered."""
+class NeutralMessage(NamedTuple):
+    """A message without a provider's format: texts and pictures in order, and its calls or its answered call."""
 
     role: str
     parts: tuple[str | Image, ...]
-    listed: bool
-    """Whether its content is a list, also if that is one text."""
-    calls: tuple[Call, ...] = ()
+    is_list: bool
+    """Whether the provider's content was a list, even of one text."""
+    calls: tuple[MessageCall, ...] = ()
     answers: str | None = None
     failed: bool = False
-    """Of what answers a call: whether that went wrong."""
+    """Whether the answered call failed."""
     name: str | None = None
 
 
-def read(raw: Mapping[str, Any], form: str) -> Said:
-    """Return a provider's message in nobody's format; `Invalid` if it holds what the others do not have."""
+def read(raw: Mapping[str, Any], form: str) -> NeutralMessage:
+    """Return a provider's message in neutral form; `Invalid` for a part that other providers lack."""
     if form == CHAT:
         return _read_chat(raw)
     return _read_item(raw) if form == RESPONSES else _read_anthropic(raw)
 
 
 def _lost(path: str, what: str) -> Invalid:
-    return Invalid(f"{path} is {what}, which other providers' messages do not have", code="invalid.value", path=path)
+    return Invalid(f"{path} is {what}, which the other provider's messages lack", code="invalid.value", path=path)
 
 
-def _rest(raw: Mapping[str, Any], known: set[str], path: str = "") -> None:
-    """Refuse what says something and is not read."""
+def _refuse_rest(raw: Mapping[str, Any], known: set[str], path: str = "") -> None:
+    """Raise `Invalid` for a field that is not in `known`, unless it is empty or only a hint for the provider."""
     for key, value in raw.items():
         if key not in known and key not in _HINTS and value not in (None, [], (), {}):
             raise _lost(f"{path}[{key!r}]" if path else repr(key)[1:-1], "a field")
 
 
 def _texts(content: Any, path: str, kinds: tuple[str, ...] = ("text",)) -> Iterator[str | Image]:
-    """Give the texts and pictures of a content."""
+    """Give the texts and pictures of a message's content; `Invalid` for a part of another type."""
     if isinstance(content, str):
         yield content
         return
@@ -481,7 +479,7 @@ def _texts(content: Any, path: str, kinds: tuple[str, ...] = ("text",)) -> Itera
         where = f"{path}[{at}]"
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind in kinds and isinstance(part.get("text"), str):
-            _rest(part, {"type", "text", "logprobs"}, where)
+            _refuse_rest(part, {"type", "text", "logprobs"}, where)
             yield part["text"]
         elif kind in ("image_url", "input_image", "image"):
             yield _image(part, where)
@@ -491,7 +489,7 @@ def _texts(content: Any, path: str, kinds: tuple[str, ...] = ("text",)) -> Itera
 
 def _image(part: Mapping[str, Any], path: str) -> Image:
     if part["type"] == "image":
-        _rest(part, {"type", "source"}, path)
+        _refuse_rest(part, {"type", "source"}, path)
         source = part.get("source")
         if isinstance(source, Mapping) and source.get("type") == "url" and isinstance(source.get("url"), str):
             return Image(source["url"])
@@ -500,129 +498,138 @@ def _image(part: Mapping[str, Any], path: str) -> Image:
         raise _lost(path, "an image that is neither a url nor base64")
     url = part.get("image_url")
     if isinstance(url, Mapping):
-        _rest(url, {"url"}, f"{path}['image_url']")
+        _refuse_rest(url, {"url"}, f"{path}['image_url']")
         url = url.get("url")
-    _rest(part, {"type", "image_url"}, path)
+    _refuse_rest(part, {"type", "image_url"}, path)
     if not isinstance(url, str):
         raise _lost(path, "an image without a url")
     mime, comma, data = url.removeprefix("data:").partition(";base64,")
     return Image(None, mime, data) if comma and url.startswith("data:") else Image(url)
 
 
-def _called(calls: tuple[Call, ...], raw: Any, path: str) -> tuple[Call, ...]:
-    """Return the calls of a message, if each of those that it holds is one that others have, too."""
+def _checked_calls(calls: tuple[MessageCall, ...], raw: Any, path: str) -> tuple[MessageCall, ...]:
+    """Return the calls of a message; `Invalid` if a call has no id, name or arguments."""
     if len(calls) != len(_parts(raw)) or any(each.name == "" for each in calls):
-        raise _lost(path, "a list with a call that has no id, name or arguments")
+        raise _lost(path, "a list with a call without an id, name or arguments")
     return calls
 
 
-def _read_chat(raw: Mapping[str, Any]) -> Said:
-    _rest(raw, {"role", "content", "tool_calls", "tool_call_id", "name"})
-    found = facts(raw, CHAT)
-    calls = _called(found.calls, raw.get("tool_calls"), "tool_calls")
+def _read_chat(raw: Mapping[str, Any]) -> NeutralMessage:
+    _refuse_rest(raw, {"role", "content", "tool_calls", "tool_call_id", "name"})
+    parsed = facts(raw, CHAT)
+    calls = _checked_calls(parsed.calls, raw.get("tool_calls"), "tool_calls")
     if any("custom" in call for call in _parts(raw.get("tool_calls"))):
         raise _lost("tool_calls", "a list with a custom call")
     for at, call in enumerate(_parts(raw.get("tool_calls"))):
         if _parsed(str(call["function"].get("arguments"))) is None:
-            raise _lost(f"tool_calls[{at}]", "a call whose arguments are no JSON object")
+            raise _lost(f"tool_calls[{at}]", "a call whose arguments are not a JSON object")
     content = raw.get("content")
-    name = None if found.role == "tool" else found.name
-    return Said(found.role, tuple(_texts(content, "content")), _listed(content), calls, found.answers, name=name)
+    name = None if parsed.role == "tool" else parsed.name
+    return NeutralMessage(
+        parsed.role, tuple(_texts(content, "content")), _is_list(content), calls, parsed.answers, name=name
+    )
 
 
-def _read_item(raw: Mapping[str, Any]) -> Said:
-    found = facts(raw, RESPONSES)
+def _read_item(raw: Mapping[str, Any]) -> NeutralMessage:
+    parsed = facts(raw, RESPONSES)
     content = raw.get("content")
     if isinstance(raw.get("role"), str):
-        _rest(raw, {"role", "content", "type", "id", "status", "phase"})
+        _refuse_rest(raw, {"role", "content", "type", "id", "status", "phase"})
         texts = _texts(content, "content", ("input_text", "output_text"))
-        return Said(found.role, tuple(texts), _listed(content))
-    if raw.get("type") == "function_call" and found.calls and _parsed(str(raw.get("arguments"))) is not None:
-        _rest(raw, {"type", "call_id", "name", "arguments", "id", "status"})
-        return Said("assistant", (), listed=False, calls=found.calls)
-    if raw.get("type") == "function_call_output" and found.answers is not None:
-        _rest(raw, {"type", "call_id", "output", "id", "status"})
+        return NeutralMessage(parsed.role, tuple(texts), _is_list(content))
+    if raw.get("type") == "function_call" and parsed.calls and _parsed(str(raw.get("arguments"))) is not None:
+        _refuse_rest(raw, {"type", "call_id", "name", "arguments", "id", "status"})
+        return NeutralMessage("assistant", (), is_list=False, calls=parsed.calls)
+    if raw.get("type") == "function_call_output" and parsed.answers is not None:
+        _refuse_rest(raw, {"type", "call_id", "output", "id", "status"})
         output = raw.get("output")
-        return Said("tool", tuple(_texts(output, "output", ("input_text",))), _listed(output), answers=found.answers)
+        return NeutralMessage(
+            "tool", tuple(_texts(output, "output", ("input_text",))), _is_list(output), answers=parsed.answers
+        )
     raise _lost("type", f"{raw.get('type')!r:.60}")
 
 
-def _read_anthropic(raw: Mapping[str, Any]) -> Said:
-    _rest(raw, {"role", "content", "id", "type", "model", "container", *_REPLY_KEYS})
+def _read_anthropic(raw: Mapping[str, Any]) -> NeutralMessage:
+    _refuse_rest(raw, {"role", "content", "id", "type", "model", "container", *_REPLY_KEYS})
     content = raw.get("content")
     uses, results = blocks_of(content, "tool_use"), blocks_of(content, "tool_result")
-    found = facts(raw, ANTHROPIC)
+    parsed = facts(raw, ANTHROPIC)
     if results:
         if len(_parts(content)) > 1:
             raise _lost("content", "the results of several calls, or a result and something else, in one message")
         (result,) = results
-        _rest(result, {"type", "tool_use_id", "content", "is_error"}, "content[0]")
+        _refuse_rest(result, {"type", "tool_use_id", "content", "is_error"}, "content[0]")
         parts = tuple(_texts(result.get("content"), "content[0]['content']"))
-        listed = _listed(result.get("content"))
-        return Said("tool", parts, listed, answers=found.answers, failed=result.get("is_error") is True)
+        is_list = _is_list(result.get("content"))
+        return NeutralMessage("tool", parts, is_list, answers=parsed.answers, failed=result.get("is_error") is True)
     for at, block in enumerate(_parts(content)):
         if block in uses:
-            _rest(block, {"type", "id", "name", "input"}, f"content[{at}]")
+            _refuse_rest(block, {"type", "id", "name", "input"}, f"content[{at}]")
     others = [block for block in _parts(content) if block not in uses]
     if uses and [*_parts(content)] != [*others, *uses]:
-        raise _lost("content", "a list in which something stands behind a call")
-    calls = _called(found.calls, uses, "content")
-    listed = _listed(content) and not (uses and len(others) <= 1)
-    return Said(found.role, tuple(_texts(others if _listed(content) else content, "content")), listed, calls)
+        raise _lost("content", "a list with other content after a call")
+    calls = _checked_calls(parsed.calls, uses, "content")
+    is_list = _is_list(content) and not (uses and len(others) <= 1)
+    return NeutralMessage(
+        parsed.role, tuple(_texts(others if _is_list(content) else content, "content")), is_list, calls
+    )
 
 
-def to_chat(said: Said) -> dict[str, Any]:
-    """Return a message as Chat Completions has it."""
-    made: dict[str, Any] = {"role": said.role}
-    if said.name is not None:
-        made["name"] = said.name
-    if said.role == "tool":
-        made["tool_call_id"] = _answered(said)
-    if said.failed:
+def to_chat(message: NeutralMessage) -> dict[str, Any]:
+    """Return a message in the format of Chat Completions."""
+    raw: dict[str, Any] = {"role": message.role}
+    if message.name is not None:
+        raw["name"] = message.name
+    if message.role == "tool":
+        raw["tool_call_id"] = _answered_call(message)
+    if message.failed:
         raise _lost("content[0]['is_error']", "the mark of a call that failed")
-    if any(isinstance(part, Image) for part in said.parts) and said.role != "user":
-        raise _lost("content", f"a picture in a message of role {said.role}")
+    if any(isinstance(part, Image) for part in message.parts) and message.role != "user":
+        raise _lost("content", f"a picture in a message of role {message.role}")
     parts = [
         {"type": "text", "text": part}
         if isinstance(part, str)
         else {"type": "image_url", "image_url": {"url": part.url or f"data:{part.mime_type};base64,{part.data}"}}
-        for part in said.parts
+        for part in message.parts
     ]
-    made["content"] = _content(said, parts, None if said.calls else "")
-    if said.calls:
-        made["tool_calls"] = [
+    raw["content"] = _content(message, parts, None if message.calls else "")
+    if message.calls:
+        raw["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": _json(call)}}
-            for call in said.calls
+            for call in message.calls
         ]
-    return made
+    return raw
 
 
-def to_anthropic(said: Said) -> dict[str, Any]:
-    """Return a message as Anthropic's Messages has it."""
-    if said.name is not None:
-        raise _lost("name", "the name of who says it")
+def to_anthropic(message: NeutralMessage) -> dict[str, Any]:
+    """Return a message in the format of Anthropic."""
+    if message.name is not None:
+        raise _lost("name", "the name of the author")
     blocks: list[dict[str, Any]] = [
         {"type": "text", "text": part} if isinstance(part, str) else {"type": "image", "source": _source(part)}
-        for part in said.parts
+        for part in message.parts
     ]
-    if said.role == "tool":
-        result: dict[str, Any] = {"type": "tool_result", "tool_use_id": _answered(said)}
-        result["content"] = _content(said, blocks, "")
-        if said.failed:
+    if message.role == "tool":
+        result: dict[str, Any] = {"type": "tool_result", "tool_use_id": _answered_call(message)}
+        result["content"] = _content(message, blocks, "")
+        if message.failed:
             result["is_error"] = True
         return {"role": "user", "content": [result]}
-    if said.role == "system" and any(isinstance(part, Image) for part in said.parts):
+    if message.role == "system" and any(isinstance(part, Image) for part in message.parts):
         raise _lost("content", "a picture in a message of role system")
-    if not said.calls:
-        return {"role": said.role, "content": _content(said, blocks, "")}
-    uses = [{"type": "tool_use", "id": call.id, "name": call.name, "input": call.arguments} for call in said.calls]
-    return {"role": said.role, "content": [block for block in blocks if block != {"type": "text", "text": ""}] + uses}
+    if not message.calls:
+        return {"role": message.role, "content": _content(message, blocks, "")}
+    uses = [{"type": "tool_use", "id": call.id, "name": call.name, "input": call.arguments} for call in message.calls]
+    return {
+        "role": message.role,
+        "content": [block for block in blocks if block != {"type": "text", "text": ""}] + uses,
+    }
 
 
-def _content(said: Said, parts: list[dict[str, Any]], nothing: str | None) -> Any:
-    """Return a content: a text if it was one, a list if it was one or has to be."""
-    if not said.listed and len(said.parts) <= 1 and all(isinstance(part, str) for part in said.parts):
-        return said.parts[0] if said.parts and (said.parts[0] or nothing is not None) else nothing
+def _content(message: NeutralMessage, parts: list[dict[str, Any]], nothing: str | None) -> Any:
+    """Return a content: a text if it was one, otherwise a list."""
+    if not message.is_list and len(message.parts) <= 1 and all(isinstance(part, str) for part in message.parts):
+        return message.parts[0] if message.parts and (message.parts[0] or nothing is not None) else nothing
     return parts
 
 
@@ -632,20 +639,20 @@ def _source(image: Image) -> dict[str, Any]:
     return {"type": "base64", "media_type": image.mime_type, "data": image.data}
 
 
-def _answered(said: Said) -> str:
-    if said.answers is None:
+def _answered_call(message: NeutralMessage) -> str:
+    if message.answers is None:
         raise Invalid(
-            "a message of role tool says which call it answers: make it with Message.tool_result(tool_call_id, ...)",
+            "a message of role tool names the call that it answers: use Message.tool_result(tool_call_id, ...)",
             code="invalid.value",
             path="metadata['tool_call_id']",
         )
-    return said.answers
+    return message.answers
 
 
-def _json(call: Call) -> str:
+def _json(call: MessageCall) -> str:
     try:
         return json.dumps(call.arguments, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise Invalid(
-            f"the arguments of call {call.id!r} are no JSON: {error}", code="invalid.value", path="tool_calls"
+            f"the arguments of call {call.id!r} are not JSON: {error}", code="invalid.value", path="tool_calls"
         ) from error

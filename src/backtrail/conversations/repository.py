@@ -1,7 +1,7 @@
-"""Conversations: what was said, each in a thread of its own.
+"""`store.conversations`: each conversation is a thread.
 
 The state of the thread is the conversation's header and its list of messages, as plain data; docs/agents.md has the
-names. To add messages is one append: it never conflicts, and takes what it takes however long the conversation is.
+names. Adding messages is one append: it never conflicts, and its cost does not grow with the conversation.
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 from backtrail.collection import Collection, cursor_of, is_field
 from backtrail.conversations import convert
-from backtrail.engine.pins import CONVERSATION
+from backtrail.conversations.models import Conversation, Message
+from backtrail.engine.manifests import CONVERSATION
 from backtrail.engine.search import search
 from backtrail.engine.search.extract import listed
+from backtrail.engine.tree import chunked as spines
 from backtrail.engine.tree import edits as changes
-from backtrail.engine.tree import spine as spines
-from backtrail.engine.tree.codec import Decoder, Encoder
+from backtrail.engine.tree.decode import Decoder
+from backtrail.engine.tree.encode import Encoder
 from backtrail.engine.tree.path import Path
 from backtrail.engine.tree.tree import SPLICE, Op, Tree, locate
 from backtrail.engine.writer import ANYTHING, Key
-from backtrail.entities import Conversation, Items, Message, to_data
 from backtrail.errors import Conflict, Invalid, NotFound
-from backtrail.models import MISSING, ConversationInfo, Sentinel, when
-from backtrail.validation import check_count, check_id, check_query, plain
+from backtrail.models import MISSING, ConversationInfo, Items, Sentinel, when
+from backtrail.validation import check_count, check_id, check_query, plain, to_data
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -55,7 +56,7 @@ class Conversations(Collection):
     _missing = "not_found.conversation"
 
     def save(self, conversation: Conversation, *, replace: bool = False) -> Conversation:
-        """Save a conversation, on top of what it came from; a new one must be the first of its id, unless `replace`."""
+        """Save a conversation on top of its head; a new one expects that its id is free, unless `replace`."""
         if not isinstance(conversation, Conversation):
             raise Invalid(f"this is {type(conversation).__name__}, not a Conversation", code="invalid.value")
         data = to_data(conversation)
@@ -63,9 +64,9 @@ class Conversations(Collection):
         return conversation
 
     def load(self, id: str, *, at: Ref = "@") -> Conversation:  # noqa: A002 - the name users know
-        """Return a conversation, or `NotFound`; `at` a checkpoint of its thread, or of its agent, not the newest."""
+        """Return a conversation, or raise `NotFound`; `at` names an older checkpoint of its thread or of its agent."""
         checkpoint = self._load(id, at)
-        found = _value({**checkpoint.state, "id": id})  # its thread may be a fork of another one's
+        found = _value({**checkpoint.state, "id": id})  # the thread may be a fork: the state has the id of its source
         self._came_from(found._saved, checkpoint)  # noqa: SLF001
         return found
 
@@ -82,11 +83,11 @@ class Conversations(Collection):
         *messages: Message | Mapping[str, Any] | Model,
         agent_id: str | None = None,
     ) -> Checkpoint[Any]:
-        """Add messages, all or none, behind what is there then. Never conflicts.
+        """Append messages, all or none. Never conflicts.
 
-        With an `agent_id`, a conversation that is not there begins with them, as one of that agent's, with a title.
-        A message may be a dict: what `Message.to_json` makes, or a message of OpenAI's or Anthropic's; or an object of
-        their clients. Which formats these were taken for is `metadata["formats"]` of the checkpoint.
+        With an `agent_id`, a conversation that does not exist is started for that agent, with a title. A message may be
+        a dict: what `Message.to_json` makes, or a message of OpenAI or Anthropic; or an object of their clients.
+        `metadata["formats"]` of the checkpoint says which formats were recognized.
         """
         given = [_message(message) for message in messages]
         pairs = zip(given, messages, strict=True)
@@ -108,9 +109,9 @@ class Conversations(Collection):
         return self.append(id, *messages, agent_id=agent_id)  # another writer was first
 
     def pop(self, id: str, n: int = 1) -> Messages:  # noqa: A002
-        """Take the last n messages out, or as many as there are, in one write, and return them, oldest first.
+        """Remove the last n messages (or all, if there are fewer) in one write, and return them, oldest first.
 
-        Never conflicts, and no message is taken out twice: those who pop at once get different ones.
+        Never conflicts. Concurrent callers get different messages.
         """
         thread = self._thread(id)
         taking = _Taking(check_count(n, "n"), thread._types, id)  # noqa: SLF001 - our own handle
@@ -132,14 +133,12 @@ class Conversations(Collection):
         archived: bool | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> ConversationInfo:
-        """Change what is given, and nothing else; an empty title means none. Never conflicts."""
+        """Change the given fields only; an empty title means none. Never conflicts."""
         fields = {"title": title, "tags": tags, "archived": archived, "metadata": metadata}
         given = {name: value for name, value in fields.items() if value is not None}
         if not given:
-            raise Invalid(
-                "update needs something to change: title, tags, archived or metadata", code="invalid.argument"
-            )
-        data = to_data(Conversation("any", **given))  # type: ignore[arg-type]  # checked as those of a value are
+            raise Invalid("update() needs title=, tags=, archived= or metadata=", code="invalid.argument")
+        data = to_data(Conversation("any", **given))  # type: ignore[arg-type]  # a Conversation checks its fields
         data["title"] = data["title"] or None
         thread = self._thread(id)
         edits: Edits = [
@@ -154,11 +153,11 @@ class Conversations(Collection):
         return self.info(id)
 
     def info(self, id: str) -> ConversationInfo:  # noqa: A002
-        """Return what a listing shows of a conversation, without loading its messages."""
-        record = self._engine.desk.heads.backend.find_thread(self._space, check_id(id, "the id of a conversation"))
+        """Return the info of a conversation without loading its messages."""
+        record = self._engine.session.reader.backend.find_thread(self._space, check_id(id, "the id of a conversation"))
         if record is None:
             raise self._unknown(id)
-        newest = self._engine.desk.heads.backend.newest(record.no)
+        newest = self._engine.session.reader.backend.newest(record.no)
         if newest is None:
             raise self._unknown(id)
         return _info(record, newest, self._header(record))
@@ -179,9 +178,9 @@ class Conversations(Collection):
         limit: int | None = None,
         after: str | None = None,
     ) -> Infos:
-        """Return the conversations of an agent, or of all if none is named, newest activity first, without messages.
+        """List the conversations of an agent, or of all agents, latest activity first, without messages.
 
-        `prefix` is how their ids begin; `after` goes on behind an entry of an earlier listing: its `cursor`.
+        `prefix` is the beginning of their ids; `after` continues after an entry of an earlier listing: its `cursor`.
         """
         agent = None if agent_id is MISSING else check_id(agent_id, "an agent's id")
         if limit is not None:
@@ -203,24 +202,24 @@ class Conversations(Collection):
         return found
 
     def search(self, query: str, *, agent_id: str | None = None, limit: int = 20, contains: bool = True) -> Hits:
-        """Return conversations in which a message has the query in it, case does not count: one hit for each.
+        """Return one hit for each conversation with a message that contains the query; case is ignored.
 
-        The newest hits come first. `contains=False` looks for words instead, as `Store.search` does.
+        The newest hits come first. `contains=False` searches for words, as `Store.search` does.
         """
         sought = check_query(query, contains=contains)
         check_count(limit, "limit")
         agent_id = None if agent_id is None else check_id(agent_id, "an agent's id")
-        return search.one_of_each(self._engine.desk.heads, sought, search.Where(self._space, agent_id), limit=limit)
+        return search.one_of_each(self._engine.outside(), sought, search.Where(self._space, agent_id), limit=limit)
 
     def thread(self, id: str, *, agent_id: str | None = None) -> Thread[Any]:  # noqa: A002
         """Return a handle of the thread: its states are plain data, the header and the list `messages`.
 
-        `agent_id` is whose it is to be if the handle begins it.
+        `agent_id` is the owner if the handle starts the conversation.
         """
         return self._thread(id, agent_id)
 
     def delete(self, id: str) -> bool:  # noqa: A002
-        """Delete a conversation and say whether there was one. An agent checkpoint that holds it can bring it back."""
+        """Delete a conversation and return whether it existed. An agent checkpoint that pins it can restore it."""
         return self._thread(id).delete()
 
     # -- branches ---------------------------------------------------------------------------------------
@@ -232,18 +231,18 @@ class Conversations(Collection):
         at: str | Message | None = None,
         new_id: str | None = None,
     ) -> Conversation:
-        """Begin a new conversation that has the messages of this one up to `at`, one of them or its id, or all."""
+        """Start a new conversation with the messages of this one up to `at` (a message or its id), or with all."""
         return self._branch(id, at.id if isinstance(at, Message) else at, new_id, None)
 
     def edit(self, id: str, message_id: str, content: str, *, new_id: str | None = None) -> Conversation:  # noqa: A002
-        """Begin a new conversation in which a message says something else, and nothing follows it yet."""
+        """Start a new conversation that ends with a message of this one, with new content."""
         if not isinstance(content, str):
-            raise Invalid(f"a message says a text, not {content!r:.100}", code="invalid.value")
+            raise Invalid(f"content is a string, not {content!r:.100}", code="invalid.value")
         return self._branch(id, message_id, new_id, content)
 
     def branches(self, id: str) -> Infos:  # noqa: A002
-        """Return the conversations that branched from this one, oldest first; each says where it left."""
-        record = self._engine.desk.heads.backend.find_thread(self._space, check_id(id, "the id of a conversation"))
+        """Return the conversations that were forked from this one, oldest first."""
+        record = self._engine.session.reader.backend.find_thread(self._space, check_id(id, "the id of a conversation"))
         if record is None:
             return []
         uid = record.uid.hex()
@@ -253,31 +252,31 @@ class Conversations(Collection):
 
     def _branch(self, id: str, at: str | None, new_id: str | None, content: str | None) -> Conversation:  # noqa: A002
         new_id = str(uuid.uuid4()) if new_id is None else check_id(new_id, "the id of a conversation")
-        desk = self._engine.desk
+        session = self._engine.session
         id = check_id(id, "the id of a conversation")  # noqa: A001
-        standing = desk.heads.standing(self._space, id)
-        if standing is None or standing.head is None:
+        tip = session.reader.tip(self._space, id)
+        if tip is None or tip.head is None:
             raise self._unknown(id)
         edit = _Branching(id, at, new_id, content, self._engine)
-        key = Key(self._space, new_id, standing.record.agent)
+        key = Key(self._space, new_id, tip.record.agent)
         try:
-            made = desk.writes.fork(key, standing, standing.head, (), edit=edit)
+            made = session.writer.fork(key, tip, tip.head, (), edit=edit)
         except Conflict as error:
             if error.code != "conflict.exists":
                 raise
-            text = f"there is a conversation {new_id!r} already: choose another new_id"
+            text = f"conversation {new_id!r} exists already; choose another new_id"
             raise Conflict(text, code=error.code, actual=error.actual) from None
         found = edit.made[-1]
         self._came_from(found._saved, self._thread(new_id)._moved(made))  # noqa: SLF001 - our own
         return found
 
 
-class _Nothing(Exception):  # noqa: N818 - no error: it ends a write that has nothing to do
-    """There is no message to take out."""
+class _Nothing(Exception):  # noqa: N818 - it ends a write that has nothing to do
+    """The signal that a conversation has no message to remove."""
 
 
 class _Taking(changes.Edit):
-    """Takes the last messages out of a conversation; `taken` is what the last attempt took."""
+    """An edit that removes the last messages of a conversation; `taken` are the messages of the last attempt."""
 
     def __init__(self, n: int, types: Types, name: str) -> None:
         super().__init__(Path((_MESSAGES,)), types, name)
@@ -285,19 +284,19 @@ class _Taking(changes.Edit):
         self.taken: Messages = []
 
     def ops(self, tree: Tree) -> list[Op]:
-        """Return what is taken out, as ops."""
+        """Return the ops that remove the messages; `_Nothing` if there is none."""
         spine = listed(tree)
         n = min(self._n, 0 if spine is None else spine.length)
         if spine is None or n == 0:
             raise _Nothing
         start = spine.length - n
         found = Decoder(tree.nodes, self._types).values(spines.entries(tree.nodes, spine, start, spine.length))
-        self.taken = [Message.from_data(data) for data in found]  # what cannot be given back is not taken out
+        self.taken = [Message.from_data(data) for data in found]  # a message that cannot be decoded is not removed
         return [[SPLICE, locate(tree, self._path, self._types)[1], start, n, []]]
 
 
 class _Branching:
-    """Makes the state of a branch from that of a conversation."""
+    """The change that makes the state of a branch from the state of a conversation."""
 
     def __init__(self, id: str, at: str | None, new_id: str, content: str | None, engine: Engine) -> None:  # noqa: A002
         self._id = id
@@ -308,7 +307,7 @@ class _Branching:
         self.made: list[Conversation] = []
 
     def __call__(self, tree: Tree) -> Tree:
-        """Return the state of the branch; what it is as a value is known then, too."""
+        """Return the state of the branch, and add the branch as a `Conversation` to `made`."""
         types, spine = self._engine.types, listed(tree)
         _, steps = locate(tree, Path((_MESSAGES,)), types)
         length = 0 if spine is None else spine.length
@@ -319,7 +318,7 @@ class _Branching:
             added = [Encoder(tree.nodes, types).part(kept, to_data(self._edited(message)))]
         tree = Tree(tree.rep, tree.nodes.forked()).apply([[SPLICE, steps, kept, length - kept, added]])
         last = self._ids(tree, kept - 1, kept)[0] if kept else None
-        now = when(self._engine.desk.heads.clock())
+        now = when(self._engine.session.reader.clock())
         header = {
             "id": self._new_id,
             "created_at": now,
@@ -334,7 +333,7 @@ class _Branching:
         return tree
 
     def _place(self, tree: Tree, length: int) -> tuple[int, Message | None]:
-        """Return where the branch leaves, and the message there."""
+        """Return the position of the last message to keep, and that message; None instead of it without `at`."""
         if self._at is None:
             return length - 1, None
         if not isinstance(self._at, str):
@@ -343,7 +342,7 @@ class _Branching:
             start = max(end - _PAGE, 0)
             ids = self._ids(tree, start, end)
             if self._at in ids:
-                place = end - 1 - ids[::-1].index(self._at)  # the last one, should there be several
+                place = end - 1 - ids[::-1].index(self._at)  # the last of several messages with this id
                 return place, Message.from_data(self._read(tree, place, place + 1)[0])
         raise NotFound(f"conversation {self._id!r} has no message {self._at!r}", code="not_found.message")
 
@@ -356,14 +355,17 @@ class _Branching:
         return Decoder(tree.nodes, self._engine.types).values(reps)
 
     def _edited(self, message: Message) -> Message:
-        """Return a message that says something else: what a framework had of it is no longer true."""
-        now = when(self._engine.desk.heads.clock())
+        """Return a copy of a message with the new content, a new id and the current time.
+
+        It has no `raw` and no tokens: they belong to the old content.
+        """
+        now = when(self._engine.session.reader.clock())
         made = replaced(message, content=self._content or "", id=str(uuid.uuid4()), timestamp=now)
         return replaced(made, raw=None, raw_format=None, tokens=None)
 
 
 def _message(value: Any) -> Message:
-    """Return what was handed in as a message."""
+    """Return a `Message` for an argument of `append`: a message, a dict, or an object of a provider's client."""
     if isinstance(value, Message):
         return value
     data = convert.unwrapped(value)
@@ -386,7 +388,7 @@ def _message(value: Any) -> Message:
 
 
 def _value(state: dict[str, Any]) -> Conversation:
-    """Return the conversation that a state holds, whatever else is kept there."""
+    """Return the conversation in a thread's state. Other keys of the state are ignored."""
     return Conversation.from_data({key: value for key, value in state.items() if is_field(key)})
 
 

@@ -1,7 +1,10 @@
-"""Labels of adapters: a framework's checkpoint has a label because the framework names it, not because a user keeps it.
+"""The mark that the LangGraph adapter leaves in the metadata of each row that it writes.
 
-LangGraph's adapter leaves a mark in the metadata of each row that it writes, and keeps pending writes in a thread
-beside, of the same name. Namespaces of one of LangGraph's threads are threads whose names go on behind a `|`.
+The adapter labels each checkpoint with LangGraph's own id, so an adapter's label does not mean that a user wants to
+keep the checkpoint. The mark tells adapters' labels from users' labels.
+
+A *namespace* is the thread of a subgraph. Its name is the thread name of the outermost graph, `|`, and a path. Pending
+writes are in the aside thread of the same name (see `asides`).
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from backtrail.engine import log
-from backtrail.engine.tree import unpacker
+from backtrail.engine.tree import decode as unpacker
 from backtrail.errors import Corrupt
 
 if TYPE_CHECKING:
@@ -18,26 +21,26 @@ if TYPE_CHECKING:
 
 _MARK: Final = "__langgraph__"
 _DELTAS: Final = "held"
-"""There if the checkpoint has channels that are made from the checkpoints before it."""
+"""A key of the mark: the checkpoint has delta channels, whose values are rebuilt from earlier checkpoints."""
 
 _UNDER: Final = "under"
-"""In a namespace: the label of the outer checkpoint, the run of the outer graph, and the runs it was not shown."""
+"""A key of the mark, in a namespace: a list of the fields of `Under`."""
 _PARENTS: Final = "parents"
 
 
 def has_deltas(row: Row, types: Types) -> bool:
-    """Tell whether an adapter says that a checkpoint may be made from those before it."""
+    """Tell whether a checkpoint has delta channels, so that reading it needs earlier checkpoints of its thread."""
     return _DELTAS in (mark_of(row, types) or ())
 
 
 def mark_of(row: Row, types: Types) -> dict[str, Any] | None:
-    """Return what an adapter left in the metadata of a row; None if none did."""
+    """Return the adapter's mark in a row's metadata; None if no adapter wrote the row."""
     mark = _metadata(row, types).get(_MARK)
     return mark if isinstance(mark, dict) else None
 
 
 def _metadata(row: Row, types: Types) -> dict[str, Any]:
-    """Return the metadata of a row; nothing if no adapter wrote it."""
+    """Return the metadata of a row; an empty dict if no adapter wrote the row, or if it cannot be read."""
     try:
         metadata = log.unpack_extra(row)[0]
         found = unpacker.Unpacker(types)(metadata) if _MARK.encode() in metadata else None
@@ -47,17 +50,17 @@ def _metadata(row: Row, types: Types) -> dict[str, Any]:
 
 
 class Under(NamedTuple):
-    """The outer checkpoint that a row of a namespace was saved on, and by which run of the outer graph."""
+    """The outer checkpoint on which a row of a namespace was saved, and the graph run that saved the row."""
 
     label: str
     run: str | None
-    """None if that is not recorded."""
+    """The run of the outer graph; None if it is not recorded."""
     without: tuple[str, ...]
-    """The runs that this one had not been shown."""
+    """The skipped runs: they had continued from that outer checkpoint, and a rewind took them back before `run`."""
 
 
 def under(row: Row, types: Types) -> Under | None:
-    """Return what a row of a namespace says about the thread of its outermost graph; None if it says nothing."""
+    """Return the outer checkpoint and run that a row of a namespace names; None if the row names no checkpoint."""
     metadata = _metadata(row, types)
     mark, parents = metadata.get(_MARK), metadata.get(_PARENTS)
     found = mark.get(_UNDER) if isinstance(mark, dict) else None
@@ -69,7 +72,7 @@ def under(row: Row, types: Types) -> Under | None:
 
 
 def outermost(name: str) -> str:
-    """Return the name of the thread of which one with an adapter's mark is a namespace; it may be its own."""
+    """Return the thread name of the outermost graph: the part of a thread name before the first unescaped `|`."""
     at = 0
     while at < len(name) and name[at] != "|":
         at += 2 if name[at] == "\\" else 1

@@ -1,21 +1,21 @@
-"""The journal of a run: what was asked for in an iteration, and what came of it.
+"""The journal of an iteration: the calls that it asked for and their results, its messages and partial results.
 
-An *intent* is written before a call, its *result* after it; an intent without a result is in doubt. When an iteration
-is run again, each call finds its own result by what it asks for: its name (or the id that a model gave it), its
-arguments, and how many alike were asked for before it. So calls may come in any order, as those of several threads do.
+An *intent* is written before a call, its *result* after it; a call without a result is in doubt. When an iteration is
+replayed, a call finds its recorded result by its *key*: its name (or the id that a model gave it) and its arguments. If
+several calls have the same key, the first call gets the first result, and so on. So calls with different keys may come
+in any order, also from several threads.
 
 Entries are short lists, in the order in which they were written:
 
     ["i", id, kind, name, key, arguments, policy, irreversible, main, tool_call_id, sent]    an intent
-    ["r", id, good, value, when]                       its result: a value, or an error's
-    ["a", id]                                          it had failed, and is tried again
-    ["n", id]                                          it was not done, as somebody settled
+    ["r", id, good, value, when]                       its result: a value, or an exception as data
+    ["a", id]                                          the failed call is tried again
+    ["n", id]                                          the call was not done
     ["m", key, message], ["p", key, value]             a message, a partial result
 
-`main` is whether a call was not asked for beside others, `sent` the key that an idempotent tool is given. Entries that
-a run has from the checkpoint that it goes on from are *free*: code may ask for them again, and need not.
-
-Everything here is plain data in, plain data out.
+`main` tells whether the thread or task that opened the run made the call. `sent` is the idempotency key that the tool
+got. *Free* entries come from the checkpoint that the run continues from: a replay may repeat them, but need not. All
+other entries must be repeated. The functions of this module take plain data and return plain data.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SPACE: Final = "journal"
-"""The name space of the threads that runs go on from: nobody's to look at."""
+"""The name space of the threads that hold the journals of runs. Listings leave them out."""
 RUN: Final = "run"
-"""That of the threads of their checkpoints."""
+"""The name space of the threads that hold the checkpoints of runs."""
 INTENT: Final = "i"
 RESULT: Final = "r"
 AGAIN: Final = "a"
@@ -41,16 +41,16 @@ PARTIAL: Final = "p"
 
 
 class Result(NamedTuple):
-    """What came of a call: a value, or what is known of an exception."""
+    """The result of a call: a value, or an exception as data."""
 
     good: bool
     value: Any
     when: int = 0
-    """Microseconds since 1970, by the clock of whoever wrote it."""
+    """Microseconds since 1970, by the clock of the process that wrote the result."""
 
 
 class Call(NamedTuple):
-    """A call that was asked for."""
+    """The intent of a call: its fields are those of the journal entry."""
 
     id: str
     kind: str
@@ -64,40 +64,40 @@ class Call(NamedTuple):
     sent: str | None = None
 
     def entry(self) -> list[Any]:
-        """Return its intent."""
+        """Return the call as a journal entry."""
         return [INTENT, *self]
 
 
 class Recorded(NamedTuple):
-    """A call of the journal."""
+    """A call of the journal, with its result."""
 
     call: Call
     result: Result | None
-    """None: it is in doubt."""
+    """None if the call is in doubt."""
 
 
 class Journal:
-    """The entries of one iteration, and which of them were asked for again."""
+    """The entries of one iteration, and which of them the replayed code has repeated."""
 
     def __init__(self, entries: Sequence[Any] = (), free: int = 0) -> None:
         self._calls: dict[str, Recorded] = {}
         self._alike: dict[str, list[str]] = {}
-        """The ids of calls that ask for the same, by their key."""
+        """The ids of all calls, by key."""
         self._open: dict[str, list[str]] = {}
-        """Those of them that nobody has been answered yet."""
+        """The ids of the recorded calls that the replay has not repeated yet, by key."""
         self._required: dict[str, Call] = {}
-        """Calls that must be asked for again."""
+        """The recorded calls that the replay must still repeat, by id."""
         self._free: dict[str, Call] = {}
-        """Calls that may be."""
+        """The recorded calls that the replay may still repeat, but need not, by id."""
         self._said: dict[str, list[Any]] = {}
         self._order: list[tuple[str, int]] = []
-        """What was said, as its name and which of that name."""
+        """The places of messages and partial results: a name ("kind:key") and an index into the values of that name."""
         self._optional: set[tuple[str, int]] = set()
         self._heard: dict[str, int] = {}
         self.newest: Call | None = None
-        """The last call that was begun, not read."""
+        """The last call that began in this process."""
         self.count = 0
-        """Calls that were ever begun, those that were not done included."""
+        """The number of calls that ever began, calls that were not done included."""
         for at, entry in enumerate(entries):
             try:
                 self._read(entry, free=at < free)
@@ -135,20 +135,20 @@ class Journal:
     # -- calls ----------------------------------------------------------------------------------------
 
     def begin(self, call: Call) -> None:
-        """Take note of an intent that is asked for now: the next one alike is another."""
+        """Add the intent of a new call. A replayed caller never gets it: the next call with its key is new, too."""
         self._add(call)
         self.newest = call
 
     def ended(self, call_id: str, result: Result) -> None:
-        """Take note of a result."""
+        """Set the result of a call."""
         self._calls[call_id] = self._calls[call_id]._replace(result=result)
 
     def again(self, call_id: str) -> None:
-        """Take note that a call which had failed is tried again."""
+        """Remove the result of a failed call, which is tried again."""
         self._calls[call_id] = self._calls[call_id]._replace(result=None)
 
     def not_done(self, call_id: str) -> None:
-        """Take note that a call which was begun was not done: the next one alike is new."""
+        """Remove a call that began and was not done. The next call with its key is new."""
         call = self._calls.pop(call_id).call
         self._alike[call.key].remove(call_id)
         if call_id in self._open.get(call.key, ()):
@@ -157,52 +157,52 @@ class Journal:
         self._free.pop(call_id, None)
 
     def ask(self, key: str) -> Recorded | None:
-        """Return the next recorded call that asks for this, None if there is none."""
+        """Return the next recorded call with this key, and count it as repeated; None if the call is new."""
         waiting = self._open.get(key)
         if not waiting:
             return None
-        found = self._calls[waiting.pop(0)]
-        self._required.pop(found.call.id, None)
-        self._free.pop(found.call.id, None)
-        return found
+        recorded = self._calls[waiting.pop(0)]
+        self._required.pop(recorded.call.id, None)
+        self._free.pop(recorded.call.id, None)
+        return recorded
 
     def unask(self, call: Call) -> None:
-        """Take note that whoever asked for a call got no answer: whoever asks next is to get the same."""
+        """Take back an `ask` whose caller got no result: the next caller with this key gets the same recorded call."""
         self._open.setdefault(call.key, []).insert(0, call.id)
 
     def is_last(self, call: Call) -> bool:
-        """Tell whether no call alike was begun after this one."""
+        """Tell whether `call` is the newest call with its key."""
         return self._alike[call.key][-1] == call.id
 
     def in_doubt(self) -> list[Call]:
-        """Return the calls that were begun and have no result."""
-        calls = [*self._calls.values()]  # others may begin some meanwhile
+        """Return the calls that began and have no result."""
+        calls = [*self._calls.values()]  # a copy: other threads may begin calls meanwhile
         return [each.call for each in calls if each.result is None]
 
     def recorded(self) -> list[Recorded]:
-        """Return all calls, in the order in which they were begun."""
+        """Return all calls, in the order in which they began."""
         return [*self._calls.values()]
 
     def call(self, call_id: str) -> Recorded | None:
-        """Return a call by its id."""
+        """Return the call with this id; None if the journal does not have it."""
         return self._calls.get(call_id)
 
     def expected(self) -> Call | None:
-        """Return the first recorded call that was not asked for again, of those that came one after the other."""
+        """Return the first call of the main thread or task that the replay must still repeat; None if there is none."""
         return next((call for call in self._required.values() if call.main), None)
 
     def forgotten(self) -> Call | None:
-        """Return a recorded call that was not asked for again, if there is one."""
+        """Return the first call, of any thread, that the replay must still repeat; None if there is none."""
         return next(iter(self._required.values()), None)
 
     def left_out(self) -> list[Recorded]:
-        """Return the free calls that were not asked for again."""
+        """Return the free calls that the replay has not repeated."""
         return [self._calls[call_id] for call_id in self._free]
 
-    # -- what was said --------------------------------------------------------------------------------
+    # -- messages and partial results -----------------------------------------------------------------
 
     def heard(self, kind: str, key: str) -> tuple[tuple[str, int] | None, Any]:
-        """Return where a message or partial result stands that was said before, and as what; None: it was not."""
+        """Return the place and value of the next recorded message or partial result with this key, or (None, None)."""
         name = f"{kind}:{key}"
         at = self._heard.get(name, 0)
         self._heard[name] = at + 1
@@ -210,11 +210,14 @@ class Journal:
         return ((name, at), said[at]) if at < len(said) else (None, None)
 
     def is_free(self, place: tuple[str, int]) -> bool:
-        """Tell whether what stands there need not be said again."""
+        """Tell whether the message or partial result at this place is free: the replay need not repeat it."""
         return place in self._optional
 
     def said(self, kind: str) -> list[tuple[tuple[str, int], Any]]:
-        """Return what was recorded, where it stands, in its order; what is free only if it was said again."""
+        """Return the places and values of all messages, or of all partial results, in the order of the journal.
+
+        Free entries that the replay has not repeated are left out.
+        """
         return [
             ((name, at), self._said[name][at])
             for name, at in self._order
@@ -228,7 +231,7 @@ SEEN: Final = frozenset({"session_id", "iteration", *_LISTS[:3]})
 
 
 def is_point(data: Any) -> bool:
-    """Tell whether this is what a run goes on from, as the journal's thread has it."""
+    """Tell whether `data` is a valid state of a journal thread, from which a run can continue."""
     if (
         not isinstance(data, dict)
         or not {"agent", "status", "iteration", "state", "lease", "created_at"} <= data.keys()
@@ -237,34 +240,43 @@ def is_point(data: Any) -> bool:
     status, lease = data["status"], data["lease"]
     return (
         isinstance(data["agent"], str | None)
-        and type(data["iteration"]) is int
+        and _is_number(data["iteration"])
         and type(status) is list
         and [*map(type, status)] in ([str, str], [str, type(None)])
         and all(type(data.get(name)) is list for name in _LISTS)
+        and _is_span(data.get("ended", [0, 0]), len(data["calls"]))
         and (lease is None or (type(lease) is list and [*map(type, lease)] == [str, str, int]))
         and isinstance(data["created_at"], dt.datetime)
     )
 
 
+def _is_number(iteration: Any) -> bool:
+    return type(iteration) is int or (type(iteration) is list and [*map(type, iteration)] == [int])
+
+
+def _is_span(span: Any, size: int) -> bool:
+    return type(span) is list and [*map(type, span)] == [int, int] and 0 <= span[0] <= span[1] <= size
+
+
 def is_seen(state: Any) -> bool:
-    """Tell whether this is what a checkpoint of a run shows."""
+    """Tell whether `state` is the state of a run's checkpoint."""
     return isinstance(state, dict) and state.keys() >= SEEN
 
 
 def finished(entries: Sequence[Any]) -> list[Any]:
-    """Return entries, with the calls that nobody knows the end of as not done."""
+    """Return the entries, with a "not done" entry for each call in doubt."""
     return [*entries, *([NOT_DONE, call.id] for call in Journal(entries).in_doubt())]
 
 
 def known(entries: Sequence[Any], later: Sequence[Any]) -> list[Any]:
-    """Return entries, with the results that later entries of the same calls have."""
+    """Return the entries, with results from `later` for the calls in doubt that both have."""
     doubtful = {call.id: call.entry() for call in Journal(entries).in_doubt()}
     same = {entry[1] for entry in later if entry[0] == INTENT and doubtful.get(entry[1]) == entry}
     return [*entries, *(entry for entry in later if entry[0] == RESULT and entry[1] in same)]
 
 
 def diverged(recorded: Call, asked: str) -> Invalid:
-    """Return the error of code that asks for something else than it did before."""
+    """Return the error for a replay that makes another call (`asked`) than the recorded one."""
     return Invalid(
         f"iteration {recorded.id.partition('.')[0]} was cut short after it had asked for {described(recorded)}; now it "
         f"asks for {asked} instead. Within an iteration, the same results must lead to the same calls",
@@ -274,7 +286,7 @@ def diverged(recorded: Call, asked: str) -> Invalid:
 
 
 def described(call: Call) -> str:
-    """Return a call as people read it."""
+    """Return a call as text for people, in at most 200 characters."""
     args = [*(repr(arg) for arg in call.arguments.get("args", ()))]
     args += [f"{name}={value!r}" for name, value in call.arguments.get("kwargs", {}).items()]
     text = f"{call.kind} {call.name}({', '.join(args)})"

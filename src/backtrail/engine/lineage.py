@@ -1,7 +1,7 @@
-"""Lineage: what a fork was forked from, and that from, as far as it is there.
+"""Lineage: the threads that a thread was forked from, directly or through other forks, as far as they still exist.
 
-The first row of a fork has the state, the step and the label of the checkpoint that it was forked from, and stands in
-its place. So its ancestors are those of that checkpoint, and steps go on counting down by one.
+The first row of a fork has the state, the step and the label of the forked checkpoint, and takes its place. So the
+ancestors of the forked checkpoint are also the ancestors of the fork, and each has a step that is one lower.
 """
 
 from __future__ import annotations
@@ -9,99 +9,99 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from backtrail.engine import log, refs
-from backtrail.engine.reader import Standing
+from backtrail.engine.reader import Tip
 from backtrail.errors import Invalid, NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from backtrail.backends.port import Row, ThreadRecord
-    from backtrail.engine.reader import Heads
+    from backtrail.engine.reader import LogReader
 
 _NOTHING: Final = log.pack_extra(b"", None, None)
 
 
 class Part(NamedTuple):
-    """A part of a lineage: a thread as it stood at the checkpoint that was forked, and what came before that one."""
+    """One thread of a lineage: its tip at the forked checkpoint, and the ranges of that checkpoint's ancestors."""
 
-    standing: Standing
+    tip: Tip
     ranges: log.Ranges
 
 
-def parts(heads: Heads, standing: Standing) -> Iterator[Part]:
-    """Give the threads that a thread comes from, the nearest first, as long as they are there."""
-    record, head = standing.record, standing.head
+def parts(reader: LogReader, tip: Tip) -> Iterator[Part]:
+    """Yield the threads that a thread was forked from, the nearest first. Ends at a thread that no longer exists."""
+    record, head = tip.record, tip.head
     seen: set[str] = set()
     while head is not None:
-        path = heads.path(record, head)
-        origin = _origin(heads, record, path[0][0])
-        root = heads.row(record, path[0][0])
+        path = reader.path(record, head)
+        origin = _origin(reader, record, path[0][0])
+        root = reader.row(record, path[0][0])
         step = head.step - sum(high - low + 1 for low, high in path) + 1 if root is None else root.step
         parsed = None if origin is None or origin in seen else log.parse_id(origin)
-        above = None if parsed is None else heads.backend.thread_with_uid(parsed[0])
+        above = None if parsed is None else reader.backend.thread_with_uid(parsed[0])
         if origin is None or parsed is None or above is None:
             return
         seen.add(origin)  # forged rows may name each other
-        record, head = above, _forked(heads, above, parsed[1], step)
+        record, head = above, _forked(reader, above, parsed[1], step)
         if head is not None:
-            part = Part(Standing(record, head, head), log.clip(heads.path(record, head), 1, head.seq - 1))
-            if head.hidden and not (part.ranges and heads.visible(part.standing, part.ranges, limit=1)):
-                return  # all of it was deleted
+            part = Part(Tip(record, head, head), log.clip(reader.path(record, head), 1, head.seq - 1))
+            if head.hidden and not (part.ranges and reader.visible(part.tip, part.ranges, limit=1)):
+                return  # the whole thread was deleted
             yield part
 
 
-def _origin(heads: Heads, record: ThreadRecord, root: int) -> str | None:
-    """Return the id of what a thread was forked from, whose first row has this seq."""
-    row = heads.row(record, root)
+def _origin(reader: LogReader, record: ThreadRecord, root: int) -> str | None:
+    """Return the id of the checkpoint that a thread was forked from; None if unknown. `root` is its first row's seq."""
+    row = reader.row(record, root)
     if row is not None:
         return log.unpack_extra(row)[2] if log.is_sound(row, record.uid) else None
-    now = heads.readable(record)  # the first row is gone: what is known of the thread counts if it has not begun again
-    view = () if now is None else heads.view(now)
+    now = reader.readable(record)  # the first row was removed: use the record, unless the thread has a new root
+    view = () if now is None else reader.view(now)
     return record.origin if view and view[0][0] == root else None
 
 
-def _forked(heads: Heads, record: ThreadRecord, seq: int, step: int) -> Row | None:
-    """Return the checkpoint that was forked, or one in its place that stands on the same: it may be gone."""
-    row = heads.nearest(record, seq)
+def _forked(reader: LogReader, record: ThreadRecord, seq: int, step: int) -> Row | None:
+    """Return the forked checkpoint; if it was removed, a hidden row in its place with the same ancestors."""
+    row = reader.nearest(record, seq)
     if row is None or not log.is_sound(row, record.uid):
         return None
     if row.seq == seq:
         return row
-    # a gap: what stood there were checkpoints, each on top of the one before
+    # a gap in the log: the removed rows were checkpoints, each on top of the row before
     return row._replace(
         seq=seq, op=log.SAVE, head=seq, step=step, view=log.view_for(row), label=None, extra=_NOTHING, hidden=True
     )
 
 
-def resolve(heads: Heads, standing: Standing, ref: Any) -> tuple[Standing, Row]:
-    """Return the checkpoint that a ref means, in this thread or in what it was forked from, and how that stands."""
+def resolve(reader: LogReader, tip: Tip, ref: Any) -> tuple[Tip, Row]:
+    """Return the checkpoint of a ref and the tip of its thread: this thread, or one that it was forked from."""
     try:
-        return standing, refs.resolve(heads, standing, ref)
+        return tip, refs.resolve(reader, tip, ref)
     except NotFound as error:
-        if error.code != "not_found.checkpoint" or standing.lost is not None:
+        if error.code != "not_found.checkpoint" or tip.lost is not None:
             raise
         missing = error
     back = refs.steps_back(ref)
     if back is not None:
-        back -= len(heads.visible(standing, heads.view(standing)))
-    last = standing
-    for part in parts(heads, standing):
+        back -= len(reader.visible(tip, reader.view(tip)))
+    last = tip
+    for part in parts(reader, tip):
         if back is None:
-            row = _found(heads, part, ref)
+            row = _found(reader, part, ref)
         else:
-            rows = heads.visible(part.standing, part.ranges, newest_first=True, limit=back + 1) if part.ranges else []
+            rows = reader.visible(part.tip, part.ranges, newest_first=True, limit=back + 1) if part.ranges else []
             row = rows[back] if len(rows) > back else None
             back -= len(rows)
         if row is not None:
-            return part.standing, row
-        last = part.standing
-    raise _ended(heads, standing, last, missing)
+            return part.tip, row
+        last = part.tip
+    raise _ended(reader, tip, last, missing)
 
 
-def _found(heads: Heads, part: Part, ref: Any) -> Row | None:
-    """Return what a ref means among the ancestors in one thread."""
+def _found(reader: LogReader, part: Part, ref: Any) -> Row | None:
+    """Return the checkpoint of a ref among the ancestors in one thread of the lineage; None if none matches."""
     try:
-        row = refs.resolve(heads, part.standing, ref)
+        row = refs.resolve(reader, part.tip, ref)
     except NotFound:
         return None
     except Invalid as error:
@@ -110,19 +110,19 @@ def _found(heads: Heads, part: Part, ref: Any) -> Row | None:
         row = None
     if row is not None and log.contains(part.ranges, row.seq):
         return row
-    uid = part.standing.record.uid  # something else of that thread was meant, or several: only ancestors count
-    rows = heads.visible(part.standing, part.ranges) if part.ranges and isinstance(ref, str) else []
+    uid = part.tip.record.uid  # the ref is ambiguous, or its checkpoint is no ancestor: try ancestors' ids alone
+    rows = reader.visible(part.tip, part.ranges) if part.ranges and isinstance(ref, str) else []
     begin = [each for each in rows if log.checkpoint_id(uid, each.seq).startswith(ref)]
     return begin[0] if len(begin) == 1 else None
 
 
-def _ended(heads: Heads, standing: Standing, last: Standing, missing: NotFound) -> NotFound:
-    """Return the error of a ref that means nothing in a whole lineage; it says where that ends if a thread is gone."""
-    if standing.head is None or last.head is None:
+def _ended(reader: LogReader, tip: Tip, last: Tip, missing: NotFound) -> NotFound:
+    """Return the error for a ref that matches no checkpoint of a lineage. It names the checkpoint where that ends."""
+    if tip.head is None or last.head is None:
         return missing
-    origin = _origin(heads, last.record, heads.path(last.record, last.head)[0][0])
+    origin = _origin(reader, last.record, reader.path(last.record, last.head)[0][0])
     text = str(missing)
-    if last is not standing:
+    if last is not tip:
         text += f", nor has thread {last.record.name!r}, which it comes from"
     if origin is not None:
         text += f"; what that was forked from, checkpoint {origin}, is not there"

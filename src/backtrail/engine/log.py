@@ -1,29 +1,29 @@
-"""The log: what the rows of a thread mean, and which row comes next.
+"""The log: the meaning of the rows of a thread, and the targets of undo and redo.
 
 A thread is a list of rows that only grows. A row either *is* a checkpoint (`SAVE`, `FORK`) or moves the head.
-Each row says how things stand once it is written: the head, the row whose standing an undo goes back to, and the
-one a redo goes forward to. So the newest row tells everything, and undo and redo survive a restart.
+Each row stores the head after it, the row that an undo goes back to, and the row that a redo goes forward to. So the
+newest row is enough to undo and redo, also after a restart.
 
     SAVE    a new checkpoint on top of the head           undo = the row before, redo = none
     FORK    the first row of a thread made from another   undo = none, redo = none
     REWIND  the head is an older checkpoint again         undo = the row before, redo = none
-    UNDO    stands as row u = undo stands                 undo = undo(u), redo = the row before
-    REDO    stands as row r = redo stands                 undo = the row before, redo = redo(r)
-    DROP    the head was deleted; an ancestor is the head undo and redo pass over what is hidden
+    UNDO    the head is the head of row u = undo          undo = undo(u), redo = the row before
+    REDO    the head is the head of row r = redo          undo = the row before, redo = redo(r)
+    DROP    the head was deleted; an ancestor is the head undo and redo skip hidden checkpoints
     CLEAR   the thread was deleted; there is no head      undo = none, redo = none
     LEAVE   the thread is out of view; there is no head   undo = none, redo = none
 
-*Views.* The checkpoints from the root to the head are a few ranges of seq. A row that moves the head stores them;
-a checkpoint names the last such row (`view`) and stands behind its ranges. So "is this in view" is a range test.
-Upkeep leaves out ranges of which nothing is left, where nothing is left before them, either.
+*Views.* The checkpoints from the root to the head are a few ranges of seq. A row that moves the head stores them.
+A checkpoint names the last row that moved the head (`view`): its path is the ranges of that row, then the range from
+there to itself. So a range test tells whether a checkpoint is in view. gc drops leading ranges that have no rows left.
 
-A restore of an agent takes a conversation out of view that was made later: `LEAVE` hides nothing, and the undo of the
-restore goes back to what was the head.
+Restoring an agent takes later conversations out of view: `LEAVE` hides nothing, and undoing the restore brings the old
+head back.
 
-*Hidden and gone.* Deleting hides a checkpoint; upkeep may later remove its row. Whoever meets a gap knows what stood
-there: a hidden SAVE, whose undo is the row before, or a hidden FORK, before which there is no head.
+*Hidden and removed.* Deleting hides a checkpoint; gc may remove its row later. A gap in the log stands for a hidden
+SAVE, whose undo is the row before, or a hidden FORK, before which there is no head.
 
-Everything here is a pure function of rows.
+The functions of this module depend on rows alone.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ LATEST: Final = 253_402_300_800_000_000
 
 
 _MOST: Final = 1 << 53
-"""Bytes, and steps: more than anybody has, and less than any backend takes."""
+"""The limit for the columns of bytes and steps. It fits into the integers of every backend."""
 _NO_EXTRA: Final = msgpack.pack([b"", None, None])
 
 
@@ -80,7 +80,7 @@ def checkpoint_id(uid: bytes, seq: int) -> str:
 
 
 def parse_id(text: str) -> tuple[bytes, int] | None:
-    """Return the uid and the seq that an id names, or None if it is no id."""
+    """Return the uid and the seq of an id, or None if the text is not an id."""
     if len(text) != ID_LENGTH or not set(text) <= set("0123456789abcdef"):
         return None
     uid = bytes.fromhex(text[8:])
@@ -89,13 +89,13 @@ def parse_id(text: str) -> tuple[bytes, int] | None:
 
 
 def seqs_of(uid: bytes, prefix: str) -> list[int]:
-    """Return all seqs, whether there are such rows or not, of ids whose first eight digits begin so."""
+    """Return the seqs whose ids begin with the first eight digits of `prefix`; their rows need not exist."""
     digits = prefix[:8]
     first, last = int(digits.ljust(8, "0"), 16), int(digits.ljust(8, "f"), 16)
     return [((mixed ^ int.from_bytes(uid[:4], "big")) * _UNMIX) & MAX_SEQ for mixed in range(first, last + 1)]
 
 
-# -- what a row carries beside its columns --------------------------------------------------------------
+# -- the extra column --------------------------------------------------------------
 
 
 def pack_extra(metadata: bytes, ranges: Ranges | None, origin: str | None) -> bytes:
@@ -106,7 +106,7 @@ def pack_extra(metadata: bytes, ranges: Ranges | None, origin: str | None) -> by
 
 
 def unpack_extra(row: Row) -> tuple[bytes, Ranges | None, str | None]:
-    """Read a row's `extra`."""
+    """Return the encoded metadata, the ranges and the origin in a row's `extra`; `Corrupt` if they are damaged."""
     if row.extra == _NO_EXTRA:
         return b"", None, None
     try:
@@ -121,7 +121,7 @@ def unpack_extra(row: Row) -> tuple[bytes, Ranges | None, str | None]:
 
 
 def check_of(row: Row, uid: bytes) -> bytes:
-    """Return the checksum of a row in its place: over everything but its payload and whether it is hidden."""
+    """Return the checksum of a row of a thread, over all columns but the payload and the hidden mark."""
     fields: list[Any] = list(row[:18])
     fields[12] = row.label.encode("utf-8", "surrogatepass") if row.label is not None else None
     return blake3(uid + msgpack.pack(fields)).digest(length=8)
@@ -133,15 +133,15 @@ def checked(row: Row, uid: bytes) -> Row:
 
 
 def is_sound(row: Row, uid: bytes) -> bool:
-    """Tell whether a row is as it was written."""
+    """Tell whether a row is undamaged."""
     try:
         return row.check == check_of(row, uid) and _is_row(row)
-    except (TypeError, ValueError, AttributeError, OverflowError):  # a damaged column need not even have its type
+    except (TypeError, ValueError, AttributeError, OverflowError):  # a damaged column may have another type
         return False
 
 
 def _is_row(row: Row) -> bool:
-    """Tell whether columns have their types and lie in their ranges: whoever forges a row can forge its checksum."""
+    """Tell whether each column has a valid type and value: a forged row can have a valid checksum."""
     return (
         tuple(map(type, row[:18])) in _COLUMNS
         and 0 < row.seq <= MAX_SEQ
@@ -161,7 +161,7 @@ def _is_row(row: Row) -> bool:
 # -- views ----------------------------------------------------------------------------------------------
 
 Read = Callable[[int], Row | None]
-"""Gives the row with a seq; None if it is gone."""
+"""Returns the row with a seq; None if it was removed."""
 
 
 def path_of(row: Row, read: Read) -> Ranges:
@@ -171,12 +171,12 @@ def path_of(row: Row, read: Read) -> Ranges:
     moved = read(row.view)
     ranges = unpack_extra(moved)[1] if moved is not None else None
     if ranges is None:
-        raise Corrupt(f"row {row.view}, which says what is in view, is damaged", code="corrupt.row")
+        raise Corrupt(f"row {row.view}, which stores the view, is damaged", code="corrupt.row")
     return (*ranges, (row.view + 1, row.seq))
 
 
 def view_for(newest: Row) -> int:
-    """Return the `view` of a checkpoint that follows this row."""
+    """Return the `view` of a checkpoint that is saved after the row `newest`."""
     return newest.view if newest.op in CHECKPOINTS else newest.seq
 
 
@@ -186,10 +186,10 @@ def clip(ranges: Ranges, low: int, high: int) -> Ranges:
 
 
 def shortened(ranges: Ranges, seqs: Sequence[int]) -> Ranges:
-    """Return ranges without those between the first and the first that still has one of these (ascending) seqs.
+    """Return the ranges of a view without the leading ranges that hold none of the existing, ascending `seqs`.
 
-    If the first has none, that is. What is in view stays so, and so does the place of each step that is still there:
-    steps are counted back from the head. The first one stays, as it begins with the root, and so does the last.
+    The first range stays because it begins with the root, and the last range always stays. So the view holds the same
+    checkpoints, and their steps, which are counted back from the head, do not change.
     """
     for at, (low, high) in enumerate(ranges):
         if at == len(ranges) - 1 or bisect_left(seqs, low) < bisect_right(seqs, high):
@@ -206,10 +206,10 @@ def contains(ranges: Sequence[tuple[int, int]], seq: int) -> bool:
 
 
 def undo_target(nearest: Read, read: Read, *, head: int, start: int) -> Row | None:
-    """Return the row whose standing an undo restores, or None.
+    """Return the row whose head an undo restores, or None.
 
-    `nearest(seq)` gives the newest row that is still there at or below a seq. Standings whose head is hidden are
-    passed over, and behind such a one also those that have the present head: that would change nothing.
+    `nearest(seq)` returns the newest existing row at or below a seq. Rows with a hidden head are skipped. After the
+    first skipped row, rows with the current head are skipped, too: an undo to them would change nothing.
     """
     passed = False
     at = start
@@ -230,7 +230,7 @@ def undo_target(nearest: Read, read: Read, *, head: int, start: int) -> Row | No
 
 
 def redo_target(read: Read, *, head: int, start: int) -> Row | None:
-    """Return the row whose standing a redo restores, or None. It passes over what an undo passes over."""
+    """Return the row whose head a redo restores, or None. It skips the rows that an undo skips."""
     passed = False
     row = read(start) if start else None
     while row is not None:

@@ -1,8 +1,8 @@
-"""What a checkpoint's row holds: a *base*, from which the state can be read at once, or a *delta*, ops on its parent's.
+"""The payload of a checkpoint's row: a *base*, which is a whole state, or a *delta*, ops on the state of its parent.
 
-A delta costs what changed. A base is written when there is nothing to stand on, when a chunk has closed (then the
-spine is at its smallest), and when reading back would take too many rows or bytes. Both are compressed; the nodes
-that they refer to are chunks in the backend, except for a base's small spines, which stand in its row.
+The size of a delta depends on the change alone. A base is written if there is no parent, if a chunk has just closed
+(then the spine is at its smallest), and if the deltas since the last base have too many rows or bytes. Both are
+compressed. The nodes that they refer to are chunks in the backend, except for small spines, which a base includes.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ DEPTH_MAX: Final = 64
 DELTA_MAX: Final = 16 * 1024
 CHAIN_MAX: Final = 32 * 1024
 INLINE_NODE: Final = 8 * 1024
-"""A base's spines up to this size stand in its row ..."""
+"""The most bytes of a spine that a base includes."""
 INLINE_TOTAL: Final = 16 * 1024
-"""... as long as they are no more than this together."""
+"""The most bytes of all spines that a base includes."""
 
 
 class Stored(NamedTuple):
-    """A payload ready to be written, and the chunks that must be there with it."""
+    """A payload ready to be written, and the nodes that must be stored as chunks with it."""
 
     payload: bytes
     weight: int
     """Bytes of the payload before compression."""
     chunks: dict[bytes, Node]
     inlined: frozenset[bytes]
-    """Digests of nodes that stand in the row."""
+    """The digests of the nodes that the payload includes."""
     is_base: bool
 
 
@@ -49,7 +49,7 @@ def refs_of(rep: bytes) -> list[bytes]:
 
 
 def reachable(nodes: Nodes, digests: Iterable[bytes]) -> dict[bytes, Node]:
-    """Return the fresh nodes that these digests lead to, through fresh nodes."""
+    """Return the fresh nodes that can be reached from nodes with these digests through fresh nodes."""
     found: dict[bytes, Node] = {}
     stack = list(digests)
     while stack:
@@ -63,12 +63,12 @@ def reachable(nodes: Nodes, digests: Iterable[bytes]) -> dict[bytes, Node]:
 
 
 def packed(ops: list[Op]) -> bytes:
-    """Return ops as the bytes of a delta."""
+    """Return ops as the uncompressed bytes of a delta."""
     return msgpack.pack(ops, default=bytes, option=msgpack.SUBCLASSES)
 
 
 def delta(ops: list[Op], data: bytes, nodes: Nodes, *, compress: bool) -> Stored:
-    """Make the payload of a delta; `data` is what it is `packed` as."""
+    """Return the payload of a delta. `data` must be `packed(ops)`."""
     chunks = reachable(nodes, refs_of_ops(ops)) if msgpack.may_hold_refs(data) else {}
     return Stored(squeeze(data, enabled=compress), len(data), chunks, frozenset(), is_base=False)
 
@@ -88,10 +88,11 @@ def reps_of(op: Op) -> list[bytes]:
 
 
 def base(tree: Tree, settled: frozenset[bytes], *, compress: bool) -> Stored:
-    """Make the payload of a base.
+    """Return the payload of a base.
 
-    Small spines stand in the row, within a budget. Nodes in `settled` stood in the row of the base before and did not
-    change since: they become chunks, so that the next base need not write them again. A chunk stands on chunks only.
+    It includes small spines, up to INLINE_TOTAL bytes. Nodes in `settled` were included in the base before and did not
+    change since: they become chunks, so that the next base need not write them again. A chunk refers to chunks only,
+    never to included nodes.
     """
     nodes = tree.nodes
     inlined: dict[bytes, Node] = {}
@@ -118,7 +119,7 @@ def base(tree: Tree, settled: frozenset[bytes], *, compress: bool) -> Stored:
 
 
 def plain(payload: bytes, nodes: Nodes | None) -> bytes:
-    """Return a payload's bytes, with the help of the chunks that it stands beside; without nodes it must do alone."""
+    """Return a payload, decompressed. `nodes` reads the chunks that codec 3 needs; without nodes codec 3 is refused."""
     digests = stands_beside(payload) if nodes else ()
     if nodes is None or not digests:
         return unsqueeze(payload, limit=NODE_LIMIT)
@@ -127,7 +128,7 @@ def plain(payload: bytes, nodes: Nodes | None) -> bytes:
 
 
 def read_base(payload: bytes, nodes: Nodes) -> tuple[Tree, frozenset[bytes]]:
-    """Read a base: its tree, and the digests of the nodes that stood in its row."""
+    """Return the tree of a base, and the digests of the nodes that it includes; `Corrupt` if it is damaged."""
     data = plain(payload, nodes)
     try:
         rep, listed = ormsgpack.unpackb(data)
@@ -142,7 +143,7 @@ def read_base(payload: bytes, nodes: Nodes) -> tuple[Tree, frozenset[bytes]]:
 
 
 def read_delta(payload: bytes, nodes: Nodes | None = None) -> list[Op]:
-    """Read a delta's ops."""
+    """Return the ops of a delta; `Corrupt` if it is damaged."""
     data = plain(payload, nodes)
     try:
         ops: Any = ormsgpack.unpackb(data)

@@ -1,7 +1,7 @@
-"""Reading: how a thread stands, and the state of any of its checkpoints, verified.
+"""Reading: the tip of a thread, and the verified state of any of its checkpoints.
 
-A `Standing` is what is known of a thread at one moment: its newest row, the checkpoint that is its head, and the
-head's tree with the length of the chain it was read from. Standings are immutable and safe to share.
+A `Tip` is a thread at one moment: its newest row, its head, and the head's tree with the chain that it was read from.
+Tips are immutable and safe to share.
 """
 
 from __future__ import annotations
@@ -13,61 +13,63 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from backtrail.engine import adapter_labels, log, payload
 from backtrail.engine.compression import stands_beside
-from backtrail.engine.pins import SPACE
+from backtrail.engine.manifests import SPACE, pinned_seqs
 from backtrail.engine.tree.nodes import Cache, Nodes, require_size
 from backtrail.engine.tree.tree import Tree, merged
 from backtrail.errors import Corrupt, NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, MutableMapping, Sequence
+    from typing import Self
 
-    from backtrail.backends.port import Backend, Row, ThreadRecord
+    from backtrail.backends.port import Backend, LogStore, Row, ThreadRecord
     from backtrail.engine.schema.registry import Types
 
 CACHE_BYTES: Final = 64 * 1024 * 1024
 _WAYS_OUT: Final = (
-    "; what is older can be read by id, label or tag, and verify(repair=True) makes the newest that is whole the head"
+    "; older checkpoints can be read by id, label or tag; verify(repair=True) makes the newest readable one the head"
 )
 
 
 class Chain(NamedTuple):
-    """A tree, and what it took to read it."""
+    """A tree, and measures of the rows that it was read from: a base and the deltas after it."""
 
     tree: Tree
     depth: int
+    """The number of deltas since the base."""
     weight: int
-    """Bytes of the deltas since the base, as stored."""
+    """The stored bytes of the deltas since the base."""
     settled: frozenset[bytes]
-    """Nodes that stand in the base's row."""
+    """The digests of the nodes that the base includes."""
 
 
-class Standing(NamedTuple):
-    """How a thread stood when its newest row was read or written."""
+class Tip(NamedTuple):
+    """A thread at the moment when its newest row was read or written."""
 
     record: ThreadRecord
     newest: Row
     head: Row | None
     chain: Chain | None = None
-    """None until the head's state was needed."""
+    """None until the head's state is needed."""
     before: Row | None = None
-    """The newest row that is written, if `newest` is yet to be."""
+    """The newest stored row, if `newest` is not stored yet."""
     lost: Corrupt | None = None
-    """Why the head is not known, if it is not: `readable` says what the rest is then."""
+    """Why the head is unknown, if it is: see `LogReader.readable`."""
 
 
 class Examined(NamedTuple):
-    """What the store's options have looked at in a thread: of that, what stayed is exempt, and not looked at again."""
+    """How far the store's retention options have checked the rows of a thread. Checked rows are not checked again."""
 
     view: int
-    """The row that says what is in view."""
+    """The seq of the row that stores the view. After a move of the head all rows are checked again."""
     upto: int
-    """Of what is in view, all up to this seq; and all that is out of view."""
+    """All rows in view up to this seq were checked, and all rows out of view."""
     aged: int
-    """All up to this seq is older than the ttl."""
+    """All rows up to this seq are older than the ttl."""
 
 
 class Options(NamedTuple):
-    """What the user chose for a store."""
+    """The options of a store."""
 
     compression: bool = True
     max_checkpoints: int | None = None
@@ -87,115 +89,116 @@ def now() -> int:
     return time.time_ns() // 1000
 
 
-class Heads:
-    """Reads threads from a backend."""
+class LogReader:
+    """Reads threads from a store, or from a store as a transaction sees it."""
 
-    def __init__(self, backend: Backend, types: Types, options: Options, clock: Callable[[], int] = now) -> None:
+    def __init__(self, backend: LogStore, types: Types, options: Options, clock: Callable[[], int] = now) -> None:
         self.backend = backend
         self.types = types
         self.options = options
         self.clock = clock
         self.cache = Cache(CACHE_BYTES)
         self.examined: MutableMapping[int, Examined | None] = {}
-        """By the number of a thread; None if it is to be looked at again, as after a tag was taken off."""
+        """By thread number. None: check all rows of the thread again, for example after a tag was removed."""
         self.deltas: MutableMapping[int, tuple[int, bool]] = {}
-        """By the number of a thread: up to which seq its rows were looked at, and whether one has deltas."""
+        """By thread number: the seq up to which `has_deltas` has checked the rows, and whether a row has deltas."""
 
     def shared_time(self) -> int:
-        """Return the time by a clock that all who use the store share: what leases go by."""
+        """Return the time of the clock that all processes with this store share. Leases use it."""
         return self.backend.now() if self.clock is now else self.clock()
 
-    def anew(self) -> Heads:
-        """Return the same with an empty cache: what it reads is what is stored now."""
-        made = Heads(self.backend, self.types, self.options, self.clock)
+    def uncached(self) -> Self:
+        """Return a reader with an empty cache, so that it reads the stored bytes again."""
+        made = type(self)(self.backend, self.types, self.options, self.clock)
         made.examined = self.examined
         return made
 
     def nodes(self) -> Nodes:
-        """Return a source of nodes with nothing fresh in it."""
+        """Return a source of nodes without fresh nodes."""
         return Nodes(self.backend.chunks, self.cache)
 
     # -- rows ---------------------------------------------------------------------------------
 
-    def standing(self, space: str, name: str) -> Standing | None:
-        """Return how a thread stands now; None if it never was."""
+    def tip(self, space: str, name: str) -> Tip | None:
+        """Return the current tip of a thread; None if there is no such thread."""
         record = self.backend.find_thread(space, name)
-        return self.standing_of(record) if record else None
+        return self.tip_of(record) if record else None
 
-    def standing_of(self, record: ThreadRecord) -> Standing | None:
-        """Return how this thread stands now; None if it has no rows."""
+    def tip_of(self, record: ThreadRecord) -> Tip | None:
+        """Return the current tip of this thread; None if it has no rows."""
         newest = self.backend.newest(record.no)
         if newest is None:
             return None
         if not log.is_sound(newest, record.uid):
             raise self.damaged(record, newest.seq, f"its row is damaged{_WAYS_OUT}")
         if newest.head == 0:
-            return Standing(record, newest, None)
+            return Tip(record, newest, None)
         head = newest if newest.head == newest.seq else self.row(record, newest.head)
         if head is not None and not log.is_sound(head, record.uid):
             raise self.damaged(record, head.seq, f"its row is damaged{_WAYS_OUT}")
         if head is None:
             again = self.backend.newest(record.no)
             if again is not None and again.op_id != newest.op_id:
-                return self.standing_of(record)
+                return self.tip_of(record)
             raise Corrupt(f"the head of thread {record.name!r} is missing{_WAYS_OUT}", code="corrupt.row")
-        return Standing(record, newest, head)
+        return Tip(record, newest, head)
 
-    def readable(self, record: ThreadRecord) -> Standing | None:
-        """Return how this thread stands now, or what can be read of it if it is not known where its head is.
+    def readable(self, record: ThreadRecord) -> Tip | None:
+        """Return the current tip of a thread; if its head is damaged or missing, a readable older tip.
 
-        That is how it stood at the newest row that is sound and whose head is: `before`. `newest` is the same but for
-        its seq, which is that of the newest row, so that what is damaged is in view. Nothing is to be written to it.
+        The older tip has `lost` set. Its `before` is the newest sound row with a sound head. Its `newest` is the same
+        row with the seq of the newest row, so that the damaged rows are in view. Do not write on an older tip.
         """
         try:
-            return self.standing_of(record)
+            return self.tip_of(record)
         except Corrupt as error:
             for row in self.downwards(record):
                 head = row if row.head == row.seq else self.row(record, row.head)
                 if head is not None and log.is_sound(row, record.uid) and log.is_sound(head, record.uid):
                     newest = self.backend.newest(record.no) or row
-                    return Standing(record, row._replace(seq=newest.seq), head, before=row, lost=error)
+                    return Tip(record, row._replace(seq=newest.seq), head, before=row, lost=error)
             raise
 
     def downwards(self, record: ThreadRecord) -> Iterator[Row]:
-        """Give all rows of a thread, the newest first."""
+        """Yield all rows of a thread, the newest first."""
         last, page = log.MAX_SEQ, 8
         while rows := self.backend.rows(record.no, [(1, last)], newest_first=True, limit=page):
             yield from rows
             last, page = rows[-1].seq - 1, 2 * page
 
     def row(self, record: ThreadRecord, seq: int) -> Row | None:
-        """Return a row as it is stored, damaged or not; None if it is gone."""
+        """Return a row unchecked, so it may be damaged; None if it was removed."""
         found = self.backend.rows(record.no, [(seq, seq)])
         return found[0] if found else None
 
     def nearest(self, record: ThreadRecord, seq: int) -> Row | None:
-        """Return the newest row at or below a seq."""
+        """Return the newest row at or below a seq; None if there is none."""
         found = self.backend.rows(record.no, [(1, seq)], newest_first=True, limit=1)
         return found[0] if found else None
 
     def sound_row(self, record: ThreadRecord, seq: int) -> Row | None:
-        """Return a row; None if it is gone, `Corrupt` if it is damaged."""
+        """Return a row; None if it was removed. Raises `Corrupt` if it is damaged."""
         row = self.row(record, seq)
         if row is not None:
             self.require_sound(record, row)
         return row
 
     def require_sound(self, record: ThreadRecord, row: Row) -> None:
-        """Raise `Corrupt` if a row is not as it was written."""
+        """Raise `Corrupt` if a row is damaged."""
         if not log.is_sound(row, record.uid):
             raise self.damaged(record, row.seq, f"row {row.seq} of thread {record.name!r} is damaged")
 
     def damaged(self, record: ThreadRecord, seq: int, why: str, code: str = "corrupt.row") -> Corrupt:
-        """Return the error that names a checkpoint."""
+        """Return the error for a checkpoint that cannot be read. `why` may be the text of another such error."""
         name = log.checkpoint_id(record.uid, seq)
         told = f"checkpoint {name} of thread {record.name!r} cannot be read: "
         return Corrupt(told + why.removeprefix(told), code=code, checkpoint_id=name)
 
     def path(self, record: ThreadRecord, row: Row) -> log.Ranges:
-        """Return the ranges from the root to a checkpoint.
+        """Return the ranges of seq from the root to a checkpoint.
 
-        If the row that holds them is damaged or gone, what the first checkpoint behind it was made on tells them.
+        If the row that stores them is damaged or missing, the parent of the first checkpoint after it leads further
+        back. If that is unreadable, too, the ranges begin there instead of at the root.
         """
         behind: log.Ranges = ()
         while True:
@@ -214,7 +217,7 @@ class Heads:
     # -- states ---------------------------------------------------------------------------------
 
     def chain(self, record: ThreadRecord, row: Row) -> Chain:
-        """Read the tree of a checkpoint and hold it against its root; `NotFound` if it was deleted meanwhile."""
+        """Read the tree of a checkpoint and compare it with its root hash; `NotFound` if it was deleted meanwhile."""
         self.require_sound(record, row)
         before: list[Row] | None = None
         while True:
@@ -223,16 +226,16 @@ class Heads:
             except Corrupt as error:
                 raise self._unreadable(record, row, error) from error
             try:
-                return self._read_chain(row, rows)
+                return self.read_chain(row, rows)
             except Corrupt as error:
                 if rows == before:
                     raise self._unreadable(record, row, error) from error
-                before = rows  # upkeep may have rewritten them, and taken what they stood beside: only twice counts
+                before = rows  # gc may have rewritten the rows meanwhile: read them again before reporting damage
 
     def at_hand(self, row: Row) -> Chain | None:
-        """Read the tree of a checkpoint, a sound row, if it was read with all that this takes; None if it was not."""
-        with suppress(Corrupt):  # such as for a chunk that upkeep has taken: whoever reads the row again is told
-            return self._read_chain(row, [row]) if row.payload and row.base == row.seq else None
+        """Return the tree of a sound row without reading other rows; None unless it is a base with its payload read."""
+        with suppress(Corrupt):  # gc may have removed a chunk: the caller then reads the row again, which reports it
+            return self.read_chain(row, [row]) if row.payload and row.base == row.seq else None
         return None
 
     def _unreadable(self, record: ThreadRecord, row: Row, error: Corrupt) -> Corrupt | NotFound:
@@ -243,14 +246,19 @@ class Heads:
         return self.damaged(record, row.seq, str(error), error.code)
 
     def chain_rows(self, record: ThreadRecord, row: Row) -> list[Row]:
-        """Return the rows that a checkpoint's state is read from, the base first."""
-        if row.view < row.base:
-            ranges: log.Ranges = ((row.base, row.seq),)
-        else:
-            ranges = log.clip(self.path(record, row), row.base, row.seq)
-        rows = _from_base(self.backend.rows(record.no, ranges, payload=True))
+        """Read the rows of a checkpoint's chain, with payloads, the base first."""
+        path = () if row.view < row.base else self.path(record, row)
+        return self.chain_from(record, row, self.backend.rows(record.no, self.chain_ranges(row, path), payload=True))
+
+    def chain_ranges(self, row: Row, path: log.Ranges) -> log.Ranges:
+        """Return the ranges of seq of a checkpoint's chain. `path` is needed only if the head moved since the base."""
+        return ((row.base, row.seq),) if row.view < row.base else log.clip(path, row.base, row.seq)
+
+    def chain_from(self, record: ThreadRecord, row: Row, rows: list[Row]) -> list[Row]:
+        """Return the rows of a checkpoint's chain, the base first. `rows` are the rows in its ranges."""
+        rows = _from_base(rows)
         if not rows or rows[-1].seq != row.seq:
-            raise Corrupt("a row that it stands on is missing", code="corrupt.row")
+            raise Corrupt("a row of its chain is missing", code="corrupt.row")
         if rows[-1].op_id != row.op_id:
             name = log.checkpoint_id(record.uid, row.seq)
             raise NotFound(
@@ -258,7 +266,8 @@ class Heads:
             )
         return rows
 
-    def _read_chain(self, row: Row, rows: list[Row]) -> Chain:
+    def read_chain(self, row: Row, rows: list[Row]) -> Chain:
+        """Return the tree of a checkpoint, made from the rows of its chain; `Corrupt` if its root hash is wrong."""
         nodes = self.nodes()
         nodes.load([digest for part in rows for digest in stands_beside(part.payload or b"")])  # in one read
         tree, settled = payload.read_base(rows[0].payload or b"", nodes)
@@ -266,35 +275,35 @@ class Heads:
         ops = [op for above in rows[1:] for op in payload.read_delta(above.payload or b"", nodes)]
         tree = tree.apply(merged(ops)) if ops else tree
         if tree.root != row.root:
-            raise Corrupt("what is stored does not match its root hash", code="corrupt.root")
+            raise Corrupt("the stored state does not match its root hash", code="corrupt.root")
         require_size(tree.size, row.size)
         return Chain(tree, len(rows) - 1, weight, settled)
 
-    def with_chain(self, standing: Standing) -> Standing:
-        """Return the standing with its head's tree read."""
-        if standing.chain is not None or standing.head is None:
-            return standing
-        return standing._replace(chain=self.chain(standing.record, standing.head))
+    def with_chain(self, tip: Tip) -> Tip:
+        """Return the tip with its `chain`: the head's tree is read if the tip does not have it yet."""
+        if tip.chain is not None or tip.head is None:
+            return tip
+        return tip._replace(chain=self.chain(tip.record, tip.head))
 
-    # -- what is in view --------------------------------------------------------------------------
+    # -- views --------------------------------------------------------------------------
 
-    def view(self, standing: Standing) -> log.Ranges:
-        """Return the ranges of seq from the root to the head; if that is lost, also what came after what is known."""
-        if standing.head is None:
+    def view(self, tip: Tip) -> log.Ranges:
+        """Return the ranges of seq from the root to the head. If the head is lost, the damaged rows are included."""
+        if tip.head is None:
             return ()
-        path = self.path(standing.record, standing.head)
-        if standing.lost is None or standing.before is None:
+        path = self.path(tip.record, tip.head)
+        if tip.lost is None or tip.before is None:
             return path
-        return *path, *log.clip(((1, standing.newest.seq),), standing.before.seq + 1, log.MAX_SEQ)
+        return *path, *log.clip(((1, tip.newest.seq),), tip.before.seq + 1, log.MAX_SEQ)
 
     def exempt_by_label(self, record: ThreadRecord, row: Row) -> bool:
-        """Tell whether a row stays for its label: one that a user gave, or any if rows are made from those before."""
+        """Tell whether retention keeps a row for its label: a user's label, or any label in a thread with deltas."""
         if row.label is None:
             return False
         return adapter_labels.mark_of(row, self.types) is None or self.has_deltas(record)
 
     def has_deltas(self, record: ThreadRecord) -> bool:
-        """Tell whether an adapter's checkpoints in a thread may be made from others; each row is looked at once."""
+        """Tell whether a thread has a checkpoint with delta channels (see `adapter_labels`). Checks each row once."""
         upto, found = self.deltas.get(record.no, (0, False))
         newest = None if found else self.backend.newest(record.no)
         if newest is not None and newest.seq > upto:
@@ -304,41 +313,41 @@ class Heads:
         return found
 
     def expired(self, record: ThreadRecord, rows: Sequence[Row], head: int) -> set[int]:
-        """Return the seqs of checkpoints that the ttl has ended: not the head, nothing users labelled or tagged."""
+        """Return the seqs of the rows older than the ttl, except the head and labelled, tagged and pinned rows."""
         if self.options.ttl is None or record.space == SPACE:
             return set()
         oldest = self.clock() - self.options.ttl
         aged = [row for row in rows if row.created_at < oldest and row.seq != head]
         old = {row.seq for row in aged if not self.exempt_by_label(record, row)}
-        return old - set(self.backend.tags(record.no, old)) if old else old
+        return old - self.backend.tags(record.no, old).keys() - pinned_seqs(self, record, old) if old else old
 
     def visible(
         self,
-        standing: Standing,
+        tip: Tip,
         ranges: log.Ranges,
         *,
         newest_first: bool = False,
         limit: int | None = None,
         payload: bool = False,
     ) -> list[Row]:
-        """Return the checkpoints in these ranges that are to be seen, damaged ones included."""
-        record, ttl = standing.record, self.options.ttl
-        asked = limit if ttl is None else None  # what has expired must not count
+        """Return the checkpoints in the ranges that are neither hidden nor expired, damaged checkpoints included."""
+        record, ttl = tip.record, self.options.ttl
+        asked = limit if ttl is None else None  # expired rows must not count towards the limit
         rows = self.backend.rows(
             record.no, ranges, payload=payload, visible=True, newest_first=newest_first, limit=asked
         )
-        gone = self.expired(record, rows, standing.newest.head)
+        gone = self.expired(record, rows, tip.newest.head)
         return [row for row in rows if row.seq not in gone][:limit]
 
-    def count(self, standing: Standing) -> int:
-        """Return how many checkpoints in view are to be seen."""
-        view = self.view(standing)
+    def count(self, tip: Tip) -> int:
+        """Return the number of visible checkpoints in view."""
+        view = self.view(tip)
         if self.options.ttl is not None:
-            return len(self.visible(standing, view))
-        return self.backend.count(standing.record.no, view)
+            return len(self.visible(tip, view))
+        return self.backend.count(tip.record.no, view)
 
     def checkpoint_row(self, record: ThreadRecord, seq: int) -> Row:
-        """Return the row of a checkpoint that is to be seen, or `NotFound`."""
+        """Return the row of a visible checkpoint, or raise `NotFound`."""
         rows = self.backend.rows(record.no, [(seq, seq)], visible=True)
         newest = self.backend.newest(record.no)
         if not rows or self.expired(record, rows, newest.head if newest else 0):
@@ -347,10 +356,19 @@ class Heads:
         return rows[0]
 
 
-def _from_base(rows: list[Row]) -> list[Row]:
-    """Return the rows of a chain from the last base on, or nothing if one of them is missing.
+class StoreReader(LogReader):
+    """Reads threads from the store itself; its backend also has search, the change feed and maintenance."""
 
-    A row may have become a base after the ones above it were written: they need not know.
+    backend: Backend
+
+    def __init__(self, backend: Backend, types: Types, options: Options, clock: Callable[[], int] = now) -> None:
+        super().__init__(backend, types, options, clock)
+
+
+def _from_base(rows: list[Row]) -> list[Row]:
+    """Return the rows from the last base on; an empty list if a row is missing.
+
+    There may be several bases: gc may turn a row into a base after later rows were written.
     """
     starts = [at for at, row in enumerate(rows) if row.base == row.seq]
     chain = rows[starts[-1] :] if starts else []

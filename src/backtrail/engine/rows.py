@@ -1,4 +1,4 @@
-"""Making rows: a checkpoint, or a move of the head, as it follows on how a thread stands. `log` says what rows mean."""
+"""Makes the next row of a log: a checkpoint, or a move of the head. `log` explains the columns."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from backtrail.engine import log
 
 if TYPE_CHECKING:
     from backtrail.engine.payload import Stored
-    from backtrail.engine.reader import Standing
+    from backtrail.engine.reader import Tip
     from backtrail.engine.tree.tree import Tree
 
 
 class Meta(NamedTuple):
-    """What a checkpoint carries beside its state."""
+    """The label, tags, kind and metadata of a checkpoint."""
 
     kind: int = 0
     label: str | None = None
@@ -23,13 +23,13 @@ class Meta(NamedTuple):
     metadata: bytes = b""
 
 
-def checkpoint(standing: Standing | None, tree: Tree, stored: Stored, meta: Meta, *, created_at: int) -> Row:
-    """Make the row of a checkpoint on top of the head."""
-    head = standing.head if standing else None
-    newest = standing.newest if standing else None
+def checkpoint(tip: Tip | None, tree: Tree, stored: Stored, meta: Meta, *, created_at: int) -> Row:
+    """Return the row of a new checkpoint on top of the head, without its checksum."""
+    head = tip.head if tip else None
+    newest = tip.newest if tip else None
     seq = newest.seq + 1 if newest else 1
     alone = stored.is_base or head is None
-    return Row(  # by position, which takes half the time
+    return Row(  # by position: half the time of keywords
         seq,
         log.SAVE,
         head.seq if head else 0,  # parent
@@ -55,13 +55,13 @@ def checkpoint(standing: Standing | None, tree: Tree, stored: Stored, meta: Meta
 
 
 def forked(row: Row, source: Row, origin: str, meta: Meta) -> Row:
-    """Make the first row of a fork from that of a first checkpoint."""
+    """Return the first row of a fork, made from the row of a new checkpoint. `source` is the forked checkpoint."""
     return row._replace(op=log.FORK, step=source.step, extra=log.pack_extra(meta.metadata, None, origin))
 
 
-def move(standing: Standing, op: int, head: Row | None, ranges: log.Ranges, *, undo: int, redo: int, at: int) -> Row:
-    """Make a row that moves the head; `at` is the time."""
-    seq = standing.newest.seq + 1
+def move(tip: Tip, op: int, head: Row | None, ranges: log.Ranges, *, undo: int, redo: int, at: int) -> Row:
+    """Return a row that moves the head, without its checksum; `at` is the time in microseconds since 1970."""
+    seq = tip.newest.seq + 1
     return Row(
         seq=seq,
         op=op,

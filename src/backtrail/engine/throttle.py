@@ -1,9 +1,10 @@
-"""How much work something is, and how to do much of it without keeping others from theirs.
+"""Throttling: long work pauses now and then, so that other threads and other writers are not kept waiting.
 
-Python runs one thread at a time and takes the turn from a busy one every 5 ms, no sooner. A thread that works for an
-event loop slows down: it gives its turn away by itself, many times as often.
+Python runs one thread at a time, and interrupts a busy thread only every 5 ms. A worker thread of an event loop is
+*slow*: after each millisecond of work it sleeps for a moment, so that the event loop can run.
 
-Upkeep writes much, and has time: it writes in slices, and leaves the store to others between them.
+Upkeep (gc, prune and similar) writes a lot and is not urgent. It writes in slices, and pauses between them so that
+other writers can use the store.
 """
 
 from __future__ import annotations
@@ -19,45 +20,49 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LIGHT: Final = 64 * 1024
-"""Bytes of text, roughly, that a value may have to be light."""
+"""The most characters and bytes that a light value may hold."""
 _PARTS: Final = 400
-"""Parts that it may have."""
+"""The most parts that a light value may have."""
 _PLAIN: Final = frozenset({int, float, bool, type(None), complex})
 _STRETCH: Final = 0.001
+"""Seconds that a slow thread works between two rests."""
 _REST: Final = 0.00005
+"""Seconds of a rest."""
 SLICE: Final = 128
-"""Rows or chunks that upkeep changes in one write, at most: whoever else writes waits for one of these."""
+"""The most rows or chunks that upkeep changes in one write. Another writer waits for at most one slice."""
 _SPELL: Final = 0.002
+"""Seconds of writing after which upkeep pauses."""
 _LONGEST_BREAK: Final = 0.02
+"""The most seconds of a pause of upkeep."""
 
 
 class _Pace(threading.local):
     until: float = 0.0
-    """When to rest; 0: never."""
+    """The time of the next rest, by `time.monotonic()`; 0 in a thread that is not slow."""
 
 
 _pace = _Pace()
 
 
 def slow_down() -> None:
-    """Make the calling thread rest now and then, where it calls `rest`."""
+    """Make the calling thread a slow one: its calls of `rest` take effect."""
     _pace.until = time.monotonic() + _STRETCH
 
 
 def is_slow() -> bool:
-    """Tell whether the calling thread rests now and then."""
+    """Tell whether the calling thread is a slow one."""
     return _pace.until > 0
 
 
 def rest() -> None:
-    """Let others go on, if this thread is a slow one and has worked for a while."""
+    """Sleep for a moment if the calling thread is a slow one and has worked for a millisecond. Long loops call it."""
     if _pace.until and time.monotonic() > _pace.until:
         time.sleep(_REST)
         _pace.until = time.monotonic() + _STRETCH
 
 
 class Upkeep:
-    """Writes of upkeep: after some, others have the store for as long as these have taken."""
+    """Paces the writes of upkeep: after some milliseconds of writing it pauses for as long, up to `longest` seconds."""
 
     def __init__(self, longest: float = _LONGEST_BREAK) -> None:
         self._longest = longest
@@ -65,7 +70,7 @@ class Upkeep:
 
     @contextmanager
     def write(self) -> Iterator[None]:
-        """Write one slice in the block; then pause, if it is time."""
+        """Measure the write of one slice in the block; then pause, if it is time."""
         begun = time.monotonic()
         yield
         self._taken += time.monotonic() - begun
@@ -75,12 +80,12 @@ class Upkeep:
 
 
 def slices(items: Sequence[T]) -> Iterator[Sequence[T]]:
-    """Give items, a slice at a time."""
+    """Yield the items in slices of at most SLICE."""
     return (items[start : start + SLICE] for start in range(0, len(items), SLICE))
 
 
 def is_light(*values: Any) -> bool:
-    """Tell whether values are surely small, without looking at more than a few hundred parts of them."""
+    """Tell whether values are certainly small. Looks at no more than a few hundred parts of them."""
     todo: list[Any] = list(values)
     size = parts = 0
     while todo:
@@ -109,6 +114,6 @@ def is_light(*values: Any) -> bool:
 
 
 def _fields(kind: type) -> tuple[str, ...]:
-    """Return the names of what instances hold outside of a `__dict__`."""
+    """Return the names of the attributes that instances have outside of their `__dict__`: msgspec fields and slots."""
     names: Any = getattr(kind, "__struct_fields__", None) or getattr(kind, "__slots__", ())
     return (names,) if isinstance(names, str) else tuple(names)

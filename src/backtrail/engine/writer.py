@@ -1,7 +1,7 @@
-"""What a write is to stand on, and trying until nobody else was first.
+"""Writing checkpoints: expectations, and the optimistic retry loop.
 
-A write is prepared on how the thread is known to stand and committed on the condition that it still stands so. If
-somebody else was first, the thread is read again and the write prepared anew.
+A write is prepared on a known tip of the thread. The commit succeeds only if that tip is still the newest row. If
+another writer was first, the thread is read again and the write is prepared on the new tip.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
 from backtrail.backends.port import Batch, MissingChunks, NewThread, Row, Stale, ThreadRecord, Vanished
-from backtrail.engine import log, payload, retention, rows
+from backtrail.engine import log, manifests, payload, retention, rows
 from backtrail.engine.compression import squeeze
-from backtrail.engine.pins import AGENT, CONVERSATION, SPACE
-from backtrail.engine.reader import Chain, Heads, Standing
+from backtrail.engine.manifests import AGENT, CONVERSATION
+from backtrail.engine.reader import Chain, LogReader, Tip
 from backtrail.engine.tree import msgpack
 from backtrail.engine.tree.nodes import SPINE
 from backtrail.engine.tree.tree import Tree
@@ -25,7 +25,7 @@ from backtrail.errors import CommitUnknown, Conflict, Corrupt, Invalid, NotFound
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from backtrail.engine.reader import Heads
+    from backtrail.engine.reader import LogReader
     from backtrail.engine.rows import Meta
     from backtrail.engine.tree.nodes import Node
     from backtrail.engine.tree.tree import Op
@@ -34,18 +34,18 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PATIENCE: Final = 60.0
-"""Seconds for which a write that needs no expectation tries again while others are first."""
+"""The seconds for which a write is retried while other writers keep committing first."""
 _AT_ONCE: Final = 2
-"""How often a write is tried again without a pause."""
+"""The number of retries without a pause."""
 
 ANY: Final = -1
-"""The expectation of a write that may land on whatever is there."""
+"""The expectation of a write that goes on top of any head."""
 NOTHING: Final = 0
 """The expectation that there is no head."""
 
 
 class Key(NamedTuple):
-    """Which thread is meant."""
+    """The name space and name of a thread, and the agent that owns it; None: any agent."""
 
     space: str
     name: str
@@ -53,15 +53,15 @@ class Key(NamedTuple):
 
 
 class Expect(NamedTuple):
-    """Which checkpoint a write is to stand on: the seq of the head, and its op_id where that is known.
+    """The head that a write expects: its seq, and its op_id if the caller knows it.
 
-    A seq alone may name another checkpoint than was meant: one that a dropped transaction had, and lost.
+    A seq alone is ambiguous: a dropped transaction may have used it for another checkpoint.
     """
 
     head: int
     op_id: bytes | None = None
     label: str | None = None
-    """The head's label, if that is what is known of it."""
+    """The head's label, if the caller knows the head by it."""
 
 
 LABELLED: Final = -2
@@ -69,8 +69,8 @@ LABELLED: Final = -2
 ANYTHING: Final = Expect(ANY)
 
 
-class Decided(Exception):  # noqa: N818 - it is no error of its own
-    """What a proposal raised: a decision of the caller's function, made on the state that it was given."""
+class Decided(Exception):  # noqa: N818 - it wraps an error
+    """Wraps an exception of the caller's function. The function decided on the state that it was given."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__()
@@ -78,93 +78,96 @@ class Decided(Exception):  # noqa: N818 - it is no error of its own
 
 
 class Unchanged(Exception):  # noqa: N818 - it is no error
-    """What a proposal raises that has nothing to write, with how the thread stands."""
+    """A proposal raises it to write nothing. It carries the tip that the proposal saw."""
 
-    def __init__(self, standing: Standing | None) -> None:
+    def __init__(self, tip: Tip | None) -> None:
         super().__init__()
-        self.standing = standing
+        self.tip = tip
 
 
-def exists(key: Key, standing: Standing) -> Conflict:
-    """Return the error of a write that wanted to be the first."""
-    actual = log.checkpoint_id(standing.record.uid, standing.newest.head)
+def exists(key: Key, tip: Tip) -> Conflict:
+    """Return the error for a write that expected no thread."""
+    actual = log.checkpoint_id(tip.record.uid, tip.newest.head)
     return Conflict(f"there is a thread {key.name!r} already", code="conflict.exists", actual=actual)
 
 
-def patiently(heads: Heads, key: Key, attempt: Callable[[Standing | None], T], known: Standing | None = None) -> T:
-    """Try on what is known, then on what is there, until no other writer was first.
+def with_retries(reader: LogReader, key: Key, attempt: Callable[[Tip | None], T], known: Tip | None = None) -> T:
+    """Call `attempt` with the known tip, then with the current tip, until it does not raise `Stale`.
 
-    What is known may be old. So whatever an attempt on it raises, which is how a function says that there is nothing to
-    do, counts only if the thread still stands so: else the attempt is made again on what is there. Only that the store
-    could not be reached is raised at once; of a write whose outcome is unknown, a second one might be a duplicate.
+    The known tip may be old. If an attempt on it raises an error (some errors mean "nothing to do"), the error is
+    raised only if the tip is still current; otherwise the attempt is repeated on the current tip. `Unavailable` and
+    `CommitUnknown` are raised at once: a second write might be a duplicate.
     """
-    standing = known if known is not None else heads.standing(key.space, key.name)
+    tip = known if known is not None else reader.tip(key.space, key.name)
     until = time.monotonic() + PATIENCE
     tries = 0
     while True:
         try:
-            return attempt(standing)
-        except (CommitUnknown, Unavailable):  # of the store
+            return attempt(tip)
+        except (CommitUnknown, Unavailable):
             raise
         except Stale:
             tries += 1
             if time.monotonic() > until:
                 raise Unavailable(
-                    f"thread {key.name!r} is written to without pause; gave up after {PATIENCE:.0f} s",
+                    f"other writers were first in thread {key.name!r} for {PATIENCE:.0f} s; try again later",
                     code="unavailable.contended",
                 ) from None
             if tries > _AT_ONCE:
-                time.sleep(random.random() * min(0.001 * tries, 0.05))  # noqa: S311 - only to get out of step
-            standing = heads.standing(key.space, key.name)
+                time.sleep(random.random() * min(0.001 * tries, 0.05))  # noqa: S311 - jitter
+            tip = reader.tip(key.space, key.name)
             continue
-        except Exception as raised:  # noqa: BLE001 - whatever the caller's function raises
+        except Exception as raised:  # noqa: BLE001 - any exception of the caller's function
             error = raised.error if isinstance(raised, Decided) else raised
         try:
-            if known is None or standing is not known:
+            if known is None or tip is not known:
                 raise error
-            standing = heads.standing(key.space, key.name)
-            same = standing is not None and standing.newest.op_id == known.newest.op_id
-            if same and not isinstance(error, Corrupt):  # what is damaged in memory may be sound in the store
+            tip = reader.tip(key.space, key.name)
+            same = tip is not None and tip.newest.op_id == known.newest.op_id
+            if same and not isinstance(error, Corrupt):  # data that is damaged in memory may be sound in the store
                 raise error
         finally:
-            del error  # its traceback leads here: nothing is to wait for the garbage collector
+            del error  # its traceback refers to this frame: break the cycle
 
 
 _FRESH_MAX: Final = 24
 
 
 class Proposal(NamedTuple):
-    """The state to be: as a tree, and as ops on the state it comes from (None: a base is to be written)."""
+    """The next state: as a tree, and as ops on the state before it (None: write a base)."""
 
     tree: Tree
     ops: list[Op] | None
 
 
 class Propose(Protocol):
-    """Derives the next state from how the thread stands (with its head's tree), or from nothing."""
+    """Derives the next state from a tip (with its head's tree), or from nothing."""
 
-    def __call__(self, standing: Standing | None) -> Proposal:
-        """Return what is to be written."""
+    def __call__(self, tip: Tip | None) -> Proposal:
+        """Return the next state."""
 
 
-class Writes:
+class LogWriter:
     """Writes to threads through a backend."""
 
     def __init__(
         self,
-        heads: Heads,
+        reader: LogReader,
         after_write: Callable[[ThreadRecord], None] | None = None,
         *,
         spare: Callable[[Mapping[bytes, Callable[[], bytes]]], None] | None = None,
         relied_on: Callable[[int, int], None] | None = None,
     ) -> None:
-        self._heads = heads
-        self._backend = heads.backend
+        self._reader = reader
+        self._backend = reader.backend
         self._after_write = after_write
         self._spare = spare
-        """Takes what makes the chunks that were there: what is committed may count only later."""
+        """Gets, for each chunk that the backend already had, a function that makes its bytes.
+
+        A transaction needs them if gc removes the chunk before the transaction is written.
+        """
         self._relied_on = relied_on
-        """Takes the number and newest seq of a thread on which a proposal decided to write nothing."""
+        """Gets the number and the newest seq of a thread whose state made a proposal raise an error."""
 
     # -- checkpoints ----------------------------------------------------------------------------
 
@@ -175,31 +178,31 @@ class Writes:
         meta: Meta,
         *,
         expect: Expect = ANYTHING,
-        known: Standing | None = None,
-        onto: Callable[[Standing], Row] | None = None,
-    ) -> Standing:
-        """Append a checkpoint and return how the thread stands then; `onto` finds what it is to stand on, if told."""
+        known: Tip | None = None,
+        onto: Callable[[Tip], Row] | None = None,
+    ) -> Tip:
+        """Append a checkpoint and return the new tip. `onto` returns the parent, if that is not to be the head."""
 
-        def attempt(standing: Standing | None) -> Standing:
-            self._require(standing, expect, key)
+        def attempt(tip: Tip | None) -> Tip:
+            self._require(tip, expect, key)
             if onto is not None:
-                standing = self._turned(standing, onto, key)
-            if standing is not None and standing.head is not None:
+                tip = self._turned(tip, onto, key)
+            if tip is not None and tip.head is not None:
                 try:
-                    standing = self._heads.with_chain(standing)
-                except NotFound:  # it is the head no more
+                    tip = self._reader.with_chain(tip)
+                except NotFound:  # the head was deleted meanwhile
                     raise Stale from None
             try:
-                proposal = propose(standing)
+                proposal = propose(tip)
             except Stale:
                 raise
-            except Exception as error:  # noqa: BLE001 - handed on
-                if self._relied_on is not None and standing is not None:
-                    self._relied_on(standing.record.no, (standing.before or standing.newest).seq)
+            except Exception as error:  # noqa: BLE001 - raised again
+                if self._relied_on is not None and tip is not None:
+                    self._relied_on(tip.record.no, (tip.before or tip.newest).seq)
                 raise Decided(error) from None
             try:
-                return self._save_on(standing, proposal, key, meta)
-            except Vanished:  # what it was to stand on
+                return self._save_on(tip, proposal, key, meta)
+            except Vanished:  # its parent was deleted
                 raise Stale from None
 
         after = self._retrying(key, attempt, known)
@@ -207,59 +210,62 @@ class Writes:
             self._after_write(after.record)
         return after
 
-    def _turned(self, standing: Standing | None, find: Callable[[Standing], Row], key: Key) -> Standing:
-        """Return how a thread stands once another checkpoint is its head: by a row that is yet to be written."""
-        if standing is None:
+    def _turned(self, tip: Tip | None, find: Callable[[Tip], Row], key: Key) -> Tip:
+        """Return the tip with another checkpoint as its head. Its newest row is a rewind that is not written yet."""
+        if tip is None:
             raise NotFound(f"there is no thread {key.name!r}", code="not_found.thread")
-        target = find(standing)
-        if target.seq == standing.newest.head:
-            return standing
-        ranges = self._heads.path(standing.record, target)
-        undo = standing.newest.seq if standing.newest.head else 0
-        row = rows.move(standing, log.REWIND, target, ranges, undo=undo, redo=0, at=self._heads.clock())
-        return Standing(standing.record, log.checked(row, standing.record.uid), target, None, standing.newest)
+        target = find(tip)
+        if target.seq == tip.newest.head:
+            return tip
+        ranges = self._reader.path(tip.record, target)
+        undo = tip.newest.seq if tip.newest.head else 0
+        row = rows.move(tip, log.REWIND, target, ranges, undo=undo, redo=0, at=self._reader.clock())
+        return Tip(tip.record, log.checked(row, tip.record.uid), target, None, tip.newest)
 
-    def _save_on(self, standing: Standing | None, proposal: Proposal, key: Key, meta: Meta) -> Standing:
-        chain = standing.chain if standing else None
+    def _save_on(self, tip: Tip | None, proposal: Proposal, key: Key, meta: Meta) -> Tip:
+        chain = tip.chain if tip else None
         stored = self._pack(proposal, chain)
-        row = rows.checkpoint(standing, proposal.tree, stored, meta, created_at=self._heads.clock())
-        hide, examined = retention.retired(self._heads, standing, row) if standing else retention.Retired()
-        after = self._commit_checkpoint(standing, row, stored, key, tags=meta.tags, hide=hide)
+        row = rows.checkpoint(tip, proposal.tree, stored, meta, created_at=self._reader.clock())
+        hide, examined = retention.retired(self._reader, tip, row) if tip else retention.Retired()
+        after = self._commit_checkpoint(tip, row, stored, key, tags=meta.tags, hide=hide)
         if examined is not None:
-            self._heads.examined[after.record.no] = examined
-        return Standing(after.record, after.newest, after.head, _extended(chain, proposal.tree, stored))
+            self._reader.examined[after.record.no] = examined
+        return Tip(after.record, after.newest, after.head, _extended(chain, proposal.tree, stored))
 
     def fork(
         self,
         key: Key,
-        source: Standing,
+        source: Tip,
         at: Row,
         tags: tuple[str, ...],
         edit: Callable[[Tree], Tree] | None = None,
-    ) -> Standing:
-        """Begin a thread with a checkpoint of another one, or with what `edit` makes of its state."""
+    ) -> Tip:
+        """Start a thread with the checkpoint `at` of the thread `source`, changed by `edit` if given. Return the tip.
+
+        `Conflict` if the thread exists, `NotFound` if the checkpoint was deleted meanwhile.
+        """
         if key.space == AGENT:
             raise Invalid(
-                "an agent is not forked by itself: fork its conversations, its runs or its threads",
+                "an agent cannot be forked; fork its conversations, runs or threads",
                 code="invalid.argument",
             )
-        tree = self._heads.chain(source.record, at).tree
+        tree = self._reader.chain(source.record, at).tree
         if edit is not None:
             tree = edit(tree)
-        stored = payload.base(tree, frozenset(), compress=self._heads.options.compression)
+        stored = payload.base(tree, frozenset(), compress=self._reader.options.compression)
         metadata, _, _ = log.unpack_extra(at)
         meta = rows.Meta(at.kind, at.label, tags, metadata)
         origin = log.checkpoint_id(source.record.uid, at.seq)
 
-        def attempt(standing: Standing | None) -> Standing:
-            if standing is not None and standing.head is not None:
-                raise exists(key, standing)
-            if standing is not None:
-                self._refuse_claimed(standing.record, key)
-            row = rows.checkpoint(standing, tree, stored, meta, created_at=self._heads.clock())
+        def attempt(tip: Tip | None) -> Tip:
+            if tip is not None and tip.head is not None:
+                raise exists(key, tip)
+            if tip is not None:
+                manifests.refuse_other_agent(self._reader, tip.record, key.agent)
+            row = rows.checkpoint(tip, tree, stored, meta, created_at=self._reader.clock())
             row = rows.forked(row, at, origin, meta)
             source_row = ((source.record.no, at.seq),)
-            after = self._commit_checkpoint(standing, row, stored, key, tags=tags, origin=origin, visible=source_row)
+            after = self._commit_checkpoint(tip, row, stored, key, tags=tags, origin=origin, visible=source_row)
             return after._replace(chain=_extended(None, tree, stored))
 
         try:
@@ -268,7 +274,7 @@ class Writes:
             raise NotFound(f"checkpoint {origin} was deleted meanwhile", code="not_found.checkpoint") from None
 
     def _pack(self, proposal: Proposal, chain: Chain | None) -> payload.Stored:
-        tree, compress = proposal.tree, self._heads.options.compression
+        tree, compress = proposal.tree, self._reader.options.compression
         deep = chain is None or chain.depth + 1 >= payload.DEPTH_MAX or chain.weight > payload.CHAIN_MAX
         if proposal.ops is not None and not deep and not tree.sealed:
             data = payload.packed(proposal.ops)
@@ -278,7 +284,7 @@ class Writes:
 
     def _commit_checkpoint(
         self,
-        standing: Standing | None,
+        tip: Tip | None,
         row: Row,
         stored: payload.Stored,
         key: Key,
@@ -287,46 +293,50 @@ class Writes:
         hide: tuple[int, ...] = (),
         origin: str | None = None,
         visible: tuple[tuple[int, int], ...] = (),
-    ) -> Standing:
-        moved = standing is not None and standing.before is not None
-        if standing is not None and moved and standing.head is not None:
-            visible = (*visible, (standing.record.no, standing.head.seq))
-        if standing is not None and standing.newest.head and not (stored.chunks or tags or hide or visible):
-            record = standing.record  # what most saves are: one more row
+    ) -> Tip:
+        moved = tip is not None and tip.before is not None
+        if tip is not None and moved and tip.head is not None:
+            visible = (*visible, (tip.record.no, tip.head.seq))
+        if tip is not None and tip.newest.head and not (stored.chunks or tags or hide or visible):
+            record = tip.record  # the case of most saves: the batch is one row
             row = log.checked(row, record.uid)
             self._backend.commit(Batch(rows=((record.no, row),)))
-            return Standing(record, row, row)
-        renewed = standing is not None and not standing.newest.head
+            return Tip(record, row, row)
+        renewed = tip is not None and not tip.newest.head
         agent = key.agent
-        if standing is not None and agent is None and key.space == CONVERSATION:
-            agent = standing.record.agent  # it stays its agent's
-        if agent is None and key.space == CONVERSATION and (standing is None or renewed):
+        if tip is not None and agent is None and key.space == CONVERSATION:
+            agent = tip.record.agent
+        if agent is None and key.space == CONVERSATION and (tip is None or renewed):
             raise Invalid(
-                f"conversation {key.name!r} needs an agent to begin: conversations.thread(id, agent_id=...)",
+                f"conversation {key.name!r} does not exist, and a new one needs its agent: "
+                "conversations.thread(id, agent_id=...)",
                 code="invalid.argument",
             )
         created = NewThread(key.space, key.name, os.urandom(log.UID_BYTES), agent, row.created_at, origin)
-        no, uid = (standing.record.no, standing.record.uid) if standing else (-1, created.uid)
+        no, uid = (tip.record.no, tip.record.uid) if tip else (-1, created.uid)
         batch = Batch(
-            threads=() if standing else (created,),
+            threads=() if tip else (created,),
             renew=((no, created),) if renewed else (),
             visible=visible,
             hide=tuple((no, seq) for seq in hide),
-            tags=tuple((no, seq, ()) for seq in hide),  # whoever tags one meanwhile keeps it
+            tags=tuple((no, seq, ()) for seq in hide),  # if another writer adds a tag meanwhile, the commit fails
             tag=tuple((no, row.seq, tag) for tag in tags),
-            rows=((no, standing.newest),) if standing is not None and moved else (),
+            rows=((no, tip.newest),) if tip is not None and moved else (),
         )
         row, numbers = self._commit_chunks(batch, row, stored.chunks, no=no, uid=uid)
-        record = standing.record if standing else ThreadRecord(numbers[0], *created)
+        record = tip.record if tip else ThreadRecord(numbers[0], *created)
         if renewed:
             record = record._replace(agent=created.agent, created_at=created.created_at, origin=origin)
-        return Standing(record, row, row)
+        return Tip(record, row, row)
 
     def _commit_chunks(
         self, batch: Batch, row: Row, nodes: dict[bytes, Node], *, no: int, uid: bytes
     ) -> tuple[Row, tuple[int, ...]]:
-        """Commit a checkpoint with the chunks it needs; those that seemed to be there and are not are sent again."""
-        compress = self._heads.options.compression
+        """Commit a checkpoint with its chunks; return its row and the numbers of new threads.
+
+        Chunks that the backend has are not sent. If gc removed one of them meanwhile, the commit is repeated with it.
+        """
+        compress = self._reader.options.compression
         present = self._backend.present(list(nodes)) if nodes else set()
         while True:
             chunks = tuple((digest, _stored(node, compress)) for digest, node in nodes.items() if digest not in present)
@@ -343,70 +353,57 @@ class Writes:
                     self._spare({digest: partial(_stored, nodes[digest], compress) for digest in present})
                 return row, numbers
 
-    # -- trying -------------------------------------------------------------------------------------
+    # -- expectations -------------------------------------------------------------------------------------
 
-    def _require(self, standing: Standing | None, expect: Expect, key: Key) -> None:
-        """Raise `Conflict` unless the head is the expected one, or the thread is another agent's."""
-        head = standing.newest.head if standing else 0
-        if standing and head and key.agent is not None and standing.record.agent != key.agent:
+    def _require(self, tip: Tip | None, expect: Expect, key: Key) -> None:
+        """Raise `Conflict` if the head is not the expected one, or the thread belongs to another agent."""
+        head = tip.newest.head if tip else 0
+        if tip and head and key.agent is not None and tip.record.agent != key.agent:
             raise Conflict(
-                f"thread {key.name!r} belongs to agent {standing.record.agent!r}, not {key.agent!r}",
+                f"thread {key.name!r} belongs to agent {tip.record.agent!r}, not {key.agent!r}",
                 code="conflict.agent",
             )
-        if standing and not head:
-            self._refuse_claimed(standing.record, key)
-        there = standing.head if standing else None
+        if tip and not head:
+            manifests.refuse_other_agent(self._reader, tip.record, key.agent)
+        there = tip.head if tip else None
         same = expect.op_id is None or (there is not None and there.op_id == expect.op_id)
         if expect.head == ANY or (expect.head == head and same):
             return
         if expect.label is not None and there is not None and there.label == expect.label:
             return
-        if expect.head == NOTHING and standing is not None:
-            raise exists(key, standing)
+        if expect.head == NOTHING and tip is not None:
+            raise exists(key, tip)
         if expect.label is not None:
-            self._require_label(standing, expect.label, key)
-        uid = standing.record.uid if standing else None
+            self._require_label(tip, expect.label, key)
+        uid = tip.record.uid if tip else None
         expected = log.checkpoint_id(uid, expect.head) if uid and expect.head > 0 else expect.label
         actual = log.checkpoint_id(uid, head) if uid and head else None
         raise Conflict(
-            f"thread {key.name!r} moved on: this was derived from {expected or 'nothing'}, its head is now "
-            f"{actual or 'nothing'}; load it again and redo the change, or use update()",
+            f"thread {key.name!r} has changed: this state was derived from {expected or 'nothing'}, the head is now "
+            f"{actual or 'nothing'}; load it again and repeat the change, or use update()",
             code="conflict.stale",
             expected=expected,
             actual=actual,
         )
 
-    def _require_label(self, standing: Standing | None, label: str, key: Key) -> None:
-        """Raise `Conflict` if no checkpoint has a label: it is misspelt, or what had it was deleted."""
-        head = standing.head if standing else None
-        if standing is None or head is None:
+    def _require_label(self, tip: Tip | None, label: str, key: Key) -> None:
+        """Raise `Conflict` if no checkpoint has the label: it is misspelt, or its checkpoint was deleted."""
+        head = tip.head if tip else None
+        if tip is None or head is None:
             text = f"there is no thread {key.name!r}, so no head with the label {label!r}"
             raise Conflict(text, code="conflict.stale", expected=label)
-        if not self._backend.labelled(standing.record.no, label):
+        if not self._backend.labelled(tip.record.no, label):
             raise Conflict(
                 f"thread {key.name!r} has no checkpoint with the label {label!r}; its head has "
                 f"{'no label' if head.label is None else f'the label {head.label!r}'}. "
                 "expect= takes a checkpoint, its whole id, or its label",
                 code="conflict.stale",
                 expected=label,
-                actual=log.checkpoint_id(standing.record.uid, head.seq),
+                actual=log.checkpoint_id(tip.record.uid, head.seq),
             )
 
-    def _refuse_claimed(self, record: ThreadRecord, key: Key) -> None:
-        """Raise `Conflict` if a thread is to begin again as another agent's, and checkpoints may bring it back."""
-        owner = record.agent
-        if owner is None or key.agent in (None, owner) or record.space != CONVERSATION:
-            return
-        manifests = self._heads.standing(SPACE, owner)
-        if manifests is not None and manifests.head is not None:
-            raise Conflict(
-                f"{record.space} {key.name!r} was one of agent {owner!r}, whose checkpoints may bring it back: "
-                "use another id",
-                code="conflict.agent",
-            )
-
-    def _retrying(self, key: Key, attempt: Callable[[Standing | None], Standing], known: Standing | None) -> Standing:
-        return patiently(self._heads, key, attempt, known)
+    def _retrying(self, key: Key, attempt: Callable[[Tip | None], Tip], known: Tip | None) -> Tip:
+        return with_retries(self._reader, key, attempt, known)
 
 
 def _stored(node: Node, compress: bool) -> bytes:  # noqa: FBT001 - private
@@ -414,18 +411,18 @@ def _stored(node: Node, compress: bool) -> bytes:  # noqa: FBT001 - private
 
 
 def _says_all(delta: bytes, tree: Tree) -> bool:
-    """Tell whether a delta is no shorter than the state: a base is then read without the rows before it."""
+    """Tell whether a delta is at least as long as the whole state, so that a base is the better choice."""
     return len(tree.rep) <= len(delta) and not msgpack.may_hold_refs(tree.rep)
 
 
 def _extended(chain: Chain | None, tree: Tree, stored: payload.Stored) -> Chain:
-    """Return the chain that the row just written ends: what became a chunk is no longer fresh."""
+    """Return the chain with the row just written at its end. Nodes that became chunks are no longer fresh."""
     nodes = tree.nodes
     if stored.chunks or len(nodes.fresh) > _FRESH_MAX:
         kept = payload.reachable(nodes, payload.refs_of(tree.rep))
         nodes = nodes.with_fresh({digest: node for digest, node in kept.items() if digest not in stored.chunks})
         for digest, node in kept.items():
-            if node.kind == SPINE:  # the next write begins with it
+            if node.kind == SPINE:  # the next write starts from the spine
                 nodes.keep(digest, node)
     slim = Tree(tree.rep, nodes)
     if stored.is_base or chain is None:

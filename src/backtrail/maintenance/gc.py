@@ -1,123 +1,153 @@
-"""Upkeep: what keeps a store small. `verifying` tells whether it is sound, `repairing` gives up what is not.
+"""Garbage collection: remove rows and chunks that no state needs, and store once the bytes that were stored twice.
 
-Collecting has three parts. A hidden checkpoint's row goes, after what the store's ttl has ended is hidden, too: a
-visible one that was stored as its change is given a base of its own first. What rows hold and chunks hold, too, is then
-kept once (see `repack`). Then every chunk that no remaining row leads to goes, except those put or touched since the
-collection began: a new epoch is begun first, and writers stamp what they rely on, so a chunk that a writer is about to
-use is never taken from under it.
-A collection that cannot read something it needs to follow stops before it removes any chunk.
-It writes in slices, with pauses between them: nobody who writes waits for more than one.
+1. Rows. The collection hides checkpoints that are older than the store's ttl, and removes the rows of hidden
+   checkpoints. Before it removes a row, visible delta rows that need it become base rows.
+2. Repacking. An appended item is stored in its row, and later also in the leaf chunk that closes over it. In the same
+   way the references in a base's spine are later stored in an inner node. Such rows are compressed again *beside* those
+   chunks (see `compression`). Their payloads read as the same bytes, so roots, ids and states do not change. A row
+   beside a chunk does not keep the chunk alive: only states do. Otherwise a leaf with deleted items would stay as long
+   as a row is stored beside it. So before a chunk is removed, the rows beside it are stored without it.
+3. Chunks. The collection removes chunks that no remaining row refers to, except those that were put or touched since it
+   began. It begins a new epoch first, and writers stamp the chunks that they rely on. So a chunk that a writer is about
+   to use stays.
+
+Always true:
+- if the collection cannot follow the references of a row, it stops before it removes any chunk;
+- it writes in slices, with pauses between them: a writer waits for one slice at most;
+- it repacks a row only after it has tested that the row reads as the same bytes, and writes the row together with the
+  chunks that it needs, which are put or touched;
+- it leaves a damaged row, or a row that needs a damaged chunk, unchanged.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from backtrail.engine import asides, log, payload, pins, retention, throttle
-from backtrail.engine.compression import squeeze
-from backtrail.engine.moves import Moves
+from backtrail.engine import asides, log, manifests, payload, retention, throttle
+from backtrail.engine.compression import BESIDE_MAX, Beside, squeeze, stands_beside, unsqueeze_beside
+from backtrail.engine.head import HeadMover
 from backtrail.engine.search import indexer
+from backtrail.engine.tree import msgpack
+from backtrail.engine.tree.nodes import INNER, LEAF, NODE_LIMIT, SPINE, Node, read_levels
+from backtrail.engine.tree.tree import SET, SPLICE
 from backtrail.engine.writer import Key
 from backtrail.errors import Corrupt, NotFound
-from backtrail.maintenance.repack import repack
+from backtrail.maintenance.readable import is_chunk_sound
+from backtrail.models import GcReport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterator
+    from collections.abc import Callable, Container, Iterable, Iterator
 
     from backtrail.backends.port import Row, ThreadRecord
-    from backtrail.engine.reader import Heads
-    from backtrail.engine.tree.nodes import Node, Nodes
+    from backtrail.engine.reader import LogReader, StoreReader
+    from backtrail.engine.tree.nodes import Nodes
+    from backtrail.engine.tree.tree import Tree
 
 _PAGE: Final = 500
 _LONG: Final = 64
-"""Bytes that a row may say about what is in view without being looked at."""
+"""Rows that move the head are shortened if their `extra`, which has the ranges, is longer than this many bytes."""
+
+PART_MIN: Final = 32
+"""The smallest part of a row that is looked up in chunks, in bytes: the size of a digest, or of a line of text."""
+PAYLOAD_MIN: Final = 96
+"""The smallest payload that is repacked, in bytes: beside a chunk, a payload has nearly this size anyway."""
+GAIN_MIN: Final = 24
+"""The bytes that repacking must save, or the row is not stored again."""
+WAITING_BYTES: Final = 4 * 1024 * 1024
+"""The most payload bytes of waiting rows in memory; above it, the oldest rows stop waiting."""
+_TRIES: Final = 8
+"""How many sets of chunks are tried for a waiting row that does not get smaller."""
+_BATCH: Final = throttle.SLICE
+"""Rows per transaction: a writer waits for one transaction at most."""
 
 
-class Collected(NamedTuple):
-    """What a collection removed."""
-
-    rows: int
-    chunks: int
-    bytes: int
-    repacked: int
-
-
-def threads(heads: Heads) -> Iterator[ThreadRecord]:
-    """Give every thread there is, deleted ones included."""
+def threads(reader: LogReader) -> Iterator[ThreadRecord]:
+    """Yield every thread of the store, deleted threads included, by number."""
     after = 0
-    while numbers := heads.backend.thread_numbers(after, _PAGE):
+    while numbers := reader.backend.thread_numbers(after, _PAGE):
         for number in numbers:
-            record = heads.backend.thread(number)
+            record = reader.backend.thread(number)
             if record is not None:
                 yield record
         after = numbers[-1]
 
 
-def collect(heads: Heads, progress: Callable[[str, int], None] | None = None, *, erase: bool = False) -> Collected:
-    """Remove what nothing needs any more; `erase` leaves no trace of it."""
-    backend = heads.backend
-    indexer.catch_up(heads, known=True)  # what goes now is not found any more, and leaves the index's pages with it
+def row_pages(reader: StoreReader, record: ThreadRecord, last: int) -> Iterator[list[Row]]:
+    """Yield the rows of a thread up to the seq `last`, with their payloads, in pages."""
+    low = 1
+    while low <= last and (rows := reader.backend.rows(record.no, [(low, last)], payload=True, limit=_PAGE)):
+        yield rows
+        low = rows[-1].seq + 1
+
+
+def collect(
+    reader: StoreReader, progress: Callable[[str, int], None] | None = None, *, erase: bool = False
+) -> GcReport:
+    """Remove unneeded rows and chunks, and repack the rest; `erase` also leaves no trace of them in the storage."""
+    backend = reader.backend
+    indexer.catch_up(reader, known=True)  # entries of removed rows leave the index, and `reclaim` erases their pages
     epoch = backend.next_epoch()
     removed = 0
     live: set[bytes] = set()
     marked: dict[int, int] = {}
-    loosening = pins.Loosening(heads)
+    pins = manifests.PinIndex(reader)
     paced = throttle.Upkeep()
-    for record in threads(heads):
+    for record in threads(reader):
         if record.space == asides.THREAD:
-            with suppress(Corrupt):  # what stands aside of a damaged thread stays
-                asides.drop_orphans(heads, Moves(heads), record)
-    for count, record in enumerate(threads(heads), 1):
-        loosening.loosen(record)
-        _hide_outlived(heads, record)
-        removed += collect_rows(heads, record, paced)
-        marked[record.no] = _mark(heads, record, live)
+            with suppress(Corrupt):  # the asides of a damaged thread stay
+                asides.drop_orphans(reader, HeadMover(reader), record)
+    for count, record in enumerate(threads(reader), 1):
+        pins.unpin(record)
+        _hide_outlived(reader, record)
+        removed += collect_rows(reader, record, paced)
+        marked[record.no] = _mark(reader, record, live)
         if progress:
             progress("threads", count)
-    for record in threads(heads):
-        _mark_newer(heads, record, live, marked.get(record.no, 0))
-    repacked = _repack(heads, live, paced, progress)
-    chunks, size = _sweep(heads, live, epoch, paced, progress)
+    for record in threads(reader):
+        _mark_newer(reader, record, live, marked.get(record.no, 0))
+    repacked = _repack(reader, live, paced, progress)
+    chunks, size = _sweep(reader, live, epoch, paced, progress)
     backend.reclaim(erase=erase)
-    return Collected(removed, chunks, size, repacked)
+    return GcReport(removed, chunks, size, repacked)
 
 
-def _hide_outlived(heads: Heads, record: ThreadRecord) -> None:
-    """Hide what is too old, as the next save to the thread would."""
-    if heads.options.ttl is not None and record.space != pins.SPACE:
-        with suppress(Corrupt):  # how a damaged thread stands is not known
-            Moves(heads).hide(Key(record.space, record.name), partial(retention.outlived, heads))
+def _hide_outlived(reader: StoreReader, record: ThreadRecord) -> None:
+    """Hide the checkpoints that are older than the store's ttl, as the next save to the thread would."""
+    if reader.options.ttl is not None and record.space != manifests.SPACE:
+        with suppress(Corrupt):  # the head of a damaged thread is not known
+            HeadMover(reader).hide(Key(record.space, record.name), partial(retention.outlived, reader))
 
 
-def collect_rows(heads: Heads, record: ThreadRecord, paced: throttle.Upkeep | None = None) -> int:
-    """Remove the rows of a thread's hidden checkpoints that no visible or pinned one stands on.
+def collect_rows(reader: StoreReader, record: ThreadRecord, paced: throttle.Upkeep | None = None) -> int:
+    """Remove the hidden checkpoints of a thread that no visible or pinned state is read from; return how many.
 
-    Without pauses, if it is not said how it is `paced`: then somebody waits for it, such as after a save.
+    Without `paced` it makes no pauses: after a save, the caller waits for it.
     """
     paced = paced or throttle.Upkeep(longest=0.0)
-    rows = heads.backend.rows(record.no, [(1, log.MAX_SEQ)])  # in one read: what is hidden in it has no newer child
+    rows = reader.backend.rows(record.no, [(1, log.MAX_SEQ)])  # in one read: a hidden row in it gets no newer child
     if not rows:
         return 0
     newest = rows[-1]
     by_seq = {row.seq: row for row in rows}
-    kept = {row.seq for row in rows if not row.hidden} | pins.pinned(
-        heads, record
-    )  # pins last: they come before hiding
+    kept = {row.seq for row in rows if not row.hidden} | manifests.pinned_seqs(
+        reader, record
+    )  # read pins last: a writer pins a row before it hides it
     if any(not log.is_sound(row, record.uid) for row in rows):
-        return 0  # what a damaged row stands on is not known
+        return 0  # the base of a damaged row is unknown
     for row in rows:
         if row.op == log.SAVE and row.seq in kept and row.base != row.seq and row.parent not in kept:
             with paced.write():
-                by_seq[row.seq] = on_its_own(heads, record, row)
+                by_seq[row.seq] = make_base(reader, record, row)
     rows = list(by_seq.values())
     cleared = max((row.seq for row in rows if row.op == log.CLEAR), default=0)
     needed = stood_on(rows, kept)
-    needed |= {by_seq[seq].view for seq in needed}  # whoever restores what is pinned sees what was in view before it
+    needed |= {by_seq[seq].view for seq in needed}  # restoring a pinned checkpoint needs the row of its view
     gone = [
         row.seq
-        for row in reversed(rows)  # the newest first: what is left at any time can still be read
+        for row in reversed(rows)  # the newest first: at any time the remaining states can be read
         if row.seq not in needed
         and row.seq != newest.seq
         and (row.seq < cleared or (row.op in log.CHECKPOINTS and row.hidden))
@@ -125,17 +155,17 @@ def collect_rows(heads: Heads, record: ThreadRecord, paced: throttle.Upkeep | No
     removed = 0
     for part in throttle.slices(gone):
         with paced.write():
-            removed += heads.backend.remove_rows(record.no, part)
-    if removed == len(gone):  # else one was shown again meanwhile
+            removed += reader.backend.remove_rows(record.no, part)
+    if removed == len(gone):  # else another process showed one of them again meanwhile
         went = set(gone)
-        _shorten(heads, record, [row for row in rows[:-1] if row.seq not in went], paced)
+        _shorten(reader, record, [row for row in rows[:-1] if row.seq not in went], paced)
     return removed
 
 
-def _shorten(heads: Heads, record: ThreadRecord, rows: list[Row], paced: throttle.Upkeep) -> None:
-    """Shorten rows that move the head: each has all the ranges of its path, of most of which nothing may be left.
+def _shorten(reader: StoreReader, record: ThreadRecord, rows: list[Row], paced: throttle.Upkeep) -> None:
+    """Rewrite rows that move the head without the ranges of which no checkpoint is left.
 
-    Whoever reads one meanwhile may read either: no row is ever put into a range that has passed.
+    Readers may use the old or the new row: no new row is ever added to an old range.
     """
     left = [row.seq for row in rows if row.op in log.CHECKPOINTS]
     shorter: list[Row] = []
@@ -147,31 +177,41 @@ def _shorten(heads: Heads, record: ThreadRecord, rows: list[Row], paced: throttl
                 shorter.append(log.checked(row._replace(extra=log.pack_extra(b"", fewer, None)), record.uid))
     for part in throttle.slices(shorter):
         with paced.write():
-            heads.backend.rewrite(record.no, part)
+            reader.backend.rewrite(record.no, part)
 
 
-def on_its_own(heads: Heads, record: ThreadRecord, row: Row) -> Row:
-    """Make a checkpoint that was stored as a change of a hidden one a base, so that the hidden one can go."""
+def make_base(reader: StoreReader, record: ThreadRecord, row: Row) -> Row:
+    """Rewrite a delta row as a base row, so that its hidden parent can be removed; return the row as stored then.
+
+    If the state cannot be read, or the row changed meanwhile, return the row unchanged.
+    """
     try:
-        tree = heads.chain(record, row).tree
+        tree = reader.chain(record, row).tree
     except (Corrupt, NotFound):
         return row
-    compress = heads.options.compression
-    # All its nodes become chunks: a writer that knows this state may count on any of them to be one.
+    based, chunks = as_base(reader, record, row, tree)
+    return based if reader.backend.rewrite(record.no, [based], chunks) else row
+
+
+def as_base(reader: StoreReader, record: ThreadRecord, row: Row, tree: Tree) -> tuple[Row, list[tuple[bytes, bytes]]]:
+    """Return a checkpoint's row as a base row, and the chunks that it needs.
+
+    All nodes become chunks, because a writer that knows this state may refer to any of them as a chunk.
+    """
+    compress = reader.options.compression
     stored = payload.base(tree, frozenset(tree.nodes.fresh), compress=compress)
     chunks = [(digest, squeeze(node.kind + node.data, enabled=compress)) for digest, node in stored.chunks.items()]
-    based = log.checked(row._replace(base=row.seq, depth=0, payload=stored.payload), record.uid)
-    return based if heads.backend.rewrite(record.no, [based], chunks) else row
+    return log.checked(row._replace(base=row.seq, depth=0, payload=stored.payload), record.uid), chunks
 
 
 def stood_on(rows: list[Row], kept: Container[int]) -> set[int]:
-    """Return the seqs of the rows that the states of those to be kept are read from, their own included."""
+    """Return the seqs of all rows that the states of the kept checkpoints are read from, their own rows included."""
     by_seq = {row.seq: row for row in rows}
     return {seq for row in rows if row.op in log.CHECKPOINTS and row.seq in kept for seq in _chain(row, by_seq)}
 
 
 def _chain(row: Row, by_seq: dict[int, Row]) -> Iterator[int]:
-    """Give the seqs of the rows that a checkpoint's state is read from."""
+    """Yield the seqs of the rows that a checkpoint's state is read from: its own, then its parents up to the base."""
     while True:
         yield row.seq
         if row.base == row.seq or row.parent not in by_seq:
@@ -179,51 +219,47 @@ def _chain(row: Row, by_seq: dict[int, Row]) -> Iterator[int]:
         row = by_seq[row.parent]
 
 
-def _mark(heads: Heads, record: ThreadRecord, live: set[bytes]) -> int:
-    """Add the digests of all chunks that a thread's rows lead to; return the seq of the newest row."""
-    newest = heads.backend.newest(record.no)
-    low = 1
-    while newest is not None and low <= newest.seq:
-        rows = heads.backend.rows(record.no, [(low, newest.seq)], payload=True, limit=_PAGE)
-        if not rows:
-            break
-        for row in rows:
+def _mark(reader: StoreReader, record: ThreadRecord, live: set[bytes]) -> int:
+    """Add the digests of all chunks that a thread's rows refer to to `live`; return the seq of the newest row."""
+    newest = reader.backend.newest(record.no)
+    last = newest.seq if newest is not None else 0
+    for page in row_pages(reader, record, last):
+        for row in page:
             if row.op in log.CHECKPOINTS:
-                _mark_row(heads, record, row, live)
-        low = rows[-1].seq + 1
-    return newest.seq if newest is not None else 0
+                _mark_row(reader, record, row, live)
+    return last
 
 
-def _mark_newer(heads: Heads, record: ThreadRecord, live: set[bytes], since: int) -> None:
-    """Mark the rows that came after a thread was marked, in one read.
+def _mark_newer(reader: StoreReader, record: ThreadRecord, live: set[bytes], since: int) -> None:
+    """Mark the chunks of rows that were added after `_mark` read the thread, in one read.
 
-    They stand on chunks that they did not touch, of rows that may have gone before they were marked. What is written
-    after this read stands on rows that are marked now.
+    A new row may use chunks of its parent without touching them, and the parent may have been removed before it was
+    marked. Rows that are added after this read have parents that are marked now.
     """
-    for row in heads.backend.rows(record.no, [(since + 1, log.MAX_SEQ)], payload=True):
+    for row in reader.backend.rows(record.no, [(since + 1, log.MAX_SEQ)], payload=True):
         if row.op in log.CHECKPOINTS:
-            _mark_row(heads, record, row, live)
+            _mark_row(reader, record, row, live)
 
 
-def _mark_row(heads: Heads, record: ThreadRecord, row: Row, live: set[bytes]) -> None:
+def _mark_row(reader: StoreReader, record: ThreadRecord, row: Row, live: set[bytes]) -> None:
     try:
-        below = chunks_below(heads.nodes(), row, live)
+        below = chunks_below(reader.nodes(), row, live)
     except Corrupt as error:
-        found_now = heads.backend.rows(record.no, [(row.seq, row.seq)], payload=True)
+        found_now = reader.backend.rows(record.no, [(row.seq, row.seq)], payload=True)
         if not found_now:
-            return  # somebody else collected it meanwhile
+            return  # another process collected the row meanwhile
         (there,) = found_now
-        if there.payload != row.payload:  # somebody else repacked it meanwhile, or made it a base
-            _mark_row(heads, record, there, live)
+        if there.payload != row.payload:  # another process repacked the row meanwhile, or made it a base
+            _mark_row(reader, record, there, live)
             return
-        raise heads.damaged(
+        raise reader.damaged(
             record, row.seq, f"{error}; nothing was collected, because what this one stands on is not known"
         ) from error
-    live.update(below)  # only once all of it was followed: who finds a digest in `live` goes no further
+    live.update(below)  # only after all chunks below were followed: a digest in `live` is not followed again
 
 
 def chunks_below(nodes: Nodes, row: Row, known: Container[bytes]) -> dict[bytes, Node]:
-    """Return the chunks that a checkpoint's row leads to, but for those that are known, and what they lead to."""
+    """Return the chunks below a checkpoint's row by digest, except `known` chunks and those below them."""
     if row.base == row.seq:
         tree, inlined = payload.read_base(row.payload or b"", nodes)
         found = payload.refs_of(tree.rep) + [c for d in inlined for c in nodes.fresh[d].children()]
@@ -238,33 +274,254 @@ def chunks_below(nodes: Nodes, row: Row, known: Container[bytes]) -> dict[bytes,
     return below
 
 
-def _repack(heads: Heads, live: set[bytes], paced: throttle.Upkeep, progress: Callable[[str, int], None] | None) -> int:
-    """Keep once what rows and chunks hold. It comes before the sweep: no row is left beside a chunk that goes."""
+def _repack(
+    reader: StoreReader, live: set[bytes], paced: throttle.Upkeep, progress: Callable[[str, int], None] | None
+) -> int:
+    """Repack the rows of all threads; return how many changed.
+
+    This comes before the sweep, so that no row is stored beside a chunk that the sweep removes.
+    """
     repacked = 0
-    for record in threads(heads):
+    for record in threads(reader):
         before = repacked
 
         def told(count: int, before: int = before) -> None:
             if progress:
                 progress("repack", before + count)
 
-        repacked += repack(heads, record, live, told, paced)
+        repacked += repack(reader, record, live, told, paced)
     return repacked
 
 
 def _sweep(
-    heads: Heads, live: set[bytes], epoch: int, paced: throttle.Upkeep, progress: Callable[[str, int], None] | None
+    reader: StoreReader,
+    live: set[bytes],
+    epoch: int,
+    paced: throttle.Upkeep,
+    progress: Callable[[str, int], None] | None,
 ) -> tuple[int, int]:
     chunks = size = seen = 0
     after = b""
-    while page := heads.backend.chunk_page(after, _PAGE):
+    while page := reader.backend.chunk_page(after, _PAGE):
         after = page[-1][0]
         dead = [digest for digest, stamped in page if stamped < epoch and digest not in live]
         for part in throttle.slices(dead):
             with paced.write():
-                size += heads.backend.remove_chunks(part, epoch)
+                size += reader.backend.remove_chunks(part, epoch)
         chunks += len(dead)
         seen += len(page)
         if progress:
             progress("chunks", seen)
     return chunks, size
+
+
+# -- repacking ------------------------------------------------------------------------------------------
+
+
+class _Waiting(NamedTuple):
+    """A row that waits for a chunk with the same parts; `parts` are hashes, `tried` counts vain attempts."""
+
+    row: Row
+    parts: frozenset[int]
+    tried: int = 0
+
+
+def repack(
+    reader: StoreReader,
+    record: ThreadRecord,
+    live: set[bytes],
+    told: Callable[[int], None],
+    paced: throttle.Upkeep | None = None,
+) -> int:
+    """Compress the rows of a thread beside live chunks; return how many rows changed.
+
+    `live` has the digests of the chunks that states refer to. The chunks that damaged rows are stored beside are added
+    to it. `told` is called with the growing count.
+    """
+    repacker = _Repacker(reader, record, live, told, paced)
+    newest = reader.backend.newest(record.no)
+    for page in row_pages(reader, record, newest.seq if newest is not None else 0):
+        for row in page:
+            if row.op in log.CHECKPOINTS:
+                repacker.take(row)
+    repacker.write()
+    return repacker.changed
+
+
+class _Repacker:
+    """Repacks one thread, from its first row on: rows wait until a base refers to chunks with the same parts."""
+
+    def __init__(
+        self,
+        reader: StoreReader,
+        record: ThreadRecord,
+        live: set[bytes],
+        told: Callable[[int], None],
+        paced: throttle.Upkeep | None = None,
+    ) -> None:
+        self._reader = reader
+        self._record = record
+        self._live = live
+        self._told = told
+        self._paced = paced or throttle.Upkeep(longest=0.0)
+        self._nodes = reader.nodes()
+        self._seen: set[bytes] = set()
+        self._waiting: OrderedDict[int, _Waiting] = OrderedDict()
+        self._waiting_bytes = 0
+        self._places: dict[int, list[int]] = {}
+        """The seqs of the rows that wait for a part, by the hash of the part."""
+        self._done: dict[int, tuple[Row, tuple[bytes, ...]]] = {}
+        self.changed = 0
+
+    def take(self, row: Row) -> None:
+        """Take the next row: store it without dead chunks, show a base's new chunks to waiting rows, let it wait."""
+        stored = row.payload or b""
+        beside: tuple[bytes, ...] = ()
+        try:
+            beside = stands_beside(stored)
+            if not self._live.issuperset(beside):
+                if not log.is_sound(row, self._record.uid):
+                    self._live.update(beside)  # a damaged row is not rewritten, so the chunks beside it must stay
+                    return
+                row = row._replace(payload=self._alone(stored))
+                self._write_later(row, ())
+                beside = ()
+            if row.base == row.seq and self._waiting:
+                for shown in self._new_nodes(row):
+                    self._show(shown)
+            if not beside and len(row.payload or b"") >= PAYLOAD_MIN and self._reader.options.compression:
+                self._wait(row)
+        except Corrupt:  # a reader of the row gets this error, too
+            self._live.update(beside)
+
+    def _alone(self, stored: bytes) -> bytes:
+        return squeeze(payload.plain(stored, self._nodes), enabled=self._reader.options.compression)
+
+    # -- waiting ------------------------------------------------------------------------------------
+
+    def _wait(self, row: Row) -> None:
+        parts = frozenset(hash(part) for part in _parts_of_row(row, self._nodes))
+        if not parts:
+            return
+        self._waiting[row.seq] = _Waiting(row, parts)
+        self._waiting_bytes += len(row.payload or b"")
+        for part in parts:
+            self._places.setdefault(part, []).append(row.seq)
+        while self._waiting_bytes > WAITING_BYTES:
+            self._give_up(next(iter(self._waiting)))
+
+    def _give_up(self, seq: int) -> None:
+        row, parts, _ = self._waiting.pop(seq)
+        self._waiting_bytes -= len(row.payload or b"")
+        for part in parts:
+            self._places[part].remove(seq)
+            if not self._places[part]:
+                del self._places[part]
+
+    # -- chunks -------------------------------------------------------------------------------------
+
+    def _new_nodes(self, row: Row) -> Iterator[dict[bytes, Node]]:
+        """Yield the live leaf and inner chunks below a base that no earlier base refers to, in groups."""
+        nodes = self._reader.nodes()
+        tree, _ = payload.read_base(row.payload or b"", nodes)
+        todo = payload.refs_of(tree.rep)
+        while todo:
+            group = [digest for digest in dict.fromkeys(todo[-_BATCH:]) if digest not in self._seen]
+            del todo[-_BATCH:]
+            found = nodes.load(group)
+            todo += [child for node in found.values() for child in node.children() if child not in self._seen]
+            chunks = found.keys() - nodes.fresh.keys()  # a node inside the row is no chunk, and changes soon
+            self._seen |= chunks
+            yield {d: found[d] for d in group if d in chunks and d in self._live and found[d].kind in (LEAF, INNER)}
+
+    def _show(self, shown: dict[bytes, Node]) -> None:
+        """Try to store waiting rows beside the chunks that have the same parts."""
+        covered: dict[int, dict[bytes, int]] = {}
+        for digest, node in shown.items():
+            for part in _parts(msgpack.split(node.data), inside=node.kind == LEAF):
+                for seq in self._places.get(hash(part), ()):
+                    sizes = covered.setdefault(seq, {})
+                    sizes[digest] = sizes.get(digest, 0) + len(part)
+        packers: dict[tuple[bytes, ...], tuple[Beside, list[bytes]]] = {}
+        for seq, sizes in covered.items():
+            digests = tuple(sorted(sizes, key=lambda digest: -sizes[digest])[:BESIDE_MAX])
+            if digests not in packers:
+                contents = [shown[digest].data for digest in digests]
+                packers[digests] = (Beside(digests, contents), contents)
+            self._put_beside(seq, digests, *packers[digests])
+
+    def _put_beside(self, seq: int, digests: tuple[bytes, ...], packer: Beside, contents: list[bytes]) -> None:
+        row, parts, tried = self._waiting[seq]
+        old = row.payload or b""
+        data = payload.plain(old, self._nodes)
+        stored = packer.squeeze(data)
+        smaller = len(stored) + GAIN_MIN <= len(old)
+        if smaller and unsqueeze_beside(stored, contents, limit=NODE_LIMIT) == data:
+            self._write_later(row._replace(payload=stored), digests)
+        if smaller or tried + 1 >= _TRIES:
+            self._give_up(seq)
+        else:
+            self._waiting[seq] = _Waiting(row, parts, tried + 1)
+
+    # -- writing ------------------------------------------------------------------------------------
+
+    def _write_later(self, row: Row, digests: tuple[bytes, ...]) -> None:
+        if not log.is_sound(row, self._record.uid):
+            return
+        if digests and row.seq in self._done:
+            self.write()  # first write the row detached from its dead chunks: the second version may be dropped
+        self._done[row.seq] = (row, digests)
+        if len(self._done) >= _BATCH:
+            self.write()
+
+    def write(self) -> None:
+        """Write the repacked rows, together with the chunks that they are stored beside."""
+        done, self._done = list(self._done.values()), {}
+        if not done:
+            return
+        there = self._reader.backend.chunks(list({digest for _, digests in done for digest in digests}))
+        stored = {
+            digest: data for digest, data in there.items() if is_chunk_sound(digest, data)
+        }  # a chunk may have been damaged since it was read
+        rows = [row for row, digests in done if all(digest in stored for digest in digests)]
+        needed = sorted({digest for _, digests in done for digest in digests if digest in stored})
+        chunks = [(digest, stored[digest]) for digest in needed]
+        with self._paced.write():
+            self.changed += self._reader.backend.rewrite(self._record.no, rows, chunks)
+        self._told(self.changed)
+
+
+# -- the parts that rows and chunks share -----------------------------------------------------------
+
+
+def _parts_of_row(row: Row, nodes: Nodes) -> Iterator[bytes]:
+    """Yield the encoded values of a row that a chunk may contain, too."""
+    if row.base != row.seq:
+        for op in payload.read_delta(row.payload or b"", nodes):
+            if op[0] == SET:
+                yield from _parts([op[2]])
+            elif op[0] == SPLICE:
+                yield from _parts(value for entry in op[4] for value in msgpack.values_in(entry))
+        return
+    own = nodes.forked()
+    _, inlined = payload.read_base(row.payload or b"", own)
+    for digest in inlined:
+        node = own.fresh[digest]
+        if node.kind == SPINE:
+            _, _, levels, tail = read_levels(node.data)
+            yield from _parts((chunk.data for level in levels for chunk in level), inside=False)
+            yield from _parts(msgpack.split(tail))
+
+
+def _parts(values: Iterable[bytes], *, inside: bool = True) -> Iterator[bytes]:
+    """Yield the values of at least `PART_MIN` bytes, and with `inside` also their entries.
+
+    A message that was changed still shares its text.
+    """
+    for value in values:
+        if len(value) < PART_MIN:
+            continue
+        yield value
+        opened = msgpack.take_apart(value) if inside else None
+        if opened is not None:
+            yield from (entry for entry in opened[2] if len(entry) >= PART_MIN)

@@ -1,68 +1,71 @@
-"""Whether checkpoints can be read: their rows, the states that those lead to, and the values that can be made of these.
+"""Check whether a checkpoint can be read: its row, its state, and the values of that state.
 
-Hashes say that nothing has changed since it was written, not that a writer has written it: so what is read is also made
-values of, piece by piece, without the classes that a caller may have named.
+A correct hash shows that bytes did not change, not that a writer of backtrail wrote them. So every value is also
+decoded, without the classes that a caller may have registered.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from backtrail.engine import log, payload, pins
-from backtrail.engine.tree import unpacker
+from backtrail.engine import log, manifests, payload
+from backtrail.engine.tree import decode as unpacker
 from backtrail.engine.tree.nodes import LEAF, SPINE, check_chunk, read_levels, require_size
 from backtrail.errors import Corrupt, Invalid, NotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Container, Iterable, Iterator
 
     from backtrail.backends.port import Row, ThreadRecord
-    from backtrail.engine.reader import Heads
+    from backtrail.engine.reader import LogReader
     from backtrail.engine.tree.nodes import Node
     from backtrail.engine.tree.tree import Op, Tree
 
 
 class Reading:
-    """Reads the checkpoints of a thread one after the other: the next one is mostly a change of the last."""
+    """Reads the checkpoints of a thread in order, and applies a delta to the tree of the checkpoint before it."""
 
-    def __init__(self, heads: Heads, record: ThreadRecord, weights: dict[bytes, int] | None = None) -> None:
-        self._heads = heads
+    def __init__(self, reader: LogReader, record: ThreadRecord, weights: dict[bytes, int] | None = None) -> None:
+        self._reader = reader
         self._weights = weights
-        """How many bytes are read for a node and all below it, if that is to be held against what rows say."""
+        """The bytes of a node and all nodes below it, by digest; None if sizes are not compared with `Row.size`."""
         self._record = record
         self._last: tuple[int, Tree] | None = None
-        self.pinned = pins.pinned(heads, record)
-        """The rows that are held when it begins, though they may be hidden."""
+        self.pinned = manifests.pinned_seqs(reader, record)
+        """The seqs of the rows that were pinned at the start: they must be readable even if they are hidden."""
         self._unpack = _unpacker()
         self.read = self.size = 0
-        """The seq of the row whose state was read last, and the size of that."""
+        """The seq and the size in bytes of the last state that was read."""
         self._ops: list[Op] | None = None
-        """Those of the row that is being read, if they were read already."""
+        """The delta of the current row, if `_tree` has decoded it; else None."""
 
     def reason(self, row: Row, good: set[bytes]) -> str | None:
-        """Return why a checkpoint cannot be read, None if it can; add the chunks below it to the good ones.
+        """Return why a checkpoint cannot be read, or None; add the digests of the chunks below it to `good`.
 
-        What cannot is looked at twice, the second time with nothing that was read before: a repair goes by it.
+        Before it returns a reason, it reads the checkpoint again without caches: a repair relies on the answer.
         """
         first = self._reason(row, good)
-        return None if first is None else Reading(self._heads.anew(), self._record, self._weights)._reason(row, good)  # noqa: SLF001
+        if first is None:
+            return None
+        again = Reading(self._reader.uncached(), self._record, self._weights)
+        return again._reason(row, good)
 
     def _reason(self, row: Row, good: set[bytes]) -> str | None:
         if not log.is_sound(row, self._record.uid):
             return "its row is damaged"
-        held = row.hidden and row.seq in self.pinned  # it was deleted, and may be brought back
+        held = row.hidden and row.seq in self.pinned  # it was deleted, and an agent's restore may show it again
         if (row.hidden and not held) or row.op not in log.CHECKPOINTS:
             return None
         try:
             tree = self._tree(row)
             self._require_values(row, tree)
-            below = read_below(self._heads, tree, good, self._weights)
+            below = read_below(self._reader, tree, good, self._weights)
             if self._weights is not None:
                 require_size(len(tree.rep) + sum(map(self._weights.__getitem__, payload.refs_of(tree.rep))), row.size)
         except NotFound as error:
             return str(error) if held else None
         except Corrupt as error:
-            return str(error) if held or _still_shown(self._heads, self._record, row) else None
+            return str(error) if held or _still_shown(self._reader, self._record, row) else None
         self._last = row.seq, tree
         self.read, self.size = row.seq, tree.size
         good |= below
@@ -72,52 +75,54 @@ class Reading:
         self._ops = None
         if self._last is not None and row.parent == self._last[0] and row.base != row.seq:
             try:
-                self._ops = payload.read_delta(row.payload or b"", self._heads.nodes())
+                self._ops = payload.read_delta(row.payload or b"", self._reader.nodes())
                 tree = self._last[1].apply(self._ops)
             except Corrupt:
-                pass  # perhaps it was rewritten meanwhile
+                pass  # another process may have rewritten the row meanwhile
             else:
                 if tree.root == row.root:
                     return tree
         self._ops = None
-        return self._heads.chain(self._record, row).tree
+        return self._reader.chain(self._record, row).tree
 
     def _require_values(self, row: Row, tree: Tree) -> None:
-        """Raise `Corrupt` unless what a row brings can be made values of: its hashes may be right all the same."""
+        """Raise `Corrupt` unless the values in a row's payload can be decoded: correct hashes do not ensure that."""
         _require_value(self._unpack, tree.rep)
         if row.base == row.seq:
             for node in tree.nodes.fresh.values():
                 _require_parts(self._unpack, node)
         else:
-            for op in self._ops or payload.read_delta(row.payload or b"", self._heads.nodes()):
+            for op in self._ops or payload.read_delta(row.payload or b"", self._reader.nodes()):
                 for rep in payload.reps_of(op):
                     _require_value(self._unpack, rep)
 
 
 def _unpacker() -> unpacker.Unpacker:
-    return unpacker.Unpacker(pins.PLAIN, lambda _: None)  # what is in other nodes is looked at there
+    return unpacker.Unpacker(manifests.PLAIN, lambda _: None)  # `read_below` checks the nodes that a value refers to
 
 
 def _require_value(unpack: unpacker.Unpacker, data: bytes) -> Any:
     unpacker.require_height(data)
     try:
         return unpack(data)
-    except Invalid:  # a time zone that is not known here, or what can only be hashed with its class: no damage
+    except Invalid:  # an unknown time zone, or a value that is hashable only as its class: no damage
         return []
 
 
 def _require_parts(unpack: unpacker.Unpacker, node: Node) -> None:
-    """Raise `Corrupt` unless what stands in a node can be made values of."""
+    """Raise `Corrupt` unless the content of a node can be decoded."""
     if node.kind in (LEAF, SPINE):
         data = node.data if node.kind == LEAF else read_levels(node.data)[-1]
         if type(_require_value(unpack, data)) is not list:
             raise Corrupt("a node does not hold the parts of a container", code="corrupt.chunk")
 
 
-def read_below(heads: Heads, tree: Tree, good: Container[bytes], weights: dict[bytes, int] | None = None) -> set[bytes]:
-    """Read and check all chunks that a tree leads to, but for those below good ones; return their digests.
+def read_below(
+    reader: LogReader, tree: Tree, good: Container[bytes], weights: dict[bytes, int] | None = None
+) -> set[bytes]:
+    """Read and check all chunks below a tree, except chunks in `good` and those below them; return their digests.
 
-    Add to `weights` how many bytes are read for each node and all below it, each as often as it is referred to.
+    Add to `weights` the bytes of each node and all nodes below it; a node counts once per reference.
     """
     unpack = _unpacker()
     todo = payload.refs_of(tree.rep)
@@ -125,7 +130,7 @@ def read_below(heads: Heads, tree: Tree, good: Container[bytes], weights: dict[b
     read: dict[bytes, Node] = {}
     while todo:
         stored = [d for d in todo if d not in tree.nodes.fresh]
-        chunks = heads.backend.chunks(stored)
+        chunks = reader.backend.chunks(stored)
         nodes = {d: tree.nodes.fresh.get(d) or check_chunk(d, chunks.get(d)) for d in todo}
         for digest in stored:
             _require_parts(unpack, nodes[digest])
@@ -138,8 +143,35 @@ def read_below(heads: Heads, tree: Tree, good: Container[bytes], weights: dict[b
     return below
 
 
+def read_below_all(reader: LogReader, trees: Iterable[Tree], good: set[bytes]) -> set[bytes]:
+    """Read and check all chunks below several trees, like `read_below`, with one backend call per level."""
+    unpack = _unpacker()
+    todo = {digest for tree in trees for digest in _chunks_of(tree)} - good
+    below: set[bytes] = set()
+    while todo:
+        chunks = reader.backend.chunks(list(todo))
+        nodes = [check_chunk(digest, chunks.get(digest)) for digest in todo]
+        for node in nodes:
+            _require_parts(unpack, node)
+        below |= todo
+        todo = {child for node in nodes for child in node.children()} - good - below
+    return below
+
+
+def _chunks_of(tree: Tree) -> Iterator[bytes]:
+    """Yield the digests of the chunks that a tree refers to, also through nodes that its rows contain."""
+    todo = payload.refs_of(tree.rep)
+    while todo:
+        digest = todo.pop()
+        node = tree.nodes.fresh.get(digest)
+        if node is None:
+            yield digest
+        else:
+            todo += node.children()
+
+
 def _weigh(nodes: dict[bytes, Node], weights: dict[bytes, int]) -> None:
-    """Add the weights of nodes: what is below them is among them, or was weighed before."""
+    """Add the weights of nodes; each child is in `nodes` or already in `weights`."""
     todo = list(nodes)
     while todo:
         digest = todo[-1]
@@ -152,7 +184,16 @@ def _weigh(nodes: dict[bytes, Node], weights: dict[bytes, int]) -> None:
         todo.pop()
 
 
-def _still_shown(heads: Heads, record: ThreadRecord, row: Row) -> bool:
-    """Tell whether a row is still what it was when it was read."""
-    there = heads.row(record, row.seq)
+def is_chunk_sound(digest: bytes, stored: bytes) -> bool:
+    """Tell whether the stored bytes of a chunk match its digest."""
+    try:
+        check_chunk(digest, stored)
+    except Corrupt:
+        return False
+    return True
+
+
+def _still_shown(reader: LogReader, record: ThreadRecord, row: Row) -> bool:
+    """Tell whether a row is still visible and has the same base; if not, another process changed it meanwhile."""
+    there = reader.row(record, row.seq)
     return there is not None and not there.hidden and there.base == row.base

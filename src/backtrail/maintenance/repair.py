@@ -1,15 +1,17 @@
-"""Repairing: what cannot be read is given up, and the rest is made to stand without it.
+"""Repair: write off rows and chunks that cannot be read, and make the rest work without them.
 
-Of a thread: rows that are not as they were written go; those of them that say what is in view are made anew from the
-checkpoints behind them; checkpoints that cannot be read are hidden; and if the head is one of them, a row is appended
-that makes the checkpoint the head which was that last, and can be read. A run whose checkpoints these are stays where
-its journal says. Of an agent: its checkpoints let go of what is lost. Damaged chunks are removed, so that whoever saves
-the same content puts them again.
+The backend repairs its storage first, because a broken table or index may only hide rows. Then everything is read, and
+only the data that still cannot be read is written off:
 
-What is sound is not written to. What was found may be long ago, and others may have put again what was missing: each
-thread, and each chunk, is looked at again just before something is done about it, and only what is still wrong is given
-up. Each step is one write, made on the condition that nobody else wrote meanwhile, and a repair that was interrupted is
-gone on with by another one.
+- Threads: rows with a wrong checksum are removed, and checkpoints that cannot be read are hidden. If the head is among
+  them, a new row makes the newest readable head the head again. A run stays at the point that its journal names.
+- Agents: checkpoints drop their pointers to lost rows.
+- Chunks: damaged chunks are removed, so that the next save of the same content stores them again.
+- Search index: it is rebuilt if it is wrong.
+
+Sound rows are not written to. Another process may store a missing chunk again, so the repair reads each thread and each
+chunk again just before it changes it. Each step is one write that fails if another process wrote meanwhile. An
+interrupted repair continues when it is called again.
 """
 
 from __future__ import annotations
@@ -19,360 +21,380 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from backtrail.backends.port import Batch, NewThread, Stale, Vanished
-from backtrail.engine import journal, log, payload, pins, rows
-from backtrail.engine.compression import squeeze
-from backtrail.engine.reader import Standing
+from backtrail.engine import journal, log, manifests, rows
+from backtrail.engine.reader import Tip
 from backtrail.engine.search import indexer
 from backtrail.engine.tree import edits
-from backtrail.engine.tree.codec import Encoder
-from backtrail.engine.writer import Expect, Key, Proposal, Writes
+from backtrail.engine.tree.encode import Encoder
+from backtrail.engine.writer import Expect, Key, LogWriter, Proposal
 from backtrail.errors import Conflict, Corrupt, NotFound, Unavailable
-from backtrail.maintenance import agent_pointers, gc, journal_remnants, verify
+from backtrail.maintenance import agent_pointers, gc, journal_remnants
+from backtrail.maintenance.verify import Findings, damaged_chunks, examine, report, scan_thread
+from backtrail.validation import check_progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from backtrail.backends.port import Row, ThreadRecord
-    from backtrail.engine.pins import Manifest, Note
-    from backtrail.engine.reader import Heads
-    from backtrail.engine.tree.tree import Tree
-    from backtrail.maintenance.agent_pointers import Held
-    from backtrail.maintenance.verify import Ailing, Findings
+    from backtrail.engine.manifests import Manifest, ManifestInfo
+    from backtrail.engine.reader import StoreReader
+    from backtrail.maintenance.agent_pointers import AgentDamage
+    from backtrail.maintenance.verify import ThreadDamage
+    from backtrail.models import VerifyReport
+    from backtrail.transaction import Engine
 
     Progress = Callable[[str, int], None] | None
 
 _TRIES: Final = 20
 _PAGE: Final = 500
-_AUTOMATIC: Final = log.AUTOMATIC
-_RECORDED_ANEW: Final = "agent {!r}: how its threads stand is recorded anew, and restores of it can no longer be undone"
+_MENDED: Final = (
+    "files, tables and indexes are mended, and what belongs to nothing is removed for good; "
+    "if that cannot be done in place, nothing is changed"
+)
+_NEW_RECORD: Final = "agent {!r}: the record of its threads is rebuilt, and its restores can no longer be undone"
+
+
+def verify(engine: Engine, *, repair: bool, progress: Progress) -> VerifyReport:
+    """Read and check the whole store, and repair it if `repair` is True; return the report."""
+    check_progress(progress)
+    reader = engine.outside()
+    if repair and reader.backend.read_only:
+        raise Unavailable(
+            "this store was opened read-only: open it for writing to repair it", code="unavailable.read_only"
+        )
+    faults = list(reader.backend.check(progress))
+    if repair and faults:
+        _mend(engine)
+    findings = _examined(reader, progress)
+    faults += findings.faults
+    if repair and findings.faults:  # threads that are not found or not listed may be whole after this
+        _mend(engine)
+        findings = _examined(reader, progress)
+    repairs = (*([_MENDED] if faults else []), *steps(findings, reindex=bool(faults)))
+    if repair:
+        write_off(reader, findings, progress, reindex=bool(faults))
+    return report(findings, faults, repairs, repaired=repair and bool(repairs))
+
+
+def _mend(engine: Engine) -> None:
+    """Let the backend repair its storage, and drop the caches of the engine."""
+    if engine.opened:
+        raise Unavailable(
+            "transactions are open in this store: end them before it is repaired", code="unavailable.transaction"
+        )
+    try:
+        engine.outside().backend.repair()
+    finally:
+        engine.forget()
+
+
+def _examined(reader: StoreReader, progress: Progress) -> Findings:
+    """Return the findings; if the storage cannot be read at all, its error is the only fault."""
+    try:
+        return examine(reader, progress)
+    except Corrupt as error:
+        if error.code != "corrupt.store":
+            raise
+        return Findings(faults=[str(error)])
+
+
+# -- the steps of a repair, for the report ---------------------------------------------------------------
 
 
 def steps(findings: Findings, *, reindex: bool = False) -> Iterator[str]:
-    """Say what a repair of this does, or would do; `reindex` if the index is to be made anew whatever is found."""
+    """Yield a sentence for each step of a repair; `reindex` if the index is rebuilt even without wrong lists."""
     if findings.chunks:
-        one = len(findings.chunks) == 1
-        what = "1 damaged chunk is" if one else f"{len(findings.chunks)} damaged chunks are"
-        yield f"{what} removed: whoever saves what {'it' if one else 'they'} held puts {'it' if one else 'them'} again"
-    for ailing in findings.ailing:
-        yield from _steps_of(ailing)
+        count = len(findings.chunks)
+        what = "1 damaged chunk is" if count == 1 else f"{count} damaged chunks are"
+        yield f"{what} removed: the next save of the same content stores {'it' if count == 1 else 'them'} again"
+    for damage in findings.damaged:
+        yield from _thread_steps(damage)
     for held in findings.held:
-        yield from _steps_for(held)
+        yield from _agent_steps(held)
     if findings.misindexed or reindex:
-        yield "the index of search is made anew"
+        yield "the search index is rebuilt"
 
 
-def _steps_of(ailing: Ailing) -> Iterator[str]:
-    record = ailing.record
+def _thread_steps(damage: ThreadDamage) -> Iterator[str]:
+    record = damage.record
     what = f"{record.space} {record.name!r}"
-    if ailing.lost:
-        lost = "1 checkpoint or move is" if len(ailing.lost) == 1 else f"{len(ailing.lost)} checkpoints or moves are"
-        stay = "1 checkpoint stays" if ailing.loads == 1 else f"{ailing.loads} checkpoints stay"
+    if damage.lost:
+        lost = "1 checkpoint or move is" if len(damage.lost) == 1 else f"{len(damage.lost)} checkpoints or moves are"
+        stay = "1 checkpoint stays" if damage.loads == 1 else f"{damage.loads} checkpoints stay"
         yield f"{what}: {lost} given up, {stay}"
-    for view in ailing.views:
-        yield f"{what}: row {view}, which says what is in view, is made anew"
-    for seq in ailing.cut:
-        yield f"{what}: its history begins at {log.checkpoint_id(record.uid, seq)}: what was before it is not known"
-    if ailing.born is not None:
-        yield f"{what}: it counts as made when the first row was written that is left of it"
-    if ailing.head_hidden:
-        yield f"{what}: its head, {log.checkpoint_id(record.uid, ailing.head)}, is shown again"
-    if ailing.head_lost:
-        head = log.checkpoint_id(record.uid, ailing.head) if ailing.head else None
+    if damage.views:
+        yield f"{what}: a move of its head is lost: checkpoints before it may leave its history, and load by their ids"
+    if damage.created_at is not None:
+        yield f"{what}: its time of creation becomes that of its first row"
+    if damage.head_hidden:
+        yield f"{what}: its head, {log.checkpoint_id(record.uid, damage.head)}, is shown again"
+    if damage.head_lost:
+        head = log.checkpoint_id(record.uid, damage.head) if damage.head else None
         yield f"{what}: {f'its head is {head} again' if head else 'it has no head any more'}"
         if record.space == journal.SPACE:
-            since = "then" if ailing.head else "its newest checkpoint, from which it goes on,"
+            since = "then" if damage.head else "its newest checkpoint, from which it goes on,"
             yield f"run {record.name!r}: calls made since {since} may be made again: look at it before it goes on"
-        if record.space == pins.SPACE:
-            yield _RECORDED_ANEW.format(record.name)
+        if record.space == manifests.SPACE:
+            yield _NEW_RECORD.format(record.name)
 
 
-def _steps_for(held: Held) -> Iterator[str]:
+def _agent_steps(held: AgentDamage) -> Iterator[str]:
     agent = f"agent {held.record.name!r}"
     for seq, lost in held.lost.items():
         if seq in held.checkpoints:
-            name = log.checkpoint_id(held.record.uid, seq)
-            if (pins.AGENT, held.record.name) in lost:
-                yield f"{agent}: its checkpoint {name} is given up, since the state of the agent in it is lost"
+            checkpoint_id = log.checkpoint_id(held.record.uid, seq)
+            if (manifests.AGENT, held.record.name) in lost:
+                yield f"{agent}: its checkpoint {checkpoint_id} is given up, since the state of the agent in it is lost"
             else:
-                told = ", ".join(sorted(repr(conversation) for _, conversation in lost))
-                yield f"{agent}: its checkpoint {name} no longer holds {told}"
+                names = ", ".join(sorted(repr(conversation) for _, conversation in lost))
+                yield f"{agent}: its checkpoint {checkpoint_id} no longer holds {names}"
     if held.stale:
-        yield _RECORDED_ANEW.format(held.record.name)
+        yield _NEW_RECORD.format(held.record.name)
     if held.unpinned or held.untouched:
-        pinned, touched = len(held.unpinned), len(held.untouched)
-        yield f"{agent}: {pinned} pins are put again, {touched} threads are known to have changed"
+        yield f"{agent}: {len(held.unpinned)} pins are restored, {len(held.untouched)} threads are marked as changed"
 
 
-def repair(heads: Heads, findings: Findings, progress: Progress = None, *, reindex: bool = False) -> None:
-    """Give up what is still lost, and make the rest stand; `reindex` as for `steps`.
+# -- the repair ------------------------------------------------------------------------------------------
 
-    Of a thread, more may be lost by now than was found: that is named in the findings then, as all that is given up.
+
+def write_off(reader: StoreReader, findings: Findings, progress: Progress = None, *, reindex: bool = False) -> None:
+    """Repair the threads, agents, chunks and index that are still damaged; `reindex` as for `steps`.
+
+    Rows that were lost after the examination are added to the findings.
     """
-    heads = heads.anew()
+    reader = reader.uncached()
     count = itertools.count(1)
 
-    def told() -> None:
+    def report_step() -> None:
         done = next(count)
         if progress:
             progress("repairs", done)
 
     if findings.chunks:
-        _remove(heads, findings.chunks)
-        told()
-    given_up: list[Ailing] = []
+        _remove_chunks(reader, findings.chunks)
+        report_step()
+    repaired: list[ThreadDamage] = []
     more = False
-    for found in findings.ailing:
-        ailing = _Thread(heads, found.record).repair()
-        if ailing is not None:
-            more = more or not ailing.lost.keys() <= found.lost.keys()
-            found.lost = ailing.lost | found.lost
-            given_up.append(ailing)
-        told()
-    lost = {(each.record.space, each.record.name): each.lost for each in given_up}
-    behind = {each.record.no for each in given_up if each.head_lost}
-    held = agent_pointers.check(heads, lost) if more else findings.held
-    ailing_or_held = [each.record for each in given_up] + [each.record for each in held]
-    for record in {record.no: record for record in ailing_or_held}.values():
-        if record.space == pins.SPACE:
-            _Agent(heads, record, lost).repair(stand_anew=record.no in behind)
-            told()
-    _let_go(heads, given_up)
+    for before in findings.damaged:
+        damage = _ThreadRepair(reader, before.record).run()
+        if damage is not None:
+            more = more or not damage.lost.keys() <= before.lost.keys()
+            before.lost = damage.lost | before.lost
+            repaired.append(damage)
+        report_step()
+    lost = {(each.record.space, each.record.name): each.lost for each in repaired}
+    behind = {each.record.no for each in repaired if each.head_lost}
+    held = agent_pointers.check(reader, lost) if more else findings.held
+    records = [each.record for each in repaired] + [each.record for each in held]
+    for record in {record.no: record for record in records}.values():
+        if record.space == manifests.SPACE:
+            _AgentRepair(reader, record, lost).run(rebuild=record.no in behind)
+            report_step()
+    _unpin(reader, repaired)
     if findings.misindexed or reindex:
-        heads.backend.forget_index()
-        indexer.catch_up(heads, progress=progress)
+        reader.backend.clear_index()
+        indexer.catch_up(reader, progress=progress)
 
 
-def _remove(heads: Heads, found: Sequence[bytes]) -> None:
-    """Remove those of these chunks that are still damaged, until each is gone or sound.
+def _remove_chunks(reader: StoreReader, digests: Sequence[bytes]) -> None:
+    """Remove the chunks that are still damaged; repeat until each chunk is gone or sound.
 
-    A new epoch is begun before they are looked at, and what was put or touched in it stays: so a chunk that was removed
-    and put again since the look is not taken. One that is still damaged and was touched since, by a writer who relies
-    on it, is met by the next look, under the next epoch. What that writer saved then misses a chunk, where it had a
-    damaged one: who reads it, and the next `verify`, is told, and it is whole again once somebody saves the same.
-    Whoever comes to commit after the removal finds the chunk missing, and puts it.
+    Each round begins a new epoch before it reads the chunks, and chunks that are put or touched in that epoch stay. So
+    a chunk that another process removed and put again is not removed. A damaged chunk that a writer touches meanwhile
+    is removed in the next round. The checkpoint of that writer then misses a chunk instead of having a damaged one: a
+    read and the next `verify` name it, and saving the same content completes it. A writer that commits after the
+    removal gets `MissingChunks`, and puts the chunk.
     """
-    for start in range(0, len(found), _PAGE):
-        page = found[start : start + _PAGE]
+    for start in range(0, len(digests), _PAGE):
+        page = digests[start : start + _PAGE]
         for _ in range(_TRIES):
-            epoch = heads.backend.next_epoch()
-            page = verify.damaged_chunks(heads, page)
+            epoch = reader.backend.next_epoch()
+            page = damaged_chunks(reader, page)
             if not page:
                 break
-            heads.backend.remove_chunks(page, epoch)
+            reader.backend.remove_chunks(page, epoch)
         else:
             raise Unavailable("damaged chunks are relied on without pause", code="unavailable.contended")
 
 
-def _let_go(heads: Heads, ailing: list[Ailing]) -> None:
-    """Take the pins off what is lost: no checkpoint points there any more. Then a collection may take it."""
-    for each in ailing:
-        tags = heads.backend.tags(each.record.no, each.lost)
-        untag = tuple((each.record.no, seq, pin) for seq, words in tags.items() for pin in pins.pins_in(words))
-        if untag:
-            heads.backend.commit(Batch(untag=untag))
+def _unpin(reader: StoreReader, repaired: list[ThreadDamage]) -> None:
+    """Remove the pins of lost rows, so that a collection can remove the rows: no checkpoint points at them now."""
+    for each in repaired:
+        pins = reader.backend.pins(each.record.no, each.lost)
+        unpin = tuple((each.record.no, seq, holder) for seq, holders in pins.items() for holder in holders)
+        if unpin:
+            reader.backend.commit(Batch(unpin=unpin))
 
 
-class _Thread:
+class _ThreadRepair:
     """Repairs one thread."""
 
-    def __init__(self, heads: Heads, record: ThreadRecord) -> None:
-        self._heads = heads
+    def __init__(self, reader: StoreReader, record: ThreadRecord) -> None:
+        self._reader = reader
         self._record = record
 
-    def repair(self) -> Ailing | None:
-        """Look at it, and do what is to be done, which is returned; if somebody writes meanwhile, once more."""
+    def run(self) -> ThreadDamage | None:
+        """Scan the thread and repair it; return the damage that was repaired, None if there was none any more."""
         for _ in range(_TRIES):
-            self._heads = self._heads.anew()
-            ailing, _ = verify.look_at(self._heads, self._record, set())
-            if ailing is None:
+            self._reader = self._reader.uncached()
+            damage, _ = scan_thread(self._reader, self._record, set())
+            if damage is None:
                 return None
             try:
-                self._once(ailing)
+                self._repair(damage)
             except (Stale, Vanished):
-                continue
-            if self._record.space == journal.SPACE and ailing.head_lost:
-                with suppress(Conflict):  # somebody has taken the run meanwhile
-                    journal_remnants.let_go(self._heads, self._record)
-            return ailing
+                continue  # another process wrote meanwhile
+            if self._record.space == journal.SPACE and damage.head_lost:
+                with suppress(Conflict):  # a worker has taken the run meanwhile
+                    journal_remnants.let_go(self._reader, self._record)
+            return damage
         raise Unavailable(f"thread {self._record.name!r} is written to without pause", code="unavailable.contended")
 
-    def _once(self, ailing: Ailing) -> None:
+    def _repair(self, damage: ThreadDamage) -> None:
         no = self._record.no
-        gone = sorted(ailing.unsound - ailing.views.keys())
-        if gone:  # first: they are out of view for whoever stands behind a row that is made anew
-            self._free(set(gone))
-        for view, first in sorted(ailing.views.items()):  # what is in view at one may be told by the one before
-            self._heads.backend.rewrite(no, [self._view(view, first)])
-        firsts = [self._first(seq) for seq, view in ailing.cut.items() if view not in ailing.views]
-        if firsts:
-            self._heads.backend.rewrite(no, firsts)
-        hide = [seq for seq in ailing.lost if seq not in ailing.views]
-        move = self._move(ailing) if ailing.head_lost else None
+        if damage.unsound:
+            self._make_bases(damage.unsound)
+        move = self._move(damage) if damage.head_lost else None
+        renewed = None if damage.created_at is None else self._record._replace(created_at=damage.created_at)
         batch = Batch(
-            newest=((no, ailing.newest.seq),),
+            newest=((no, damage.newest.seq),),
             rows=() if move is None else ((no, move),),
-            gaps=bool(ailing.last),
-            renew=() if ailing.born is None else (_again(self._record._replace(created_at=ailing.born)),),
-            visible=((no, ailing.head),) if move is not None and ailing.head and not ailing.head_hidden else (),
-            show=((no, ailing.head),) if ailing.head_hidden else (),
-            hide=tuple((no, seq) for seq in hide),
+            gaps=bool(damage.last),
+            renew=() if renewed is None else (_again(renewed),),
+            visible=((no, damage.head),) if move is not None and damage.head and not damage.head_hidden else (),
+            show=((no, damage.head),) if damage.head_hidden else (),
+            hide=tuple((no, seq) for seq in damage.lost),
         )
-        self._heads.backend.commit(batch)
-        if gone:
-            self._heads.backend.remove_rows(no, gone)
+        self._reader.backend.commit(batch)
+        if damage.unsound:
+            self._reader.backend.remove_rows(no, sorted(damage.unsound))
 
-    def _free(self, gone: set[int]) -> None:
-        """Let checkpoints stand on their own that were stored as changes of rows that go, and can be read even so."""
-        for row in self._heads.backend.rows(self._record.no, [(min(gone), log.MAX_SEQ)]):
-            if row.op in log.CHECKPOINTS and row.parent in gone and row.base != row.seq and row.seq not in gone:
-                gc.on_its_own(self._heads, self._record, row)
+    def _make_bases(self, unsound: set[int]) -> None:
+        """Rewrite readable delta rows as base rows if their parent is unsound and will be removed."""
+        for row in self._reader.backend.rows(self._record.no, [(min(unsound), log.MAX_SEQ)]):
+            if row.op in log.CHECKPOINTS and row.parent in unsound and row.base != row.seq and row.seq not in unsound:
+                gc.make_base(self._reader, self._record, row)
 
-    def _move(self, ailing: Ailing) -> Row:
-        """Make the row that moves the head to where it can be read; to nowhere, if there is no such place.
+    def _move(self, damage: ThreadDamage) -> Row:
+        """Return the row that moves the head to `damage.head`; if that is 0, the thread has no head afterwards.
 
-        As when a head is deleted: a rewind would be somebody who wants the run of these checkpoints to go back.
+        The row is a DROP, as for a deleted head: a REWIND would make the run of this thread go back.
         """
-        head = self._heads.sound_row(self._record, ailing.head) if ailing.head else None
-        if ailing.head and head is None:
+        head = self._reader.sound_row(self._record, damage.head) if damage.head else None
+        if damage.head and head is None:
             raise Stale
-        ranges = self._heads.path(self._record, head) if head else ()
-        last = max(ailing.last, ailing.newest.seq)  # no seq is given twice
-        standing = Standing(self._record, ailing.newest._replace(seq=last), head)
-        undo = ailing.newest.seq if head else 0
-        made = rows.move(standing, log.DROP, head, ranges, undo=undo, redo=0, at=self._heads.clock())
-        return log.checked(made, self._record.uid)
-
-    def _view(self, seq: int, first: int) -> Row:
-        """Make a row anew that says what is in view: what the first checkpoint behind it was made on."""
-        there, behind = self._heads.row(self._record, seq), self._heads.sound_row(self._record, first)
-        if there is None or behind is None:
-            raise Stale
-        parent = self._heads.row(self._record, behind.parent) if behind.parent else None
-        known = parent is not None and parent.seq < seq and log.is_sound(parent, self._record.uid)
-        head = parent if known else None
-        ranges = self._heads.path(self._record, head) if head else ()
-        before = Standing(self._record, there._replace(seq=seq - 1), head)
-        op = log.REWIND if head else log.LEAVE
-        made = rows.move(before, op, head, ranges, undo=seq - 1 if head else 0, redo=0, at=behind.created_at)
-        return log.checked(made._replace(op_id=there.op_id), self._record.uid)
-
-    def _first(self, seq: int) -> Row:
-        """Make a checkpoint the first one that is known of."""
-        row = self._heads.sound_row(self._record, seq)
-        if row is None:
-            raise Stale
-        return log.checked(row._replace(parent=0), self._record.uid)
+        ranges = self._reader.path(self._record, head) if head else ()
+        last = max(damage.last, damage.newest.seq)  # no seq is used twice
+        tip = Tip(self._record, damage.newest._replace(seq=last), head)
+        undo = damage.newest.seq if head else 0
+        row = rows.move(tip, log.DROP, head, ranges, undo=undo, redo=0, at=self._reader.clock())
+        return log.checked(row, self._record.uid)
 
 
-class _Agent:
-    """Repairs the checkpoints of an agent."""
+class _AgentRepair:
+    """Repairs the checkpoints of one agent."""
 
-    def __init__(self, heads: Heads, record: ThreadRecord, lost: dict[tuple[str, str], dict[int, str]]) -> None:
-        self._heads = heads
-        self._backend = heads.backend
+    def __init__(self, reader: StoreReader, record: ThreadRecord, lost: dict[tuple[str, str], dict[int, str]]) -> None:
+        self._reader = reader
+        self._backend = reader.backend
         self._record = record
         self._lost = lost
 
-    def repair(self, *, stand_anew: bool) -> None:
-        """Do it; `stand_anew` if its newest manifest was lost."""
+    def run(self, *, rebuild: bool) -> None:
+        """Repair the checkpoints until no damage is left; `rebuild` if the newest manifest was lost."""
         for _ in range(_TRIES):
-            held = agent_pointers.look_at(self._heads, self._record, self._lost)
-            if held is None and not stand_anew:
+            held = agent_pointers.look_at(self._reader, self._record, self._lost)
+            if held is None and not rebuild:
                 return
             try:
                 if held is not None:
-                    self._hold(held)
-                if stand_anew or (held is not None and held.stale):
-                    self._stand(held)
+                    self._restore_pins(held)
+                if rebuild or (held is not None and held.stale):
+                    self._rebuild_manifest(held)
                 if held is not None:
-                    self._let_go(held)
+                    self._write_off(held)
             except (Stale, Vanished, Conflict):
                 continue
-            stand_anew = False
+            rebuild = False
         raise Unavailable(f"agent {self._record.name!r} is written to without pause", code="unavailable.contended")
 
-    def _hold(self, held: Held) -> None:
-        """Pin what has no pin, and note which threads have changed: all, if it is not known which."""
-        pin = pins.pin_of(self._record.uid)
-        tag = tuple((no, seq, pin) for no, seq in held.unpinned)
-        if tag or held.untouched:
-            self._backend.commit(Batch(tag=tag, renew=tuple(map(_again, held.untouched))))
+    def _restore_pins(self, held: AgentDamage) -> None:
+        """Pin the rows that have lost their pins, and mark changed threads as touched."""
+        pin = tuple((no, seq, self._record.uid) for no, seq in held.unpinned)
+        if pin or held.untouched:
+            self._backend.commit(Batch(pin=pin, renew=tuple(map(_again, held.untouched))))
 
-    def _stand(self, held: Held | None) -> None:
-        """Record anew how the threads of the agent stand, as what the next manifest is made from."""
-        standing = self._heads.standing_of(self._record)
-        stands = self._backend.standings(self._record.name, touched=False)
-        self._backend.commit(Batch(renew=tuple(_again(stand.record) for stand in stands)))
-        if standing is None or standing.head is None:
-            return  # there is none that could be read: the next one is made from all threads
-        manifest = pins.manifest_of(self._heads, self._record, standing.head)
-        manifest = _without(manifest, self._record.name, held.lost.get(standing.head.seq, {}) if held else {})
-        tree = edits.Replace(manifest.state(), self._heads.nodes(), pins.PLAIN)(None).tree
-        note = pins.Note(pins.AFTER, size=manifest.size, held=len(manifest.conversations))
-        meta = rows.Meta(_AUTOMATIC, metadata=self._packed(note))
-        expect = Expect(standing.head.seq, standing.head.op_id)
-        after = Writes(self._heads).save(
-            Key(pins.SPACE, self._record.name), lambda _: Proposal(tree, None), meta, expect=expect
+    def _rebuild_manifest(self, held: AgentDamage | None) -> None:
+        """Save an AFTER manifest without lost rows for the next one to build on; touch all threads of the agent."""
+        tip = self._reader.tip_of(self._record)
+        tips = self._backend.tips(self._record.name, touched=False)
+        self._backend.commit(Batch(renew=tuple(_again(each.record) for each in tips)))
+        if tip is None or tip.head is None:
+            return  # no manifest can be read: the next one is made from all threads
+        manifest = manifests.manifest_of(self._reader, self._record, tip.head)
+        manifest = _without(manifest, self._record.name, held.lost.get(tip.head.seq, {}) if held else {})
+        tree = edits.Replace(manifest.state(), self._reader.nodes(), manifests.PLAIN)(None).tree
+        note = manifests.ManifestInfo(manifests.AFTER, size=manifest.size, conversations=len(manifest.conversations))
+        meta = rows.Meta(log.AUTOMATIC, metadata=self._packed(note))
+        expect = Expect(tip.head.seq, tip.head.op_id)
+        after = LogWriter(self._reader).save(
+            Key(manifests.SPACE, self._record.name), lambda _: Proposal(tree, None), meta, expect=expect
         )
-        shown = self._backend.rows(self._record.no, [(1, standing.newest.seq)], visible=True)
-        over = [row.seq for row in shown if self._role(row) != pins.CHECKPOINT and row.seq != after.newest.seq]
+        shown = self._backend.rows(self._record.no, [(1, tip.newest.seq)], visible=True)
+        over = [row.seq for row in shown if self._role(row) != manifests.CHECKPOINT and row.seq != after.newest.seq]
         if over:
             self._backend.commit(Batch(hide=tuple((self._record.no, seq) for seq in over)))
 
     def _role(self, row: Row) -> str:
         try:
-            return pins.note_of(row).role
+            return manifests.info_of(row).role
         except Corrupt:
             return ""
 
-    def _let_go(self, held: Held) -> None:
-        """Let checkpoints go that hold no state of the agent any more, and others without what is lost."""
-        own = (pins.AGENT, self._record.name)
+    def _write_off(self, held: AgentDamage) -> None:
+        """Hide checkpoints whose agent state is lost, and rewrite the others without pointers to lost rows."""
+        own = (manifests.AGENT, self._record.name)
         hide = [seq for seq in held.checkpoints if own in held.lost[seq]]
         if hide:
             self._backend.commit(Batch(hide=tuple((self._record.no, seq) for seq in hide)))
         fewer = {seq: held.lost[seq] for seq in held.checkpoints if own not in held.lost[seq]}
         if not fewer:
             return
-        found = self._backend.rows(self._record.no, [(min(fewer), log.MAX_SEQ)], payload=True, visible=True)
-        anew = [self._fewer(row, fewer[row.seq]) if row.seq in fewer else self._alone(row) for row in found]
-        changed = [(row, chunks) for each in anew if each is not None for row, chunks in [each]]
+        later = self._backend.rows(self._record.no, [(min(fewer), log.MAX_SEQ)], payload=True, visible=True)
+        made = [self._fewer(row, fewer[row.seq]) if row.seq in fewer else self._alone(row) for row in later]
+        changed = [each for each in made if each is not None]
         put = {digest: stored for _, chunks in changed for digest, stored in chunks}
         self._backend.rewrite(self._record.no, [row for row, _ in changed], list(put.items()))
 
     def _fewer(self, row: Row, lost: dict[tuple[str, str], str]) -> tuple[Row, list[tuple[bytes, bytes]]]:
-        manifest = _without(pins.manifest_of(self._heads, self._record, row), self._record.name, lost)
-        tree = edits.Replace(manifest.state(), self._heads.nodes(), pins.PLAIN)(None).tree
-        note = pins.note_of(row)._replace(size=manifest.size, held=len(manifest.conversations))
+        manifest = _without(manifests.manifest_of(self._reader, self._record, row), self._record.name, lost)
+        tree = edits.Replace(manifest.state(), self._reader.nodes(), manifests.PLAIN)(None).tree
+        note = manifests.info_of(row)._replace(size=manifest.size, conversations=len(manifest.conversations))
         extra = log.pack_extra(self._packed(note), None, None)
-        return self._based(row._replace(root=tree.root, size=tree.size, extra=extra), tree)
+        return gc.as_base(self._reader, self._record, row._replace(root=tree.root, size=tree.size, extra=extra), tree)
 
     def _alone(self, row: Row) -> tuple[Row, list[tuple[bytes, bytes]]] | None:
-        """Make a manifest stand by itself that may be stored as a change of one that is made anew."""
+        """Return a manifest's row as a base row, with its chunks, because its parent may be rewritten.
+
+        None if it is a base already, or cannot be read.
+        """
         if row.base == row.seq or not log.is_sound(row, self._record.uid):
             return None
         try:
-            return self._based(row, self._heads.chain(self._record, row).tree)
+            return gc.as_base(self._reader, self._record, row, self._reader.chain(self._record, row).tree)
         except (Corrupt, NotFound):
             return None
 
-    def _based(self, row: Row, tree: Tree) -> tuple[Row, list[tuple[bytes, bytes]]]:
-        compress = self._heads.options.compression
-        stored = payload.base(tree, frozenset(tree.nodes.fresh), compress=compress)
-        chunks = [(digest, squeeze(node.kind + node.data, enabled=compress)) for digest, node in stored.chunks.items()]
-        made = row._replace(base=row.seq, depth=0, payload=stored.payload)
-        return log.checked(made, self._record.uid), chunks
-
-    def _packed(self, note: Note) -> bytes:
-        return bytes(Encoder(self._heads.nodes(), pins.PLAIN, what="metadata").rep(note.metadata()))
+    def _packed(self, note: ManifestInfo) -> bytes:
+        return bytes(Encoder(self._reader.nodes(), manifests.PLAIN, what="metadata").rep(note.metadata()))
 
 
 def _again(record: ThreadRecord) -> tuple[int, NewThread]:
-    """Return what makes a thread known to have changed: that it is what it is."""
+    """Return a `Batch.renew` entry that leaves a thread's record unchanged and touches the thread."""
     return record.no, NewThread(*record[1:])
 
 
 def _without(manifest: Manifest, agent: str, lost: dict[tuple[str, str], str]) -> Manifest:
-    """Return a manifest without what is lost."""
-    kept = {name: at for name, at in manifest.conversations.items() if (pins.CONVERSATION, name) not in lost}
-    return manifest._replace(agent=None if (pins.AGENT, agent) in lost else manifest.agent, conversations=kept)
+    """Return a manifest without the pointers to lost rows."""
+    kept = {name: at for name, at in manifest.conversations.items() if (manifests.CONVERSATION, name) not in lost}
+    return manifest._replace(agent=None if (manifests.AGENT, agent) in lost else manifest.agent, conversations=kept)

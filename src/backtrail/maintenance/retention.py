@@ -1,6 +1,6 @@
-"""Policies: which checkpoints are to stay when threads are pruned, and the report of what went and what stayed.
+"""Pruning: hide the checkpoints that a policy does not keep, and delete idle threads.
 
-A report may be of very many checkpoints: it holds numbers, and makes ids and words of them when they are read.
+A report can name millions of checkpoints. So it holds seqs, and makes ids and words when they are read.
 """
 
 from __future__ import annotations
@@ -9,14 +9,19 @@ from array import array
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, overload
 
-from backtrail.engine import journal, log, pins, retention
+from backtrail.engine import adapter_labels, journal, log, manifests, retention
+from backtrail.engine.asides import ASIDE
 from backtrail.engine.retention import Rules, Sorted
+from backtrail.engine.tree.decode import Decoder
+from backtrail.engine.tree.path import Path
+from backtrail.engine.tree.tree import locate
 from backtrail.engine.writer import Key
 from backtrail.errors import Corrupt, Invalid, NotFound
-from backtrail.maintenance import gc, idle
+from backtrail.maintenance import gc
 from backtrail.models import PruneReport
 from backtrail.validation import (
     check_count,
@@ -33,44 +38,46 @@ if TYPE_CHECKING:
     import datetime as dt
     from collections.abc import Callable, Iterator
 
-    from backtrail.backends.port import ThreadRecord
-    from backtrail.engine.moves import Tagged
-    from backtrail.engine.reader import Heads, Standing
-    from backtrail.maintenance.idle import Idle
-    from backtrail.transaction import Engine
+    from backtrail.backends.port import Row, ThreadRecord
+    from backtrail.engine.head import Tagged
+    from backtrail.engine.reader import LogReader, Tip
+    from backtrail.transaction import Engine, Session
 
 
 T = TypeVar("T")
-_COUNTS = ("keep_last", "keep_hourly", "keep_daily", "keep_weekly")
+_THREAD: Final = "thread"
+_RUNS: Final = 10_000
+"""How many runs `_Workers` reads per page."""
+_COUNTS: Final = ("keep_last", "keep_hourly", "keep_daily", "keep_weekly")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """What stays of each thread that is pruned: all that one of these keeps. All other checkpoints go.
+    """The rules of pruning: a checkpoint stays if one of the fields keeps it, and is removed otherwise.
 
-    `idle` says which threads go as a whole; if it is all that is said, the others stay as they are.
+    `idle` removes whole threads. If only `idle` is given, other threads stay unchanged.
 
-    It has to keep something: `Invalid` if it says nothing, or keeps nothing. The head always stays, and what a
-    checkpoint of an agent holds. What was rewound away is counted apart from what is in view.
+    A policy must keep something: `Invalid` if it keeps nothing. The head always stays, and so do checkpoints that an
+    agent checkpoint holds. Checkpoints that were rewound away are counted apart from those in view.
     """
 
     keep_last: int | None = None
-    """So many, the newest."""
+    """Keep this many of the newest checkpoints."""
     keep_hourly: int | None = None
-    """The newest one of each of the last so many hours that have one; hours, days and weeks are those of UTC."""
+    """Keep the newest checkpoint of each of the last `keep_hourly` hours that have one. Hours, days, weeks: UTC."""
     keep_daily: int | None = None
     keep_weekly: int | None = None
-    """Weeks begin on Mondays, as ISO 8601 has them."""
+    """Weeks begin on Mondays, as in ISO 8601."""
     older_than: dt.timedelta | float | None = None
-    """Those that are not older than this."""
+    """Keep checkpoints that are not older than this."""
     keep_tagged: bool | tuple[str, ...] = True
-    """Those that have a tag, or one of these tags."""
+    """Keep checkpoints that have a tag, or one of the given tags."""
     keep_labelled: bool = True
-    """Those that have a label of the user's; adapters label all that they save, and that keeps nothing."""
+    """Keep checkpoints that have a label of the user. Labels that adapters put on every checkpoint do not count."""
     idle: dt.timedelta | float | None = None
-    """Whole threads, conversations and runs go that were last written to longer ago than this: a timedelta, or days.
+    """Delete threads, conversations and runs that were last written to longer ago than this: a timedelta, or days.
 
-    They are deleted, heads and all, unless one of their checkpoints is tagged, labelled or held by one of an agent.
+    A thread stays if one of its checkpoints is tagged, labelled or held by an agent checkpoint.
     """
 
     def __post_init__(self) -> None:
@@ -95,7 +102,7 @@ class Policy:
 
 
 def rules_of(policy: Policy, now: int) -> Rules:
-    """Return a policy as rules that hold at a time, in microseconds since 1970."""
+    """Return the rules of a policy at the time `now`, in microseconds since 1970."""
     age = None if policy.older_than is None else check_duration(policy.older_than, "older_than")
     idle = None if policy.idle is None else check_days(policy.idle, "idle")
     return Rules(
@@ -113,7 +120,7 @@ def rules_of(policy: Policy, now: int) -> Rules:
 
 
 def check_policy(policy: Any, keep_last: Any, older_than: Any, keep_tagged: Any) -> Policy:
-    """Return the policy that was handed in: as one, or in words."""
+    """Return the `policy` argument, or a policy made of the other arguments; `Invalid` if both or none are given."""
     if policy is None:
         _require_words(keep_last, older_than)
         labelled = keep_tagged is not False  # one word for both
@@ -126,7 +133,7 @@ def check_policy(policy: Any, keep_last: Any, older_than: Any, keep_tagged: Any)
 
 
 def rules_for_one(policy: Any, keep_last: Any, older_than: Any, keep_tagged: Any, now: int) -> Rules:
-    """Return the rules for one thread. In words they may keep nothing but its head, and what else is named."""
+    """Return the rules for pruning one thread. Unlike a policy, keep_last=0 may keep nothing but the head."""
     if policy is None and keep_last == 0 and older_than is None and isinstance(keep_tagged, bool):
         return Rules(keep_last=check_count(keep_last, "keep_last"), keep_tagged=keep_tagged, keep_labelled=keep_tagged)
     return rules_of(check_policy(policy, keep_last, older_than, keep_tagged), now)
@@ -143,8 +150,8 @@ def _require_words(keep_last: Any, older_than: Any) -> None:
 # -- the report ---------------------------------------------------------------------------------------
 
 
-class _Part(NamedTuple):
-    """What is told of one thread."""
+class _ThreadPart(NamedTuple):
+    """The checkpoints of one thread in a report."""
 
     uid: bytes
     name: str
@@ -153,10 +160,10 @@ class _Part(NamedTuple):
     reasons: tuple[tuple[str, ...], ...] = ()
 
 
-class _Told(Sequence[T]):
-    """What was told of threads, one after the other; each entry is made when it is read."""
+class _Entries(Sequence[T]):
+    """The entries of all threads in a report, as a sequence that makes each entry when it is read."""
 
-    def __init__(self, parts: list[_Part], make: Callable[[_Part, int], T]) -> None:
+    def __init__(self, parts: list[_ThreadPart], make: Callable[[_ThreadPart, int], T]) -> None:
         self._parts = parts
         self._make = make
         self._begins = [0]
@@ -193,20 +200,20 @@ class _Told(Sequence[T]):
 
 
 def _kind_of(reason: str) -> str:
-    """Return a reason without what it says of one checkpoint or thread alone."""
+    """Return the kind of a reason: without the hour, the tag or the holder of one checkpoint."""
     word = reason.partition(" ")[0]
     kinds = {"hour": "newest of an hour", "day": "newest of a day", "week": "newest of a week", "tagged": "tagged"}
     return "held by a checkpoint of an agent" if word == "held" else kinds.get(word, reason)
 
 
 class Account:
-    """Adds up what goes and what stays."""
+    """Collects the removed and the kept checkpoints and threads for a `PruneReport`."""
 
     def __init__(self, rules: Rules, *, dry_run: bool) -> None:
         self._reason = rules.reason
         self._dry_run = dry_run
-        self._gone: list[_Part] = []
-        self._kept: list[_Part] = []
+        self._gone: list[_ThreadPart] = []
+        self._kept: list[_ThreadPart] = []
         self._reasons: dict[tuple[str, ...], tuple[str, ...]] = {}
         self._untouched = 0
         self._damaged: list[str] = []
@@ -215,28 +222,30 @@ class Account:
         self._why: Counter[str] = Counter()
 
     def add(self, record: ThreadRecord, found: Sorted) -> None:
-        """Take note of what becomes of a thread."""
+        """Add the removed and the kept checkpoints of a thread."""
         if found.gone:
-            self._gone.append(_Part(record.uid, record.name, record.space, array("I", found.gone)))
+            self._gone.append(_ThreadPart(record.uid, record.name, record.space, array("I", found.gone)))
         if found.kept:
             seqs = array("I", (seq for seq, _ in found.kept))
             reasons = tuple(self._reasons.setdefault(each, each) for _, each in found.kept)
-            self._kept.append(_Part(record.uid, record.name, record.space, seqs, reasons))
+            self._kept.append(_ThreadPart(record.uid, record.name, record.space, seqs, reasons))
             self._count(found)
 
     def settle(self, record: ThreadRecord, found: Idle, *, alone: bool) -> None:
-        """Take note of a thread that may be idle; of one in use if nothing else decides about its checkpoints."""
+        """Add a thread that was tested for idleness; `alone` if the policy has no rules for its checkpoints."""
         if found.seqs is not None:
             self._removed_threads.append((found.kind, record.name, self._idle))
             if found.seqs:
-                self._gone.append(_Part(record.uid, record.name, found.kind, array("I", found.seqs), ((self._idle,),)))
+                self._gone.append(
+                    _ThreadPart(record.uid, record.name, found.kind, array("I", found.seqs), ((self._idle,),))
+                )
         elif found.head is not None:
             self.add(record, Sorted({}, [(found.head, found.why)]))
         elif found.why and alone:
             self.pass_over(why=found.why[0])
 
     def pass_over(self, found: Sorted | None = None, *, why: str | None = None, count: int = 1) -> None:
-        """Take note of a thread of which everything stays, and why that is."""
+        """Add a thread that keeps all its checkpoints, and count the reasons."""
         self._untouched += 1
         if found is not None:
             self._count(found)
@@ -248,24 +257,24 @@ class Account:
             self._why.update({_kind_of(reason) for reason in reasons})
 
     def leave(self, record: ThreadRecord) -> None:
-        """Take note of a thread that is damaged, so that nothing of it goes."""
+        """Add a damaged thread: it is not pruned."""
         self._damaged.append(record.name)
 
     def report(self) -> PruneReport:
-        """Return what was noted."""
+        """Return the report of all added threads."""
         reason = self._reason
 
-        def gone(part: _Part, at: int) -> tuple[str, str]:
+        def gone(part: _ThreadPart, at: int) -> tuple[str, str]:
             return log.checkpoint_id(part.uid, part.seqs[at]), part.reasons[0][0] if part.reasons else reason
 
-        def kept(part: _Part, at: int) -> tuple[str, str, tuple[str, ...]]:
+        def kept(part: _ThreadPart, at: int) -> tuple[str, str, tuple[str, ...]]:
             return log.checkpoint_id(part.uid, part.seqs[at]), part.name, part.reasons[at]
 
         return PruneReport(
-            _Told(self._gone, gone),
-            _Told(self._kept, kept),
-            removed_from=_Told(self._gone, lambda part, _: (part.kind, part.name)),
-            kinds=_Told(self._kept, lambda part, _: part.kind),
+            _Entries(self._gone, gone),
+            _Entries(self._kept, kept),
+            removed_from=_Entries(self._gone, lambda part, _: (part.kind, part.name)),
+            kinds=_Entries(self._kept, lambda part, _: part.kind),
             untouched=self._untouched,
             damaged=tuple(self._damaged),
             threads=tuple(self._removed_threads),
@@ -285,20 +294,20 @@ def prune(
     dry_run: bool = False,
     progress: Callable[[str, int], None] | None = None,
 ) -> PruneReport:
-    """Prune the threads of some name spaces: all, those of an agent, or those of these ids, of a kind or of any."""
+    """Prune threads of the name spaces: all, those of an agent, or those with the given ids, and of the given kind."""
     check_progress(progress)
     spaces = check_kind_of_ids(kind, threads, spaces)
-    heads = engine.desk.heads
-    rules = rules_of(policy, heads.clock())
+    reader = engine.session.reader
+    rules = rules_of(policy, reader.clock())
     account = Account(rules, dry_run=dry_run)
-    holders, keepers = pins.Holders(heads), pins.Holders(heads, of_heads=False)
-    workers = idle.Workers(heads)
+    holders, keepers = manifests.PinIndex(reader), manifests.PinIndex(reader, of_heads=False)
+    workers = _Workers(reader)
     if rules.idle is not None and journal.RUN in spaces:
         spaces = (*spaces, journal.SPACE)  # a run without checkpoints is known by its journal alone
-    for count, record in enumerate(_chosen(heads, spaces, agent, threads), 1):
+    for count, record in enumerate(_chosen(reader, spaces, agent, threads), 1):
         try:
             _prune(engine, record, rules, account, holders=holders, keepers=keepers, workers=workers, dry_run=dry_run)
-        except Corrupt:  # it is not known where its head is
+        except Corrupt:  # the head is unknown
             account.leave(record)
         if progress:
             progress("threads", count)
@@ -308,22 +317,22 @@ def prune(
 def _prune(
     engine: Engine,
     record: ThreadRecord,
-    rules: retention.Rules,
+    rules: Rules,
     account: Account,
     *,
-    holders: pins.Holders,
-    keepers: pins.Holders,
-    workers: idle.Workers,
+    holders: manifests.PinIndex,
+    keepers: manifests.PinIndex,
+    workers: _Workers,
     dry_run: bool,
 ) -> None:
-    """Prune one thread, or remove it."""
+    """Delete one thread if it is idle, or prune its checkpoints; add the result to the account."""
     if rules.idle is not None:
-        found = idle.remove(engine, record, rules, keepers, dry_run=dry_run, workers=workers)
+        found = remove_idle(engine, record, rules, keepers, dry_run=dry_run, workers=workers)
         alone = record.space == journal.SPACE or not rules.prunes
         account.settle(record, found, alone=alone)
         if not found.why or alone:
             return
-    few = retention.few(engine.desk.heads, record, rules)
+    few = retention.few(engine.session.reader, record, rules)
     pruned = None if few is not None else _pruned(engine, record, rules, holders, dry_run=dry_run)
     if pruned is not None and pruned.gone:
         account.add(record, pruned)
@@ -335,44 +344,198 @@ def _prune(
 
 
 def _pruned(
-    engine: Engine, record: ThreadRecord, rules: retention.Rules, holders: pins.Holders, *, dry_run: bool
-) -> retention.Sorted | None:
-    """Prune one thread; return what became of it, None if there is none any more."""
-    heads = engine.desk.heads
-    found: retention.Sorted | None = None
+    engine: Engine, record: ThreadRecord, rules: Rules, holders: manifests.PinIndex, *, dry_run: bool
+) -> Sorted | None:
+    """Prune the checkpoints of one thread; return the removed and the kept ones, None if the thread is gone."""
+    reader = engine.session.reader
+    found: Sorted | None = None
 
-    def choose(standing: Standing) -> Tagged:
+    def choose(tip: Tip) -> Tagged:
         nonlocal found
-        found = retention.sort_out(heads, standing, rules, holders)
+        found = retention.sort_out(reader, tip, rules, holders)
         return found.gone
 
     if dry_run:
-        standing = heads.standing_of(record)
-        if standing is not None:
-            choose(standing)
+        tip = reader.tip_of(record)
+        if tip is not None:
+            choose(tip)
     else:
-        hidden = engine.desk.moves.hide(Key(record.space, record.name, record.agent), choose)
+        hidden = engine.session.mover.hide(Key(record.space, record.name, record.agent), choose)
         found = found and found._replace(gone=dict(sorted(hidden.items())))
     return found
 
 
-def _chosen(heads: Heads, spaces: tuple[str, ...], agent: Any, threads: Any) -> Iterator[ThreadRecord]:
+def _chosen(reader: LogReader, spaces: tuple[str, ...], agent: Any, threads: Any) -> Iterator[ThreadRecord]:
     if agent is not None and threads is not None:
         raise Invalid("say threads=, or agent=, not both", code="invalid.argument")
     if agent is not None:
-        stands = heads.backend.standings(check_id(agent, "an agent's id"), touched=False)
-        return (stand.record for stand in stands if stand.record.space in spaces)
+        tips = reader.backend.tips(check_id(agent, "an agent's id"), touched=False)
+        return (tip.record for tip in tips if tip.record.space in spaces)
     if threads is not None:
-        return iter(_named(heads, spaces, check_ids(threads)))
-    return (record for record in gc.threads(heads) if record.space in spaces)
+        return iter(_named(reader, spaces, check_ids(threads)))
+    return (record for record in gc.threads(reader) if record.space in spaces)
 
 
-def _named(heads: Heads, spaces: tuple[str, ...], names: tuple[str, ...]) -> list[ThreadRecord]:
+def _named(reader: LogReader, spaces: tuple[str, ...], names: tuple[str, ...]) -> list[ThreadRecord]:
     found: list[ThreadRecord] = []
     for name in names:
-        there = [record for space in spaces if (record := heads.backend.find_thread(space, name)) is not None]
+        there = [record for space in spaces if (record := reader.backend.find_thread(space, name)) is not None]
         if not there:
             what = spaces[0] if len(spaces) == 1 else "thread"
             raise NotFound(f"there is no {what} {name!r}", code="not_found.thread")
         found += there
     return found
+
+
+# -- idle threads ---------------------------------------------------------------------------------------
+
+
+class Idle(NamedTuple):
+    """The decision about a thread that may be idle."""
+
+    kind: str
+    seqs: list[int] | None = None
+    """The seqs of the checkpoints that are deleted with the thread; None if it stays, or does not exist."""
+    why: tuple[str, ...] = ()
+    """The reasons why the thread stays."""
+    head: int | None = None
+    """The seq of the head, if the thread is idle and stays."""
+
+
+def remove_idle(
+    engine: Engine,
+    record: ThreadRecord,
+    rules: Rules,
+    holders: manifests.PinIndex,
+    *,
+    dry_run: bool,
+    workers: _Workers | None = None,
+) -> Idle:
+    """Delete a thread and those that belong to it if it is idle, in one transaction; return the decision."""
+    workers = workers or _Workers(engine.session.reader)
+
+    def work(session: Session) -> Idle:
+        found = _looked_at(session.reader, record, rules, holders)
+        if found.seqs is not None and record.space == manifests.CONVERSATION and workers.have(record.name):
+            found = Idle(found.kind, why=("a worker has its run",), head=max(found.seqs, default=None))
+        if found.seqs is not None and not dry_run:
+            for space in _together(record.space):
+                session.mover.delete_thread(Key(space, record.name))
+        return found
+
+    return work(engine.session) if dry_run else engine.atomic(work)
+
+
+def _together(space: str) -> tuple[str, ...]:
+    """Return the name spaces of the threads that are deleted together with a thread, its own included."""
+    if space in (journal.RUN, journal.SPACE):
+        return journal.RUN, journal.SPACE
+    return (space, ASIDE) if space == _THREAD else (space,)
+
+
+def _looked_at(reader: LogReader, record: ThreadRecord, rules: Rules, holders: manifests.PinIndex) -> Idle:
+    kind = journal.RUN if record.space == journal.SPACE else record.space
+    tip = reader.tip_of(record)
+    if tip is None or tip.head is None:
+        return Idle(kind)
+    if record.space == journal.SPACE and _is_there(reader, journal.RUN, record.name):
+        return Idle(kind)  # the thread of the run's checkpoints decides for both
+    if record.space == manifests.AGENT or _last_written(reader, tip) >= (rules.idle_since or 0):
+        return Idle(kind, why=("agent",) if record.space == manifests.AGENT else ("in use",))
+    working = kind == journal.RUN and lease_of(reader, record.name) is not None
+    why = ("a worker has it",) if working else retention.marked(reader, tip, rules, holders)
+    if not why and _is_needed(reader, record):
+        why = ("deltas of a fork need it",)
+    if why:
+        return Idle(kind, why=why, head=tip.head.seq)
+    rows = reader.backend.rows(record.no, [(1, tip.newest.seq)], visible=True)
+    return Idle(kind, [] if record.space == journal.SPACE else [row.seq for row in rows])
+
+
+def _is_needed(reader: LogReader, record: ThreadRecord) -> bool:
+    """Tell whether a fork reads deltas from the thread, or from the outer thread of which it is a graph namespace."""
+    if record.space != _THREAD:
+        return False
+    outer = reader.backend.find_thread(_THREAD, adapter_labels.outermost(record.name))
+    for each in (record, outer):
+        if each is not None and reader.has_deltas(each):
+            forks = reader.backend.threads(space=_THREAD, agent=None, prefix=None, origin=each.uid, after=None, limit=1)
+            if forks:
+                return True
+    return False
+
+
+def _is_there(reader: LogReader, space: str, name: str) -> bool:
+    tip = reader.tip(space, name)
+    return tip is not None and tip.head is not None
+
+
+def _last_written(reader: LogReader, tip: Tip) -> int:
+    """Return when a thread, its journal, its asides or the namespaces of its graph were last written to.
+
+    In microseconds since 1970.
+    """
+    record = tip.record
+    names = {record.name}
+    found = [tip.newest.created_at]
+    if record.space == _THREAD and tip.head is not None and adapter_labels.mark_of(tip.head, reader.types) is not None:
+        outer = adapter_labels.outermost(record.name)
+        names.add(outer)
+        for space in _together(record.space):
+            page = reader.backend.threads(space=space, agent=None, prefix=f"{outer}|", after=None, limit=1)
+            found += [newest.created_at for _, newest in page]
+    for space in _together(record.space):
+        for name in names:
+            other = reader.backend.find_thread(space, name)
+            newest = None if other is None else reader.backend.newest(other.no)
+            found += [] if newest is None or not newest.head else [newest.created_at]
+    return max(found)
+
+
+def lease_of(reader: LogReader, session_id: str) -> Any:
+    """Return the lease of a run, whose third field is its end; None if no worker has the run."""
+    lease = _field(reader, session_id, "lease")
+    return lease if lease is not None and lease[2] > reader.shared_time() else None
+
+
+def _field(reader: LogReader, session_id: str, name: str) -> Any:
+    """Return a field of the head of a run's journal; None if it has no such field, or no head."""
+    tip = reader.tip(journal.SPACE, session_id)
+    if tip is None or tip.head is None:
+        return None
+    tree = reader.chain(tip.record, tip.head).tree
+    try:
+        return Decoder(tree.nodes, reader.types).value(locate(tree, Path((name,)), reader.types)[0])
+    except NotFound:
+        return None
+
+
+class _Workers:
+    """The conversations of leased runs, read once, when the first conversation is about to be deleted."""
+
+    def __init__(self, reader: LogReader) -> None:
+        self._reader = reader
+        self._conversations: set[Any] | None = None
+
+    def have(self, conversation: str) -> bool:
+        """Tell whether a worker has a lease of a run that writes its messages to this conversation."""
+        if self._conversations is None:
+            self._conversations = {_field(self._reader, name, "conversation") for name in self._runs()}
+        return conversation in self._conversations
+
+    def _runs(self) -> Iterator[str]:
+        after: tuple[int, int] | None = None
+        while True:
+            page = self._reader.backend.threads(space=journal.SPACE, agent=None, prefix=None, after=after, limit=_RUNS)
+            for record, newest in page:
+                with suppress(Corrupt):  # a run that cannot be read keeps no conversation
+                    if _goes_on(record, newest) and lease_of(self._reader, record.name) is not None:
+                        yield record.name
+            if len(page) < _RUNS:
+                return
+            after = (page[-1][1].created_at, page[-1][0].no)
+
+
+def _goes_on(record: ThreadRecord, newest: Row) -> bool:
+    """Tell whether a run may have a worker: the newest journal row of an ended or waiting run has a status."""
+    return not log.unpack_extra(log.checked(newest, record.uid))[0]

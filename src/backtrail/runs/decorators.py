@@ -1,7 +1,7 @@
-"""Functions that are journaled wherever a run is: `tool` and `llm` as decorators.
+"""The decorators `tool` and `llm`: functions whose calls the current run records.
 
-Inside of the block of a run, calling such a function is `run.tool(name, function, ...)`. Inside of another call it is a
-part of that call, and a plain one.
+Inside of the block of a run, calling a decorated function means `run.tool(name, function, ...)` or `run.llm(...)`.
+Inside of another recorded call, it is a plain function call.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 from backtrail.errors import Invalid
-from backtrail.runs.calls import Options, current, inside
+from backtrail.runs.calls import CallOptions, current, inside
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,10 +22,10 @@ F = TypeVar("F", bound="Callable[..., Any]")
 
 
 class Decorator(Protocol):
-    """Makes a function one that is journaled."""
+    """A decorator that makes a run record the calls of a function."""
 
     def __call__(self, fn: F, /) -> F:
-        """Return the function."""
+        """Return the decorated function."""
 
 
 @overload
@@ -41,9 +41,9 @@ def tool(
     retry: bool = False,
 ) -> Decorator: ...
 def tool(fn: Any = None, /, **options: Any) -> Any:
-    """Make a function a tool: inside of the block of a run, each call of it is made through `run.tool`.
+    """Make a function a tool: inside of the block of a run, each call goes through `run.tool`.
 
-    The options are those of `run.tool`; `name` is the function's own unless it is given.
+    The options are those of `run.tool`; `name` defaults to the function's name.
     """
     return _decorated("tool", fn, **options)
 
@@ -61,7 +61,10 @@ def llm(
     retry: bool = False,
 ) -> Decorator: ...
 def llm(fn: Any = None, /, **options: Any) -> Any:
-    """Make a function one that asks a model, as `tool` does: its calls are made through `run.llm`."""
+    """Make a function a call of a model: inside of the block of a run, each call goes through `run.llm`.
+
+    The options are those of `run.llm`; `name` defaults to the function's name.
+    """
     return _decorated("llm", fn, **options)
 
 
@@ -80,27 +83,27 @@ def _decorated(
         if not callable(fn):
             raise Invalid(f"@backtrail.{kind} is put on a function, not on {fn!r:.100}", code="invalid.argument")
         called = str(name or getattr(fn, "__name__", type(fn).__name__))
-        options = Options(kind, called, policy, verify, irreversible, key, retry, None)
+        options = CallOptions(kind, called, policy, verify, irreversible, key, retry, None)
         options.check(fn)
 
         @functools.wraps(fn)
         def journaled(*args: Any, **kwargs: Any) -> Any:
-            reference, around = current.get(), inside.get()
-            run = None if reference is None else reference()
-            if around is not None and around[0] is getattr(run, "_sync", run):
+            run, around = current.get(), inside.get()
+            if around is not None and run is not None and around[0] is run.calls():
                 return fn(*args, **kwargs)
-            if run is None:
+            make = None if run is None else run.make()
+            if run is None or make is None:
                 raise Invalid(
                     f"{called} is journaled by a run, and there is none here: call it inside of `with store.run(...)`, "
                     "in a thread of your own by contextvars.copy_context().run(...). "
                     f"{called}.__wrapped__ is the plain function",
                     code="invalid.run",
                 )
-            if run is not getattr(run, "_sync", run) and not _in_a_loop():
+            if run.is_async and not _in_a_loop():
                 raise Invalid(
                     f"{called} is journaled by a run of backtrail.aio: await it in its event loop", code="invalid.run"
                 )
-            return run._called(options, fn, args, kwargs)  # noqa: SLF001 - a part of it
+            return make(options, fn, args, kwargs)
 
         return journaled
 

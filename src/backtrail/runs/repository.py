@@ -1,4 +1,4 @@
-"""The runs of a store: what is known of each, its checkpoints, and what an operator may do about it."""
+"""`store.runs`: listing and reading runs, their checkpoints, and settling calls in doubt."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
+from backtrail.conversations.models import Message
 from backtrail.engine import journal
 from backtrail.engine.journal import Journal
-from backtrail.entities import Message
 from backtrail.errors import Conflict, Corrupt, Invalid, NotFound
 from backtrail.maintenance import retention
 from backtrail.maintenance.retention import Policy
 from backtrail.models import MISSING, when
-from backtrail.runs.calls import record_of
 from backtrail.runs.history import RunThread
-from backtrail.runs.points import irreversible
-from backtrail.runs.recorder import INTERRUPTED, JOURNAL, MOVES, SPACE, Work, leased, noted
-from backtrail.runs.strategies import RunState, RunStatus, ToolCallRecord
+from backtrail.runs.journal import irreversible
+from backtrail.runs.lease import check_free
+from backtrail.runs.recorder import INTERRUPTED, JOURNAL, MOVES, SPACE, JournalThread, status_note
+from backtrail.runs.strategies import RunState, RunStatus, ToolCallRecord, record_of
 from backtrail.thread import Thread
 from backtrail.validation import LEASE, check_count, check_id, plain
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from backtrail.engine.journal import Call
     from backtrail.runs.run import Run
     from backtrail.runs.strategies import Strategy
-    from backtrail.transaction import Desk, Engine
+    from backtrail.transaction import Engine, Session
 
     Checkpoints = list[Checkpoint[Any]]
     Records = list["RunRecord"]
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
 
 _PAGE: Final = 200
 _MANY: Final = 10_000
-"""Rows of a listing that is gone through to its end: each page takes a look at all threads."""
+"""The page size of a listing that reads all threads: each page costs a query over all threads."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A run as it is stored: the beginning of the iteration that it is in, and what is in doubt."""
+    """A stored run: its data at the beginning of the current iteration, and its calls in doubt."""
 
     session_id: str
     agent: str | None
@@ -59,13 +59,13 @@ class RunRecord:
     in_doubt: tuple[Call, ...]
     created_at: dt.datetime
     owner: str | None
-    """Who works on it."""
+    """The worker that has the run; None if no worker has it."""
     until: dt.datetime | None
-    """Until when, if the lease is not renewed."""
+    """The end of the worker's lease, unless the worker renews it."""
     conversation: str | None = None
-    """The conversation that its messages go to, too."""
+    """The conversation to which the run's messages are delivered."""
     damaged: str | None = None
-    """Why it cannot be read, in a listing of runs: the others are listed all the same."""
+    """In a listing of runs: the reason why this run cannot be read."""
 
 
 class Runs:
@@ -77,7 +77,7 @@ class Runs:
     def load(self, session_id: str) -> RunRecord:
         """Return a run, or `NotFound`."""
         session_id = check_id(session_id, "a session's id")
-        data, _ = Work(self._engine, session_id, None).point(self._engine.desk)
+        data, _ = JournalThread(self._engine, session_id).point(self._engine.session)
         if data is None:
             raise NotFound(f"there is no run {session_id!r}", code="not_found.run")
         return _record(session_id, data)
@@ -90,31 +90,31 @@ class Runs:
             return None
 
     def __contains__(self, session_id: object) -> bool:
-        """Tell whether there is such a run."""
+        """Tell whether a run with this id exists."""
         if not isinstance(session_id, str) or not session_id:
             return False
-        standing = self._engine.desk.heads.standing(JOURNAL, plain(session_id))
-        return standing is not None and standing.head is not None
+        tip = self._engine.session.reader.tip(JOURNAL, plain(session_id))
+        return tip is not None and tip.head is not None
 
     def list(self, *, agent: str | None = None, status: str | None = None, limit: int | None = None) -> Records:
-        """Return the runs, newest activity first; no more than `limit` of them are read."""
+        """Return the runs, newest activity first, at most `limit` of them."""
         if limit is not None:
             check_count(limit, "limit")
         if status is not None and status not in [*RunState]:
             raise Invalid(f"status is one of {', '.join(RunState)}, not {status!r:.100}", code="invalid.argument")
-        found = (self._told(record) for record in self._standing_as(status, agent))
-        wanted = (run for run in found if run is not None and (run.damaged or status in (None, run.status.name)))
+        runs = (self._read(record) for record in self._candidates(status, agent))
+        wanted = (run for run in runs if run is not None and (run.damaged or status in (None, run.status.name)))
         return [*islice(wanted, limit)]
 
-    def _standing_as(self, status: str | None, agent: str | None) -> Iterator[ThreadRecord]:
-        """Give the runs that may have a status, by what the newest rows of their journals say; None: any."""
+    def _candidates(self, status: str | None, agent: str | None) -> Iterator[ThreadRecord]:
+        """Give the runs that may have a status, judged by the newest rows of their journals; None: all runs."""
         if status is None:
             yield from (record for record, _ in self._listed(JOURNAL, agent))
             return
         checkpoints = self._listed(SPACE, agent, _MANY)
         moved = {record.name for record, newest in checkpoints if newest.op in MOVES}
         for record, newest in self._listed(JOURNAL, agent, _MANY):
-            if noted(record, newest).get("status", status) == status or record.name in moved:
+            if status_note(record, newest).get("status", status) == status or record.name in moved:
                 yield record
 
     def recover(
@@ -126,34 +126,34 @@ class Runs:
         errors: Iterable[type[Exception]] | Mapping[type[Exception], Iterable[str]] = (),
         types: Iterable[Any] = (),
     ) -> Opened:
-        """Return the runs that were cut short, newest activity first, each to be entered: `with run:`.
+        """Return the interrupted runs, newest activity first, each to be entered: `with run:`.
 
-        Those are the ones whose worker is gone, so that its lease has ended, and those that Ctrl-C or a cancellation
-        left. The other arguments are those of `store.run`.
+        A run is interrupted if its worker is gone, so that the lease has ended, or if Ctrl-C or a cancellation ended
+        it. The other arguments are those of `store.run`.
         """
-        from backtrail.runs.run import Run  # noqa: PLC0415 - who only looks at runs does without
+        from backtrail.runs.run import Run  # noqa: PLC0415 - listings do not need it
 
         rows = self._listed(JOURNAL, agent, _MANY)
         left = [record for record, newest in rows if self._may_be_cut_short(record, newest)]
-        found = [run for record in left if (run := self._told(record)) is not None and self._is_cut_short(run)]
+        runs = [run for record in left if (run := self._read(record)) is not None and self._is_cut_short(run)]
         named, classes = ([*each] if isinstance(each, Iterator) else each for each in (errors, types))
         opened = partial(Run, self._engine, strategy=strategy, lease=lease, errors=named, types=classes)
-        return [opened(run.session_id) for run in found]
+        return [opened(run.session_id) for run in runs]
 
     def _may_be_cut_short(self, record: ThreadRecord, newest: Row) -> bool:
-        note = noted(record, newest)
+        note = status_note(record, newest)
         return "status" not in note or "interrupted" in note
 
     def _is_cut_short(self, run: RunRecord) -> bool:
-        now = when(self._engine.desk.heads.shared_time())
+        now = when(self._engine.session.reader.shared_time())
         gone = run.status.name == RunState.IN_PROGRESS and (run.until is None or run.until <= now)
         return not run.damaged and (gone or (run.status.name, run.status.reason) == INTERRUPTED)
 
-    def _told(self, record: ThreadRecord) -> RunRecord | None:
-        """Return a run; if it cannot be read, what is known of it."""
+    def _read(self, record: ThreadRecord) -> RunRecord | None:
+        """Return a run, or a record with `damaged` if it cannot be read; None if it was deleted meanwhile."""
         try:
             return self.get(record.name)
-        except (Corrupt, Invalid) as error:  # Invalid: its classes are not what they were
+        except (Corrupt, Invalid) as error:  # Invalid: a class changed, so that stored instances do not load
             status = RunStatus(str(RunState.FAILED), str(error))
             began = when(record.created_at)
             return RunRecord(
@@ -164,10 +164,10 @@ class Runs:
         agent = None if agent is None else check_id(agent, "an agent's id")
         after: tuple[int, int] | None = None
         while True:
-            backend = self._engine.desk.heads.backend
+            backend = self._engine.session.reader.backend
             page = backend.threads(space=space, agent=agent, prefix=None, after=after, limit=size)
             yield from page
-            if len(page) < size:  # where to go on may be told by a row that is damaged
+            if len(page) < size:  # the row that names the next page may be damaged
                 return
             after = (page[-1][1].created_at, page[-1][0].no)
 
@@ -178,10 +178,10 @@ class Runs:
         return RunThread(self._engine, check_id(session_id, "a session's id"))
 
     def irreversible(self, session_id: str, ref: Any = None) -> Calls:
-        """Return the calls of a run that cannot be undone outside; `ref`: those that this checkpoint is before."""
+        """Return the irreversible calls of a run; with `ref`, only those that were made after that checkpoint."""
         if ref is not None:
             return RunThread(self._engine, check_id(session_id, "a session's id")).passed(ref)
-        data, _ = Work(self._engine, check_id(session_id, "a session's id"), None).point(self._engine.desk)
+        data, _ = JournalThread(self._engine, check_id(session_id, "a session's id")).point(self._engine.session)
         return [] if data is None else [record_of(each) for each in irreversible(data)]
 
     def steps(self, session_id: str) -> Checkpoints:
@@ -190,34 +190,33 @@ class Runs:
 
     def checkpoints(self, agent: str) -> Checkpoints:
         """Return the checkpoints of all runs of an agent, newest first."""
-        found = [c for record, _ in self._listed(SPACE, agent) for c in self.thread(record.name).history()]
-        return sorted(found, key=_age, reverse=True)
+        checkpoints = [c for record, _ in self._listed(SPACE, agent) for c in self.thread(record.name).history()]
+        return sorted(checkpoints, key=_age, reverse=True)
 
     def latest(self, agent: str) -> Checkpoint[Any] | None:
         """Return the newest checkpoint of an agent's runs, or None."""
         heads = (self.thread(record.name).latest() for record, _ in self._listed(SPACE, agent))
-        found = [head for head in heads if head is not None]
-        return max(found, key=_age, default=None)
+        return max((head for head in heads if head is not None), key=_age, default=None)
 
     def _all(self, session_id: str) -> Checkpoints:
-        """Return all checkpoints of a run, those that are out of view, too."""
+        """Return all checkpoints of a run, including those that a rewind left."""
         return [*self.thread(session_id).history(everything=True)]
 
     def prune(self, agent: str, keep: int | Policy) -> int:
-        """Hide all but the newest checkpoints of an agent's runs, and return how many went.
+        """Hide all but the newest checkpoints of an agent's runs, and return the number of hidden checkpoints.
 
-        A number is that of all its runs together; a `Policy` is held against each run by itself, and the answer is a
-        `PruneReport`. No run needs them to go on.
+        A number counts the checkpoints of all its runs together. A `Policy` applies to each run separately; then the
+        return value is a `PruneReport`. No run needs its checkpoints to resume.
         """
         if isinstance(keep, Policy):
             return retention.prune(self._engine, keep, (SPACE,), agent=agent)
         check_count(keep, "keep")
-        found = [c for record, _ in self._listed(SPACE, agent) for c in self._all(record.name)]
-        surplus = sorted(found, key=_age)[: max(len(found) - keep, 0)]  # the oldest first: heads go last
+        checkpoints = [c for record, _ in self._listed(SPACE, agent) for c in self._all(record.name)]
+        surplus = sorted(checkpoints, key=_age)[: max(len(checkpoints) - keep, 0)]  # the oldest first: heads go last
         return sum(self.thread(each.thread_id).delete_checkpoint(each) for each in surplus)
 
     def cleanup(self, session_id: str) -> int:
-        """Delete a run, whoever works on it, and return how many checkpoints went with it."""
+        """Delete a run, even if a worker has it, and return the number of deleted checkpoints."""
         steps = len(self._all(session_id))
         for space in (SPACE, JOURNAL):
             Thread(self._engine, space, session_id).delete()
@@ -226,28 +225,26 @@ class Runs:
     # -- calls in doubt -----------------------------------------------------------------------------------
 
     def settle(self, session_id: str, call_id: str, *, result: Any = MISSING, not_done: bool = False) -> None:
-        """Say what became of a call that is in doubt: its result, or that it was not done."""
+        """Settle a call that is in doubt: with its result, or as not done."""
         if type(call_id) is not str or (result is MISSING) != not_done:
             raise Invalid("settle takes the id of a call, and result=... or not_done=True", code="invalid.argument")
-        when_told = self._engine.direct.heads.clock()
-        entry = [journal.NOT_DONE, call_id] if not_done else [journal.RESULT, call_id, True, result, when_told]
-        work = Work(self._engine, check_id(session_id, "a session's id"), None)
+        now = self._engine.direct.reader.clock()
+        entry = [journal.NOT_DONE, call_id] if not_done else [journal.RESULT, call_id, True, result, now]
+        thread = JournalThread(self._engine, check_id(session_id, "a session's id"))
 
-        def write(desk: Desk) -> None:
-            work.settle_move(desk)  # from here on, it stands there
-            data, _ = work.point(desk)
+        def write(session: Session) -> None:
+            thread.settle_move(session)
+            data, _ = thread.point(session)
             if data is None:
                 raise NotFound(f"there is no run {session_id!r}", code="not_found.run")
-            lease = data["lease"]
-            if lease is not None and lease[2] > desk.heads.shared_time():
-                raise leased(session_id, lease)
+            check_free(session_id, data, session.reader.shared_time())
             where = next((name for name in ("calls", "zero") if Journal(data[name]).call(call_id)), None)
-            found = None if where is None else Journal(data[where]).call(call_id)
-            if where is None or found is None:
+            recorded = None if where is None else Journal(data[where]).call(call_id)
+            if where is None or recorded is None:
                 raise NotFound(f"run {session_id!r} has no call {call_id!r}", code="not_found.call")
-            if found.result is not None:
+            if recorded.result is not None:
                 raise Conflict(f"call {call_id!r} of run {session_id!r} is not in doubt", code="conflict.settled")
-            work.put(desk, work.added(where, [entry]))
+            thread.put(session, thread.added(where, [entry]))
 
         self._engine.atomic(write)
 

@@ -1,19 +1,24 @@
-"""When a run is to make a checkpoint, how it stands, and what becomes of a call that is in doubt: plain values."""
+"""Plain values of runs: strategies, statuses, answers of `verify`, and records of tool calls."""
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from backtrail.errors import Invalid
+from backtrail.models import when
 
 if TYPE_CHECKING:
     import datetime as dt
+    from collections.abc import Mapping
+
+    from backtrail.engine.journal import Call, Result
 
 
 class Event(StrEnum):
-    """What has just happened in a run."""
+    """An event of a run that is passed to its strategy."""
 
     TOOL_CALL_COMPLETE = "tool_call_complete"
     LLM_RESPONSE = "llm_response"
@@ -22,33 +27,33 @@ class Event(StrEnum):
 
 
 class Strategy(Protocol):
-    """Says when a run makes a checkpoint."""
+    """Decides when a run makes a checkpoint."""
 
     def should_checkpoint(self, iteration: int, event: str) -> bool:
-        """Tell whether one is to be made, after an event of an iteration."""
+        """Tell whether the run makes a checkpoint after this event of this iteration."""
 
 
 @dataclass(frozen=True, slots=True)
 class AfterToolCall:
-    """After each tool call."""
+    """The strategy to make a checkpoint after each tool call."""
 
     def should_checkpoint(self, iteration: int, event: str) -> bool:  # noqa: ARG002 - as the protocol has it
-        """Tell whether a tool call has come to its end."""
+        """Tell whether the event is the end of a tool call."""
         return event == Event.TOOL_CALL_COMPLETE
 
 
 @dataclass(frozen=True, slots=True)
 class AfterLlmResponse:
-    """After each response of a model."""
+    """The strategy to make a checkpoint after each response of a model."""
 
     def should_checkpoint(self, iteration: int, event: str) -> bool:  # noqa: ARG002
-        """Tell whether a model has answered."""
+        """Tell whether the event is a response of a model."""
         return event == Event.LLM_RESPONSE
 
 
 @dataclass(frozen=True, slots=True)
 class EveryN:
-    """At the end of every n-th iteration."""
+    """The strategy to make a checkpoint at the end of every n-th iteration."""
 
     n: int
 
@@ -57,21 +62,21 @@ class EveryN:
             raise Invalid(f"EveryN takes a whole number, 1 or more, not {self.n!r}", code="invalid.argument")
 
     def should_checkpoint(self, iteration: int, event: str) -> bool:
-        """Tell whether an iteration has ended whose number is a multiple of n."""
+        """Tell whether the event is the end of an iteration whose number is a multiple of n."""
         return event == Event.ITERATION and iteration >= 1 and iteration % self.n == 0
 
 
 @dataclass(frozen=True, slots=True)
 class Never:
-    """Never. What was done is recorded all the same."""
+    """The strategy to make no checkpoints. Calls are still recorded, so the run can resume."""
 
     def should_checkpoint(self, iteration: int, event: str) -> bool:  # noqa: ARG002
-        """Say no."""
+        """Return False."""
         return False
 
 
 class RunState(StrEnum):
-    """What a run's status is called."""
+    """The names of a run's statuses."""
 
     IN_PROGRESS = "in_progress"
     COMPLETED = "completed"
@@ -81,7 +86,7 @@ class RunState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """How a run stands: in_progress, completed, failed or halted, and the reason of the last two."""
+    """The status of a run: in_progress, completed, failed or halted; the last two with a reason."""
 
     name: str
     reason: str | None = None
@@ -92,13 +97,13 @@ class RunStatus:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What `verify` says of a call that was done: its result."""
+    """The answer of `verify` that a call was made, with its result."""
 
     result: Any = None
 
 
 class _NotDone:
-    """What `verify` says of a call that was not done."""
+    """The answer of `verify` that a call was not made: the run makes it again."""
 
     def __repr__(self) -> str:
         return "NotDone"
@@ -109,7 +114,7 @@ NotDone: Final = _NotDone()
 
 @dataclass(frozen=True, slots=True)
 class ToolCallRecord:
-    """A tool call of a run: what was asked for, and what came of it."""
+    """A tool call of a run: its arguments and its result."""
 
     id: str
     tool_name: str
@@ -120,6 +125,28 @@ class ToolCallRecord:
     iteration: int
     irreversible: bool = False
     tool_call_id: str | None = None
-    """The id that the model gave the call, if the run was told."""
+    """The id that the model gave the call, if the caller passed it."""
     ended_at: dt.datetime | None = None
-    """None: nobody knows whether it was done."""
+    """None: the call is in doubt, so it is unknown whether it was made."""
+
+
+def as_record(call: Call, result: Result | None) -> dict[str, Any]:
+    """Return the record of a call as plain data; without a result, the call is in doubt."""
+    good = result is not None and result.good
+    value = None if result is None else result.value if good else result.value[2]
+    return {
+        "id": call.id,
+        "tool_name": call.name,
+        "arguments": call.arguments,
+        "result": value,
+        "success": good,
+        "iteration": int(call.id.partition(".")[0]),
+        "irreversible": call.irreversible,
+        "tool_call_id": call.tool_call_id,
+        "ended_at": None if result is None else when(result.when),
+    }
+
+
+def record_of(data: Mapping[str, Any]) -> ToolCallRecord:
+    """Return the `ToolCallRecord` of a call's data. It is a deep copy."""
+    return ToolCallRecord(**copy.deepcopy(dict(data)))

@@ -1,19 +1,19 @@
-"""Tool calls without an answer: what a crash between a call and its result leaves in messages.
+"""Repair of tool calls without an answer: a crash between a call and its result leaves them in the messages.
 
-Models refuse messages in which a call has no result right behind it. The answer that is put there says that it is none,
-so that the model, and whoever reads on, can see it.
+Models refuse messages in which a tool call has no result right after it. The inserted answer is the recorded result,
+or tells the model that the result is missing.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from backtrail.entities import Message, Role, ToolStatus
+from backtrail.conversations.models import Message, Role, ToolStatus
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping
 
-INTERRUPTED: Final = "interrupted: nobody knows whether this call was made"
+INTERRUPTED: Final = "interrupted: it is unknown whether this call was made"
 _OPEN: Final = (ToolStatus.PENDING, ToolStatus.RUNNING)
 
 
@@ -24,26 +24,26 @@ def repaired(
     last: bool = True,
     leave: Container[str | None] = (),
 ) -> list[Message]:
-    """Return messages in which each tool call has an answer behind it.
+    """Return the messages with an answer after each tool call that has none.
 
-    Those that were missing have `metadata["repaired"]`: "recorded" if `results` has what came of the call, by its id,
-    else "interrupted". If `last` is False, calls that nothing but answers comes behind are left alone: the others may
-    be on their way. So are those of the calls of `leave`.
+    An inserted answer has `metadata["repaired"]`: "recorded" if `results` has the call's result under its id,
+    otherwise "interrupted". With `last=False`, the calls of the last message stay unanswered: their answers may still
+    come. The calls in `leave` stay unanswered, too.
     """
-    found: list[Message] = []
+    answered: list[Message] = []
     unanswered: list[str] = []
     known = results or {}
     for message in messages:
         if message.role != Role.TOOL:
-            found += [_answer(call_id, known) for call_id in unanswered if call_id not in leave]
+            answered += [_answer(call_id, known) for call_id in unanswered if call_id not in leave]
             unanswered.clear()
         elif message.metadata.get("tool_call_id") in unanswered:
             unanswered.remove(message.metadata["tool_call_id"])
-        found.append(message)
+        answered.append(message)
         unanswered += [call.id for call in message.tool_calls if call.result is None and call.status in _OPEN]
     if last:
-        found += [_answer(call_id, known) for call_id in unanswered if call_id not in leave]
-    return found
+        answered += [_answer(call_id, known) for call_id in unanswered if call_id not in leave]
+    return answered
 
 
 def _answer(call_id: str, known: Mapping[str, Any]) -> Message:

@@ -1,9 +1,42 @@
-"""What proves that a store keeps its promises: for backtrail's own tests, and for whoever writes a backend.
+"""The port's test suite, for authors of backends. It needs pytest and hypothesis.
 
-- `conformance.StoreConformance`: a test class; a backend's test file derives from it and says how to open a store.
-- `machine.ThreadMachine`: random histories, held against a plain model after every step.
-- `chunks.small_chunks`: makes small states have as many chunks as large ones.
-- `exact.same`: whether two values are equal to the last type, nan and order of keys.
+`BackendConformance` tests all that `backtrail.backends.port` promises. Its parts can be used alone. A test class says
+how to open an empty store:
 
-It needs the `test` extra (pytest and hypothesis).
+    class TestMyBackend(BackendConformance):
+        def open_backend(self, folder):
+            return contextlib.closing(MyBackend(folder / "store"))
+
+docs/backends.md shows more.
 """
+
+import pytest
+
+# Asserts explain themselves when they fail, as those of a test file do.
+_PARTS = ("against_memory", "change_feed", "lifecycle", "maintenance", "reader_writer", "search_index")
+pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in _PARTS))
+
+from backtrail.testing.change_feed import ChangeFeedConformance  # noqa: E402
+from backtrail.testing.lifecycle import LifecycleConformance  # noqa: E402
+from backtrail.testing.maintenance import MaintenanceConformance  # noqa: E402
+from backtrail.testing.reader_writer import ReaderWriterConformance  # noqa: E402
+from backtrail.testing.search_index import SearchIndexConformance  # noqa: E402
+
+__all__ = [
+    "BackendConformance",
+    "ChangeFeedConformance",
+    "LifecycleConformance",
+    "MaintenanceConformance",
+    "ReaderWriterConformance",
+    "SearchIndexConformance",
+]
+
+
+class BackendConformance(
+    ReaderWriterConformance,
+    LifecycleConformance,
+    SearchIndexConformance,
+    ChangeFeedConformance,
+    MaintenanceConformance,
+):
+    """All that the port promises."""

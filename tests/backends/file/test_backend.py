@@ -16,9 +16,8 @@ from blake3 import blake3
 import backtrail
 from backtrail.backends.file import directory, lock
 from backtrail.backends.file import log as file_log
-from backtrail.backends.file import snapshot as file_snapshot
 from backtrail.backends.file.backend import FileBackend
-from backtrail.backends.port import Batch, Entry, Indexed, Phrase, Splice
+from backtrail.backends.port import Batch, IndexEntry, IndexState, Phrase, Splice
 from backtrail.errors import CommitUnknown, Corrupt, Invalid, NotFound, Unavailable
 from tests.backends.sqlite.test_backend import append, contents, in_child, new, op_ids, raises, row, start, unprivileged
 from tests.support.disks import traced
@@ -110,7 +109,7 @@ class TestOpening:
         del caught
         assert contents(path) == before
 
-    def test_one_whose_first_file_is_gone_is_damaged_and_not_made_anew(self, path):
+    def test_store_without_its_first_file_is_corrupt(self, path):
         FileBackend(path).close()
         (path / "backtrail.store").unlink()
         (path / "log-000000000001").rename(path / "log-000000000002")
@@ -120,7 +119,7 @@ class TestOpening:
         assert contents(path) == before
 
     @pytest.mark.parametrize("collected", [False, True])
-    def test_the_file_that_says_which_files_count_can_be_made_by_hand(self, path, collected):
+    def test_backtrail_store_can_be_written_by_hand(self, path, collected):
         backend = FileBackend(path)
         fill(backend)
         if collected:
@@ -148,7 +147,7 @@ class TestOpening:
             FileBackend(path, **options)
         assert not path.exists()
 
-    def test_a_system_without_file_locks_is_told_what_to_use(self, path, monkeypatch):
+    def test_system_without_file_locks_is_refused(self, path, monkeypatch):
         monkeypatch.setattr(lock, "fcntl", None)
         with raises(Unavailable, "unavailable.platform"):
             FileBackend(path)
@@ -213,7 +212,7 @@ class TestReadOnly:
             lambda: reader.remove_rows(no, [1]),
             lambda: reader.rewrite(no, [row(1)]),
             reader.reclaim,
-            lambda: reader.index(no, Indexed(0, 0, 0), Indexed(1, 0, 1), ()),
+            lambda: reader.index(no, IndexState(0, 0, 0), IndexState(1, 0, 1), ()),
         ]
         for call in calls:
             with raises(Unavailable, "unavailable.read_only"):
@@ -240,7 +239,7 @@ class TestReadOnly:
         unprivileged(work)
         path.chmod(0o755)
 
-    def test_an_end_that_was_cut_short_is_passed_over_and_left_alone(self, path):
+    def test_reader_leaves_a_torn_end_alone(self, path):
         made = FileBackend(path)
         no = start(made)
         made.close()
@@ -297,12 +296,12 @@ class TestDurability:
     def test_bodies_are_not_kept_in_memory(self, backend):
         no = start(backend)
         append(backend, no, payload=b"x" * 5000)
-        entry = Entry(1, None, None, "word", b"\0text")
-        backend.index(no, Indexed(0, 0, 0), Indexed(2, 1, 2), (Splice(0, 0, (entry,)),))
+        entry = IndexEntry(1, None, None, "word", b"\0text")
+        backend.index(no, IndexState(0, 0, 0), IndexState(2, 1, 2), (Splice(0, 0, (entry,)),))
         with backend.group():
             backend.commit(Batch(rows=((no, row(3)),), chunks=((b"digest", b"bytes"),)))
             assert backend.chunks([b"digest"]) == {b"digest": b"bytes"}
-        tables = backend._tables
+        tables = backend._storage.tables
         held = [*tables.payloads.values(), tables.chunks[b"digest"][0], tables.lists[no][1][0].text]
         assert not [body for body in held if isinstance(body, bytes)]
         found = backend.find([Phrase(("word",))], space=None, agent=None, threads=None, after=None, limit=9)
@@ -362,18 +361,18 @@ class TestOthers:
         assert seqs(backend, no) == list(range(1, 162))
         backend.close()
 
-    def test_what_moved_is_told_of_others_too(self, backend, path):
+    def test_moved_reports_threads_of_other_processes(self, backend, path):
         other = FileBackend(path)
         no = start(backend)
-        mark, _ = backend.moved(None, (), None)
+        mark, _ = backend.changed_since(None, (), None)
         append(other, no)
         made = start(other, "y")
-        mark, news = backend.moved(mark, (), None)
+        mark, news = backend.changed_since(mark, (), None)
         assert news == {no: 1, made: 0}
         append(other, no)
-        mark, news = backend.moved(mark, (), {no})
+        mark, news = backend.changed_since(mark, (), {no})
         assert news == {no: 2}
-        assert backend.moved(mark, (), None)[1] == {}
+        assert backend.changed_since(mark, (), None)[1] == {}
         other.close()
 
 
@@ -414,7 +413,7 @@ class TestForks:
         assert seqs(backend, no) == seqs(other, no) == [1, 2, 3]
         other.close()
 
-    def test_a_child_that_leaves_such_a_group_can_begin_anew_when_its_parent_is_done(self, backend, path):
+    def test_child_can_write_after_leaving_its_parents_group(self, backend, path):
         no = start(backend)
         gate = os.pipe()
         pid = -1
@@ -479,9 +478,9 @@ def fill(backend):
             tag=((no, 2, "a"), (no, 2, "b\ud800"), (no, 5, "gone")),
         )
     )
-    entries = tuple(Entry(at, f"id {at}", "user", f"word{at} all", b"\0text %d" % at) for at in range(6))
-    backend.index(no, Indexed(0, 0, 0), Indexed(21, 6, 21), (Splice(0, 0, (*entries, None)),))
-    backend.index(no, Indexed(21, 6, 21), Indexed(21, 5, 21), (Splice(2, 1, ()),))
+    entries = tuple(IndexEntry(at, f"id {at}", "user", f"word{at} all", b"\0text %d" % at) for at in range(6))
+    backend.index(no, IndexState(0, 0, 0), IndexState(21, 6, 21), (Splice(0, 0, (*entries, None)),))
+    backend.index(no, IndexState(21, 6, 21), IndexState(21, 5, 21), (Splice(2, 1, ()),))
     backend.remove_chunks([b"digest %d" % at for at in range(5)], backend.next_epoch())
     backend.remove_rows(no, range(3, 8))
     start(backend, "other", agent="b")
@@ -500,8 +499,8 @@ def whole(backend):
         (page, backend.chunks([name for name, _ in page])),
         backend.find([Phrase(("all",))], **sought),
         [backend.indexed(no) for no in numbers],
-        backend.marked(0, 99),
-        [backend.standings(agent, touched=touched) for agent in "ab" for touched in (True, False)],
+        backend.unindexed(0, 99),
+        [backend.tips(agent, touched=touched) for agent in "ab" for touched in (True, False)],
         backend.usage()._replace(stored_bytes=0),
     )
 
@@ -528,7 +527,7 @@ class TestReclaiming:
         assert whole(again) == expected
         again.close()
 
-    def test_one_that_has_nothing_to_give_back_leaves_the_files_alone(self, backend, path):
+    def test_reclaim_without_waste_changes_no_file(self, backend, path):
         fill(backend)
         backend.reclaim()
         before = contents(path)
@@ -541,15 +540,13 @@ class TestReclaiming:
         for at in range(9):
             append(backend, no, payload=b"%d %s" % (at, canary) * 10, label=canary.decode())
         append(backend, no)
-        entry = Entry(1, "id", None, canary.decode(), b"\0" + canary)
-        backend.index(no, Indexed(0, 0, 0), Indexed(10, 1, 10), (Splice(0, 0, (entry,)),))
+        entry = IndexEntry(1, "id", None, canary.decode(), b"\0" + canary)
+        backend.index(no, IndexState(0, 0, 0), IndexState(10, 1, 10), (Splice(0, 0, (entry,)),))
         backend.commit(Batch(chunks=((b"digest", canary * 100),), hide=tuple((no, seq) for seq in range(2, 11))))
-        backend._covered = -(1 << 30)
-        backend._snapshot()
-        assert sum(canary in content for content in contents(path).values()) == 2
+        assert sum(canary in content for content in contents(path).values()) == 1
         backend.remove_rows(no, range(2, 11))
         backend.remove_chunks([b"digest"], backend.next_epoch())
-        backend.index(no, Indexed(10, 1, 10), Indexed(11, 0, 11), (Splice(0, 1, ()),))
+        backend.index(no, IndexState(10, 1, 10), IndexState(11, 0, 11), (Splice(0, 1, ()),))
         backend.reclaim()
         assert not [name for name, content in contents(path).items() if canary in content]
 
@@ -572,7 +569,7 @@ class TestReclaiming:
             backend.commit(Batch(chunks=((b"waste %d" % at, bytes(1000)),)))
             backend.remove_chunks([b"waste %d" % at], backend.next_epoch())
             others[0].reclaim() if at % 3 == 0 else backend.reclaim()
-            generations.add(backend._now_in().generation)
+            generations.add(backend._storage.generation.generation)
         stop.set()
         for worker in workers:
             worker.join(30)
@@ -601,95 +598,8 @@ class TestReclaiming:
             each.close()
 
 
-class TestSnapshots:
-    @pytest.fixture(autouse=True)
-    def small(self, monkeypatch):
-        monkeypatch.setattr("backtrail.backends.file.backend._SNAPSHOT_CHANGES", 5)
-
-    def test_it_is_what_the_log_says_and_only_what_comes_behind_is_read(self, path, monkeypatch):
-        backend = FileBackend(path)
-        no = fill(backend)
-        expected = whole(backend)
-        backend.close()
-        assert (path / "snapshot").exists()
-        again = FileBackend(path)
-        assert again._log.changes == 0
-        assert whole(again) == expected
-        append(again, no)
-        expected = whole(again)
-        again.reclaim()
-        assert whole(again) == expected
-        last = FileBackend(path)
-        assert (last._log.changes, whole(last)) == (0, expected)
-        for each in (again, last):
-            each.close()
-
-    @pytest.mark.parametrize("how", ["flipped", "short", "of another generation", "ahead"])
-    def test_one_that_does_not_fit_does_not_count(self, path, how):
-        backend = FileBackend(path)
-        no = fill(backend)
-        expected = whole(backend)
-        backend.close()
-        snapshot = path / "snapshot"
-        data = snapshot.read_bytes()
-        again = FileBackend(path)
-        if how == "flipped":
-            snapshot.write_bytes(data[:100] + bytes([data[100] ^ 1]) + data[101:])
-        elif how == "short":
-            snapshot.write_bytes(data[:-1])
-        elif how == "of another generation":
-            again.reclaim()
-            snapshot.write_bytes(data)
-        else:
-            append(again, no)
-            again._covered = -9999
-            again._snapshot()
-            log = path / "log-000000000001"
-            log.write_bytes(log.read_bytes()[:-1])
-            (path / "backtrail.lock").unlink()  # it would tell that something is missing
-        again.close()
-        last = FileBackend(path)
-        assert last._log.changes > 0
-        assert whole(last) == expected
-        last.close()
-
-    def test_one_that_a_collection_overtakes_is_thrown_away(self, path, monkeypatch):
-        backend, other = FileBackend(path), FileBackend(path)
-        fill(backend)
-        prepare = file_snapshot.prepare
-
-        def late(*rest):
-            made = prepare(*rest)
-            monkeypatch.setattr(file_snapshot, "prepare", prepare)
-            other.reclaim()
-            return made
-
-        monkeypatch.setattr(file_snapshot, "prepare", late)
-        backend._snapshot()
-        assert not [name for name in contents(path) if ".new" in name]
-        assert (path / "snapshot").exists()
-        expected = whole(other)
-        for each in (backend, other):
-            each.close()
-        again = FileBackend(path)
-        assert (again._log.changes, whole(again)) == (0, expected)
-        again.close()
-
-    def test_one_that_cannot_be_written_is_done_without(self, path, disk):
-        backend = FileBackend(path)
-        fill(backend)
-
-        def before(call):
-            if call.what == "create":
-                raise OSError(errno.ENOSPC, "full")
-
-        disk.before = before
-        backend.close()
-        assert not (path / "snapshot").exists()
-
-
 class TestFailingDisk:
-    def test_a_full_disk_refuses_and_goes_on_when_there_is_room(self, backend, path):
+    def test_full_disk_refuses_until_there_is_room(self, backend, path):
         no = start(backend)
 
         def child():
@@ -725,7 +635,7 @@ class TestFailingDisk:
                 while len(written) < 1000:
                     written.append(append(backend, no, payload=os.urandom(3000)).op_id)
             with raises(Unavailable, "unavailable.full"):
-                backend._tables.wasted = 1
+                backend._storage.tables.wasted = 1
                 backend.reclaim()
             assert op_ids(backend, no)[1:] == written
             backend.close()
@@ -737,7 +647,7 @@ class TestFailingDisk:
 
     @pytest.mark.parametrize("once", [True, False])
     @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
-    def test_whichever_call_fails_it_is_loud_and_what_was_acknowledged_is_there(self, disk, tmp_path, once, code):
+    def test_any_failing_call_raises_and_loses_nothing_acknowledged(self, disk, tmp_path, once, code):
         def use(path, acknowledged, refused, unknown):
             """Open, write, collect and close, and note what became of each row."""
             backend = FileBackend(path)
@@ -784,7 +694,7 @@ class TestFailingDisk:
             again.close()
         assert fired > total / 2
 
-    def test_a_sync_that_fails_leaves_the_commit_out_or_says_that_nobody_knows(self, disk, path):
+    def test_failing_sync_undoes_the_commit_or_is_commit_unknown(self, disk, path):
         backend = FileBackend(path)
         no = start(backend)
 

@@ -67,7 +67,7 @@ class TestCutShort:
         backend.close()
         assert seqs(opened(path, read_only=True), 1) == [1, 2]
 
-    def test_what_a_power_cut_took_of_relaxed_commits_takes_all_behind_it(self, tmp_path, caplog):
+    def test_torn_relaxed_commit_takes_all_later_ones(self, tmp_path, caplog):
         path = tmp_path / "s"
         backend = opened(path, durability="relaxed")
         no = start(backend)
@@ -75,7 +75,7 @@ class TestCutShort:
         for _ in range(5):
             append(backend, no)
             ends.append((path / FIRST).stat().st_size)
-        os.close(backend._store_fd)  # it is never closed, and so never synced
+        os.close(backend._storage._store[0])  # it is never closed, and so never synced
         data = bytearray((path / FIRST).read_bytes())
         data[ends[1] + 60] ^= 1
         (path / FIRST).write_bytes(data)
@@ -186,7 +186,7 @@ class TestDamage:
         """Flip one bit in so many bytes of all files, one after the other."""
         with backtrail.open(made.as_uri(), read_only=True) as store:
             good, stood = states(store), heads(store)
-            uid = store._backend._now_in().uid
+            uid = store._backend._storage.generation.uid
         assert len(good) >= 7
         names = [name for name in contents(made) if name != "backtrail.lock"]
         last = max(name for name in names if name.startswith("log"))
@@ -207,16 +207,16 @@ class TestDamage:
                 if name == last and at >= torn_from:  # as good as cut short, and it only held a tag
                     assert caplog.records or found == good
                 else:
-                    assert found.keys() >= good.keys(), (name, at)  # of a lost row nobody knows what it was
-                    standing = heads(store)
-                    moved = {thread for thread in stood if standing[thread] != stood[thread]}
-                    assert all(isinstance(standing[thread], backtrail.Corrupt) for thread in moved), (name, at)
-                    assert store._backend._at().blind is None
+                    assert found.keys() >= good.keys(), (name, at)  # a lost row may have been anything
+                    tip = heads(store)
+                    moved = {thread for thread in stood if tip[thread] != stood[thread]}
+                    assert all(isinstance(tip[thread], backtrail.Corrupt) for thread in moved), (name, at)
+                    assert store._backend._storage.log.blind is None
                     assert name == "backtrail.store" or at < 40 or store.verify().faults, (name, at)
                 if wrong:
                     hurt += 1
                     named = {damage.checkpoint_id for damage in store.verify().damaged}
-                    assert wrong & good.keys() <= named, (name, at)  # not those of which nobody knows whether they were
+                    assert wrong & good.keys() <= named, (name, at)  # but for those that may have been lost they were
                     spared += any(identity not in wrong for identity in good)
             if wrong and hurt % repair_every == 0:
                 left = {identity: state for identity, state in good.items() if identity not in wrong}
@@ -240,12 +240,12 @@ class TestDamage:
 
     @pytest.mark.parametrize("how", ["transaction", "import", "collected"])
     @pytest.mark.parametrize("lost", [1, 2, 4])
-    def test_of_rows_that_were_written_together_one_is_lost_and_no_other(self, tmp_path, how, lost):
+    def test_damaged_row_takes_no_other_of_its_frame(self, tmp_path, how, lost):
         path = tmp_path / "made"
         with backtrail.open(path.as_uri()) as store:
             given = together(store, how, tmp_path / "exported")
             store.thread("other").save({"n": 0})
-            uid = store._backend._now_in().uid
+            uid = store._backend._storage.generation.uid
         damage_row(min(path.glob("base-*" if how == "collected" else "log-*")), uid, lost)
         left = {identity: {"n": n} for n, identity in enumerate(given, 1) if n != lost}
         with backtrail.open(path.as_uri(), read_only=True) as store:
@@ -257,7 +257,7 @@ class TestDamage:
 
     def test_one_can_write_to_what_is_not_damaged(self, made):
         with backtrail.open(made.as_uri(), read_only=True) as store:
-            uid = store._backend._now_in().uid
+            uid = store._backend._storage.generation.uid
         name = min(name for name in contents(made) if name.startswith(("base", "log")))
         data = bytearray((made / name).read_bytes())
         data[frames_of(made / name, uid)[0].at + 60] ^= 1
@@ -283,10 +283,10 @@ class TestDamage:
             assert store.verify().ok
 
     @pytest.mark.parametrize("made", ["log"], indirect=True)
-    def test_several_frames_that_are_gone_leave_it_readable_and_nothing_can_be_written(self, made, caplog):
+    def test_store_with_lost_frames_can_only_be_read(self, made, caplog):
         name = min(name for name in contents(made) if name.startswith(("base", "log")))
         with backtrail.open(made.as_uri(), read_only=True) as store:
-            uid = store._backend._now_in().uid
+            uid = store._backend._storage.generation.uid
             good = states(store)
         data = bytearray((made / name).read_bytes())
         found = frames_of(made / name, uid)
@@ -395,7 +395,7 @@ class TestKilled:
 
         assert self.every(tmp_path, prepare, work, check) > 10
 
-    def test_one_who_has_the_store_open_goes_on_when_a_collection_is_killed(self, tmp_path):
+    def test_killed_collection_leaves_open_stores_working(self, tmp_path):
         for at in range(0, 20, 2):
             path = tmp_path / str(at)
             backend = opened(path)
@@ -444,7 +444,7 @@ class TestPowerCuts:
         return acknowledged
 
     @pytest.mark.parametrize("durability", ["full", "relaxed"])
-    def test_what_was_acknowledged_is_there_and_what_is_there_is_whole(self, tmp_path, durability, monkeypatch):
+    def test_acknowledged_writes_survive_whole(self, tmp_path, durability, monkeypatch):
         self.crash(tmp_path, durability, monkeypatch, 3)
 
     @pytest.mark.torture

@@ -18,9 +18,10 @@ from backtrail.backends.file import backend as file
 from backtrail.backends.file import directory as file_directory
 from backtrail.backends.file import lock as file_lock
 from backtrail.backends.file import log as file_log
-from backtrail.backends.file import shared, snapshot
+from backtrail.backends.file import storage as file_storage
 from backtrail.backends.file.backend import FileBackend
 from backtrail.backends.file.frames import HEADER
+from backtrail.backends.file.storage import FileStorage
 from backtrail.backends.port import Batch, Usage
 from backtrail.backends.tables.backend import TableBackend
 from backtrail.backends.tables.tables import Tables
@@ -115,7 +116,7 @@ class TestDamageBetweenProcesses:
         assert disk.count("sync") == 1
         assert [each.synced for each in first_frames(path)] == [0, 1]
 
-    def test_the_last_frame_is_not_cut_off_if_it_is_known_to_have_been_on_disk(self, path):
+    def test_damaged_last_frame_that_was_synced_is_kept(self, path):
         for at in range(3):
             with backtrail.open(path.as_uri()) as store:
                 store.thread(f"t{at}").save({"n": at})
@@ -175,11 +176,11 @@ class TestDamageBetweenProcesses:
     def test_the_end_of_an_older_version_is_understood(self, path):
         backend = opened(path)
         start(backend)
-        before = backend._turns.published()
+        before = backend._storage.lock.published()
         backend.close()
         os.truncate(path / "backtrail.lock", 28)
         reader = opened(path, read_only=True)
-        assert reader._turns.published() == before._replace(synced=0)
+        assert reader._storage.lock.published() == before._replace(synced=0)
         reader.close()
 
 
@@ -203,7 +204,7 @@ def mended(path):
 
 class TestLostFiles:
     @pytest.mark.parametrize("read_only", [False, True])
-    def test_a_log_without_the_file_that_names_it_is_left_alone(self, path, read_only):
+    def test_log_without_backtrail_store_is_left_alone(self, path, read_only):
         backend = opened(path)
         start(backend)
         backend.close()
@@ -213,7 +214,7 @@ class TestLostFiles:
             opened(path, read_only=read_only)
         assert contents(path) == before
 
-    def test_a_log_without_a_frame_is_left_over_from_the_making(self, path):
+    def test_log_without_a_frame_is_made_again(self, path):
         opened(path).close()
         (path / "backtrail.store").unlink()
         backend = opened(path)
@@ -237,13 +238,13 @@ class TestLostFiles:
         mended(path)
 
     @pytest.mark.usefixtures("small")
-    def test_one_in_the_middle_and_the_end_of_the_one_before(self, path):
+    def test_middle_file_and_the_seal_before_it(self, path):
         with backtrail.open(path.as_uri()) as store:
             for at in range(30):
                 store.thread(f"t{at}").save({"n": at})
         (path / "backtrail.lock").unlink()
         first, second = sorted(path.glob("log-*"))[:2]
-        flip(first, first_frames(path)[-1].at)  # nobody knows any more that it was sealed
+        flip(first, first_frames(path)[-1].at)  # the seal is lost
         second.unlink()
         before = contents(path)
         refused(path)
@@ -267,20 +268,20 @@ class TestLostFiles:
         backend = opened(path)
         start(backend)
         backend.next_epoch()
-        backend._tables.wasted = 1
+        backend._storage.tables.wasted = 1
         backend.reclaim()
         backend.close()
         next(path.glob(name)).unlink()
         with raises(Corrupt, "corrupt.store"):
             opened(path, read_only=read_only)
 
-    def test_a_file_that_has_frames_is_never_begun_anew(self, path):
+    def test_file_with_frames_is_never_overwritten(self, path):
         backend = opened(path)
         no = start(backend)
         following = path / "log-000000000002"
         following.write_bytes(bytes(100))
         with raises(Corrupt, "corrupt.store"):
-            backend._at().roll()
+            backend._storage.log.roll()
         assert following.read_bytes() == bytes(100)
         assert seqs(backend, no) == [1]
         backend.close()
@@ -312,7 +313,7 @@ class TestAnotherStoreInItsPlace:
         with raises(Corrupt, "corrupt.store"):
             backtrail.open(path.as_uri())
 
-    def test_who_had_the_old_one_open_is_told_and_writes_nothing(self, path):
+    def test_removed_store_is_not_found_and_its_successor_untouched(self, path):
         old = opened(path)
         no = start(old)
         reader = opened(path, read_only=True)
@@ -331,16 +332,14 @@ class TestAnotherStoreInItsPlace:
         for each in (old, reader, made):
             each.close()
 
-    def test_a_lock_file_that_was_replaced_is_the_one_that_is_locked(self, path):
+    def test_replaced_lock_file_is_the_one_that_counts(self, path):
         one = opened(path)
         no = start(one)
         (path / "backtrail.lock").unlink()
         other = FileBackend(path, busy_timeout=0.1)
-        other._take()
-        one._turns._wait = 0.1
-        with raises(backtrail.Unavailable, "unavailable.locked"):
+        one._storage.lock.wait = 0.1
+        with other._storage.locked(), raises(backtrail.Unavailable, "unavailable.locked"):
             append(one, no)
-        other._give()
         append(one, no)
         assert seqs(other, no) == [1, 2]
         for each in (one, other):
@@ -348,7 +347,7 @@ class TestAnotherStoreInItsPlace:
 
 
 class TestOrderOnDisk:
-    def test_a_file_is_on_disk_before_the_next_one_is_begun_whoever_sealed_it(self, path, disk, small):
+    def test_sealed_file_is_synced_before_the_next_begins(self, path, disk, small):
         del small
 
         def killed():
@@ -361,18 +360,18 @@ class TestOrderOnDisk:
         assert in_child(killed) == 0
         backend = opened(path)
         disk.calls.clear()
-        backend._at().synced = 0  # nor has it made sure of it when it opened the store
+        backend._storage.log.synced = 0  # nor has it made sure of it when it opened the store
         append(backend, 1)
         sealed = disk.number((path / FIRST).stat())
         made = next(at for at, call in enumerate(disk.calls) if call.what == "create")
         assert any(call.what == "sync" and call.file == sealed for call in disk.calls[:made])
         backend.close()
 
-    def test_a_switch_is_on_disk_before_the_old_files_are_removed(self, path, disk):
+    def test_switch_is_synced_before_old_files_go(self, path, disk):
         def killed():
             backend = opened(path)
             start(backend)
-            backend._tables.wasted = 1
+            backend._storage.tables.wasted = 1
 
             def before(call):
                 if call.what == "sync directory" and disk.calls[-2].what == "rename":
@@ -414,7 +413,7 @@ class TestInterrupted:
             each.close()
 
     @pytest.mark.parametrize("where", ["getpid", "flock"])
-    def test_who_is_about_to_write_has_no_lock_left(self, path, where, monkeypatch):
+    def test_interrupt_before_a_write_releases_the_lock(self, path, where, monkeypatch):
         backend, other = opened(path), FileBackend(path, busy_timeout=0.2)
         no = start(backend)
 
@@ -445,9 +444,10 @@ def descriptors():
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="it counts descriptors in /proc")
 class TestFewDescriptors:
     @pytest.mark.usefixtures("small")
-    def test_a_file_that_cannot_be_opened_is_refused_and_the_next_write_goes_on(self, path, disk):
+    def test_write_goes_on_after_too_many_open_files(self, path, disk):
         backend = opened(path)
         no = start(backend)
+        log = backend._storage.log
         disk.reads = True
         refused = 0
 
@@ -455,7 +455,7 @@ class TestFewDescriptors:
             pass
 
         def fail(what, call):
-            if call.what == what and call.name == str(backend._at().name(backend._at().file + 1)):
+            if call.what == what and call.name == str(log.name(log.file + 1)):
                 disk.before = clear
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
@@ -476,8 +476,8 @@ class TestFewDescriptors:
         backend = opened(path)
         no = start(backend)
         backend.next_epoch()
-        backend._tables.wasted = 1
-        backend._at().roll()
+        backend._storage.tables.wasted = 1
+        backend._storage.log.roll()
         before = descriptors()
         left = [failing]
 
@@ -518,16 +518,15 @@ class TestFewDescriptors:
 class TestUpkeep:
     @pytest.mark.parametrize("error", [Unavailable("busy"), KeyboardInterrupt()])
     def test_a_collection_that_fails_leaves_nothing_behind(self, path, error, monkeypatch):
-        monkeypatch.setattr(file, "_SNAPSHOT_CHANGES", 1)
         with backtrail.open(path.as_uri()) as store:
             for n in range(4):
                 store.thread("t").save({"n": n})
             store.thread("t").prune(keep_last=1)
             with monkeypatch.context() as patch, pytest.raises(type(error)):
-                patch.setattr(FileBackend, "_adopt", mock.Mock(side_effect=error))
+                patch.setattr(FileStorage, "adopt", mock.Mock(side_effect=error))
                 patch.setattr(file_directory, "switch", mock.Mock(side_effect=error))
                 store.gc()
-            assert {each.name[:3] for each in path.iterdir()} <= {"bac", "log", "sna"}
+            assert {each.name[:3] for each in path.iterdir()} <= {"bac", "log"}
             assert store.thread("t").load().state == {"n": 3}
             store.gc()
         with backtrail.open(path.as_uri()) as store:
@@ -540,14 +539,14 @@ class TestUpkeep:
                 store.thread("t").save({"n": n})
             store.thread("t").prune(keep_last=1)
             with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-                patch.setattr(FileBackend, "_adopt", mock.Mock(side_effect=KeyboardInterrupt))
+                patch.setattr(FileStorage, "adopt", mock.Mock(side_effect=KeyboardInterrupt))
                 store.gc()
             assert store.thread("t").load().state == {"n": 3}
         with backtrail.open(path.as_uri()) as store:
             assert store.verify().ok
             assert len(store.thread("t")) == 1
 
-    def test_new_files_are_for_those_who_may_use_the_store(self, path):
+    def test_new_files_get_the_mode_of_the_store(self, path):
         with backtrail.open(path.as_uri()) as store:
             for n in range(4):
                 store.thread("t").save({"n": n})
@@ -557,33 +556,11 @@ class TestUpkeep:
             store.gc()
         assert {each.stat().st_mode & 0o777 for each in path.iterdir()} == {0o640}
 
-    def test_a_collection_beside_one_who_opens_the_store_is_done(self, path, monkeypatch):
-        backend = opened(path)
-        no = start(backend)
-        monkeypatch.setattr(file, "_SNAPSHOT_CHANGES", 1)
-        backend._tables.wasted = 1
-        real = snapshot.prepare
-
-        def prepare(*rest):
-            patch.undo()
-            made = real(*rest)
-            directory, now = rest[:2]
-            file_directory.sweep(directory, now._replace(generation=1))  # as whoever opens the store does
-            return made
-
-        with monkeypatch.context() as patch:
-            patch.setattr(snapshot, "prepare", prepare)
-            backend.reclaim()
-        assert backend._now_in().generation == 2
-        assert sorted(each.name[:4] for each in path.iterdir()) == ["back", "back", "base", "log-"]
-        assert seqs(backend, no) == [1]
-        backend.close()
-
     def test_usage_beside_a_thread_that_loads(self, path, monkeypatch):
         backend = opened(path)
         start(backend)
         loading, go_on = threading.Event(), threading.Event()
-        real = FileBackend._let_go
+        real = FileStorage._let_go
 
         def let_go(self):
             real(self)
@@ -592,8 +569,8 @@ class TestUpkeep:
 
         found = []
         with monkeypatch.context() as patch:
-            patch.setattr(FileBackend, "_let_go", let_go)
-            backend._whole = False
+            patch.setattr(FileStorage, "_let_go", let_go)
+            backend._storage._log = None
             reader = threading.Thread(target=lambda: backend.newest(1))
             patch.setattr(TableBackend, "usage", lambda _: Usage({}, 0, {}, {}, {}, 0, 0, 0, 0, 0))
             reader.start()
@@ -628,56 +605,52 @@ class TestUpkeep:
 
 
 class TestWaiting:
-    """Whoever reads waits for nobody, and nobody waits for one who reads."""
+    """Readers wait for no process, and no process waits for readers."""
 
     @pytest.fixture
     def held(self, path):
         """A store with a row, whose lock another one has."""
         other = opened(path)
         no = start(other)
-        other._take()
-        other._tables.begin()
-        yield no
-        other._tables.end()
-        other._give()
+        with other._storage.write():
+            yield no
         other.close()
 
     def test_a_thread_reads_beside_one_that_waits_for_another_process(self, path, monkeypatch):
         backend, other = opened(path), opened(path)
         no = start(backend)
         waiting = threading.Event()
-        real = file_lock.Turns._flock
+        real = file_lock.Lock._flock
 
         def flock(self, how):
             waiting.set()
             real(self, how)
 
-        monkeypatch.setattr(file_lock.Turns, "_flock", flock)
-        other._take()
-        waiting.clear()
-        writer = threading.Thread(target=append, args=(backend, no))
-        writer.start()
-        assert waiting.wait(2)
-        backend._turns._wait = 0.1
-        assert backend.newest(no).seq == 1
-        assert in_child(lambda: backend.newest(no)) == 0  # nor does a fork wait for it
-        backend._turns._wait = 5
-        other._give()
+        monkeypatch.setattr(file_lock.Lock, "_flock", flock)
+        with other._storage.locked():
+            waiting.clear()
+            writer = threading.Thread(target=append, args=(backend, no))
+            writer.start()
+            assert waiting.wait(2)
+            backend._storage.lock.wait = 0.1
+            assert backend.newest(no).seq == 1
+            assert in_child(lambda: backend.newest(no)) == 0  # nor does a fork wait for it
+            backend._storage.lock.wait = 5
         writer.join()
         assert backend.newest(no).seq == 2
         for each in (backend, other):
             each.close()
 
-    def test_one_opens_read_only_beside_one_who_writes(self, path, held):
+    def test_read_only_open_does_not_wait_for_a_writer(self, path, held):
         reader = FileBackend(path, read_only=True, busy_timeout=0.1)
         assert seqs(reader, held) == [1]
         reader.close()
 
     @pytest.mark.parametrize("read_only", [False, True])
-    def test_a_load_keeps_nobody_out(self, path, read_only, monkeypatch):
+    def test_load_locks_no_writer_out(self, path, read_only, monkeypatch):
         writer = FileBackend(path, busy_timeout=0.1)
         no = start(writer)
-        monkeypatch.setattr(shared, "_FAR", 2)
+        monkeypatch.setattr(file_storage, "_FAR", 2)
         real = file_log.Log._read_file
         written = []
 
@@ -705,32 +678,22 @@ class TestWaiting:
         backend, other = opened(path), opened(path)
         no = start(backend)
         loading, go_on = threading.Event(), threading.Event()
-        real = FileBackend._load
+        real = FileStorage._load
 
         def load(self, *rest):
-            if self is backend:
+            if self is backend._storage:
                 loading.set()
                 assert go_on.wait(4)
             real(self, *rest)
 
-        locked = threading.Event()
-        flock = file_lock.Turns._flock
-
-        def noted(self, how):
-            flock(self, how)
-            if self is backend._turns:
-                locked.set()
-
-        monkeypatch.setattr(FileBackend, "_load", load)
-        monkeypatch.setattr(file_lock.Turns, "_flock", noted)
-        backend._whole = False
+        monkeypatch.setattr(FileStorage, "_load", load)
+        backend._storage._log = None
         threads = [threading.Thread(target=backend.newest, args=(no,))]
         threads[0].start()
         assert loading.wait(2)
         threads.append(threading.Thread(target=backend.next_epoch))
         threads[1].start()
-        assert locked.wait(2)
-        other._turns._wait = 0.5
+        other._storage.lock.wait = 0.5
         for _ in range(3):
             append(other, no)
         go_on.set()
@@ -775,10 +738,10 @@ class TestWaiting:
         waits.sort()
         assert len(waits) > 100
         assert waits[int(len(waits) * 0.99)] < 0.05
-        if what != "collects":  # else it has to read all of it anew, once for each of them
+        if what != "collects":  # else it reads all of the files once after each collection
             assert waits[-1] < 0.5
 
-    def test_a_load_that_a_collection_overtakes_begins_anew(self, path, monkeypatch, caplog):
+    def test_load_overtaken_by_a_collection_starts_over(self, path, monkeypatch, caplog):
         writer = opened(path)
         no = start(writer)
         monkeypatch.setattr(file_log, "FILE_BYTES", 600)
@@ -791,19 +754,19 @@ class TestWaiting:
         def read_file(self, *rest):
             if not collected:
                 collected.append(True)
-                writer._tables.wasted = 1
+                writer._storage.tables.wasted = 1
                 writer.reclaim()
             return real(self, *rest)
 
         monkeypatch.setattr(file_log.Log, "_read_file", read_file)
         reader = opened(path, read_only=True)
         assert seqs(reader, no) == expected
-        assert reader._now_in() == writer._now_in()
+        assert reader._storage.generation == writer._storage.generation
         assert not caplog.records
         for each in (writer, reader):
             each.close()
 
-    def test_an_end_that_is_not_there_is_looked_for_once(self, path, monkeypatch):
+    def test_unreachable_published_end_causes_no_reloads(self, path, monkeypatch):
         backend = opened(path)
         no = start(backend)
         copy = contents(path)
@@ -812,8 +775,8 @@ class TestWaiting:
         (path / FIRST).write_bytes(copy[FIRST])
         reader = opened(path, read_only=True)
         loads = []
-        real = FileBackend._load
-        monkeypatch.setattr(FileBackend, "_load", lambda self, *rest: loads.append(real(self, *rest)))
+        real = FileStorage._load
+        monkeypatch.setattr(FileStorage, "_load", lambda self, *rest: loads.append(real(self, *rest)))
         for _ in range(3):
             assert seqs(reader, no) == [1]
         assert not loads
@@ -823,7 +786,7 @@ class TestWaiting:
         for each in (writer, reader):
             each.close()
 
-    def test_what_is_in_doubt_is_looked_at_with_the_others_kept_out(self, path, disk):
+    def test_unknown_commit_is_read_under_the_lock(self, path, disk):
         backend = opened(path)
         no = start(backend)
 
@@ -835,7 +798,7 @@ class TestWaiting:
         with pytest.raises(backtrail.CommitUnknown):
             append(backend, no)
         disk.before = lambda _: None
-        assert seqs(backend, no) == [1, 2]  # as whoever writes next will find it
+        assert seqs(backend, no) == [1, 2]  # as the next writer finds it
         append(backend, no)
         assert seqs(opened(path, read_only=True), no) == [1, 2, 3]
         backend.close()

@@ -1,8 +1,7 @@
-"""What is left of a store in files: of frames that are lost, of others who go on, of whoever was interrupted."""
+"""Stores in files after lost frames, repairs by other processes, killed collections and interrupts."""
 
 import os
 import signal
-import sys
 import threading
 from pathlib import Path
 from unittest import mock
@@ -12,11 +11,11 @@ import pytest
 import backtrail
 from backtrail import Conversation, Message
 from backtrail.backends.file import backend as file
-from backtrail.backends.file import directory, snapshot
+from backtrail.backends.file import directory
 from backtrail.backends.file import log as file_log
 from backtrail.backends.file.backend import FileBackend
 from backtrail.backends.memory import MemoryBackend
-from backtrail.backends.tables.backend import TableBackend
+from backtrail.backends.tables.tables import Tables
 from backtrail.errors import Corrupt, NotFound, Unavailable
 from tests.backends.file.test_crashes import FIRST, frames_of
 from tests.backends.sqlite.test_backend import append, in_child, raises, start
@@ -79,14 +78,13 @@ def begun_again(path, others):
             store.thread(f"b{n}").save({"n": n})
         store.thread("a").save({"n": 2, "text": text()})
     hole.tear()
-    (path / "snapshot").unlink(missing_ok=True)
 
 
 def text():
     return "".join(f"line {n * 7919 % 10007}\n" for n in range(8000))
 
 
-def test_a_thread_that_comes_back_does_not_give_its_number_to_others(path):
+def test_number_of_a_recovered_thread_is_not_reused(path):
     begun_again(path, 1)
     with opened(path) as store:
         assert store.thread("a").load().state["n"] == 2
@@ -109,7 +107,7 @@ def test_a_thread_that_comes_back_is_seen_by_collections(path):
 
 @pytest.mark.parametrize("lock", [True, False])
 @pytest.mark.parametrize("which", [1, -1])
-def test_of_a_file_that_begins_with_zeros_the_rest_is_read(path, monkeypatch, which, lock):
+def test_file_that_begins_with_zeros_is_read_behind_them(path, monkeypatch, which, lock):
     monkeypatch.setattr(file_log, "FILE_BYTES", 8000)
     with opened(path) as store:
         for n in range(50):
@@ -139,7 +137,7 @@ def _loads(store, name):
         return False
 
 
-def test_a_part_of_the_log_that_somebody_saved_is_not_taken_for_the_log(path):
+def test_saved_piece_of_a_log_is_not_read_as_log(path):
     with opened(path, compression=False) as store:
         store.thread("big").save({"n": 0, "x": os.urandom(20_000)})
         head = (path / FIRST).read_bytes()[40:140]
@@ -157,29 +155,29 @@ def test_a_part_of_the_log_that_somebody_saved_is_not_taken_for_the_log(path):
         assert len(numbers(store)) == 22
 
 
-@pytest.mark.parametrize("covered", [True, False])
+@pytest.mark.parametrize("while_open", [True, False])
 @pytest.mark.parametrize("repeated", [1, 40])
-def test_a_flipped_bit_in_a_text_of_the_index_is_never_an_answer(path, monkeypatch, covered, repeated):
+def test_search_never_returns_a_damaged_text(path, while_open, repeated):
     said = "transfer 100 dollars to bob, please. " * repeated
-    monkeypatch.setattr(file, "_SNAPSHOT_CHANGES", 1 if covered else 2000)
     with opened(path, compression=repeated > 1) as store:
         store.conversations.save(Conversation("a").add_message(Message.user(said)))
         (hit,) = store.search("transfer")
     with opened(path) as store:
-        place = store._backend._tables.lists[1][1][0].text
-    data = bytearray((path / FIRST).read_bytes())
-    data[place.at + (10 if repeated == 1 else place.length // 2)] ^= 8
-    (path / FIRST).write_bytes(data)
-    with opened(path) as store:
-        assert not store.verify().ok
-        if covered:
+        place = store._backend._storage.tables.lists[1][1][0].text
+        data = bytearray((path / FIRST).read_bytes())
+        data[place.at + (10 if repeated == 1 else place.length // 2)] ^= 8
+        (path / FIRST).write_bytes(data)
+        if while_open:
+            assert not store.verify().ok
             with raises(Corrupt, "corrupt.index"):
                 store.search("transfer")
             store.verify(repair=True)
+            assert [found.snippet for found in store.search("transfer")] == [hit.snippet]
+    with opened(path) as store:
         assert [found.snippet for found in store.search("transfer")] == [hit.snippet]
 
 
-# -- others who go on -------------------------------------------------------------------------------
+# -- other processes that go on -----------------------------------------------------------------------
 
 
 def repaired_by_another(path, deed):
@@ -191,7 +189,7 @@ def repaired_by_another(path, deed):
     assert in_child(child) == 0
 
 
-def test_whoever_knows_a_number_that_was_lost_does_not_write_to_who_has_it_now(path):
+def test_stale_handle_cannot_write_to_a_reused_number(path):
     store = opened(path)
     store.thread("zero").save({"items": [0]})
     mine = store.thread("mine")
@@ -211,7 +209,7 @@ def test_whoever_knows_a_number_that_was_lost_does_not_write_to_who_has_it_now(p
         assert store.verify().ok
 
 
-def test_whoever_knows_checkpoints_that_were_lost_does_not_write_behind_others_that_have_their_numbers(path):
+def test_stale_handle_cannot_write_after_ids_are_reused(path):
     store = opened(path)
     mine = store.thread("t")
     mine.save({"items": [0]})
@@ -234,8 +232,8 @@ def test_whoever_knows_checkpoints_that_were_lost_does_not_write_behind_others_t
         assert store.verify().ok
 
 
-@pytest.mark.parametrize("function", ["begin_file", "_go_over", "switch", "sweep"])
-def test_a_repair_that_is_killed_is_done_by_the_next_one(path, function):
+@pytest.mark.parametrize("function", ["begin_file", "_begin", "switch", "sweep"])
+def test_next_repair_completes_a_killed_one(path, function):
     store = opened(path)
     store.thread("a").save({"n": 0})
     with Hole(path) as hole:
@@ -244,7 +242,7 @@ def test_a_repair_that_is_killed_is_done_by_the_next_one(path, function):
     store.thread("a").save({"n": 2})
     store.close()
     hole.tear()
-    place = {"begin_file": file, "_go_over": FileBackend}.get(function, directory)
+    place = {"begin_file": file, "_begin": FileBackend}.get(function, directory)
 
     def child():
         with opened(path) as other, mock.patch.object(place, function, killed):
@@ -262,7 +260,7 @@ def test_a_repair_that_is_killed_is_done_by_the_next_one(path, function):
     assert len([*path.glob("log-*")]) == len([*path.glob("base-*")]) == 1
 
 
-def test_a_torn_end_is_looked_at_again_when_something_was_published_since(path):
+def test_torn_end_is_read_again_after_a_publish(path):
     """Its size and its time may be the same: clocks of file systems are coarse."""
     first, second = opened(path), opened(path)
     other = first.thread("other")
@@ -298,12 +296,12 @@ def collected(path):
         store.thread("gone").delete()
         store.gc()
     with opened(path) as store:
-        log = store._backend._log
-        assert store._backend._generation.frames > log.number >= log.synced
+        log = store._backend._storage.log
+        assert store._backend._storage.generation.frames > log.number >= log.synced
     return path
 
 
-def test_a_write_behind_a_base_that_is_cut_short_is_cut_off(collected):
+def test_torn_write_behind_a_base_is_cut_off(collected):
     def child():
         with opened(collected) as store:
             write_at = file_log.write_at
@@ -322,7 +320,7 @@ def test_a_write_behind_a_base_that_is_cut_short_is_cut_off(collected):
         assert numbers(store)["t1"] == 1
 
 
-def test_relaxed_writes_behind_a_base_are_synced_when_the_store_is_closed(collected, monkeypatch):
+def test_close_syncs_relaxed_writes_behind_a_base(collected, monkeypatch):
     synced = []
     fdatasync = os.fdatasync
     with opened(collected, durability="relaxed") as store:
@@ -352,7 +350,7 @@ def erased(path):
     store.close()
 
 
-def test_what_somebody_left_who_was_killed_in_a_collection_goes_with_the_next_one(path, erased):
+def test_next_collection_removes_leftovers_of_a_killed_one(path, erased):
     def child():
         with opened(path) as other, mock.patch.object(directory, "sweep", killed):
             other.gc()
@@ -380,7 +378,7 @@ def test_what_could_not_be_removed_goes_with_the_next_collection(path, erased, m
     assert found_in(path) == []
 
 
-def test_the_agent_that_a_thread_had_before_it_began_again_is_gone_after_a_collection(path):
+def test_collection_erases_the_former_agent_of_a_thread(path):
     with opened(path) as store:
         store.thread("t", agent=CANARY.decode()).save({"n": 1})
         store.thread("t").delete()
@@ -394,7 +392,7 @@ def test_the_agent_that_a_thread_had_before_it_began_again_is_gone_after_a_colle
 # -- Ctrl-C -------------------------------------------------------------------------------------------
 
 
-def test_ctrl_c_while_another_generation_is_read_leaves_nothing_of_the_old_one(path, monkeypatch):
+def test_ctrl_c_during_a_reload_mixes_no_generations(path, monkeypatch):
     large = {"text": text()}
     with opened(path) as store:
         store.thread("old").save(large)
@@ -407,7 +405,7 @@ def test_ctrl_c_while_another_generation_is_read_leaves_nothing_of_the_old_one(p
 
         assert in_child(child) == 0
         with monkeypatch.context() as patched:
-            patched.setattr(snapshot, "read", lambda *_: signal.raise_signal(signal.SIGINT))
+            patched.setattr(file_log.Log, "read", lambda *_, **__: signal.raise_signal(signal.SIGINT))
             with pytest.raises(KeyboardInterrupt):
                 store.thread("keep").load()
         assert store.thread("keep").load().state == {"n": 1}
@@ -419,22 +417,16 @@ def test_ctrl_c_while_another_generation_is_read_leaves_nothing_of_the_old_one(p
 
 
 @pytest.mark.parametrize("kind", ["files", "memory"])
-def test_ctrl_c_in_the_first_write_of_a_group_keeps_nobody_out(path, kind):
+def test_ctrl_c_at_the_start_of_a_group_releases_the_lock(path, kind):
     backend = FileBackend(path, busy_timeout=0.5) if kind == "files" else MemoryBackend()
     no = start(backend)
-    real = TableBackend._take_back_what_was_left
+    begin = Tables.begin
 
     def interrupted(self):
-        if sys._getframe(1).f_code.co_name == "_write_in":
-            TableBackend._take_back_what_was_left = real
-            signal.raise_signal(signal.SIGINT)
-        real(self)
+        Tables.begin = begin
+        signal.raise_signal(signal.SIGINT)
 
-    with (
-        mock.patch.object(TableBackend, "_take_back_what_was_left", interrupted),
-        pytest.raises(KeyboardInterrupt),
-        backend.group(),
-    ):
+    with mock.patch.object(Tables, "begin", interrupted), pytest.raises(KeyboardInterrupt), backend.group():
         append(backend, no)
     seen = []
     other = threading.Thread(target=lambda: seen.append((append(backend, no), backend.newest(no).seq)))
@@ -451,7 +443,7 @@ def test_ctrl_c_in_the_first_write_of_a_group_keeps_nobody_out(path, kind):
     backend.close()
 
 
-def test_an_error_of_the_disk_does_not_keep_a_store_from_being_closed(path, monkeypatch):
+def test_store_can_be_closed_on_a_failing_disk(path, monkeypatch):
     store = opened(path, durability="relaxed")
     store.thread("t").save({"n": 1})
 
@@ -467,11 +459,11 @@ def test_an_error_of_the_disk_does_not_keep_a_store_from_being_closed(path, monk
         assert numbers(store) == {"t": 1}
 
 
-# -- whoever repairs, and whoever comes meanwhile ---------------------------------------------------------
+# -- repairs, and processes that open the store meanwhile --------------------------------------------------
 
 
 def torn(path):
-    """A store that has written a thread which is lost, and has noticed: it read its log anew."""
+    """A store that has written a thread which is lost, and has read its log again."""
     store = opened(path)
     store.thread("zero").save({"n": 0})
     lost = store.thread("a")
@@ -480,11 +472,11 @@ def torn(path):
         store.thread("zero").save({"n": 1})
     store.thread("zero").save({"n": 2})
     hole.tear()
-    store._backend._whole = False  # as after a commit of which nobody knows, or Ctrl-C
+    store._backend._storage._log = None  # as after an unknown commit, or Ctrl-C
     return store, lost
 
 
-def test_whoever_repairs_does_not_go_on_from_numbers_that_were_lost_either(path):
+def test_repairing_process_forgets_lost_numbers_too(path):
     store, lost = torn(path)
     store.verify(repair=True)
     store.thread("c").save({"n": 5})
@@ -519,27 +511,27 @@ def test_nothing_is_repaired_while_transactions_are_open(path):
     store.close()
 
 
-def test_whoever_opens_a_store_that_is_being_repaired_has_it_when_it_is(path, monkeypatch):
+def test_open_during_a_repair_gets_the_repaired_store(path, monkeypatch):
     torn(path)[0].close()
-    read = snapshot.read
+    read = file_log.Log.read
 
-    def overtaken(*args):
-        monkeypatch.setattr(snapshot, "read", read)
+    def overtaken(*args, **options):
+        monkeypatch.setattr(file_log.Log, "read", read)
         repaired_by_another(path, lambda other: other.thread("c").save({"n": 5}))
-        return read(*args)
+        return read(*args, **options)
 
-    monkeypatch.setattr(snapshot, "read", overtaken)
+    monkeypatch.setattr(file_log.Log, "read", overtaken)
     with opened(path, read_only=True) as store:
         assert numbers(store) == {"zero": 2, "c": 5}
 
 
 @pytest.mark.parametrize("lock", [True, False])
-def test_files_of_the_log_behind_a_gap_are_read_though_what_sealed_it_is_lost(path, monkeypatch, lock):
+def test_files_behind_a_gap_are_read_without_the_seal(path, monkeypatch, lock):
     monkeypatch.setattr(file_log, "FILE_BYTES", 3000)
     with opened(path) as store:
         for n in range(40):
             store.thread(f"t{n}").save({"n": n, "x": os.urandom(300)})
-        uid = store._backend._generation.uid
+        uid = store._backend._storage.generation.uid
     second, third = path / "log-000000000002", path / "log-000000000003"
     lost = len(frames_of(third, uid))
     seal = frames_of(second, uid)[-1]
@@ -560,7 +552,7 @@ def test_files_of_the_log_behind_a_gap_are_read_though_what_sealed_it_is_lost(pa
         assert store.verify().ok
 
 
-def test_a_part_of_the_log_in_a_file_whose_beginning_is_damaged_is_not_done_again(path, monkeypatch):
+def test_old_frames_saved_in_a_damaged_file_are_not_applied(path, monkeypatch):
     with opened(path, compression=False) as store:
         store.thread("x").save({"n": 0}, label="l")
         store.thread("x").tag("l", "taken off")
@@ -581,7 +573,7 @@ def test_a_part_of_the_log_in_a_file_whose_beginning_is_damaged_is_not_done_agai
 
 
 @pytest.mark.parametrize("k", range(1, 6))
-def test_too_many_open_files_in_a_repair_are_told(path, monkeypatch, k):
+def test_too_many_open_files_in_a_repair_raise(path, monkeypatch, k):
     torn(path)[0].close()
     with opened(path) as store:
         left = k
@@ -594,13 +586,13 @@ def test_too_many_open_files_in_a_repair_are_told(path, monkeypatch, k):
                 raise OSError(24, "Too many open files")
             return real(name, *args, **rest)
 
-        begin = FileBackend._begin_anew
+        begin = FileBackend._begin_store
 
-        def begun(self):
+        def begun(self, tables):
             monkeypatch.setattr(os, "open", refused)
-            begin(self)
+            begin(self, tables)
 
-        monkeypatch.setattr(FileBackend, "_begin_anew", begun)
+        monkeypatch.setattr(FileBackend, "_begin_store", begun)
         with raises(Unavailable, "unavailable.open"):
             store.verify(repair=True)
         monkeypatch.undo()

@@ -1,27 +1,23 @@
-"""Which store it is that is open: moved, copied, restored; what snapshots and ends are worth; what is left."""
+"""Stores that were moved, copied or restored while open; published ends; leftovers."""
 
 import gc
 import logging
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from unittest import mock
 
 import ormsgpack
 import pytest
-from blake3 import blake3
 
 import backtrail
 from backtrail import Conversation, Message
-from backtrail.backends.file import backend, directory, frames, snapshot
+from backtrail.backends.file import directory, frames
 from backtrail.backends.file import log as file_log
-from backtrail.backends.file.lock import Turns
+from backtrail.backends.file.lock import Lock
 from backtrail.backends.file.records import LIST
-from backtrail.backends.file.shared import SharedTables
 from backtrail.errors import Corrupt, NotFound, Unavailable
 from tests.backends.file.test_crashes import FIRST, frames_of
 from tests.backends.sqlite.test_backend import raises
@@ -32,12 +28,6 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="these tests for
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "store"
-
-
-@pytest.fixture
-def often(monkeypatch):
-    """Snapshots are made after a few changes."""
-    monkeypatch.setattr(backend, "_SNAPSHOT_CHANGES", 20)
 
 
 def opened(path, **options):
@@ -61,7 +51,7 @@ def uid_of(path):
 
 @pytest.mark.parametrize("collected", [False, True])
 @pytest.mark.parametrize("deed", ["save", "gc", "load"])
-def test_who_had_a_directory_open_that_was_moved_away_leaves_the_new_one_alone(path, deed, collected):
+def test_process_of_a_moved_store_leaves_its_successor_alone(path, deed, collected):
     old = opened(path)
     for n in range(6):
         old.thread("old").save({"n": n})
@@ -83,7 +73,7 @@ def test_who_had_a_directory_open_that_was_moved_away_leaves_the_new_one_alone(p
     assert len(everything(path.with_name("moved"))["old"]) == 2
 
 
-def test_a_collection_is_noticed_though_the_old_file_has_another_name(path):
+def test_collection_is_noticed_beside_hard_links(path):
     """As after `cp -al`."""
     held = opened(path)
     thread = held.thread("log")
@@ -105,7 +95,7 @@ def test_a_collection_is_noticed_though_the_old_file_has_another_name(path):
 
 
 @pytest.mark.parametrize("collected", [False, True])
-def test_a_copy_that_was_put_back_is_another_store_for_those_who_had_it_open(path, collected):
+def test_restored_copy_is_another_store_for_open_handles(path, collected):
     held = opened(path)
     thread = held.thread("t")
     thread.save({"m": []})
@@ -137,131 +127,25 @@ def test_names_need_not_be_utf_8(tmp_path):
     assert (tmp_path / os.fsdecode(b"\xfd.db")).exists()
 
 
-# ---- snapshots ------------------------------------------------------------------------------------------------------
+# ---- snapshots of earlier versions ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("collected", [False, True])
-def test_a_snapshot_beside_a_log_that_went_on_in_another_way_does_not_count(path, often, collected):
-    del often
-    copy = path.with_name("copy")
-    with opened(path) as store:
-        for n in range(15):
-            store.thread("t").save({"n": n})
-        if collected:
-            store.thread("t").prune(keep_last=5)
-            store.gc()
-    shutil.copytree(path, copy, ignore=lambda *_: {"snapshot", "backtrail.lock"})
-    with opened(path) as store:
-        for n in range(30):
-            store.thread("t").save({"theirs": n})
-    with opened(copy) as store:
-        for n in range(30):
-            store.thread("t").save({"mine": n, "more": "x" * 50})
-    wanted = everything(copy)
-    shutil.copy(path / "snapshot", copy / "snapshot")
-    with opened(copy, read_only=True) as store:
-        assert [c.state for c in store.thread("t").history()] == wanted["t"]
-    assert everything(copy) == wanted
-
-
-def test_a_snapshot_of_another_base_does_not_count(path, often):
-    del often
-    copy = path.with_name("copy")
-    with opened(path) as store:
-        for n in range(30):
-            store.thread("t").save({"n": n})
-    shutil.copytree(path, copy)
-    for each, kept in ((path, 20), (copy, 10)):  # both are of the second generation then, and have no frame behind it
-        with opened(each) as store:
-            store.thread("t").prune(keep_last=kept)
-            store.gc()
-    wanted = everything(copy)
-    assert len(wanted["t"]) == 10
-    shutil.copy(path / "snapshot", copy / "snapshot")
-    with opened(copy, read_only=True) as store:
-        assert [c.state for c in store.thread("t").history()] == wanted["t"]
-    assert everything(copy) == wanted
-
-
-def test_a_snapshot_that_is_newer_than_the_log_does_not_come_to_count(path, often):
-    del often
-    copy = path.with_name("copy")
-    with opened(path) as store:
-        for n in range(8):
-            store.thread("t").save({"n": n})
-    shutil.copytree(path, copy, ignore=lambda *_: {"snapshot", "backtrail.lock"})
-    with opened(path) as store:
-        for n in range(8, 40):
-            store.thread("t").save({"n": n})
-    shutil.copy(path / "snapshot", copy / "snapshot")
-    with opened(copy) as store:
-        for n in range(3):  # too few for a snapshot of its own
-            store.thread("t").save({"mine": n, "more": os.urandom(9_000)})
-    found = everything(copy)["t"]
-    assert [state["mine"] for state in found[8:]] == list(range(3))
-
-
-def test_what_was_erased_is_in_no_snapshot_though_a_collection_was_killed(path, often):
-    del often
-
-    def fill():
-        with opened(path) as store:
-            for n in range(30):
-                store.thread("t").save({"n": n}, label=f"canary {n}")
-
-    def switch_and_die(*args):
-        switch(*args)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    switch = directory.switch
-
-    def killed():
-        with opened(path) as store:
-            store.thread("t").delete()
-            with mock.patch.object(directory, "switch", mock.Mock(side_effect=switch_and_die)):
-                store.gc()
-
-    fill()
-    assert b"canary" in (path / "snapshot").read_bytes()
-    child = os.fork()
-    if child == 0:
-        try:
-            killed()
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    with opened(path) as store:
-        store.gc(erase=True)
-    assert not [each.name for each in path.iterdir() if b"canary" in each.read_bytes()]
-
-
-def test_a_snapshot_that_cannot_be_removed_stops_the_collection_before_it_counts(path, often, monkeypatch):
-    del often
-    with opened(path) as store:
-        for n in range(30):
-            store.thread("t").save({"n": n})
-        store.thread("t").prune(keep_last=1)
-    with opened(path) as store:
-        with monkeypatch.context() as patch:
-            patch.setattr(snapshot, "put", mock.Mock(side_effect=Unavailable("no", code="unavailable.io")))
-            with raises(Unavailable, "unavailable.io"):
-                store.gc()
-        store.gc()
-        assert store.verify().ok
-
-
-@pytest.mark.parametrize("content", [b"", ormsgpack.packb(7), ormsgpack.packb([[1], 2, 3, [[99]]])], ids=repr)
-def test_a_snapshot_that_nobody_understands_only_takes_time(path, content):
+def test_snapshot_of_an_earlier_version_is_ignored_and_removed(path):
     with opened(path) as store:
         store.thread("t").save({"n": 1})
-    (path / "snapshot").write_bytes(snapshot.MAGIC + blake3(content).digest() + content)
+    (path / "snapshot").write_bytes(b"BTRLSNAP" + os.urandom(100))
+    (path / "snapshot.new-0123").write_bytes(b"BTRLSNAP")
+    with opened(path, read_only=True) as store:
+        assert store.thread("t").load().state == {"n": 1}
+    assert (path / "snapshot").exists()
     assert everything(path) == {"t": [{"n": 1}]}
+    assert not list(path.glob("snapshot*"))
 
 
 # ---- ends -----------------------------------------------------------------------------------------------------------
 
 
-def test_what_was_written_and_not_published_is_seen_by_all_or_by_nobody(path):
+def test_all_readers_see_an_unpublished_write(path):
     with opened(path) as store:
         store.thread("t").save({"n": 1})
     stores = [opened(path, read_only=True), opened(path)]
@@ -269,7 +153,7 @@ def test_what_was_written_and_not_published_is_seen_by_all_or_by_nobody(path):
     child = os.fork()
     if child == 0:
         store = opened(path)
-        with mock.patch.object(Turns, "publish", mock.Mock(side_effect=lambda *_: os._exit(9))):
+        with mock.patch.object(Lock, "publish", mock.Mock(side_effect=lambda *_: os._exit(9))):
             store.thread("t").save({"n": 2})
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
@@ -280,22 +164,22 @@ def test_what_was_written_and_not_published_is_seen_by_all_or_by_nobody(path):
         store.close()
 
 
-def test_who_was_interrupted_before_it_was_published_publishes_what_it_reads(path, monkeypatch):
+def test_reader_publishes_an_interrupted_write(path, monkeypatch):
     with opened(path) as one, opened(path) as other:
         one.thread("t").save({"n": 1})
         assert other.thread("t").load().state == {"n": 1}
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(Turns, "publish", mock.Mock(side_effect=KeyboardInterrupt))
+            patch.setattr(Lock, "publish", mock.Mock(side_effect=KeyboardInterrupt))
             one.thread("t").save({"n": 2})
         found = one.thread("t").load().state
         assert other.thread("t").load().state == found
-        assert other._backend._turns.published().number == other._backend._log.number
+        assert other._backend._storage.lock.published().number == other._backend._storage.log.number
 
 
 def test_relaxed_writers_wait_for_the_disk_now_and_then(path, monkeypatch):
     monkeypatch.setattr(file_log, "SYNC_FRAMES", 10)
     with opened(path, durability="relaxed") as store:
-        log = store._backend._log
+        log = store._backend._storage.log
         ahead = []
         for n in range(35):
             store.thread("t").save({"n": n})
@@ -326,7 +210,7 @@ def damage_first_list(file, uid):
 
 
 @pytest.mark.parametrize("collected", [False, True])
-def test_a_list_of_which_a_part_was_lost_is_made_anew(path, collected, monkeypatch, caplog):
+def test_list_with_a_lost_part_is_rebuilt(path, collected, monkeypatch, caplog):
     monkeypatch.setattr("backtrail.backends.file.base._LIST_ENTRIES", 2)
     monkeypatch.setattr("backtrail.backends.file.base._FRAME_CHANGES", 2)
     caplog.set_level(logging.CRITICAL)
@@ -369,40 +253,7 @@ def test_a_store_that_is_dropped_leaves_no_file_open(path):
     assert len(list(there.iterdir())) == before
 
 
-@pytest.mark.parametrize("function", [Turns.unlock, SharedTables._give], ids=["unlock", "give"])
-def test_ctrl_c_before_a_turn_is_given_back_keeps_nobody_out(path, function):
-    with opened(path) as store, opened(path) as other:
-        for each in (store, other):
-            each._backend._turns._wait = 0.5
-        thread = store.thread("t")
-        thread.save({"m": []})
-        hit = []
-
-        def trace(frame, event, _):
-            if event == "call" and frame.f_code is function.__code__ and not hit:
-                hit.append(1)
-                raise KeyboardInterrupt
-
-        sys.settrace(trace)
-        try:
-            with pytest.raises(KeyboardInterrupt):
-                thread.append("m", 1)
-        finally:
-            sys.settrace(None)
-        done = []
-
-        def work():
-            done.append(store.thread("t").load().step)
-            done.append(store.thread("u").save({}).step)
-            done.append(other.thread("v").save({}).step)
-
-        beside = threading.Thread(target=work)
-        beside.start()
-        beside.join(20)
-        assert done[1:] == [1, 1]
-
-
-def test_a_collection_for_which_there_is_no_room_writes_nothing(path, monkeypatch):
+def test_collection_without_room_writes_nothing(path, monkeypatch):
     with opened(path) as store:
         for n in range(5):
             store.thread("t").save({"n": n})
@@ -420,7 +271,7 @@ def test_a_collection_for_which_there_is_no_room_writes_nothing(path, monkeypatc
 
 
 @pytest.mark.parametrize("record", [[99], [1, 2], [], 5, {"a": 1}, [0, "x"]], ids=repr)
-def test_records_that_are_whole_and_make_no_sense_are_corrupt(path, record):
+def test_records_without_sense_are_corrupt(path, record):
     with opened(path) as store:
         store.thread("t").save({"n": 1})
     (path / "backtrail.lock").unlink()
@@ -433,7 +284,7 @@ def test_records_that_are_whole_and_make_no_sense_are_corrupt(path, record):
     assert (path / FIRST).read_bytes() == before
 
 
-def test_too_many_open_files_are_told(path):
+def test_too_many_open_files_raise(path):
     code = (
         "import resource, sys, backtrail\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (6, 6))\n"

@@ -58,7 +58,7 @@ def refused(kind, code):
 
 
 def everything_said(error):
-    """All that an error shows to whoever prints, logs or inspects it."""
+    """All that an error shows when it is printed, logged or inspected."""
     said = []
     while error is not None:
         said += [str(error), repr(error), repr(error.args), repr(getattr(error, "details", None))]
@@ -122,7 +122,7 @@ def test_a_right_password_is_not_shown_either(own, role, caplog):
         f"postgresql+psycopg://me:{SECRET}@127.0.0.1/db",
     ],
 )
-def test_an_address_that_cannot_be_read_is_refused_without_being_shown(url, tmp_path, monkeypatch):
+def test_malformed_url_is_refused_without_being_shown(url, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with refused(backtrail.Invalid, "invalid.url") as caught:
         backtrail.open(url)
@@ -160,7 +160,7 @@ def test_what_cannot_be_reached_is_said_at_once(own):
 # ---- schemas --------------------------------------------------------------------------------------------------------
 
 
-def test_a_schema_that_is_not_there_is_not_found_read_only_and_not_created_without_the_right_to(own, opener, role):
+def test_missing_schema_is_not_created_without_the_right(own, opener, role):
     schema = opener.keywords["schema"]
     with refused(backtrail.NotFound, "not_found.store"):
         opener(read_only=True)
@@ -189,7 +189,7 @@ TABLES = [
 
 @pytest.mark.parametrize("tables", TABLES)
 @pytest.mark.parametrize("read_only", [False, True])
-def test_a_schema_of_somebody_elses_is_left_alone(own, opener, tables, read_only):
+def test_foreign_schema_is_left_alone(own, opener, tables, read_only):
     schema = opener.keywords["schema"]
     own.execute(f"CREATE SCHEMA {schema}")
     for statement in tables.replace("{}", schema).split("; "):
@@ -272,7 +272,7 @@ def test_a_role_that_may_only_select_reads(own, opener, role):
     check_read_only(partial(backtrail.open, url_of(own, role), schema=schema), code="unavailable.permission")
 
 
-def test_a_role_that_may_not_even_select_is_told_so(own, opener, role):
+def test_role_without_select_gets_a_permission_error(own, opener, role):
     a_store(opener)
     own.execute(f"GRANT USAGE ON SCHEMA {opener.keywords['schema']} TO {role}")
     with refused(backtrail.Unavailable, "unavailable.permission"):
@@ -321,7 +321,7 @@ def test_when_no_connection_is_left_it_is_said(own, opener, role):
         assert store.thread("t").load().state["n"] == 1
 
 
-def test_a_server_that_has_all_the_connections_it_can_have_is_waited_for_by_who_writes():
+def test_writers_wait_for_a_server_without_free_connections():
     with servers.Server(max_connections=8, superuser_reserved_connections=0) as server:
         with backtrail.open(server.url) as store, contextlib.ExitStack() as held:
             store.thread("t").save({"items": []})
@@ -335,7 +335,7 @@ def test_a_server_that_has_all_the_connections_it_can_have_is_waited_for_by_who_
             assert store.thread("t").load().state == {"items": [1]}
 
 
-def test_a_statement_that_takes_too_long_for_the_server_is_refused_and_leaves_nothing(own, opener, role):
+def test_statement_timeout_of_the_server_leaves_nothing(own, opener, role):
     a_store(opener)
     schema = opener.keywords["schema"]
     own.execute(f"GRANT ALL ON SCHEMA {schema} TO {role}")
@@ -357,7 +357,7 @@ def test_a_statement_that_takes_too_long_for_the_server_is_refused_and_leaves_no
         assert [c.state["n"] for c in store.thread("t").history()] == [1, 4]
 
 
-def test_a_server_that_is_stopped_and_started_again_in_the_middle_of_saves_is_waited_for():
+def test_saves_wait_for_a_server_that_restarts():
     with servers.Server() as server, backtrail.open(server.url) as store:
         thread = store.thread("t")
         thread.save({"n": 0, "parts": []})
@@ -399,7 +399,7 @@ def small_disk():
     directory.rmdir()
 
 
-def test_a_full_disk_is_reported_leaves_nothing_half_done_and_is_gone_on_with_when_there_is_space(small_disk):
+def test_full_disk_leaves_nothing_half_done(small_disk):
     space = small_disk / "space"
     servers.run("mkdir", space)
     with servers.Server(autovacuum="off") as server:
@@ -427,7 +427,7 @@ def test_a_full_disk_is_reported_leaves_nothing_half_done_and_is_gone_on_with_wh
 # ---- a store that was taken away ------------------------------------------------------------------------------------
 
 
-def test_a_schema_that_is_dropped_under_a_store_is_said_to_be_gone(own, opener):
+def test_dropped_schema_is_reported_as_gone(own, opener):
     with opener() as store:
         store.thread("t").save({"n": 1})
         own.drop_schema(opener.keywords["schema"])

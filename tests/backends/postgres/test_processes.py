@@ -13,6 +13,8 @@ from functools import partial
 import pytest
 
 import backtrail
+from backtrail.errors import Unavailable
+from tests.backends.sqlite.test_backend import append, start
 from tests.support import servers
 from tests.support.lengths import lengths
 from tests.support.processes import spawn
@@ -82,7 +84,7 @@ def _append(opener, writer, names, count):
 
 
 @pytest.mark.parametrize("count", lengths(40, 1000))
-def test_eight_processes_appending_to_four_threads_lose_nothing_and_keep_each_writers_order(opener, count):
+def test_appends_of_eight_processes_keep_each_writers_order(opener, count):
     names = [f"t{at}" for at in range(4)]
     with opener() as store:
         for name in names:
@@ -153,7 +155,7 @@ def test_writers_that_are_killed_leave_all_that_they_had_acknowledged(opener):
         assert len(items) == len(set(items))
         assert set(acknowledged) <= set(items)
         for pid in {pid for pid, _ in items}:
-            last = max(i for who, i in items if who == pid)
+            last = max(i for writer, i in items if writer == pid)
             assert store.thread(f"other {pid}").load().get("i") == last // 3 * 3
         assert store.verify().ok
 
@@ -195,7 +197,7 @@ class Writer:
                         self.store.thread(f"{side} {self.process}").append("items", item)
                     own.save({"item": item, "text": random.randbytes(9_000)})
                 return
-            except backtrail.Conflict:  # somebody else wrote meanwhile: nothing of it may be there
+            except backtrail.Conflict:  # another process wrote meanwhile: nothing of it may be there
                 pass
             latest = own.latest()
             assert latest is None or latest.get("item") != item, "a false conflict"
@@ -213,7 +215,7 @@ def _write_until_told_to_stop(opener, process, stop):
 
 
 @pytest.mark.parametrize("kills", lengths(2, 50))
-def test_a_server_that_crashes_under_load_loses_nothing_that_it_acknowledged(kills):
+def test_server_crash_loses_no_acknowledged_write(kills):
     rng = random.Random(kills)
     stop = spawn.Event()
     sides = [f"{side} {process}" for side in ("left", "right") for process in range(3)]
@@ -247,8 +249,8 @@ def test_a_server_that_crashes_under_load_loses_nothing_that_it_acknowledged(kil
                 assert [item for item, times in Counter(items).items() if times > 1] == []
                 assert wanted - set(items) == set()
                 assert set(items) - wanted <= unknown
-                for writer in {who for who, _ in items}:
-                    numbers = [i for who, i in items if who == writer]
+                for writer in {name for name, _ in items}:
+                    numbers = [i for name, i in items if name == writer]
                     assert numbers == sorted(numbers)
             assert store.verify().ok
 
@@ -295,7 +297,7 @@ def _share_chunks(opener, writer, texts, count):
 
 
 @pytest.mark.parametrize("count", lengths(15, 200))
-def test_writers_of_the_same_chunks_in_different_orders_do_not_fail(opener, count):
+def test_writers_of_chunks_in_different_orders_succeed(opener, count):
     texts = [random.Random(at).randbytes(8_000).hex() for at in range(12)]
     run(_share_chunks, *((opener, writer, texts, count) for writer in range(4)))
     with opener() as store:
@@ -305,7 +307,7 @@ def test_writers_of_the_same_chunks_in_different_orders_do_not_fail(opener, coun
         assert store.verify().ok
 
 
-def test_a_database_that_isolates_more_than_it_has_to_changes_nothing():
+def test_stricter_isolation_changes_nothing():
     with servers.Server(default_transaction_isolation="serializable") as server:
         assert server.execute("SHOW transaction_isolation") == [("serializable",)]
         opener = partial(backtrail.open, server.url)
@@ -347,7 +349,7 @@ def _all_kinds_of_calls(opener, writer, count):
             assert [c.state["n"] for c in thread.history()] == list(range(i + 1))
 
 
-def test_behind_pgbouncer_in_transaction_mode_more_clients_than_connections_do_everything(own, opener):
+def test_pgbouncer_in_transaction_mode_serves_more_clients_than_connections(own, opener):
     with servers.pgbouncer(own, pool=2) as bouncer:
         through = partial(backtrail.open, bouncer.url, schema=opener.keywords["schema"])
         with through() as store:
@@ -355,7 +357,7 @@ def test_behind_pgbouncer_in_transaction_mode_more_clients_than_connections_do_e
         with running(_all_kinds_of_calls, *((through, writer, 24) for writer in range(4))) as results:
             rows = f"SELECT count(*) FROM {opener.keywords['schema']}.row"
             begun = f"SELECT count(*) FROM {opener.keywords['schema']}.thread WHERE name LIKE 'own %'"
-            servers.wait_for(lambda: own.execute(begun) == [(4,)])  # who is opening a store is not patient
+            servers.wait_for(lambda: own.execute(begun) == [(4,)])  # a process that opens a store is not patient
             for least in (40, 120):
                 servers.wait_for(lambda least=least: own.execute(rows)[0][0] > least)
                 bouncer.restart()
@@ -376,7 +378,7 @@ def test_behind_pgbouncer_in_transaction_mode_more_clients_than_connections_do_e
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork()")
-def test_a_forked_child_and_its_parent_both_go_on_and_the_parents_connections_outlive_the_child(own, opener):
+def test_parent_keeps_its_connections_after_a_forked_child(own, opener):
     with opener() as store:
         thread = store.thread("t")
         thread.save({"items": []})
@@ -404,10 +406,38 @@ def test_a_forked_child_and_its_parent_both_go_on_and_the_parents_connections_ou
             assert ended == (-signal.SIGKILL if round_ == 2 else 0)
             thread.append("items", ("parent", round_, 5))
         assert before <= set(own.execute(backends)[0][0])
-        wanted = {(who, round_, i) for who in ("child", "parent") for round_ in range(3) for i in range(5)}
+        wanted = {(name, round_, i) for name in ("child", "parent") for round_ in range(3) for i in range(5)}
         found = thread.load().state["items"]
         assert set(found) == wanted | {("parent", round_, 5) for round_ in range(3)}
         assert len(found) == len(set(found))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork()")
+@pytest.mark.parametrize("kind", ["group", "snapshot"])
+@pytest.mark.parametrize("deed", ["read", "write", "end"])
+def test_child_leaves_a_group_or_snapshot_to_its_parent(opener, kind, deed):
+    with opener() as store:
+        backend = store._backend
+        no = start(backend)
+        parent = os.getpid()
+        try:
+            with getattr(backend, kind)() as view:
+                used = view or backend
+                append(backend, no)
+                child = os.fork()
+                if child:
+                    assert os.waitpid(child, 0)[1] == 0
+                    assert used.newest(no).seq == (2 if kind == "group" else 1)
+                elif deed == "read" or (deed, kind) == ("write", "group"):
+                    signal.alarm(30)
+                    with pytest.raises(Unavailable, match="forked"):
+                        used.newest(no) if deed == "read" else append(backend, no)
+        except Unavailable as error:
+            os._exit(error.code != "unavailable.forked")
+        finally:
+            if os.getpid() != parent:
+                os._exit(kind == "group")
+        assert append(backend, no).seq == 3
 
 
 # ---- upkeep beside writers ------------------------------------------------------------------------------------------
@@ -445,7 +475,7 @@ def test_collections_beside_four_writers_leave_nothing_dangling(opener, collecti
             took = sorted(each for process in results() for each in process)
         assert store.verify().ok
         assert sum(report.chunks for report in freed) > 0
-    print(  # noqa: T201 - a figure for whoever runs it
+    print(  # noqa: T201 - a figure for the reader of a run
         f"\n{collections} collections beside 4 writers: {len(took)} saves, "
         f"p50 {took[len(took) // 2]:.1f} ms, p99 {took[len(took) * 99 // 100]:.1f} ms, longest {took[-1]:.1f} ms"
     )

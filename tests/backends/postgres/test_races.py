@@ -13,7 +13,7 @@ import backtrail
 from backtrail.backends.port import Batch, Undone
 from backtrail.backends.postgres import commit
 from backtrail.backends.postgres import schema as postgres_schema
-from tests.backends.test_port import digest, new, row, start
+from backtrail.testing.samples import digest, new, row, start
 from tests.support.servers import place, server
 
 LONG = 30
@@ -27,7 +27,7 @@ def opener():
 
 @contextlib.contextmanager
 def holding(statement, *values):
-    """Have somebody else hold what a statement locks; gives a function that lets go of it."""
+    """Have another connection hold what a statement locks; gives a function that lets go of it."""
     with contextlib.closing(server().connect()) as connection:
         connection.execute("BEGIN")
         connection.execute(statement, values)
@@ -35,7 +35,7 @@ def holding(statement, *values):
 
 
 def waits(schema):
-    """Wait until somebody waits for a lock, in a statement that names the schema."""
+    """Wait until a statement that names the schema waits for a lock."""
     until = time.monotonic() + LONG
     query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE %s"
     while not server().execute(query, (f"%{schema}%",))[0][0]:
@@ -44,7 +44,7 @@ def waits(schema):
 
 
 @pytest.mark.parametrize("isolation", ["read committed", "repeatable read", "serializable"])
-def test_a_collection_spares_chunks_of_a_writer_whose_snapshot_is_older_than_its_epoch(opener, isolation):
+def test_gc_spares_chunks_of_a_writer_with_older_snapshot(opener, isolation):
     schema = opener.keywords["schema"]
     blob = {"x": [os.urandom(600).hex() for _ in range(200)]}
     level = isolation.replace(" ", "%5C%20")
@@ -53,7 +53,7 @@ def test_a_collection_spares_chunks_of_a_writer_whose_snapshot_is_older_than_its
         writer.thread("a").save(blob)
         thread = writer.thread("b")
         thread.save({"x": []})
-        writer.thread("a").delete()  # nobody needs its chunks now
+        writer.thread("a").delete()  # its chunks are not needed any more
         no = other._backend.find_thread("thread", "b").no
         with holding(f"SELECT FROM {schema}.thread WHERE no = %s FOR NO KEY UPDATE", no) as let_go:
             saving = threading.Thread(target=lambda: thread.save(blob))
@@ -98,13 +98,13 @@ def test_a_batch_in_pieces_that_comes_again_marks_nothing_again(opener, monkeypa
             untouch=((-1, 4),),
         )
         (no,) = backend.commit(batch)
-        assert (backend.tags(no), backend.standings("a", touched=True)) == ({1: ("tag",)}, [])
+        assert (backend.tags(no), backend.tips("a", touched=True)) == ({1: ("tag",)}, [])
         backend.commit(Batch(untag=((no, 1, "tag"),), renew=((no, new("x", agent="a")),)))
         assert backend.commit(batch) == (no,)
-        assert (backend.tags(no), len(backend.standings("a", touched=True))) == ({}, 1)
+        assert (backend.tags(no), len(backend.tips("a", touched=True))) == ({}, 1)
 
 
-def test_batches_that_untouch_wait_for_the_others_threads_in_one_order(opener):
+def test_batches_that_untouch_lock_threads_in_one_order(opener):
     with opener() as store:
         backend = store._backend
         first, second = start(backend, "first", agent="a"), start(backend, "second", agent="a")
@@ -115,14 +115,14 @@ def test_batches_that_untouch_wait_for_the_others_threads_in_one_order(opener):
             writing = threading.Thread(target=lambda: written.append(backend.commit(batch)))
             writing.start()
             waits(schema)
-            backend.commit(Batch(rows=((second, row(2)),)))  # nobody has its turn
+            backend.commit(Batch(rows=((second, row(2)),)))  # its turn is free
             let_go()
             writing.join(LONG)
         assert written == [()]
-        assert [stand.record.no for stand in backend.standings("a", touched=True)] == [second]
+        assert [stand.record.no for stand in backend.tips("a", touched=True)] == [second]
 
 
-def test_who_hides_a_row_waits_for_a_tag_that_is_being_put_on_it_and_sees_it(opener):
+def test_hiding_a_row_waits_for_its_new_tag(opener):
     with opener() as store, opener() as other:
         thread = store.thread("t")
         made = [thread.save({"n": n}) for n in range(3)]
@@ -138,7 +138,7 @@ def test_who_hides_a_row_waits_for_a_tag_that_is_being_put_on_it_and_sees_it(ope
         assert (reports, list(thread.history())) == ([1], [made[0], made[2]])
 
 
-def test_a_store_is_not_converted_while_others_would_have_to_wait_for_it(opener):
+def test_store_is_not_converted_while_others_would_wait(opener):
     schema = opener.keywords["schema"]
     with mock.patch.object(postgres_schema, "STEPS", postgres_schema.STEPS[:1]):
         opener().close()
@@ -163,7 +163,7 @@ def test_opening_is_tried_again_when_others_are_in_the_way(opener):
         store.thread("t").save({})
 
 
-def test_a_collection_does_not_wait_for_those_who_index(opener):
+def test_gc_does_not_wait_for_indexing(opener):
     with opener() as store:
         thread = store.thread("t")
         thread.save({"messages": ["alpha beta", "gamma"]})
@@ -177,11 +177,12 @@ def test_a_collection_does_not_wait_for_those_who_index(opener):
         thread.save({"messages": ["delta"]})
         store.gc()
         assert server().execute(query) == [("delta",)]
-        with mock.patch.object(store._backend._search, "_unused", None):  # nothing to clean: nothing is looked at
+        with mock.patch.object(store._backend._sql, "text", wraps=store._backend._sql.text) as text:
             store.gc()
+        assert mock.call("lock_vocabulary") not in text.mock_calls  # nothing to clean: nothing is locked
 
 
-def test_an_index_whose_group_is_undone_is_brought_up_to_date_one_by_one(opener):
+def test_undone_group_of_the_index_is_repeated_one_by_one(opener):
     with opener() as store:
         for n in range(5):
             store.thread(f"t{n}").save({"messages": [f"fox {n}"]})

@@ -71,7 +71,7 @@ def test_a_crash_leaves_what_was_committed_and_nothing_else():
     assert not server.directory.exists()
 
 
-def test_a_password_is_asked_for_from_those_whose_names_say_so(own):
+def test_guarded_roles_need_a_password(own):
     own.execute("CREATE ROLE guarded_one LOGIN PASSWORD 'right'")
     address = own.tcp_url.replace("postgres@", "guarded_one:{}@")
     psycopg.connect(address.format("right")).close()
@@ -146,7 +146,7 @@ def test_a_schema_that_was_swept_is_as_a_new_one(monkeypatch, slack):
         assert schemas._size(name) <= size + slack
 
 
-def test_a_schema_in_which_somebody_is_at_work_is_dropped_not_swept(monkeypatch):
+def test_schema_in_use_is_dropped_not_swept(monkeypatch):
     monkeypatch.setattr(schemas, "_spare", [])
     with servers.server().connect(application_name="backtrail") as other:
         with schemas.swept() as opener:
@@ -159,7 +159,7 @@ def test_a_schema_in_which_somebody_is_at_work_is_dropped_not_swept(monkeypatch)
         store.thread("t").load()
 
 
-def test_a_connection_that_is_used_again_is_as_a_new_one():
+def test_reused_connection_is_like_a_new_one():
     asked = (
         "SELECT pg_backend_pid(), current_setting('lock_timeout'), (SELECT count(*) FROM pg_prepared_statements), "
         "(SELECT count(*) FROM pg_listening_channels()), "
@@ -181,7 +181,7 @@ def test_a_connection_that_is_used_again_is_as_a_new_one():
     assert again == (new[0], "0", new[2], 0, 0)
 
 
-def test_a_connection_that_was_lost_or_is_in_the_middle_of_something_is_not_used_again():
+def test_busy_or_lost_connection_is_not_used_again():
     with schemas.swept() as opener:
         before = None
         for spoil in ("BEGIN", "SELECT pg_terminate_backend(pg_backend_pid())", "SELECT 1"):
@@ -247,7 +247,7 @@ def test_a_swallowed_commit_is_committed(proxy, table):
     assert [f.status for f in fault.fired] == ["I"]
 
 
-def test_an_answer_that_is_swallowed_inside_of_a_transaction_says_so(proxy, table):
+def test_swallowed_reply_in_a_transaction_is_an_error(proxy, table):
     fault = proxy.fault(SWALLOW, sql="insert|divided", times=2)
     for statement in ("INSERT INTO t VALUES (1)", "SELECT 1 / (SELECT count(*) FROM t) AS divided"):
         connection = psycopg.connect(proxy.url)
@@ -290,7 +290,7 @@ def test_an_answer_is_held_back_until_it_is_released(proxy, table):
     assert [f.status for f in fault.fired] == ["I"]
 
 
-def test_while_it_is_away_nobody_gets_in(proxy, table):
+def test_connection_fails_while_the_server_is_away(proxy, table):
     connection = connect(proxy)
     proxy.leave()
     with pytest.raises(psycopg.OperationalError):
@@ -355,7 +355,7 @@ def test_the_faults_of_several_connections_are_counted_together(proxy, table):
 # ---- PgBouncer ------------------------------------------------------------------------------------------------------
 
 
-def test_a_bouncer_hands_out_few_connections_to_many_and_can_be_restarted(own, table):
+def test_bouncer_shares_connections_and_can_be_restarted(own, table):
     with servers.pgbouncer(own, pool=2) as bouncer:
         connections = [psycopg.connect(bouncer.url, autocommit=True, prepare_threshold=None) for _ in range(8)]
         backends = {c.execute("SELECT pg_backend_pid()").fetchone()[0] for c in connections for _ in range(3)}

@@ -1,5 +1,6 @@
 """What PostgreSQL makes of it: plans that use indexes however much there is, and views that people can read."""
 
+import itertools
 import json
 import os
 import time
@@ -9,6 +10,7 @@ import pytest
 
 import backtrail
 from backtrail.backends.port import Batch, NewThread
+from backtrail.backends.postgres.backend import _range
 from backtrail.engine import log
 from tests.support.servers import place, server
 
@@ -24,7 +26,7 @@ def opener():
 def query(store, statement, *values):
     """Run a statement with the store's schema in the place of {}, and return the rows as dicts."""
     with psycopg.connect(server().url, row_factory=psycopg.rows.dict_row) as connection:
-        return connection.execute(statement.format(store._backend._place.quoted), values).fetchall()
+        return connection.execute(statement.format(store._backend._schema.quoted), values).fetchall()
 
 
 # -- plans --------------------------------------------------------------------------------------------
@@ -48,7 +50,7 @@ def populate(store, threads):
         store._backend.commit(Batch(threads=tuple(created), rows=tuple(rows)))
     with psycopg.connect(server().url, autocommit=True) as connection:
         for table in ("thread", "row", "tag", "chunk"):
-            connection.execute(f"ANALYZE {store._backend._place.quoted}.{table}")
+            connection.execute(f"ANALYZE {store._backend._schema.quoted}.{table}")
 
 
 def plan(statement):
@@ -82,19 +84,14 @@ def full():
 
 
 def statements(backend):
-    sql, commit = backend._sql, backend._commit
-    yield "find_thread", sql.by_name
-    yield "thread_with_uid", sql.by_uid
-    yield "thread", sql.by_number
-    yield "newest", sql.newest
-    for shape, statement in {**sql.range}.items():
-        yield f"rows {shape}", statement
-    for shape, statement in {**sql.ranges}.items():
-        yield f"rows of several ranges {shape}", statement
-    yield "count", sql.count
-    yield "labelled", sql.labelled
-    yield "append", commit._append
-    yield "was it written", commit._op_id
+    for name in ("thread_by_name", "thread_by_uid", "thread_by_number", "newest_row", "count", "labelled"):
+        yield name, backend._sql[name]
+    for name in ("threads_named", "newest_rows_of", "rows_of", "whole_rows_of"):
+        yield name, backend._sql[name]
+    for name in ("append_row", "op_id"):
+        yield name, backend._sql[name]
+    for shape in itertools.product((True, False), repeat=4):
+        yield f"rows {shape}", _range(backend._sql, *shape)
     for filters in (
         {"space": "thread"},
         {"space": "thread", "after": (1_700_000_000_000_000, 5)},
@@ -102,10 +99,10 @@ def statements(backend):
         {"space": "thread", "agent": "agent 7", "after": (1_700_000_000_000_000, 5)},
     ):
         wanted = {"space": None, "agent": None, "prefix": None, "origin": None, "after": None, "limit": 20} | filters
-        yield f"threads {filters}", sql.listing(**wanted)[0]
+        yield f"threads {filters}", backend._listing(**wanted)[0]
 
 
-def test_what_users_wait_for_reads_no_table_from_end_to_end(full):
+def test_statements_of_users_scan_no_table(full):
     found = {name: scanned(statement) for name, statement in statements(full._backend)}
     assert {name: tables for name, tables in found.items() if tables} == {}
 
@@ -113,40 +110,40 @@ def test_what_users_wait_for_reads_no_table_from_end_to_end(full):
 def test_a_scan_would_be_noticed(full):
     from backtrail.backends.postgres.session import Statement
 
-    whole = Statement(f"SELECT count(*) FROM {full._backend._place.quoted}.thread WHERE created_at > $1", "i")
+    whole = Statement(f"SELECT count(*) FROM {full._backend._schema.quoted}.thread WHERE created_at > $1", "i")
     assert scanned(whole) == {"thread"}
 
 
 def test_the_newest_threads_are_listed_by_an_index(full):
     wanted = {"space": "thread", "agent": None, "prefix": None, "origin": None, "after": None, "limit": 20}
-    nodes = plan(full._backend._sql.listing(**wanted)[0])
+    nodes = plan(full._backend._listing(**wanted)[0])
     assert "thread_activity" in {node.get("Index Name") for node in nodes}
     listed = [info.id for info in full.threads(limit=20)]
     assert listed == [f"thread {at:06}" for at in range(3999, 3979, -1)]
 
 
-def test_how_the_threads_of_an_agent_stand_is_read_by_indexes(full):
+def test_tips_of_an_agent_are_read_by_indexes(full):
     backend = full._backend
     for statement, indexes in (
-        (backend._standings.touched, {"thread_touched"}),
-        (backend._standings.all, {"thread_agent", "thread_without_head"}),
+        (backend._sql["touched_tips"], {"thread_touched"}),
+        (backend._sql["tips"], {"thread_agent", "thread_without_head"}),
     ):
         nodes = plan(statement)
         assert "Seq Scan" not in {node["Node Type"] for node in nodes}
         # No other index of threads: one that is read from end to end would be as bad as the table.
         assert {name for node in nodes if (name := node.get("Index Name", "")).startswith("thread_")} == indexes
-    assert "Bitmap Heap Scan" not in {node["Node Type"] for node in plan(backend._standings.touched)}
+    assert "Bitmap Heap Scan" not in {node["Node Type"] for node in plan(backend._sql["touched_tips"])}
     backend.commit(Batch(untouch=tuple((no, ROWS) for no in backend.thread_numbers(0, 4000) if no > 20)))
     for agent, touched, expected in (("agent 7", True, 1), ("agent 50", True, 0), ("agent 50", False, 40)):
-        assert len(backend.standings(agent, touched=touched)) == expected
+        assert len(backend.tips(agent, touched=touched)) == expected
 
 
-def test_a_save_changes_no_index_of_threads_unless_it_is_the_first_since_they_were_untouched(opener):
+def test_only_the_first_save_after_untouching_changes_indexes(opener):
     with opener() as store:
         for agent in (None, "a"):
             store.thread(f"of {agent}", agent=agent).save({})
         store._backend.commit(Batch(untouch=((2, 1),)))
-        schema = store._backend._place.quoted
+        schema = store._backend._schema.quoted
         counts = f"""
             SELECT pg_stat_get_xact_tuples_updated(no), pg_stat_get_xact_tuples_hot_updated(no)
             FROM (SELECT '{schema}.thread'::regclass::oid) AS thread(no)"""

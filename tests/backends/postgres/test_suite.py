@@ -2,8 +2,8 @@
 
 import pytest
 
-from backtrail.testing import machine
-from backtrail.testing.conformance import StoreConformance
+from tests.conformance import StoreConformance
+from tests.machine import thread_machine as machine
 from tests.support.lengths import QUARTERS, parts
 from tests.support.schemas import swept
 

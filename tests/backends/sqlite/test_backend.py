@@ -17,9 +17,10 @@ import pytest
 
 import backtrail
 from backtrail.backends.port import Batch, NewThread, Row, Stale
-from backtrail.backends.sqlite import commit, heads, schema
+from backtrail.backends.sqlite import commit, schema
 from backtrail.backends.sqlite import connection as sqlite_connection
 from backtrail.backends.sqlite.backend import SqliteBackend
+from backtrail.backends.sqlite.statements import SQL
 from backtrail.errors import CommitUnknown, Conflict, Corrupt, Invalid, NotFound, Unavailable
 from tests.support.lengths import lengths
 
@@ -157,7 +158,7 @@ class TestOpening:
         again.close()
 
     def test_the_file_says_what_it_is(self, backend, path):
-        with backend._guard as connection:
+        with backend._shared.use() as connection:
             found = {
                 name: connection.pragma(name)
                 for name in ("application_id", "user_version", "journal_mode", "auto_vacuum", "page_size")
@@ -200,7 +201,7 @@ class TestOpening:
             SqliteBackend(tmp_path, read_only=read_only)
         assert list(tmp_path.iterdir()) == []
 
-    def test_a_directory_that_is_a_store_in_files_is_named_as_that(self, tmp_path):
+    def test_directory_with_a_file_store_is_named_as_such(self, tmp_path):
         backtrail.open(tmp_path.as_uri()).close()
         with pytest.raises(Invalid, match=f"say {tmp_path.as_uri()}$"):
             SqliteBackend(tmp_path)
@@ -219,7 +220,7 @@ class TestOpening:
         "made",
         ["CREATE TABLE t (x)", "PRAGMA application_id = 7", "PRAGMA user_version = 1", "CREATE VIEW v AS SELECT 1"],
     )
-    def test_a_database_of_somebody_else_is_refused_and_left_alone(self, tmp_path, made, mode, read_only):
+    def test_foreign_database_is_refused_and_left_alone(self, tmp_path, made, mode, read_only):
         foreign = apsw.Connection(str(tmp_path / "file"))
         foreign.pragma("journal_mode", mode)
         foreign.execute(made)
@@ -229,7 +230,7 @@ class TestOpening:
             SqliteBackend(tmp_path / "file", read_only=read_only)
         assert contents(tmp_path) == before
 
-    def test_a_database_of_somebody_else_whose_tables_are_still_in_its_wal_is_refused(self, tmp_path):
+    def test_foreign_database_in_its_wal_is_refused(self, tmp_path):
         foreign = apsw.Connection(str(tmp_path / "file"))
         foreign.pragma("journal_mode", "wal")
         foreign.execute("CREATE TABLE t (x)")
@@ -248,14 +249,14 @@ class TestOpening:
             SqliteBackend(path, read_only=read_only)
         assert contents(path.parent) == before
 
-    def test_a_newer_format_that_is_still_in_the_wal_is_refused(self, path):
+    def test_newer_format_in_the_wal_is_refused(self, path):
         newer = apsw.Connection(str(path))
         newer.pragma("user_version", 5)
         with raises(Invalid, "invalid.format"):
             SqliteBackend(path)
         newer.close()
 
-    def test_what_was_committed_to_a_file_that_is_gone_is_not_removed_by_a_new_store(self, path):
+    def test_new_store_does_not_remove_a_log_without_file(self, path):
         def write_and_die():
             backend = SqliteBackend(path)
             start(backend)
@@ -273,7 +274,7 @@ class TestOpening:
         assert backend.find_thread("thread", "x") is not None
         backend.close()
 
-    def test_an_empty_log_that_was_left_keeps_nobody_from_making_a_store(self, path):
+    def test_empty_log_does_not_prevent_a_new_store(self, path):
         path.unlink(missing_ok=True)
         Path(f"{path}-wal").touch()
         backend = SqliteBackend(path)
@@ -298,7 +299,7 @@ class TestOpening:
             SqliteBackend(tmp_path / "store", **options)
         assert list(tmp_path.iterdir()) == []
 
-    def test_a_file_that_may_not_be_written_is_refused_and_left_alone(self, public_path):
+    def test_unwritable_file_is_refused_and_left_alone(self, public_path):
         public_path.chmod(0o444)
         before = contents(public_path.parent)
 
@@ -325,7 +326,7 @@ class TestOpening:
         public_path.parent.chmod(0o755)
         assert list(contents(public_path.parent)) == [public_path.name]
 
-    def test_somebody_who_is_about_to_create_the_same_store_is_waited_for_and_not_for_ever(self, tmp_path):
+    def test_creation_waits_for_another_process_and_gives_up(self, tmp_path):
         other = apsw.Connection(str(tmp_path / "store"))
         other.execute("CREATE TABLE t (x); DROP TABLE t; BEGIN")
         assert other.execute("SELECT count(*) FROM sqlite_schema").get == 0
@@ -388,7 +389,7 @@ class TestReadOnly:
         assert (reader.newest(no).seq, reader.usage().rows) == (1, 1)
         reader.close()
 
-    def test_a_store_in_a_directory_that_may_not_be_written_can_be_read(self, public_path):
+    def test_store_in_a_read_only_directory_can_be_read(self, public_path):
         made = SqliteBackend(public_path)
         no = start(made)
         made.close()
@@ -404,7 +405,7 @@ class TestReadOnly:
         public_path.parent.chmod(0o755)
         assert list(contents(public_path.parent)) == [public_path.name]
 
-    def test_what_is_only_in_the_wal_of_a_dead_writer_is_not_overlooked(self, public_path):
+    def test_wal_of_a_dead_writer_is_not_overlooked(self, public_path):
         def write_and_die():
             backend = SqliteBackend(public_path)
             start(backend)
@@ -472,12 +473,12 @@ class TestFormats:
         SqliteBackend(path).close()
         assert self.look(path) == (5, 1)
 
-    def test_an_older_store_is_not_converted_when_it_is_only_read(self, path, next_step):
+    def test_older_store_is_not_converted_by_reading(self, path, next_step):
         with raises(Unavailable, "unavailable.read_only"):
             SqliteBackend(path, read_only=True)
         assert self.look(path) == (4, 0)
 
-    def test_a_store_of_format_1_is_read_as_it_is_and_converted_when_it_is_written(self, path):
+    def test_format_1_is_converted_when_opened_for_writing(self, path):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(schema, "STEPS", schema.STEPS[:1])
             first = path.with_name("first")
@@ -503,26 +504,26 @@ class TestFormats:
             old.close()
         for read_only in (True, False):
             backend = SqliteBackend(path, read_only=read_only)
-            assert [stand.record.name for stand in backend.standings("a", touched=True)] == ["x", "gone", "z"]
-            assert [stand.record.name for stand in backend.standings("a", touched=False)] == ["x", "gone", "z"]
+            assert [stand.record.name for stand in backend.tips("a", touched=True)] == ["x", "gone", "z"]
+            assert [stand.record.name for stand in backend.tips("a", touched=False)] == ["x", "gone", "z"]
             assert backend.usage().items == {}
             backend.close()
 
-    def test_whoever_adds_a_row_or_renews_a_thread_touches_it(self, backend, path):
+    def test_new_row_or_renewal_touches_a_thread(self, backend, path):
         no, other = start(backend, agent="a"), start(backend, "y", agent="a")
         backend.commit(Batch(untouch=((no, 1), (other, 1))))
         older = apsw.Connection(str(path))  # a version that knows nothing of it, and has the file open
         columns = ", ".join(f'"{name}"' for _, name, *_ in older.execute("PRAGMA table_info(row)") if name != "key")
         older.execute(f"INSERT INTO row (key, {columns}) SELECT key + 1, {columns} FROM row WHERE key >> 32 = ?", (no,))
-        assert [stand.record.name for stand in backend.standings("a", touched=True)] == ["x"]
+        assert [stand.record.name for stand in backend.tips("a", touched=True)] == ["x"]
         older.execute("UPDATE thread SET agent = ? WHERE no = ?", (b"b", other))
         older.close()
-        assert [stand.record.name for stand in backend.standings("b", touched=True)] == ["y"]
+        assert [stand.record.name for stand in backend.tips("b", touched=True)] == ["y"]
 
     @pytest.mark.parametrize("touched", [False, True])
     def test_standings_read_no_more_than_they_give(self, backend, touched):
-        statement = heads._TOUCHED if touched else heads._OF_AGENT
-        with backend._guard as connection:
+        statement = SQL["touched_tips" if touched else "tips"]
+        with backend._shared.use() as connection:
             plan = [step[-1] for step in connection.execute(f"EXPLAIN QUERY PLAN {statement}", (b"a",))]
         assert not [step for step in plan if "SCAN" in step or "TEMP B-TREE" in step]
         assert plan[0] in (
@@ -532,7 +533,7 @@ class TestFormats:
 
 
 class TestTurns:
-    def test_another_process_in_the_way_is_waited_for_and_not_for_ever(self, path):
+    def test_lock_of_another_process_times_out(self, path):
         backend = SqliteBackend(path, busy_timeout=0.05)
         no = start(backend)
         other = apsw.Connection(str(path))
@@ -559,12 +560,18 @@ class TestTurns:
         append(backend, no)
         other.close()
 
-    def test_another_thread_in_the_way_is_waited_for_and_not_for_ever(self, path):
+    def test_call_of_a_thread_that_has_the_connection_is_locked(self, path):
         backend = SqliteBackend(path, busy_timeout=0.05)
-        with backend._guard, raises(Unavailable, "unavailable.locked"):
+        with backend._shared.use(), raises(Unavailable, "unavailable.locked"):
             backend.newest(1)
         assert backend.newest(1) is None
         backend.close()
+
+    def test_a_transaction_that_an_interrupt_left_is_rolled_back(self, backend):
+        no = start(backend)
+        backend._shared._connection.execute("BEGIN IMMEDIATE; UPDATE row SET hidden = 1")
+        assert not backend.newest(no).hidden
+        assert append(backend, no).seq == 2
 
     def test_processes_that_race_lose_nothing(self, backend, path):
         no = start(backend)
@@ -586,7 +593,7 @@ class TestTurns:
 
 
 class TestFork:
-    def test_a_child_does_not_go_on_in_another_store_that_is_there_now(self, backend, path):
+    def test_child_does_not_use_a_store_that_replaced_its_own(self, backend, path):
         start(backend)
         (path.parent / "away").mkdir()
         for part in path.parent.glob(f"{path.name}*"):
@@ -641,7 +648,7 @@ class TestFork:
                 case "close":
                     backend.close()
                 case "delete":
-                    backend._guard._connection = None
+                    backend._shared._connection = None
                 case "another":
                     other = SqliteBackend(path)
                     append(other, no)
@@ -667,7 +674,7 @@ class TestFork:
         assert in_child(child) == 0
         assert len(op_ids(backend, no)) == 4
 
-    def test_a_child_that_ends_like_a_program_leaves_its_parent_alone(self, path):
+    def test_child_that_exits_normally_leaves_its_parent_alone(self, path):
         script = f"""
             import os, sys
             from backtrail.backends.port import Batch, NewThread
@@ -684,7 +691,7 @@ class TestFork:
         assert again.find_thread("thread", "x")
         again.close()
 
-    def test_a_fork_in_the_middle_of_a_call_is_refused_in_the_child(self, path):
+    def test_child_forked_during_a_call_is_refused(self, path):
         backend = SqliteBackend(path, busy_timeout=0)
         no = start(backend)
 
@@ -694,7 +701,7 @@ class TestFork:
                     attempt()
             backend.close()
 
-        with backend._guard as connection:  # which a fork does wait for, but not for ever
+        with backend._shared.use() as connection:  # which a fork does wait for, but not for ever
             connection.execute("BEGIN IMMEDIATE")
             assert in_child(work) == 0
             connection.execute("COMMIT")
@@ -704,12 +711,12 @@ class TestFork:
     def test_a_fork_without_pythons_hooks_is_noticed(self, backend, path, monkeypatch):
         no = start(backend)
         for hook in ("pause", "resume", "resume_in_child"):
-            monkeypatch.setattr(sqlite_connection.Guard, hook, lambda _: None)
+            monkeypatch.setattr(sqlite_connection.SharedConnection, hook, lambda _: None)
 
         def work():
             monkeypatch.undo()
             append(backend, no)
-            assert backend._guard._pid == os.getpid()
+            assert backend._shared._pid == os.getpid()
 
         assert in_child(work) == 0
         assert append(backend, no).seq == 3
@@ -795,7 +802,7 @@ class TestDisk:
         with raises(Unavailable, "unavailable.io"):
             backend.commit(Batch(rows=((no, row(2)),), **extra))
         assert backend.newest(no).seq == 1
-        # Neither is it for those who read the files after a crash: whatever it left in the WAL was overwritten.
+        # Nor is it in the files after a crash: what it left in the WAL was overwritten.
         shutil.copy(path, path.with_name("copy"))
         shutil.copy(f"{path}-wal", path.with_name("copy-wal"))
         copy = SqliteBackend(path.with_name("copy"))
@@ -805,7 +812,7 @@ class TestDisk:
         backend.close()
 
     @pytest.mark.parametrize("extra", [{}, {"tag": ((1, 1, "t"),)}])
-    def test_a_commit_of_which_nobody_knows_says_so(self, disk, path, extra):
+    def test_commit_with_unknown_outcome_is_commit_unknown(self, disk, path, extra):
         backend = SqliteBackend(path)
         no = start(backend)
         batch = Batch(rows=((no, row(2)),), **extra)
@@ -817,7 +824,7 @@ class TestDisk:
         assert len(op_ids(backend, no)) == 2
         backend.close()
 
-    def test_a_commit_that_is_there_in_spite_of_an_error_is_a_success(self, backend):
+    def test_commit_that_happened_despite_an_error_succeeds(self, backend):
         no = start(backend)
         batch = Batch(rows=((no, row(2)),))
 
@@ -838,7 +845,7 @@ class TestDisk:
                     raise apsw.exception_for(apsw.SQLITE_IOERR)
                 return done
 
-        with backend._guard as connection:
+        with backend._shared.use() as connection:
             assert commit.commit(Liar(connection), batch) == ()
         assert len(op_ids(backend, no)) == 2
 
@@ -849,7 +856,7 @@ class TestDisk:
             (apsw.SQLITE_IOERR_WRITE, Unavailable, "unavailable.io"),
         ],
     )
-    def test_an_error_before_the_commit_is_reported_as_what_it_is(self, disk, path, code, kind, said):
+    def test_error_before_the_commit_keeps_its_code(self, disk, path, code, kind, said):
         backend = SqliteBackend(path)
         no = start(backend)
         disk.before = fail(code, "write wal", once=True)
@@ -879,15 +886,13 @@ class TestDisk:
             disk.before = lambda call: None
             made = SqliteBackend(path)
             assert made.newest(start(made)).seq == 1
-            with made._guard as connection:
+            with made._shared.use() as connection:
                 assert connection.pragma("auto_vacuum") == 2
             made.close()
 
     @pytest.mark.parametrize("once", [True, False])
     @pytest.mark.parametrize("code", [apsw.SQLITE_IOERR_FSYNC, apsw.SQLITE_FULL])
-    def test_whichever_call_fails_it_is_loud_and_what_was_acknowledged_is_there(
-        self, disk, quick_path, empty_store, once, code
-    ):
+    def test_acknowledged_rows_survive_any_failing_call(self, disk, quick_path, empty_store, once, code):
         def use(path, acknowledged, refused):
             """Open, write and close, and note what became of each row."""
             backend = SqliteBackend(path)
@@ -935,16 +940,16 @@ class TestDisk:
             again.close()
         assert fired > total / 4
 
-    def test_a_full_database_refuses_and_goes_on_when_there_is_room(self, backend):
+    def test_full_database_recovers_when_there_is_room(self, backend):
         no = start(backend)
-        with backend._guard as connection:
+        with backend._shared.use() as connection:
             connection.pragma("max_page_count", connection.pragma("page_count") + 2)
         for extra in ({}, {"chunks": ((b"digest", bytes(50_000)),)}):
             with raises(Unavailable, "unavailable.full"):
                 backend.commit(Batch(rows=((no, row(2, payload=bytes(50_000))),), **extra))
         assert backend.newest(no).seq == 1
         assert backend.present([b"digest"]) == set()
-        with backend._guard as connection:
+        with backend._shared.use() as connection:
             connection.pragma("max_page_count", 1 << 30)
         append(backend, no, payload=bytes(50_000))
 
@@ -974,7 +979,7 @@ class TestDisk:
         no = start(backend)
         for _ in range(20):
             append(backend, no, payload=bytes(3000))
-        with backend._guard as connection:
+        with backend._shared.use() as connection:
             root = connection.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'row'").get
         backend.close()
         with path.open("r+b") as file:
@@ -1026,7 +1031,7 @@ class TestGroup:
         assert backend.newest(no).seq == 3
         backend.close()
 
-    def test_one_of_which_nobody_knows_says_so(self, disk, path):
+    def test_group_with_unknown_outcome_is_commit_unknown(self, disk, path):
         backend = SqliteBackend(path)
         no = start(backend)
         with raises(CommitUnknown, "commit_unknown.io"), backend.group():
@@ -1038,7 +1043,7 @@ class TestGroup:
         backend.close()
 
     @pytest.mark.parametrize("removed", [False, True])
-    def test_one_that_is_there_in_spite_of_an_error_is_a_success(self, backend, removed, monkeypatch):
+    def test_group_that_happened_despite_an_error_succeeds(self, backend, removed, monkeypatch):
         no = start(backend)
         ended = commit.end
 
@@ -1057,7 +1062,7 @@ class TestGroup:
             in_transaction = False
 
         monkeypatch.setattr(
-            "backtrail.backends.sqlite.group.end", lambda connection, *rest: ended(Liar(connection), *rest)
+            "backtrail.backends.sqlite.commit.end", lambda connection, *rest: ended(Liar(connection), *rest)
         )
         with backend.group():
             backend.commit(Batch(rows=((no, row(2)), (no, row(3))), hide=((no, 2),)))
@@ -1066,7 +1071,7 @@ class TestGroup:
             backend.commit(Batch(tag=((no, 1, "t"),)))
         assert backend.newest(no).seq == 3
 
-    def test_a_batch_that_was_there_before_is_no_sign_that_the_group_is(self, disk, path):
+    def test_older_batch_does_not_prove_that_a_group_happened(self, disk, path):
         backend = SqliteBackend(path)
         no = start(backend)
         old = Batch(rows=((no, row(2)),))
@@ -1082,12 +1087,12 @@ class TestGroup:
         no = start(backend)
         with raises(Unavailable, "unavailable.full"), backend.group():
             self.fill(backend, no, 2)
-            limit = backend._guard._connection.pragma("page_count") + 2
-            backend._guard._connection.pragma("max_page_count", limit)
+            limit = backend._shared._connection.pragma("page_count") + 2
+            backend._shared._connection.pragma("max_page_count", limit)
             for _ in range(2):
                 with raises(Unavailable, "unavailable.full"):
                     backend.commit(Batch(rows=((no, row(4, payload=bytes(1 << 20))),), tag=((no, 1, "t"),)))
-            backend._guard._connection.pragma("max_page_count", 1 << 30)
+            backend._shared._connection.pragma("max_page_count", 1 << 30)
             with raises(Unavailable, "unavailable.full"):
                 backend.commit(Batch(rows=((no, row(4)),)))
         assert backend.newest(no).seq == 1
@@ -1114,6 +1119,7 @@ class TestGroup:
             for _ in range(20):
                 with raises(Unavailable, "unavailable.locked"):
                     backend.commit(Batch(rows=((no, row(2)),)))
+            assert backend.newest(no).seq == 1  # which can be read all the same
         assert time.monotonic() - began < 2
         other.execute("ROLLBACK")
         append(backend, no)
@@ -1144,16 +1150,58 @@ class TestGroup:
         worker.join(30)
         assert append(backend, no).seq == 5
 
+    def test_refused_beginning_leaves_no_open_connection(self, backend, monkeypatch):
+        no = start(backend)
+
+        def refuse(_):
+            raise Corrupt("it is refused", code="corrupt.schema")
+
+        monkeypatch.setattr(sqlite_connection.SharedConnection, "prepare_write", refuse)
+        with backend.group():
+            for _ in range(2):  # the second one, too, and not outside of a transaction
+                with raises(Corrupt, "corrupt.schema"):
+                    backend.commit(Batch(rows=((no, row(2)),)))
+        assert backend.newest(no).seq == 1
+
+    @pytest.mark.parametrize("deed", ["write", "read", "end", "raise"])
+    def test_forked_child_does_not_end_its_parents_group(self, backend, path, deed):
+        no = start(backend)
+        parent = os.getpid()
+        other = SqliteBackend(path)
+        try:
+            with backend.group():
+                append(backend, no)
+                child = os.fork()
+                if child:
+                    assert os.waitpid(child, 0)[1] == 0
+                    assert other.newest(no).seq == 1
+                    append(backend, no)
+                elif deed == "raise":
+                    _ = 1 / 0
+                elif deed != "end":
+                    with raises(Unavailable, "unavailable.forked"):
+                        append(backend, no) if deed == "write" else backend.newest(no)
+        except BaseException as error:
+            if os.getpid() == parent:
+                raise
+            good = isinstance(error, ZeroDivisionError) or getattr(error, "code", "") == "unavailable.forked"
+            os._exit(not good)
+        finally:
+            if os.getpid() != parent:
+                os._exit(1)
+        assert [found.seq for found in other.rows(no, [(1, 9)])] == [1, 2, 3]
+        other.close()
+
 
 class TestStatements:
     @staticmethod
     @contextmanager
     def counted(backend):
         seen = []
-        with backend._guard as connection:
+        with backend._shared.use() as connection:
             connection.exec_trace = lambda _, statement, __: not seen.append(statement)
         yield seen
-        with backend._guard as connection:
+        with backend._shared.use() as connection:
             connection.exec_trace = None
 
     def test_many_chunks_are_read_by_a_handful(self, backend):
@@ -1170,14 +1218,14 @@ class TestStatements:
             backend.commit(Batch(rows=((no, row(2)),)))
         assert len(seen) == 1
 
-    def test_what_sqlite_refuses_is_neither_stale_nor_an_exception_of_its_own(self, backend):
+    def test_refusal_of_sqlite_is_unavailable_and_not_stale(self, backend):
         no = start(backend)
         for extra in ({}, {"hide": ((no, 1),)}):
             with raises(Unavailable, "unavailable.sqlite"):
                 backend.commit(Batch(rows=((no, row(2, root=None)),), **extra))
         append(backend, no)
 
-    def test_an_exception_in_the_middle_rolls_back_and_frees_the_connection(self, backend):
+    def test_exception_rolls_back_and_frees_the_connection(self, backend):
         no = start(backend)
         with pytest.raises(KeyboardInterrupt):  # noqa: SIM117 - the block is interrupted
             with backend._transaction() as connection:

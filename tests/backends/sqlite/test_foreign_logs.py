@@ -49,7 +49,7 @@ def work(path, backups, told, seed):
     os.setsid()
     choice = random.Random(seed)
     store = backtrail.open(path)
-    store._backend._guard.log._pages = 12
+    store._backend._shared.log._pages = 12
     made = 0
     for number in range(10_000):
         append(store, number)
@@ -66,7 +66,7 @@ def work(path, backups, told, seed):
             made += 1
             if way == "cp closed":
                 store = backtrail.open(path)
-                store._backend._guard.log._pages = 12
+                store._backend._shared.log._pages = 12
 
 
 def killed(path, backups, seed):
@@ -290,7 +290,7 @@ def test_restore_refuses_what_is_no_backup_or_no_place(tmp_path, monkeypatch, ba
     assert sorted(each.name for each in tmp_path.iterdir()) == ["b.db", "text"]
 
 
-def test_journal_of_a_store_in_the_making_does_not_empty_a_backup(tmp_path):
+def test_journal_of_a_new_store_does_not_empty_a_backup(tmp_path):
     path = tmp_path / "agents.db"
     with backtrail.open(tmp_path / "backup.db") as store:
         append(store, 1)
@@ -318,7 +318,7 @@ def test_file_that_is_replaced_under_a_process_is_left_alone(tmp_path, has_log):
         append(store, 1)
     backup = tmp_path / "backup.db"
     with backtrail.open(path) as store:
-        store._backend._guard.log._pages = 12
+        store._backend._shared.log._pages = 12
         if has_log:
             append(store, 6)
         store.backup(backup)
@@ -395,8 +395,8 @@ def test_long_reader_does_not_have_each_append_read_the_log(tmp_path, monkeypatc
         append(store, 1)
     reader = apsw.Connection(str(path))
     read = []
-    real = wal_mark._logged
-    monkeypatch.setattr(wal_mark, "_logged", lambda fd: read.append(fd) or real(fd))
+    real = wal_mark._read_marks
+    monkeypatch.setattr(wal_mark, "_read_marks", lambda fd, **options: read.append(fd) or real(fd, **options))
     with backtrail.open(path) as store:
         reader.execute("BEGIN")
         reader.execute("SELECT count(*) FROM row").fetchall()

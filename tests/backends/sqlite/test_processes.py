@@ -152,7 +152,7 @@ with backtrail.open(sys.argv[1]) as store:
 """
 
 
-def test_a_new_process_that_saves_one_more_message_reads_no_chunk_bodies_and_stores_what_an_append_stores(tmp_path):
+def test_save_in_a_new_process_costs_what_append_does(tmp_path):
     state = {"messages": [{"role": "user", "content": f"message {at} " + "some words " * 8} for at in range(10_000)]}
     with backtrail.open(tmp_path / "s.db") as store:
         for name in ("t", "other"):
@@ -166,12 +166,12 @@ def test_a_new_process_that_saves_one_more_message_reads_no_chunk_bodies_and_sto
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork()")
-def test_a_child_that_was_forked_while_a_thread_looked_something_up_does_not_wait_for_that_thread(
+def test_forked_child_does_not_wait_for_its_parents_lookup(
     tmp_path: Path,
 ) -> None:
     with backtrail.open(tmp_path / "s.db") as store:
         store.thread("t").save({"m": ["a" * 10_000]})
-        cache = store._engine.desk.heads.cache
+        cache = store._engine.session.reader.cache
         with cache._lock:  # as if another thread had it
             child = os.fork()
             if child == 0:

@@ -49,7 +49,7 @@ def writer(place, orders, answers):
 
 
 def beside(place, read):
-    """Let one process write, as root, and another read, as somebody else: `read(tell)` has the first do something."""
+    """Let one process write, as root, and another read, as another user: `read(tell)` has the first do something."""
     orders, order = os.pipe()
     heard, answers = os.pipe()
     child = os.fork()

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import backtrail
-from backtrail.testing import machine
-from backtrail.testing.conformance import StoreConformance
+from tests.conformance import StoreConformance
+from tests.machine import thread_machine as machine
 from tests.support.lengths import QUARTERS, parts
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from backtrail.adapters.opening import missing
+from backtrail.adapters.adapter_store import missing_extra
 
 try:
-    import claude_agent_sdk as _framework  # noqa: F401 - what follows needs it
+    import claude_agent_sdk as _framework  # noqa: F401 - the adapter needs it
 except ImportError as error:
-    raise missing("claude", error) from error
+    raise missing_extra("claude", error) from error
 
-from backtrail.adapters.claude.sessions import BacktrailSessionStore
+from backtrail.adapters.claude.session_store import BacktrailSessionStore
 
 __all__ = ["BacktrailSessionStore"]

@@ -1,29 +1,31 @@
 """LangGraph's checkpoints in a backtrail store: `graph = builder.compile(checkpointer=BacktrailSaver("agents.db"))`.
 
-Each thread of a graph, and each of its namespaces, is an ordinary backtrail thread whose state is the values of its
-channels. docs/langgraph.md is the guide.
+Each namespace of a graph's thread is an ordinary backtrail thread, whose state is the channel values. docs/langgraph.md
+is the guide.
 
-    places      which backtrail thread a config means, and what a config asks for
-    classes     the classes that channels may hold
-    consent     which classes of users, and of their graphs, they may hold
-    books       what a checkpoint is beside its values: in the metadata of its row
-    pending     the writes of tasks, in a thread that stands aside
-    values      channel values that are loaded when they are looked at
-    keeper      everything that a saver does, synchronously
-    saver       `BacktrailSaver`: LangGraph's interface, in both colours
-    decoding    values as LangGraph's own savers keep them
-    importing   threads of LangGraph's SqliteSaver, taken over
+    saver            `BacktrailSaver`: LangGraph's interface, synchronous and asynchronous
+    config           the namespace, checkpoint and read that a LangGraph config names
+    graph_threads    the checkpoints of a graph's threads, found by id and in history
+    headers          a checkpoint without its channel values: the metadata of a row
+    task_writes      the writes of tasks, in a second thread
+    delta_channels   what delta channels are computed from
+    channel_values   channel values that load on first use
+    thread_upkeep    deleting, copying and pruning threads
+    framework_types  the classes of LangChain, LangGraph, numpy and Python that channels may hold
+    allowed_types    the user's classes that channels may hold
+    sqlite_import    the threads of a database of LangGraph's SqliteSaver
+    decoder          values in the encoding of LangGraph's own savers
 """
 
-from backtrail.adapters.opening import missing
+from backtrail.adapters.adapter_store import missing_extra
 
 try:
-    import langgraph.checkpoint.base as _  # noqa: F401 - only to say what is missing
+    import langgraph.checkpoint.base as _  # noqa: F401 - only to name the missing package
     import langgraph.types as __  # noqa: F401
 except ImportError as error:
-    raise missing("langgraph", error) from error
+    raise missing_extra("langgraph", error) from error
 
-from backtrail.adapters.langgraph.importing import DatabaseReport, Skipped, import_database
 from backtrail.adapters.langgraph.saver import BacktrailSaver
+from backtrail.adapters.langgraph.sqlite_import import DatabaseReport, Skipped, check_database, import_database
 
-__all__ = ["BacktrailSaver", "DatabaseReport", "Skipped", "import_database"]
+__all__ = ["BacktrailSaver", "DatabaseReport", "Skipped", "check_database", "import_database"]

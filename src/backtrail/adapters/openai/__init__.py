@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from backtrail.adapters.opening import missing
+from backtrail.adapters.adapter_store import missing_extra
 
 try:
-    import agents as _framework  # noqa: F401 - what follows needs it
+    import agents as _framework  # noqa: F401 - the adapter needs it
 except ImportError as error:
-    raise missing("openai", error) from error
+    raise missing_extra("openai", error) from error
 
-from backtrail.adapters.openai.repair import Repair
+from backtrail.adapters.openai.call_repair import Repair
 from backtrail.adapters.openai.session import BacktrailSession
 from backtrail.adapters.openai.turns import Turn
 

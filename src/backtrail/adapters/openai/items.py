@@ -1,9 +1,8 @@
-"""Items of the Responses API as messages of a conversation, and back.
+"""Conversion between items of the Responses API and messages of a conversation.
 
-An item is kept as it came, as plain data, in the `raw` of its message: that is what is given back, whatever the rest
-of the message says. The other fields are made from it, so that search, titles and listings have something to read; what
-cannot be made is left out, and no item is refused for it. A message that something else has put into the conversation
-has no such payload, and becomes the items that say the same.
+A message keeps its item unchanged in `raw`, and a session returns exactly that. The other fields of the message are
+derived from the item, for search, titles and listings. A field that cannot be derived is left out; no item is refused
+for it. A message from another source has no item; a session converts it to items.
 """
 
 from __future__ import annotations
@@ -13,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from backtrail import validation
 from backtrail.conversations import convert
-from backtrail.conversations.messages import from_raw
-from backtrail.entities import Message, Role
+from backtrail.conversations.models import Message, Role, from_raw
 from backtrail.errors import Corrupt, Invalid
 
 if TYPE_CHECKING:
@@ -22,18 +20,18 @@ if TYPE_CHECKING:
 
 Item: TypeAlias = dict[str, Any]
 FORMAT: Final = convert.RESPONSES
-"""The `raw_format` of our messages."""
+"""The `raw_format` of messages that hold an item."""
 
 
 # -- to messages --------------------------------------------------------------------------------------
 
 
 class NotJSON(Invalid, TypeError):  # noqa: N818 - named as its base is
-    """JSON cannot hold an item, or would not give it back the same. The SDK's own sessions raise a `TypeError`."""
+    """An item that JSON cannot hold exactly. It is a `TypeError`, too, as in the SDK's own sessions."""
 
 
 def message_of(item: Any, path: str) -> Message:
-    """Return an item as a message; `NotJSON` with the path of what JSON cannot hold."""
+    """Return an item as a message; `NotJSON` with the path of a value that JSON cannot hold."""
     if not isinstance(item, dict):
         raise NotJSON(f"{path} is a dict, not {type(item).__name__}", code="invalid.value", path=path)
     try:
@@ -47,21 +45,21 @@ def message_of(item: Any, path: str) -> Message:
 
 
 def items_of(stored: Any, where: str) -> list[Item]:
-    """Return the items that a stored message stands for; `Corrupt` if it is none."""
+    """Return the items of a stored message; `Corrupt` if it is not a message."""
     if isinstance(stored, dict) and stored.get("raw_format") == FORMAT:
         raw = stored.get("raw")
         if type(raw) is not dict:
-            raise Corrupt(f"{where} holds no item but {type(raw).__name__}", code="corrupt.state")
+            raise Corrupt(f"{where} holds a {type(raw).__name__} instead of an item", code="corrupt.state")
         return [raw]
     try:
         message = Message.from_data(stored)
     except Invalid as error:
-        raise Corrupt(f"{where} is no message: {error}", code="corrupt.state") from error
-    return list(_neutral(message))
+        raise Corrupt(f"{where} is not a message: {error}", code="corrupt.state") from error
+    return list(_converted(message))
 
 
-def _neutral(message: Message) -> Iterable[Item]:
-    """Give what a message of somebody else's says, as items."""
+def _converted(message: Message) -> Iterable[Item]:
+    """Give the items of a message from another source."""
     call_id = message.metadata.get("tool_call_id")
     if message.role is Role.TOOL and isinstance(call_id, str):
         yield {"type": "function_call_output", "call_id": call_id, "output": message.content}

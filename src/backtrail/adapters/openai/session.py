@@ -1,8 +1,8 @@
-"""`BacktrailSession`: the session of an agent, which is a conversation of a store.
+"""`BacktrailSession`: a session of the OpenAI Agents SDK that is a conversation of a store.
 
-What always holds: the items come back as they were added, in the order that the store gave them. A call of the protocol
-that changes something is one write, which is done even if its task is cancelled; nothing is removed, so
-`session.thread` can go back. What a paused run needs to go on is a thread of its own, beside the conversation.
+A session returns items unchanged, in the order in which the store received them. Each protocol call that changes
+something is one write, and cancelling its task does not interrupt it. No write removes anything, so `session.thread`
+can go back. A paused run is stored in a thread of its own, beside the conversation.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from agents.memory import Session, SessionSettings
 from agents.memory.session_settings import coerce_session_settings, resolve_session_limit
 from agents.run_state import RunState
 
+from backtrail.adapters.adapter_store import AdapterStore
 from backtrail.adapters.openai import turns
+from backtrail.adapters.openai.call_repair import awaited_calls, repair_of, unanswered_calls, with_outputs
 from backtrail.adapters.openai.items import items_of, message_of
-from backtrail.adapters.openai.repair import awaited_in, orphans, repair_of, repaired
-from backtrail.adapters.opening import Opened
 from backtrail.aio.blocks import called
-from backtrail.entities import Role, to_data
+from backtrail.conversations.models import Role
 from backtrail.errors import Conflict, Corrupt, Invalid, NotFound
-from backtrail.validation import check_count, check_id
+from backtrail.validation import check_count, check_id, to_data
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -30,33 +30,33 @@ if TYPE_CHECKING:
     from agents.items import TResponseInputItem
 
     from backtrail import aio
+    from backtrail.adapters.adapter_store import StoreSource
+    from backtrail.adapters.openai.call_repair import Repair
     from backtrail.adapters.openai.items import Item
-    from backtrail.adapters.openai.repair import Repair
-    from backtrail.adapters.opening import Source
-    from backtrail.entities import Message
+    from backtrail.conversations.models import Message
     from backtrail.models import ConversationInfo, Hit
 
 T = TypeVar("T")
 AGENT: Final = "openai-agents"
-"""The owner of sessions that name none."""
+"""The agent of sessions that name none."""
 _RUN: Final = "openai-run:"
-"""How the thread of a session's paused run is called, with the session's id."""
+"""The prefix of the id of a paused run's thread; the session's id follows."""
 _MAX_ID: Final = 500
-_LOOK: Final = 64
-"""So many messages are read at first to find the one that began the last turn."""
+_TAIL: Final = 64
+"""Messages that the first search for the last turn reads."""
 
 
 class BacktrailSession(Session):
     """A session in a store: `Runner.run(agent, "hello", session=BacktrailSession("trip", "sqlite:///agents.db"))`.
 
-    `store` is a store, of either kind, or a URL; what is opened here is closed by `close` or `aclose`. `agent` is whom
-    the conversation belongs to. Without `repair`, calls that have no output are given as they are.
+    `store` is a synchronous or asynchronous store, or a URL: `close` or `aclose` closes the store of a URL. `agent`
+    owns the conversation. With `repair=False`, `get_items` returns calls without an output unchanged.
     """
 
     def __init__(
         self,
         session_id: str,
-        store: Source,
+        store: StoreSource,
         *,
         agent: str = AGENT,
         session_settings: SessionSettings | dict[str, Any] | None = None,
@@ -70,10 +70,10 @@ class BacktrailSession(Session):
             SessionSettings() if session_settings is None else coerce_session_settings(session_settings)
         )
         self._repair = repair
-        self._opened = Opened(store)
-        self._store = self._opened.aio
+        self._adapter_store = AdapterStore(store)
+        self._store = self._adapter_store.aio
         self._conversations = self._store.conversations
-        self._awaited = awaited_in(self._opened.sync)
+        self._awaited = awaited_calls(self._adapter_store.sync)
         self._run: aio.Thread[Any] = self._store.thread(_RUN + session_id, agent=agent)
 
     def __repr__(self) -> str:
@@ -81,81 +81,82 @@ class BacktrailSession(Session):
 
     @property
     def thread(self) -> aio.Thread[Any]:
-        """The thread underneath: `history`, `diff`, `rewind`, `undo`, `watch` ..."""
+        """The thread of the conversation: `history`, `diff`, `rewind`, `undo`, `watch` ..."""
         return self._conversations.thread(self.session_id)
 
     # -- the protocol -----------------------------------------------------------------------------------
 
     async def get_items(self, limit: int | None = None) -> list[TResponseInputItem]:
-        """Return the latest items, oldest first: as many as `limit`, or else `session_settings.limit`, or all."""
+        """Return the latest items, oldest first: at most `limit`, else `session_settings.limit`, else all."""
         limit = resolve_session_limit(limit, self.session_settings)
         if limit is not None:
             check_count(limit, "limit")
-        before = self._awaited(self.session_id)
+        before = self._awaited.of(self.session_id)
         items = await self._items(limit)
-        found = repaired(items, await self._orphans(items, before)) if self._repair else items
-        return cast("list[TResponseInputItem]", found if limit is None else found[max(len(found) - limit, 0) :])
+        if self._repair:
+            items = with_outputs(items, await self._unanswered(items, before))
+        return cast("list[TResponseInputItem]", items if limit is None else items[max(len(items) - limit, 0) :])
 
     async def add_items(self, items: list[TResponseInputItem]) -> None:
-        """Add items, all or none, behind what is there then."""
-        messages = [message_of(item, f"items[{place}]") for place, item in enumerate(items)]
+        """Add items to the end, all or none."""
+        messages = [message_of(item, f"items[{at}]") for at, item in enumerate(items)]
         if messages:
             raw = [message.raw for message in messages]
-            self._awaited.calls(self.session_id, raw)
-            await _done(self._conversations.append(self.session_id, *messages, agent_id=self.agent))
-            self._awaited.answers(self.session_id, raw)
+            self._awaited.add_calls(self.session_id, raw)
+            await _uninterrupted(self._conversations.append(self.session_id, *messages, agent_id=self.agent))
+            self._awaited.add_answers(self.session_id, raw)
         else:
-            await self.thread.latest()  # nothing to add to a store that is closed is an error, too
+            await self.thread.latest()  # on a closed store, adding nothing is an error, too
 
     async def pop_item(self) -> TResponseInputItem | None:
-        """Take the newest item out and return it, or None. Those who pop at once get different ones."""
+        """Remove and return the newest item, or None. Concurrent calls get different items."""
         try:
-            taken = await _done(self._popped())
+            popped = await _uninterrupted(self._pop())
         except NotFound:
             return None
-        items = [item for message in taken for item in items_of(to_data(message), "what was popped")]
+        items = [item for message in popped for item in items_of(to_data(message), "the popped message")]
         return cast("TResponseInputItem", items[-1]) if items else None
 
     async def clear_session(self) -> None:
-        """Take all items out, and forget the run that was kept. The conversation stays, and so does its history."""
+        """Remove all items and the paused run. The conversation and its history stay."""
 
         async def clear(head: aio.Checkpoint[Any]) -> None:
             await self.thread.set("messages", [], expect=cast("Any", head))
 
-        await _done(self._change(clear))
+        await _uninterrupted(self._change(clear))
         await self.drop_run()
 
     # -- turns ------------------------------------------------------------------------------------------
 
     async def turns(self) -> list[turns.Turn]:
         """Return the turns, oldest first."""
-        found = await self._conversations.get(self.session_id)
-        return turns.turns_of(found.messages) if found is not None else []
+        conversation = await self._conversations.get(self.session_id)
+        return turns.turns_of(conversation.messages) if conversation is not None else []
 
     async def store_run_usage(self, result: RunResultBase) -> None:
-        """Keep what a run used with the turn that is the last one now."""
+        """Store the usage of a run in the last turn."""
         usage = turns.usage_of(result)
 
-        async def keep(head: aio.Checkpoint[Any]) -> None:
-            place, message = await self._last_of_user(head)
+        async def set_usage(head: aio.Checkpoint[Any]) -> None:
+            at, message = await self._last_user_message(head)
             metadata = {**message.get("metadata", {}), turns.USAGE: usage}
-            await self.thread.set(("messages", place, "metadata"), metadata, expect=cast("Any", head))
+            await self.thread.set(("messages", at, "metadata"), metadata, expect=cast("Any", head))
 
-        if not await _done(self._change(keep)):
+        if not await _uninterrupted(self._change(set_usage)):
             raise NotFound(f"session {self.session_id!r} has no turn yet", code="not_found.message")
 
     async def usage(self) -> dict[str, int]:
-        """Return what all turns used together, as far as it was kept."""
+        """Return the sum of the usage of all turns."""
         return turns.total(await self.turns())
 
     # -- branches, search -------------------------------------------------------------------------------
 
     async def fork(self, new_session_id: str, *, at: int | str | None = None) -> BacktrailSession:
-        """Begin a session that has all of this one up to `at`: a turn, all of it, or the id of a message.
+        """Return a new session with the items up to `at`: the end of a turn, or the id of a message.
 
-        It shares the store of this one, which must stay open.
+        It uses the store of this session, which must stay open.
         """
-        made = BacktrailSession(
+        forked = BacktrailSession(
             new_session_id,
             self._store,
             agent=self.agent,
@@ -163,55 +164,55 @@ class BacktrailSession(Session):
             repair=self._repair,
         )
         last = await self._end_of(at) if isinstance(at, int) else at
-        await _done(self._conversations.fork(self.session_id, at=last, new_id=new_session_id))
-        return made
+        await _uninterrupted(self._conversations.fork(self.session_id, at=last, new_id=new_session_id))
+        return forked
 
     async def branches(self) -> list[ConversationInfo]:
         """Return the sessions that were forked from this one, oldest first."""
         return await self._conversations.branches(self.session_id)
 
     async def search(self, query: str, *, limit: int = 20, contains: bool = False) -> list[Hit]:
-        """Return the messages of this session that match, newest first; `store.search` looks at all sessions."""
+        """Return the matching messages of this session, newest first; `store.search` searches all sessions."""
         kind = "conversation"
         return await self._store.search(query, thread=self.session_id, kind=kind, limit=limit, contains=contains)
 
     # -- repairs ----------------------------------------------------------------------------------------
 
     async def repairs(self) -> list[Repair]:
-        """Return the calls without an output that `get_items` answers, oldest first."""
-        before = self._awaited(self.session_id)
+        """Return the calls for which `get_items` returns an output, oldest first."""
+        before = self._awaited.of(self.session_id)
         items = await self._items(None)
-        return [repair_of(items[place]) for place in await self._orphans(items, before)] if self._repair else []
+        return [repair_of(items[at]) for at in await self._unanswered(items, before)] if self._repair else []
 
     # -- paused runs ------------------------------------------------------------------------------------
 
     async def save_run(self, paused: RunResultBase | RunState[Any, Any], **options: Any) -> None:
-        """Keep a run that waits for approvals; `options` are those of `RunState.to_json`.
+        """Save a run that waits for approvals; `options` are those of `RunState.to_json`.
 
-        On top of what this task has loaded, if it has: when somebody else has saved since, it is a `Conflict`.
+        If this task loaded the run before and another worker saved it since, the save raises `Conflict`.
         """
         state = paused if isinstance(paused, RunState) else cast("Any", paused).to_state()
         waiting = [_call_id(item) for item in state.get_interruptions()]
-        await _done(self._run.save({"run": state.to_json(**options), "waiting": waiting}))
+        await _uninterrupted(self._run.save({"run": state.to_json(**options), "waiting": waiting}))
 
     async def load_run(self, agent: Agent[Any], **options: Any) -> RunState[Any, Any] | None:
-        """Return the run that was kept, or None; `options` are those of `RunState.from_json`."""
-        kept = await self._kept()
-        return None if kept is None else await RunState.from_json(agent, kept["run"], **options)
+        """Return the saved run, or None; `options` are those of `RunState.from_json`."""
+        paused = await self._paused_run()
+        return None if paused is None else await RunState.from_json(agent, paused["run"], **options)
 
     async def drop_run(self) -> bool:
-        """Forget the run that was kept, and say whether there was one: of several who call, one is told so."""
-        return await _done(self._run.delete())
+        """Delete the saved run and tell whether there was one. Of concurrent calls, one returns True."""
+        return await _uninterrupted(self._run.delete())
 
     # -- the end ----------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close the store if it was opened here; twice is allowed."""
-        self._opened.close()
+        """Close the store if the session opened it. A second call does nothing."""
+        self._adapter_store.close()
 
     async def aclose(self) -> None:
-        """Close the store if it was opened here, when all that was begun is done; twice is allowed."""
-        await self._opened.aclose()
+        """Wait for calls in progress, then close the store if the session opened it. A second call does nothing."""
+        await self._adapter_store.aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -222,7 +223,7 @@ class BacktrailSession(Session):
     # -- reading ----------------------------------------------------------------------------------------
 
     async def _items(self, limit: int | None) -> list[Item]:
-        """Return the items of the last messages, or of all, as they were added."""
+        """Return the items of the last `limit` messages, or of all messages; `Corrupt` if they are damaged."""
         head = await self.thread.latest()
         if head is None:
             return []
@@ -234,39 +235,43 @@ class BacktrailSession(Session):
             raise self._corrupt("has no list of messages")
         return [item for message in stored for item in items_of(message, f"a message of session {self.session_id!r}")]
 
-    async def _orphans(self, items: list[Item], before: frozenset[str]) -> list[int]:
-        """Return the places of calls that nobody will answer; `before` were awaited before the items were read.
+    async def _unanswered(self, items: list[Item], before: frozenset[str]) -> list[int]:
+        """Return the positions of calls that need a repair: unanswered calls that are not awaited.
 
-        One that was answered since is not there yet, and one that was added since is awaited only now.
+        `before` are the calls that were awaited before the items were read. Calls that are awaited now count, too: a
+        call may have been answered, or added, while the items were read.
         """
-        awaited = before | self._awaited(self.session_id)
-        found = [place for place in orphans(items) if items[place]["call_id"] not in awaited]
-        kept = await self._kept() if found else None
-        return found if kept is None else [place for place in found if items[place]["call_id"] not in kept["waiting"]]
+        awaited = before | self._awaited.of(self.session_id)
+        positions = [at for at in unanswered_calls(items) if items[at]["call_id"] not in awaited]
+        paused = await self._paused_run() if positions else None
+        return (
+            positions if paused is None else [at for at in positions if items[at]["call_id"] not in paused["waiting"]]
+        )
 
-    async def _kept(self) -> dict[str, Any] | None:
+    async def _paused_run(self) -> dict[str, Any] | None:
         head = await self._run.latest()
         if head is None:
             return None
-        kept = await head.load_state()
-        if not isinstance(kept, dict) or not isinstance(kept.get("waiting"), list) or type(kept.get("run")) is not dict:
-            raise self._corrupt("has a paused run that is none")
-        return kept
+        state = await head.load_state()
+        is_run = isinstance(state, dict) and isinstance(state.get("waiting"), list) and type(state.get("run")) is dict
+        if not is_run:
+            raise self._corrupt("has a damaged paused run")
+        return cast("dict[str, Any]", state)
 
     def _corrupt(self, what: str) -> Corrupt:
         return Corrupt(f"session {self.session_id!r} {what}", code="corrupt.state")
 
-    async def _last_of_user(self, head: aio.Checkpoint[Any]) -> tuple[int, dict[str, Any]]:
-        """Return the place, from the end, of the message that began the last turn, and the message."""
-        look = _LOOK
+    async def _last_user_message(self, head: aio.Checkpoint[Any]) -> tuple[int, dict[str, Any]]:
+        """Return the position of the last user message, counted from the end, and the message."""
+        count = _TAIL
         while True:
-            found = await head.tail("messages", look)
-            for back, message in enumerate(reversed(found), 1):
+            messages = await head.tail("messages", count)
+            for back, message in enumerate(reversed(messages), 1):
                 if isinstance(message, dict) and message.get("role") == Role.USER:
                     return -back, message
-            if len(found) < look:
+            if len(messages) < count:
                 raise NotFound(f"session {self.session_id!r} has no turn yet", code="not_found.message")
-            look *= 8
+            count *= 8
 
     async def _end_of(self, number: int) -> str:
         for turn in await self.turns():
@@ -275,13 +280,13 @@ class BacktrailSession(Session):
         raise NotFound(f"session {self.session_id!r} has no turn {number}", code="not_found.message")
 
     @called
-    async def _popped(self) -> list[Message]:
-        await self._items(1)  # one that is damaged is told before it is taken out
+    async def _pop(self) -> list[Message]:
+        await self._items(1)  # a damaged item raises before the pop
         return await self._conversations.pop(self.session_id)
 
     @called
     async def _change(self, change: Callable[[aio.Checkpoint[Any]], Awaitable[None]]) -> bool:
-        """Change the conversation as it stands, again if somebody else was quicker; False if there is none."""
+        """Call `change` with the conversation's head, again after each conflict; False if there is no conversation."""
         while (head := await self.thread.latest()) is not None:
             try:
                 await change(head)
@@ -292,13 +297,13 @@ class BacktrailSession(Session):
 
 
 def _call_id(item: Any) -> str | None:
-    """Return the id of a call that waits for an approval."""
+    """Return the call id of an approval item; None if it has none."""
     raw = item.raw_item
     return raw.get("call_id") if isinstance(raw, dict) else getattr(raw, "call_id", None)
 
 
-async def _done(work: Coroutine[Any, Any, T]) -> T:
-    """Wait until something is done, however often the caller is cancelled meanwhile; then the cancellation goes on."""
+async def _uninterrupted(work: Coroutine[Any, Any, T]) -> T:
+    """Await a coroutine to its end even if the caller's task is cancelled; then raise the cancellation."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():

@@ -1,8 +1,7 @@
-"""Turns of a session: what a user said, and all that follows until a user speaks again.
+"""Turns of a session: a user message, and all messages up to the next user message.
 
-They are read off the messages, which are numbered as they stand: a turn is no thing of its own that could be out of
-step. What a run used is kept with the message that began its turn, so it goes where that goes: into a fork, and out of
-view.
+Turns are computed from the messages and not stored. The usage of a run is stored in the first message of its turn, so
+a fork takes it along, and a rewind takes it back.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from backtrail.entities import Message, Role
+from backtrail.conversations.models import Message, Role
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -22,34 +21,34 @@ USAGE: Final = "usage"
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn: the user's message that began it, and what came of it."""
+    """One turn: a user message and the messages that follow."""
 
     number: int
-    """From 1 on."""
+    """The first turn is 1."""
     content: str
-    """What the user said."""
+    """The text of the user message."""
     message_id: str
-    """The id of the user's message."""
+    """The id of the user message."""
     last_id: str
     """The id of the last message of the turn."""
     items: int
-    """How many messages it has."""
+    """The number of messages."""
     tools: tuple[str, ...]
-    """The tools that were called, in their order."""
+    """The names of the called tools, in order."""
     created_at: dt.datetime
     usage: dict[str, int] | None = field(default=None, hash=False)
-    """What `store_run_usage` has recorded."""
+    """The usage that `store_run_usage` recorded."""
 
 
 def turns_of(messages: Iterable[Message]) -> list[Turn]:
-    """Return the turns of a conversation; what comes before the first user speaks belongs to none."""
-    found: list[list[Message]] = []
+    """Return the turns of a conversation. Messages before the first user message belong to no turn."""
+    turns: list[list[Message]] = []
     for message in messages:
         if message.role is Role.USER:
-            found.append([message])
-        elif found:
-            found[-1].append(message)
-    return [_turn(number, turn) for number, turn in enumerate(found, 1)]
+            turns.append([message])
+        elif turns:
+            turns[-1].append(message)
+    return [_turn(number, turn) for number, turn in enumerate(turns, 1)]
 
 
 def _turn(number: int, messages: list[Message]) -> Turn:
@@ -69,7 +68,7 @@ def _turn(number: int, messages: list[Message]) -> Turn:
 
 
 def usage_of(result: Any) -> dict[str, int]:
-    """Return what a run used, as numbers."""
+    """Return the usage of a run."""
     usage = result.context_wrapper.usage
     return {
         "requests": usage.requests,
@@ -82,9 +81,9 @@ def usage_of(result: Any) -> dict[str, int]:
 
 
 def total(turns: Iterable[Turn]) -> dict[str, int]:
-    """Return what all turns used together; empty if nothing was recorded."""
-    found: dict[str, int] = {}
+    """Return the sum of the usage of all turns; empty if none was recorded."""
+    sums: dict[str, int] = {}
     for turn in turns:
         for name, number in (turn.usage or {}).items():
-            found[name] = found.get(name, 0) + number
-    return found
+            sums[name] = sums.get(name, 0) + number
+    return sums

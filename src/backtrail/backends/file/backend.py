@@ -1,12 +1,10 @@
-"""A store in a directory of plain files: tables in memory, and a log of their changes on disk.
+"""The file backend: a directory of plain files, with tables in memory and a log of their changes on disk.
 
-A write is checked on the tables, appended to the log as one frame, synced, and done: one lock, one fsync, one point at
-which it counts. Other processes append to the same log: before anything is read or written, what they wrote is done on
-these tables, too. With durability "full" a commit is on disk when it returns; "relaxed" waits for that only now and
-then, and a power cut may take the last commits, never one without those behind it.
+With durability "full" a commit is on disk when it returns. "relaxed" syncs only now and then: a power cut may lose the
+last commits. If a commit is lost, all later commits are lost, too.
 
-`tables` are what is held, `file_shared` keeps them up with what others write, `file_log` is how they are kept,
-`file_directory` what is where, `file_lock` whose turn it is.
+`tables` has the state, `log` the changes, `lock` keeps processes apart, and `storage` combines the three. This module
+adds snapshots, backups, collections and repairs.
 """
 
 from __future__ import annotations
@@ -18,31 +16,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from backtrail.atomic_file import Access
-from backtrail.backends.file import backup as file_backup
-from backtrail.backends.file import base, directory, snapshot
-from backtrail.backends.file.disk import STORE, remove, translated
-from backtrail.backends.file.frames import FILE_HEADER
-from backtrail.backends.file.log import Log, begin_file
-from backtrail.backends.file.reader import Generation, log_name
-from backtrail.backends.file.shared import ATTEMPTS, SharedTables
-from backtrail.backends.tables.orphans import astray, tidy
-from backtrail.backends.tables.snapshot import TableView
-from backtrail.errors import CommitUnknown, Error, Invalid, NotFound
+from backtrail.backends.file import base, directory
+from backtrail.backends.file.directory import Generation, begin_file
+from backtrail.backends.file.disk import STORE, remove, synced_directory, translated, write_new
+from backtrail.backends.file.lock import end_bytes
+from backtrail.backends.file.log import Log
+from backtrail.backends.file.storage import FileStorage
+from backtrail.backends.tables.backend import TableBackend, TableView
+from backtrail.errors import Error, Invalid, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from backtrail.backends.port import Backend, Usage
-    from backtrail.backends.tables.changes import Body, Change
+    from backtrail.backends.tables.changes import Body
     from backtrail.backends.tables.tables import Tables
 
 _MAX_TIMEOUT: Final = 1_000_000.0
-_SNAPSHOT_CHANGES: Final = 2000
-"""A snapshot is made when so many changes have to be read without one."""
+_ATTEMPTS: Final = 3
 
 
-class FileBackend(SharedTables):
-    """The port on files. `busy_timeout` bounds, in seconds, the wait for another thread's or process's turn."""
+class FileBackend(TableBackend):
+    """The port on files. `busy_timeout` bounds, in seconds, the wait for another thread or process."""
 
     interval = 0.05
     beside = ()
@@ -62,173 +57,121 @@ class FileBackend(SharedTables):
         name = os.fspath(path)
         if not name or "\0" in name:
             raise Invalid(f"{name!r} is not the name of a directory: name one", code="invalid.store")
-        super().__init__(Path(os.path.realpath(name)), read_only=read_only, busy_timeout=busy_timeout)
-        self._durable = durability == "full"
-        try:
-            self._open()
-            self._has_opened = True
-        except BaseException:
-            self._let_go()
-            self._turns.close()
-            raise
+        self.path = Path(os.path.realpath(name))
+        self.read_only = read_only
+        self._files = FileStorage(
+            self.path, durable=durability == "full", read_only=read_only, busy_timeout=busy_timeout
+        )
+        super().__init__(self._files)
+        self._files.open()
 
-    def _open(self) -> None:
-        if not directory.look(self.path):
-            if self.read_only:
-                raise NotFound(f"{self.path}: there is no such store", code="not_found.store")
-            directory.make_directory(self.path)
-            with self._locked():
-                if not directory.look(self.path):  # else somebody else was faster
-                    directory.make(self.path)
-        if self.read_only:
-            with self._read():
-                return
-        os.close(directory.read(self.path)[1])  # what is newer is refused before its lock is touched
-        self._take(blind=True)
-        try:
-            log = self._at()
-            if log.blind is not None:
-                return  # it can be read, and mended
-            log.sync()
-            self._turns.publish(log.end())
-            directory.sweep(self.path, self._now_in())
-            if not self._from_snapshot:
-                remove(self.path / directory.SNAPSHOT)  # it does not count, and may hold what was erased
-        finally:
-            self._give()
-        self._snapshot()
-
-    # -- what makes changes last --------------------------------------------------------------------
-    def _keep(self, changes: Sequence[Change]) -> None:
-        if self._pid != os.getpid():
-            raise self._forked()
-        if not changes:
-            return
-        tables, log = self._tables, self._at()
-        self._whole, self._doubtful = False, True  # so that whoever reads next looks at what is there, if this fails
-        try:
-            placed = log.append(changes, durable=self._durable)
-        except CommitUnknown:
-            raise
-        except Error:  # it is certainly not
-            self._whole, self._doubtful = True, False
-            raise
-        self._turns.publish(log.end())
-        tables.settle(placed)
-        self._whole, self._doubtful = True, False
-
-    def _bytes(self, bodies: Sequence[Body]) -> list[bytes]:
-        log = self._at()
-        try:
-            return [body if isinstance(body, bytes) else log.body(body) for body in bodies]
-        except OSError as error:
-            raise translated(error, self.path) from error
-
-    def _snapshot(self) -> None:
-        """Make a snapshot if much has been read or written since the last one. Others write meanwhile."""
-        with suppress(Error):  # it only saves time
-            with self._turns.taken():
-                log, now = self._log, self._generation
-                if log is None or now is None or not self._whole or log.damage:
-                    return
-                if log.changes - self._covered < max(_SNAPSHOT_CHANGES, len(self._tables.payloads) // 4):
-                    return
-                log.sync()
-                prepared = snapshot.prepare(self.path, now, log, self._tables)
-                self._covered = log.changes
-            try:
-                with self._locked():
-                    if self._generation == now and not self._is_over():  # or it would keep what was collected meanwhile
-                        snapshot.put(self.path, prepared)
-            finally:
-                remove(prepared)
-
+    # -- one moment ---------------------------------------------------------------------------------
     @contextmanager
     def snapshot(self) -> Iterator[Backend]:
         self._refuse_in_group()
         with self._read() as tables:
-            kept, log = tables.copy(), self._at().twin()
+            copy, log = tables.copy(), self._files.log.duplicate()
 
-        def read(bodies: Sequence[Body]) -> list[bytes]:
+        def bytes_of(bodies: Sequence[Body]) -> list[bytes]:
             try:
                 return [body if isinstance(body, bytes) else log.body(body) for body in bodies]
             except OSError as error:
                 raise translated(error, self.path) from error
 
         try:
-            yield TableView(kept, read)
+            yield TableView(copy, bytes_of)
         finally:
             log.close()
 
     def access(self) -> Access | None:
         with suppress(OSError):
-            place, found = Access.to(self.path), Access.to(self.path / STORE)
-            return found._replace(mode=found.mode & (place.mode | stat.S_IRWXU))  # who may not look into it has none
+            place, store = Access.to(self.path), Access.to(self.path / STORE)
+            return store._replace(mode=store.mode & (place.mode | stat.S_IRWXU))  # no more rights than the directory
         return None
 
     def backup(self, path: Path, progress: Callable[[str, int], None] | None) -> int:
+        """Copy the files up to the current end of the log. Other processes keep writing: files only grow at the end."""
         self._refuse_in_group()
         if self.path in (place := Path(os.path.realpath(path.parent)), *place.parents):
             raise Invalid(f"{place}: is a part of the store: name another place", code="invalid.argument")
         with self._read():
-            log, now = self._at().twin(), self._now_in()
-            end = log.end()._replace(synced=log.number) if log.blind is None else self._turns.published()
+            log, generation = self._files.log.duplicate(), self._files.generation
+            end = log.end()._replace(synced=log.number) if log.blind is None else self._files.lock.published()
         try:
-            return file_backup.copy(file_backup.Source(self.path, now, log, end), path, progress)
+            path.mkdir(0o700)
+            directory.switch(path, generation)
+            _give_access(path / STORE, self.path / STORE)
+            log.copy_to(path, progress)
+            if end is not None:
+                write_new(path / directory.LOCK, os.O_EXCL, end_bytes(end))
+            _give_access(path, self.path)
+            synced_directory(path)
+            return directory.size(path)
+        except OSError as error:
+            raise translated(error, path) from error
         finally:
             log.close()
 
     # -- upkeep -------------------------------------------------------------------------------------
-    def reclaim(self, *, erase: bool = False) -> None:
-        """Write all that is left to new files, and remove the old ones. Others write meanwhile, but for two moments."""
-        del erase  # nothing of what was removed is in the new files
-        self._refuse_in_group()
+    def check(self, progress: Callable[[str, int], None] | None) -> tuple[str, ...]:
+        del progress  # damage was found when the log was read
+        with self._read() as tables:
+            return (*self._files.log.damage, *tables.orphans())
+
+    def usage(self) -> Usage:
+        counted = super().usage()
         try:
-            for _ in range(ATTEMPTS):
-                if self._renewed():
-                    return
+            return counted._replace(stored_bytes=directory.size(self.path))
         except OSError as error:
             raise translated(error, self.path) from error
 
-    def mend(self) -> None:
-        """Begin another generation with all that can be read: what was in frames that are gone is given up.
+    def reclaim(self, *, erase: bool = False) -> None:
+        """Write the state to new files, and remove the old ones. Other processes wait only for two moments."""
+        self._refuse_in_group()
+        if not self._rewrite(repair=False) and erase:  # nothing that was removed would be in the new files
+            raise Unavailable(
+                f"{self.path}: other processes collect it at the same time, so what was removed may still be in their "
+                "files: let them end, and collect again",
+                code="unavailable.locked",
+            )
 
-        If it is not known what that was, it is another store from then on: numbers that were lost are given again, and
-        whoever had it open knows them.
+    def repair(self) -> None:
+        """Begin another generation with all readable data, without the lost frames.
+
+        If the changes of lost frames are unknown, the store gets a new uid: thread numbers and seqs of lost frames are
+        used again, and other processes may still know the old ones.
         """
         self._refuse_in_group()
-        with self._read():
-            damaged = bool(self._at().damage or astray(self._tables))
+        if self.check(None):
+            self._rewrite(repair=True)
+
+    def _rewrite(self, *, repair: bool) -> bool:
+        """Begin another generation, unless nothing is gained; return False if other processes were first each time."""
         try:
-            for _ in range(ATTEMPTS if damaged else 0):
-                if self._renewed(blind=True):
-                    return
+            return any(self._rewritten(repair=repair) for _ in range(_ATTEMPTS))
         except OSError as error:
             raise translated(error, self.path) from error
 
-    def _renewed(self, *, blind: bool = False) -> bool:
-        """Begin another generation, unless nothing is to be gained; return False if somebody else did."""
-        self._take(blind=blind)
-        try:
-            log, old = self._at(), self._now_in()
-            if not (self._tables.wasted or log.damage or astray(self._tables)):
-                directory.sweep(self.path, old)  # whoever collected last may have been killed before it did
+    def _rewritten(self, *, repair: bool) -> bool:
+        """Begin another generation, unless the files have no waste; return False if another process was first."""
+        files = self._files
+        with files.locked(blind=repair):
+            log, old = files.log, files.generation
+            if not (files.tables.wasted or log.damage or (repair and files.tables.orphans())):
+                directory.sweep(self.path, old)  # the last collection may have been killed before its sweep
                 return True
-            directory.refuse_if_full(self.path, self._tables.held())
+            directory.refuse_if_full(self.path, files.tables.payload_bytes())
+            copy = files.tables.copy()
+            if repair:
+                copy.drop_orphans()
             if log.blind is not None:
-                self._begin_anew()
+                self._begin_store(copy)
                 return True
-            log.cut()
-            if log.sealed or log.at > FILE_HEADER:
-                log.roll()
-            kept = self._tables.copy()
-            tidy(kept)
-            source = log.twin()
-        finally:
-            self._give()
+            log.roll()
+            source = log.duplicate()
         name = directory.new_base(old.generation + 1)
         try:
-            tables, count = base.write(self.path / name, old.uid, kept, source.body)
+            tables, count = base.write(self.path / name, old.uid, copy, source.body)
             new = Generation(old.uid, old.generation + 1, name, count, source.file, source.number + 1)
             return self._switched(old, new, tables)
         except BaseException:
@@ -237,118 +180,61 @@ class FileBackend(SharedTables):
         finally:
             source.close()
 
-    def _begin_anew(self) -> None:
-        """Be another store with what is left. Whoever does keeps all others out: nobody is to write to the old one."""
-        log, old, end = self._at(), self._now_in(), self._turns.published()
-        kept = self._tables.copy()
-        tidy(kept)
-        kept.forget()
-        uid, name, file = directory.new_uid(), directory.new_base(old.generation + 1), directory.new_file(self.path)
-        frame = max(log.number, end.number if end is not None else 0, end.synced if end is not None else 0) + 1
+    def _switched(self, old: Generation, new: Generation, tables: Tables) -> bool:
+        """Switch to a new generation, whose base has the tables; return False if another process was first."""
         try:
-            tables, count = base.write(self.path / name, uid, kept, log.body)
-            begin_file(self.path / log_name(file), uid, file, frame)
+            log = Log(self.path, new, read_only=False)
+            try:
+                log.leave_base()
+                with self._files.locked(blind=True):
+                    if self._files.generation == old:
+                        log.read(tables, self._files.log.end())
+                        self._begin(new, log, tables)
+                    directory.sweep(self.path, self._files.generation)
+                    return self._files.generation == new
+            finally:
+                if self._files.generation != new:
+                    log.close()
+        except FileNotFoundError:
+            return False  # another process was first, and its sweep removed the files
+
+    def _begin_store(self, copy: Tables) -> None:
+        """Begin a new store, with a new uid, from a copy of the tables. The caller has locked out other processes."""
+        files = self._files
+        log, old, end = files.log, files.generation, files.lock.published()
+        copy.forget()
+        uid, name = directory.new_uid(), directory.new_base(old.generation + 1)
+        file = max(directory.log_numbers(self.path), default=0) + 1
+        frame = max(log.number, *end[2:]) + 1 if end is not None else log.number + 1
+        try:
+            tables, count = base.write(self.path / name, uid, copy, log.body)
+            begin_file(self.path, uid, file, frame)
             new = Generation(uid, old.generation + 1, name, count, file, frame)
-            behind = Log(self.path, new, read_only=False)
-            _stand_behind_base(behind, new)
-            self._go_over(new, behind, tables, None)
+            new_log = Log(self.path, new, read_only=False)
+            new_log.leave_base()
+            self._begin(new, new_log, tables)
         except BaseException:
             self._discard(name)
             raise
         directory.sweep(self.path, new)
 
-    def _discard(self, base: str) -> None:
-        """Remove a base that is not the present one; if that is not certain, it stays until the next generation."""
-        with suppress(Error, OSError):
-            now, fd = directory.read(self.path)
-            os.close(fd)
-            if now.base != base:
-                remove(self.path / base)
-
-    def _switched(self, old: Generation, new: Generation, tables: Tables) -> bool:
-        prepared: Path | None = None
-        try:
-            log = Log(self.path, new, read_only=False)
-            try:
-                _stand_behind_base(log, new)
-                large = len(tables.payloads) >= _SNAPSHOT_CHANGES
-                prepared = snapshot.prepare(self.path, new, log, tables) if large else None
-                self._take(blind=True)  # whether it may be was asked when this began
-                try:
-                    if self._now_in() == old:
-                        log.read(tables, self._at().end())
-                        self._go_over(new, log, tables, prepared)
-                    directory.sweep(self.path, self._now_in())
-                    return self._now_in() == new
-                finally:
-                    self._give()
-            finally:
-                if prepared is not None:
-                    remove(prepared)
-                if log is not self._log:
-                    log.close()
-        except FileNotFoundError:
-            return False  # swept by somebody who was faster
-        except OSError as error:
-            raise translated(error, self.path) from error
-
-    def _go_over(self, new: Generation, log: Log, tables: Tables, prepared: Path | None) -> None:
-        """Let a new generation begin, whose tables these are, and go on with it."""
-        snapshot.put(self.path, None)  # it has what was removed
+    def _begin(self, new: Generation, log: Log, tables: Tables) -> None:
+        """Switch the directory to a new generation, and use its log and tables."""
         directory.switch(self.path, new)
-        self._adopt(log, tables)
-        with suppress(Error):  # all of it only saves time; the snapshot may have been swept by somebody
-            self._turns.publish(log.end())
-            if prepared is not None:
-                snapshot.put(self.path, prepared)
+        self._files.adopt(log, tables)
+        with suppress(Error):  # the published end only saves time
+            self._files.lock.publish(log.end())
 
-    def _adopt(self, log: Log, tables: Tables) -> None:
-        self._whole = False
-        self._let_go()
-        self._stand_in(*directory.read(self.path))
-        self._log, self._tables, self._covered = log, tables, log.changes
-        self._whole = True
-
-    def check(self, progress: Callable[[str, int], None] | None) -> tuple[str, ...]:
-        del progress  # what is wrong was noticed when it was read
-        with self._read() as tables:
-            return (*self._at().damage, *astray(tables))
-
-    def usage(self) -> Usage:
-        found = super().usage()
-        try:
-            return found._replace(stored_bytes=directory.size(self.path))
-        except OSError as error:
-            raise translated(error, self.path) from error
-
-    def close(self) -> None:
-        """Release everything; closing twice is allowed."""
-        self._refuse_in_group()
-        if self._closed:
-            return
+    def _discard(self, name: str) -> None:
+        """Remove a base file unless the current generation uses it; if that is unknown, a later sweep removes it."""
         with suppress(Error, OSError):
-            self._leave()
-        with self._turns.alone(), self._turns.taken():
-            self._closed = True
-            self._let_go()
-            self._turns.close()
-
-    def _leave(self) -> None:
-        """Do what is better done before one goes."""
-        if self.read_only:
-            return
-        with self._turns.taken():
-            log = self._log
-            unsaid = log is not None and log.synced < log.number
-            if log is not None:
-                log.sync()
-        if unsaid:
-            with self._locked():
-                log, end = self._log, self._turns.published()
-                if log is not None and end is not None and end.number == log.number:  # nobody has written since
-                    self._turns.publish(log.end())
-        self._snapshot()
+            present, fd = directory.read(self.path)
+            os.close(fd)
+            if present.base != name:
+                remove(self.path / name)
 
 
-def _stand_behind_base(log: Log, generation: Generation) -> None:
-    log.stand(generation.file, FILE_HEADER, generation.frame - 1, sealed=False, echo=[], last=None)
+def _give_access(path: Path, like: Path) -> None:
+    """Give a file the access rights of the file `like`, as far as possible."""
+    with suppress(OSError):
+        Access.to(like).give(path)

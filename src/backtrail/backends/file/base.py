@@ -1,7 +1,7 @@
-"""Bases: all that a store holds, written anew, without what was removed.
+"""Bases: files with the whole state of a store, without removed data.
 
-A base has the form of a log: frames with changes that make the tables. It stands before the log of its generation. It
-is made beside the present one, from tables that stay as they were, while others go on writing behind them.
+A base has the format of a log: frames with the changes that make the tables. Readers apply it before the log of its
+generation. A collection writes a base beside the current files, from a copy of the tables, while other processes write.
 """
 
 from __future__ import annotations
@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING, Final
 
 from backtrail.backends.file import frames
 from backtrail.backends.file.disk import created, remove, synced, synced_directory, translated, write_at
-from backtrail.backends.file.log import build
-from backtrail.backends.file.reader import BASE
+from backtrail.backends.file.log import BASE, build
 from backtrail.backends.file.records import echo
-from backtrail.backends.tables.changes import Listed, PutChunk, PutList, PutRow, size_of
+from backtrail.backends.tables.changes import PutList, bodies_of, size_of
 from backtrail.backends.tables.tables import Tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from backtrail.backends.tables.changes import Body, Change, Place
+    from backtrail.backends.tables.changes import Change, Place
 
 _FRAME_CHANGES: Final = 32
 _FRAME_BYTES: Final = 64 * 1024
@@ -29,8 +28,11 @@ _LIST_ENTRIES: Final = 256
 
 
 def write(name: Path, uid: bytes, tables: Tables, read: Callable[[Place], bytes]) -> tuple[Tables, int]:
-    """Write a base of these tables, durably; return tables that have all that is in it, and how many frames it has."""
-    made = Tables()
+    """Write a base of the tables and sync it; return tables whose bodies are in the base, and its number of frames.
+
+    `read` returns the bytes at a place of the old files.
+    """
+    copy = Tables()
     number = 0
     repeated: list[list[object]] = []
     try:
@@ -39,12 +41,12 @@ def write(name: Path, uid: bytes, tables: Tables, read: Callable[[Place], bytes]
             header = frames.file_header(uid, BASE, 1)
             write_at(fd, 0, header)
             at = len(header)
-            for changes in _slices(tables):  # the last one is empty: it repeats the one before
+            for changes in _slices(tables):  # the last slice is empty: its frame repeats the one before
                 number += 1
-                built = build(uid, number, changes, on_disk=number - 1, repeated=repeated, read=read)
-                for change in built.placed(BASE, at):
-                    made.do(change)
-                for piece in frames.joined(built.pieces):
+                frame = build(uid, number, changes, on_disk=number - 1, repeated=repeated, read=read)
+                for change in frame.changes(BASE, at):
+                    copy.do(change)
+                for piece in frames.joined(frame.pieces):
                     write_at(fd, at, piece)
                     at += len(piece)
                 repeated = echo(changes)
@@ -58,27 +60,27 @@ def write(name: Path, uid: bytes, tables: Tables, read: Callable[[Place], bytes]
     except BaseException:
         remove(name)
         raise
-    made.wasted = 0
-    return made, number
+    copy.wasted = 0
+    return copy, number
 
 
 def _slices(tables: Tables) -> Iterator[list[Change]]:
-    """Give all that makes the tables in slices of moderate size, and an empty one."""
-    held: list[Change] = []
+    """Yield the changes that make the tables in slices of moderate size, then an empty slice."""
+    changes: list[Change] = []
     size = 0
     for change in _parts(tables):
-        held.append(change)
-        size += sum(map(size_of, _bodies(change)))
-        if len(held) >= _FRAME_CHANGES or size >= _FRAME_BYTES:
-            yield held
-            held, size = [], 0
-    if held:
-        yield held
+        changes.append(change)
+        size += sum(map(size_of, bodies_of(change)))
+        if len(changes) >= _FRAME_CHANGES or size >= _FRAME_BYTES:
+            yield changes
+            changes, size = [], 0
+    if changes:
+        yield changes
     yield []
 
 
 def _parts(tables: Tables) -> Iterator[Change]:
-    """Give all that makes the tables; long lists in parts."""
+    """Yield the changes that make the tables, with long index lists in parts."""
     for change in tables.whole():
         if isinstance(change, PutList):
             ((_, _, listed),) = change.splices
@@ -87,15 +89,3 @@ def _parts(tables: Tables) -> Iterator[Change]:
                 yield PutList(change.thread, change.now, ((start, 0, part),))
         else:
             yield change
-
-
-def _bodies(change: Change) -> list[Body]:
-    match change:
-        case PutRow():
-            return [change.payload]
-        case PutChunk():
-            return [change.body]
-        case PutList():
-            entries = (each for _, _, new in change.splices for each in new)
-            return [each.text for each in entries if isinstance(each, Listed)]
-    return []

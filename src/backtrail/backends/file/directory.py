@@ -1,11 +1,11 @@
-"""The directory of a store in files: made, recognised, and switched to another generation.
+"""The directory of a file store: create it, recognise it, and switch it to another generation.
 
-`backtrail.store` says that the directory is ours, and which files count: a base, if there is one, and the file of the
-log behind it. It is one line, written twice, each with a check of its own. It is replaced as a whole, by a rename, and
-that is the moment when another generation begins; whoever has the old one open sees that another file has its name.
-Whatever it does not name is left over from something that was interrupted, and removed when nobody can miss it.
+`backtrail.store` makes the directory a store, and names its current files: a base, if there is one, and the first log
+file behind it. It has one line, written twice, each with a checksum. A rename replaces it as a whole: at that moment
+another generation begins, and processes with the old file open see another inode. Files of older generations are left
+over from an interrupted collection, and the next process that opens the store removes them.
 
-A directory that is not ours, or newer than this code, is refused before anything in it is touched.
+A directory with other files, or of a newer format, is refused before anything in it is touched.
 """
 
 from __future__ import annotations
@@ -13,65 +13,92 @@ from __future__ import annotations
 import os
 import re
 import secrets
+from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from blake3 import blake3
 
 from backtrail.backends.file import frames
-from backtrail.backends.file.disk import STORE, read_at, synced_directory, translated, write_new
-from backtrail.backends.file.log import begin_file
-from backtrail.backends.file.reader import LOG_NAME, Generation, log_name
+from backtrail.backends.file.disk import (
+    STORE,
+    created,
+    read_at,
+    remove,
+    synced,
+    synced_directory,
+    translated,
+    write_at,
+    write_new,
+)
 from backtrail.errors import Corrupt, Invalid, NotFound, Unavailable
 
 LOCK: Final = "backtrail.lock"
-SNAPSHOT: Final = "snapshot"
 NEW: Final = ".new"
-"""Behind the name of a file that is not finished: it gets its name when it is."""
-UID_BYTES: Final = 8
+"""The suffix of an unfinished file."""
+_LOG_NAME: Final = re.compile(r"log-\d{12}")
 _WORD: Final = "backtrail-files"
 _LINE: Final = re.compile(
     rf"{_WORD} (?P<format>\d+) uid=(?P<uid>[0-9a-f]{{16}}) generation=(?P<generation>\d+) base=(?P<base>\S+) "
     r"frames=(?P<frames>\d+) file=(?P<file>\d+) frame=(?P<frame>\d+)"
 )
-_BEGUN: Final = re.compile(rf"{LOCK}|{STORE}\{NEW}|log-0{{11}}1")
-"""What a directory has in it when the making of a store was interrupted."""
-_OURS: Final = re.compile(rf"log-\d{{12}}|base-\d{{12}}-[0-9a-f]{{8}}|{SNAPSHOT}")
+_UNFINISHED: Final = re.compile(rf"{LOCK}|{STORE}\{NEW}|log-0{{11}}1")
+"""The files that an interrupted creation of a store leaves."""
+_SNAPSHOT: Final = "snapshot"
+"""The file to which earlier versions wrote a copy of their tables, to open a store faster."""
+_OURS: Final = re.compile(rf"log-\d{{12}}|base-\d{{12}}-[0-9a-f]{{8}}|{_SNAPSHOT}")
+
+
+class Generation(NamedTuple):
+    """The content of `backtrail.store`: the current files of a store."""
+
+    uid: bytes
+    """The random id of the store."""
+    generation: int
+    base: str | None
+    """The file name of the base, or None."""
+    frames: int
+    """The number of frames in the base."""
+    file: int
+    """The number of the first log file behind the base."""
+    frame: int
+    """The number of the first frame in that log file."""
 
 
 def _line(generation: Generation) -> str:
     uid, number, base, count, file, frame = generation
-    said = f"{_WORD} {frames.FORMAT} uid={uid.hex()} generation={number} base={base or '-'} frames={count} "
-    said += f"file={file} frame={frame}"
-    return f"{said} check={_check(said)}\n"
+    text = f"{_WORD} {frames.FORMAT} uid={uid.hex()} generation={number} base={base or '-'} frames={count} "
+    text += f"file={file} frame={frame}"
+    return f"{text} check={_check(text)}\n"
 
 
-def _check(said: str) -> str:
-    return blake3(said.encode()).hexdigest(length=frames.CHECK_BYTES)
+def _check(text: str) -> str:
+    return blake3(text.encode()).hexdigest(length=frames.CHECK_BYTES)
 
 
 def new_uid() -> bytes:
-    """Return what tells a store from others."""
-    return secrets.token_bytes(UID_BYTES)
+    """Return a random id for a new store, 8 bytes."""
+    return secrets.token_bytes(8)
 
 
-def new_file(path: Path) -> int:
-    """Return the number of a file of the log that comes behind all that are there. Whoever asks has the lock."""
-    try:
-        names = [entry.name for entry in os.scandir(path)]
-    except OSError as error:
-        raise translated(error, path) from error
-    return max((int(name[4:]) for name in names if LOG_NAME.fullmatch(name)), default=0) + 1
+def log_name(file: int) -> str:
+    """Return the name of a log file by its number."""
+    return f"log-{file:012d}"
+
+
+def log_numbers(path: Path) -> list[int]:
+    """Return the numbers of the log files in a directory, ascending. Raises OSError."""
+    return sorted(int(entry.name[4:]) for entry in os.scandir(path) if _LOG_NAME.fullmatch(entry.name))
 
 
 def new_base(generation: int) -> str:
-    """Return the name of a base that nobody else makes."""
+    """Return a new base file name, random so that no other process uses it."""
     return f"base-{generation:012d}-{secrets.token_hex(4)}"
 
 
 # -- recognised -----------------------------------------------------------------------------------
 def look(path: Path) -> bool:
-    """Return whether there is a store in that directory; refuse what is no place for one."""
+    """Tell whether a directory has a store; `Invalid` or `Corrupt` if no store can be created there."""
     try:
         entries = {entry.name for entry in os.scandir(path)}
     except FileNotFoundError:
@@ -82,21 +109,21 @@ def look(path: Path) -> bool:
         raise translated(error, path) from error
     if STORE in entries:
         return True
-    if all(_BEGUN.fullmatch(name) for name in entries) and not _has_frames(path / log_name(1)):
+    if all(_UNFINISHED.fullmatch(name) for name in entries) and not _has_frames(path / log_name(1)):
         return False
     if (path / STORE).exists():
-        return True  # somebody has just made it
+        return True  # another process has just created the store
     if any(_OURS.fullmatch(name) for name in entries):
         raise Corrupt(
-            f"{path}: the file {STORE} is missing: docs/format.md says how to make it anew", code="corrupt.store"
+            f"{path}: the file {STORE} is missing: docs/format.md says how to write it by hand", code="corrupt.store"
         )
     raise Invalid(f"{path}: has files of something else in it: name an empty directory", code="invalid.store")
 
 
 def is_store(path: Path) -> bool:
-    """Tell whether a directory has files of a store in it, sound or not, and nothing else."""
+    """Tell whether a directory has only files of a store, damaged or not."""
     names = [entry.name for entry in os.scandir(path)]
-    ours = (name for name in names if _OURS.fullmatch(name) or name.startswith((STORE, LOCK, SNAPSHOT)))
+    ours = (name for name in names if _OURS.fullmatch(name) or name.startswith((STORE, LOCK, _SNAPSHOT)))
     return [*ours] == names
 
 
@@ -110,7 +137,7 @@ def _has_frames(log: Path) -> bool:
 
 
 def read(path: Path) -> tuple[Generation, int]:
-    """Return which files count, and the file that says so, open."""
+    """Return the current generation, and the descriptor of the open `backtrail.store`."""
     name = path / STORE
     try:
         fd = os.open(name, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
@@ -120,10 +147,10 @@ def read(path: Path) -> tuple[Generation, int]:
         raise translated(error, name) from error
     try:
         text = read_at(fd, 0, 4096).decode("latin-1")
-        for line in (text[: len(text) // 2], text[len(text) // 2 :], text):  # the last, if somebody wrote it by hand
-            said, _, check = line.rpartition(" check=")
-            if said and check[:-1] == _check(said):
-                return _parsed(said, path), fd
+        for line in (text[: len(text) // 2], text[len(text) // 2 :], text):  # all of it, if written by hand
+            content, _, check = line.rpartition(" check=")
+            if content and check[:-1] == _check(content):
+                return _parsed(content, path), fd
     except OSError as error:
         os.close(fd)
         raise translated(error, name) from error
@@ -131,11 +158,11 @@ def read(path: Path) -> tuple[Generation, int]:
         os.close(fd)
         raise
     os.close(fd)
-    raise Corrupt(f"{name}: is damaged: docs/format.md says how to make it anew", code="corrupt.store")
+    raise Corrupt(f"{name}: is damaged: docs/format.md says how to write it by hand", code="corrupt.store")
 
 
-def _parsed(said: str, path: Path) -> Generation:
-    form = int(said.split()[1])
+def _parsed(line: str, path: Path) -> Generation:
+    form = int(line.split()[1])
     if form > frames.FORMAT:
         raise Invalid(
             f"{path}: has format {form}, and this version of backtrail knows formats up to {frames.FORMAT}: "
@@ -143,23 +170,23 @@ def _parsed(said: str, path: Path) -> Generation:
             code="invalid.format",
             format=form,
         )
-    found = _LINE.fullmatch(said)
-    if found is None:
+    fields = _LINE.fullmatch(line)
+    if fields is None:
         raise Corrupt(f"{path / STORE}: cannot be read", code="corrupt.store")
-    base = found["base"]
+    base = fields["base"]
     return Generation(
-        bytes.fromhex(found["uid"]),
-        int(found["generation"]),
+        bytes.fromhex(fields["uid"]),
+        int(fields["generation"]),
         None if base == "-" else base,
-        int(found["frames"]),
-        int(found["file"]),
-        int(found["frame"]),
+        int(fields["frames"]),
+        int(fields["file"]),
+        int(fields["frame"]),
     )
 
 
 # -- made -----------------------------------------------------------------------------------------
 def make_directory(path: Path) -> None:
-    """Make a directory and those above it, so that they survive a power cut as the files in them will."""
+    """Create a directory and its missing parents, and sync them."""
     try:
         missing = [place for place in (path, *path.parents) if not place.exists()]
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -173,37 +200,54 @@ def make_directory(path: Path) -> None:
 
 
 def make(path: Path) -> None:
-    """Make a store in an empty directory. Whoever does has its lock."""
-    made = Generation(new_uid(), 1, None, 0, 1, 1)
-    begin_file(path / log_name(1), made.uid, 1, 1)
-    switch(path, made)
+    """Create a store in an empty directory. The caller has its lock."""
+    first = Generation(new_uid(), 1, None, 0, 1, 1)
+    begin_file(path, first.uid, 1, 1)
+    switch(path, first)
+
+
+def begin_file(path: Path, uid: bytes, file: int, first: int) -> None:
+    """Create a log file without frames, and sync it and the directory; `first` is the number of its first frame."""
+    name = path / log_name(file)
+    empty = False
+    try:
+        fd = created(name, os.O_RDWR)
+        try:
+            empty = os.fstat(fd).st_size <= frames.FILE_HEADER
+            if not empty:
+                raise Corrupt(f"{name}: has frames already, but the file before it goes on", code="corrupt.store")
+            write_at(fd, 0, frames.file_header(uid, file, first))
+            synced(fd)
+        finally:
+            os.close(fd)
+        synced_directory(path)
+    except OSError as error:
+        if empty:
+            remove(name)
+        raise translated(error, name) from error
 
 
 def switch(path: Path, to: Generation) -> None:
-    """Let another generation begin. Whoever does has the lock; all files that it names are durable."""
-    replace(path / STORE, _line(to).encode() * 2)
-
-
-def replace(name: Path, data: bytes) -> None:
-    """Put a file in the place of another, durably: at any moment there is one of the two."""
-    new = name.with_name(name.name + NEW)
+    """Replace `backtrail.store` by another generation. The caller has the lock; the files it names are on disk."""
+    name = path / STORE
+    new = name.with_name(STORE + NEW)
     try:
-        write_new(new, os.O_TRUNC, data)
+        write_new(new, os.O_TRUNC, _line(to).encode() * 2)
         new.replace(name)
-        synced_directory(name.parent)
+        synced_directory(path)
     except OSError as error:
         raise translated(error, name) from error
 
 
 def sweep(path: Path, now: Generation) -> None:
-    """Remove what older generations have left. Whoever does has the lock.
+    """Remove the files of older generations. The caller has the lock.
 
-    A base of a generation to come is somebody's who is making it, or was: it goes with the generation after this one.
+    Another process may be writing the base of the next generation: a later sweep removes it, if it is not used.
     """
     try:
         left = [Path(entry.path) for entry in os.scandir(path) if _is_left(entry.name, now) and not entry.is_dir()]
         if left:
-            synced_directory(path)  # whoever switched to this generation may have been killed before that was on disk
+            synced_directory(path)  # the process that switched may have been killed before
         for each in left:
             each.unlink(missing_ok=True)
     except OSError as error:
@@ -211,8 +255,8 @@ def sweep(path: Path, now: Generation) -> None:
 
 
 def _is_left(name: str, now: Generation) -> bool:
-    """Tell whether a file is of no use in this generation."""
-    if name.startswith((STORE + NEW, SNAPSHOT + NEW)):
+    """Tell whether a file is left over from an older generation or an interrupted write."""
+    if name == _SNAPSHOT or name.startswith((STORE + NEW, _SNAPSHOT + NEW)):
         return True
     kind, _, rest = name.partition("-")
     if not rest or not _OURS.fullmatch(name):
@@ -222,12 +266,12 @@ def _is_left(name: str, now: Generation) -> bool:
 
 
 def refuse_if_full(path: Path, size: int) -> None:
-    """Refuse to begin what would fill the disk: each attempt leaves a file of the log."""
+    """Raise `Unavailable` if a collection of `size` bytes would fill the disk: each attempt leaves a log file."""
     try:
-        found = os.statvfs(path)
+        disk = os.statvfs(path)
     except OSError as error:
         raise translated(error, path) from error
-    if found.f_bavail * found.f_frsize < size:
+    if disk.f_bavail * disk.f_frsize < size:
         raise Unavailable(
             f"{path}: there is no room for the {size} bytes that a collection needs: free some space and try again",
             code="unavailable.full",
@@ -235,11 +279,9 @@ def refuse_if_full(path: Path, size: int) -> None:
 
 
 def size(path: Path) -> int:
-    """Return the bytes of all files."""
-    found = 0
+    """Return the size of all files in a directory, in bytes."""
+    total = 0
     for entry in os.scandir(path):
-        try:
-            found += entry.stat().st_size
-        except FileNotFoundError:
-            continue
-    return found
+        with suppress(FileNotFoundError):
+            total += entry.stat().st_size
+    return total

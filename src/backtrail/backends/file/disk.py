@@ -1,4 +1,4 @@
-"""What a disk is asked for, and what it means when it refuses."""
+"""Wrappers of system calls on files, and the translation of their errors."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 STORE: Final = "backtrail.store"
-"""The file that says of its directory that it is a store."""
+"""The file that makes its directory a store."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def created(name: Path, flags: int) -> int:
-    """Open a file of a store, and make it if it is not there: for those, and only those, who may use the store.
+    """Open a file of a store, create it if it does not exist, and return its descriptor.
 
-    It gets the mode of the file that says that it is one, and its owner, as far as that may be done. A new store is for
-    its owner.
+    A new file gets the mode and the owner of `backtrail.store`, as far as the process may set them, so that the same
+    users can use it. If there is no `backtrail.store` yet, only the owner can.
     """
     flags |= os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
     try:
@@ -58,7 +58,7 @@ def created(name: Path, flags: int) -> int:
 
 
 def read_at(fd: int, at: int, length: int) -> bytes:
-    """Return so many bytes of a file from a place on; fewer if it ends before."""
+    """Return `length` bytes of a file from the offset `at`; fewer if the file ends before."""
     data = os.pread(fd, length, at)
     if len(data) == length or not data:
         return data
@@ -71,7 +71,7 @@ def read_at(fd: int, at: int, length: int) -> bytes:
 
 
 def write_at(fd: int, at: int, data: bytes) -> None:
-    """Write all of it."""
+    """Write all of the data at the offset `at`."""
     view = memoryview(data)
     while view:
         done = os.pwrite(fd, view, at)
@@ -80,7 +80,7 @@ def write_at(fd: int, at: int, data: bytes) -> None:
 
 
 def write_new(name: Path, flags: int, data: bytes) -> None:
-    """Write a small file of a store, durably but for its name."""
+    """Write a small file of a store, and wait until its content is on disk."""
     fd = created(name, os.O_WRONLY | flags)
     try:
         write_at(fd, 0, data)
@@ -90,14 +90,14 @@ def write_new(name: Path, flags: int, data: bytes) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file that is of no use; if that fails, somebody else will."""
+    """Remove a file that is no longer needed; if that fails, a later sweep removes it."""
     with suppress(OSError):
         path.unlink()
 
 
 def synced(fd: int) -> None:
-    """Return when what was written to a file is on disk."""
-    if hasattr(fcntl, "F_FULLFSYNC"):  # macOS: there, fsync() leaves it to the drive when
+    """Wait until the content of a file is on disk."""
+    if hasattr(fcntl, "F_FULLFSYNC"):  # macOS: its fsync() does not wait for the drive
         fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
     elif hasattr(os, "fdatasync"):
         os.fdatasync(fd)
@@ -106,7 +106,7 @@ def synced(fd: int) -> None:
 
 
 def synced_directory(path: Path) -> None:
-    """Return when it is on disk which files a directory has."""
+    """Wait until the names in a directory are on disk."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -115,7 +115,7 @@ def synced_directory(path: Path) -> None:
 
 
 def translated(error: OSError, path: object) -> Error:
-    """Return backtrail's error for one of the system's."""
+    """Return the backtrail error for an OSError; `path` is the file or directory that the message names."""
     reason = f"{path}: {error.strerror or error}"
     if error.errno in _FULL:
         return Unavailable(f"{reason}: free some space and try again", code="unavailable.full")

@@ -1,9 +1,10 @@
-"""The bytes of a log: files that hold frames, frames that hold records and bodies.
+"""The binary format of a log: files contain frames, frames contain records and bodies.
 
-A frame is a commit, or several: all of it counts, or nothing. Its header says how long it is and is checked by itself,
-so that the next frame is found even if this one is damaged; and it says up to which frame all were on disk when it was
-written (`synced`), which tells damage from a write that was cut short. Each record is checked by itself, too, so that
-damage does not go further than it reaches. All checks begin with the store's uid: frames of another store do not count.
+A frame is one commit or a group of commits: it is applied as a whole. Its header has its own checksum and the length of
+the frame, so that readers find the next frame even if this one is damaged. The header also names the last frame that
+was on disk when it was written (`synced`), which tells damage from a write that was cut short. Each record has a
+checksum, too, so that damage affects only the records that it hits. The checksums of headers and frames include the
+store's uid: frames of another store are not accepted.
 """
 
 from __future__ import annotations
@@ -11,9 +12,8 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import ormsgpack
 from blake3 import blake3
 
 from backtrail.backends.file.disk import read_at
@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 MAGIC = b"\xb7BTF"
-"""What a frame begins with."""
+"""The first bytes of a frame."""
 FILE_MAGIC = b"BTRLFILE"
-"""What a file begins with."""
+"""The first bytes of a file."""
 FORMAT = 1
 CHECK_BYTES = 8
 _HEADER = struct.Struct(">4sIQQQ8s")  # and its CRC-32
+_CHECKED_HEADER = struct.Struct(_HEADER.format + "I")
 _FILE_HEADER = struct.Struct(">8sIQQ8s")  # and its CRC-32
 _RECORD = struct.Struct(">II")
 _CRC = struct.Struct(">I")
@@ -43,20 +44,10 @@ class Frame(NamedTuple):
     number: int
     synced: int
     records: int
-    """Bytes of its records, behind the header."""
-    bodies: int
-    """Bytes of its bodies, behind the records."""
+    """The size of its records in bytes."""
+    bodies_at: int
+    end: int
     check: bytes
-
-    @property
-    def bodies_at(self) -> int:
-        """Where its bodies begin."""
-        return self.at + HEADER + self.records
-
-    @property
-    def end(self) -> int:
-        """Where the next one begins."""
-        return self.bodies_at + self.bodies
 
 
 def _crc(uid: bytes, data: bytes) -> bytes:
@@ -64,30 +55,22 @@ def _crc(uid: bytes, data: bytes) -> bytes:
 
 
 def file_header(uid: bytes, file: int, first: int) -> bytes:
-    """Return what a file begins with: its number, and that of its first frame."""
+    """Return the header of a file: its number, and the number of its first frame."""
     header = _FILE_HEADER.pack(FILE_MAGIC, FORMAT, file, first, uid)
     return header + _crc(uid, header)
 
 
-def first_frame(header: bytes, uid: bytes, file: int) -> int | None:
-    """Return the number of the first frame of a file, None if its header is not good."""
-    if len(header) < FILE_HEADER or header[_FILE_HEADER.size : FILE_HEADER] != _crc(uid, header[: _FILE_HEADER.size]):
-        return None
-    magic, form, number, first, _ = _FILE_HEADER.unpack(header[: _FILE_HEADER.size])
-    return int(first) if (magic, form, number) == (FILE_MAGIC, FORMAT, file) else None
-
-
-def belongs_to(header: bytes) -> tuple[bytes, int] | None:
-    """Return the uid of the store that a file was made in, and its number there; None if its header is not good."""
+def parse_file_header(header: bytes) -> tuple[bytes, int, int] | None:
+    """Return the uid of the store, the number of the file and of its first frame; None if the header is damaged."""
     if len(header) < FILE_HEADER:
         return None
-    magic, _, number, _, uid = _FILE_HEADER.unpack_from(header)
-    good = magic == FILE_MAGIC and header[_FILE_HEADER.size : FILE_HEADER] == _crc(uid, header[: _FILE_HEADER.size])
-    return (uid, number) if good else None
+    magic, form, number, first, uid = _FILE_HEADER.unpack_from(header)
+    checked = header[_FILE_HEADER.size : FILE_HEADER] == _crc(uid, header[: _FILE_HEADER.size])
+    return (uid, number, first) if checked and (magic, form) == (FILE_MAGIC, FORMAT) else None
 
 
 def frame(uid: bytes, number: int, synced: int, records: Sequence[bytes], bodies: Sequence[bytes]) -> list[bytes]:
-    """Return the bytes of a frame: in one piece, or, if it is large, its bodies as they are, for `joined`."""
+    """Return the bytes of a frame in pieces, for `joined`: one piece, or in a large frame the records and each body."""
     parts = [part for record in records for part in (_RECORD.pack(len(record), zlib.crc32(record)), record)]
     length = sum(map(len, parts))
     size = sum(map(len, bodies))
@@ -100,45 +83,41 @@ def frame(uid: bytes, number: int, synced: int, records: Sequence[bytes], bodies
     return pieces
 
 
-def check_of(header: bytes) -> bytes:
-    """Return the check of a frame: of all that is in it."""
-    return header[_HEADER.size - CHECK_BYTES : _HEADER.size]
-
-
 def joined(pieces: Sequence[bytes]) -> Iterator[bytes]:
-    """Give the pieces of a frame to be written one after the other, small ones together: never is all of it copied."""
-    held: list[bytes] = []
+    """Yield the bytes of a frame in order, with small pieces joined; a large frame is never copied as a whole."""
+    small: list[bytes] = []
     size = 0
     for piece in pieces:
-        held.append(piece)
+        small.append(piece)
         size += len(piece)
         if size > _WINDOW:
-            yield b"".join(held)
-            held, size = [], 0
-    if held:
-        yield b"".join(held)
+            yield b"".join(small)
+            small, size = [], 0
+    if small:
+        yield b"".join(small)
 
 
-def records_of(data: bytes, *, check: bool = True) -> Iterator[list[Any] | None]:
-    """Give the fields of records, one after the other, and None for each that is damaged."""
-    at = 0
-    while at + _RECORD.size <= len(data):
+def records_of(data: bytes, *, checked: bool) -> list[bytes | None]:
+    """Return the records of a frame, with None for each damaged record; `checked` skips the checksums."""
+    records: list[bytes | None] = []
+    at, size = 0, len(data)
+    while at + 8 <= size:
         length, crc = _RECORD.unpack_from(data, at)
-        at += _RECORD.size
-        record = data[at : at + length]
-        at += length
-        if check and (not length or len(record) < length or zlib.crc32(record) != crc):  # zeros would pass
-            yield None
-            if len(record) < length:
-                return  # the length itself is wrong: what follows cannot be told apart
+        at += 8 + length
+        record = data[at - length : at]
+        if checked or (length and at <= size and zlib.crc32(record) == crc):  # zeros would match
+            records.append(record)
             continue
-        yield ormsgpack.unpackb(record)
-    if at != len(data):
-        yield None
+        records.append(None)
+        if at > size:
+            return records  # the length itself is wrong: the next record cannot be found
+    if at != size:
+        records.append(None)
+    return records
 
 
 def leading(data: bytes) -> int:
-    """Return how many bytes at the beginning are good records."""
+    """Return the length of the good records at the beginning of the data, in bytes."""
     at = 0
     while at + _RECORD.size <= len(data):
         length, crc = _RECORD.unpack_from(data, at)
@@ -150,60 +129,61 @@ def leading(data: bytes) -> int:
 
 
 class Window:
-    """A file, read from the front to the back in large pieces."""
+    """A buffered reader of a log file, for reads that mostly move forward."""
 
     def __init__(self, fd: int, uid: bytes) -> None:
         self._fd = fd
         self._uid = uid
+        self._seed = zlib.crc32(uid)
         self._start = 0
-        self._held = b""
+        self._data = b""
         self.size = os.fstat(fd).st_size
 
     def piece(self, at: int, length: int) -> bytes:
-        """Return bytes of the file; fewer if it ends before."""
-        if not self._start <= at <= at + length <= self._start + len(self._held):
-            self._start = at
-            self._held = read_at(self._fd, at, max(length, _WINDOW))
-        return self._held[at - self._start : at - self._start + length]
+        """Return `length` bytes from the offset `at`; fewer if the file ends before."""
+        begin = at - self._start
+        if begin < 0 or begin + length > len(self._data):
+            self._start, begin = at, 0
+            self._data = read_at(self._fd, at, max(length, _WINDOW))
+        return self._data[begin : begin + length]
 
     def frame_at(self, at: int) -> Frame | None:
-        """Return the frame that begins there, None if there is no good header, or the file ends inside of the frame."""
+        """Return the frame at an offset; None if there is no good header, or the file ends inside of the frame."""
         header = self.piece(at, HEADER)
-        if len(header) < HEADER or header[:4] != MAGIC:
+        if len(header) < HEADER:
             return None
-        if header[_HEADER.size :] != _crc(self._uid, header[: _HEADER.size]):
+        magic, records, bodies, number, synced, check, crc = _CHECKED_HEADER.unpack(header)
+        if magic != MAGIC or zlib.crc32(header[: _HEADER.size], self._seed) != crc:
             return None
-        _, records, bodies, number, synced, check = _HEADER.unpack(header[: _HEADER.size])
-        found = Frame(at, number, synced, records, bodies, check)
-        return found if found.end <= self.size else None
+        bodies_at = at + HEADER + records
+        end = bodies_at + bodies
+        return Frame(at, number, synced, records, bodies_at, end, check) if end <= self.size else None
 
     def frames_behind(self, at: int) -> Iterator[Frame]:
-        """Give the frames whose headers are good, wherever they begin, from there on.
+        """Yield the frames with good headers from an offset on, at any byte.
 
-        One that is not good itself may be within the body of another: somebody has saved a part of this log.
+        A frame with a wrong content checksum may be part of a body of another frame: a user may save a part of a log.
         """
         while at < self.size:
-            held = self.piece(at, min(_WINDOW, self.size - at))
-            here = held.find(MAGIC)
+            data = self.piece(at, min(_WINDOW, self.size - at))
+            here = data.find(MAGIC)
             if here < 0:
-                if at + len(held) >= self.size or not held:
+                if at + len(data) >= self.size or not data:
                     return
-                at += max(len(held) - len(MAGIC) + 1, 1)
+                at += max(len(data) - len(MAGIC) + 1, 1)
                 continue
-            found = self.frame_at(at + here)
-            if found is not None:
-                yield found
-            at = found.end if found is not None and self.is_good(found) else at + here + 1
+            frame = self.frame_at(at + here)
+            if frame is not None:
+                yield frame
+            at = frame.end if frame is not None and self.is_good(frame) else at + here + 1
 
-    def is_good(self, found: Frame) -> bool:
-        """Tell whether the records and bodies of a frame are what was written."""
+    def is_good(self, frame: Frame) -> bool:
+        """Tell whether the records and bodies of a frame match its checksum."""
+        at, end = frame.at + HEADER, frame.end
+        if end - at <= _WINDOW:  # most are: in one go it is faster
+            return blake3(self._uid + self.piece(at, end - at)).digest(CHECK_BYTES) == frame.check
         hasher = blake3(self._uid)
-        at = found.at + HEADER
-        while at < found.end and (piece := self.piece(at, min(_WINDOW, found.end - at))):
+        while at < end and (piece := self.piece(at, min(_WINDOW, end - at))):
             hasher.update(piece)
             at += len(piece)
-        return at == found.end and hasher.digest(length=CHECK_BYTES) == found.check
-
-    def content(self, found: Frame) -> bytes:
-        """Return the records and bodies of a frame."""
-        return self.piece(found.at + HEADER, found.records + found.bodies)
+        return at == end and hasher.digest(CHECK_BYTES) == frame.check

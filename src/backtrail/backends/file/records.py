@@ -1,26 +1,25 @@
-"""Changes as bytes: the records of a log.
+"""Encode changes as the records of a log, and decode them.
 
-A record is a MessagePack array: a number that says what kind of change it is, then its fields. Text that users choose
-is UTF-8 in bytes, lone surrogates included. A body is not in its record: there is where it is.
+A record is a MessagePack array: the kind of the change, then its fields. Text of users is UTF-8 bytes, lone surrogates
+included. A body is not in its record, but among the bodies of the frame; the record has its [offset, length] there.
 
-What follows a frame in the log repeats its records in short, in case they are lost: `echo`. All of it can be done a
-second time. Of a row it says only that there was one, of a list that it is to be made again.
+Each frame repeats the records of the frame before it in short, in case they get lost: see `echo`. All repeated records
+can be applied twice. For a row the echo says only that it existed, for an index list that it must be rebuilt.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import ormsgpack
-
 from backtrail.backends.columns import decoded, encoded
-from backtrail.backends.port import Entry, Indexed, Row, ThreadRecord
+from backtrail.backends.port import IndexEntry, IndexState, Row, ThreadRecord
 from backtrail.backends.tables.changes import (
     DropList,
     Hide,
     Listed,
     LoseRow,
     Mark,
+    Place,
     PutChunk,
     PutList,
     PutRow,
@@ -36,114 +35,94 @@ from backtrail.backends.tables.changes import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from backtrail.backends.tables.changes import Body, Change, Place
+    from backtrail.backends.tables.changes import Body, Change
 
-# The kinds of records. SEAL says that the log goes on in the next file, ECHO repeats the frame before.
+# The kinds of records. SEAL says that the log continues in the next file, ECHO repeats the frame before.
 THREAD, ROW, LOST, UNROW, HIDE, TAGS, CHUNK, STAMP, UNCHUNK, TOUCH, MARK, LIST, UNLIST, META, SEAL, ECHO = range(16)
 
-_LABEL = 12  # the place of the label among the fields of a row
-_META = ("epoch", "entry", "verified")
+_LABEL = 12  # the index of the label among the fields of a row
+_META = ("epoch", "entry", "verified")  # the last one is of earlier versions
+_PLAIN: dict[int, type[Any]] = {
+    LOST: LoseRow,
+    UNROW: RemoveRows,
+    HIDE: Hide,
+    STAMP: Stamp,
+    UNCHUNK: RemoveChunks,
+    TOUCH: Touch,
+    MARK: Mark,
+    UNLIST: DropList,
+}
+"""Changes whose fields are numbers, digests, and lists of them."""
+_KINDS = {kind: number for number, kind in _PLAIN.items()}
 
 
-def pack(change: Change, put: Callable[[Body], Any]) -> bytes:
-    """Return the record of a change; `put` takes its bodies and says what stands for them."""
-    return ormsgpack.packb(fields_of(change, put))
-
-
-def fields_of(change: Change, put: Callable[[Body], Any]) -> list[Any]:  # noqa: C901, PLR0911, PLR0912 - one for each kind
-    """Return what is in the record of a change."""
+def fields_of(change: Change, put: Callable[[Body], Any]) -> list[Any]:  # noqa: PLR0911 - one for each kind
+    """Return the fields of a change's record; `put` stores a body and returns its [offset, length]."""
     match change:
         case PutRow(thread, row, payload, news):
             values = [*row[:_LABEL], encoded(row.label), *row[_LABEL + 1 : -2], row.hidden]
             return [ROW, thread, news, put(payload), *values]
-        case PutThread(record):
-            no, space, name, uid, agent, created_at, origin = record
+        case PutThread((no, space, name, uid, agent, created_at, origin)):
             return [THREAD, no, space, encoded(name), uid, encoded(agent), created_at, encoded(origin)]
         case PutChunk(digest, epoch, body):
             return [CHUNK, digest, epoch, put(body)]
         case SetTags(thread, seq, tags):
             return [TAGS, thread, seq, [encoded(tag) for tag in tags]]
         case PutList(thread, now, splices):
-            made = [(at, removed, [_listed(each, put) for each in new]) for at, removed, new in splices]
-            return [LIST, thread, list(now), made]
+            spliced = [(at, removed, [_pack_listed(each, put) for each in new]) for at, removed, new in splices]
+            return [LIST, thread, list(now), spliced]
         case SetMeta(name, value):
             return [META, _META.index(name), value]
-        case LoseRow():
-            return [LOST, *change]
-        case RemoveRows():
-            return [UNROW, *change]
-        case Hide():
-            return [HIDE, *change]
-        case Stamp():
-            return [STAMP, *change]
-        case RemoveChunks():
-            return [UNCHUNK, *change]
-        case Touch():
-            return [TOUCH, *change]
-        case Mark():
-            return [MARK, *change]
-        case DropList():
-            return [UNLIST, *change]
+    return [_KINDS[type(change)], *change]
 
 
-def _listed(listed: Listed | None, put: Callable[[Body], Any]) -> list[Any] | None:
+def _pack_listed(listed: Listed | None, put: Callable[[Body], Any]) -> list[Any] | None:
     if listed is None:
         return None
     no, (time, message_id, role, words, _), text, check = listed
     return [no, time, encoded(message_id), encoded(role), encoded(words), put(text), check]
 
 
-def unpack(fields: list[Any], place: Callable[[Any], Place]) -> Change:
-    """Return the change of a record; `place` says where the body is that something stands for.
+def change_of(fields: list[Any], file: int, start: int) -> Change:  # noqa: PLR0911 - one for each kind
+    """Return the change of a record; `start` is the offset of its frame's bodies in the file.
 
-    Whatever is wrong with it is an exception of any kind: nothing but a record that was checked is handed in.
+    The caller has compared the record with its checksum. Any exception means that this version does not understand it.
     """
-    if fields[0] == ROW:  # most are
-        _, thread, news, payload, *values, hidden = fields
+    kind = fields[0]
+    if kind == ROW:
+        _, thread, news, (at, length), *values, hidden = fields
         if values[_LABEL] is not None:
             values[_LABEL] = decoded(values[_LABEL])
-        return PutRow(thread, Row._make((*values, None, hidden)), place(payload), news)
-    kind, *rest = fields
-    return _UNPACK[kind](rest, place)
+        return PutRow(thread, Row._make((*values, None, hidden)), Place(file, start + at, length), news)
+    if kind in _PLAIN:
+        change: Change = _PLAIN[kind](*(tuple(each) if isinstance(each, list) else each for each in fields[1:]))
+        return change
+    match fields:
+        case [_, no, space, name, uid, agent, created_at, origin] if kind == THREAD:
+            name = decoded(name) or ""
+            return PutThread(ThreadRecord(no, space, name, uid, decoded(agent), created_at, decoded(origin)))
+        case [_, digest, epoch, (at, length)] if kind == CHUNK:
+            return PutChunk(digest, epoch, Place(file, start + at, length))
+        case [_, thread, seq, tags] if kind == TAGS:
+            return SetTags(thread, seq, tuple(decoded(tag) or "" for tag in tags))
+        case [_, thread, now, splices] if kind == LIST:
+            listed = [(at, gone, tuple(_listed(each, file, start) for each in new)) for at, gone, new in splices]
+            return PutList(thread, IndexState(*now), tuple(listed))
+        case [_, name, value] if kind == META:
+            return SetMeta(_META[name], value)
+    raise ValueError(fields)
 
 
-def _unpack_thread(values: list[Any], _: object) -> Change:
-    no, space, name, uid, agent, created_at, origin = values
-    return PutThread(ThreadRecord(no, space, decoded(name) or "", uid, decoded(agent), created_at, decoded(origin)))
-
-
-def _unpack_list(values: list[Any], place: Callable[[Any], Place]) -> Change:
-    def listed(fields: list[Any] | None) -> Listed | None:
-        if fields is None:
-            return None
-        no, time, message_id, role, words, text, *check = fields  # older ones have none
-        entry = Entry(time, decoded(message_id), decoded(role), decoded(words) or "", b"")
-        return Listed(no, entry, place(text), check[0] if check else None)
-
-    thread, now, splices = values
-    made = tuple((at, removed, tuple(map(listed, new))) for at, removed, new in splices)
-    return PutList(thread, Indexed(*now), made)
-
-
-_UNPACK: dict[int, Callable[[list[Any], Callable[[Any], Place]], Change]] = {
-    THREAD: _unpack_thread,
-    LOST: lambda values, _: LoseRow(*values),
-    UNROW: lambda values, _: RemoveRows(values[0], tuple(values[1])),
-    HIDE: lambda values, _: Hide(*values),
-    TAGS: lambda values, _: SetTags(values[0], values[1], tuple(decoded(tag) or "" for tag in values[2])),
-    CHUNK: lambda values, place: PutChunk(values[0], values[1], place(values[2])),
-    STAMP: lambda values, _: Stamp(values[0], tuple(values[1])),
-    UNCHUNK: lambda values, _: RemoveChunks(tuple(values[0])),
-    TOUCH: lambda values, _: Touch(*values),
-    MARK: lambda values, _: Mark(*values),
-    LIST: _unpack_list,
-    UNLIST: lambda values, _: DropList(*values),
-    META: lambda values, _: SetMeta(_META[values[0]], values[1]),
-}
+def _listed(fields: list[Any] | None, file: int, start: int) -> Listed | None:
+    if fields is None:
+        return None
+    no, time, message_id, role, words, (at, length), *check = fields  # older records have no check
+    entry = IndexEntry(time, decoded(message_id), decoded(role), decoded(words) or "", b"")
+    return Listed(no, entry, Place(file, start + at, length), check[0] if check else None)
 
 
 def echo(changes: Iterable[Change]) -> list[list[Any]]:
-    """Return the fields of what repeats these changes in short."""
+    """Return the fields of the records that repeat changes in short."""
     repeated: list[list[Any]] = []
     for change in changes:
         match change:
@@ -155,12 +134,8 @@ def echo(changes: Iterable[Change]) -> list[list[Any]]:
                     repeated.append([LOST, thread, row.seq])
             case PutList(thread):
                 repeated.append([UNLIST, thread])
-            case PutChunk() | Stamp():  # who needs a chunk misses it; a stamp counts while it is new
+            case PutChunk() | Stamp():  # readers notice a missing chunk; a stamp matters only while it is new
                 pass
             case _:
-                repeated.append(fields_of(change, _no_body))
+                repeated.append(fields_of(change, lambda _: None))
     return repeated
-
-
-def _no_body(_: Body) -> None:
-    return None

@@ -1,69 +1,58 @@
-"""A store in PostgreSQL: the port on one schema of a database, for as many processes and machines as like to share it.
+"""The PostgreSQL backend: a store in one schema of a database, which many processes and machines may share.
 
-Reads are one statement each, so each sees one moment. `postgres_commit` has the writing, `postgres_tables` the tables,
-`postgres_pool` the connections and what happens when they break.
+Each read is one statement, so it sees one consistent version of the store. `commit` writes, `schema` creates the
+tables, `pool` has the connections and retries lost ones.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 import weakref
 from contextlib import contextmanager
 from copy import copy
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from backtrail.backends.columns import as_record, as_row, encoded, merged, text_of
-from backtrail.backends.port import (
-    Batch,
-    Found,
-    Indexed,
-    Phrase,
-    Row,
-    Splice,
-    Stand,
-    ThreadRecord,
-    Usage,
-    written,
-)
-from backtrail.backends.postgres.change_feed import Crier, Listening, Moves
-from backtrail.backends.postgres.check import Checks
-from backtrail.backends.postgres.commit import Commit
-from backtrail.backends.postgres.group import Group
-from backtrail.backends.postgres.heads import Standings
+from backtrail.backends.columns import as_record, as_row, as_usage, encoded, merged, names_between
+from backtrail.backends.postgres import maintenance
+from backtrail.backends.postgres.change_feed import Listener, Notifier, changed_since
+from backtrail.backends.postgres.commit import CommitWriter, PostgresGroup
 from backtrail.backends.postgres.pool import Pool
-from backtrail.backends.postgres.rewrite import Room
-from backtrail.backends.postgres.schema import place_of, prepare
-from backtrail.backends.postgres.search import Search
+from backtrail.backends.postgres.schema import prepare, schema_name
+from backtrail.backends.postgres.search import TextIndex
+from backtrail.backends.postgres.session import Parameters, PgSession, Statement
 from backtrail.backends.postgres.snapshot import Snapshot
 from backtrail.backends.postgres.statements import Statements
 from backtrail.backends.postgres.url import read_url
-from backtrail.errors import Invalid, Unavailable
+from backtrail.backends.sql.backend import SqlBackend
+from backtrail.backends.sql.change_feed import FeedCursor
+from backtrail.errors import Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
-    from backtrail.backends.postgres.session import Session, Statement
+    from backtrail.backends.port import (
+        Batch,
+        IndexHit,
+        IndexState,
+        Phrase,
+        Row,
+        Splice,
+        ThreadRecord,
+        Usage,
+    )
 
 T = TypeVar("T")
 
 _MANY: Final = 512
-"""Chunks that are read at once."""
+"""The most keys per statement."""
+_SECOND: Final = 1_000_000
 _EPOCH_WAIT: Final = "50ms"
-"""For how long others may have to wait for a new epoch that cannot begin."""
+"""How long an attempt to begin an epoch waits for its lock, and so may delay writers."""
 _EPOCH_SECONDS: Final = 60.0
 
 
-class _Grouped(threading.local):
-    """The calling thread's open group."""
-
-    group: Group | None = None
-    told: set[int] | None = None
-    """The threads that it wrote to."""
-
-
-class PostgresBackend:
-    """The port on PostgreSQL. `patience` bounds, in seconds, the wait for a server that is away."""
+class PostgresBackend(SqlBackend[PostgresGroup]):
+    """The port on PostgreSQL. `patience` is the longest wait for an unreachable server, in seconds."""
 
     shows_texts = True
     undoes_groups = True
@@ -77,55 +66,60 @@ class PostgresBackend:
         read_only: bool = False,
         patience: float = 30.0,
     ) -> None:
-        if durability not in ("full", "relaxed"):
-            raise Invalid(f"durability is {durability!r}: say 'full' or 'relaxed'", code="invalid.option")
-        self._place = place_of(schema)
+        self._check_durability(durability)
+        self._schema = name = schema_name(schema)
         target = read_url(url)
-        self.read_only = read_only
+        super().__init__(target.shown, read_only=read_only)
+        self._sql = Statements(name, durable=durability == "full")
         self._pool = Pool(target.options, target.shown, size=target.pool_size, patience=patience)
-        self._commit = Commit(self._place.quoted, durable=durability == "full")
-        self._sql = Statements(self._place.quoted)
-        self._grouped = _Grouped()
-        self._moment: Snapshot | None = None
-        self._moves = Moves(self._place.quoted)
-        self._search = Search(self._place.quoted)
-        self._standings = Standings(self._place.quoted)
-        self._crier = Crier(self._pool, self._place.channel)
-        weakref.finalize(self, self._crier.stop).atexit = False
-        self._listening: dict[object, Callable[[Collection[int]], None]] = {}
+        self._writer = CommitWriter(self._sql, durable=durability == "full")
+        self._search = TextIndex(self._sql)
+        self._snapshot: Snapshot | None = None
+        self._ranges: dict[tuple[bool, bool, bool, bool], Statement] = {}
+        self._listings: dict[str, Statement] = {}
+        self._notifier = Notifier(self._pool, self._sql, name.channel)
+        weakref.finalize(self, self._notifier.stop).atexit = False
+        self._listeners[self._notifier] = self._notifier.send_soon
         try:
-            self._pool.do(lambda session: prepare(session, self._place, target.shown, read_only=read_only), patience=0)
+            self._pool.do(lambda session: prepare(session, name, target.shown, read_only=read_only), patience=0)
         except BaseException:
             self._pool.close()
             raise
 
-    def _read(self, statement: Statement, *values: Any) -> list[tuple[Any, ...]]:
-        if self._moment is not None:
-            return self._moment.read(lambda session: session.run(statement, values))
-        group = self._grouped.group
+    # -- running statements -------------------------------------------------------------------
+    def _run(self, statement: Statement, *values: Any) -> list[tuple[Any, ...]]:
+        if self._snapshot is not None:
+            return self._snapshot.read(lambda session: session.run(statement, values))
+        group = self._calling.group
         if group is not None:
             return group.read(lambda session: session.run(statement, values))
         return self._pool.do(lambda session: session.run(statement, values))
 
-    def _write(self, work: Callable[[Session], T]) -> T:
+    def _read(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        return self._run(self._sql[statement], *values)
+
+    def _read_each(self, statement: str, keys: Sequence[Any], *values: Any) -> list[tuple[Any, ...]]:
+        rows: list[tuple[Any, ...]] = []
+        for start in range(0, len(keys), _MANY):
+            rows += self._read(statement, *values, keys[start : start + _MANY])
+        return rows
+
+    def _do(self, work: Callable[[PgSession], T]) -> T:
+        """Return `work(session)`, which writes, in its own transaction or in the open group."""
         self._refuse_if_read_only()
-        group = self._grouped.group
+        group = self._calling.group
         return self._pool.do(work, writes=True) if group is None else group.write(work)
 
-    # -- threads ------------------------------------------------------------------------------
-    def find_thread(self, space: str, name: str) -> ThreadRecord | None:
-        return self._one_thread(self._sql.by_name, space, encoded(name))
+    def _write(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        return self._do(lambda session: session.run(self._sql[statement], values))
 
-    def thread_with_uid(self, uid: bytes) -> ThreadRecord | None:
-        return self._one_thread(self._sql.by_uid, uid)
+    def _commit(self, batch: Batch) -> tuple[int, ...]:
+        return self._pool.do(lambda session: self._writer.write(session, batch, alone=True), writes=True)
 
-    def thread(self, no: int) -> ThreadRecord | None:
-        return self._one_thread(self._sql.by_number, no)
+    def _new_group(self) -> PostgresGroup:
+        return PostgresGroup(self._pool, self._writer, self._sql)
 
-    def _one_thread(self, statement: Statement, *values: Any) -> ThreadRecord | None:
-        found = self._read(statement, *values)
-        return as_record(found[0]) if found else None
-
+    # -- threads and rows ---------------------------------------------------------------------
     def threads(
         self,
         *,
@@ -136,21 +130,43 @@ class PostgresBackend:
         after: tuple[int, int] | None,
         limit: int,
     ) -> list[tuple[ThreadRecord, Row]]:
-        statement, values = self._sql.listing(
-            space=space, agent=agent, prefix=prefix, origin=origin, after=after, limit=limit
-        )
-        return [(as_record(found[:7]), _newest(found[7:])) for found in self._read(statement, *values)]
+        statement, values = self._listing(space, agent, prefix, origin, after, limit)
+        return [(as_record(entry[:7]), _newest(entry[7:])) for entry in self._run(statement, *values)]
 
-    def standings(self, agent: str, *, touched: bool) -> list[Stand]:
-        return self._standings.read(self._read, agent, touched=touched, read_only=self.read_only)
+    def _listing(  # noqa: PLR0917 - as `threads` has them
+        self,
+        space: str | None,
+        agent: str | None,
+        prefix: str | None,
+        origin: bytes | None,
+        after: tuple[int, int] | None,
+        limit: int,
+    ) -> tuple[Statement, list[Any]]:
+        """Return the statement that lists threads, and its values.
 
-    def thread_numbers(self, after: int, limit: int) -> list[int]:
-        return [no for (no,) in self._read(self._sql.numbers, after, limit)]
-
-    # -- rows ---------------------------------------------------------------------------------
-    def newest(self, thread: int) -> Row | None:
-        found = self._read(self._sql.newest, thread)
-        return as_row(found[0]) if found else None
+        The statement has only the conditions that are given: one statement for all cases would use no index. LATERAL
+        and LIMIT 1 keep the planner from reading all newest rows at once: it does not know how few threads match.
+        """
+        parameters = Parameters()
+        add = parameters.add
+        low, high = names_between(prefix)
+        conditions = ["t.alive"]
+        if space is not None:
+            conditions.append(f"t.space = {add('t', space)}")
+        if agent is not None:
+            conditions.append(f"t.agent = {add('b', encoded(agent))}")
+        if low is not None:
+            conditions.append(f"t.name >= {add('b', low)}")
+        if high is not None:
+            conditions.append(f"t.name < {add('b', high)}")
+        if origin is not None:
+            conditions.append(f"substring(t.origin FROM 9) = {add('b', origin.hex().encode())}")
+        if after is not None:
+            conditions.append(f"(t.updated_at, t.no) < ({add('i', after[0])}, {add('i', after[1])})")
+            conditions.append(f"t.second <= {add('i', after[0] // _SECOND + 1)}")
+        text = self._sql.text("threads", conditions=" AND ".join(conditions), limit=add("i", limit))
+        statement = self._listings.get(text) or self._listings.setdefault(text, Statement(text, parameters.types))
+        return statement, parameters.values
 
     def rows(
         self,
@@ -167,88 +183,28 @@ class PostgresBackend:
             return []
         if newest_first:
             spans.reverse()
-        if len(spans) == 1:
-            one = self._sql.range[payload, visible, newest_first]
-            found = self._read(one, thread, *spans[0], limit)
-        else:
-            many = self._sql.ranges[payload, visible, newest_first]
-            found = self._read(many, thread, [low for low, _ in spans], [high for _, high in spans], limit)
-        return [as_row(values) for values in found]
+        one = len(spans) == 1
+        shape = (one, payload, visible, newest_first)
+        statement = self._ranges.get(shape) or self._ranges.setdefault(shape, _range(self._sql, *shape))
+        places = spans[0] if one else ([low for low, _ in spans], [high for _, high in spans])
+        return [as_row(values) for values in self._run(statement, thread, *places, limit)]
+
+    def newest_of(self, threads: Collection[int]) -> dict[int, Row]:
+        rows = self._read("newest_rows_of", list(threads)) if threads else []
+        return {no: as_row(values) for no, *values in rows}
+
+    def rows_of(self, spans: Sequence[tuple[int, int, int]], *, payload: bool = False) -> dict[tuple[int, int], Row]:
+        columns = [list(column) for column in zip(*sorted(spans), strict=True)]
+        rows = self._read("whole_rows_of" if payload else "rows_of", *columns) if columns else []
+        return {(no, values[0]): as_row(values) for no, *values in rows}
 
     def count(self, thread: int, ranges: Sequence[tuple[int, int]]) -> int:
         spans = merged(ranges)
-        ((found,),) = self._read(self._sql.count, thread, [low for low, _ in spans], [high for _, high in spans])
-        return int(found)
+        return int(self._read("count", thread, [low for low, _ in spans], [high for _, high in spans])[0][0])
 
-    def labelled(self, thread: int, label: str) -> list[int]:
-        return [seq for (seq,) in self._read(self._sql.labelled, thread, encoded(label))]
-
-    # -- tags ---------------------------------------------------------------------------------
-    def tags(self, thread: int, seqs: Iterable[int] | None = None) -> dict[int, tuple[str, ...]]:
-        wanted = None if seqs is None else list(seqs)
-        if wanted == []:
-            return {}
-        tags: dict[int, list[str]] = {}
-        for seq, tag in self._read(self._sql.tags, thread, wanted):
-            tags.setdefault(seq, []).append(text_of(tag))
-        return {seq: tuple(given) for seq, given in tags.items()}
-
-    def tagged(self, thread: int, tag: str) -> list[int]:
-        return [seq for (seq,) in self._read(self._sql.tagged, thread, encoded(tag))]
-
-    # -- chunks -------------------------------------------------------------------------------
-    def chunks(self, digests: Sequence[bytes]) -> dict[bytes, bytes]:
-        found: dict[bytes, bytes] = {}
-        for start in range(0, len(digests), _MANY):
-            found.update(self._read(self._sql.chunks, digests[start : start + _MANY]))
-        return found
-
-    def present(self, digests: Sequence[bytes]) -> set[bytes]:
-        return {digest for (digest,) in self._read(self._sql.present, digests)} if digests else set()
-
-    def chunk_page(self, after: bytes, limit: int) -> list[tuple[bytes, int]]:
-        return [(digest, epoch) for digest, epoch in self._read(self._sql.chunk_page, after, limit)]
-
-    # -- the one way to write -------------------------------------------------------------------
-    def commit(self, batch: Batch) -> tuple[int, ...]:
-        self._refuse_if_read_only()
-        group = self._grouped.group
-        numbers: tuple[int, ...] = ()
-        try:
-            if group is not None:
-                numbers = group.commit(batch)
-            else:
-                numbers = self._pool.do(lambda session: self._commit.write(session, batch, alone=True), writes=True)
-        finally:  # also if it failed: it may be there all the same
-            if batch.rows:
-                self._tell(written(batch, numbers))
-        return numbers
-
-    @contextmanager
-    def group(self) -> Iterator[None]:
-        self._refuse_in_group()
-        group = self._grouped.group = Group(self._pool, self._commit)
-        try:
-            yield
-        except BaseException:
-            group.drop()
-            raise
-        else:
-            group.end()
-        finally:
-            self._grouped.group = None
-            told, self._grouped.told = self._grouped.told, None
-            if told:
-                self._tell(told)
-
-    def _tell(self, numbers: set[int]) -> None:
-        """Let those who listen know of a commit; in a group, when it has ended."""
-        if self._grouped.group is not None:
-            self._grouped.told = numbers | (self._grouped.told or set())
-            return
-        self._crier.tell(numbers)
-        for wake in tuple(self._listening.values()):
-            wake(numbers)
+    def last_seq(self, thread: int) -> int:
+        rows = self._read("last_seq", thread)
+        return int(rows[0][0]) if rows else 0
 
     # -- one moment -----------------------------------------------------------------------------
     @contextmanager
@@ -256,40 +212,31 @@ class PostgresBackend:
         self._refuse_in_group()
         view = copy(self)
         view.read_only = True
-        view._moment = moment = Snapshot(self._pool)  # noqa: SLF001 - it is another of the same class
+        view._snapshot = snapshot = Snapshot(self._pool)  # noqa: SLF001 - it is another of the same class
         try:
             yield view
         finally:
-            moment.end()
+            snapshot.end()
 
-    # -- hearing of commits ---------------------------------------------------------------------
+    # -- the change feed ------------------------------------------------------------------------
     @contextmanager
     def listen(self, wake: Callable[[Collection[int]], None]) -> Iterator[float]:
-        listening = Listening(self._pool, self._crier, wake)
-        token = object()
-        self._listening[token] = wake  # without a lock, which a forked child might inherit
-        try:
-            yield listening.begin()
-        finally:
-            listening.end()
-            del self._listening[token]
+        listener = Listener(self._pool, self._notifier, wake)
+        with self._listener(wake):
+            try:
+                yield listener.begin()
+            finally:
+                listener.end()
 
-    def moved(
+    def changed_since(
         self, mark: object | None, told: Collection[int], others: Collection[int] | None
     ) -> tuple[object, dict[int, int]]:
         self._refuse_in_group()
-        return self._moves.moved(self._read, mark, told, others)
+        return changed_since(self._read, mark if isinstance(mark, FeedCursor) else None, told, others)
 
     # -- the index ------------------------------------------------------------------------------
-    def marked(self, after: int, limit: int) -> list[int]:
-        return [no for (no,) in self._read(self._search.marked, after, limit)]
-
-    def indexed(self, thread: int) -> Indexed:
-        found = self._read(self._search.indexed, thread)
-        return Indexed(*found[0]) if found else Indexed(0, 0, 0)
-
-    def index(self, thread: int, was: Indexed, now: Indexed, splices: Sequence[Splice]) -> bool:
-        return self._write(lambda session: self._search.index(session, thread, was, now, splices))
+    def index(self, thread: int, was: IndexState, now: IndexState, splices: Sequence[Splice]) -> bool:
+        return self._do(lambda session: self._search.index(session, thread, was, now, splices))
 
     def find(
         self,
@@ -301,117 +248,99 @@ class PostgresBackend:
         without: Sequence[int] = (),
         after: tuple[int, int] | None,
         limit: int,
-    ) -> list[Found]:
+    ) -> list[IndexHit]:
         return self._search.find(
-            self._read, phrases, space=space, agent=agent, threads=threads, without=without, after=after, limit=limit
+            self._run, phrases, space=space, agent=agent, threads=threads, without=without, after=after, limit=limit
         )
 
-    def forget_index(self) -> None:
-        self._write(lambda session: session.script(self._search.forget, seconds=None))
+    def clear_index(self) -> None:
+        self._do(lambda session: session.script(self._sql.text("clear_index"), seconds=None))
 
-    def _refuse_in_group(self) -> None:
-        if self._grouped.group is not None:
-            raise Invalid("a group is open in this thread: end it first", code="invalid.transaction")
-
-    def _refuse_if_read_only(self) -> None:
-        if self.read_only:
-            raise Unavailable(
-                f"{self._pool.where}: was opened read-only: open it for writing", code="unavailable.read_only"
-            )
-
-    # -- upkeep -------------------------------------------------------------------------------
+    # -- maintenance ----------------------------------------------------------------------------
     def next_epoch(self) -> int:
-        """Begin an epoch when no transaction that writes chunks is under way, without making others wait for long."""
+        """Begin an epoch while no transaction writes chunks; retry with short waits, so that writers hardly wait."""
 
-        def begin(session: Session) -> int:
-            wait = _EPOCH_WAIT if self._grouped.group is None else "0"
-            ((epoch,),) = session.run(self._sql.next_epoch, (wait,), seconds=None)
+        def begin(session: PgSession) -> int:
+            wait = _EPOCH_WAIT if self._calling.group is None else "0"
+            ((epoch,),) = session.run(self._sql["next_epoch"], (wait,), seconds=None)
             return int(epoch)
 
         until = time.monotonic() + _EPOCH_SECONDS
         while True:
             try:
-                return self._write(begin)
+                return self._do(begin)
             except Unavailable as error:
-                if error.code != "unavailable.locked" or time.monotonic() > until or self._grouped.group is not None:
+                if error.code != "unavailable.locked" or time.monotonic() > until or self._calling.group is not None:
                     raise
                 time.sleep(0.1)
 
     def remove_chunks(self, digests: Sequence[bytes], before_epoch: int) -> int:
-        ((size,),) = self._write(lambda session: session.run(self._sql.remove_chunks, (digests, before_epoch)))
-        return int(size)
+        return int(self._write("remove_chunks", digests, before_epoch)[0][0])
 
     def remove_rows(self, thread: int, seqs: Sequence[int]) -> int:
-        ((count,),) = self._write(lambda session: session.run(self._sql.remove_rows, (thread, list(seqs))))
-        return int(count)
+        return int(self._write("remove_rows", thread, list(seqs))[0][0])
 
     def rewrite(self, thread: int, rows: Sequence[Row], chunks: Sequence[tuple[bytes, bytes]] = ()) -> int:
-        alone = self._grouped.group is None
-        return self._write(lambda session: self._commit.rewrite(session, thread, rows, chunks, alone=alone))
+        alone = self._calling.group is None
+        return self._do(lambda session: self._writer.rewrite(session, thread, rows, chunks, alone=alone))
 
     def reclaim(self, *, erase: bool = False) -> None:
-        """Let PostgreSQL use the space again, and give back what is free at the ends of its files, or nearly all."""
         self._refuse_if_read_only()
         self._refuse_in_group()
         self._pool.do(self._search.clean)
-        room = Room(self._place.quoted)
-        self._pool.do((lambda session: room.vacuum(session, "FULL")) if erase else room.give_back)
+        self._pool.do(lambda session: maintenance.vacuum(session, self._sql, erase=erase))
 
     def check(self, progress: Callable[[str, int], None] | None) -> tuple[str, ...]:
-        found: list[str] = []
-        for at, (what, statement) in enumerate(Checks(self._place.quoted).counts.items(), 1):
-            ((number,),) = self._read(statement)
-            found += [f"{number} {what}"] if number else []
+        damage: list[str] = []
+        for at, (words, statement) in enumerate(maintenance.checks(self._sql), 1):
+            ((number,),) = self._run(statement)
+            damage += [f"{number} {words}"] if number else []
             if progress:
                 progress("tables", at)
-        return tuple(found)
+        return tuple(damage)
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         self._refuse_in_group()
-        self._write(lambda session: session.script(Checks(self._place.quoted).mending, seconds=None))
-
-    def last_seq(self, thread: int) -> int:
-        found = self._read(self._sql.last_seq, thread)
-        return int(found[0][0]) if found else 0
-
-    def recall(self, name: str) -> int:
-        ((value,),) = self._read(self._sql.recall, name)
-        return int(value)
-
-    def note(self, name: str, value: int) -> None:
-        self._write(lambda session: session.run(self._sql.note, (name, value)))
+        self._do(lambda session: session.script(maintenance.repair(self._sql), seconds=None))
 
     def usage(self) -> Usage:
-        ((*spaces, rows, row_bytes, chunks, chunk_bytes, entries, index_bytes, stored),) = self._read(self._sql.usage)
-        alive, alive_count, indexed, items, saved, checkpoints, logical = spaces
-        return Usage(
-            threads=dict(zip(alive, alive_count, strict=True)),
-            rows=rows,
-            checkpoints=dict(zip(saved, checkpoints, strict=True)),
-            logical_bytes=dict(zip(saved, logical, strict=True)),
-            items=dict(zip(indexed, items, strict=True)),
-            chunks=chunks,
-            payload_bytes=row_bytes + chunk_bytes,
-            stored_bytes=stored,
-            entries=entries,
-            index_bytes=index_bytes,
+        (values,) = self._read("usage")
+        return as_usage(
+            zip(*values[0:2], strict=True),
+            zip(*values[2:5], strict=True),
+            zip(*values[5:7], strict=True),
+            rows=values[7:9],
+            chunks=values[9:11],
+            entries=values[11:13],
+            stored=values[13],
         )
 
     def now(self) -> int:
-        ((now,),) = self._read(self._sql.now)
-        return int(now)
+        return int(self._read("now")[0][0])
 
     def close(self) -> None:
         """Release everything; closing twice is allowed."""
         self._refuse_in_group()
-        self._crier.end()
+        self._notifier.end()
         self._pool.close()
 
 
-def _newest(values: Sequence[Any]) -> Row:
-    """Return a row that is the newest of its thread, with the time by which the thread is listed, which stands behind.
+def _range(sql: Statements, one: bool, payload: bool, visible: bool, newest_first: bool) -> Statement:  # noqa: FBT001
+    """Return the statement that reads the rows of one range (`one`) or of several ranges."""
+    text = sql.text(
+        "rows_in_range" if one else "rows_in_ranges",
+        columns=sql.text("row_columns" if payload else "bare_columns"),
+        visible="AND NOT r.hidden AND r.root <> ''" if visible else "",
+        order="DESC" if newest_first else "",
+    )
+    return Statement(text, "iiii" if one else "iIIi")
 
-    If it has another one, it is damaged, and stays so: but whoever goes on behind it in a listing finds the place.
+
+def _newest(values: Sequence[Any]) -> Row:
+    """Return the newest row of a thread, with the time by which the thread is listed: the last column.
+
+    If the row has another time, it is damaged. It then gets the time of the listing and an empty checksum: it stays
+    damaged for readers, and is still a valid cursor for the next page.
     """
     row, updated_at = as_row(values), values[-1]
     return row if row.created_at == updated_at else row._replace(created_at=updated_at, check=b"")

@@ -1,13 +1,11 @@
-"""Which threads have moved: what a process tells others of its commits, and hears of theirs.
+"""The change feed of a PostgreSQL store: notifications between processes, and polling.
 
-NOTIFY inside a save would make all writers of the database queue up for it. So a process tells others a moment later,
-and of many commits at once: a `Crier` collects the numbers of threads and sends them at most every 50 ms, after a word
-by which it knows its own. Whoever listens has a connection for it (a `Listening`) and may still miss something: when a
-process dies in that moment, or behind a pooler that passes nothing on. So it also looks: seldom if telling works, often
-if it does not.
+NOTIFY inside a save would make all writers of the database queue for it. So a process sends it a moment later, for many
+commits at once: a `Notifier` collects thread numbers and sends them at most every 50 ms, after a random word by which
+the process recognises its own messages. A `Listener` has its own connection. It can miss commits if a process dies
+before it sends, or behind a pooler that does not forward notifications. So callers also poll `changed_since`: seldom if
+notifications arrive, often if they do not.
 """
-
-# ruff: noqa: S608 - what the statements are made of are constants of this package, and a quoted name
 
 from __future__ import annotations
 
@@ -17,42 +15,39 @@ import threading
 import time
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 
-from backtrail.backends.postgres.session import Statement
+from backtrail.backends.sql.change_feed import FeedCursor
 from backtrail.errors import Error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
     from backtrail.backends.postgres.pool import Pool
+    from backtrail.backends.postgres.statements import Statements
 
 SELDOM: Final = 5.0
-"""Seconds between two looks at what others did, if they tell."""
+"""Seconds between two polls if notifications arrive."""
 OFTEN: Final = 0.5
-"""The same, if they cannot."""
+"""Seconds between two polls if notifications do not arrive."""
 _PAUSE: Final = 0.05
 _AT_ONCE: Final = 350
-"""Numbers in one message, which has less than 8,000 bytes."""
+"""The most thread numbers in one message, which must have less than 8,000 bytes."""
 _LATE: Final = 256
-"""A thread may be seen only after one with a number that is higher by so many."""
-
-_TELL: Final = Statement(
-    "SELECT pg_catalog.set_config('synchronous_commit', 'off', true), pg_catalog.pg_notify($1, $2)", "tt"
-)
+"""How far thread numbers may become visible out of order: a lower number may be committed after a higher one."""
 
 
-# -- telling --------------------------------------------------------------------------------------------
+# -- sending --------------------------------------------------------------------------------------------
 
 
-class Crier:
-    """Tells other processes which threads were written to."""
+class Notifier:
+    """Sends the numbers of changed threads to other processes, from its own thread."""
 
-    def __init__(self, pool: Pool, channel: str) -> None:
+    def __init__(self, pool: Pool, sql: Statements, channel: str) -> None:
         self._pool = pool
+        self._sql = sql
         self.channel = channel
         self._begin()
 
@@ -65,8 +60,8 @@ class Crier:
         self._thread: threading.Thread | None = None
         self._ended = threading.Event()
 
-    def tell(self, numbers: Collection[int]) -> None:
-        """Have it told, soon."""
+    def send_soon(self, numbers: Collection[int]) -> None:
+        """Queue thread numbers to be sent by the notifier's thread."""
         if self._pid != os.getpid():
             self._begin()
         self._news.extend(numbers)
@@ -79,8 +74,8 @@ class Crier:
         with self._starting:
             if self._thread is not None:
                 return
-            thread = threading.Thread(target=self._run, name="backtrail crier", daemon=True)
-            with suppress(RuntimeError):  # an interpreter that ends starts no thread: what was written is written
+            thread = threading.Thread(target=self._run, name="backtrail notifier", daemon=True)
+            with suppress(RuntimeError):  # an interpreter that is shutting down starts no thread; others poll
                 thread.start()
                 self._thread = thread
 
@@ -88,82 +83,82 @@ class Crier:
         while not self._ended.is_set():
             self._bell.wait()
             self._bell.clear()
-            self._send()
-            self._ended.wait(_PAUSE)  # whoever closes the store does not wait for that
+            self._send_all()
+            self._ended.wait(_PAUSE)  # `close` does not wait for that
 
-    def _send(self) -> None:
+    def _send_all(self) -> None:
         numbers: set[int] = set()
         with suppress(IndexError):
             while True:
                 numbers.add(self._news.popleft())
         while numbers:
-            told = ",".join(str(numbers.pop()) for _ in range(min(len(numbers), _AT_ONCE)))
+            listed = ",".join(str(numbers.pop()) for _ in range(min(len(numbers), _AT_ONCE)))
             try:
-                self.say(f"{self.word} {told}")
+                self.send(f"{self.word} {listed}")
             except Error:
-                return  # those who listen look by themselves, too
+                return  # listeners poll, too
 
-    def say(self, message: str) -> None:
-        """Tell all who listen now."""
-        self._pool.do(lambda session: session.run(_TELL, (self.channel, message)), patience=0)
+    def send(self, message: str) -> None:
+        """Send a message to all current listeners of the channel."""
+        self._pool.do(lambda session: session.run(self._sql["notify"], (self.channel, message)), patience=0)
 
     def stop(self) -> None:
-        """Let the thread end, without waiting for it."""
+        """Tell the thread to end, without waiting for it."""
         self._ended.set()
         self._bell.set()
 
     def end(self) -> None:
-        """Tell what was not told yet, and nothing more."""
+        """End the thread, and send the queued numbers."""
         thread, self._thread = self._thread, None
         if thread is None or self._pid != os.getpid():
             return
         self.stop()
         if thread is not threading.current_thread():
             thread.join(2)
-        self._send()
+        self._send_all()
 
 
-# -- hearing --------------------------------------------------------------------------------------------
+# -- receiving ------------------------------------------------------------------------------------------
 
 
-class Listening:
-    """Calls `wake` with the numbers of threads that other processes tell of, until it is ended."""
+class Listener:
+    """Calls `wake` with the thread numbers that other processes send, until `end`."""
 
-    def __init__(self, pool: Pool, crier: Crier, wake: Callable[[Collection[int]], None]) -> None:
+    def __init__(self, pool: Pool, notifier: Notifier, wake: Callable[[Collection[int]], None]) -> None:
         self._pool = pool
-        self._crier = crier
+        self._notifier = notifier
         self._wake = wake
         self._ended = False
 
     def begin(self) -> float:
-        """Begin, and return after how many seconds to look without having heard anything."""
+        """Start listening, and return the polling interval in seconds."""
         try:
             connection = self._connected()
         except (psycopg.Error, Error):
             connection = None
-        if connection is not None and not self._hears(connection):
+        if connection is not None and not self._receives(connection):
             connection.close()
             return OFTEN
         threading.Thread(target=self._run, args=(connection,), name="backtrail listener", daemon=True).start()
         return SELDOM if connection is not None else OFTEN
 
     def end(self) -> None:
-        """End, within a second."""
+        """Stop listening, within a second."""
         self._ended = True
 
     def _connected(self) -> psycopg.Connection[Any]:
         connection = self._pool.connect()
         try:
-            connection.execute(f'LISTEN "{self._crier.channel}"')
+            connection.execute(f'LISTEN "{self._notifier.channel}"')
         except BaseException:
             connection.close()
             raise
         return connection
 
-    def _hears(self, connection: psycopg.Connection[Any]) -> bool:
-        """Tell whether what is told reaches this connection, which it does not behind some poolers."""
+    def _receives(self, connection: psycopg.Connection[Any]) -> bool:
+        """Tell whether notifications reach this connection; behind some poolers they do not."""
         try:
-            self._crier.say("")
+            self._notifier.send("")
             return any(True for _ in connection.notifies(timeout=1.0, stop_after=1))
         except (psycopg.Error, Error):
             return False
@@ -173,7 +168,7 @@ class Listening:
             try:
                 if connection is None:
                     connection = self._connected()
-                    self._wake(())  # whatever was told meanwhile
+                    self._wake(())  # messages may have been missed meanwhile
                 self._pass_on(connection)
             except (psycopg.Error, Error):
                 connection = None
@@ -182,11 +177,11 @@ class Listening:
             connection.close()
 
     def _pass_on(self, connection: psycopg.Connection[Any]) -> None:
-        """Wait for a second, and pass on what is told in it."""
+        """Call `wake` for the messages of other processes that arrive within a second."""
         try:
             for note in connection.notifies(timeout=1.0):
                 word, _, numbers = note.payload.partition(" ")
-                if numbers and word != self._crier.word and not self._ended:
+                if numbers and word != self._notifier.word and not self._ended:
                     self._wake([int(number) for number in numbers.split(",") if number.isdecimal()])
         except psycopg.Error:
             connection.close()
@@ -196,57 +191,33 @@ class Listening:
 # -- looking --------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class Mark:
-    """How threads stood when they were last looked at."""
-
-    last: int
-    """The highest number of a thread."""
-    whole: bool
-    """Whether all threads were looked at."""
-    newest: dict[int, int] = field(default_factory=dict)
-    """The seq of the newest row of each thread that was."""
-
-
-class Moves:
-    """Which threads have moved, in a schema (its quoted name)."""
-
-    def __init__(self, schema: str) -> None:
-        self._all = Statement(f"SELECT no, newest FROM {schema}.thread")
-        self._some = Statement(
-            f"SELECT no, newest FROM {schema}.thread WHERE no = ANY ($1) "
-            f"UNION ALL SELECT no, newest FROM {schema}.thread WHERE no > $2",
-            "Ii",
-        )
-        self._last = Statement(f"SELECT coalesce(max(no), 0) FROM {schema}.thread")
-
-    def moved(
-        self,
-        read: Callable[..., list[tuple[Any, ...]]],
-        mark: object | None,
-        told: Collection[int],
-        others: Collection[int] | None,
-    ) -> tuple[Mark, dict[int, int]]:
-        """Do what the port says."""
-        if not isinstance(mark, Mark):
-            if others is None:
-                found = dict(read(self._all))
-                return Mark(max(found, default=0), whole=True, newest=found), {}
-            ((last,),) = read(self._last)
-            return Mark(last, whole=False, newest=dict(read(self._some, list(others), last - _LATE))), {}
+def changed_since(
+    read: Callable[..., list[tuple[Any, ...]]],
+    cursor: FeedCursor | None,
+    told: Collection[int],
+    others: Collection[int] | None,
+) -> tuple[FeedCursor, dict[int, int]]:
+    """See `ChangeFeed.changed_since`. `read` runs a named statement; `cursor.whole`: all threads were read before."""
+    if cursor is None:
         if others is None:
-            found = dict(read(self._all))
-        else:
-            found = dict(read(self._some, list({*told, *others}), mark.last - _LATE))
-        news = dict(self._news(mark, found))
-        mark.newest.update(found)
-        mark.last = max(mark.last, *found, 0)
-        mark.whole = mark.whole or others is None
-        return mark, news
+            seqs = dict(read("newest_seqs"))
+            return FeedCursor(max(seqs, default=0), seqs, whole=True), {}
+        ((last,),) = read("last_thread")
+        return FeedCursor(last, dict(read("newest_seqs_of", list(others), last - _LATE))), {}
+    if others is None:
+        seqs = dict(read("newest_seqs"))
+    else:
+        seqs = dict(read("newest_seqs_of", list({*told, *others}), cursor.last - _LATE))
+    news = dict(_news(cursor, seqs))
+    cursor.newest.update(seqs)
+    cursor.last = max(cursor.last, *seqs, 0)
+    cursor.whole = cursor.whole or others is None
+    return cursor, news
 
-    def _news(self, mark: Mark, found: dict[int, int]) -> Iterator[tuple[int, int]]:
-        for no, seq in found.items():
-            # Of a thread that was not known, it is known that it was not there, if all that were there are known.
-            known = mark.newest.get(no, 0 if mark.whole or no > mark.last - _LATE else seq)
-            if known != seq or no not in mark.newest:
-                yield no, known
+
+def _news(cursor: FeedCursor, seqs: dict[int, int]) -> Iterator[tuple[int, int]]:
+    for no, seq in seqs.items():
+        # An unknown thread is new if the cursor knows all threads, or if its number is too high to be old.
+        known = cursor.newest.get(no, 0 if cursor.whole or no > cursor.last - _LATE else seq)
+        if known != seq or no not in cursor.newest:
+            yield no, known

@@ -1,104 +1,75 @@
-"""One batch, one statement: the only way into a store in PostgreSQL.
+"""Write batches, and groups of batches, to PostgreSQL.
 
-A single row, which most batches are, is an UPDATE of its thread and an INSERT in one statement: who moves `newest`
-from seq - 1 to seq has the turn, and whoever comes second waits for the first, finds it moved, and writes nothing.
-Everything else is one call of the store's function `commit_1`, which looks at all that the batch requires before it
-writes, or of `commit_2`, which also shows rows again and untouches.
+A batch of a single row, the most common kind, is an UPDATE of its thread and an INSERT in one statement. The writer
+that moves the thread's `newest` from seq - 1 to seq wins. A second writer waits for it, finds `newest` moved, and
+writes nothing. All other batches are one call of the store's function `commit_1`, which checks all requirements before
+it writes, or of `commit_2`, which also shows and untouches.
 
-A batch that is too large for one message, or has gaps, is sent in pieces, in one transaction. So is one that requires
-tags: they are looked at once it has hidden the rows. Who tags a row holds it until that is committed, and whoever hides
-it waits for that; a statement that was waiting would not see the tag, but the next one does.
+A batch that is too large for one message, or has gaps, is sent in pieces, in one transaction. So is a batch that
+requires tags: the tags are compared after it has hidden the rows. A writer that tags a row locks it until its commit,
+and a writer that hides it waits for that lock. The statement that waited does not see the new tag, but the next one
+does.
 
-A batch is recognised by the uids of its threads and the op_ids of its rows, so one that comes again after a lost reply
-is a success. The second attempt waits for the first, if that is still under way: both need the turn of the same thread.
+A batch is recognised by the uids of its threads and the op_ids of its rows, so repeating it after a lost reply is a
+success. If the first attempt is still running, the second waits for it: both update the same thread.
+
+A group is one transaction, begun by its first write. Each commit in it is accepted or refused by itself: a refused
+commit has written nothing, and a failed one is rolled back to a savepoint. If other writers are in the way, or the
+connection is lost, the whole group is rolled back: `Undone`. A group does not wait for locks: it locks several threads
+in any order, so two groups could wait for each other. A transaction whose COMMIT got no reply may still be running when
+the next connection asks for it. So every group holds an advisory lock with a random number: when another session gets
+that lock, the transaction has ended.
 """
-
-# ruff: noqa: S608 - what the statements are made of are constants of this package, and a quoted name
 
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any, Final
+import os
+import secrets
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import psycopg
 
 from backtrail.backends.columns import encoded, text_of
-from backtrail.backends.port import Batch, MissingChunks, Row, Stale, Vanished, as_tagged
-from backtrail.backends.postgres.session import Statement
-from backtrail.backends.postgres.tables import COLUMNS, LETTERS, SECOND
+from backtrail.backends.port import Batch, MissingChunks, Row, Stale, Undone, Vanished, as_tagged
+from backtrail.backends.postgres.errors import AGAIN, is_alone, is_in_the_way, is_lost, translated
+from backtrail.backends.postgres.session import refuse_if_forked
+from backtrail.backends.sql.batch import is_one_row, number_of, thread_columns
 from backtrail.errors import Invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from backtrail.backends.postgres.session import Session
+    from backtrail.backends.postgres.pool import Pool
+    from backtrail.backends.postgres.session import PgSession
+    from backtrail.backends.postgres.statements import Statements
+
+T = TypeVar("T")
 
 PIECE: Final = 16 * 1024 * 1024
-"""About how many bytes are sent at once."""
+"""The approximate size of a message, in bytes."""
 _MAX_VALUE: Final = (1 << 30) - 1024
-"""PostgreSQL takes no larger one."""
+"""The largest value that PostgreSQL accepts, in bytes."""
+_LOCKED: Final = "55P03"
+"""The SQLSTATE of a lock that another transaction holds."""
 
-_ROWS: Final = Batch._fields.index("rows")
 _LABEL: Final = Row._fields.index("label")
 _PAYLOAD: Final = Row._fields.index("payload")
-_PLACE: Final = {field: f"${at}" for at, field in enumerate(Row._fields, 2)}
+_WIDTH: Final = len(Row._fields)
 
 
-class Commit:
-    """The statements that write to the store in a schema (its quoted name)."""
+class CommitWriter:
+    """Writes batches and rewritten rows through a session."""
 
-    def __init__(self, schema: str, *, durable: bool) -> None:
+    def __init__(self, sql: Statements, *, durable: bool) -> None:
+        self._sql = sql
         self._durable = durable
-        letters = "i" + LETTERS
-        seq, at = _PLACE["seq"], _PLACE["created_at"]
-        self._append = Statement(
-            f"""
-            WITH turn AS (
-                UPDATE {schema}.thread SET newest = {seq}, updated_at = {at}, second = {at} / {SECOND},
-                    alive = {_PLACE["head"]} > 0, dirty = true
-                WHERE no = $1 AND newest = {seq} - 1 RETURNING no, {schema}.durable_1({str(durable).lower()}))
-            INSERT INTO {schema}.row (thread, {", ".join(COLUMNS)})
-            SELECT no, {", ".join(_PLACE.values())} FROM turn""",
-            letters,
-        )
-        listed = ", ".join(f"unnest(${at})" for at in range(6, 6 + len(LETTERS)))
-        self._append_sparse = Statement(
-            f"""
-            WITH turn AS (
-                UPDATE {schema}.thread SET newest = $3, updated_at = $4, second = $4 / {SECOND}, alive = $5 > 0,
-                    dirty = true
-                WHERE no = $1 AND newest < $2 RETURNING no, {schema}.durable_1({str(durable).lower()}))
-            INSERT INTO {schema}.row (thread, {", ".join(COLUMNS)}) SELECT no, {listed} FROM turn""",
-            "iiiii" + LETTERS.upper(),
-        )
-        self._same_threads = Statement(
-            f"""
-            SELECT t.no FROM unnest($1, $2, $3) WITH ORDINALITY AS w(space, name, uid, at)
-            JOIN {schema}.thread t ON t.space = w.space AND t.name = w.name AND t.uid = w.uid ORDER BY w.at""",
-            "TBB",
-        )
-        self._same_rows = Statement(
-            f"""
-            SELECT count(*) FROM unnest($1, $2, $3) AS w(thread, seq, op_id)
-            JOIN {schema}.row r ON r.thread = w.thread AND r.seq = w.seq AND r.op_id = w.op_id""",
-            "IIB",
-        )
-        self._tags = Statement(
-            f"""
-            SELECT t.thread, t.seq, t.tag FROM unnest($1, $2) AS w(thread, seq)
-            JOIN {schema}.tag t ON t.thread = w.thread AND t.seq = w.seq""",
-            "II",
-        )
-        self._op_id = Statement(f"SELECT op_id FROM {schema}.row WHERE thread = $1 AND seq = $2", "ii")
-        general = "oTBBBIB" + "IBIB" + "I" + LETTERS.upper() + "BBB" + "IIII" + "II" + "IIB" + "IIB"
-        self._commit = Statement(_call(schema, "commit_1", len(general)), general)
-        self._commit_2 = Statement(_call(schema, "commit_2", len(general) + 4), general + "IIII")
-        self._put = Statement(_call(schema, "put_1", 3), "BBB")
-        rewriting = "oi" + LETTERS.upper() + "BB"
-        self._rewrite = Statement(_call(schema, "rewrite_1", len(rewriting)), rewriting)
 
-    def write(self, session: Session, batch: Batch, *, alone: bool) -> tuple[int, ...]:
+    def write(self, session: PgSession, batch: Batch, *, alone: bool) -> tuple[int, ...]:
         """Write the batch and return the numbers of its new threads, or write nothing and raise.
 
-        `alone`: no transaction is open, so this is one by itself.
+        `alone`: no transaction is open, so the batch gets its own.
         """
         if is_one_row(batch):
             self._append_row(session, *batch.rows[0])
@@ -116,8 +87,8 @@ class Commit:
         session.script("COMMIT")
         return numbers
 
-    def _write_steps(self, session: Session, batch: Batch) -> tuple[int, ...]:
-        """Write what takes more than one statement, as a part of the transaction that is open."""
+    def _write_steps(self, session: PgSession, batch: Batch) -> tuple[int, ...]:
+        """Write a batch that takes more than one statement, in the open transaction; return its new thread numbers."""
         if batch.gaps:
             numbers, already = self._write_sparse(session, batch)
         elif _weight(batch) > PIECE:
@@ -125,20 +96,22 @@ class Commit:
         else:
             numbers, already = self._write_piece(session, batch)
         if not already and batch.tags:
-            found: dict[tuple[int, int], list[str]] = {}
-            for no, seq, tag in session.run(self._tags, _columns(batch.tags, 3)[:2]):
-                found.setdefault((no, seq), []).append(text_of(tag))
-            if not as_tagged(batch, lambda *row: found.get(row, ())):
+            tags: dict[tuple[int, int], list[str]] = {}
+            for no, seq, tag in session.run(self._sql["tags_of_rows"], _columns(batch.tags, 3)[:2]):
+                tags.setdefault((no, seq), []).append(text_of(tag))
+            if not as_tagged(batch, lambda *row: tags.get(row, ())):
                 raise Stale
         return numbers
 
-    def _append_row(self, session: Session, thread: int, row: Row) -> None:
+    def _append_row(self, session: PgSession, thread: int, row: Row) -> None:
         _check_sizes((row.payload,))
-        if not session.count(self._append, (thread, *_values(row))) and not self.is_there(session, thread, row):
+        if not session.count(self._sql["append_row"], (thread, *_values(row))) and not self.is_there(
+            session, thread, row
+        ):
             raise Stale
 
-    def _append_rows(self, session: Session, rows: Sequence[tuple[int, Row]]) -> None:
-        """Append rows behind the newest ones of their threads, wherever that is."""
+    def _append_rows(self, session: PgSession, rows: Sequence[tuple[int, Row]]) -> None:
+        """Append rows to their threads; their seqs may leave gaps. `Stale` if a seq is not above the newest."""
         by_thread: dict[int, list[Row]] = {}
         for no, row in rows:
             by_thread.setdefault(no, []).append(row)
@@ -147,27 +120,27 @@ class Commit:
             if any(a.seq >= b.seq for a, b in itertools.pairwise(listed)):
                 raise Stale
             place = (no, listed[0].seq, listed[-1].seq, listed[-1].created_at, listed[-1].head)
-            columns = _columns([_values(row) for row in listed], len(LETTERS))
-            if not session.count(self._append_sparse, (*place, *columns)):
+            columns = _columns([_values(row) for row in listed], _WIDTH)
+            if not session.count(self._sql["append_rows_after_gap"], (*place, *columns)):
                 raise Stale
 
-    def is_there(self, session: Session, thread: int, row: Row) -> bool:
-        """Tell whether this very row was written."""
-        found = session.run(self._op_id, (thread, row.seq))
-        return bool(found) and found[0][0] == row.op_id
+    def is_there(self, session: PgSession, thread: int, row: Row) -> bool:
+        """Tell whether the thread has this row, with the same op_id."""
+        rows = session.run(self._sql["op_id"], (thread, row.seq))
+        return bool(rows) and bool(rows[0][0] == row.op_id)
 
-    def _write_piece(self, session: Session, batch: Batch) -> tuple[tuple[int, ...], bool]:
-        """Write a batch that is small enough; return the numbers of its threads, and whether it was there already."""
+    def _write_piece(self, session: PgSession, batch: Batch) -> tuple[tuple[int, ...], bool]:
+        """Write a small batch; return the numbers of its new threads, and whether it was committed before."""
         _check_sizes(itertools.chain((row.payload for _, row in batch.rows), (data for _, data in batch.chunks)))
         if batch.untouch or batch.show:
             more = (*_columns(batch.show, 2), *_columns(batch.untouch, 2))
-            (found,) = session.run(self._commit_2, (*self._arguments(batch), *more))
-            if found[0] == "vanished":  # commit_1, which refuses that, too, knows a batch that is there already
-                required = batch._replace(visible=(*batch.visible, found[-2:]))
-                (found,) = session.run(self._commit, tuple(self._arguments(required)))
+            (answer,) = session.run(self._sql["commit_and_show"], (*self._arguments(batch), *more))
+            if answer[0] == "vanished":  # ask commit_1, which also recognises a batch that was committed before
+                required = batch._replace(visible=(*batch.visible, answer[-2:]))
+                (answer,) = session.run(self._sql["commit"], tuple(self._arguments(required)))
         else:
-            (found,) = session.run(self._commit, tuple(self._arguments(batch)))
-        refused, already, numbers, missing, thread, seq = found
+            (answer,) = session.run(self._sql["commit"], tuple(self._arguments(batch)))
+        refused, already, numbers, missing, thread, seq = answer
         if refused == "stale":
             raise Stale
         if refused == "vanished":
@@ -176,70 +149,76 @@ class Commit:
             raise MissingChunks(frozenset(missing))
         return tuple(numbers), bool(already)
 
-    def _write_pieces(self, session: Session, batch: Batch) -> tuple[tuple[int, ...], bool]:
-        """Write it as several batches, the first of which requires all that the whole one does."""
+    def _write_pieces(self, session: PgSession, batch: Batch) -> tuple[tuple[int, ...], bool]:
+        """Write a large batch as several batches; the first has all requirements. Return as `_write_piece`."""
         for chunks in _pieces(batch.chunks, lambda chunk: len(chunk[1])):
             self.put(session, chunks)
         pieces = list(_pieces(batch.rows, lambda row: len(row[1].payload or b""))) or [[]]
         first = batch._replace(chunks=(), rows=tuple(pieces[0]), hide=(), show=(), tag=(), untag=(), untouch=())
         numbers, already = self._write_piece(session, first)
-        if already:  # all of it was one transaction
+        if already:  # then all pieces were committed, in one transaction
             return numbers, True
         for rows in pieces[1:]:
-            self._write_piece(session, Batch(rows=tuple((_number(no, numbers), row) for no, row in rows)))
+            self._write_piece(session, Batch(rows=tuple((number_of(no, numbers), row) for no, row in rows)))
         self._write_marks(session, batch, numbers)
         return numbers, False
 
-    def _write_sparse(self, session: Session, batch: Batch) -> tuple[tuple[int, ...], bool]:
-        """Write a batch with gaps: what it requires, its rows, and the rest."""
+    def _write_sparse(self, session: PgSession, batch: Batch) -> tuple[tuple[int, ...], bool]:
+        """Write a batch with gaps: its requirements and threads first, then its rows, then the rest."""
         there = self._committed(session, batch)
         if there is not None:
             return there, True
         first = batch._replace(rows=(), chunks=(), touch=(), hide=(), tag=(), untag=(), untouch=(), gaps=False)
         numbers, already = self._write_piece(session, first)
         if already:
-            raise Stale  # somebody else has made its threads, with other rows
+            raise Stale  # another writer has created the threads, with other rows
         for rows in _pieces(batch.rows, lambda row: len(row[1].payload or b"")):
-            self._append_rows(session, [(_number(no, numbers), row) for no, row in rows])
+            self._append_rows(session, [(number_of(no, numbers), row) for no, row in rows])
         for chunks in _pieces(batch.chunks, lambda chunk: len(chunk[1])):
             self.put(session, chunks)
         self._write_marks(session, batch, numbers)
         return numbers, False
 
-    def _committed(self, session: Session, batch: Batch) -> tuple[int, ...] | None:
-        """Return the numbers of the batch's threads if this very batch was committed before, else None."""
+    def _committed(self, session: PgSession, batch: Batch) -> tuple[int, ...] | None:
+        """Return the numbers of the batch's new threads if the same batch was committed before, else None."""
         if not batch.threads and not batch.rows:
             return None
         wanted = [(new.space, encoded(new.name), new.uid) for new in batch.threads]
-        numbers = tuple(no for (no,) in session.run(self._same_threads, _columns(wanted, 3))) if wanted else ()
+        numbers = tuple(no for (no,) in session.run(self._sql["same_threads"], _columns(wanted, 3))) if wanted else ()
         if len(numbers) < len(wanted):
             return None
-        rows = [(_number(no, numbers), row.seq, row.op_id) for no, row in batch.rows]
-        ((count,),) = session.run(self._same_rows, _columns(rows, 3))
+        rows = [(number_of(no, numbers), row.seq, row.op_id) for no, row in batch.rows]
+        ((count,),) = session.run(self._sql["same_rows"], _columns(rows, 3))
         return numbers if count == len(rows) else None
 
-    def _write_marks(self, session: Session, batch: Batch, numbers: Sequence[int]) -> None:
+    def _write_marks(self, session: PgSession, batch: Batch, numbers: Sequence[int]) -> None:
         touch = batch.touch if batch.gaps else ()
         if touch or batch.hide or batch.show or batch.tag or batch.untag or batch.untouch:
             marks = Batch(
                 touch=touch,
-                hide=tuple((_number(no, numbers), seq) for no, seq in batch.hide),
+                hide=tuple((number_of(no, numbers), seq) for no, seq in batch.hide),
                 show=batch.show,
-                tag=tuple((_number(no, numbers), seq, tag) for no, seq, tag in batch.tag),
-                untag=tuple((_number(no, numbers), seq, tag) for no, seq, tag in batch.untag),
-                untouch=tuple((_number(no, numbers), seq) for no, seq in batch.untouch),
+                tag=tuple((number_of(no, numbers), seq, tag) for no, seq, tag in batch.tag),
+                untag=tuple((number_of(no, numbers), seq, tag) for no, seq, tag in batch.untag),
+                untouch=tuple((number_of(no, numbers), seq) for no, seq in batch.untouch),
             )
             self._write_piece(session, marks)
 
-    def put(self, session: Session, chunks: Sequence[tuple[bytes, bytes]]) -> None:
-        """Put chunks as a part of the transaction that is open."""
+    def put(self, session: PgSession, chunks: Sequence[tuple[bytes, bytes]]) -> None:
+        """Put chunks in the open transaction."""
         _check_sizes(data for _, data in chunks)
-        session.run(self._put, (*_columns(chunks, 2), ()))
+        session.run(self._sql["put_chunks"], (*_columns(chunks, 2), ()))
 
     def rewrite(
-        self, session: Session, thread: int, rows: Sequence[Row], chunks: Sequence[tuple[bytes, bytes]], *, alone: bool
+        self,
+        session: PgSession,
+        thread: int,
+        rows: Sequence[Row],
+        chunks: Sequence[tuple[bytes, bytes]],
+        *,
+        alone: bool,
     ) -> int:
-        """Replace rows, as the port says."""
+        """Put the chunks and replace the rows, see `Maintenance.rewrite`; return the number replaced."""
         large = sum(len(data) for _, data in chunks) > PIECE
         if large:
             if alone:
@@ -249,9 +228,9 @@ class Commit:
         replaced = 0
         for piece in _pieces(rows, lambda row: len(row.payload or b"")):
             _check_sizes(row.payload for row in piece)
-            values = _columns([_values(row, keep=True) for row in piece], len(LETTERS))
+            values = _columns([_values(row, keep=True) for row in piece], _WIDTH)
             now = () if large else chunks
-            ((count,),) = session.run(self._rewrite, (self._durable, thread, *values, *_columns(now, 2)))
+            ((count,),) = session.run(self._sql["rewrite"], (self._durable, thread, *values, *_columns(now, 2)))
             replaced += count
         if not rows and chunks and not large:
             self.put(session, chunks)
@@ -261,14 +240,10 @@ class Commit:
 
     def _arguments(self, batch: Batch) -> Iterator[Any]:
         yield self._durable
-        threads = [
-            (new.space, encoded(new.name), new.uid, encoded(new.agent), new.created_at, encoded(new.origin))
-            for new in batch.threads
-        ]
-        yield from _columns(threads, 6)
+        yield from _columns([thread_columns(new) for new in batch.threads], 6)
         renew = [(no, encoded(new.agent), new.created_at, encoded(new.origin)) for no, new in batch.renew]
         yield from _columns(renew, 4)
-        yield from _columns([(no, *_values(row)) for no, row in batch.rows], 1 + len(LETTERS))
+        yield from _columns([(no, *_values(row)) for no, row in batch.rows], 1 + _WIDTH)
         yield from _columns(batch.chunks, 2)
         yield batch.touch
         yield from _columns(batch.visible, 2)
@@ -278,17 +253,8 @@ class Commit:
             yield from _columns([(no, seq, encoded(tag)) for no, seq, tag in marks], 3)
 
 
-def is_one_row(batch: Batch) -> bool:
-    """Tell whether the batch is a row and nothing else."""
-    return len(batch.rows) == 1 and not (any(batch[:_ROWS]) or any(batch[_ROWS + 1 :]))
-
-
-def _call(schema: str, function: str, count: int) -> str:
-    return f"SELECT * FROM {schema}.{function}({', '.join(f'${at}' for at in range(1, count + 1))})"
-
-
 def _values(row: Row, *, keep: bool = False) -> Sequence[Any]:
-    """Return a row's fields as parameters; `keep` a payload that is None, else it becomes an empty one."""
+    """Return a row's fields as parameters. A payload of None becomes b"", unless `keep`."""
     if row.label is None and row.payload is not None:
         return row
     values = list(row)
@@ -299,13 +265,8 @@ def _values(row: Row, *, keep: bool = False) -> Sequence[Any]:
 
 
 def _columns(records: Sequence[Sequence[Any]], width: int) -> list[Sequence[Any]]:
-    """Return records of that width as columns."""
+    """Return a list of records as columns; `width` is the number of columns."""
     return list(zip(*records, strict=True)) if records else [()] * width
-
-
-def _number(thread: int, created: Sequence[int]) -> int:
-    """Return the number of a thread that a batch names: -1, -2 ... are those that it creates."""
-    return created[-thread - 1] if -len(created) <= thread < 0 else thread
 
 
 def _weight(batch: Batch) -> int:
@@ -314,7 +275,7 @@ def _weight(batch: Batch) -> int:
 
 
 def _pieces(items: Sequence[Any], size: Any) -> Iterator[list[Any]]:
-    """Cut a list into parts that can be sent."""
+    """Yield the items in lists of about `PIECE` bytes; `size` returns the bytes of an item."""
     piece: list[Any] = []
     weight = 0
     for item in items:
@@ -334,3 +295,134 @@ def _check_sizes(payloads: Iterable[bytes | None]) -> None:
                 f"a single value of {len(payload)} bytes is more than PostgreSQL takes: cut it into parts",
                 code="invalid.size",
             )
+
+
+class PostgresGroup:
+    """The open group of one thread: a transaction that its first write begins."""
+
+    def __init__(self, pool: Pool, writer: CommitWriter, sql: Statements) -> None:
+        self._pool = pool
+        self._writer = writer
+        self._sql = sql
+        self._session: PgSession | None = None
+        self._lost: Exception | None = None
+        self._lock = 0
+        self._pid = os.getpid()
+        self._sign: tuple[int, Any] | None = None
+        """Evidence that the group was committed: (thread number, row) of its last row."""
+
+    def read(self, work: Callable[[PgSession], T]) -> T:
+        """Return `work(session)`, which reads the store with the writes of the group."""
+        if self._lost is not None:
+            raise self._lost
+        if self._session is None:
+            return self._pool.do(work)
+        refuse_if_forked(self._pid)
+        try:
+            return work(self._session)
+        except psycopg.Error as error:
+            raise self._lose(error) from error
+
+    def commit(self, batch: Batch) -> tuple[int, ...]:
+        """Write a batch in the group and return the numbers of its new threads, or raise and write nothing."""
+        numbers = self.write(lambda session: self._writer.write(session, batch, alone=False), safe=is_one_row(batch))
+        if batch.rows:
+            thread, row = batch.rows[-1]
+            self._sign = number_of(thread, numbers), row
+        return numbers
+
+    def write(self, work: Callable[[PgSession], T], *, safe: bool = False) -> T:
+        """Return `work(session)`, which writes, inside a savepoint.
+
+        `safe` work needs no savepoint: if it raises, it has written nothing. An error other than a refusal makes the
+        whole group fail.
+        """
+        if self._lost is not None:
+            raise self._lost
+        refuse_if_forked(self._pid)
+        session = self._session or self._begin()
+        try:
+            if safe:
+                return work(session)
+            return self._part(session, work)
+        except psycopg.Error as error:
+            raise self._lose(error) from error
+
+    def _part(self, session: PgSession, work: Callable[[PgSession], T]) -> T:
+        while True:
+            session.script("SAVEPOINT part")
+            try:
+                result = work(session)
+            except psycopg.Error as error:
+                if not is_alone(error) and error.sqlstate != AGAIN:
+                    raise
+                session.script("ROLLBACK TO part; RELEASE part")
+                if error.sqlstate != AGAIN:
+                    raise translated(error, self._pool.where) from error
+            except BaseException:
+                if session.whole:
+                    session.script("ROLLBACK TO part; RELEASE part")
+                raise
+            else:
+                session.script("RELEASE part")
+                return result
+
+    def _begin(self) -> PgSession:
+        self._lock = secrets.randbits(63)
+
+        def begin(session: PgSession) -> None:
+            # The timeout ends the transaction if this process dies without closing the connection.
+            session.script(
+                "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = '20s';"
+                # The group holds locks that others wait for, so it must not wait for theirs.
+                "SET LOCAL lock_timeout = '20ms';"
+                f"SELECT pg_advisory_xact_lock({self._lock})"
+            )
+
+        self._session = self._pool.keep(begin)
+        return self._session
+
+    def _lose(self, error: psycopg.Error) -> Exception:
+        """Roll back the group after an error, and return the exception to raise: `Undone` if a retry may succeed."""
+        again = is_lost(error) or is_in_the_way(error) or error.sqlstate == _LOCKED
+        self._lost = Undone(str(error)) if again else translated(error, self._pool.where)
+        self._lost.__cause__ = error
+        self.drop()
+        return self._lost
+
+    def end(self) -> None:
+        """Make all commits durable. After `CommitUnknown` that is unknown; after other errors none of them happened."""
+        if self._lost is not None:
+            raise self._lost
+        session = self._session
+        if session is None:
+            return
+        refuse_if_forked(self._pid)
+        try:
+            session.script("COMMIT")
+        except psycopg.Error as error:
+            doubtful = error.sqlstate is None
+            lost = self._lose(error)
+            if not doubtful or not self._is_there(error):
+                raise lost from error
+        finally:
+            self.drop()
+
+    def _is_there(self, doubt: psycopg.Error) -> bool:
+        """Wait until the group's transaction is over, and tell whether it was committed."""
+
+        def look(session: PgSession) -> bool:
+            session.run(self._sql["wait_for_group"], (self._lock,))
+            return self._sign is not None and self._writer.is_there(session, *self._sign)
+
+        return self._pool.do(look, doubt=doubt)
+
+    def drop(self) -> None:
+        """Roll back the commits that are not durable yet, and give the session back to the pool."""
+        session, self._session = self._session, None
+        if session is None or self._pid != os.getpid():
+            return
+        if session.whole and not session.is_idle:
+            with suppress(psycopg.Error):
+                session.script("ROLLBACK")
+        self._pool.give(session)

@@ -1,7 +1,7 @@
-"""What PostgreSQL's errors mean to a caller. They are told apart by their SQLSTATE.
+"""Classify PostgreSQL's errors by their SQLSTATE, and translate them.
 
-Only libpq knows the SQLSTATE of an error that a server gives instead of a connection, and does not tell. What is to be
-told apart of those is by the server's words; from a server that speaks another language they are all the same.
+libpq does not report the SQLSTATE of a refused connection. Those errors are told apart by the English words of the
+message; in other languages they are all treated alike.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     import psycopg
 
 AGAIN: Final = "BT001"
-"""What our own functions raise when somebody else was first between a look and a write."""
+"""The SQLSTATE that our own functions raise if another writer was first between a read and a write."""
 
 # The server goes down, starts up, or has cut the connection.
 _AWAY: Final = frozenset({"57P01", "57P02", "57P03", "57P05", "25P03", "25P04"})
-# Two transactions were in each other's way; or a pooler has mixed up sessions in the middle of one.
+# Two transactions conflicted; or a pooler has mixed up sessions in the middle of a transaction.
 _IN_THE_WAY: Final = frozenset({"40001", "40P01", AGAIN, "26000", "42P05"})
-# Something is wrong with a value, and says nothing about what else is written.
+# A value is invalid: other writes are not affected.
 _ALONE: Final = ("22", "23", "54")
 
 _BUSY: Final = "53300"
@@ -33,29 +33,29 @@ _REFUSALS: Final = (
 
 
 def state_of(error: psycopg.Error) -> str | None:
-    """Return the SQLSTATE of an error, None if the connection was lost or there is no server."""
+    """Return the SQLSTATE of an error; None if the connection was lost, or the server cannot be reached."""
     if error.sqlstate is not None:
         return error.sqlstate
     return next((state for words, state in _REFUSALS if words.search(str(error))), None)
 
 
 def is_lost(error: psycopg.Error) -> bool:
-    """Tell whether the connection is gone or could not be had, and another one may go on."""
+    """Tell whether the connection was lost or refused for now, so that another connection may succeed."""
     state = state_of(error)
     return state is None or state.startswith("08") or state in _AWAY or state == _BUSY
 
 
 def is_in_the_way(error: psycopg.Error) -> bool:
-    """Tell whether the same may go well when it is tried again."""
+    """Tell whether the transaction conflicted with another one, so that a retry may succeed."""
     return error.sqlstate in _IN_THE_WAY
 
 
 def is_alone(error: psycopg.Error) -> bool:
-    """Tell whether the error concerns one write of several."""
+    """Tell whether the error concerns a single write, and not the other writes of its group."""
     return (error.sqlstate or "").startswith(_ALONE)
 
 
-# By SQLSTATE, or its first two letters: the error, its code, and what to do.
+# By SQLSTATE, or its first two letters: the error class, its code, and the advice.
 _MEANINGS: Final[dict[str, tuple[type[Error], str, str]]] = {
     "08": (Unavailable, "unavailable.connection", "check that it runs and can be reached from here"),
     "28": (Unavailable, "unavailable.login", "check the user, the password and the server's pg_hba.conf"),
@@ -69,7 +69,7 @@ _MEANINGS: Final[dict[str, tuple[type[Error], str, str]]] = {
     "53300": (Unavailable, "unavailable.connections", "no connection is left: use a smaller pool_size, or a pooler"),
     "53": (Unavailable, "unavailable.resources", "the server is short of something: try again later"),
     "54": (Invalid, "invalid.size", "this is too large for one value"),
-    "55P03": (Unavailable, "unavailable.locked", "somebody else holds a lock on it: try again"),
+    "55P03": (Unavailable, "unavailable.locked", "another transaction holds a lock on it: try again"),
     "57014": (Unavailable, "unavailable.cancelled", "the server ended the statement: its statement_timeout is short"),
     "57": (Unavailable, "unavailable.connection", "the server is going down or starting: try again"),
     "58030": (Unavailable, "unavailable.io", "the server's disk fails"),
@@ -79,16 +79,16 @@ _MEANINGS: Final[dict[str, tuple[type[Error], str, str]]] = {
 
 
 def translated(error: psycopg.Error, where: str) -> Error:
-    """Return backtrail's error for one of PostgreSQL's; `where` names the store, without its password."""
+    """Return the backtrail error for an error of PostgreSQL; `where` names the store, without its password."""
     state = state_of(error) or "08"
     kind, code, advice = _MEANINGS.get(state) or _MEANINGS.get(state[:2]) or _OTHER
-    return kind(f"{where}: {said(error)}: {advice}", code=code)
+    return kind(f"{where}: {message_of(error)}: {advice}", code=code)
 
 
 _OTHER: Final = (Unavailable, "unavailable.postgresql", "PostgreSQL refused")
 
 
-def said(error: psycopg.Error) -> str:
-    """Return what the server or libpq said, in one line."""
+def message_of(error: psycopg.Error) -> str:
+    """Return the message of the server or of libpq, in one line."""
     text = error.diag.message_primary or str(error) or "the connection failed"
     return " ".join(text.split())

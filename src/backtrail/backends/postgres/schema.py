@@ -1,10 +1,20 @@
-"""How a store in PostgreSQL is recognised, created, migrated and opened.
+"""Recognise, create, migrate and open the schema of a PostgreSQL store.
 
-A store is one schema. Its table `meta` says that it is ours and which format it has. Format n is made from format n - 1
-by one step, in one transaction that also records it, under an advisory lock. So whatever is interrupted leaves the
-format it began with, and of several processes that open a new store one makes each step.
+A store is one schema; `schema.sql` has its tables, functions and views. Its table `meta` says that it is a backtrail
+store, and names the format. Format n is made from format n - 1 by one step, in one transaction that also records it,
+under an advisory lock. So an interrupted step leaves the old format, and if several processes open a new store, each
+step is made once. Names that a later format may replace end in the number of their format, so that code of two versions
+can use a store side by side.
 
-What is not ours, or newer than this code, is refused before anything in it is touched.
+A thread's row in the table `thread` names the newest row of its log, so writers queue for it: a writer extends a log by
+moving `newest` from seq - 1 to seq, and only one writer can. The column `second`, the time of the newest row in whole
+seconds, exists for an index: listing by activity needs one, and an index on a value that changes with every save would
+make every save write to all indexes of the table.
+
+A transaction that puts or touches chunks holds a shared advisory lock to its end; a new epoch is begun under the same
+lock, exclusively. So no transaction stamps chunks with an old epoch.
+
+A schema of another program, or of a newer format, is refused before anything in it is touched.
 """
 
 # ruff: noqa: S608 - what the statements are made of are constants of this package, and a quoted name
@@ -16,48 +26,38 @@ from typing import TYPE_CHECKING, Final
 
 import psycopg
 
-from backtrail.backends.postgres.heads import format_2
-from backtrail.backends.postgres.session import Statement
-from backtrail.backends.postgres.tables import format_1
+from backtrail.backends.postgres.statements import Statements
+from backtrail.backends.sql.statements import sections
 from backtrail.errors import Invalid, NotFound, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from backtrail.backends.postgres.session import Session
+    from backtrail.backends.postgres.session import PgSession
 
 DEFAULT_SCHEMA: Final = "backtrail"
 OLDEST_SERVER: Final = 140000
 MARK: Final = 0x42545231
 _MAX_NAME: Final = 63
 
-# STEPS[n] makes format n + 1 from format n. Steps are only ever added.
-STEPS: Final[tuple[Callable[[str, int], str], ...]] = (format_1, format_2)
+# STEPS[n] makes format n + 1 from format n, with {schema} and {lock} in it. Steps are only ever added.
+STEPS: Final = tuple(section.text for section in sections(__package__, "schema.sql").values())
 READABLE_FROM: Final = 1
-"""The oldest format that can be read as it is, without its steps."""
-
-_TABLES: Final = Statement(
-    """
-    SELECT n.oid IS NOT NULL, array(
-        SELECT c.relname::text FROM pg_catalog.pg_class c
-        WHERE c.relnamespace = n.oid AND c.relname IN ('meta', 'thread', 'row', 'chunk', 'tag') ORDER BY 1)
-    FROM (SELECT) AS one LEFT JOIN pg_catalog.pg_namespace n ON n.nspname = $1""",
-    "t",
-)
+"""The oldest format that can be read without migration."""
 
 
-class Place:
-    """The schema that a store has for itself: its name as it is written in statements, and its lock."""
+class SchemaName:
+    """The schema of a store: its name quoted for statements, its advisory locks and its notification channel."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.quoted = '"' + name.replace('"', '""') + '"'
+        self.literal = self.quoted.replace("'", "''")
+        """The quoted name, escaped for use inside a string."""
         self.lock = _number("epoch", name)
-        """The advisory lock of the epochs."""
+        """The number of the advisory lock of epochs."""
         self.steps_lock = _number("steps", name)
-        """The advisory lock of those who create or migrate."""
+        """The number of the advisory lock for creating and migrating the store."""
         self.channel = f"backtrail_{self.lock & (1 << 64) - 1:016x}"
-        """Where processes tell each other of commits."""
+        """The NOTIFY channel on which processes announce commits."""
 
 
 def _number(what: str, name: str) -> int:
@@ -65,8 +65,8 @@ def _number(what: str, name: str) -> int:
     return int.from_bytes(digest, "big", signed=True)
 
 
-def place_of(schema: object) -> Place:
-    """Return the place of a schema that a user named, or of the default one."""
+def schema_name(schema: object) -> SchemaName:
+    """Return the schema of this name, or the default schema for None; `Invalid` if the name cannot be used."""
     name = DEFAULT_SCHEMA if schema is None else schema
     if not isinstance(name, str) or not name or "\0" in name:
         raise Invalid(f"schema is the name of a schema, not {schema!r}", code="invalid.argument")
@@ -80,15 +80,15 @@ def place_of(schema: object) -> Place:
         raise Invalid(f"schema {schema!r} has $$ in its name: name another", code="invalid.argument")
     if name.startswith("pg_") or name == "information_schema":
         raise Invalid(f"schema {schema!r} belongs to PostgreSQL: name another", code="invalid.argument")
-    return Place(name)
+    return SchemaName(name)
 
 
-def prepare(session: Session, place: Place, where: str, *, read_only: bool) -> None:
-    """Make sure that the store is there and has the format that this code writes; create or migrate it if need be."""
-    version = session.connection.info.server_version
-    if version < OLDEST_SERVER:
+def prepare(session: PgSession, schema: SchemaName, where: str, *, read_only: bool) -> None:
+    """Check the server and the store's format; create or migrate the store if necessary and not `read_only`."""
+    server = session.connection.info.server_version
+    if server < OLDEST_SERVER:
         raise Unavailable(
-            f"{where}: this is PostgreSQL {version // 10000}: backtrail needs {OLDEST_SERVER // 10000} or later",
+            f"{where}: this is PostgreSQL {server // 10000}: backtrail needs {OLDEST_SERVER // 10000} or later",
             code="unavailable.server",
         )
     encoding = session.connection.info.parameter_status("server_encoding")
@@ -97,30 +97,29 @@ def prepare(session: Session, place: Place, where: str, *, read_only: bool) -> N
             f"{where}: the encoding of this database is {encoding}: backtrail needs one whose encoding is UTF8",
             code="unavailable.server",
         )
-    found = format_of(session, place, where)
-    if found == len(STEPS):
+    version = format_of(session, schema, where)
+    if version < len(STEPS) and read_only:
+        _refuse_other_formats(version, schema, where)
         return
-    if read_only:
-        _refuse_other_formats(found, place, where)
-        return
-    while found < len(STEPS):
-        found = _step(session, place, where)
+    while version < len(STEPS):
+        version = _step(session, schema, where)
 
 
-def format_of(session: Session, place: Place, where: str) -> int:
-    """Return the format of a store, 0 if there is none; refuse what is not ours, and newer formats."""
-    ((exists, tables),) = session.run(_TABLES, (place.name,))
+def format_of(session: PgSession, schema: SchemaName, where: str) -> int:
+    """Return the format of a store, 0 if there is none; `Invalid` if the schema is of another program or too new."""
+    sql = Statements(schema)
+    ((exists, tables),) = session.run(sql["tables"], (schema.name,))
     if not exists or not tables:
         return 0
     if "meta" not in tables:
-        raise _not_ours(place, where)
+        raise _not_ours(schema, where)
     try:
-        found = dict(session.run(Statement(f"SELECT name, value FROM {place.quoted}.meta")))
+        meta = dict(session.run(sql["meta"]))
     except psycopg.errors.UndefinedColumn as error:
-        raise _not_ours(place, where) from error
-    if found.get("backtrail") != MARK:
-        raise _not_ours(place, where)
-    version = int(found.get("format", 0))
+        raise _not_ours(schema, where) from error
+    if meta.get("backtrail") != MARK:
+        raise _not_ours(schema, where)
+    version = int(meta.get("format", 0))
     if version > len(STEPS):
         raise Invalid(
             f"{where}: has format {version}, and this version of backtrail knows formats up to {len(STEPS)}: "
@@ -131,61 +130,60 @@ def format_of(session: Session, place: Place, where: str) -> int:
     return version
 
 
-def _step(session: Session, place: Place, where: str) -> int:
-    """Make one step, unless somebody else has made it; return the format then."""
-    session.script("BEGIN ISOLATION LEVEL READ COMMITTED")  # who has waited for the lock sees what was done under it
+def _step(session: PgSession, schema: SchemaName, where: str) -> int:
+    """Make one migration step, unless another process has made it; return the new format."""
+    sql = Statements(schema)
+    session.script("BEGIN ISOLATION LEVEL READ COMMITTED")  # after the lock, later statements see new commits
     try:
-        session.run(Statement("SELECT pg_catalog.pg_advisory_xact_lock($1)", "i"), (place.steps_lock,), seconds=None)
-        found = format_of(session, place, where)
-        if found < len(STEPS):
-            if found == 0:
-                _create(session, place, where)
-            session.script(STEPS[found](place.quoted, place.lock))
-            session.run(
-                Statement(f"UPDATE {place.quoted}.meta SET value = $1 WHERE name = 'format'", "i"), (found + 1,)
-            )
-            found += 1
+        session.run(sql["lock_steps"], (schema.steps_lock,), seconds=None)
+        version = format_of(session, schema, where)
+        if version < len(STEPS):
+            if version == 0:
+                _create(session, schema, where)
+            session.script(sql.filled(STEPS[version], lock=str(schema.lock)))
+            session.run(sql["set_format"], (version + 1,))
+            version += 1
         session.script("COMMIT")
     except BaseException:
         if session.whole:
             session.script("ROLLBACK")
         raise
-    return found
+    return version
 
 
-def _create(session: Session, place: Place, where: str) -> None:
-    """Make the schema, if need be, and say that it is ours."""
-    ((exists, _),) = session.run(_TABLES, (place.name,))
+def _create(session: PgSession, schema: SchemaName, where: str) -> None:
+    """Create the schema, if necessary, and its table `meta`, which marks it as a backtrail store."""
+    ((exists, _),) = session.run(Statements(schema)["tables"], (schema.name,))
     try:
         if not exists:
-            session.script(f"CREATE SCHEMA {place.quoted}")
+            session.script(f"CREATE SCHEMA {schema.quoted}")
         session.script(
-            f"CREATE TABLE {place.quoted}.meta (name text PRIMARY KEY, value bigint NOT NULL);"
-            f"INSERT INTO {place.quoted}.meta VALUES ('backtrail', {MARK}), ('format', 0), ('epoch', 1)"
+            f"CREATE TABLE {schema.quoted}.meta (name text PRIMARY KEY, value bigint NOT NULL);"
+            f"INSERT INTO {schema.quoted}.meta VALUES ('backtrail', {MARK}), ('format', 0), ('epoch', 1)"
         )
     except psycopg.errors.InsufficientPrivilege as error:
         user = session.connection.info.user
         raise Unavailable(
-            f"{where}: there is no store in schema {place.name!r}, and role {user!r} may not create one: "
-            f'let its owner run: CREATE SCHEMA {place.quoted} AUTHORIZATION "{user}"',
+            f"{where}: there is no store in schema {schema.name!r}, and role {user!r} may not create one: "
+            f'let its owner run: CREATE SCHEMA {schema.quoted} AUTHORIZATION "{user}"',
             code="unavailable.permission",
         ) from error
 
 
-def _refuse_other_formats(found: int, place: Place, where: str) -> None:
-    if found == 0:
-        raise NotFound(f"{where}: there is no store in schema {place.name!r}", code="not_found.store")
-    if found < READABLE_FROM:
+def _refuse_other_formats(version: int, schema: SchemaName, where: str) -> None:
+    if version == 0:
+        raise NotFound(f"{where}: there is no store in schema {schema.name!r}", code="not_found.store")
+    if version < READABLE_FROM:
         raise Unavailable(
-            f"{where}: has the older format {found}: open it once for writing, which converts it",
+            f"{where}: has the older format {version}: open it once for writing, which converts it",
             code="unavailable.read_only",
-            format=found,
+            format=version,
         )
 
 
-def _not_ours(place: Place, where: str) -> Invalid:
+def _not_ours(schema: SchemaName, where: str) -> Invalid:
     return Invalid(
-        f"{where}: schema {place.name!r} has tables of somebody else's under the names that backtrail uses: "
+        f"{where}: schema {schema.name!r} has tables of another program under the names that backtrail uses: "
         "name another one with schema=",
         code="invalid.store",
     )

@@ -1,16 +1,17 @@
-"""One connection to PostgreSQL, used by one thread at a time: statements go out, and rows come back.
+"""One connection to PostgreSQL, used by one thread at a time, that runs statements and returns rows.
 
-It speaks to libpq by way of `psycopg.pq`, below psycopg's cursors, which take as long as the insert of a row. Values
-travel in binary. A statement is prepared, once per connection, under a name that is made of its text: behind a pooler
-that mixes up the sessions of its clients, a name may turn out to be unknown, or known already, but it never means
-something else. From then on statements are sent with their text.
+It uses libpq through `psycopg.pq`, because psycopg's cursors take as long as the insert of a row. Values are sent in
+binary. A statement is prepared once per connection, under a name made from its text. Behind a pooler that mixes up the
+sessions of its clients, the name may be unknown or already known, but it never means another statement. After such an
+error, all statements are sent with their text.
 
-Errors are psycopg's; one without an `sqlstate` means that the connection was lost. After an exception a session may be
-in the middle of something: `is_idle` tells.
+Errors are psycopg's; an error without an `sqlstate` means that the connection was lost. After an exception a session
+may be inside a transaction: see `is_idle`.
 """
 
 from __future__ import annotations
 
+import os
 import select
 import struct
 from hashlib import blake2b
@@ -20,13 +21,16 @@ import psycopg
 from psycopg import pq
 from psycopg.adapt import Transformer
 
+from backtrail.errors import Unavailable
+
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable, Iterable, Sequence
 
     from psycopg.pq.abc import PGresult
 
 REPLY_SECONDS: Final = 60.0
-"""For how long a server may be silent before the connection counts as lost."""
+"""How long a server may be silent before the connection counts as lost, in seconds."""
 
 _BINARY: Final = pq.Format.BINARY
 _FINE: Final = (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK)
@@ -46,7 +50,7 @@ def _bool(value: bool) -> bytes:  # noqa: FBT001 - it is the value
     return b"\1" if value else b"\0"
 
 
-# By code: the number of the type in PostgreSQL, and how a value of it is written.
+# By letter: the OID of the type in PostgreSQL, and the function that encodes a value.
 _TYPES: Final[dict[str, tuple[int, Callable[[Any], bytes]]]] = {
     "i": (20, _int8),
     "b": (17, bytes),
@@ -57,7 +61,7 @@ _ARRAYS: Final = {"i": 1016, "b": 1001, "t": 1009, "o": 1000}
 
 
 def _array(code: str) -> tuple[int, Callable[[Any], bytes]]:
-    """Return the type of arrays of a type: one dimension, and NULLs where there is None."""
+    """Return the OID and the encoder of one-dimensional arrays of a type; None becomes NULL."""
     oid, encode = _TYPES[code]
 
     def written(values: Sequence[Any]) -> bytes:
@@ -81,8 +85,8 @@ _ALL_TYPES: Final = {**_TYPES, **{code.upper(): _array(code) for code in _TYPES}
 class Statement:
     """A statement and the types of its parameters, one letter each.
 
-    i: bigint, b: bytea, t: text, o: boolean; in capitals, an array of them. One that is not `named` is not prepared,
-    but planned for its values each time.
+    i: bigint, b: bytea, t: text, o: boolean; a capital letter is an array of the type. A statement that is not `named`
+    is not prepared: the server plans it for its values each time.
     """
 
     __slots__ = ("_encoders", "formats", "name", "named", "oids", "text")
@@ -96,12 +100,12 @@ class Statement:
         self._encoders = [_ALL_TYPES[code][1] for code in types]
 
     def parameters(self, values: Iterable[Any]) -> list[bytes | None]:
-        """Return values as they are sent."""
+        """Return the values encoded for the server."""
         return [None if value is None else encode(value) for encode, value in zip(self._encoders, values, strict=True)]
 
 
-class Given:
-    """Values for a statement that is put together: each is given with its type, and named by its number."""
+class Parameters:
+    """The parameters of a statement that is built at run time."""
 
     __slots__ = ("types", "values")
 
@@ -109,8 +113,8 @@ class Given:
         self.types = ""
         self.values: list[Any] = []
 
-    def __call__(self, letter: str, value: Any) -> str:
-        """Take a value, and return how the statement names it."""
+    def add(self, letter: str, value: Any) -> str:
+        """Add a value with the letter of its type, and return its placeholder: $1, $2 ..."""
         self.types += letter
         self.values.append(value)
         return f"${len(self.values)}"
@@ -119,46 +123,33 @@ class Given:
 # -- sessions -------------------------------------------------------------------------------------------
 
 
-class Naming:
-    """Whether the sessions of a pool may give names to statements."""
+class PgSession:
+    """A connection that runs statements.
 
-    __slots__ = ("allowed",)
+    `unnamed` is shared by all sessions of a pool. It is set when a pooler has lost a prepared statement.
+    """
 
-    def __init__(self) -> None:
-        self.allowed = True
+    __slots__ = ("__weakref__", "_pg", "_poll", "_prepared", "_reading", "_unnamed", "connection", "whole")
 
-
-class Seat:
-    """What a session has as long as it exists and is open: there are so many of them in a pool."""
-
-    __slots__ = ("__weakref__",)
-
-
-class Session:
-    """A connection that runs statements."""
-
-    __slots__ = ("_naming", "_pg", "_poll", "_prepared", "_reading", "_seat", "connection", "whole")
-
-    def __init__(self, connection: psycopg.Connection[Any], naming: Naming, seat: Seat | None = None) -> None:
+    def __init__(self, connection: psycopg.Connection[Any], unnamed: threading.Event) -> None:
         self.connection = connection
-        self._seat = seat
         self.whole = True
-        """Whether every statement was followed by its reply."""
+        """Whether the reply to the last statement was read completely."""
         self._pg = connection.pgconn
-        self._naming = naming
+        self._unnamed = unnamed
         self._prepared: set[bytes] = set()
         self._reading = Transformer(connection)
         self._poll = _poller(self._pg.socket)
 
     @property
     def is_idle(self) -> bool:
-        """Whether it waits for a statement, outside of any transaction."""
+        """Whether the session is outside of any transaction, and no reply is missing."""
         return self.whole and self._pg.transaction_status == pq.TransactionStatus.IDLE
 
     def run(
         self, statement: Statement, values: Sequence[Any] = (), *, seconds: float | None = REPLY_SECONDS
     ) -> list[tuple[Any, ...]]:
-        """Run a statement and return the rows that it gives; wait so long for each sign of life."""
+        """Run a statement and return its rows; `seconds` is the longest silence of the server, None means no limit."""
         result = self._result(statement, values, seconds)
         if not result.ntuples:
             return []
@@ -171,7 +162,7 @@ class Session:
 
     def _result(self, statement: Statement, values: Sequence[Any], seconds: float | None) -> PGresult:
         parameters = statement.parameters(values)
-        if self._naming.allowed and statement.named:
+        if statement.named and not self._unnamed.is_set():
             try:
                 if statement.name not in self._prepared:
                     self._prepare(statement)
@@ -180,22 +171,21 @@ class Session:
                 return self._reply(seconds)
             except (psycopg.errors.InvalidSqlStatementName, psycopg.errors.DuplicatePreparedStatement):
                 # There is a pooler in between, and it does not keep a session for us.
-                self._naming.allowed = False
+                self._unnamed.set()
                 if not self.is_idle:
-                    raise  # the transaction is spoilt
+                    raise  # the error has aborted the transaction
         self.whole = False
         self._pg.send_query_params(statement.text, parameters, statement.oids, statement.formats, _BINARY)
         return self._reply(seconds)
 
     def script(self, text: str, *, seconds: float | None = REPLY_SECONDS) -> None:
-        """Run statements without parameters, which are one transaction unless they say otherwise."""
+        """Run a script of statements without parameters: one transaction, unless the script has BEGIN or COMMIT."""
         self.whole = False
         self._pg.send_query(text.encode())
         self._reply(seconds)
 
     def close(self) -> None:
         """Close the connection."""
-        self._seat = None
         self.connection.close()
 
     def _prepare(self, statement: Statement) -> None:
@@ -205,7 +195,7 @@ class Session:
         self._prepared.add(statement.name)
 
     def _reply(self, seconds: float | None) -> PGresult:
-        """Return the last result of what was sent; raise if one of them is an error."""
+        """Read the reply and return its last result; raise if a result is an error."""
         results = self._results(seconds)
         self.whole = True
         for result in results:
@@ -214,7 +204,7 @@ class Session:
         return results[-1]
 
     def _results(self, seconds: float | None) -> list[PGresult]:
-        """Send what is to be sent and wait for the whole reply."""
+        """Send the buffered statements, wait for the whole reply, and return its results."""
         connection = self._pg
         while connection.flush():
             if self._wait(_READABLE | _WRITABLE, seconds) & ~_WRITABLE:
@@ -233,21 +223,30 @@ class Session:
         return results
 
     def _wait(self, events: int, seconds: float | None) -> int:
-        found = self._poll(events, seconds)
-        if not found:
+        ready = self._poll(events, seconds)
+        if not ready:
             raise psycopg.OperationalError(f"the server has been silent for {seconds:g} s")
-        return found
+        return ready
+
+
+def refuse_if_forked(pid: int) -> None:
+    """Refuse to use a connection in which another process, this one's parent, has a transaction."""
+    if pid != os.getpid():
+        raise Unavailable(
+            "this process was forked in the middle of a group or an export, which is its parent's: begin it again",
+            code="unavailable.forked",
+        )
 
 
 def _poller(socket: int) -> Callable[[int, float | None], int]:
-    """Return a function that waits until something can be read or written, and tells which; 0 if nothing came."""
+    """Return a function that waits until the socket is readable or writable, and returns the events; 0 on timeout."""
     if hasattr(select, "poll"):
         poll = select.poll()
 
         def wait(events: int, seconds: float | None) -> int:
             poll.register(socket, events)
-            found = poll.poll(None if seconds is None else seconds * 1000)
-            return found[0][1] if found else 0
+            ready = poll.poll(None if seconds is None else seconds * 1000)
+            return ready[0][1] if ready else 0
 
         return wait
 

@@ -1,8 +1,7 @@
-"""Where a store in PostgreSQL is: what users write, what libpq is told, and what errors may show of it.
+"""Parse the URL of a PostgreSQL store into options for libpq and a name for error messages.
 
-Everything that libpq knows goes: a URL with any of its parameters, several hosts, a service, a password file.
-`pool_size` is our own. A password is never shown; libpq's own complaints about a URL quote it, so they are not passed
-on.
+All URLs of libpq are accepted: with any of its parameters, several hosts, a service, a password file. `pool_size` is
+backtrail's own parameter. A password is never shown: libpq's messages about a URL quote it, so they are not passed on.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ _MAX_PORT: Final = 65535
 
 
 class Target(NamedTuple):
-    """Where to connect."""
+    """The database to connect to."""
 
     options: dict[str, Any]
-    """For libpq."""
+    """The connection options for libpq."""
     shown: str
-    """For people: no password in it."""
+    """The URL for error messages, without the password."""
     pool_size: int
 
 
 def read_url(url: str) -> Target:
-    """Read a URL of a store in PostgreSQL."""
+    """Parse the URL of a PostgreSQL store; `Invalid` if it cannot be parsed."""
     bare, _, query = url.partition("?")
     parameters = query.split("&") if query else []
     own = [parameter.partition("=")[2] for parameter in parameters if parameter.partition("=")[0] == "pool_size"]
@@ -49,14 +48,14 @@ def read_url(url: str) -> Target:
 
 
 def _is_unambiguous(bare: str) -> bool:
-    """Tell whether it is clear where a password ends: what follows an @ or / in it is taken for a host or database."""
+    """Tell whether the end of the password is clear: after an unescaped @ or / libpq expects a host or database."""
     _, separator, rest = bare.partition("://")
     authority, _, path = rest.partition("/")
     return bool(separator) and authority.count("@") <= 1 and "@" not in path
 
 
 def _has_ports(options: dict[str, Any]) -> bool:
-    """Tell whether the ports are ports: where the host was forgotten, libpq takes the password for one."""
+    """Tell whether all ports are valid: if the host is missing in a URL, libpq takes the password for a port."""
     ports = str(options.get("port") or "").split(",")
     return all(not port or (port.isascii() and port.isdigit() and 0 < int(port) <= _MAX_PORT) for port in ports)
 

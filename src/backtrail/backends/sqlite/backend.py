@@ -1,112 +1,70 @@
-"""A store in one SQLite file.
+"""The SQLite backend: a store in one SQLite file.
 
-Every call is one transaction, or one statement, on one connection that threads take in turn and processes share by
-SQLite's own locks. With durability "full" a commit is on disk when it returns (WAL, synchronous=FULL); "relaxed" may
-lose the last commits in a power cut, and never more than that.
+Every call is one transaction, or one statement, on one connection. Threads take the connection in turn; SQLite's locks
+keep processes apart. With durability "full" a commit is on disk when it returns (WAL, synchronous=FULL); "relaxed" may
+lose the last commits in a power cut, and nothing else.
 
-The statements are constants: SQLite compiles each of them once for a connection. Values are bound, never spliced.
-`sqlite_schema` opens the file, `sqlite_connection` guards the connection, `sqlite_commit` writes one batch and
-`sqlite_group` several at once.
+`schema` opens the file, `connection` guards the connection, `commit` writes batches and groups of batches.
 """
-
-# ruff: noqa: S608 - what the statements are made of are constants of this package
 
 from __future__ import annotations
 
 import json
 import os
-import threading
 import time
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 
 from backtrail.atomic_file import PARTS, Access
-from backtrail.backends.columns import MAX_SEQ, above, as_record, as_row, encoded, merged, text_of
+from backtrail.backends.columns import MAX_SEQ, as_record, as_row, encoded, merged, names_between
 from backtrail.backends.port import (
     Batch,
-    Found,
-    Indexed,
+    IndexHit,
+    IndexState,
     Phrase,
     Row,
     Splice,
-    Stand,
     ThreadRecord,
     Usage,
-    written,
 )
-from backtrail.backends.sqlite import backup as sqlite_backup
-from backtrail.backends.sqlite import check as sqlite_check
-from backtrail.backends.sqlite import heads, maintenance, search
-from backtrail.backends.sqlite.change_feed import INTERVAL, Mark, moved
-from backtrail.backends.sqlite.commit import commit
-from backtrail.backends.sqlite.connection import Guard, one_view, savepoint
-from backtrail.backends.sqlite.group import Group
-from backtrail.backends.sqlite.schema import open_store, put_right, run, strangers
-from backtrail.backends.sqlite.values import COLUMNS, WITH_HEAD, for_groups, key_of, select
-from backtrail.errors import Invalid, Unavailable
+from backtrail.backends.sql.backend import SqlBackend
+from backtrail.backends.sql.change_feed import FeedCursor
+from backtrail.backends.sqlite import maintenance, search
+from backtrail.backends.sqlite.change_feed import INTERVAL, changed_since
+from backtrail.backends.sqlite.commit import SqliteGroup, commit, key_of
+from backtrail.backends.sqlite.connection import SharedConnection, savepoint
+from backtrail.backends.sqlite.schema import open_store, planted_objects, put_right
+from backtrail.backends.sqlite.snapshot import copy
+from backtrail.backends.sqlite.statements import SQL, fetch, fetch_each
+from backtrail.errors import Invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     import apsw
 
-_SYNCHRONOUS = {"full": "FULL", "relaxed": "NORMAL"}
-_MAX_TIMEOUT = 1_000_000.0
+P = ParamSpec("P")
+T = TypeVar("T")
 
-_THREAD = "no, space, name, uid, agent, thread.created_at, origin"
-_BY_NAME = f"SELECT {_THREAD} FROM thread WHERE space = ? AND name = ?"
-_BY_UID = f"SELECT {_THREAD} FROM thread WHERE uid = ?"
-_BY_NUMBER = f"SELECT {_THREAD} FROM thread WHERE no = ?"
-_NUMBERS = "SELECT no FROM thread WHERE no > ? ORDER BY no LIMIT ?"
+_SYNCHRONOUS: Final = {"full": "FULL", "relaxed": "NORMAL"}
+_MAX_TIMEOUT: Final = 1_000_000.0
 
-_ROW = f"key & {MAX_SEQ}, {COLUMNS}"
-_NEWEST = f"SELECT {_ROW}, NULL, hidden FROM row WHERE key BETWEEN ? AND ? ORDER BY key DESC LIMIT 1"
-_RANGE = {
+_RANGE: Final = {
     (payload, visible, newest_first): (
-        f"SELECT {_ROW}, {'payload' if payload else 'NULL'}, hidden FROM row WHERE key BETWEEN ? AND ?"
-        f"{' AND hidden = 0 AND length(root) > 0' if visible else ''}"
+        f"SELECT key & 4294967295, {SQL['fields']}, {'payload' if payload else 'NULL'}, hidden FROM row"  # noqa: S608
+        f" WHERE key BETWEEN ? AND ?{' AND hidden = 0 AND length(root) > 0' if visible else ''}"
         f" ORDER BY key{' DESC' if newest_first else ''} LIMIT ?"
     )
     for payload in (False, True)
     for visible in (False, True)
     for newest_first in (False, True)
 }
-_COUNT = """
-    SELECT count(*) FROM json_each(?) AS span CROSS JOIN row ON row.key BETWEEN span.value ->> 0 AND span.value ->> 1
-    WHERE hidden = 0 AND length(row.root) > 0
-"""
-_LABELLED = f"SELECT key & {MAX_SEQ} FROM row WHERE key >> 32 = ? AND label = ? AND hidden = 0 ORDER BY key"
-
-_THREADS = f"""
-    SELECT {_THREAD}, {_ROW.replace('"created_at"', "row.created_at")}, NULL, hidden {WITH_HEAD}
-    AND (?1 IS NULL OR space = ?1) AND (?2 IS NULL OR agent = ?2)
-    AND (?3 IS NULL OR name >= ?3) AND (?4 IS NULL OR name < ?4)
-    AND (?5 IS NULL OR (row.created_at, no) < (?5, ?6)) AND (?7 IS NULL OR substr(origin, 9) = ?7)
-    ORDER BY row.created_at DESC, no DESC LIMIT ?8"""
-
-_TAGS = "SELECT seq, tag FROM tag WHERE thread = ? ORDER BY seq, id"
-_TAGS_OF = for_groups("SELECT seq, tag, id FROM tag WHERE thread = ? AND seq")
-_TAGGED = """
-    SELECT seq FROM tag JOIN row ON key = thread << 32 | seq
-    WHERE thread = ? AND tag = ? AND hidden = 0 ORDER BY seq"""
-
-_CHUNKS = for_groups("SELECT digest, payload FROM chunk WHERE digest")
-_PRESENT = for_groups("SELECT digest FROM chunk WHERE digest")
-_CHUNK_PAGE = "SELECT digest, epoch FROM chunk WHERE digest > ? ORDER BY digest LIMIT ?"
 
 
-class _Grouped(threading.local):
-    """The calling thread's open group."""
-
-    group: Group | None = None
-    told: set[int] | None = None
-    """The threads that it wrote to, if somebody listens."""
-
-
-class SqliteBackend:
-    """The port on SQLite. `busy_timeout` bounds, in seconds, the wait for another thread's or process's turn."""
+class SqliteBackend(SqlBackend[SqliteGroup]):
+    """The port on SQLite. `busy_timeout` is the longest wait for other threads and processes, in seconds."""
 
     shows_texts = False
     undoes_groups = False
@@ -120,8 +78,7 @@ class SqliteBackend:
         read_only: bool = False,
         busy_timeout: float = 10.0,
     ) -> None:
-        if durability not in _SYNCHRONOUS:
-            raise Invalid(f"durability is {durability!r}: say 'full' or 'relaxed'", code="invalid.option")
+        self._check_durability(durability)
         if not 0 <= busy_timeout <= _MAX_TIMEOUT:
             raise Invalid(f"busy_timeout is {busy_timeout!r}: say how many seconds to wait", code="invalid.option")
         name = os.fspath(path)
@@ -129,7 +86,7 @@ class SqliteBackend:
             raise Invalid(f"{name!r} is not the name of a file: name one", code="invalid.store")
         # SQLite keeps the WAL beside the file itself, not beside a link to it.
         self.path = os.path.realpath(name)
-        self.read_only = read_only
+        super().__init__(self.path, read_only=read_only)
         self._busy_timeout = busy_timeout
         connect = partial(
             open_store,
@@ -138,25 +95,49 @@ class SqliteBackend:
             read_only=read_only,
             busy_timeout=busy_timeout,
         )
-        self._guard = Guard(self.path, busy_timeout, connect)
-        self._grouped = _Grouped()
-        self._listening: dict[object, Callable[[Collection[int]], None]] = {}
+        self._shared = SharedConnection(self.path, busy_timeout, connect)
 
-    # -- threads ------------------------------------------------------------------------------
-    def find_thread(self, space: str, name: str) -> ThreadRecord | None:
-        return self._one_thread(_BY_NAME, space, encoded(name))
+    # -- running statements -------------------------------------------------------------------
+    def _run(self, work: Callable[Concatenate[apsw.Connection, P], T], *values: P.args, **options: P.kwargs) -> T:
+        """Return `work(connection, ...)`, which only reads; run it in the open group if there is one."""
+        group = self._calling.group
+        return (self._shared if group is None else group).run(work, *values, **options)
 
-    def thread_with_uid(self, uid: bytes) -> ThreadRecord | None:
-        return self._one_thread(_BY_UID, uid)
+    def _read(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        return self._run(fetch, statement, values)
 
-    def thread(self, no: int) -> ThreadRecord | None:
-        return self._one_thread(_BY_NUMBER, no)
+    def _read_each(self, statement: str, keys: Sequence[Any], *values: Any) -> list[tuple[Any, ...]]:
+        return self._run(fetch_each, statement, keys, *values)
 
-    def _one_thread(self, statement: str, *values: Any) -> ThreadRecord | None:
-        with self._guard as connection:
-            found = connection.execute(statement, values).fetchall()
-        return as_record(found[0]) if found else None
+    def _write(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        with self._transaction() as connection:
+            return fetch(connection, statement, values)
 
+    @contextmanager
+    def _transaction(self) -> Iterator[apsw.Connection]:
+        self._refuse_if_read_only()
+        group = self._calling.group
+        if group is not None:
+            with group.writing() as connection, savepoint(connection):
+                yield connection
+            return
+        with self._shared.use() as connection:
+            self._shared.prepare_write()
+            connection.execute("BEGIN IMMEDIATE")
+            yield connection
+            connection.execute("COMMIT")
+
+    def _commit(self, batch: Batch) -> tuple[int, ...]:
+        return self._shared.run(self._commit_on, batch)
+
+    def _commit_on(self, connection: apsw.Connection, batch: Batch) -> tuple[int, ...]:
+        self._shared.prepare_write()
+        return commit(connection, batch)
+
+    def _new_group(self) -> SqliteGroup:
+        return SqliteGroup(self._shared)
+
+    # -- threads and rows ---------------------------------------------------------------------
     def threads(
         self,
         *,
@@ -167,27 +148,9 @@ class SqliteBackend:
         after: tuple[int, int] | None,
         limit: int,
     ) -> list[tuple[ThreadRecord, Row]]:
-        low = encoded(prefix or None)
-        high = None if low is None else above(low)
         uid = None if origin is None else origin.hex().encode()
-        values = (space, encoded(agent), low, high, *(after or (None, None)), uid, limit)
-        with self._guard as connection:
-            found = connection.execute(_THREADS, values).fetchall()
-        return [(as_record(entry[:7]), as_row(entry[7:])) for entry in found]
-
-    def standings(self, agent: str, *, touched: bool) -> list[Stand]:
-        with self._guard as connection:
-            return heads.standings(connection, agent, touched=touched)
-
-    def thread_numbers(self, after: int, limit: int) -> list[int]:
-        with self._guard as connection:
-            return [no for (no,) in connection.execute(_NUMBERS, (after, limit))]
-
-    # -- rows ---------------------------------------------------------------------------------
-    def newest(self, thread: int) -> Row | None:
-        with self._guard as connection:
-            found = connection.execute(_NEWEST, (key_of(thread, 0), key_of(thread, MAX_SEQ))).fetchall()
-        return as_row(found[0]) if found else None
+        values = (space, encoded(agent), *names_between(prefix), *(after or (None, None)), uid, limit)
+        return [(as_record(entry[:7]), as_row(entry[7:])) for entry in self._read("threads", *values)]
 
     def rows(
         self,
@@ -199,117 +162,38 @@ class SqliteBackend:
         newest_first: bool = False,
         limit: int | None = None,
     ) -> list[Row]:
-        statement = _RANGE[payload, visible, newest_first]
         spans = merged(ranges)
         if newest_first:
             spans.reverse()
-        found: list[Row] = []
-        with self._guard as connection:
-            alone = len(spans) > 1 and not connection.in_transaction
-            if alone:
-                connection.execute("BEGIN")  # one view of them all
-            for first, last in spans:
-                rest = -1 if limit is None else limit - len(found)
-                if rest == 0:
-                    break
-                values = (key_of(thread, first), key_of(thread, last), rest)
-                found.extend(map(as_row, connection.execute(statement, values)))
-            if alone:
-                connection.execute("COMMIT")
-        return found
+        return self._run(_rows, _RANGE[payload, visible, newest_first], thread, spans, limit)
+
+    def newest_of(self, threads: Collection[int]) -> dict[int, Row]:
+        wanted = [no for no in threads if key_of(no, 0) > 0]
+        rows = self._read("newest_rows_of", json.dumps(wanted)) if wanted else []
+        return {no: as_row(values) for no, *values in rows}
+
+    def rows_of(self, spans: Sequence[tuple[int, int, int]], *, payload: bool = False) -> dict[tuple[int, int], Row]:
+        keys = [(key_of(no, max(low, 1)), key_of(no, min(high, MAX_SEQ))) for no, low, high in sorted(spans)]
+        wanted = [span for span in keys if min(span) > 0]
+        rows = self._read("whole_rows_of" if payload else "rows_of", json.dumps(wanted)) if wanted else []
+        return {(no, values[0]): as_row(values) for no, *values in rows}
 
     def count(self, thread: int, ranges: Sequence[tuple[int, int]]) -> int:
-        spans = json.dumps([(key_of(thread, low), key_of(thread, high)) for low, high in merged(ranges)])
-        with self._guard as connection:
-            ((found,),) = connection.execute(_COUNT, (spans,))
-        return int(found)
+        spans = [(key_of(thread, low), key_of(thread, high)) for low, high in merged(ranges)]
+        return int(self._read("count", json.dumps(spans))[0][0])
 
-    def labelled(self, thread: int, label: str) -> list[int]:
-        with self._guard as connection:
-            return [seq for (seq,) in connection.execute(_LABELLED, (thread, encoded(label)))]
-
-    # -- tags ---------------------------------------------------------------------------------
-    def tags(self, thread: int, seqs: Iterable[int] | None = None) -> dict[int, tuple[str, ...]]:
-        with self._guard as connection:
-            if seqs is None:
-                found = list(connection.execute(_TAGS, (thread,)))
-            else:
-                found = sorted(select(connection, _TAGS_OF, seqs, thread), key=lambda entry: (entry[0], entry[2]))
-        tags: dict[int, list[str]] = {}
-        for seq, tag, *_ in found:
-            tags.setdefault(seq, []).append(text_of(tag))
-        return {seq: tuple(given) for seq, given in tags.items()}
-
-    def tagged(self, thread: int, tag: str) -> list[int]:
-        with self._guard as connection:
-            return [seq for (seq,) in connection.execute(_TAGGED, (thread, encoded(tag)))]
-
-    # -- chunks -------------------------------------------------------------------------------
-    def chunks(self, digests: Sequence[bytes]) -> dict[bytes, bytes]:
-        with self._guard as connection:
-            return dict(select(connection, _CHUNKS, digests))
-
-    def present(self, digests: Sequence[bytes]) -> set[bytes]:
-        with self._guard as connection:
-            return {digest for (digest,) in select(connection, _PRESENT, digests)}
-
-    def chunk_page(self, after: bytes, limit: int) -> list[tuple[bytes, int]]:
-        with self._guard as connection:
-            return [(digest, epoch) for digest, epoch in connection.execute(_CHUNK_PAGE, (after, limit))]
-
-    # -- the one way to write -------------------------------------------------------------------
-    def commit(self, batch: Batch) -> tuple[int, ...]:
-        self._refuse_if_read_only()
-        group = self._grouped.group
-        numbers: tuple[int, ...] = ()
-        try:
-            if group is not None:
-                numbers = group.commit(batch)
-            else:
-                with self._guard as connection:
-                    self._guard.prepare()
-                    numbers = commit(connection, batch)
-        finally:  # also if it failed: it may be there all the same
-            if self._listening:
-                self._tell(written(batch, numbers))
-        return numbers
-
-    @contextmanager
-    def group(self) -> Iterator[None]:
-        self._refuse_in_group()
-        group = self._grouped.group = Group(self._guard)
-        try:
-            yield
-        except BaseException:
-            group.drop()
-            raise
-        else:
-            group.end()
-        finally:
-            self._grouped.group = None
-            told, self._grouped.told = self._grouped.told, None
-            if told:
-                self._tell(told)
-
-    def _tell(self, numbers: set[int]) -> None:
-        """Let those who listen know of a commit; in a group, when it has ended."""
-        if self._grouped.group is not None:
-            self._grouped.told = numbers | (self._grouped.told or set())
-            return
-        for wake in tuple(self._listening.values()):
-            wake(numbers)
+    def last_seq(self, thread: int) -> int:
+        return self.indexed(thread).as_of
 
     # -- one moment -----------------------------------------------------------------------------
     @contextmanager
     def snapshot(self) -> Iterator[SqliteBackend]:
         self._refuse_in_group()
-        self._guard.refuse_if_closed()
+        self._shared.refuse_if_closed()
         view = SqliteBackend(self.path, read_only=True, busy_timeout=self._busy_timeout)
         try:
-            self._guard.refuse_other(view._guard.file)
-            with view._guard as connection:
-                connection.execute("BEGIN")
-                run(connection, "SELECT count(*) FROM meta")  # the first read says which moment it is
+            self._shared.refuse_other(view._shared.file)
+            view._shared.begin_snapshot()
             yield view
         finally:
             view.close()
@@ -320,45 +204,32 @@ class SqliteBackend:
         return None
 
     def backup(self, path: Path, progress: Callable[[str, int], None] | None) -> int:
-        with self.snapshot() as view, view._guard as connection:  # noqa: SLF001 - it is another of the same class
-            return sqlite_backup.copy(connection, path, self.access(), progress)
+        with self.snapshot() as view, view._shared.use() as connection:  # noqa: SLF001 - it is of the same class
+            return copy(connection, path, self.access(), progress)
 
-    # -- hearing of commits ---------------------------------------------------------------------
+    # -- the change feed ------------------------------------------------------------------------
     @contextmanager
     def listen(self, wake: Callable[[Collection[int]], None]) -> Iterator[float]:
-        token = object()
-        self._listening[token] = wake  # without a lock, which a forked child might inherit
-        try:
+        with self._listener(wake):
             yield INTERVAL
-        finally:
-            del self._listening[token]
 
-    def moved(
+    def changed_since(
         self, mark: object | None, told: Collection[int], others: Collection[int] | None
     ) -> tuple[object, dict[int, int]]:
         self._refuse_in_group()
-        return moved(self._guard, mark if isinstance(mark, Mark) else None, told, others)
-
-    def _refuse_in_group(self) -> None:
-        if self._grouped.group is not None:
-            raise Invalid("a group is open in this thread: end it first", code="invalid.transaction")
-
-    def _refuse_if_read_only(self) -> None:
-        if self.read_only:
-            raise Unavailable(f"{self.path}: was opened read-only: open it for writing", code="unavailable.read_only")
+        return changed_since(self._shared, mark if isinstance(mark, FeedCursor) else None, told, others)
 
     # -- the index ------------------------------------------------------------------------------
-    def marked(self, after: int, limit: int) -> list[int]:
-        with self._guard as connection:
-            return search.marked(connection, after, limit)
+    def unindexed(self, after: int, limit: int) -> list[int]:
+        self._run(search.refuse_if_missing)
+        return super().unindexed(after, limit)
 
-    def indexed(self, thread: int) -> Indexed:
-        with self._guard as connection:
-            if self.read_only and not search.is_there(connection):
-                return Indexed(0, 0, 0)
-            return search.indexed(connection, thread)
+    def indexed(self, thread: int) -> IndexState:
+        if self.read_only and not self._run(search.is_there):
+            return IndexState(0, 0, 0)
+        return super().indexed(thread)
 
-    def index(self, thread: int, was: Indexed, now: Indexed, splices: Sequence[Splice]) -> bool:
+    def index(self, thread: int, was: IndexState, now: IndexState, splices: Sequence[Splice]) -> bool:
         with self._transaction() as connection:
             return search.index(connection, thread, was, now, splices)
 
@@ -372,34 +243,18 @@ class SqliteBackend:
         without: Sequence[int] = (),
         after: tuple[int, int] | None,
         limit: int,
-    ) -> list[Found]:
+    ) -> list[IndexHit]:
         within = None if threads is None else json.dumps(list(threads))
-        fitting = (space, encoded(agent), within, *(after or search.TOP), json.dumps(list(without)))
-        with self._guard as connection, one_view(connection):
-            return search.find(connection, phrases, fitting, limit)
+        filters = (space, encoded(agent), within, *(after or search.TOP), json.dumps(list(without)))
+        return self._run(search.find, phrases, filters, limit)
 
-    def forget_index(self) -> None:
+    def clear_index(self) -> None:
         with self._transaction() as connection:
             search.forget(connection)
 
-    # -- upkeep -------------------------------------------------------------------------------
-    @contextmanager
-    def _transaction(self) -> Iterator[apsw.Connection]:
-        self._refuse_if_read_only()
-        group = self._grouped.group
-        if group is not None:
-            with group.writing() as connection, savepoint(connection):
-                yield connection
-            return
-        with self._guard as connection:
-            self._guard.prepare()
-            connection.execute("BEGIN IMMEDIATE")
-            yield connection
-            connection.execute("COMMIT")
-
+    # -- maintenance ----------------------------------------------------------------------------
     def next_epoch(self) -> int:
-        with self._transaction() as connection:
-            return maintenance.next_epoch(connection)
+        return int(self._write("next_epoch")[0][0])
 
     def remove_chunks(self, digests: Sequence[bytes], before_epoch: int) -> int:
         with self._transaction() as connection:
@@ -416,43 +271,30 @@ class SqliteBackend:
     def reclaim(self, *, erase: bool = False) -> None:
         self._refuse_if_read_only()
         self._refuse_in_group()
-        maintenance.reclaim(self._guard, self._busy_timeout, erase=erase)
+        maintenance.reclaim(self._shared, self._busy_timeout, erase=erase)
 
     def check(self, progress: Callable[[str, int], None] | None) -> tuple[str, ...]:
-        self._refuse_in_group()
-        with self.snapshot() as view, view._guard as connection:  # noqa: SLF001 - it is another of the same class
-            return sqlite_check.check(connection, self.path, progress)
+        with self.snapshot() as view, view._shared.use() as connection:  # noqa: SLF001 - it is of the same class
+            return maintenance.check(connection, self.path, progress)
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         self._refuse_if_read_only()
         self._refuse_in_group()
-        with self._guard as connection:
-            if self._guard.strange or strangers(connection, self.path):
-                if self._guard.log is not None:
-                    self._guard.log.prepare(connection)
+        with self._shared.use() as connection:
+            if self._shared.planted or planted_objects(connection, self.path):
+                if self._shared.log is not None:
+                    self._shared.log.prepare(connection)
                 connection.execute("BEGIN IMMEDIATE")
                 put_right(connection, self.path)
                 connection.execute("COMMIT")
-                self._guard.strange = ()
-        with self._guard as connection:
+                self._shared.planted = ()
+        with self._shared.use() as connection:
             connection.execute("BEGIN IMMEDIATE")  # the log is not marked first: if this fails, nothing is written
-            sqlite_check.mend(connection, self.path)
+            maintenance.repair(connection, self.path)
             connection.execute("COMMIT")
 
-    def last_seq(self, thread: int) -> int:
-        return self.indexed(thread).as_of
-
-    def recall(self, name: str) -> int:
-        with self._guard as connection:
-            return maintenance.recall(connection, name)
-
-    def note(self, name: str, value: int) -> None:
-        with self._transaction() as connection:
-            maintenance.note(connection, name, value)
-
     def usage(self) -> Usage:
-        with self._guard as connection:
-            return maintenance.usage(connection, self.path)
+        return self._run(maintenance.usage, self.path)
 
     def now(self) -> int:
         return time.time_ns() // 1000
@@ -460,4 +302,22 @@ class SqliteBackend:
     def close(self) -> None:
         """Release everything; closing twice is allowed."""
         self._refuse_in_group()
-        self._guard.close()
+        self._shared.close()
+
+
+def _rows(
+    connection: apsw.Connection, statement: str, thread: int, spans: Sequence[tuple[int, int]], limit: int | None
+) -> list[Row]:
+    """Return up to `limit` rows of the spans, in the order of the spans, from one transaction."""
+    rows: list[Row] = []
+    alone = len(spans) > 1 and not connection.in_transaction
+    if alone:
+        connection.execute("BEGIN")
+    for first, last in spans:
+        rest = -1 if limit is None else limit - len(rows)
+        if rest == 0:
+            break
+        rows.extend(map(as_row, connection.execute(statement, (key_of(thread, first), key_of(thread, last), rest))))
+    if alone:
+        connection.execute("COMMIT")
+    return rows

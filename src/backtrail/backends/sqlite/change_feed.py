@@ -1,85 +1,59 @@
-"""Which threads have moved: what a process can know of the commits of others.
+"""The change feed of a SQLite store: find the threads that other processes have written to.
 
-SQLite tells nobody of a commit. But it says in a few microseconds whether another connection has committed since it was
-last asked (`PRAGMA data_version`). Only if so are newest rows looked for, by key alone: a microsecond or two for each
-thread that matters, and 100 to 200 ms for all of 100,000, in slices that let others in between. So whoever asks for all
-of them does it seldom.
+SQLite does not announce commits. But `PRAGMA data_version` tells in a few microseconds whether another connection has
+committed since the last call. Only then the newest seqs are read, from keys alone: 1 to 2 microseconds for each thread
+that the caller watches, and 100 to 200 ms for 100,000 threads, in slices that let others in between. So a caller that
+watches all threads should ask seldom.
 """
-
-# ruff: noqa: S608 - what the statements are made of are constants of this package
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from backtrail.backends.columns import MAX_SEQ
-from backtrail.backends.sqlite.values import for_groups, select
+from backtrail.backends.sql.change_feed import FeedCursor
+from backtrail.backends.sqlite.statements import SQL, fetch_each
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from backtrail.backends.sqlite.connection import Guard
+    from backtrail.backends.sqlite.connection import SharedConnection
 
 INTERVAL = 0.05
-"""Seconds between two looks at what other processes did."""
+"""Seconds between two polls for commits of other processes."""
 _SLICE = 1000
 
-_VERSION = "PRAGMA data_version"
-_LAST = "SELECT coalesce(max(no), 0) FROM thread"
-# ORDER BY keeps SQLite from going through the threads by an index, which would read the rows in a random order.
-_SEQ = f"""
-    SELECT no, coalesce((SELECT max(key) FROM row WHERE key BETWEEN no << 32 AND no << 32 | {MAX_SEQ}) & {MAX_SEQ}, 0)
-    FROM thread"""
-_SEQS = f"{_SEQ} WHERE no > ? ORDER BY no LIMIT {_SLICE}"
-_SEQS_OF = for_groups(f"{_SEQ} WHERE no")
 
-
-@dataclass(slots=True)
-class Mark:
-    """How the threads stood when they were last looked at."""
-
-    last: int
-    """The highest number of a thread."""
-    some: object
-    """The version of the store when `others` were last looked at."""
-    whole: object
-    """The version when all threads were."""
-    newest: dict[int, int]
-    """The seq of the newest row of each thread that was looked at."""
-
-
-def moved(
-    guard: Guard, mark: Mark | None, told: Collection[int], others: Collection[int] | None
-) -> tuple[Mark, dict[int, int]]:
-    """Do what the port says. The mark is changed at the very end, so that a call that fails can be made again."""
-    with guard as connection:
-        # a version is of its connection; it is read first, so that what comes later counts as not yet looked at
-        version = (connection, connection.execute(_VERSION).get)
-        last = mark.last if mark else connection.execute(_LAST).get
-        changed = mark is None or version != (mark.whole if others is None else mark.some)
+def changed_since(
+    shared: SharedConnection, cursor: FeedCursor | None, told: Collection[int], others: Collection[int] | None
+) -> tuple[FeedCursor, dict[int, int]]:
+    """See `ChangeFeed.changed_since`. The cursor is changed at the very end, so that a failed call can be repeated."""
+    with shared.use() as connection:
+        # The data_version belongs to its connection. It is read first, so that the next call finds later commits.
+        version = (connection, connection.execute(SQL["data_version"]).get)
+        last = cursor.last if cursor else connection.execute(SQL["last_thread"]).get
+        changed = cursor is None or version != (cursor.whole if others is None else cursor.some)
         wanted = {*told, *others} if changed and others else told
-        found: dict[int, int] = dict(select(connection, _SEQS_OF, wanted)) if wanted else {}
+        seqs: dict[int, int] = dict(fetch_each(connection, "newest_seqs_of", wanted)) if wanted else {}
     if changed:
-        found.update(_seqs(guard, 0 if others is None else last))
-    if mark is None:
-        return Mark(max(last, *found, 0), version, version if others is None else None, found), {}
-    known = mark.newest
-    news = {no: known.get(no, 0 if no > last else seq) for no, seq in found.items() if seq != known.get(no)}
-    known.update(found)
-    mark.last = max(last, *found, 0)
-    mark.some = version if changed else mark.some
-    mark.whole = version if others is None else mark.whole
-    return mark, news
+        seqs.update(_seqs(shared, 0 if others is None else last))
+    if cursor is None:
+        return FeedCursor(max(last, *seqs, 0), seqs, version, version if others is None else None), {}
+    known = cursor.newest
+    news = {no: known.get(no, 0 if no > last else seq) for no, seq in seqs.items() if seq != known.get(no)}
+    known.update(seqs)
+    cursor.last = max(last, *seqs, 0)
+    cursor.some = version if changed else cursor.some
+    cursor.whole = version if others is None else cursor.whole
+    return cursor, news
 
 
-def _seqs(guard: Guard, after: int) -> dict[int, int]:
-    """Return the newest seqs of all threads above a number."""
-    found: dict[int, int] = {}
+def _seqs(shared: SharedConnection, after: int) -> dict[int, int]:
+    """Return the newest seq of each thread above the number `after`, by thread number."""
+    seqs: dict[int, int] = {}
     while True:
-        with guard as connection:
-            page: list[tuple[Any, ...]] = connection.execute(_SEQS, (after,)).fetchall()
-        found.update(page)
+        with shared.use() as connection:
+            page: list[tuple[Any, ...]] = connection.execute(SQL["newest_seqs"], (after, _SLICE)).fetchall()
+        seqs.update(page)
         if len(page) < _SLICE:
-            return found
+            return seqs
         after = page[-1][0]

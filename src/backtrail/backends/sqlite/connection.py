@@ -1,25 +1,23 @@
-"""One SQLite connection, used by one thread at a time, in the process that opened it, to one file, whatever its name.
+"""One SQLite connection, used by one thread at a time, in the process that opened it.
 
-It knows locking, forking and what SQLite's errors mean to a caller; it does not know what is stored.
+This module handles locking, forks and the translation of SQLite's errors. It does not know the stored data.
 
 After `os.fork()` the child has the parent's connection, but none of the parent's POSIX locks, and SQLite does not
 notice: a connection that the child opens beside it believes that the process holds those locks already. Nothing
-then keeps the parent from deleting the WAL when it closes, with the child's commits in it. So the child closes what
-it inherited before it opens anything: without a checkpoint, without a look at the files. That is safe as long as
-no call was under way when the fork happened, which is why a fork waits for the calls to end.
+then keeps the parent from deleting the WAL when it closes, with the child's commits in it. So the child closes the
+inherited connections before it opens its own, without a checkpoint and without reading the files. That is safe if no
+call was running at the fork, which is why a fork waits for running calls.
 """
 
 from __future__ import annotations
 
 import ctypes
-import inspect
 import os
-import sys
 import threading
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Concatenate, NamedTuple, NoReturn, ParamSpec, TypeVar
 
 import apsw
 
@@ -29,58 +27,57 @@ from backtrail.loading import loading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import FrameType, TracebackType
 
-    from backtrail.backends.sqlite.wal_mark import Log
+    from backtrail.backends.sqlite.wal_mark import WriteAheadLog
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
-class Still:
-    """A file that is read as if it never changed, since SQLite may make no files beside it: as long as that is so.
+class ImmutableFile:
+    """A database file that is read with `immutable=1`, because SQLite may not create files beside it.
 
-    A process that writes to it makes a log first, and changes the file only by copying that into it.
+    That is safe while no process writes to it. A writer creates a log first, and changes the file only by copying the
+    log into it.
     """
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._was = self._now()
+        self._opened = self._state()
 
-    def is_over(self) -> bool:
-        """Tell whether somebody has begun to write to it, or has written to it."""
-        return self._now() != self._was
+    def has_changed(self) -> bool:
+        """Tell whether another process has begun to write to the file, or has written to it."""
+        return self._state() != self._opened
 
-    def _now(self) -> tuple[object, ...]:
+    def _state(self) -> tuple[object, ...]:
         with loading:
             from backtrail.backends.sqlite.wal_mark import mark_of  # noqa: PLC0415 - few stores are read so
 
         try:
-            found = os.stat(self._path)  # noqa: PTH116
+            stat = os.stat(self._path)  # noqa: PTH116
             log = os.path.exists(self._path + "-wal")  # noqa: PTH110
-            return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, log, mark_of(self._path)
+            return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, log, mark_of(self._path)
         except (OSError, apsw.Error):
             return (time.monotonic(),)
 
 
-class Opened(NamedTuple):
-    """A connection that was opened."""
+class Database(NamedTuple):
+    """An open database: the result of `schema.open_store`."""
 
     connection: apsw.Connection
-    log: Log | None = None
-    """What it writes."""
-    still: Still | None = None
-    strange: tuple[object, ...] = ()
-    """What would run with each write, and is not ours."""
+    log: WriteAheadLog | None = None
+    """The log that the connection writes."""
+    immutable: ImmutableFile | None = None
+    planted: tuple[object, ...] = ()
+    """Triggers and views that backtrail did not make: they would run with each write."""
 
 
-class Guard:
-    """`with guard as connection:` has the connection to itself; an exception rolls back what it had begun.
+class SharedConnection:
+    """The connection of a store, which threads take in turn by `with shared.use() as connection:`.
 
-    Waits for the connection no longer than `wait` seconds. SQLite's exceptions come out as backtrail's.
-
-    A thread may `keep` the connection over several such blocks, until it lets go of it; the blocks then leave its
-    transaction as it is.
-
-    Ctrl-C may come between any two steps, also those of `__enter__` and `__exit__`. If a block was left without its
-    end, the thread that was in it ends it when it comes back: nothing of it runs any more.
+    A thread waits up to `wait` seconds for its turn. A thread that has the connection already, as when its signal
+    handler uses the store in the middle of a call, gets `unavailable.locked`. An exception rolls back the transaction
+    of the block. SQLite's exceptions leave the block as backtrail's.
     """
 
     __slots__ = (
@@ -88,117 +85,145 @@ class Guard:
         "_closed",
         "_connect",
         "_connection",
-        "_frame",
         "_idle",
-        "_keeper",
+        "_immutable",
         "_lock",
         "_pid",
+        "_snapshot",
         "_stamp",
-        "_still",
         "_wait",
         "file",
         "log",
         "path",
-        "strange",
+        "planted",
     )
 
-    def __init__(self, path: str, wait: float, connect: Callable[[], Opened]) -> None:
+    def __init__(self, path: str, wait: float, connect: Callable[[], Database]) -> None:
         self.path = path
         self.file: tuple[int, int] | None = None
-        """What tells the file that was opened from all others."""
-        self.log: Log | None = None
+        """Device and inode of the file that was opened."""
+        self.log: WriteAheadLog | None = None
         """The log that the connection writes."""
+        self.planted: tuple[object, ...] = ()
+        """Triggers and views that backtrail did not make. If there are any, `prepare_write` raises."""
         self._wait = wait
         self._connect = connect
         self._connection: apsw.Connection | None = None
-        self._still: Still | None = None
-        self.strange: tuple[object, ...] = ()
-        """What would run with each write, and is not ours: nothing is written."""
+        self._immutable: ImmutableFile | None = None
         self._stamp = (0, 0)
-        """The size of the file and when it last changed, when that was looked at."""
-        self._lock = threading.RLock()  # because it knows whose it is
-        self._frame: FrameType | None = None
-        """Whose block it is that has the connection."""
-        self._keeper = 0
-        self._idle = False  # while a fork is under way: no call is, and none will begin
+        """Size and modification time of the file when it was last checked."""
+        self._lock = threading.RLock()  # never taken twice by one thread: an RLock knows its owner
+        self._snapshot = False
+        """Whether a transaction stays open between two uses."""
+        self._idle = False
+        """Whether a fork is under way, and this object's lock is held for it."""
         self._closed = False
         self._pid = os.getpid()
-        _part_from_parent()
+        _close_inherited()
         forks.watch(self)
-        with self:
-            pass  # whatever keeps it from being opened is to be known now
+        with self.use():
+            pass  # raises the error if the file cannot be opened
 
-    def __enter__(self) -> apsw.Connection:
+    # -- use ----------------------------------------------------------------------------------
+    @contextmanager
+    def use(self) -> Iterator[apsw.Connection]:
+        """Give the connection to the calling thread until the block ends."""
+        connection, lock = self._acquire(), self._lock  # a child forked in the block gets another lock
+        try:
+            yield connection
+        except apsw.Error as error:
+            raise self._failure(connection, error) from error
+        except BaseException:
+            self._undo(connection)
+            raise
+        else:
+            if self._immutable is not None and self._immutable.has_changed():
+                raise self._changed()
+        finally:
+            lock.release()
+
+    def run(self, work: Callable[Concatenate[apsw.Connection, P], T], *values: P.args, **options: P.kwargs) -> T:
+        """Return `work(connection, ...)`: what `use` does, at the cost of fewer calls."""
+        connection, lock = self._acquire(), self._lock
+        try:
+            result = work(connection, *values, **options)
+        except apsw.Error as error:
+            raise self._failure(connection, error) from error
+        except BaseException:
+            self._undo(connection)
+            raise
+        else:
+            if self._immutable is not None and self._immutable.has_changed():
+                raise self._changed()
+            return result
+        finally:
+            lock.release()
+
+    def _acquire(self) -> apsw.Connection:
         if self._pid != os.getpid():
-            _part_from_parent()
-        if self._keeper and self._keeper == threading.get_ident() and self._connection is not None:
-            return self._connection
-        if self._frame is not None:
-            self._end_what_was_left()
+            _close_inherited()
+        if self._lock._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001 - as threading.Condition asks
+            self._refuse_owner()
         try:
             if not self._lock.acquire(False):  # noqa: FBT003 - by position it takes half the time
                 self._wait_for_turn()
-            self._frame = sys._getframe(1)  # noqa: SLF001 - of whoever says `with`
-            if self._connection is None:
-                self._connection = self._opened()
+            connection = self._connection
+            if connection is None:
+                connection = self._connection = self._open()
             else:
                 self._refuse_if_moved()
-                if self._still is not None and self._still.is_over():
-                    self._connection = self._opened_again(self._connection)
+                if self._immutable is not None and self._immutable.has_changed():
+                    connection = self._connection = self._reopen(connection)
+                elif connection.in_transaction and not self._snapshot:
+                    roll_back(connection)  # Ctrl-C kept the previous block from doing this
         except BaseException:
-            if self._lock._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001 - if that came just behind
-                self._release()
+            if self._is_mine():
+                self._lock.release()
             raise
-        return self._connection
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        still = self._still
-        if not self._keeper:  # else it is the caller: nobody else gets here while the connection is kept
-            if error is not None and self._connection is not None:
-                roll_back(self._connection)
-            self._frame = None
-            self._lock.release()
-        if still is not None and (error is None or isinstance(error, apsw.Error)) and still.is_over():
-            raise self._changed() from error
-        if isinstance(error, apsw.Error):
-            raise translated(error, self.path) from error
-
-    def keep(self) -> apsw.Connection:
-        """Have the connection to oneself until `let_go`."""
-        connection = self.__enter__()
-        self._keeper = threading.get_ident()
         return connection
 
-    def let_go(self) -> None:
-        """End what `keep` began."""
-        self._keeper = 0
-        self._release()
+    def _undo(self, connection: apsw.Connection) -> None:
+        """Roll back what a block had begun, unless a forked child has it from its parent."""
+        if not self._snapshot and connection is self._connection:
+            roll_back(connection)
 
-    def _release(self) -> None:
-        self._frame = None
-        self._lock.release()
+    def _failure(self, connection: apsw.Connection, error: apsw.Error) -> Error:
+        """Roll back the transaction of a failed block, and return the translated error."""
+        self._undo(connection)
+        if self._immutable is not None and self._immutable.has_changed():
+            return self._changed()
+        return translated(error, self.path)
 
-    def _end_what_was_left(self) -> None:
-        """End a block of this thread that an interrupt has thrown out of it; `Unavailable` if it is still in one."""
-        if not self._lock._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001
-            return  # it is another thread's
-        block, frame = self._frame, sys._getframe(1)  # noqa: SLF001
-        while frame is not block and frame.f_back is not None:
-            frame = frame.f_back
-        if frame is block or block is None or block.f_code.co_flags & inspect.CO_GENERATOR:
+    def _is_mine(self) -> bool:
+        return self._lock._is_owned()  # type: ignore[attr-defined,no-any-return]  # noqa: SLF001
+
+    def _refuse_owner(self) -> NoReturn:
+        raise Unavailable(
+            f"{self.path}: this thread is in the middle of another call, which a signal handler has interrupted: "
+            "let the handler set a flag, and use the store when that call has ended",
+            code="unavailable.locked",
+        )
+
+    def _wait_for_turn(self) -> None:
+        if not self._lock.acquire(timeout=self._wait):
             raise Unavailable(
-                f"{self.path}: this thread is using it already: let that end first", code="unavailable.locked"
+                f"{self.path}: another thread has been using it for {self._wait:g} s: try again",
+                code="unavailable.locked",
             )
-        if self._connection is not None:
-            roll_back(self._connection)
-        self._release()
+
+    def begin_snapshot(self) -> None:
+        """Begin a read transaction that sees the present store, and stays open until the connection is closed."""
+        with self.use() as connection:
+            connection.execute("BEGIN")
+            connection.execute("SELECT count(*) FROM meta").get  # noqa: B018 - the first read fixes the moment
+            self._snapshot = True
 
     def close(self) -> None:
-        """Close the connection, after which every use is refused. Closing twice is allowed."""
+        """Close the connection; later uses raise `Unavailable`. Closing twice is allowed."""
         if self._pid != os.getpid():
-            _part_from_parent()
-        if self._frame is not None:
-            self._end_what_was_left()
+            _close_inherited()
+        if self._is_mine():
+            self._refuse_owner()
         self._wait_for_turn()
         try:
             connection, self._connection, self._closed = self._connection, None, True
@@ -212,35 +237,30 @@ class Guard:
         finally:
             self._lock.release()
 
-    def _wait_for_turn(self) -> None:
-        if not self._lock.acquire(timeout=self._wait):
-            raise Unavailable(
-                f"{self.path}: another thread has been using it for {self._wait:g} s: try again",
-                code="unavailable.locked",
-            )
-
+    # -- refusals -----------------------------------------------------------------------------
     def refuse_if_closed(self) -> None:
-        """Raise if it is closed, without waiting for a turn."""
+        """Raise `Unavailable` if the connection is closed, without waiting for a turn."""
         if self._closed:
             raise Unavailable(f"{self.path}: this store is closed: open it again", code="unavailable.closed")
 
     def refuse_other(self, file: tuple[int, int] | None) -> None:
-        """Raise if the file that is there now is another one than the one that was opened."""
+        """Raise `NotFound` if `file`, the device and inode at the path, is not the opened file."""
         if self.file is not None and file != self.file:
             now = "there is another store now: open it again" if file else "there is none now"
             raise NotFound(f"{self.path}: was moved or removed, and {now}", code="not_found.store")
 
     def _refuse_if_moved(self) -> None:
-        """Raise if the file has another name now, or none: nobody would find what is written to it."""
+        """Raise `NotFound` if the path no longer leads to the opened file: a write to that file would be lost."""
         try:
-            found = os.stat(self.path)  # noqa: PTH116 - whoever reads or writes does it
+            stat = os.stat(self.path)  # noqa: PTH116 - every read and write does it
         except (FileNotFoundError, NotADirectoryError):
             self.refuse_other(None)
         except OSError:
-            return  # of a process that gave up its rights, perhaps: it may still use what it has open
+            return  # a process that gave up its rights may still use its open file
         else:
-            self.refuse_other((found.st_dev, found.st_ino))
-            stamp = found.st_size, found.st_mtime_ns
+            if (stat.st_dev, stat.st_ino) != self.file:
+                self.refuse_other((stat.st_dev, stat.st_ino))
+            stamp = stat.st_size, stat.st_mtime_ns
             if stamp != self._stamp:  # a log was copied into it, or another file over it
                 self._stamp = stamp
                 if self.log is not None and self._connection is not None:
@@ -248,20 +268,25 @@ class Guard:
         if self.log is not None and self.log.replaced:
             self.refuse_other((0, 0))
 
-    def prepare(self) -> None:
-        """Get ready to write; who calls has the connection, and no transaction."""
-        if self.strange:
+    def prepare_write(self) -> None:
+        """Mark the log before a write, and raise `Corrupt` if there are planted triggers or views.
+
+        The caller has the connection, and no transaction is open.
+        """
+        if self.planted:
             raise Corrupt(
-                f"{self.path}: {self.strange[0]}, and would run with each save, so nothing is written: find out who "
-                "put it there; verify(repair=True) removes it",
+                f"{self.path}: {self.planted[0]}, and would run with each save, so nothing is written: find out how "
+                "it came there; verify(repair=True) removes it",
                 code="corrupt.schema",
             )
-        if self.log is not None and self._connection is not None:
-            self.log.prepare(self._connection)
-            if self.log.replaced:
+        log = self.log
+        if log is not None and not log.is_prepared and self._connection is not None:
+            log.prepare(self._connection)
+            if log.replaced:
                 self.refuse_other((0, 0))
 
-    def _opened(self) -> apsw.Connection:
+    # -- opening ------------------------------------------------------------------------------
+    def _open(self) -> apsw.Connection:
         self.refuse_if_closed()
         if self.path in _abandoned:
             raise Unavailable(
@@ -269,18 +294,18 @@ class Guard:
                 "fork when nothing is being written",
                 code="unavailable.forked",
             )
-        self.refuse_other(_file_at(self.path))  # a child process has to open it anew
-        connection, self.log, self._still, self.strange = self._connect()
+        self.refuse_other(_file_at(self.path))  # a child process opens it again
+        connection, self.log, self._immutable, self.planted = self._connect()
         self.file = self.file or _file_at(self.path)
         return connection
 
-    def _opened_again(self, connection: apsw.Connection) -> apsw.Connection:
-        """Return another connection to a file that was taken for one that does not change, and has."""
-        if connection.in_transaction:  # which is to see one moment
+    def _reopen(self, connection: apsw.Connection) -> apsw.Connection:
+        """Open an immutable file again that has changed, and return the new connection."""
+        if connection.in_transaction:  # a snapshot must not see two versions
             raise self._changed()
         self._connection = None
         connection.close()
-        return self._opened()
+        return self._open()
 
     def _changed(self) -> Unavailable:
         return Unavailable(
@@ -291,21 +316,19 @@ class Guard:
 
     # -- forks --------------------------------------------------------------------------------
     def pause(self) -> None:
-        """Wait for the calls that are under way."""
-        mine = self._lock._is_owned()  # type: ignore[attr-defined]  # noqa: SLF001 - it forks in the middle of a call
-        self._idle = not mine and self._lock.acquire(timeout=2 * self._wait + 1)
+        """Wait for running calls, and let no other begin."""
+        self._idle = not self._is_mine() and self._lock.acquire(timeout=2 * self._wait + 1)
 
     def resume(self) -> None:
-        """Let others begin again."""
+        """Let calls begin again."""
         if self._idle:
             self._idle = False
             self._lock.release()
 
     def resume_in_child(self) -> None:
-        """Let go of what is the parent's."""
-        self._pid = 0  # not this process, even if it has got the number of the one that opened it
-        mine = self._lock._is_owned()  # type: ignore[attr-defined]  # noqa: SLF001
-        if not self._idle and (mine or not self._lock.acquire(blocking=False)):
+        """Let calls begin again in the child. The parent's connection is closed later, by `close_inherited`."""
+        self._pid = 0  # never equal to the pid of this process, even if pids are reused
+        if not self._idle and (self._is_mine() or not self._lock.acquire(blocking=False)):
             self._abandon()
             return
         self._idle = False
@@ -314,21 +337,26 @@ class Guard:
         self._lock.release()
 
     def _abandon(self) -> None:
-        """Forget a connection that was in use when this process was forked off.
+        """Forget a connection that was in use when this process was forked.
 
-        To close it would roll back, which reaches into the parent's transaction. So it is not even closed when the
-        interpreter ends, and no other connection can be trusted beside it.
+        Closing it would roll back, which would affect the parent's transaction. So it is never closed, not even when
+        the interpreter ends, and this process opens no other connection to the file.
         """
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))
         self._connection = self.log = None
-        self._keeper = 0
-        self._frame = None
         self._lock = threading.RLock()
         _abandoned.add(self.path)
 
-    def _part(self, pid: int) -> None:
-        """Give up the connection of a parent process."""
-        self.resume_in_child()  # again, in case it was not forked by Python, and so without its hooks
+    @property
+    def is_open(self) -> bool:
+        """Whether the connection is open."""
+        return self._connection is not None
+
+    def close_inherited(self, pid: int) -> None:
+        """Close the connection if a parent process opened it; `pid` is this process."""
+        if self._pid == pid:
+            return
+        self.resume_in_child()  # again, in case the fork was not by Python, and called no hooks
         connection, self._connection, self.log = self._connection, None, None
         if connection is not None:
             connection.close()
@@ -336,30 +364,29 @@ class Guard:
 
 
 def is_open(path: str) -> bool:
-    """Tell whether this process has a connection to a file."""
-    with forks.watched(Guard) as guards:
-        return any(guard.path == path and guard._connection is not None for guard in guards)  # noqa: SLF001
+    """Tell whether this process has an open connection to a file."""
+    with forks.watched(SharedConnection) as opened:
+        return any(shared.path == path and shared.is_open for shared in opened)
 
 
 def _file_at(path: str) -> tuple[int, int] | None:
     try:
-        found = Path(path).stat()
+        stat = Path(path).stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return stat.st_dev, stat.st_ino
 
 
 # Files whose connection was in use when this process was forked off.
 _abandoned: set[str] = set()
 
 
-def _part_from_parent() -> None:
-    """Give up whatever a parent process had opened: all of it, since connections to one file share their locks."""
-    with forks.watched(Guard) as guards:
+def _close_inherited() -> None:
+    """Close all connections that a parent process had opened: connections to one file share their locks."""
+    with forks.watched(SharedConnection) as opened:
         pid = os.getpid()
-        for guard in guards:
-            if guard._pid != pid:  # noqa: SLF001
-                guard._part(pid)  # noqa: SLF001
+        for shared in opened:
+            shared.close_inherited(pid)
 
 
 def roll_back(connection: apsw.Connection) -> None:
@@ -373,12 +400,12 @@ def roll_back(connection: apsw.Connection) -> None:
 
 @contextmanager
 def savepoint(connection: apsw.Connection) -> Iterator[None]:
-    """Make a block one part of the open transaction: an exception takes that part back, and nothing else."""
+    """Make the block a savepoint of the open transaction: an exception rolls back the block, and nothing else."""
     connection.execute("SAVEPOINT part")
     try:
         yield
     except BaseException:
-        with suppress(apsw.Error):  # what went wrong in the block is to be known; SQLite may have rolled back all
+        with suppress(apsw.Error):  # keep the error of the block; SQLite may have rolled back everything already
             connection.execute("ROLLBACK TO part")
             connection.execute("RELEASE part")
         raise
@@ -390,10 +417,10 @@ _LONGEST_PAUSE = 0.004
 
 
 def wait_for_others(connection: apsw.Connection, seconds: float) -> None:
-    """Have a connection wait so long for others who have the file locked, and look often whether they still do.
+    """Make a connection wait up to `seconds` for the file locks of other connections, with short pauses.
 
-    SQLite's own way of waiting looks once in 100 ms after a while: whoever writes much, with short pauses, would keep
-    all others out for long.
+    SQLite's own busy timeout tries only every 100 ms after a while: a process that writes often, with short pauses,
+    would keep all others out for long.
     """
     until = 0.0
 
@@ -410,7 +437,7 @@ def wait_for_others(connection: apsw.Connection, seconds: float) -> None:
     connection.set_busy_handler(wait)
 
 
-# What SQLite's errors mean to a caller: the first that fits.
+# The backtrail errors for SQLite's errors; the first match counts.
 _MEANINGS: tuple[tuple[type[apsw.Error], type[Error], str, str], ...] = (
     (apsw.BusyError, Unavailable, "unavailable.locked", "another process is writing: try again"),
     (apsw.LockedError, Unavailable, "unavailable.locked", "another process is writing: try again"),
@@ -430,19 +457,19 @@ _MEANINGS: tuple[tuple[type[apsw.Error], type[Error], str, str], ...] = (
 
 
 def translated(error: apsw.Error, path: str) -> Error:
-    """Return backtrail's error for one of SQLite's."""
+    """Return the backtrail error for an error of SQLite."""
     _, kind, code, advice = next(meaning for meaning in _MEANINGS if isinstance(error, meaning[0]))
     if getattr(error, "extendedresult", None) == apsw.SQLITE_IOERR_SHMSIZE:  # there was no room for the WAL's index
         code, advice = "unavailable.full", "free some space and try again"
     reason = str(error)
-    if reason == "not an error":  # SQLite says so where it has no words of its own, as of a backup
+    if reason == "not an error":  # SQLite's text where it has none of its own, as for a backup
         reason = "the disk is full" if code == "unavailable.full" else "SQLite failed"
     return kind(f"{path}: {reason}: {advice}", code=code)
 
 
 @contextmanager
 def one_view(connection: apsw.Connection) -> Iterator[None]:
-    """Make the reads of a block see one moment of the store."""
+    """Make all reads of the block see the same version of the store."""
     alone = not connection.in_transaction
     if alone:
         connection.execute("BEGIN")

@@ -1,77 +1,56 @@
-"""Upkeep of a store in SQLite: what is removed, stored anew, given back and counted."""
+"""Maintenance of a SQLite store: remove, rewrite and count data, free space, check and repair damage.
 
-# ruff: noqa: S608 - what the statements are made of are constants of this package
+Damaged indexes are rebuilt from their tables by REINDEX. Orphans (tags without their row, rows without their thread,
+messages without a thread) cannot be reached by readers, and are removed. Damaged pages of a table cannot be repaired in
+place.
+"""
 
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from backtrail.backends.columns import MAX_SEQ
-from backtrail.backends.port import Row, Usage
-from backtrail.backends.sqlite import heads, search
-from backtrail.backends.sqlite.commit import PUT_CHUNK
+import apsw
+
+from backtrail.backends.columns import as_usage
+from backtrail.backends.sql.damage import INDEX_WITHOUT_OWNER, WITHOUT_OWNER
+from backtrail.backends.sqlite import search
+from backtrail.backends.sqlite.commit import key_of, row_columns
 from backtrail.backends.sqlite.connection import one_view, wait_for_others
-from backtrail.backends.sqlite.schema import run
-from backtrail.backends.sqlite.values import COLUMNS, WITH_HEAD, as_parameters, key_of
-from backtrail.errors import Unavailable
+from backtrail.backends.sqlite.schema import planted_objects
+from backtrail.backends.sqlite.statements import SQL, run
+from backtrail.errors import Corrupt, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    import apsw
-
-    from backtrail.backends.sqlite.connection import Guard
+    from backtrail.backends.port import Row, Usage
+    from backtrail.backends.sqlite.connection import SharedConnection
 
 _VACUUM_PAGES: Final = 64
 _VACUUM_PAUSE: Final = 0.005
 _TRUNCATE_WAIT: Final = 0.02
-
-_NEXT_EPOCH = "UPDATE meta SET value = value + 1 WHERE name = 'epoch' RETURNING value"
-_REMOVE_CHUNK = "DELETE FROM chunk WHERE digest = ? AND epoch < ? RETURNING length(payload)"
-_REMOVE_ROW = f"""
-    DELETE FROM row WHERE key = ?1 AND hidden = 1
-    AND key < (SELECT max(key) FROM row WHERE key BETWEEN ?1 & ~{MAX_SEQ} AND ?1 | {MAX_SEQ})"""
-_REMOVE_TAGS = "DELETE FROM tag WHERE thread = ? AND seq = ?"
-# Whoever hid the row meanwhile is right, a row without a payload has none to give, and a base stays one.
-_TAKE_OUT = f"""
-    DELETE FROM row WHERE key = ?1 AND op_id = ?2 AND (base <> key & {MAX_SEQ} OR base = ?3)
-    RETURNING hidden, payload"""
-_PUT_BACK = f"INSERT INTO row (key, {COLUMNS}, payload, hidden) VALUES ({', '.join('?' * len(Row._fields))})"
-
-_RECALL = "SELECT coalesce((SELECT value FROM meta WHERE name = ?), 0)"
-_NOTE = "INSERT INTO meta VALUES (?, ?) ON CONFLICT DO UPDATE SET value = excluded.value"
-
-_COUNT_THREADS = f"SELECT space, count(*) {WITH_HEAD} GROUP BY space"
-_COUNT_CHECKPOINTS = """
-    SELECT space, count(*), sum(size) FROM row JOIN thread ON no = key >> 32
-    WHERE hidden = 0 AND length(root) > 0 GROUP BY space"""
-_COUNT = """
-    SELECT * FROM
-    (SELECT count(*), coalesce(sum(length(payload)), 0) FROM row),
-    (SELECT count(*), coalesce(sum(length(payload)), 0) FROM chunk),
-    (SELECT page_count * page_size FROM pragma_page_count, pragma_page_size)"""
-
-
-def next_epoch(connection: apsw.Connection) -> int:
-    """Begin another epoch."""
-    return int(connection.execute(_NEXT_EPOCH).get)
+_LINES: Final = 20
+"""The most lines of SQLite's integrity check that are returned."""
+_STEPS: Final = 500_000
+"""The number of SQLite's virtual machine steps between two calls of `progress`."""
 
 
 def remove_chunks(connection: apsw.Connection, digests: Sequence[bytes], before_epoch: int) -> int:
-    """Remove chunks that nobody has put or touched since an epoch; return their bytes."""
-    removed = connection.executemany(_REMOVE_CHUNK, [(digest, before_epoch) for digest in digests])
+    """Remove the given chunks whose epoch is below `before_epoch`; return the removed bytes."""
+    removed = connection.executemany(SQL["remove_chunk"], [(digest, before_epoch) for digest in digests])
     return sum(size for (size,) in removed)
 
 
 def remove_rows(connection: apsw.Connection, thread: int, seqs: Sequence[int]) -> int:
-    """Remove hidden rows, with their tags; return how many."""
+    """Remove the given rows that are hidden and not the newest, with their tags; return the number removed."""
     gone = 0
     for seq in seqs:
-        connection.execute(_REMOVE_ROW, (key_of(thread, seq),))
+        connection.execute(SQL["remove_row"], (key_of(thread, seq),))
         if connection.changes():
-            connection.execute(_REMOVE_TAGS, (thread, seq))
+            connection.execute(SQL["remove_tags"], (thread, seq))
             gone += 1
     return gone
 
@@ -79,83 +58,132 @@ def remove_rows(connection: apsw.Connection, thread: int, seqs: Sequence[int]) -
 def rewrite(
     connection: apsw.Connection, thread: int, rows: Sequence[Row], chunks: Sequence[tuple[bytes, bytes]]
 ) -> int:
-    """Store rows in another form; return how many."""
-    connection.executemany(PUT_CHUNK, chunks)
-    # All are taken out before they are put back: an UPDATE would leave their pages as empty as they became.
+    """Put the chunks and replace the rows, see `Maintenance.rewrite`; return the number replaced."""
+    connection.executemany(SQL["put_chunk"], chunks)
+    # Delete all rows before inserting them again: an UPDATE would leave partly empty pages behind.
     kept: list[tuple[Any, ...]] = []
     for row in rows:
-        values = as_parameters(key_of(thread, row.seq), row)
-        for hidden, payload in connection.execute(_TAKE_OUT, (values[0], row.op_id, row.base)).fetchall():
+        values = row_columns(key_of(thread, row.seq), row)
+        for hidden, payload in connection.execute(SQL["take_row_out"], (values[0], row.op_id, row.base)).fetchall():
             kept.append((*values[:-2], payload if row.payload is None else row.payload, hidden))
-    marked = search.is_marked(connection, thread)
-    touched = heads.is_touched(connection, thread)
-    connection.executemany(_PUT_BACK, kept)
-    if not marked:  # these rows are not new
-        search.unmark(connection, thread)
+    marked = connection.execute(SQL["is_marked"], (thread,)).get
+    touched = connection.execute(SQL["is_touched"], (thread,)).get
+    connection.executemany(SQL["put_row_back"], kept)
+    if not marked:  # triggers mark and touch the thread for each inserted row, but these rows are not new
+        connection.execute(SQL["unmark"], (thread,))
     if not touched:
-        heads.untouch(connection, thread)
+        connection.execute(SQL["untouch"], (thread,))
     return len(kept)
 
 
-def reclaim(guard: Guard, busy_timeout: float, *, erase: bool) -> None:
-    """Give free pages back in slices, letting others in between, and empty the WAL; or write all pages anew.
+def reclaim(shared: SharedConnection, busy_timeout: float, *, erase: bool) -> None:
+    """Return free pages to the file system in slices, with pauses for other writers, and empty the WAL.
 
-    When a page is split, SQLite leaves what has moved behind, in the gap between what is left: to be erased, too.
+    `erase` runs VACUUM first: when SQLite splits a page, copies of the moved rows stay in its gaps.
     """
-    search.clean(guard)
-    with guard as connection:
-        guard.prepare()
+    search.clean(shared)
+    with shared.use() as connection:
+        shared.prepare_write()
         if erase:
             run(connection, "VACUUM")
         free = int(connection.pragma("freelist_count"))
     for _ in range(0, free, _VACUUM_PAGES):
-        with guard as connection:
+        with shared.use() as connection:
             run(connection, f"PRAGMA incremental_vacuum({_VACUUM_PAGES})")
         time.sleep(_VACUUM_PAUSE)
-    kept: object = 0
-    for mode in ("PASSIVE", "TRUNCATE"):  # the first, which blocks nobody, leaves the second little to do
-        with guard as connection:
-            # Writers wait while it waits for those who read: not for an export, which may read for long.
+    busy: object = 0
+    for mode in ("PASSIVE", "TRUNCATE"):  # PASSIVE blocks no other process, and leaves little work for TRUNCATE
+        with shared.use() as connection:
+            # Writers wait while TRUNCATE waits for readers. So keep the wait short: an export may read for long.
             wait_for_others(connection, busy_timeout if erase else _TRUNCATE_WAIT)
             try:
-                ((kept, *_),) = connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
+                ((busy, *_),) = connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
             finally:
                 wait_for_others(connection, busy_timeout)
-                if guard.log is not None:
-                    guard.log.forget()
-    if erase and kept:
-        text = f"{guard.path}: others read it, so what was removed is still in its log: end that, and collect again"
-        raise Unavailable(text, code="unavailable.locked")
-
-
-def recall(connection: apsw.Connection, name: str) -> int:
-    """Return what was noted under a name, 0 if nothing was."""
-    return int(connection.execute(_RECALL, (name,)).get)
-
-
-def note(connection: apsw.Connection, name: str, value: int) -> None:
-    """Note a number under a name."""
-    connection.execute(_NOTE, (name, value))
+                if shared.log is not None:
+                    shared.log.forget()
+    if erase and busy:
+        raise Unavailable(
+            f"{shared.path}: other connections read it, so what was removed is still in its log: let them end, and "
+            "collect again",
+            code="unavailable.locked",
+        )
 
 
 def usage(connection: apsw.Connection, path: str) -> Usage:
-    """Count what is there."""
+    """Return the counts and sizes of the stored data; `path` is the database file."""
     with one_view(connection):
-        threads = dict(iter(connection.execute(_COUNT_THREADS)))
-        checkpoints: list[Any] = connection.execute(_COUNT_CHECKPOINTS).fetchall()
-        rows, row_bytes, chunks, chunk_bytes, pages = connection.execute(_COUNT).get
-        items = search.items(connection)
-        entries, index_bytes = search.usage(connection)
+        has_index = search.is_there(connection)
+        threads: Any = connection.execute(SQL["count_threads"]).fetchall()
+        checkpoints: Any = connection.execute(SQL["count_checkpoints"]).fetchall()
+        items: Any = connection.execute(SQL["count_items"]).fetchall() if has_index else ()
+        rows, row_bytes, chunks, chunk_bytes, pages = connection.execute(SQL["count_storage"]).get
+        entries, *index_bytes = connection.execute(SQL["count_index"]).get if has_index else (0,)
     wal = Path(path + "-wal")
-    return Usage(
-        threads=threads,
-        rows=rows,
-        checkpoints={space: count for space, count, _ in checkpoints},
-        logical_bytes={space: size for space, _, size in checkpoints},
-        items=items,
-        chunks=chunks,
-        payload_bytes=row_bytes + chunk_bytes,
-        stored_bytes=pages + (wal.stat().st_size if wal.exists() else 0),
-        entries=entries,
-        index_bytes=index_bytes,
+    return as_usage(
+        threads,
+        checkpoints,
+        items,
+        rows=(rows, row_bytes),
+        chunks=(chunks, chunk_bytes),
+        entries=(entries, sum(index_bytes)),
+        stored=pages + (wal.stat().st_size if wal.exists() else 0),
     )
+
+
+# -- damage -------------------------------------------------------------------------------------
+def check(connection: apsw.Connection, path: str, progress: Callable[[str, int], None] | None) -> tuple[str, ...]:
+    """Return a message for each damage of the file: planted triggers, integrity errors, orphans."""
+    count = 0
+
+    def alive() -> bool:  # an exception from `progress` ends the statement
+        nonlocal count
+        count += 1
+        if progress:
+            progress("file", count)
+        return False
+
+    connection.set_progress_handler(alive, _STEPS)
+    try:
+        damage = [str(each) for each in planted_objects(connection, path)] + _integrity_errors(connection)
+        with suppress(apsw.CorruptError):  # the integrity check has reported it already
+            damage += [f"{number} {words}" for words, number in _without_owner(connection) if number]
+    finally:
+        connection.set_progress_handler(None)
+    if progress:
+        progress("file", count + 1)
+    return tuple(damage)
+
+
+def _integrity_errors(connection: apsw.Connection) -> list[str]:
+    try:
+        lines = [str(line) for (line,) in connection.execute(f"PRAGMA integrity_check({_LINES})")]
+    except apsw.CorruptError as error:
+        return [str(error)]
+    return [] if lines == ["ok"] else [line for text in lines for line in text.splitlines()][:_LINES]
+
+
+def _without_owner(connection: apsw.Connection) -> list[tuple[str, int]]:
+    """Return a message for each kind of orphan, with the number of orphans."""
+    names = WITHOUT_OWNER | (INDEX_WITHOUT_OWNER if search.is_there(connection) else {})
+    return [(words, connection.execute(f"SELECT count(*) {SQL[name]}").get) for name, words in names.items()]
+
+
+def repair(connection: apsw.Connection, path: str) -> None:
+    """Rebuild all indexes and remove orphans, in the open transaction; `Corrupt` if damage is left."""
+    try:
+        run(connection, "REINDEX")
+        for name in WITHOUT_OWNER:
+            connection.execute(f"DELETE {SQL[name]}")
+        if any(number for _, number in _without_owner(connection)) or _integrity_errors(connection):
+            search.forget(connection)
+        left = _integrity_errors(connection)
+    except (apsw.CorruptError, apsw.ConstraintError) as error:
+        left = [str(error)]
+    if left:
+        raise Corrupt(
+            f"{path}: pages of its tables are damaged ({left[0]}), which cannot be mended in place, and nothing was "
+            "changed: restore a backup; or export the threads that can be read, one by one, with export(path, "
+            "threads=[id]), and import them into a new store",
+            code="corrupt.store",
+        )

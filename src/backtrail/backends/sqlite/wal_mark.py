@@ -1,28 +1,36 @@
-"""Whether SQLite's write-ahead log belongs to the file that it lies beside.
+"""The mark that ties a write-ahead log to its database file.
 
-SQLite does not ask: it replays the log `agents.db-wal` that a killed process left over whatever file is called
-`agents.db` now. If that is a backup, the restore is undone, or its pages are mixed with others. So store and log carry
-a *mark*, 23 bits of `PRAGMA user_version`, which stand in page 1 at a fixed place, and `refuse_foreign_log` compares
-them before SQLite sees the log.
+SQLite replays `agents.db-wal` over any file that is called `agents.db`. The salts in a log tell its generations apart,
+not the databases. So if a process is killed, and a backup is copied over `agents.db`, the next open replays the old
+log into the backup. That undoes the restore, or mixes pages of two databases.
 
-A mark is made for each new log. It is *begun* (its lowest bit is 0) and *settled* (1):
+So the file and its log carry a *mark*: 23 bits of `PRAGMA user_version`, above the 8 bits of the format. SQLite
+keeps `user_version` in page 1, at offset 60, so every frame of page 1 in the log has a copy. `refuse_foreign_log`
+compares the mark of the file with those of the log before SQLite opens the log.
 
-    1. one transaction writes the begun mark; it says which mark it follows;
-    2. a checkpoint copies the log into the file, which now carries the begun mark, on disk;
-    3. one transaction writes the settled mark, as the first one of the log that SQLite begins then.
+    bit 0        settled: 0 when the mark is begun, 1 when it is settled
+    bits 1-11    a random nonce
+    bits 12-22   a hash of the nonce and of the mark before: which one it follows
 
-So always true here:
-- a log with a settled mark belongs to a file that has this mark, begun or settled, or another one of the log;
-- a log with nothing but begun marks belongs to a file that has one of them, or that the first one follows;
-- no write is acknowledged before its log has a settled mark, unless a reader keeps the log from being copied. Then it
-  is tried again.
+Each generation of the log gets a mark, in three steps:
 
-A copy of the file that was made before the log was begun has another mark: whether it was copied by `cp` or by
-`Store.backup`, which gives each copy a mark of its own. Not told apart are a copy that other tools made while this log
-was written, and a log without a settled mark, which a process began a moment ago or a reader kept from being copied.
-They are let pass: to refuse a log that does belong would lock users out.
+    1. a transaction writes a begun mark into the log;
+    2. a checkpoint copies the log into the file, which then has the begun mark, on disk;
+    3. a transaction settles the mark. It is the first one of the log's next generation, which SQLite begins then.
 
-Nothing here opens the database file but SQLite itself. The log has no locks, so it is read as any file.
+So these always hold:
+
+- a log with a settled mark belongs to a file that has this mark, begun or settled, or another mark of the log;
+- a log with nothing but begun marks belongs to a file that has one of them, or the mark that the first one follows;
+- no write is acknowledged before its log has a settled mark, unless a reader keeps the checkpoint from completing. Then
+  the three steps are tried again later.
+
+A copy of the file that was made before the log was begun has another mark, and `Store.backup` gives each copy a mark of
+its own. Two cases pass unnoticed: a copy that another tool made while this log was written, and a log without a settled
+mark. To refuse a log that does belong would lock users out.
+
+Only SQLite opens the database file: closing another descriptor of it would drop the process's POSIX locks. The log has
+no locks, so it is read like any file.
 """
 
 from __future__ import annotations
@@ -42,12 +50,12 @@ from backtrail.backends.sqlite.connection import roll_back
 from backtrail.errors import Conflict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 PAGES: Final = 1000
-"""A log that has so many pages is copied into the file."""
+"""The length of the log, in pages, at which it is copied into the file."""
 _RETRY: Final = 50
-"""If a reader keeps it from being copied, it is tried again after so many pages."""
+"""The least number of new pages before the next attempt, if a reader kept the log from being copied."""
 _ATTEMPTS: Final = 50
 _PAUSE: Final = 0.005
 
@@ -64,7 +72,7 @@ _MAGIC: Final = (b"\x37\x7f\x06\x82", b"\x37\x7f\x06\x83")
 _JOURNAL_MAGIC: Final = b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7"
 _PAGE_1: Final = b"\0\0\0\1"
 _VERSION_AT: Final = 60
-"""Where page 1 has the user_version."""
+"""The offset of the user_version in page 1."""
 
 
 def _read(fd: int, length: int, at: int) -> bytes:
@@ -77,7 +85,7 @@ _pread: Final = getattr(os, "pread", _read)  # Windows has none
 
 # -- marks --------------------------------------------------------------------------------------
 def format_in(version: int) -> int:
-    """Return the format that a user_version names."""
+    """Return the format number in a user_version."""
     return version & _FORMAT
 
 
@@ -87,18 +95,18 @@ def mark_in(version: int) -> int:
 
 
 def marked(version: int, mark: int) -> int:
-    """Return a user_version with that mark."""
+    """Return a user_version with the format of `version` and the given mark."""
     return mark << 8 | version & _FORMAT
 
 
 def make_another(connection: apsw.Connection) -> None:
-    """Make a copy of a store a file of its own: no log of the other one belongs to it."""
+    """Give a copy of a store a new, settled mark, so that no log of the original belongs to it."""
     version = connection.pragma("user_version")
     connection.pragma("user_version", marked(version, secrets.randbits(22) << 1 | _SETTLED))
 
 
 def next_mark(mark: int) -> int:
-    """Return a begun mark that follows another."""
+    """Return a new begun mark that follows the given mark."""
     while True:
         made = secrets.randbits(11) << 1
         made |= _tag(mark, made) << _TAG
@@ -107,8 +115,8 @@ def next_mark(mark: int) -> int:
 
 
 def _tag(mark: int, nonce: int) -> int:
-    said = b"%d %d" % (mark >> 1, nonce)
-    return int.from_bytes(blake3(said).digest(length=2), "big") >> 5
+    text = b"%d %d" % (mark >> 1, nonce)
+    return int.from_bytes(blake3(text).digest(length=2), "big") >> 5
 
 
 def _same(one: int, other: int) -> bool:
@@ -116,7 +124,7 @@ def _same(one: int, other: int) -> bool:
 
 
 def fits(file: int, logged: Sequence[int]) -> bool:
-    """Tell whether a file and a log with these marks, in their order, belong together."""
+    """Tell whether a file with the mark `file` and a log with the marks `logged`, in their order, belong together."""
     if not logged or any(_same(file, each) for each in logged):
         return True
     if any(each & _SETTLED for each in logged):
@@ -125,57 +133,43 @@ def fits(file: int, logged: Sequence[int]) -> bool:
 
 
 # -- files --------------------------------------------------------------------------------------
-class _Logged(NamedTuple):
-    """A log: what tells it from the one before, and its marks."""
+class LogMarks(NamedTuple):
+    """The marks of a log, in their order, and the salts of its generation."""
 
     salts: bytes = b""
     marks: tuple[int, ...] = ()
 
 
-def _logged(fd: int) -> _Logged:
-    """Read the marks of a log. Nothing is checked, and what is behind its last commit is read, too."""
+def _read_marks(fd: int, *, verify: bool = False) -> LogMarks:
+    """Return the marks of a log. `verify` reads only frames that SQLite would replay: sound, up to the last commit."""
     header = _pread(fd, _HEADER, 0)
     if len(header) < _HEADER or header[:4] not in _MAGIC:
-        return _Logged()
-    salts = header[16:24]
-    size = _FRAME + (int.from_bytes(header[8:12], "big") or 1)
-    marks: list[int] = []
-    at = _HEADER
-    while len(frame := _pread(fd, _FRAME, at)) == _FRAME and frame[8:16] == salts:
-        if frame[:4] == _PAGE_1:
-            _add(marks, _pread(fd, _VERSION_AT + 4, at + _FRAME))
-        at += size
-    return _Logged(salts, tuple(marks))
-
-
-def _logged_for_sure(fd: int) -> _Logged:
-    """Read the marks of what SQLite would replay: by checksums, up to the last commit."""
-    header = _pread(fd, _HEADER, 0)
-    if len(header) < _HEADER or header[:4] not in _MAGIC:
-        return _Logged()
+        return LogMarks()
     order = ">" if header[3] & 1 else "<"
-    check = _sums(order, header[:24], (0, 0))
-    if check != struct.unpack(">2I", header[24:]):
-        return _Logged()
+    sums = _checksum(order, header[:24], (0, 0))
+    if verify and sums != struct.unpack(">2I", header[24:]):
+        return LogMarks()
     salts = header[16:24]
-    size = int.from_bytes(header[8:12], "big")
+    page_size = int.from_bytes(header[8:12], "big") or 1
+    read = _FRAME + (page_size if verify else 0)
     marks: list[int] = []
-    committed: tuple[int, ...] = ()
+    committed = 0
     at = _HEADER
-    while len(frame := _pread(fd, _FRAME + size, at)) == _FRAME + size and frame[8:16] == salts:
-        check = _sums(order, frame[:8] + frame[_FRAME:], check)
-        if check != struct.unpack(">2I", frame[16:_FRAME]):
-            break
+    while len(frame := _pread(fd, read, at)) == read and frame[8:16] == salts:
+        if verify:
+            sums = _checksum(order, frame[:8] + frame[_FRAME:], sums)
+            if sums != struct.unpack(">2I", frame[16:_FRAME]):
+                break
         if frame[:4] == _PAGE_1:
-            _add(marks, frame[_FRAME:])
-        if frame[4:8] != bytes(4):  # the last one of a transaction
-            committed = tuple(marks)
-        at += len(frame)
-    return _Logged(salts, committed)
+            _add(marks, frame[_FRAME:] if verify else _pread(fd, _VERSION_AT + 4, at + _FRAME))
+        if not verify or frame[4:8] != bytes(4):  # the last frame of a transaction has the size of the database
+            committed = len(marks)
+        at += _FRAME + page_size
+    return LogMarks(salts, tuple(marks[:committed]))
 
 
-def _sums(order: str, data: bytes, sums: tuple[int, int]) -> tuple[int, int]:
-    """Return SQLite's checksum of a log, gone on from what is before."""
+def _checksum(order: str, data: bytes, sums: tuple[int, int]) -> tuple[int, int]:
+    """Return SQLite's checksum of log data, continued from the checksum of the data before."""
     one, two = sums
     words = struct.unpack(f"{order}{len(data) // 4}I", data)
     for first, second in zip(words[::2], words[1::2], strict=True):
@@ -185,29 +179,29 @@ def _sums(order: str, data: bytes, sums: tuple[int, int]) -> tuple[int, int]:
 
 
 def _add(marks: list[int], page: bytes) -> None:
-    """Add what page 1 says, unless it was said just before."""
+    """Add the mark in a copy of page 1, unless it equals the last mark."""
     if len(page) < _VERSION_AT + 4:
-        return  # the log ends in the middle of it
-    found = mark_in(int.from_bytes(page[_VERSION_AT : _VERSION_AT + 4], "big"))
-    if found and marks[-1:] != [found]:
-        marks.append(found)
+        return  # the log ends inside the page
+    mark = mark_in(int.from_bytes(page[_VERSION_AT : _VERSION_AT + 4], "big"))
+    if mark and marks[-1:] != [mark]:
+        marks.append(mark)
 
 
-def _logged_beside(path: str, read: Callable[[int], _Logged] = _logged) -> _Logged:
+def _marks_beside(path: str, *, verify: bool = False) -> LogMarks:
     try:
         fd = os.open(path + "-wal", os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-    except OSError:  # it is not there, or SQLite will say what is wrong
-        return _Logged()
+    except OSError:  # there is no log, or SQLite will report the error
+        return LogMarks()
     try:
-        return read(fd)
+        return _read_marks(fd, verify=verify)
     except (OSError, struct.error):
-        return _Logged()
+        return LogMarks()
     finally:
         os.close(fd)
 
 
 def mark_of(path: str) -> int:
-    """Return the mark of the file itself, whatever its log says. Raises apsw.Error."""
+    """Return the mark in the database file itself, without its log. Raises apsw.Error."""
     name = f"{Path(path).as_uri()}?immutable=1"
     connection = apsw.Connection(name, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
     try:
@@ -220,39 +214,40 @@ def _seen_by(connection: apsw.Connection) -> int:
     return mark_in(connection.pragma("user_version"))
 
 
-def belongs(path: str, seen: apsw.Connection | None = None) -> bool:
-    """Tell whether the log beside a file belongs to it. Others may be writing: then it does.
+def belongs(path: str, connection: apsw.Connection | None = None) -> bool:
+    """Tell whether the log beside a file belongs to it; True if others write too often to find out.
 
-    If there is no log, the file is to have the mark that a connection sees, which remembers what it has read.
+    If there is no log, the file must have the mark that the connection sees, which may come from its page cache.
     """
     for _ in range(_ATTEMPTS):
-        logged = _logged_beside(path)
-        marks = logged.marks or (() if seen is None else (_seen_by(seen),))
+        log = _marks_beside(path)
+        marks = log.marks or (() if connection is None else (_seen_by(connection),))
         if not marks:
             return True
         try:
-            found = mark_of(path)
+            mark = mark_of(path)
         except apsw.CorruptError:
-            return True  # half of the log was copied into it, perhaps: SQLite will say
-        if fits(found, marks):
+            return True  # perhaps the log was copied into it only in part: SQLite will report damage
+        if fits(mark, marks):
             return True
-        sure = _logged_beside(path, _logged_for_sure)  # what a power cut has left need not be what was written
-        if logged.marks and fits(found, sure.marks):
+        if log.marks and fits(
+            mark, _marks_beside(path, verify=True).marks
+        ):  # frames that a power cut left do not count
             return True
-        if _logged_beside(path) == logged:  # so all of it is of one moment
+        if _marks_beside(path) == log:  # the log did not change while the file was read
             return False
         time.sleep(_PAUSE)
-    return True  # somebody who writes that much knows the file
+    return True
 
 
 def refuse_foreign_log(path: str) -> None:
-    """Raise `Conflict` if the log beside a file, or the journal, is one of another file."""
+    """Raise `Conflict` if the log beside a file belongs to another file."""
     if not belongs(path):
         raise Conflict(_foreign(path, "-wal"), code="conflict.log")
 
 
 def refuse_foreign_journal(path: str) -> None:
-    """Raise `Conflict` if the journal beside a store was left when another one was being made: it would empty it."""
+    """Raise `Conflict` if the journal beside a store is left from the creation of another store: it would empty it."""
     try:
         with Path(path + "-journal").open("rb") as journal:
             head = journal.read(20)
@@ -271,53 +266,58 @@ def _foreign(path: str, ending: str) -> str:
 
 
 # -- the log of a connection ----------------------------------------------------------------------
-class Log:
-    """The log that a connection writes: marked, and copied into the file when it is long."""
+class WriteAheadLog:
+    """The write-ahead log of a connection: marks it, and copies it into the file when it is long."""
 
     def __init__(self, connection: apsw.Connection, path: str, *, pages: int = PAGES) -> None:
         self._path = path
         self._pages = pages
         self._fd = -1
         self._salts = b""
-        """Of the log that is known to have a settled mark."""
+        """The salts of the log that is known to have a settled mark."""
         self._next = 0
-        """From so many pages on it is tried again to settle a mark, if a reader kept the log from being copied."""
+        """The length of the log, in pages, at which to try again, if a reader kept the log from being copied."""
         self._seen = 0
-        """Pages of the log after the last commit."""
+        """The length of the log after the last commit, in pages."""
         self._busy = False
         self.replaced = False
-        """Whether another file was put in the place of the one that is open."""
+        """Whether another file has replaced the open one."""
         connection.set_wal_hook(self._committed)
-        # Whatever ends this connection but `close` leaves the file alone: it may be another one by then.
+        # SQLite must not copy the log into the file by itself when it closes: the file may have been replaced.
         connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
 
     def prepare(self, connection: apsw.Connection) -> None:
-        """See to it that the log has a mark, before something is written. No transaction is open.
+        """Mark the log before a write, unless it has a settled mark. No transaction may be open.
 
-        If another process has begun another log since, `_committed` marks that one.
+        If another process begins another log later, `_committed` marks that log.
         """
-        if self._salts or self._next or self._busy:
+        if self.is_prepared:
             return
-        with suppress(apsw.Error):  # if the disk fails, so will what is to be written
-            now = self._logged()
-            if any(mark & _SETTLED for mark in now.marks):
-                self._salts = now.salts
+        with suppress(apsw.Error):  # if the disk fails, the write itself will raise
+            log = self._marks()
+            if any(mark & _SETTLED for mark in log.marks):
+                self._salts = log.salts
             else:
                 self._settle(connection)
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether `prepare` has nothing to do."""
+        return bool(self._salts or self._next or self._busy)
 
     def _is_marked(self) -> bool:
         """Tell whether the log is still the one that is known to have a settled mark."""
         try:
             return bool(self._salts) and _pread(self._fd, 8, 16) == self._salts
-        except OSError:  # the disk fails: so will what is to be written
+        except OSError:  # if the disk fails, the write itself will raise
             return False
 
     def forget(self) -> None:
-        """Mark the log again before the next write: it was emptied."""
+        """Forget the mark after the log was emptied, so that the next write marks it again."""
         self._salts = b""
 
     def close(self, connection: apsw.Connection) -> None:
-        """Leave the file alone if it is another one now."""
+        """Close the log's descriptor, and let SQLite copy the log into the file on close, unless it was replaced."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -325,7 +325,7 @@ class Log:
             connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
 
     def _committed(self, connection: apsw.Connection, _: str, pages: int) -> int:
-        """Look at the log behind each commit, before it is acknowledged: SQLite may have begun another one."""
+        """Mark the log after a commit, before that is acknowledged, if it is new or long. A hook of SQLite."""
         if self._busy:
             return 0
         if pages < self._seen:  # SQLite has begun another log
@@ -341,7 +341,7 @@ class Log:
         return 0
 
     def _settle(self, connection: apsw.Connection) -> None:
-        """Give the log another mark, and copy it into the file."""
+        """Give the log a new mark by the three steps of the module docstring, which copy it into the file."""
         self._busy = True
         try:
             if not self.is_same_file(connection):
@@ -350,22 +350,22 @@ class Log:
             begun = self._move(connection, None)
             kept, copied = connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
             if kept == copied and self._move(connection, begun) == begun:
-                self._salts = self._logged().salts
+                self._salts = self._marks().salts
             self._next = 0 if self._salts else self._seen + max(_RETRY, self._seen // 4)
         finally:
             self._busy = False
 
     def is_same_file(self, connection: apsw.Connection) -> bool:
-        """Tell whether the file has a mark that the connection sees, or that its log has; else it was replaced."""
-        with suppress(apsw.Error):  # of a disk that fails, nothing can be told
+        """Tell whether the file has the mark that the connection sees, or a mark of its log; else set `replaced`."""
+        with suppress(apsw.Error):  # if the disk fails, nothing is known
             same = _same(mark_of(self._path), _seen_by(connection)) or belongs(self._path, connection)
             self.replaced = self.replaced or not same
         return not self.replaced
 
     def _move(self, connection: apsw.Connection, begun: int | None) -> int:
-        """Begin another mark, unless there is one that is not settled yet; or settle the one that was begun.
+        """Begin a new mark, unless the current one is not settled yet; with `begun`, settle that mark.
 
-        Returns which one it is, as it was begun.
+        Return the current mark in its begun form.
         """
         connection.execute("BEGIN IMMEDIATE")
         try:
@@ -383,15 +383,15 @@ class Log:
             raise
         return mark & ~_SETTLED
 
-    def _logged(self) -> _Logged:
+    def _marks(self) -> LogMarks:
         try:
             if self._fd < 0:
                 self._fd = os.open(self._path + "-wal", os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-            return _logged(self._fd)
+            return _read_marks(self._fd)
         except (OSError, struct.error):
-            return _Logged()
+            return LogMarks()
 
     def __del__(self) -> None:
-        """Close what was opened."""
+        """Close the log's descriptor."""
         if self._fd >= 0:
             os.close(self._fd)

@@ -1,1 +1,1 @@
-"""Tables in memory: what the memory backend and the file backend share."""
+"""Tables in memory: the code that the memory backend and the file backend share."""

@@ -1,251 +1,246 @@
-"""The port on tables in memory: what every backend does that keeps its tables there.
+"""The port on tables in memory: the base class of the memory backend and the file backend.
 
-One lock is held during every call, so a call sees all of a batch or none of it. What a call writes counts when it ends;
-if it fails, it is taken back. A group keeps the lock from its first write to its end.
+A `Storage` has the tables: it locks them for a call, and makes changes durable. One lock is held during every call, so
+a call sees all of a batch or none of it. A group holds the lock from its first write to its end.
 
-Who derives from it says how the lock is had (`_take`, `_give`, `_read`), how bodies are read (`_bytes`), and what makes
-changes last (`_keep`).
+A signal handler that uses the store in the middle of a call of its own thread gets `Unavailable`
+(`unavailable.locked`): the lock is re-entrant, and would let the handler see half of a change.
 """
 
 from __future__ import annotations
 
 import heapq
+import os
+import sys
 import threading
 import time
 import zlib
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
-from backtrail.backends.handlers import refuse_within
-from backtrail.backends.port import Batch, Found, Indexed, Phrase, Row, Splice, Stand, ThreadRecord, Usage, written
+from backtrail.backends.port import (
+    Batch,
+    IndexHit,
+    IndexState,
+    Phrase,
+    Row,
+    Splice,
+    ThreadRecord,
+    ThreadTip,
+    Usage,
+    pins_as_tags,
+    pins_of_rows,
+    tags_in,
+    tags_of_rows,
+    written,
+)
 from backtrail.backends.tables.changes import RemoveChunks, RemoveRows, SetMeta, size_of
-from backtrail.backends.tables.orphans import astray
 from backtrail.backends.tables.tables import NO_LIST, Tables
-from backtrail.errors import Corrupt, Error, Invalid
+from backtrail.errors import Corrupt, Error, Invalid, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from backtrail.backends.tables.changes import Body, Change
+    from backtrail.backends.port import Backend
+    from backtrail.backends.tables.changes import Body
+
+
+class Storage(Protocol):
+    """The owner of the tables: it locks them, and makes their changes durable."""
+
+    def lock_tables(self, *, in_group: bool) -> Tables:
+        """Lock the tables for a read and return them, with all commits; in a group also with the group's writes."""
+
+    def unlock_tables(self) -> None:
+        """Unlock the tables. Best the method of a lock, which is in C: Ctrl-C cannot interrupt it before it begins."""
+
+    def write(self) -> AbstractContextManager[Tables]:
+        """Lock the tables for changes, which become durable at the end of the block, or are undone if it fails."""
+
+    def bytes_of(self, bodies: Sequence[Body]) -> list[bytes]:
+        """Return the bytes of bodies. The caller has locked the tables."""
+
+    def close(self) -> None:
+        """Release everything; closing twice is allowed."""
 
 
 class _Group:
-    """The writes of one thread since its group began."""
+    """The open group of one thread."""
 
     def __init__(self) -> None:
-        self.taken = False
-        """Whether it has the lock: since its first write."""
-        self.lost: Error | None = None
-        self.told: set[int] = set()
+        self.write: AbstractContextManager[Tables] | None = None
+        """The write of the storage, since the first write of the group."""
+        self.pid = os.getpid()
+        self.tables: Tables | None = None
+        """The locked tables, since the first write."""
+        self.error: Error | None = None
+        """The error that made the group fail; later writes raise it again."""
+        self.threads: set[int] = set()
+        """The threads to tell listeners of when the group ends."""
+
+    def refuse_if_lost(self) -> None:
+        """Raise if it cannot be written any more, or a parent process has begun it."""
+        if self.error is not None:
+            raise self.error
+        _refuse_if_forked(self.pid)
 
 
-class _Grouped(threading.local):
-    """The calling thread's open group."""
+class _Local(threading.local):
+    """The state of the calling thread: its open group, and whether it is inside a call."""
 
     group: _Group | None = None
+    busy = False
 
 
-class _Known:
-    """A mark: how the threads stood when they were last looked at."""
+class _Mark:
+    """The newest rows of threads when `changed_since` was last called."""
 
     def __init__(self, newest: dict[int, int], version: object) -> None:
         self.newest = newest
         """The seq of the newest row of each thread."""
         self.some = version
-        """The version of the tables when `others` were last looked at."""
+        """The version of the tables when `changed_since` last looked at `others`."""
         self.whole = version
-        """The version when all threads were."""
+        """The version of the tables when it last looked at all threads."""
         self.last = max(newest, default=0)
-        """The highest number of a thread that there was then."""
+        """The highest number of a thread at that time."""
 
 
 class TableBackend:
-    """Threads, rows, chunks, tags and lists in tables."""
+    """The port on the tables of a storage."""
 
     shows_texts = False
     undoes_groups = False
     read_only = False
     interval = 60.0
-    """Seconds between two looks at what others did."""
+    """Seconds between two polls for commits of other processes."""
 
-    def __init__(self, tables: Tables) -> None:
-        self._tables = tables
-        self._grouped = _Grouped()
-        self._listening: dict[object, Callable[[Collection[int]], None]] = {}
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._local = _Local()
+        self._listeners: dict[object, Callable[[Collection[int]], None]] = {}
 
-    # -- what a backend says of itself ------------------------------------------------------------
-    def _take(self) -> None:
-        """Have the tables to oneself, to write; the tables are as new as can be. Once for each `_give`."""
-        raise NotImplementedError
+    # -- one call -----------------------------------------------------------------------------------
+    @contextmanager
+    def _read(self) -> Iterator[Tables]:
+        local = self._local
+        _refuse_within(local)
+        try:
+            local.busy = True
+            group = local.group
+            tables = self._storage.lock_tables(in_group=group is not None and group.tables is not None)
+            try:
+                yield tables
+            finally:
+                self._storage.unlock_tables()
+        finally:
+            local.busy = False
 
-    def _give(self) -> None:
-        """Let others have them."""
-        raise NotImplementedError
-
-    def _give_what_is_left(self) -> None:
-        """Do so if Ctrl-C came before it was done. Who cannot be interrupted in that has nothing to do."""
-
-    def _read(self) -> AbstractContextManager[Tables]:
-        """Have the tables to oneself, to read."""
-        raise NotImplementedError
-
-    def _keep(self, changes: Sequence[Change]) -> None:
-        """Make changes last, or raise: then they are taken back."""
-        raise NotImplementedError
-
-    def _bytes(self, bodies: Sequence[Body]) -> list[bytes]:
-        """Return the bytes of bodies."""
-        raise NotImplementedError
-
-    # -- writing ----------------------------------------------------------------------------------
     @contextmanager
     def _write(self) -> Iterator[Tables]:
-        """Give the tables to change them: all that the block does counts, or nothing."""
-        group = self._grouped.group
-        if group is not None:
-            with self._write_in(group) as tables:
-                yield tables
-            return
-        self._take()
+        """Yield the tables for changes: all changes of the block are kept, or none."""
+        local = self._local
+        _refuse_within(local)
         try:
-            self._take_back_what_was_left()
-            tables = self._tables
-            tables.begin()
-            try:
-                yield tables
-                self._keep(tables.changes)
-            except BaseException:
-                tables.undo()
-                raise
-            finally:
-                tables.end()
+            local.busy = True
+            if local.group is None:
+                pid = os.getpid()
+                with self._storage.write() as tables:
+                    yield tables
+                    _refuse_if_forked(pid)
+            else:
+                tables = self._tables_of(local.group)
+                place = tables.place()
+                try:
+                    yield tables
+                except BaseException:
+                    tables.undo(place)
+                    raise
         finally:
+            local.busy = False
+
+    def _tables_of(self, group: _Group) -> Tables:
+        """Return the tables, which the group locks at its first write."""
+        group.refuse_if_lost()
+        if group.tables is None:
             try:
-                self._give()
-            except KeyboardInterrupt:
-                self._give_what_is_left()
-                raise
-
-    def _refuse_within(self) -> None:
-        """Refuse a call in the middle of another one, but in a group. Its thread has the tables already."""
-        group = self._grouped.group
-        if group is None or not group.taken:
-            refuse_within(self)
-
-    def _take_back_what_was_left(self) -> None:
-        """Take back what was done in a block that Ctrl-C has ended, before it could. Its caller has the tables."""
-        group = self._grouped.group
-        if self._tables.began and (group is None or not group.taken):
-            self._tables.undo()
-            self._tables.end()
-
-    @contextmanager
-    def _write_in(self, group: _Group) -> Iterator[Tables]:
-        if group.lost is not None:
-            raise group.lost
-        if not group.taken:
-            try:
-                self._take()
+                write = self._storage.write()
+                tables = write.__enter__()
+                group.write, group.tables = write, tables
             except Error as error:
-                group.lost = error
+                group.error = error
                 raise
-            try:
-                self._take_back_what_was_left()
-                self._tables.begin()
-                group.taken = True
-            except BaseException:
-                group.taken = False
-                self._give()
-                raise
-        tables = self._tables
-        place = tables.place()
-        try:
-            yield tables
-        except BaseException:
-            tables.undo(place)
-            raise
+        return group.tables
 
     @contextmanager
     def group(self) -> Iterator[None]:
         self._refuse_in_group()
-        group = self._grouped.group = _Group()
+        group = self._local.group = _Group()
         try:
             yield
+            group.refuse_if_lost()
         except BaseException:
-            self._end(group, keep=False)
+            # No ExitStack: it keeps the exception of an interrupted exit in a cycle, and so the lock, for a while.
+            if group.write is not None:
+                group.write.__exit__(*sys.exc_info())
             raise
         else:
-            self._end(group, keep=True)
+            if group.write is not None:
+                group.write.__exit__(None, None, None)
         finally:
-            self._grouped.group = None
-            if group.taken:  # Ctrl-C came before it could be ended: what it did is taken back by whoever comes next
-                self._give()
-            self._tell(group.told)
-
-    def _end(self, group: _Group, *, keep: bool) -> None:
-        if group.taken:
-            self._end_taken(group, keep=keep)
-        if keep and group.lost is not None:
-            raise group.lost
-
-    def _end_taken(self, group: _Group, *, keep: bool) -> None:
-        tables = self._tables
-        try:
-            if keep and group.lost is None:
-                self._keep(tables.changes)
-            else:
-                tables.undo()
-        except BaseException:
-            tables.undo()
-            raise
-        finally:
-            tables.end()
-            group.taken = False
-            self._give()
+            self._local.group = None
+            self._tell(group.threads)
 
     def _refuse_in_group(self) -> None:
-        if self._grouped.group is not None:
+        if self._local.group is not None:
             raise Invalid("a group is open in this thread: end it first", code="invalid.transaction")
 
     def commit(self, batch: Batch) -> tuple[int, ...]:
         numbers: tuple[int, ...] = ()
         try:
             with self._write() as tables:
-                numbers = tables.commit(batch)
-        finally:  # also if it failed: it may be there all the same
-            if self._listening:
+                numbers = tables.commit(pins_as_tags(batch))
+        finally:  # a commit that raised CommitUnknown may be in the store
+            if self._listeners:
                 self._tell(written(batch, numbers))
         return numbers
 
-    # -- hearing of commits -------------------------------------------------------------------------
+    @contextmanager
+    def snapshot(self) -> Iterator[Backend]:
+        self._refuse_in_group()
+        with self._read() as tables:
+            copy = tables.copy()
+        yield TableView(copy, self._storage.bytes_of)
+
+    # -- news of commits ----------------------------------------------------------------------------
     def _tell(self, numbers: set[int]) -> None:
-        """Let those who listen know of a commit; in a group, when it has ended."""
-        group = self._grouped.group
+        """Tell listeners of a commit; in a group, after the group has ended."""
+        group = self._local.group
         if group is not None:
-            group.told |= numbers
+            group.threads |= numbers
         elif numbers:
-            for wake in tuple(self._listening.values()):
+            for wake in tuple(self._listeners.values()):
                 wake(numbers)
 
     @contextmanager
     def listen(self, wake: Callable[[Collection[int]], None]) -> Iterator[float]:
         with self._read():
-            pass  # who listens to a store that is closed is told so
+            pass  # a closed store is refused
         token = object()
-        self._listening[token] = wake  # without a lock, which a forked child might inherit
+        self._listeners[token] = wake  # without a lock, which a forked child might inherit
         try:
             yield self.interval
         finally:
-            del self._listening[token]
+            del self._listeners[token]
 
-    def moved(
+    def changed_since(
         self, mark: object | None, told: Collection[int], others: Collection[int] | None
     ) -> tuple[object, dict[int, int]]:
         with self._read() as tables:
             version = (tables, tables.appended)
-            if not isinstance(mark, _Known):
-                return _Known({no: tables.last(no) or 0 for no in tables.threads}, version), {}
+            if not isinstance(mark, _Mark):
+                return _Mark({no: tables.last(no) or 0 for no in tables.threads}, version), {}
             changed = version != (mark.whole if others is None else mark.some)
             looked_at: Iterable[int] = told
             if changed:
@@ -301,11 +296,30 @@ class TableBackend:
             ]
         return heapq.nlargest(limit, found, key=lambda entry: (entry[1].created_at, entry[0].no))
 
-    def standings(self, agent: str, *, touched: bool) -> list[Stand]:
+    def tips(self, agent: str, *, touched: bool) -> list[ThreadTip]:
         with self._read() as tables:
             numbers = sorted((tables.touched if touched else tables.agents).get(agent, ()))
             found = [(tables.threads[no], newest) for no in numbers if (newest := tables.newest(no)) is not None]
-            return [Stand(record, newest, tables.logs[record.no].get(newest.head)) for record, newest in found]
+            return [ThreadTip(record, newest, tables.logs[record.no].get(newest.head)) for record, newest in found]
+
+    # -- many threads at once -----------------------------------------------------------------------
+    def threads_named(self, space: str, names: Sequence[str]) -> dict[str, ThreadRecord]:
+        with self._read() as tables:
+            return {name: tables.threads[tables.names[space, name]] for name in names if (space, name) in tables.names}
+
+    def newest_of(self, threads: Collection[int]) -> dict[int, Row]:
+        with self._read() as tables:
+            return {no: newest for no in threads if (newest := tables.newest(no)) is not None}
+
+    def rows_of(self, spans: Sequence[tuple[int, int, int]], *, payload: bool = False) -> dict[tuple[int, int], Row]:
+        with self._read() as tables:
+            rows = {
+                (no, row.seq): row for no, *span in sorted(spans) for row in tables.between(no, [(span[0], span[1])])
+            }
+            if not payload:
+                return rows
+            bodies = self._storage.bytes_of([tables.payloads[place] for place in rows])
+        return {place: row._replace(payload=body) for (place, row), body in zip(rows.items(), bodies, strict=True)}
 
     # -- rows ---------------------------------------------------------------------------------------
     def newest(self, thread: int) -> Row | None:
@@ -331,7 +345,7 @@ class TableBackend:
             found = found[:limit]
             if not payload:
                 return found
-            bodies = self._bytes([tables.payloads[thread, row.seq] for row in found])
+            bodies = self._storage.bytes_of([tables.payloads[thread, row.seq] for row in found])
         return [row._replace(payload=body) for row, body in zip(found, bodies, strict=True)]
 
     def count(self, thread: int, ranges: Sequence[tuple[int, int]]) -> int:
@@ -342,8 +356,14 @@ class TableBackend:
         with self._read() as tables:
             return [row.seq for row in tables.logs.get(thread, {}).values() if row.label == label and not row.hidden]
 
-    # -- tags ---------------------------------------------------------------------------------------
+    # -- tags and pins ------------------------------------------------------------------------------
     def tags(self, thread: int, seqs: Iterable[int] | None = None) -> dict[int, tuple[str, ...]]:
+        return tags_of_rows(self._stored_tags(thread, seqs))
+
+    def pins(self, thread: int, seqs: Iterable[int] | None = None) -> dict[int, tuple[bytes, ...]]:
+        return pins_of_rows(self._stored_tags(thread, seqs))
+
+    def _stored_tags(self, thread: int, seqs: Iterable[int] | None) -> dict[int, tuple[str, ...]]:
         with self._read() as tables:
             wanted = sorted(tables.logs.get(thread, {}) if seqs is None else set(seqs))
             return {seq: tables.tags[thread, seq] for seq in wanted if (thread, seq) in tables.tags}
@@ -351,13 +371,14 @@ class TableBackend:
     def tagged(self, thread: int, tag: str) -> list[int]:
         with self._read() as tables:
             log = tables.logs.get(thread, {})
-            return [seq for seq, row in log.items() if not row.hidden and tag in tables.tags.get((thread, seq), ())]
+            tagged = [seq for seq, row in log.items() if not row.hidden and tag in tables.tags.get((thread, seq), ())]
+        return tagged if tags_in((tag,)) else []
 
     # -- chunks -------------------------------------------------------------------------------------
     def chunks(self, digests: Sequence[bytes]) -> dict[bytes, bytes]:
         with self._read() as tables:
             there = {digest: tables.chunks[digest][0] for digest in digests if digest in tables.chunks}
-            return dict(zip(there, self._bytes(list(there.values())), strict=True))
+            return dict(zip(there, self._storage.bytes_of(list(there.values())), strict=True))
 
     def present(self, digests: Sequence[bytes]) -> set[bytes]:
         with self._read() as tables:
@@ -369,15 +390,15 @@ class TableBackend:
             return [(digest, tables.chunks[digest][1]) for digest in found]
 
     # -- the index ----------------------------------------------------------------------------------
-    def marked(self, after: int, limit: int) -> list[int]:
+    def unindexed(self, after: int, limit: int) -> list[int]:
         with self._read() as tables:
             return heapq.nsmallest(limit, (no for no in tables.marks if no > after))
 
-    def indexed(self, thread: int) -> Indexed:
+    def indexed(self, thread: int) -> IndexState:
         with self._read() as tables:
             return tables.lists[thread][0] if thread in tables.lists else NO_LIST
 
-    def index(self, thread: int, was: Indexed, now: Indexed, splices: Sequence[Splice]) -> bool:
+    def index(self, thread: int, was: IndexState, now: IndexState, splices: Sequence[Splice]) -> bool:
         with self._write() as tables:
             if tables.lists.get(thread, (NO_LIST,))[0] != was:
                 return False
@@ -394,7 +415,7 @@ class TableBackend:
         without: Sequence[int] = (),
         after: tuple[int, int] | None,
         limit: int,
-    ) -> list[Found]:
+    ) -> list[IndexHit]:
         sought = [phrase.sought for phrase in phrases]
         left_out = set(without)
         with self._read() as tables:
@@ -403,7 +424,7 @@ class TableBackend:
                 for record, indexed, listed in [
                     (tables.threads[no], *tables.lists[no])
                     for no in (tables.lists if threads is None else tables.lists.keys() & set(threads))
-                    if no in tables.threads  # else it was lost
+                    if no in tables.threads  # a damaged log may have lost the thread
                 ]
                 if (space is None or record.space == space)
                 and (agent is None or record.agent == agent)
@@ -414,15 +435,15 @@ class TableBackend:
                 and (after is None or (held.entry.time, held.no) < after)
             ]
             best = heapq.nlargest(limit, matching, key=lambda each: (each[3].entry.time, each[3].no))
-            texts = self._bytes([held.text for *_, held in best])
+            texts = self._storage.bytes_of([held.text for *_, held in best])
         if any(held.check not in (None, zlib.crc32(text)) for (*_, held), text in zip(best, texts, strict=True)):
-            raise Corrupt("the index of search is damaged: `reindex` makes it anew", code="corrupt.index")
+            raise Corrupt("the search index is damaged: `reindex` rebuilds it", code="corrupt.index")
         return [
-            Found(record, seq, position, held.no, held.entry._replace(words="", text=text))
+            IndexHit(record, seq, position, held.no, held.entry._replace(words="", text=text))
             for (record, seq, position, held), text in zip(best, texts, strict=True)
         ]
 
-    def forget_index(self) -> None:
+    def clear_index(self) -> None:
         with self._write() as tables:
             tables.forget_lists()
 
@@ -462,21 +483,13 @@ class TableBackend:
     def check(self, progress: Callable[[str, int], None] | None) -> tuple[str, ...]:
         del progress
         with self._read() as tables:
-            return tuple(astray(tables))
+            return tuple(tables.orphans())
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         self._refuse_in_group()
 
     def last_seq(self, thread: int) -> int:
         return self.indexed(thread).as_of
-
-    def recall(self, name: str) -> int:
-        with self._read() as tables:
-            return tables.meta.get(name, 0)
-
-    def note(self, name: str, value: int) -> None:
-        with self._write() as tables:
-            tables.do(SetMeta(name, value))
 
     def usage(self) -> Usage:
         with self._read() as tables:
@@ -486,7 +499,7 @@ class TableBackend:
             lists = [
                 (space, tables.lists[no][0]) for space, no in alive if no in tables.lists and no not in tables.marks
             ]
-            held = tables.held()
+            payloads = tables.payload_bytes()
             entries = [each for _, listed in tables.lists.values() for each in listed if each is not None]
             indexed = sum(len(each.entry.words) + size_of(each.text) for each in entries)
             return Usage(
@@ -496,8 +509,8 @@ class TableBackend:
                 logical_bytes=_by_space((space, row.size) for space, row in checkpoints),
                 items=_by_space((space, listed.items) for space, listed in lists),
                 chunks=len(tables.chunks),
-                payload_bytes=held,
-                stored_bytes=held + indexed,
+                payload_bytes=payloads,
+                stored_bytes=payloads + indexed,
                 entries=len(entries),
                 index_bytes=indexed,
             )
@@ -505,13 +518,77 @@ class TableBackend:
     def now(self) -> int:
         return time.time_ns() // 1000
 
+    def reclaim(self, *, erase: bool = False) -> None:
+        del erase  # tables contain no removed data
+        self._refuse_in_group()
+        with self._read():
+            pass  # a closed store is refused
+
+    def close(self) -> None:
+        self._refuse_in_group()
+        self._storage.close()
+
+
+class _Frozen:
+    """The storage of a snapshot: a copy of the tables, and a function that reads bodies."""
+
+    def __init__(self, tables: Tables, bytes_of: Callable[[Sequence[Body]], list[bytes]]) -> None:
+        self._tables = tables
+        self.bytes_of = bytes_of
+
+    def lock_tables(self, *, in_group: bool) -> Tables:
+        del in_group
+        return self._tables
+
+    def unlock_tables(self) -> None:
+        """Do nothing: there is no lock."""
+
+    def write(self) -> NoReturn:
+        raise Unavailable("a snapshot can only be read: write to the store", code="unavailable.read_only")
+
+    def close(self) -> None:
+        """Do nothing: the backend that made the snapshot closes its files."""
+
+
+class TableView(TableBackend):
+    """A snapshot of a backend on tables."""
+
+    read_only = True
+
+    def __init__(self, tables: Tables, bytes_of: Callable[[Sequence[Body]], list[bytes]]) -> None:
+        super().__init__(_Frozen(tables, bytes_of))
+
+    def reclaim(self, *, erase: bool = False) -> None:
+        del erase
+        with self._write():
+            pass  # a snapshot raises `Unavailable`
+
+
+def _refuse_within(local: _Local) -> None:
+    """Raise `Unavailable` for a call inside another call of the same thread."""
+    if local.busy:
+        raise Unavailable(
+            "a signal handler uses the store in the middle of a call of its own thread: let the handler set a flag, "
+            "and save when that call has ended",
+            code="unavailable.locked",
+        )
+
+
+def _refuse_if_forked(pid: int) -> None:
+    """Raise `Unavailable` if this process is a fork of the process that began the write."""
+    if pid != os.getpid():
+        raise Unavailable(
+            "this process was forked in the middle of a write, which is its parent's: begin it again",
+            code="unavailable.forked",
+        )
+
 
 def _is_checkpoint(row: Row) -> bool:
     return bool(row.root) and not row.hidden
 
 
 def _by_space(counted: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """Return what was counted in each name space, added up."""
+    """Return the sum of the counts in each name space."""
     total: dict[str, int] = {}
     for space, count in counted:
         total[space] = total.get(space, 0) + count

@@ -1,7 +1,7 @@
-"""All that can happen to the tables of a store.
+"""The kinds of changes to a store's tables.
 
-A change says what is to be, not how it came to that. Payloads, chunks and the texts of the index are *bodies*: bytes,
-or a place where the bytes are. Whoever reads them knows.
+A change names the resulting values, so applying it twice gives the same tables. Payloads, chunks and the texts of the
+index are *bodies*: bytes, or the place of the bytes in a log.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
-    from backtrail.backends.port import Entry, Indexed, Row, ThreadRecord
+    from backtrail.backends.port import IndexEntry, IndexState, Row, ThreadRecord
 
 
 class Place(NamedTuple):
-    """Where bytes are: in which file, from where on, how many."""
+    """The place of bytes in a log: the number of the file, the offset, the length."""
 
     file: int
     at: int
@@ -24,55 +24,55 @@ Body: TypeAlias = bytes | Place
 
 
 def size_of(body: Body) -> int:
-    """Return how many bytes it has."""
+    """Return the length of a body in bytes."""
     return len(body) if isinstance(body, bytes) else body.length
 
 
 class Listed(NamedTuple):
-    """An entry in a thread's list: its number, what is known of it at once, and its text."""
+    """An entry in a thread's index list."""
 
     no: int
-    entry: Entry
-    """Without its text: that is empty."""
+    entry: IndexEntry
+    """The entry with an empty text; `text` has the text as a body."""
     text: Body
     check: int | None
-    """The CRC-32 of the text; None if it is not known."""
+    """The CRC-32 of the text; older logs have None."""
 
 
 class PutThread(NamedTuple):
-    """A thread is made, or begins again; whether it is touched is another change."""
+    """A change: create a thread, or replace its record. This does not touch the thread."""
 
     record: ThreadRecord
 
 
 class PutRow(NamedTuple):
-    """A row is there, with this payload. If it is news, its thread is marked and touched."""
+    """A change: add or replace a row. `news`: the row is new, so its thread is marked for the index and touched."""
 
     thread: int
     row: Row
-    """Without its payload."""
+    """The row without its payload."""
     payload: Body
     news: bool
 
 
 class LoseRow(NamedTuple):
-    """A row was there, or all up to a last one, and nothing is known of it: what stands there matches no checksum."""
+    """A change: fill lost seqs with rows that match no checksum, so that readers find the damage."""
 
     thread: int
     seq: int
     last: int = 0
-    """The last of them, if there are several."""
+    """The last seq of several, 0 if only `seq` is lost."""
 
 
 class RemoveRows(NamedTuple):
-    """Rows are gone, with their tags."""
+    """A change: remove rows and their tags."""
 
     thread: int
     seqs: tuple[int, ...]
 
 
 class Hide(NamedTuple):
-    """A row is hidden, or it is not."""
+    """A change: set or clear the hidden flag of a row."""
 
     thread: int
     seq: int
@@ -80,7 +80,7 @@ class Hide(NamedTuple):
 
 
 class SetTags(NamedTuple):
-    """The tags of a row are these."""
+    """A change: replace the tags of a row."""
 
     thread: int
     seq: int
@@ -88,7 +88,7 @@ class SetTags(NamedTuple):
 
 
 class PutChunk(NamedTuple):
-    """A chunk is there."""
+    """A change: add or replace a chunk."""
 
     digest: bytes
     epoch: int
@@ -96,49 +96,49 @@ class PutChunk(NamedTuple):
 
 
 class Stamp(NamedTuple):
-    """Chunks that are there belong to an epoch."""
+    """A change: set the epoch of chunks."""
 
     epoch: int
     digests: tuple[bytes, ...]
 
 
 class RemoveChunks(NamedTuple):
-    """Chunks are gone."""
+    """A change: remove chunks."""
 
     digests: tuple[bytes, ...]
 
 
 class Touch(NamedTuple):
-    """A thread that has an agent is touched, or it is not."""
+    """A change: mark a thread of an agent as touched or untouched."""
 
     thread: int
     touched: bool
 
 
 class Mark(NamedTuple):
-    """A thread is marked, or it is not."""
+    """A change: set or remove the mark of a thread whose index list is out of date."""
 
     thread: int
     marked: bool
 
 
 class PutList(NamedTuple):
-    """A thread's list is what these splices make of it."""
+    """A change: apply splices to the index list of a thread; its version becomes `now`."""
 
     thread: int
-    now: Indexed
+    now: IndexState
     splices: tuple[tuple[int, int, tuple[Listed | None, ...]], ...]
-    """(at, removed, what stands there instead)."""
+    """(position, number of removed entries, new entries)."""
 
 
 class DropList(NamedTuple):
-    """There is no list of a thread, and it is marked."""
+    """A change: remove the index list of a thread, and mark the thread."""
 
     thread: int
 
 
 class SetMeta(NamedTuple):
-    """A number of the store: "epoch", the present one, "entry", the highest of an entry, or what upkeep has noted."""
+    """A change: set a number of the store: the current "epoch", the highest number of an "entry", or "verified"."""
 
     name: str
     value: int
@@ -160,3 +160,15 @@ Change: TypeAlias = (
     | DropList
     | SetMeta
 )
+
+
+def bodies_of(change: Change) -> list[Body]:
+    """Return the bodies that a change contains."""
+    match change:
+        case PutRow():
+            return [change.payload]
+        case PutChunk():
+            return [change.body]
+        case PutList():
+            return [each.text for _, _, new in change.splices for each in new if each is not None]
+    return []

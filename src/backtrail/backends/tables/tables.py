@@ -1,9 +1,9 @@
-"""What a store holds, as plain dicts.
+"""The state of a store as plain dicts.
 
-All that happens to a store is one of `changes`. A list of changes is a store: `whole` gives one that makes them.
+Every write is a list of `changes`. `whole` yields the changes that turn empty tables into the same state.
 
-A batch is checked as a whole before its first change is made, and nothing after the checks can fail. Whoever may want
-to take changes back says `begin` before, and then `undo`, to the beginning or to any place in between, or `end`.
+A batch is checked as a whole before its first change is made, and no change after the checks can fail. After `begin`
+the tables keep a journal of old values: `undo` restores them, back to the beginning or to a place in between.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from backtrail.backends.columns import merged
 from backtrail.backends.port import (
+    REMOVED,
     Batch,
-    Indexed,
+    IndexState,
     MissingChunks,
     NewThread,
     Row,
@@ -46,41 +47,42 @@ from backtrail.backends.tables.changes import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from backtrail.backends.port import Entry, Splice
+    from backtrail.backends.port import IndexEntry, Splice
     from backtrail.backends.tables.changes import Body, Change
 
 
 _ABSENT = object()
-NO_LIST = Indexed(0, 0, 0)
+NO_LIST = IndexState(0, 0, 0)
 
 
 class Tables:
-    """Threads, rows, chunks, tags and lists. Thread numbers and seqs count up from 1."""
+    """Threads, rows, chunks, tags and index lists in dicts. Thread numbers and seqs count up from 1."""
 
     def __init__(self) -> None:
         self.threads: dict[int, ThreadRecord] = {}
         self.names: dict[tuple[str, str], int] = {}
         self.uids: dict[bytes, int] = {}
         self.agents: dict[str, dict[int, None]] = {}  # the threads of each agent
-        self.touched: dict[str, dict[int, None]] = {}  # those of them that are touched
+        self.touched: dict[str, dict[int, None]] = {}  # the touched threads of each agent
         self.logs: dict[int, dict[int, Row]] = {}  # by thread number, then by seq, ascending; without payloads
         self.payloads: dict[tuple[int, int], Body] = {}
         self.chunks: dict[bytes, tuple[Body, int]] = {}  # the stored bytes, the epoch
         self.tags: dict[tuple[int, int], tuple[str, ...]] = {}
         self.meta = {"epoch": 1, "entry": 0}
         self.marks: dict[int, None] = {}
-        self.lists: dict[int, tuple[Indexed, list[Listed | None]]] = {}
+        self.lists: dict[int, tuple[IndexState, list[Listed | None]]] = {}
         self.unlisted: dict[int, None] = {}
-        """Threads whose list was dropped, or lost: they are marked until it is made anew; nothing is added to it."""
+        """Threads whose list was dropped or lost. They stay marked, and accept only a complete list."""
         self.adrift: set[tuple[int, int]] = set()
-        """Rows that were put where there is no thread: it was lost, and they with it."""
+        """(thread, seq) of rows whose thread a damaged log has lost."""
         self.appended = 0
-        """How many rows were appended since these tables were made: it tells whether any thread has moved."""
+        """How many rows were added since these tables were made: another count means that a thread has a new row."""
         self.wasted = 0
-        """How many things were removed or replaced that whoever keeps the changes still has."""
+        """How many values were removed or replaced that the log still contains."""
         self.changes: list[Change] = []
-        """Those since `begin`."""
+        """The changes since `begin`."""
         self._before: list[tuple[dict[Any, Any], Any, Any]] | None = None  # (the dict, the key, the value before)
+        self._unsorted: dict[int, dict[Any, Any]] = {}  # by id: dicts to which `undo` has added a key at the end
         self._doing: dict[type, Callable[[Any], None]] = {
             PutThread: self._put_thread,
             PutRow: self._put_row,
@@ -100,42 +102,45 @@ class Tables:
 
     # -- changing ---------------------------------------------------------------------------------
     def begin(self) -> None:
-        """Take note of all changes from now on."""
+        """Keep a journal of all changes from now on. Changes that an interrupted write left are undone first."""
+        self.rollback()
         self._before = []
-        self.changes = []
-
-    @property
-    def began(self) -> bool:
-        """Whether changes are being taken note of."""
-        return self._before is not None
 
     def place(self) -> tuple[int, int]:
-        """Return how far the notes go."""
+        """Return the current position in the journal, for `undo`."""
         return len(self._before or ()), len(self.changes)
 
     def undo(self, place: tuple[int, int] = (0, 0)) -> None:
-        """Take back all that was done since."""
+        """Restore what was before the changes behind a place. If Ctrl-C interrupts it, the next one does the rest."""
         before = self._before or []
-        out_of_order: dict[int, dict[Any, Any]] = {}
         while len(before) > place[0]:
-            mapping, key, old = before.pop()
+            mapping, key, old = before[-1]
             if old is _ABSENT:
                 mapping.pop(key, None)
-                continue
-            if key not in mapping:
-                out_of_order[id(mapping)] = mapping
-            mapping[key] = old
-        for mapping in out_of_order.values():  # what was taken out stands in its old place again
-            _in_order(mapping)
+            else:
+                if key not in mapping:
+                    self._unsorted[id(mapping)] = mapping
+                mapping[key] = old
+            del before[-1]
+        while self._unsorted:
+            name = next(reversed(self._unsorted))
+            _sort(self._unsorted[name])
+            del self._unsorted[name]
         del self.changes[place[1] :]
 
+    def rollback(self) -> None:
+        """Undo all changes since `begin`, and end the journal."""
+        if self._before is not None:
+            self.undo()
+            self.end()
+
     def end(self) -> None:
-        """Take note no longer."""
+        """End the journal: the changes stay."""
         self._before = None
         self.changes = []
 
     def settle(self, placed: Iterable[Change]) -> None:
-        """Take note no longer; from now on the bodies of what was done are where these, the same changes, say."""
+        """End the journal, and replace bodies by their places in the log, which the changes in `placed` name."""
         self.end()
         for change in placed:
             if isinstance(change, PutRow):
@@ -157,7 +162,7 @@ class Tables:
         self._doing[type(change)](change)
 
     def _set(self, mapping: dict[Any, Any], key: Any, value: Any) -> None:
-        """Put a value, or take it out if it is _ABSENT: every change does it here, so that it can be undone."""
+        """Put a value, or remove the key if the value is _ABSENT. All changes use this method, so all can be undone."""
         if self._before is not None:
             self._before.append((mapping, key, mapping.get(key, _ABSENT)))
         if value is _ABSENT:
@@ -177,8 +182,8 @@ class Tables:
         if record.agent is not None:
             self._set(self.agents.setdefault(record.agent, {}), record.no, None)
         if there is None:
-            if late:  # what made it was lost, and this is when it began again
-                _in_order(self.threads)
+            if late:  # the log lost its first record, and the thread began again
+                _sort(self.threads)
             self._set(self.names, (record.space, record.name), record.no)
             self._set(self.uids, record.uid, record.no)
             self._set(self.logs, record.no, {})
@@ -187,7 +192,7 @@ class Tables:
         thread, row, payload, news = change
         log = self.logs.get(thread)
         if log is None:
-            self.adrift.add((thread, row.seq))  # the thread itself was lost
+            self.adrift.add((thread, row.seq))
             return
         self.wasted += row.seq in log
         self._set(log, row.seq, row)
@@ -205,13 +210,13 @@ class Tables:
         for seq in range(first, max(first, last) + 1):
             if seq in log:
                 continue
-            # It may have been a checkpoint and the head: whoever needs it is to find out that it is damaged.
+            # It may have been a checkpoint and the head, so it matches no checksum: readers find it damaged.
             lost = Row(
                 seq, 0, seq - 1, 0, seq, 0, 0, 0, seq, 0, 0, 0, None, 0, 0, bytes(32), b"", b"", b"", None, hidden=False
             )
             self._put_row(PutRow(thread, lost, b"", news=True))
-        if first < behind:  # rows that were written with it, and later ones, were not lost
-            _in_order(log)
+        if first < behind:  # later rows were not lost
+            _sort(log)
 
     def _remove_rows(self, change: RemoveRows) -> None:
         for seq in change.seqs:
@@ -282,11 +287,11 @@ class Tables:
 
     # -- a batch ----------------------------------------------------------------------------------
     def commit(self, batch: Batch) -> tuple[int, ...]:
-        """Do what a batch says, or nothing and raise; return the numbers of its new threads."""
+        """Apply all of a batch, or raise and change nothing; return the numbers of its new threads."""
         try:
             self._check(batch)
         except (Stale, Vanished, MissingChunks):
-            # A batch that is there already is refused by its own traces: that is a success.
+            # A repeated batch is refused because its own rows exist: that is a success.
             numbers = self._committed(batch)
             if numbers is None:
                 raise
@@ -294,7 +299,7 @@ class Tables:
         return self._apply(batch)
 
     def _check(self, batch: Batch) -> None:
-        """Refuse the batch unless all it requires holds. Whatever it adds itself does not count, but for rows."""
+        """Raise `Stale`, `Vanished` or `MissingChunks` unless the tables meet all requirements of the batch."""
         for thread, seq in batch.newest:
             if self.last(thread) != seq:
                 raise Stale
@@ -328,7 +333,7 @@ class Tables:
             raise Stale
 
     def _committed(self, batch: Batch) -> tuple[int, ...] | None:
-        """Return the numbers of the batch's threads if this very batch was committed before, else None."""
+        """Return the numbers of the batch's new threads if the same batch was committed before, else None."""
         if not batch.threads and not batch.rows:
             return None
         numbers = tuple(self.uids.get(new.uid, 0) for new in batch.threads)
@@ -370,7 +375,7 @@ class Tables:
             self.do(Touch(no, touched=True))
 
     def _notice(self, batch: Batch, numbers: Sequence[int]) -> None:
-        """Hide, show, tag and untag. What is not there is passed over."""
+        """Hide, show, tag and untag the rows of a batch; rows that do not exist are skipped."""
         marks = [(*pair, True) for pair in batch.hide] + [(*pair, False) for pair in batch.show]
         for thread, seq, hidden in marks:
             no = _number(thread, numbers)
@@ -388,9 +393,9 @@ class Tables:
             if tag in tags:
                 self.do(SetTags(no, seq, tuple(word for word in tags if word != tag)))
 
-    # -- what else is written ---------------------------------------------------------------------
+    # -- other writes -----------------------------------------------------------------------------
     def put(self, chunks: Sequence[tuple[bytes, bytes]]) -> None:
-        """Put chunks that are not there; stamp those that are."""
+        """Put the absent chunks, and set the epoch of the others to the current epoch."""
         epoch = self.meta["epoch"]
         for digest, stored in chunks:
             there = self.chunks.get(digest)
@@ -400,17 +405,17 @@ class Tables:
                 self.do(Stamp(epoch, (digest,)))
 
     def rewrite(self, thread: int, row: Row) -> bool:
-        """Replace a row if it is still the same; see the port."""
+        """Replace a row if it still has the same op_id; tell whether it was replaced. See `Maintenance.rewrite`."""
         there = self.logs.get(thread, {}).get(row.seq)
         if there is None or there.op_id != row.op_id or (there.base == there.seq and row.base != row.seq):
             return False
-        # Whoever hid the row meanwhile is right, and a row without a payload has none to give.
+        # The stored mark and, if the new row brings no payload, the stored payload stay.
         payload = self.payloads[thread, row.seq] if row.payload is None else row.payload
         self.do(PutRow(thread, row._replace(hidden=there.hidden, payload=None), payload, news=False))
         return True
 
-    def index(self, thread: int, now: Indexed, splices: Sequence[Splice]) -> None:
-        """Change a thread's list, and take its mark off if it is up to date."""
+    def index(self, thread: int, now: IndexState, splices: Sequence[Splice]) -> None:
+        """Change the index list of a thread, and remove the thread's mark if the list is up to date."""
         no = self.meta["entry"]
         numbered: list[tuple[int, int, tuple[Listed | None, ...]]] = []
         for splice in splices:
@@ -424,14 +429,14 @@ class Tables:
             self.do(Mark(thread, marked=False))
 
     def forget(self) -> None:
-        """Drop all that can be made anew: lists, and what is known not to be touched."""
+        """Drop all index lists, and touch all threads of agents, so that both are rebuilt."""
         self.forget_lists()
         for no, record in self.threads.items():
             if record.agent is not None:
                 self.do(Touch(no, touched=True))
 
     def forget_lists(self) -> None:
-        """Drop all lists, and mark all threads."""
+        """Drop all index lists, and mark all threads."""
         for no in self.threads.keys() | self.lists.keys():
             self.do(DropList(no))
         for no in self.marks.keys() - self.threads.keys():
@@ -439,16 +444,16 @@ class Tables:
 
     # -- reading ----------------------------------------------------------------------------------
     def last_thread(self) -> int:
-        """Return the highest number of a thread, 0 if there is none. Those below it may have been lost."""
+        """Return the highest thread number, 0 if there is no thread. A damaged log may lack lower numbers."""
         return next(reversed(self.threads), 0)
 
     def newest(self, thread: int) -> Row | None:
-        """Return the newest row of a thread, None if there is none."""
+        """Return the newest row of a thread; None if it has no row, or does not exist."""
         log = self.logs.get(thread)
         return log[next(reversed(log))] if log else None
 
     def last(self, thread: int) -> int | None:
-        """Return the seq of the newest row, 0 if there is none yet, None if there is no such thread."""
+        """Return the seq of a thread's newest row; 0 if it has no row, None if it does not exist."""
         log = self.logs.get(thread)
         return None if log is None else next(reversed(log), 0)
 
@@ -463,13 +468,13 @@ class Tables:
             return [row for at, seq, row in places if at >= 0 and seq <= wanted[at][1]]
         return [log[seq] for low, high in wanted for seq in range(low, high + 1) if seq in log]
 
-    def held(self) -> int:
-        """Return how many bytes the bodies of rows and chunks have."""
+    def payload_bytes(self) -> int:
+        """Return the size of all payloads and chunks in bytes."""
         bodies = (*self.payloads.values(), *(body for body, _ in self.chunks.values()))
         return sum(map(size_of, bodies))
 
     def whole(self) -> Iterator[Change]:  # noqa: C901 - one for each table
-        """Give changes that make these tables of empty ones."""
+        """Yield the changes that turn empty tables into a copy of this one."""
         for record in self.threads.values():
             yield PutThread(record)
         for no, log in self.logs.items():
@@ -490,27 +495,51 @@ class Tables:
             yield SetMeta(name, value)
 
     def copy(self) -> Tables:
-        """Return tables that stay as these are now."""
+        """Return a copy that later changes do not affect."""
         made = Tables()
         for name in ("threads", "names", "uids", "payloads", "chunks", "tags", "meta", "marks", "lists", "unlisted"):
             setattr(made, name, dict(getattr(self, name)))
         for name in ("agents", "touched", "logs"):
-            held: Mapping[Any, dict[Any, Any]] = getattr(self, name)
-            setattr(made, name, {key: dict(inner) for key, inner in held.items()})
+            outer: Mapping[Any, dict[Any, Any]] = getattr(self, name)
+            setattr(made, name, {key: dict(inner) for key, inner in outer.items()})
         return made
 
+    # -- orphans ----------------------------------------------------------------------------------
+    def orphans(self) -> list[str]:
+        """Return a message for each kind of orphan: data of threads that a damaged log lost, threads without rows."""
+        counts = {
+            f"rows belong to no thread{REMOVED}": len(self.adrift),
+            f"threads have no row{REMOVED}": sum(not log for log in self.logs.values()),
+            "tags belong to no checkpoint": sum(seq not in self.logs.get(no, ()) for no, seq in self.tags),
+            "lists of the index belong to no thread": len(self.lists.keys() - self.threads.keys()),
+            "marks of the index belong to no thread": len(self.marks.keys() - self.threads.keys()),
+        }
+        return [f"{count} {what}" for what, count in counts.items() if count]
 
-def _in_order(mapping: dict[Any, Any]) -> None:
-    """Let the keys come in ascending order."""
-    there = sorted(mapping.items(), key=lambda entry: entry[0])
-    mapping.clear()
-    mapping.update(there)
+    def drop_orphans(self) -> None:
+        """Drop all orphans, without a journal: for a copy of the tables that is then written to new files."""
+        for no in [no for no, log in self.logs.items() if not log]:
+            record = self.threads.pop(no)
+            del self.logs[no], self.names[record.space, record.name], self.uids[record.uid]
+            for mapping in (self.agents, self.touched):
+                mapping.get(record.agent or "", {}).pop(no, None)
+        self.adrift.clear()
+        self.tags = {key: tags for key, tags in self.tags.items() if key[1] in self.logs.get(key[0], ())}
+        self.lists = {no: listed for no, listed in self.lists.items() if no in self.threads}
+        self.marks = {no: None for no in self.marks if no in self.threads}
 
 
-def _listed(no: int, entry: Entry) -> Listed:
+def _sort(mapping: dict[Any, Any]) -> None:
+    """Put the keys in ascending order. No entry is missing where Ctrl-C may come, which is where a loop goes on."""
+    for key, value in sorted(mapping.items(), key=lambda entry: entry[0]):
+        del mapping[key]
+        mapping[key] = value
+
+
+def _listed(no: int, entry: IndexEntry) -> Listed:
     return Listed(no, entry._replace(text=b""), entry.text, zlib.crc32(entry.text))
 
 
 def _number(thread: int, created: Sequence[int]) -> int:
-    """Return the number of a thread that a batch names: -1, -2 ... are those that it creates."""
+    """Return the number of a thread in a batch: -1, -2 ... stand for the threads that the batch created."""
     return created[-thread - 1] if -len(created) <= thread < 0 else thread

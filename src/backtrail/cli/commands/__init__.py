@@ -1,1 +1,1 @@
-"""The commands, by subject."""
+"""The commands, one module for each subject."""

@@ -1,8 +1,9 @@
-"""Which classes an annotation names: what the caller says, in naming the type of a state, about the classes inside it.
+"""The classes that an annotation names: a caller that names the type of a state also names the classes inside it.
 
-`reachable` walks through generics, unions, aliases and the fields of classes. What it finds may be rebuilt on load; so
-it leaves out what is no data: class variables, the parameters of functions, classes themselves. A name that cannot be
-found (imported for type checkers only, say) is passed over, and what was saved for it then loads as a Record.
+`reachable` walks through generics, unions, aliases and the fields of classes. Loading may build instances of the
+classes that it returns. So it skips annotations that describe no data: class variables, parameters of functions, and
+`type[...]`. It also skips names that it cannot resolve, such as imports for type checkers only; their instances load
+as Records.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ _REACHABLE: weakref.WeakKeyDictionary[type, tuple[weakref.ref[type], ...]] = wea
 
 
 def reachable(annotation: object) -> list[type]:
-    """Every class with a form that an annotation names, at any depth."""
+    """Return every class with a form that an annotation names, at any depth."""
     if isinstance(annotation, type) and annotation in _REACHABLE:
         known = [cls for ref in _REACHABLE[annotation] if (cls := ref()) is not None]
         if len(known) == len(_REACHABLE[annotation]):
             return known
-    found: dict[type, None] = {}
+    classes: dict[type, None] = {}
     complete = True
-    seen: dict[int, object] = {}  # by identity, as annotations need not be hashable; held, so that no id is used twice
+    seen: dict[int, object] = {}  # by id: annotations may be unhashable. The values keep the ids unique
     todo = [annotation]
     while todo:
         item = todo.pop()
@@ -35,7 +36,7 @@ def reachable(annotation: object) -> list[type]:
         if isinstance(item, type) and get_origin(item) is None:
             form = form_of(item)
             if form is not None:
-                found[item] = None
+                classes[item] = None
             if form is not None or is_typeddict(item):
                 hints, resolved = _named_by(item, form)
                 todo += hints
@@ -43,12 +44,12 @@ def reachable(annotation: object) -> list[type]:
         else:
             todo += _parts(item)
     if complete and isinstance(annotation, type):
-        _REACHABLE[annotation] = tuple(weakref.ref(cls) for cls in found)
-    return list(found)
+        _REACHABLE[annotation] = tuple(weakref.ref(cls) for cls in classes)
+    return list(classes)
 
 
 def _parts(annotation: Any) -> list[Any]:
-    """The annotations that one which is not a class is made of."""
+    """Return the parts of an annotation that is not a class."""
     if isinstance(annotation, list | tuple):
         return list(annotation)
     if isinstance(annotation, TypeVar):
@@ -64,28 +65,28 @@ def _parts(annotation: Any) -> list[Any]:
 
 
 def _named_by(cls: Any, form: str | None) -> tuple[list[Any], bool]:
-    """The annotations of a class (for an Enum: the classes of its values), and whether all names in them were found."""
+    """Return the annotations of a class (of an Enum: the classes of its values), and whether all names resolved."""
     if form == ENUM:
         return [type(member._value_) for member in cls.__members__.values()], True
     hints, resolved = _hints(cls)
-    if form == PYDANTIC:  # pydantic finds names in the function that the class was defined in, too
+    if form == PYDANTIC:  # pydantic also resolves names of the function that defines the class
         hints += [field.annotation for field in cls.model_fields.values()]
     return hints, resolved
 
 
 def _hints(cls: type) -> tuple[list[Any], bool]:
-    """The annotations of the fields, evaluated; a name that cannot be found stands for anything."""
+    """Return the evaluated annotations of the fields, and whether all names resolved; an unknown name becomes Any."""
     names: dict[str, Any] = {}
     while True:
         try:
             hints = get_type_hints(cls, localns=names or None, include_extras=True)
-            return list(hints.values()), all(found is not Any for found in names.values())
+            return list(hints.values()), all(each is not Any for each in names.values())
         except NameError as error:
             if not error.name or error.name in names:
                 break
             scopes = ({cls.__name__: cls}, *(vars(k) for k in cls.__mro__))
             names[error.name] = next((scope[error.name] for scope in scopes if error.name in scope), Any)
-        except Exception:  # noqa: BLE001 - an annotation is any expression; what it raises says nothing about the data
+        except Exception:  # noqa: BLE001 - an annotation is any expression, which may raise anything
             break
     raw = [hint for k in cls.__mro__ for hint in vars(k).get("__annotations__", {}).values()]
     return [hint for hint in raw if not isinstance(hint, str)], False

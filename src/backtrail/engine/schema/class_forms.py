@@ -1,10 +1,10 @@
-"""Which form a class has, and what is refused.
+"""The forms of classes, and how instances of each form become fields and back.
 
-A *form* is a family of classes that say which fields they have: dataclasses, msgspec Structs, pydantic models and named
-tuples. Enums count, too: their members have a name and a value. How instances of each form come apart is in `shapes`.
+A *form* is a family of classes that declare their fields: dataclasses, msgspec Structs, pydantic models and named
+tuples. Enums have a form, too: their members have a name and a value. A `Shape` takes the fields out of instances of
+one class, and builds instances from fields.
 
-Nothing is imported to find out: pydantic and msgspec are looked for among the modules that are already loaded, for an
-instance cannot exist before.
+This module does not import pydantic or msgspec. It looks for them in `sys.modules`: without them no instance exists.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ NAMEDTUPLE: Final = "namedtuple"
 CUSTOM: Final = "custom"
 FORMS: Final = (DATACLASS, STRUCT, PYDANTIC, NAMEDTUPLE, CUSTOM)
 ENUM: Final = "enum"
-"""Not the form of a Record: the members of an Enum are names, not fields."""
+"""The form of an Enum, whose members become a `Member`, not a `Record`."""
 
-# ---- which form -----------------------------------------------------------------------------------------------------
+# ---- forms ----------------------------------------------------------------------------------------------------------
 
 
 def form_of(cls: type) -> str | None:
-    """The form of a class; None if it does not say which fields it has. Enum wins over what it is mixed with."""
+    """Return the form of a class; None if it does not declare fields. An Enum that is also a dataclass is an Enum."""
     mro = cls.__mro__
     if enum.Enum in mro:
         return ENUM if cls.__members__ else None  # type: ignore[attr-defined]
     for module, base, form in (("msgspec", "Struct", STRUCT), ("pydantic.main", "BaseModel", PYDANTIC)):
-        found = loaded(module, base)
-        if found is not None and found in mro:
-            return form if cls is not found else None
+        root = loaded(module, base)
+        if root is not None and root in mro:
+            return form if cls is not root else None
     if dataclasses.is_dataclass(cls):
         return DATACLASS
     if tuple in mro and isinstance(getattr(cls, "_fields", None), tuple) and hasattr(cls, "_make"):
@@ -55,25 +55,25 @@ def form_of(cls: type) -> str | None:
 
 
 def class_of(annotation: object) -> type | None:
-    """The class behind `Box` and `Box[int]`; None for what is not a class, such as a union."""
+    """Return the class of `Box` and `Box[int]`; None for an annotation that is not a class, such as a union."""
     origin = get_origin(annotation)
-    found = annotation if origin is None else origin
-    return found if isinstance(found, type) and found not in (types.UnionType, Annotated) else None
+    cls = annotation if origin is None else origin
+    return cls if isinstance(cls, type) and cls not in (types.UnionType, Annotated) else None
 
 
 def is_typeddict(cls: type) -> bool:
-    """Whether a class is a TypedDict, of typing or of typing_extensions: a plain dict at run time."""
+    """Tell whether a class is a TypedDict, whose instances are plain dicts."""
     return dict in cls.__mro__ and hasattr(cls, "__required_keys__") and hasattr(cls, "__total__")
 
 
 def generic_origin(cls: type) -> type | None:
-    """The model that a parametrised pydantic model (`Box[int]`, a class of its own) was made from."""
-    found = (cls.__dict__.get("__pydantic_generic_metadata__") or {}).get("origin")
-    return found if isinstance(found, type) else None
+    """Return the generic model of a parametrised pydantic model (`Box[int]`, a class of its own)."""
+    origin = (cls.__dict__.get("__pydantic_generic_metadata__") or {}).get("origin")
+    return origin if isinstance(origin, type) else None
 
 
 def loaded(module: str, name: str) -> Any:
-    """An attribute of a module, if that is loaded."""
+    """Return an attribute of a module; None if the process has not imported the module."""
     return getattr(sys.modules.get(module), name, None)
 
 
@@ -81,21 +81,21 @@ def loaded(module: str, name: str) -> Any:
 
 
 def take_member(obj: enum.Enum) -> tuple[str | None, object]:
-    """The name and value of a member; a combination of flags has no name, only a value."""
+    """Return the name and value of a member; a combination of flags has no name, only a value."""
     cls, name = type(obj), obj._name_
     if cls.__members__.get(name) is obj:
         return name, obj._value_
     if not isinstance(obj, enum.Flag):
-        refuse(obj, f"is not among the members of its Enum ({name!r}): add it to the class")
+        refuse(obj, f"is not one of the members of its Enum ({name!r}); add it to the class")
     return None, obj._value_
 
 
 def build_member(cls: type[enum.Enum], name: str | None) -> enum.Enum:
-    """The member of this name."""
+    """Return the member of an Enum by its name; `Invalid` if the class has no such member."""
     member = cls.__members__.get(name) if isinstance(name, str) else None
     if member is None:
         raise Invalid(
-            f"{cls.__qualname__} has no member {name!r} any more: keep the member, "
+            f"{cls.__qualname__} no longer has a member {name!r}; restore the member, "
             f"or write an upcaster with @backtrail.upcast({cls.__name__}, from_version=...)",
             code="invalid.schema",
             member=name,
@@ -104,14 +104,14 @@ def build_member(cls: type[enum.Enum], name: str | None) -> enum.Enum:
 
 
 def build_flags(cls: type[enum.Enum], value: object) -> enum.Enum:
-    """The combination of flags that has this value."""
+    """Return the combination of flags with a value; `Invalid` if the class has no flags for it."""
     try:
         member = cls(value)
     except ValueError:
         member = None
     if type(member) is not cls or member._value_ != value:
         raise Invalid(
-            f"{value!r} is not a combination of the members of {cls.__qualname__} any more: keep the members, "
+            f"{value!r} is no longer a combination of the members of {cls.__qualname__}; restore the members, "
             f"or write an upcaster with @backtrail.upcast({cls.__name__}, from_version=...)",
             code="invalid.schema",
             member=None,
@@ -123,9 +123,9 @@ def build_flags(cls: type[enum.Enum], value: object) -> enum.Enum:
 
 
 def unknown_field(cls: type, name: str) -> NoReturn:
-    """The data has a field that the class does not have."""
+    """Raise `Invalid`: the saved data has a field that the class does not have."""
     raise Invalid(
-        f"{cls.__qualname__} has no field {name!r}, but what was saved has: "
+        f"the saved data has a field {name!r}, which {cls.__qualname__} does not have; "
         f"write an upcaster with @backtrail.upcast({cls.__name__}, from_version=...) that drops or renames it",
         code="invalid.schema",
         field=name,
@@ -133,9 +133,9 @@ def unknown_field(cls: type, name: str) -> NoReturn:
 
 
 def missing_field(cls: type, name: str) -> NoReturn:
-    """The class has a field that neither the data nor a default gives."""
+    """Raise `Invalid`: a field of the class has neither saved data nor a default."""
     raise Invalid(
-        f"{cls.__qualname__} needs a field {name!r}, which what was saved does not have: give it a default, "
+        f"{cls.__qualname__} needs a field {name!r}, which the saved data does not have; give it a default, "
         f"or write an upcaster with @backtrail.upcast({cls.__name__}, from_version=...) that adds it",
         code="invalid.schema",
         field=name,
@@ -143,35 +143,35 @@ def missing_field(cls: type, name: str) -> NoReturn:
 
 
 def unset(obj: object, name: str) -> NoReturn:
-    """An instance has nothing in one of its fields."""
-    refuse(obj, f"has no value for its field {name!r}: set it before saving")
+    """Raise `Invalid`: a field of an instance has no value."""
+    refuse(obj, f"has no value for its field {name!r}; set it before saving")
 
 
 def refuse(obj: object, why: str) -> NoReturn:
-    """An instance cannot be kept."""
+    """Raise `Invalid`: an instance cannot be saved."""
     raise Invalid(f"an instance of {type(obj).__qualname__} {why}", code="invalid.value")
 
 
 HIDDEN: Final = ""
-"""The reserved field."""
+"""The name of the reserved field of a record. It lists the fields that were set, and holds other data of a form."""
 
 _MISSING: Final = dataclasses.MISSING
 _DERIVED: Final = frozenset({"__orig_class__"})
 
 
 def shape_of(cls: type) -> Shape | None:
-    """A new shape of a class that has fields. It does not refer to the class, so that caches may hold it."""
+    """Return the shape of a class; None if it has no fields. A shape does not refer to its class: caches hold it."""
     shape = {DATACLASS: _Dataclass, STRUCT: _Struct, PYDANTIC: _Model, NAMEDTUPLE: _NamedTuple}.get(form_of(cls) or "")
     return shape(cls) if shape is not None else None
 
 
 def unset_value() -> object:
-    """What a Struct holds for a field that is not set."""
+    """Return the value of a Struct's field that is not set."""
     return loaded("msgspec", "UNSET")
 
 
 class Shape:
-    """One class seen through its form."""
+    """Takes the fields out of instances of one class, and builds instances from fields."""
 
     form: ClassVar[str]
 
@@ -190,42 +190,45 @@ class Shape:
         )
 
     def take(self, obj: Any) -> dict[str, Any]:
-        """The fields of an instance. May be the instance's own dict: copy it, do not change it."""
+        """Return the fields of an instance. The dict may be the instance's own: the caller must not change it."""
         raise NotImplementedError
 
     def build(self, cls: type, fields: dict[str, Any], hidden: dict[str, Any]) -> object:
-        """An instance of `cls` with these fields. `hidden` is the content of the reserved field, "unset" apart."""
+        """Return an instance of `cls` with these fields. `hidden` is the reserved field without its "unset"."""
         raise NotImplementedError
 
     def held(self, obj: Any) -> tuple[dict[str, Any], frozenset[str] | None] | None:  # noqa: ARG002 - see below
-        """What `take` gives, in fewer steps: the instance's own dict, and which fields were set, if not all.
+        """Return an instance's own `__dict__` and the set of its set fields (None: all). This is a fast `take`.
 
-        None for an instance that holds anything else, or whose dict has another order.
+        Returns None if the instance has other attributes, or if its dict is in another order.
         """
         return None
 
     def opener(self, was_set: frozenset[str]) -> Callable[[Any], dict[str, Any] | None] | None:  # noqa: ARG002
-        """What gives an instance's own dict, in any order, if it holds nothing else, and these fields were set."""
+        """Return a function that returns an instance's own `__dict__`, or None if other fields than `was_set` were set.
+
+        The dict may be in any order.
+        """
         return None
 
     def maker(self, cls: Any, was_set: frozenset[str]) -> Callable[[dict[str, Any]], object] | None:  # noqa: ARG002
-        """What `build` does, in fewer steps, for all fields in their order; the dict becomes the instance's own."""
+        """Return a function that builds an instance from a dict of all fields in order. The instance keeps the dict."""
         return None
 
     def refuse_rest(self, obj: Any) -> None:
-        """Refuses an instance that holds something which is not a field."""
+        """Raise `Invalid` if an instance has an attribute that is not a field."""
         held = getattr(obj, "__dict__", ())
         rest = [name for name in held if name not in self.nameset and name not in self.derived]
         rest += [name for name in self.slots if _has(obj, name)]
         if rest:
             refuse(
                 obj,
-                f"holds {rest[0]!r}, which is not one of its fields and would be lost: make it a field, "
+                f"holds {rest[0]!r}, which is not a field and would be lost; make it a field, "
                 "or register the class with backtrail.Type",
             )
 
     def check_names(self, cls: type, fields: dict[str, Any], hidden: dict[str, Any]) -> None:
-        """Refuses fields that the class does not have. What only models have is let go if it says nothing more."""
+        """Raise `Invalid` if `fields` or `hidden` has a name that the class lacks. "set" in `hidden` is allowed."""
         unknown = [name for name in fields if name not in self.nameset]
         unknown += [f"{HIDDEN}.{name}" for name in hidden if name != "set"]
         if unknown:
@@ -239,7 +242,7 @@ class _Dataclass(Shape):
         super().__init__(cls, tuple(f.name for f in dataclasses.fields(cls)))
         native = _native_base(cls)
         self.native = native.__name__ if native is not None else None
-        # Fields that live in a slot or behind another descriptor: the instance's dict does not have them.
+        # Fields in a slot or behind another descriptor, which the instance's dict does not have.
         self.described = frozenset(
             name for name in self.names if inspect.isdatadescriptor(inspect.getattr_static(cls, name, None))
         )
@@ -257,7 +260,7 @@ class _Dataclass(Shape):
             with contextlib.suppress(AttributeError):
                 return {name: getattr(obj, name) for name in self.names}
         if self.native is not None:
-            refuse(obj, f"is a dataclass and also a {self.native}, whose content would be lost: make that a field")
+            refuse(obj, f"is a dataclass and also a {self.native}, whose content would be lost; make that a field")
         self.refuse_rest(obj)
         held = getattr(obj, "__dict__", {})
         fields = {}
@@ -265,7 +268,7 @@ class _Dataclass(Shape):
             if name in held and name not in self.described:
                 fields[name] = held[name]
                 continue
-            try:  # past a `__getattr__`, which would invent a value; to a default that was left in the class
+            try:  # not through `__getattr__`, which may invent a value; a default in the class counts
                 fields[name] = object.__getattribute__(obj, name)
             except AttributeError:
                 unset(obj, name)
@@ -317,7 +320,7 @@ class _Struct(Shape):
         self.post_init = hasattr(cls, "__post_init__")
         self.unset_value = unset_value()
         nodefault = loaded("msgspec", "NODEFAULT")
-        defaults = cls.__struct_defaults__  # of the last fields; those among them that have none say NODEFAULT
+        defaults = cls.__struct_defaults__  # of the last fields; NODEFAULT for those without one
         first = len(self.names) - len(defaults)
         late = tuple(n for n, d in zip(self.names[first:], defaults, strict=True) if d is nodefault)
         self.required = self.names[:first] + late
@@ -362,7 +365,7 @@ class _Model(Shape):
         native = _native_base(cls)
         self.native = native.__name__ if native is not None else None
         self.root = bool(getattr(cls, "__pydantic_root_model__", False))
-        if self.root:  # it has None for these in the class, and its own in its dict
+        if self.root:  # None in the class; an instance may have its own value in its dict
             self.derived |= {"__pydantic_extra__", "__pydantic_private__"}
         self.allows = cls.model_config.get("extra") == "allow"
         self.privates: dict[str, bool] = {}  # name: whether it has a default
@@ -374,11 +377,11 @@ class _Model(Shape):
 
     def take(self, obj: Any) -> dict[str, Any]:
         if self.native is not None:
-            refuse(obj, f"is a model and also a {self.native}, whose content would be lost: make that a field")
+            refuse(obj, f"is a model and also a {self.native}, whose content would be lost; make that a field")
         try:
             extra, was_set = obj.__pydantic_extra__, obj.__pydantic_fields_set__
         except AttributeError:
-            refuse(obj, "is a model that was never initialised: make it with its constructor or model_construct")
+            refuse(obj, "is a model that was never initialised; make it with its constructor or model_construct")
         private = getattr(obj, "__pydantic_private__", None)  # before pydantic 2.8, model_construct may not set it
         fields, hidden = self._take_fields(obj), {}
         if extra and self.allows and self.reserved.isdisjoint(extra):
@@ -425,7 +428,7 @@ class _Model(Shape):
         allows = self.allows
         if not self.plain:
             return None
-        slots = vars(loaded("pydantic.main", "BaseModel"))  # to find them by name takes longer than to fill them
+        slots = vars(loaded("pydantic.main", "BaseModel"))  # a lookup by name would take longer than the assignment
         put_held, put_set = slots["__dict__"].__set__, slots["__pydantic_fields_set__"].__set__
         put_extra, put_private = slots["__pydantic_extra__"].__set__, slots["__pydantic_private__"].__set__
 
@@ -452,7 +455,7 @@ class _Model(Shape):
     def _take_private(self, obj: Any, private: dict[str, Any]) -> dict[str, Any]:
         for name in private:
             if name not in self.privates:
-                refuse(obj, f"holds {name!r}, which its class does not declare and would be lost")
+                refuse(obj, f"holds {name!r}, which its class does not declare, so it would be lost; declare it")
         for name, has_default in self.privates.items():
             if has_default and name not in private:
                 unset(obj, name)
@@ -495,7 +498,7 @@ class _Model(Shape):
 
 
 def _model_default(attribute: Any, held: dict[str, Any]) -> object:
-    """The default of a field or private attribute, as pydantic makes it; `held` are the values that it may look at."""
+    """Return the default of a field or private attribute, as pydantic makes it; `held` are the fields before it."""
     if attribute.default_factory is None:
         return copy.deepcopy(attribute.default)
     if getattr(attribute, "default_factory_takes_validated_data", False):
@@ -515,7 +518,7 @@ class _NamedTuple(Shape):
             self.refuse_rest(obj)
         length = tuple.__len__(obj)
         if length != len(self.names):
-            refuse(obj, f"has {length} items for {len(self.names)} fields: make it with its constructor")
+            refuse(obj, f"has {length} items for {len(self.names)} fields; make it with its constructor")
         return dict(zip(self.names, tuple.__iter__(obj), strict=True))
 
     def build(self, cls: Any, fields: dict[str, Any], hidden: dict[str, Any]) -> object:
@@ -530,14 +533,14 @@ class _NamedTuple(Shape):
 
 def _has(obj: object, name: str) -> bool:
     try:
-        object.__getattribute__(obj, name)  # past a `__getattr__`, which would answer for what is not there
+        object.__getattribute__(obj, name)  # not through `__getattr__`, which may answer for any name
     except AttributeError:
         return False
     return True
 
 
 def _native_base(cls: type) -> type | None:
-    """The base written in C, if any, whose instances have content of their own: dict, str, Exception ..."""
+    """Return the base class whose instances have content in C, such as dict, str or Exception; None if none has."""
     for k in cls.__mro__:
         if k is not object and k is not Generic and isinstance(vars(k).get("__new__"), types.BuiltinFunctionType):
             return k
@@ -545,7 +548,7 @@ def _native_base(cls: type) -> type | None:
 
 
 def _blank(cls: type) -> object:
-    """An instance of which nothing is set, without running a `__new__` of its class."""
-    if Generic in cls.__mro__:  # written in C since Python 3.12, and then object.__new__ refuses its subclasses
+    """Return an instance without attributes, without calling the `__new__` of its class."""
+    if Generic in cls.__mro__:  # C since Python 3.12, so object.__new__ refuses its subclasses
         return Generic.__new__(cls)
     return object.__new__(cls)

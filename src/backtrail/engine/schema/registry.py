@@ -1,6 +1,7 @@
-"""Instances of classes while they are data: a `Record` of fields, a `Member` of an Enum; and `Type`, how to keep one.
+"""The registry of classes: which classes loading may build, and how instances become data.
 
-Each carries the schema that it was saved with, so that it can be saved again as what it was, with or without its class.
+An instance without its class is a `Record` of its fields, or a `Member` of an Enum. Both carry the schema that they
+were saved with, so they can be saved again without a loss. A `Type` says how to save a class that declares no fields.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from backtrail.engine.schema.class_forms import (
     Shape,
     unset_value,
 )
-from backtrail.engine.schema.versions import (
-    Plan,
+from backtrail.engine.schema.upcast import (
+    ClassSchema,
     check_name,
     check_reach,
     check_version,
+    class_schema,
     invalid,
     is_fields,
     name_of,
-    plan_of,
     schema,
     schema_of,
     upcast,
@@ -61,9 +62,9 @@ _PLAIN: Final = frozenset(
 
 
 class Record(dict[str, Any]):
-    """The fields of an instance, without its class: a dict that carries the schema it was saved with.
+    """The fields of an instance without its class: a dict with the schema that the instance was saved with.
 
-    It equals a Record of the same schema, version and form, and a plain dict, with the same items.
+    It equals a Record with the same schema, version, form and items, and a plain dict with the same items.
     """
 
     __slots__ = ("form", "schema", "version")
@@ -89,32 +90,32 @@ class Record(dict[str, Any]):
         return f"Record({self.schema!r}, {self.version!r}, {self.form!r}, {dict.__repr__(self)})"
 
     def copy(self) -> Record:
-        """A shallow copy, schema included."""
+        """Return a shallow copy with the same schema."""
         return Record(self.schema, self.version, self.form, self)
 
-    def __reduce__(self) -> tuple[Any, ...]:  # the items apart, so that a Record may contain itself
+    def __reduce__(self) -> tuple[Any, ...]:  # items come last, so that a Record may contain itself
         return Record, (self.schema, self.version, self.form, {}), None, None, iter(self.items())
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A member of an Enum, without its class. A combination of flags has no name (None), only a value."""
+    """A member of an Enum without its class. A combination of flags has a value, but no name (None)."""
 
     schema: str
     version: int
     name: str | None
     value: Any
 
-    def __hash__(self) -> int:  # without the value, which need not be hashable
+    def __hash__(self) -> int:  # without the value, which may be unhashable
         return hash((self.schema, self.version, self.name))
 
 
 @dataclass(frozen=True)
 class Type:
-    """How to keep instances of a class that does not say which fields it has, such as `defaultdict`.
+    """How to save instances of a class that declares no fields, such as `defaultdict`.
 
-    `dump` gives a dict of what an instance holds, `load` makes an instance of such a dict. Only instances of this very
-    class are meant, not those of its subclasses.
+    `dump` returns the content of an instance as a dict, `load` makes an instance from such a dict. Instances of
+    subclasses are not covered.
     """
 
     cls: type
@@ -127,20 +128,22 @@ class Type:
         if class_forms.class_of(self.cls) is not self.cls:
             raise invalid(f"backtrail.Type takes a class, not {self.cls!r}")
         if self.cls in _PLAIN or self.cls in (Record, Member):
-            raise invalid(f"{self.cls.__name__} is kept as it is: leave out backtrail.Type({self.cls.__name__}, ...)")
+            raise invalid(
+                f"{self.cls.__name__} needs no backtrail.Type, because it is stored as it is; remove the Type"
+            )
         check_name(self.name)
         check_version(self.version, "version")
         if not all(callable(function) for function in (self.dump, self.load)):
-            raise invalid(f"backtrail.Type({self.cls.__name__}, ...) takes functions as dump and load")
+            raise invalid(f"backtrail.Type({self.cls.__name__}, ...) needs functions for dump= and load=")
 
 
 @dataclass(frozen=True)
-class Plainly:
-    """How to keep what no class is named for, such as a subclass of str: as the plain value that `plain` makes of it.
+class PlainFallback:
+    """How to save instances of unregistered classes, such as a subclass of str: as plain values.
 
-    Whoever reads it gets that value, not what was saved. So it is for adapters, whose frameworks hand over such values
-    and take the plain ones for the same. `plain` returns what it cannot simplify as it is. `unknown` is told the schema
-    names of what is loaded as a `Record` or a `Member`, because no class is named for it.
+    A load returns the plain value, not the instance. So this is for adapters, whose frameworks treat both alike.
+    `plain` returns the plain value, or the instance itself if it has none. `unknown` is called with the schema name of
+    each unregistered `Record` or `Member` that a load returns.
     """
 
     plain: Callable[[Any], Any]
@@ -148,18 +151,18 @@ class Plainly:
 
 
 @dataclass(frozen=True)
-class Qualified:
-    """A class that no caller named: its instances are kept under its module and qualified name.
+class QualifiedClass:
+    """A class that no caller registered. Its instances are saved under its module and qualified name.
 
-    So what was saved of one class does not become an instance of another one that happens to have its schema name.
-    A caller who names the class gets them back, too.
+    So they cannot become instances of another class with the same schema name. They load as instances of their class
+    if a caller registers it.
     """
 
     cls: type
 
     @property
     def name(self) -> str:
-        """The schema name that its instances have."""
+        """The schema name of the class's instances."""
         return _full_name(self.cls)
 
 
@@ -168,39 +171,39 @@ def _full_name(cls: type) -> str:
 
 
 def checked(value: Record | Member) -> Record | Member:
-    """A Record or Member that may have been made or changed by hand."""
+    """Return the value; `Invalid` if it is a Record or Member that a caller made by hand and that cannot be saved."""
     try:
         check_name(value.schema)
         check_version(value.version, "version")
     except Invalid as error:
         raise Invalid(f"a {type(value).__name__} made by hand: {error}", code="invalid.value") from error
     if isinstance(value, Record) and not (value.form in FORMS and all(type(name) is str for name in value)):
-        message = f"a Record made by hand needs names as keys and one of the forms {FORMS}: {value!r:.200}"
+        message = f"a Record made by hand needs str keys and one of the forms {FORMS}: {value!r:.200}"
         raise Invalid(message, code="invalid.value")
     return value
 
 
 def dump_custom(custom: Type, obj: object) -> Record:
-    """Take an instance apart as its `Type` says."""
+    """Return the record of an instance, made by its `Type`."""
     try:
         fields: object = custom.dump(obj)
     except Exception as error:
         raise Invalid(f"the dump function of {custom.name!r} raised {error!r}", code="invalid.value") from error
     if not is_fields(fields):
         raise Invalid(
-            f"the dump function of {custom.name!r} has to return a dict with names as keys, not {fields!r:.200}",
+            f"the dump function of {custom.name!r} must return a dict with str keys, not {fields!r:.200}",
             code="invalid.value",
         )
     return Record(custom.name, custom.version, CUSTOM, fields)
 
 
 def load_custom(custom: Type, record: Record) -> object:
-    """Make an instance as its `Type` says."""
+    """Return an instance, made by its `Type`."""
     fields = upcasted(custom.cls, record.schema, record.version, custom.version, dict(record))
     if record.form != CUSTOM and record.version == custom.version:
         raise invalid(
-            f"{record.schema!r} was saved as a {record.form} and is a backtrail.Type now: give it version="
-            f"{custom.version + 1} and an upcaster from version {custom.version} that makes what load takes"
+            f"{record.schema!r} was saved as a {record.form} and is a backtrail.Type now; give the Type version="
+            f"{custom.version + 1}, and an upcaster from version {custom.version} that returns a dict for load="
         )
     try:
         return custom.load(fields)
@@ -216,7 +219,7 @@ __all__ = [
     "PYDANTIC",
     "STRUCT",
     "Member",
-    "Plainly",
+    "PlainFallback",
     "Record",
     "Type",
     "Types",
@@ -228,28 +231,30 @@ __all__ = [
 # ---- the registry ---------------------------------------------------------------------------------------------------
 
 
-class _Entry(NamedTuple):
+class _RegisteredClass(NamedTuple):
     cls: type
     custom: Type | None
 
 
 class Types:
-    """The classes that a caller named: what a schema name may become on load. Immutable.
+    """The registered classes by schema name. Loading builds instances of these classes alone. Immutable.
 
-    A *closed* one refuses to save instances of any other class: whatever is saved comes back as what it was.
+    A *closed* registry refuses to save instances of other classes, so each saved instance loads with its class.
     """
 
     __slots__ = ("__weakref__", "_closed", "_customs", "_entries", "_plainly", "_qualified")
 
-    def __init__(self, classes: Iterable[type | Type | Plainly | Qualified] = (), *, closed: bool = False) -> None:
+    def __init__(
+        self, classes: Iterable[type | Type | PlainFallback | QualifiedClass] = (), *, closed: bool = False
+    ) -> None:
         self._closed = closed
-        self._entries: dict[str, _Entry] = {}
-        self._plainly: Plainly | None = None
+        self._entries: dict[str, _RegisteredClass] = {}
+        self._plainly: PlainFallback | None = None
         self._qualified: dict[str, type] = {}
         for item in classes:
-            if isinstance(item, Plainly):
+            if isinstance(item, PlainFallback):
                 self._plainly = item
-            elif isinstance(item, Qualified):
+            elif isinstance(item, QualifiedClass):
                 self._qualified[item.name] = item.cls
             else:
                 _add(self._entries, item)
@@ -257,11 +262,11 @@ class Types:
 
     @staticmethod
     def named(classes: Any) -> tuple[type | Type, ...]:
-        """Return the classes that a caller names: several, or one, which may be iterable itself as Enums are."""
+        """Return the classes of a `types=` argument as a tuple. A single class is allowed, also an iterable Enum."""
         if isinstance(classes, type | Type):
             return (classes,)
         if classes is None or isinstance(classes, str | bytes) or not isinstance(classes, Iterable):
-            raise invalid(f"types= takes a list of classes, such as types=[Plan], not {classes!r:.100}")
+            raise invalid(f"types= must be a list of classes, such as types=[Plan], not {classes!r:.100}")
         return tuple(classes)
 
     def __repr__(self) -> str:
@@ -271,79 +276,79 @@ class Types:
         return (entry.custom or entry.cls for entry in self._entries.values())
 
     def extended(self, *classes: type | Type) -> Types:
-        """This registry and more classes. A class may come twice; two classes of one schema name are refused."""
+        """Return this registry with more classes. `Invalid` if two different classes have the same schema name."""
         return Types((*self, *classes, *self._others()), closed=self._closed) if classes else self
 
-    def _others(self) -> tuple[Plainly | Qualified, ...]:
+    def _others(self) -> tuple[PlainFallback | QualifiedClass, ...]:
         plainly = () if self._plainly is None else (self._plainly,)
-        return *plainly, *map(Qualified, self._qualified.values())
+        return *plainly, *map(QualifiedClass, self._qualified.values())
 
-    def closed(self, named: Iterable[type | Type | Plainly | Qualified]) -> Types:
-        """This registry and more classes, with those that their annotations name, and no other."""
+    def closed(self, named: Iterable[type | Type | PlainFallback | QualifiedClass]) -> Types:
+        """Return a closed registry: these classes, the classes `named`, and the classes that their annotations name."""
         registry = Types((*self, *named), closed=True)
         for item in tuple(registry):
             registry = registry.for_state(item) if isinstance(item, type) else registry
         return registry
 
     def for_state(self, cls: type | None) -> Types:
-        """This registry, the class of a state, and every class that its annotations name, at any depth."""
+        """Return this registry with the class of a state, and every class that its annotations name, at any depth."""
         return self.extended(*reachable(cls)) if cls is not None else self
 
-    def fielded(self, cls: type) -> Plan | None:
-        """What is known about a class that was named, and is saved as its own fields; None for any other."""
-        plan = plan_of(cls)
-        if plan is None or plan.shape is None or cls in self._customs:
+    def fielded(self, cls: type) -> ClassSchema | None:
+        """Return the schema of a registered class whose instances are saved as their fields; None for any other."""
+        info = class_schema(cls)
+        if info is None or info.shape is None or cls in self._customs:
             return None
-        entry = self._entries.get(plan.name)
-        return plan if entry is not None and entry.cls is cls else None
+        entry = self._entries.get(info.name)
+        return info if entry is not None and entry.cls is cls else None
 
     def made_as(self, name: str, version: int, form: str) -> tuple[type, Shape] | None:
-        """The class that a schema name stands for, if what was saved is as its instances are now."""
+        """Return the class of a schema name, and its shape, if saved data of this version and form needs no upcast."""
         entry = self._entries.get(name)
-        plan = None if entry is None else self.fielded(entry.cls)
-        if entry is None or plan is None or plan.shape is None or (plan.name, plan.version) != (name, version):
+        info = None if entry is None else self.fielded(entry.cls)
+        if entry is None or info is None or info.shape is None or (info.name, info.version) != (name, version):
             return None
-        return (entry.cls, plan.shape) if plan.shape.form == form else None
+        return (entry.cls, info.shape) if info.shape.form == form else None
 
     # -- saving
 
     def plain(self, obj: object) -> object:
-        """What an instance of a class that nobody named is kept as, if it was said how; else the instance itself."""
-        if self._plainly is None or type(obj) in self._customs or plan_of(type(obj)) is not None:
+        """Return the plain value of an unregistered instance, if there is a `PlainFallback`, else the instance."""
+        if self._plainly is None or type(obj) in self._customs or class_schema(type(obj)) is not None:
             return obj
         return self._plainly.plain(obj)
 
     def dump(self, obj: object) -> Record | Member | None:
-        """The fields of an instance, as they are; None if its class is not known to have any and not registered."""
+        """Return the fields of an instance; None if its class declares none and has no `Type`."""
         cls = type(obj)
         custom = self._customs.get(cls)
         if custom is not None:
             return dump_custom(custom, obj)
         if cls is Record or cls is Member:
             return checked(obj)  # type: ignore[arg-type]
-        plan = plan_of(cls)
-        if plan is None:
+        info = class_schema(cls)
+        if info is None:
             return None
-        entry = self._entries.get(plan.name)
-        name = plan.name
+        entry = self._entries.get(info.name)
+        name = info.name
         if (entry is None or entry.cls is not cls) and self._qualified.get(_full_name(cls)) is cls:
             name = _full_name(cls)
         elif entry is not None and entry.cls is not cls:
-            raise _clash(plan.name, entry.cls, cls)
+            raise _clash(info.name, entry.cls, cls)
         elif entry is None and self._closed:
             raise Invalid(
-                f"{cls.__module__}.{cls.__qualname__} is not among the classes that were named, and would come back as "
-                "plain data: name it with types=[...]",
+                f"{cls.__module__}.{cls.__qualname__} is not registered, so it would be loaded as plain data; "
+                "pass it in types=[...]",
                 code="invalid.value",
             )
-        if plan.shape is None:
-            return Member(name, plan.version, *class_forms.take_member(obj))  # type: ignore[arg-type]
-        return Record(name, plan.version, plan.shape.form, plan.shape.take(obj))
+        if info.shape is None:
+            return Member(name, info.version, *class_forms.take_member(obj))  # type: ignore[arg-type]
+        return Record(name, info.version, info.shape.form, info.shape.take(obj))
 
     # -- loading
 
     def load(self, value: Record | Member) -> object:
-        """The instance that was dumped, if its schema is in the registry; else the value itself."""
+        """Return the instance of a record or member; the value itself if its schema is not registered."""
         entry = self._entries.get(value.schema) or self._qualified_entry(value.schema)
         if entry is None:
             if self._plainly is not None:
@@ -355,34 +360,36 @@ class Types:
             return load_custom(entry.custom, value)
         return _load_fields(entry.cls, value.schema, value.version, dict(value), form=value.form)
 
-    def _qualified_entry(self, name: str) -> _Entry | None:
+    def _qualified_entry(self, name: str) -> _RegisteredClass | None:
         if name in self._qualified:
-            return _Entry(self._qualified[name], None)
+            return _RegisteredClass(self._qualified[name], None)
         if ":" not in name:
             return None
         plain = (each for each in self._entries.values() if each.custom is None)
         return next((each for each in plain if _full_name(each.cls) == name), None)
 
-    def _load_member(self, entry: _Entry, value: Member) -> object:
+    def _load_member(self, entry: _RegisteredClass, value: Member) -> object:
         cls = entry.cls
-        plan = plan_of(cls) if entry.custom is None else None
-        if plan is None or plan.shape is not None or not issubclass(cls, enum.Enum):
-            raise invalid(f"{value.schema!r} was saved as a member of an Enum; {cls.__qualname__} is none: rename it")
+        info = class_schema(cls) if entry.custom is None else None
+        if info is None or info.shape is not None or not issubclass(cls, enum.Enum):
+            raise invalid(
+                f"{value.schema!r} was saved as a member of an Enum, but {cls.__qualname__} is not an Enum; rename it"
+            )
         parts = {"name": value.name, "value": value.value}
-        parts = upcasted(cls, value.schema, value.version, plan.version, parts)
+        parts = upcasted(cls, value.schema, value.version, info.version, parts)
         if parts.get("name") is None and issubclass(cls, enum.Flag):
             return class_forms.build_flags(cls, parts.get("value"))
         member = class_forms.build_member(cls, parts.get("name"))
         if "value" in parts and not self._same(member._value_, parts["value"]):
             raise invalid(
-                f"{cls.__qualname__}.{member._name_} was saved as {parts['value']!r} and is {member._value_!r} now: "
-                f"keep the value, or write an upcaster with @backtrail.upcast({cls.__name__}, from_version=...)",
+                f"{cls.__qualname__}.{member._name_} was saved as {parts['value']!r} and is {member._value_!r} now; "
+                f"restore the value, or write an upcaster with @backtrail.upcast({cls.__name__}, from_version=...)",
                 member=member._name_,
             )
         return member
 
     def _same(self, ours: object, saved: object) -> bool:
-        """Whether the value of a member is what was saved, which may have lost its class on the way."""
+        """Tell whether the value of an Enum's member equals the saved value, which may be a Record of its fields."""
         if type(ours) is type(saved) and (ours == saved or (ours != ours and saved != saved)):  # noqa: PLR0124 - nan
             return True
         dumped = self.dump(ours)
@@ -391,7 +398,7 @@ class Types:
     # -- the state itself
 
     def convert_root(self, value: object, cls: type | None) -> object:
-        """A loaded state as the type that the caller named, checked on its outside only."""
+        """Return a loaded state as the type that the caller named. Only the state itself is checked, not its parts."""
         annotation = _unwrapped(cls)
         if annotation is None or annotation is Any or annotation is object or isinstance(annotation, TypeVar):
             return value
@@ -416,7 +423,7 @@ class Types:
             names = [name for name, entry in self._entries.items() if entry.cls is cls] or [name_of(cls)]
             if value.schema not in names:
                 raise invalid(
-                    f"the state was saved as {value.schema!r}, not as {names[0]!r}: name the class it was saved as, "
+                    f"the state was saved as {value.schema!r}, not as {names[0]!r}; name the class it was saved as, "
                     f"or give yours that name with @backtrail.schema(name={value.schema!r})",
                     saved=value.schema,
                     wanted=names[0],
@@ -440,27 +447,27 @@ class Types:
         raise _mismatch(value, union) from problem
 
 
-def _add(entries: dict[str, _Entry], item: Any) -> None:
+def _add(entries: dict[str, _RegisteredClass], item: Any) -> None:
     custom = item if isinstance(item, Type) else None
     cls = custom.cls if custom is not None else class_forms.class_of(item)
     if cls is None or (custom is None and class_forms.form_of(cls) is None):
         if cls is not None and class_forms.is_typeddict(cls):
             return  # a plain dict: there is nothing to rebuild
         raise invalid(
-            f"{item!r} does not say which fields it has, as dataclasses, Structs, pydantic models, named tuples and "
-            "Enums do: for another class pass backtrail.Type(cls, name, dump=..., load=...)"
+            f"{item!r} is not a dataclass, Struct, pydantic model, named tuple or Enum, so its fields are unknown; "
+            "pass backtrail.Type(cls, name, dump=..., load=...)"
         )
     name = custom.name if custom is not None else name_of(cls)
     if custom is not None:
         check_reach(cls, custom.version, upcasters_of(cls))
         for entry in entries.values():
             if entry.cls is cls and entry.custom not in (None, custom):
-                raise invalid(f"{cls.__qualname__} is registered with two different backtrail.Type(...): pass one")
+                raise invalid(f"{cls.__qualname__} is registered with two different backtrail.Type(...); pass one")
     known = entries.get(name)
     if known is not None and known.cls is not cls:
         raise _clash(name, known.cls, cls)
     if known is None or custom is not None:
-        entries[name] = _Entry(cls, custom)
+        entries[name] = _RegisteredClass(cls, custom)
 
 
 def _clash(name: str, one: type, other: type) -> Invalid:
@@ -472,7 +479,7 @@ def _clash(name: str, one: type, other: type) -> Invalid:
 
 
 def _unwrapped(annotation: Any) -> Any:
-    """What is behind a NewType, a `type X = ...` and Annotated."""
+    """Return the type behind a NewType, a `type X = ...` and Annotated."""
     while True:
         if get_origin(annotation) is Annotated:
             annotation = get_args(annotation)[0]
@@ -484,7 +491,7 @@ def _unwrapped(annotation: Any) -> Any:
 
 
 def _is_instance(value: object, cls: type) -> bool:
-    if cls is float and type(value) is int:  # as type checkers have it
+    if cls is float and type(value) is int:  # as for type checkers
         return True
     try:
         return isinstance(value, dict if class_forms.is_typeddict(cls) else cls)
@@ -493,46 +500,46 @@ def _is_instance(value: object, cls: type) -> bool:
 
 
 def _mismatch(value: object, wanted: object) -> Invalid:
-    found = value.schema if isinstance(value, Record | Member) else type(value).__qualname__
+    saved = value.schema if isinstance(value, Record | Member) else type(value).__qualname__
     name = wanted.__qualname__ if isinstance(wanted, type) else str(wanted)
-    return invalid(f"the state is of type {found}, not {name}: name the type that it has", saved=found, wanted=name)
+    return invalid(f"the state is of type {saved}, not {name}; pass the type that it has", saved=saved, wanted=name)
 
 
 # ---- saving and loading one instance --------------------------------------------------------------------------------
 
 
 def _load_fields(cls: type, name: str, version: int, fields: dict[str, Any], *, form: str | None) -> object:
-    """An instance made of the fields of some version; `form` is None for a plain dict, which hides nothing."""
-    plan = plan_of(cls)
-    if plan is None or plan.shape is None:
-        raise invalid(f"{name!r} was saved with fields; {cls.__qualname__} is an Enum: rename it")
-    if form == CUSTOM and version == plan.version:
+    """Return an instance from saved fields, upcast if `version` is old. `form` is None if they are a plain dict."""
+    info = class_schema(cls)
+    if info is None or info.shape is None:
+        raise invalid(f"{name!r} was saved with fields, but {cls.__qualname__} is an Enum; rename it")
+    if form == CUSTOM and version == info.version:
         raise invalid(
-            f"{name!r} was saved through a backtrail.Type and is a {plan.shape.form} now: register that Type again, or "
+            f"{name!r} was saved by a backtrail.Type and is a {info.shape.form} now; register that Type again, or "
             f"write an upcaster with @backtrail.upcast({cls.__name__}, from_version={version})"
         )
     hidden: dict[str, Any] = {}
     if HIDDEN in fields and form not in (None, CUSTOM):
-        hidden = _revealed(plan.shape, name, fields)
-    if version != plan.version:
+        hidden = _revealed(info.shape, name, fields)
+    if version != info.version:
         before = set(fields)
-        fields = upcasted(cls, name, version, plan.version, fields)
-        if "set" in hidden:  # a field that an upcaster made counts as set
+        fields = upcasted(cls, name, version, info.version, fields)
+        if "set" in hidden:  # a field that an upcaster added counts as set
             held = (*fields, *(hidden.get("extra") or ()))
             hidden["set"] = [key for key in held if key in hidden["set"] or key not in before]
     try:
-        return plan.shape.build(cls, fields, hidden)
+        return info.shape.build(cls, fields, hidden)
     except Invalid:
         raise
     except Exception as error:
-        raise invalid(f"{cls.__qualname__} could not be made of what was saved: {error!r}") from error
+        raise invalid(f"{cls.__qualname__} could not be built from the saved data: {error!r}") from error
 
 
 def _revealed(shape: Shape, name: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """Takes the reserved field out and returns its content, but for "unset": that goes back into the fields."""
+    """Remove the reserved field from `fields` and return its content. Its "unset" names go back into the fields."""
     hidden = fields.pop(HIDDEN)
     if not isinstance(hidden, dict):
-        raise invalid(f"{name!r} has a field '' that backtrail did not write: rename it with an upcaster")
+        raise invalid(f"{name!r} has a field '' that backtrail did not write; rename it with an upcaster")
     hidden = dict(hidden)
     unset = hidden.pop("unset", ())
     if shape.form == STRUCT:

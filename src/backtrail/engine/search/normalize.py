@@ -1,11 +1,11 @@
-"""Text as search sees it: without case and accents, as words.
+"""Text without case and accents, and as words, for search.
 
-Both are done character by character, on text in Unicode's composed form (NFC), so a place in what comes out is a place
-in what went in. `folded` keeps every character's meaning and drops how it is written: case, accents, width, ligatures.
-`words` also cuts: what is neither a letter nor a digit ends a word. Characters of scripts that are written without
-spaces are words by themselves, and so are emoji: a piece of such text is then a phrase.
+`folded` drops how a character is written: its case, accents, width, ligatures. `words` also splits the text: a
+character that is neither a letter nor a digit ends a word. Each character of a script without spaces is a word, and so
+is each emoji; a piece of such text is a phrase. Both functions work character by character on text in Unicode's
+composed form (NFC), so a position in their result leads to a position in the text.
 
-What is searched and what is searched for go through the same functions, so they need not be right, only the same.
+Queries and texts go through the same functions. So these need not be right for every language, only consistent.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import unicodedata
 from bisect import bisect_right
 from typing import Final
 
-# The first of each block, and the first behind it: Thai and Lao, Tibetan and Myanmar, Khmer, kana, Bopomofo, Han, Yi.
+# Starts and ends of blocks: Thai and Lao, Tibetan and Myanmar, Khmer, kana, Bopomofo, Han, Yi.
 _SPACELESS: Final = (
     *(0x0E00, 0x10A0),
     *(0x1780, 0x1800),
@@ -27,12 +27,12 @@ _SPACELESS: Final = (
 
 
 def _is_accent(char: str) -> bool:
-    """Tell whether a mark may be left out: accents of Latin, Greek, Cyrillic, and the points of Hebrew and Arabic.
+    """Tell whether search ignores a mark: accents of Latin, Greek, Cyrillic, and the points of Hebrew and Arabic.
 
-    Marks of other classes, such as the vowels of Indian scripts and of Thai, make another word.
+    Marks of other classes, such as the vowels of Indian scripts and of Thai, distinguish words.
     """
     place = unicodedata.combining(char)
-    return 10 <= place <= 36 or 200 <= place <= 240  # noqa: PLR2004 - the classes that Unicode numbers so
+    return 10 <= place <= 36 or 200 <= place <= 240  # noqa: PLR2004 - Unicode's numbers of these classes
 
 
 def _fold(char: str) -> str:
@@ -41,19 +41,19 @@ def _fold(char: str) -> str:
 
 
 class _Folded(dict[int, str]):
-    """What becomes of each character; filled as characters are met."""
+    """The folded form of each character, filled on demand."""
 
     def __missing__(self, code: int) -> str:
-        found = self[code] = _fold(chr(code))
-        return found
+        text = self[code] = _fold(chr(code))
+        return text
 
 
 class _Cut(dict[int, str]):
-    """The same, with spaces where words end."""
+    """The folded form of each character with spaces where words end, filled on demand."""
 
     def __missing__(self, code: int) -> str:
-        found = self[code] = "".join(map(_cut, _fold(chr(code))))
-        return found
+        text = self[code] = "".join(map(_cut, _fold(chr(code))))
+        return text
 
 
 def _cut(char: str) -> str:
@@ -63,7 +63,7 @@ def _cut(char: str) -> str:
     if kind[0] in "LN" or kind == "Co":
         return char
     if kind[0] == "M":
-        return "" if 0xFE00 <= ord(char) <= 0xFE0F else char  # noqa: PLR2004 - how an emoji is drawn says nothing
+        return "" if 0xFE00 <= ord(char) <= 0xFE0F else char  # noqa: PLR2004 - variants of an emoji
     return " "
 
 
@@ -72,12 +72,12 @@ _CUT: Final = _Cut()
 
 
 def composed(text: str) -> str:
-    """Return text in the form that the functions here want."""
+    """Return text in composed form, which the other functions need."""
     return unicodedata.normalize("NFC", text)
 
 
 def folded(text: str) -> str:
-    """Return composed text without what search does not see."""
+    """Return composed text without case, accents, width and ligatures."""
     return text.translate(_FOLDED)
 
 
@@ -87,7 +87,7 @@ def words(text: str) -> list[str]:
 
 
 def word_at(text: str, number: int) -> int:
-    """Return where in composed text a word begins, given how many come before it."""
+    """Return the position in composed text of a word, given how many words come before it."""
     inside, seen = False, -1
     for at, char in enumerate(text):
         for part in _CUT[ord(char)]:
@@ -101,7 +101,7 @@ def word_at(text: str, number: int) -> int:
 
 
 def char_at(text: str, place: int) -> int:
-    """Return where in composed text the character is that a place in the folded text comes from."""
+    """Return the position in composed text of the character at a position of the folded text."""
     length = 0
     for at, char in enumerate(text):
         length += len(_FOLDED[ord(char)])

@@ -1,9 +1,8 @@
-"""What is looked for: a query taken apart, and held against a text.
+"""Queries: their syntax, how well a text matches, and snippets of matches.
 
-A query is words, all of which must be there; "words in quotes" stand one after the other; a word with a star* at its
-end is the beginning of one. Nothing else in it means anything: a word with other characters inside, such as `don't`, is
-the words that it is cut into, one after the other. Or a query is one piece of text: case and accents do not count,
-everything else does.
+A query of words matches a text that holds all of them. "Words in quotes" must follow each other; a word with a star*
+at its end is a prefix. There is no other syntax: a word with other characters inside, such as `don't`, is a phrase of
+the words that it splits into. A query of one piece of text ignores case and accents, and nothing else.
 """
 
 from __future__ import annotations
@@ -16,55 +15,57 @@ from backtrail.backends.port import Phrase
 from backtrail.engine.search import normalize
 
 SNIPPET: Final = 160
-"""Characters of a snippet, about."""
+"""The approximate length of a snippet, in characters."""
 _BEFORE: Final = 40
-"""Of which so many stand before what was found, about."""
+"""The approximate number of characters of a snippet before the match."""
 _ROUND: Final = 16
-"""So many characters a snippet may be shorter to begin or end between two words."""
+"""How many characters shorter a snippet may be to start or end between two words."""
 _USUAL: Final = 100
-"""Words of a message, usually: of two texts that say a thing as often, the shorter one says it more."""
+"""The usual number of words of a message. Of two texts with as many matches, the shorter one scores higher."""
 _QUOTES: Final = str.maketrans("\u201c\u201d\u201e\u201f\u00ab\u00bb", '""""""')
 _PARTS: Final = re.compile(r'"([^"]*)"?(\*?)|([^\s"]+)')
 _JOINER: Final = "\u200d"
 _GAPS: Final = re.compile(r"\s+")
 
 
-class Match(NamedTuple):
-    """Where a query was found in a text."""
+class TextMatch(NamedTuple):
+    """The first match of a query in a text, and its score."""
 
     score: float
     text: str
-    """Composed."""
+    """The text in composed form."""
     word: int | None
-    """How many words of it come before what was found ..."""
+    """The number of words before the match; None for a query of one piece."""
     place: int
-    """... or how many of its characters, folded."""
+    """The position of the match in the folded text, for a query of one piece."""
 
     @property
     def snippet(self) -> str:
-        """The text around what was found."""
+        """The text around the match."""
         at = normalize.char_at(self.text, self.place) if self.word is None else normalize.word_at(self.text, self.word)
         return snippet(self.text, at)
 
 
 class Query(NamedTuple):
-    """What is looked for."""
+    """A query: phrases, or one piece of text."""
 
     phrases: tuple[Phrase, ...]
-    """All of these must be there ..."""
+    """The phrases that a text must hold."""
     piece: str | None = None
-    """... and this, folded."""
+    """The folded piece of text that a text must hold; None for a query of words."""
     sought: tuple[str, ...] = ()
-    """What is in the words of a text if the phrases are: made once, since a phrase may have thousands of words."""
+    """The phrases as text. Joined once, because a phrase may have thousands of words."""
 
-    def match(self, text: str) -> Match | None:
-        """Return where it is in a text, None if it is not there."""
+    def match(self, text: str) -> TextMatch | None:
+        """Return the match in a text, or None."""
         composed = normalize.composed(text)
         if self.piece is not None:
             folded = normalize.folded(composed)
             place = folded.find(self.piece)
             times = [folded.count(self.piece)]
-            return None if place < 0 else Match(_score(times, len(normalize.words(composed))), composed, None, place)
+            return (
+                None if place < 0 else TextMatch(_score(times, len(normalize.words(composed))), composed, None, place)
+            )
         line = f" {' '.join(normalize.words(composed))} "
         places = []
         for sought in self.sought:
@@ -72,23 +73,23 @@ class Query(NamedTuple):
             if places[-1] < 0:
                 return None
         times = [line.count(sought) for sought in self.sought]
-        return Match(_score(times, line.count(" ") - 1), composed, line.count(" ", 0, min(places)), 0)
+        return TextMatch(_score(times, line.count(" ") - 1), composed, line.count(" ", 0, min(places)), 0)
 
 
 def _score(times: list[int], length: int) -> float:
-    """Return from 0 to 1 how much a text of so many words is about what is in it so many times."""
+    """Return the score, from 0 to 1, of a text of `length` words; `times` are the occurrences of each phrase."""
     much = 0.3 + 0.9 * length / _USUAL
     return round(sum(count / (count + much) for count in times) / len(times), 6)
 
 
 def words(query: str) -> Query:
     """Return a query for words."""
-    found: list[Phrase] = []
+    parts: list[Phrase] = []
     for quoted, star, bare in _PARTS.findall(query.translate(_QUOTES)):
         cut = tuple(normalize.words(normalize.composed(quoted or bare)))
         if cut:
-            found.append(Phrase(cut, open_right=bool(star) or bare.endswith("*")))
-    phrases = tuple(dict.fromkeys(found))
+            parts.append(Phrase(cut, open_right=bool(star) or bare.endswith("*")))
+    phrases = tuple(dict.fromkeys(parts))
     return Query(phrases, sought=tuple(phrase.sought for phrase in phrases))
 
 
@@ -104,7 +105,7 @@ def piece(query: str) -> Query:
 
 
 def snippet(text: str, at: int) -> str:
-    """Return the part of a text around a place, on one line; dots say where it goes on."""
+    """Return the part of a text around a position, on one line, with dots where text is left out."""
     start, end = max(0, at - _BEFORE), min(len(text), max(0, at - _BEFORE) + SNIPPET)
     start = max(0, min(start, end - SNIPPET))
     if start:
@@ -118,12 +119,12 @@ def snippet(text: str, at: int) -> str:
 
 
 def _whole(text: str, at: int) -> int:
-    """Return the place of the character that what is at a place belongs to."""
+    """Return the position of the first code point of the character at a position."""
     while 0 < at < len(text) and (_belongs(text[at]) or text[at - 1] == _JOINER):
         at -= 1
     return at
 
 
 def _belongs(char: str) -> bool:
-    """Tell whether a character is a part of the one before it: a mark, or how an emoji is joined, drawn or coloured."""
+    """Tell whether a code point belongs to the one before it: a mark, or a joiner, variant or colour of an emoji."""
     return char == _JOINER or unicodedata.category(char)[0] == "M" or "\U0001f3fb" <= char <= "\U0001f3ff"

@@ -1,7 +1,7 @@
-"""Search: the messages of all heads that match a query, newest first.
+"""Search: the messages of all heads that match a query.
 
-The index is brought up to date first, so what was saved before is found. The backend then names entries that may match,
-and each of them is held against the query here, so that a query means the same on every backend.
+A search first updates the index, so it finds all messages that were saved before. The backend then returns entries that
+may match. This module checks each of them, so a query means the same on every backend.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from backtrail.models import Hit, when
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from backtrail.backends.port import Found
-    from backtrail.engine.reader import Heads
-    from backtrail.engine.search.query import Match, Query
+    from backtrail.backends.port import IndexHit
+    from backtrail.engine.reader import StoreReader
+    from backtrail.engine.search.query import Query, TextMatch
 
     Progress = Callable[[str, int], None] | None
 
 RANKED: Final = 1000
-"""By score, so many of the newest messages that match are put in order."""
+"""How many of the newest matches a search by score ranks."""
 _PAGE: Final = 64
 _PAGE_MAX: Final = 1024
 _TOP: Final = 1 << 63
-"""Numbers are below this."""
+"""All numbers in a cursor are below this."""
 
 
-class Place(NamedTuple):
-    """Where a message stands among others that match: what to go on behind."""
+class SearchCursor(NamedTuple):
+    """The position of a match in the order of a search, which the next page continues after."""
 
     time: int
     no: int
@@ -40,101 +40,113 @@ class Place(NamedTuple):
 
     @property
     def cursor(self) -> str:
-        """The same as text."""
+        """The cursor as text."""
         return f"{self.time}:{self.no}:{self.score!r}"
 
 
-def place_of(cursor: str) -> Place:
-    """Return the place that a cursor names."""
-    found: Place | None
+def cursor_of(cursor: str) -> SearchCursor:
+    """Return the cursor of a text."""
+    parsed: SearchCursor | None
     try:
         time, no, score = cursor.split(":")
-        found = Place(int(time), int(no), float(score))
+        parsed = SearchCursor(int(time), int(no), float(score))
     except ValueError:
-        found = None
-    if found is None or not (abs(found.time) < _TOP and 0 <= found.no < _TOP and 0 <= found.score <= 1):
-        raise Invalid(f"after= is a hit of this search, or its cursor, not {cursor!r}", code="invalid.argument")
-    return found
+        parsed = None
+    if parsed is None or not (abs(parsed.time) < _TOP and 0 <= parsed.no < _TOP and 0 <= parsed.score <= 1):
+        raise Invalid(f"after= must be a hit of this search or its cursor, not {cursor!r}", code="invalid.argument")
+    return parsed
 
 
 class Where(NamedTuple):
-    """What the messages must belong to; `None` means any."""
+    """The threads whose messages a search looks at; `None` means any."""
 
     space: str | None = None
     agent: str | None = None
     threads: tuple[int, ...] | None = None
     without: tuple[int, ...] = ()
-    """Threads that are left out."""
+    """Threads that the search skips."""
 
 
-class _Matching(NamedTuple):
-    found: Found
-    match: Match
+class _ScoredHit(NamedTuple):
+    hit: IndexHit
+    match: TextMatch
 
     @property
-    def place(self) -> Place:
-        return Place(self.found.entry.time, self.found.no, self.match.score)
+    def place(self) -> SearchCursor:
+        return SearchCursor(self.hit.entry.time, self.hit.no, self.match.score)
 
     @property
     def rank(self) -> tuple[float, int, int]:
-        return self.match.score, self.found.entry.time, self.found.no
+        return self.match.score, self.hit.entry.time, self.hit.no
 
 
 def newest(
-    heads: Heads, query: Query, where: Where, *, after: Place | None, limit: int, progress: Progress = None
+    reader: StoreReader,
+    query: Query,
+    where: Where,
+    *,
+    after: SearchCursor | None,
+    limit: int,
+    progress: Progress = None,
 ) -> list[Hit]:
-    """Return messages that match, the newest first."""
-    catch_up(heads, progress=progress)
-    return list(map(_hit, islice(_matching(heads, query, where, after), limit)))
+    """Return matching messages, newest first."""
+    catch_up(reader, progress=progress)
+    return list(map(_hit, islice(_matching(reader, query, where, after), limit)))
 
 
 def best(
-    heads: Heads, query: Query, where: Where, *, after: Place | None, limit: int, progress: Progress = None
+    reader: StoreReader,
+    query: Query,
+    where: Where,
+    *,
+    after: SearchCursor | None,
+    limit: int,
+    progress: Progress = None,
 ) -> list[Hit]:
-    """Return messages that match, those with the highest score first: of the newest `RANKED`."""
-    catch_up(heads, progress=progress)
-    ranked = sorted(islice(_matching(heads, query, where, None), RANKED), key=lambda each: each.rank, reverse=True)
+    """Return matching messages, highest score first, from the newest `RANKED` matches."""
+    catch_up(reader, progress=progress)
+    ranked = sorted(islice(_matching(reader, query, where, None), RANKED), key=lambda each: each.rank, reverse=True)
     if after is not None:
         ranked = [each for each in ranked if each.rank < (after.score, after.time, after.no)]
     return list(map(_hit, ranked[:limit]))
 
 
-def one_of_each(heads: Heads, query: Query, where: Where, *, limit: int) -> list[Hit]:
-    """Return the newest message that matches of each thread, the newest first."""
-    catch_up(heads)
-    found: dict[int, _Matching] = {}
+def one_of_each(reader: StoreReader, query: Query, where: Where, *, limit: int) -> list[Hit]:
+    """Return the newest matching message of each thread, newest first."""
+    catch_up(reader)
+    hits: dict[int, _ScoredHit] = {}
     place: tuple[int, int] | None = None
-    while len(found) < limit:
-        left = where._replace(without=tuple(found))  # one thread may have any number of them
-        page = heads.backend.find(query.phrases, **left._asdict(), after=place, limit=_PAGE)
+    while len(hits) < limit:
+        left = where._replace(without=tuple(hits))  # a thread with many matches must not fill all pages
+        page = reader.backend.find(query.phrases, **left._asdict(), after=place, limit=_PAGE)
         for each in page:
-            match = query.match(text_of(each.entry)) if each.record.no not in found and len(found) < limit else None
+            match = query.match(text_of(each.entry)) if each.record.no not in hits and len(hits) < limit else None
             if match is not None:
-                found[each.record.no] = _Matching(each, match)
+                hits[each.record.no] = _ScoredHit(each, match)
         if len(page) < _PAGE:
             break
         place = (page[-1].entry.time, page[-1].no)
-    return list(map(_hit, found.values()))
+    return list(map(_hit, hits.values()))
 
 
-def _matching(heads: Heads, query: Query, where: Where, after: Place | None) -> Iterator[_Matching]:
+def _matching(reader: StoreReader, query: Query, where: Where, after: SearchCursor | None) -> Iterator[_ScoredHit]:
     place = None if after is None else (after.time, after.no)
     size = _PAGE
     while True:
-        page = heads.backend.find(query.phrases, **where._asdict(), after=place, limit=size)
-        for found in page:
+        page = reader.backend.find(query.phrases, **where._asdict(), after=place, limit=size)
+        for hit in page:
             throttle.rest()
-            match = query.match(text_of(found.entry))
+            match = query.match(text_of(hit.entry))
             if match is not None:
-                yield _Matching(found, match)
+                yield _ScoredHit(hit, match)
         if len(page) < size:
             return
         place = (page[-1].entry.time, page[-1].no)
-        size = min(2 * size, _PAGE_MAX)  # few matched
+        size = min(2 * size, _PAGE_MAX)  # few entries of the page matched
 
 
-def _hit(matching: _Matching) -> Hit:
-    record, seq, position, _, entry = matching.found
+def _hit(matching: _ScoredHit) -> Hit:
+    record, seq, position, _, entry = matching.hit
     return Hit(
         conversation_id=record.name,
         message_id=entry.message_id,

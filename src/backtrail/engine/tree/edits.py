@@ -1,7 +1,9 @@
-"""The changes that users name: each becomes ops on the state as it stands.
+"""The changes that callers ask for. Each turns the current state into a *proposal*: a new tree and its ops.
 
-A *proposal* is made anew for every attempt, because a change such as an append says what it adds, not what the
-result is.
+The writer asks for a new proposal in each attempt to commit, so a change such as an append applies to the newest state.
+An `Editor` lets a function read and change parts of the state; its changes become one checkpoint. The function runs
+again if another writer was first, so its decisions hold at the moment of the write. It loads only the parts that it
+reads, so its cost does not depend on the size of the state.
 """
 
 from __future__ import annotations
@@ -9,30 +11,30 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from backtrail.engine.tree import msgpack, packer, scan, text
-from backtrail.engine.tree import spine as spines
-from backtrail.engine.tree.codec import MAX_NESTED, Encoder, encode
+from backtrail.engine.tree import chunked, msgpack, scan, text
+from backtrail.engine.tree.decode import Decoder
+from backtrail.engine.tree.encode import MAX_NESTED, Encoder, atom
+from backtrail.engine.tree.path import Path, parse
 from backtrail.engine.tree.tree import CUT, PATCH, SET, SPLICE, Op, Step, Tree, find_step, grown, locate, missing
-from backtrail.engine.writer import Proposal
+from backtrail.engine.writer import Proposal, Unchanged
 from backtrail.errors import Invalid, NotFound
 from backtrail.models import MISSING
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from backtrail.engine.reader import Standing
+    from backtrail.engine.reader import Tip
     from backtrail.engine.schema.registry import Types
     from backtrail.engine.tree.nodes import Nodes
-    from backtrail.engine.tree.path import Path
 
 OPS_MAX: Final = 256
-"""More ops than this take longer to apply, now and at every load, than a base takes to write."""
+"""The most ops of a delta. More ops take longer to apply at each load than a base takes to write once."""
 
 
 class Replace:
-    """Make this the state, whatever was there. What did not change is found by a scan, and not written again.
+    """Replace the state. A scan finds the unchanged parts, which are not written again.
 
-    If it is said which keys of a dict may have `changed`, the others are not scanned.
+    `changed` names the keys of a dict that may differ; the scan skips the others.
     """
 
     def __init__(self, state: Any, nodes: Nodes, types: Types, changed: Collection[Any] | None = None) -> None:
@@ -41,20 +43,20 @@ class Replace:
         self._types = types
         self._changed = changed
 
-    def __call__(self, standing: Standing | None) -> Proposal:
-        """Return the state as a change of the head's, unless that would take more than writing it anew."""
-        if standing is not None and standing.chain is not None:
-            before = standing.chain.tree
+    def __call__(self, tip: Tip | None) -> Proposal:
+        """Return the state as ops on the head's state, or as a whole if there would be too many ops."""
+        if tip is not None and tip.chain is not None:
+            before = tip.chain.tree
             ops, nodes = scan.changes(before, self._state, self._types, self._changed)
             few = len(ops) <= OPS_MAX
             if few or (
                 self._changed is not None and any(each is MISSING for each in self._state.values())
-            ):  # what is left as it was
+            ):  # a MISSING value stands for the old value, so the state cannot be encoded alone
                 return Proposal(Tree(before.rep, nodes).apply(ops), ops if few else None)
-        return Proposal(encode(self._state, self._nodes.with_fresh({}), self._types), None)
+        return Proposal(Tree.of(self._state, self._nodes.with_fresh({}), self._types), None)
 
 
-class _Edit:
+class Edit:
     """A change at a path."""
 
     def __init__(self, path: Path, types: Types, name: str) -> None:
@@ -62,27 +64,28 @@ class _Edit:
         self._types = types
         self._name = name
 
-    def __call__(self, standing: Standing | None) -> Proposal:
-        if standing is None or standing.chain is None:
-            raise NotFound(f"there is no thread {self._name!r}; save a first state", code="not_found.thread")
-        rep, nodes, _ = standing.chain.tree
+    def __call__(self, tip: Tip | None) -> Proposal:
+        """Return the proposal: the head's tree with this change; `NotFound` if the thread has no state."""
+        if tip is None or tip.chain is None:
+            raise NotFound(f"there is no thread {self._name!r}; save a state first", code="not_found.thread")
+        rep, nodes, _ = tip.chain.tree
         tree = Tree(rep, nodes.forked())
         ops = self.ops(tree)
         return Proposal(tree.apply(ops, own=True), ops)
 
     @property
     def path(self) -> Path:
-        """Where the change is."""
+        """The path of the change."""
         return self._path
 
     def below(self, *steps: Any) -> Self:
-        """Return the same change of a state that stands at these steps of another one."""
+        """Return the same change with `steps` in front of its path."""
         moved = copy.copy(self)
         moved._path = type(self._path)((*steps, *self._path))  # noqa: SLF001 - a copy of this very one
         return moved
 
     def ops(self, tree: Tree) -> list[Op]:
-        """Return what the change is, given the state."""
+        """Return the change as ops on the state `tree`."""
         raise NotImplementedError
 
     def _encoder(self, tree: Tree, path: Path) -> Encoder:
@@ -92,49 +95,49 @@ class _Edit:
         where = str(self._path) or "the state"
         return Invalid(f"{where} {why}", code="invalid.path", path=str(self._path))
 
-    def _parent(self, tree: Tree) -> tuple[spines.Spine, list[Step], tuple[Step, int] | None]:
-        """Return the container that the path's last step is in, the way there, and what the step leads to."""
+    def _parent(self, tree: Tree) -> tuple[chunked.Spine, list[Step], tuple[Step, int] | None]:
+        """Return the container of the path's last step, the steps to it, and the last step with its position."""
         above = type(self._path)(self._path[:-1])
         rep, steps = locate(tree, above, self._types)
-        spine = spines.open_rep(rep, tree.nodes)
+        spine = chunked.open_rep(rep, tree.nodes)
         if spine is None or spine.code in (msgpack.SET, msgpack.FROZENSET):
             raise NotFound(missing(self._path, len(above), spine), code="not_found.path", path=str(self._path))
         return spine, steps, find_step(tree.nodes, spine, self._path[-1], self._types)
 
 
-class Append(_Edit):
-    """Add items at the end of a list, or text at the end of a str."""
+class Append(Edit):
+    """Append items to a list, or text to a str."""
 
     def __init__(self, path: Path, items: tuple[Any, ...], types: Types, name: str) -> None:
         super().__init__(path, types, name)
         self._items = items
 
-    def __call__(self, standing: Standing | None) -> Proposal:
-        """Return what is to be written."""
-        chain = standing.chain if standing is not None else None
+    def __call__(self, tip: Tip | None) -> Proposal:
+        """Return the proposal: the head's tree with the items appended."""
+        chain = tip.chain if tip is not None else None
         quick = self._quickly(chain.tree) if chain is not None and len(self._items) == len(self._path) == 1 else None
-        return super().__call__(standing) if quick is None else quick
+        return super().__call__(tip) if quick is None else quick
 
     def _quickly(self, tree: Tree) -> Proposal | None:
-        """Do the common case with fewer steps; None if this is another."""
+        """Return the proposal of a common append, to a list under a top-level key; None in all other cases."""
         step = self._path[0]
-        key = packer.atom(step, self._types) if type(step) is str else None
+        key = atom(step, self._types) if type(step) is str else None
         if key is None:
             return None
         nodes = tree.nodes.forked()
         encoder = Encoder(nodes, self._types, self._path)
-        found = grown(nodes, tree.rep, key, lambda at: encoder.part(at, self._items[0]))
-        if found is None:
+        result = grown(nodes, tree.rep, key, lambda at: encoder.part(at, self._items[0]))
+        if result is None:
             return None
-        rep, at, item = found
+        rep, at, item = result
         return Proposal(Tree(rep, nodes), [[SPLICE, [key], at, 0, [item]]])
 
     def ops(self, tree: Tree) -> list[Op]:
-        """Return what is added, as ops."""
+        """Return the change as ops on the state `tree`."""
         rep, steps = locate(tree, self._path, self._types)
         if text.code_of(rep) in (msgpack.STR, msgpack.TEXT):
             return self._text(rep, steps)
-        spine = spines.open_rep(rep, tree.nodes)
+        spine = chunked.open_rep(rep, tree.nodes)
         if spine is None or spine.code != msgpack.LIST:
             raise self._invalid("is neither a list nor a str, so nothing can be appended to it; use set()")
         encoder = self._encoder(tree, self._path)
@@ -149,21 +152,21 @@ class Append(_Edit):
         return [[PATCH, steps, text.length_of(rep), 0, "".join(self._items).encode("utf-8", "surrogatepass")]]
 
 
-class Put(_Edit):
-    """Put a value at a path: a key that is there or new, an index that is there, or the whole state."""
+class Put(Edit):
+    """Set the value at a path: of a new or existing key, of an existing index, or the whole state."""
 
     def __init__(self, path: Path, value: Any, types: Types, name: str) -> None:
         super().__init__(path, types, name)
         self._value = value
 
     def ops(self, tree: Tree) -> list[Op]:
-        """Return what is put, as ops."""
+        """Return the change as ops on the state `tree`."""
         rep = self._encoder(tree, self._path).rep(self._value)
         if not self._path:
             return [[SET, [], rep]]
-        spine, steps, found = self._parent(tree)
-        if found is not None:
-            return [[SET, [*steps, found[0]], rep]]
+        spine, steps, match = self._parent(tree)
+        if match is not None:
+            return [[SET, [*steps, match[0]], rep]]
         if spine.code != msgpack.DICT:
             at = len(self._path) - 1
             raise NotFound(missing(self._path, at, spine), code="not_found.path", path=str(self._path))
@@ -173,76 +176,73 @@ class Put(_Edit):
         try:
             hash(self._path[-1])
         except TypeError:
-            raise self._invalid("has a last step that cannot be a dict's key") from None
+            raise self._invalid("ends with a step that is not hashable, so it cannot be a dict's key") from None
         return self._encoder(tree, type(self._path)(self._path[:-1])).key(self._path[-1])
 
 
 class Assign(Put):
-    """Put a value under keys of dicts that are known to be there, without looking; the last key may be new."""
+    """Set a value under keys of dicts that the caller knows to exist, without a check; the last key may be new."""
 
     def ops(self, tree: Tree) -> list[Op]:
-        """Return what is put, as ops."""
+        """Return the change as ops on the state `tree`."""
         rep = self._encoder(tree, self._path).rep(self._value)
         encoder = self._encoder(tree, type(self._path)(()))
         return [[SET, [encoder.key(step) for step in self._path], rep]]
 
 
-class Update(_Edit):
-    """Put keys into a dict: those that are there get other values, new ones go last."""
+class Update(Edit):
+    """Set keys of a dict: existing keys get new values, new keys go last."""
 
     def __init__(self, path: Path, entries: Mapping[Any, Any], types: Types, name: str) -> None:
         super().__init__(path, types, name)
         self._entries = entries
 
     def ops(self, tree: Tree) -> list[Op]:
-        """Return what is put, as ops: one for all that is new."""
+        """Return the change as ops on the state `tree`: one op for all new keys."""
         rep, steps = locate(tree, self._path, self._types)
-        spine = spines.open_rep(rep, tree.nodes)
+        spine = chunked.open_rep(rep, tree.nodes)
         if spine is None or spine.code != msgpack.DICT:
-            raise self._invalid("is not a dict, so no keys can be put into it; use set()")
+            raise self._invalid("is not a dict, so it has no keys to set; use set()")
         encoder = self._encoder(tree, self._path)
         ops: list[Op] = []
         new: list[bytes] = []
         for key, value in self._entries.items():
-            found = find_step(tree.nodes, spine, key, self._types)
+            match = find_step(tree.nodes, spine, key, self._types)
             rep = encoder.part(key, value)
-            if found is None:
-                new.append(spines.join(encoder.key(key), rep))
+            if match is None:
+                new.append(chunked.join(encoder.key(key), rep))
             else:
-                ops.append([SET, [*steps, found[0]], rep])
+                ops.append([SET, [*steps, match[0]], rep])
         return [*ops, [SPLICE, steps, spine.length, 0, new]] if new else ops
 
 
-class Cut(_Edit):
-    """Take what is at a path out of its dict or list."""
+class Cut(Edit):
+    """Remove a key of a dict, or an item of a list."""
 
     def ops(self, tree: Tree) -> list[Op]:
-        """Return what is taken out, as ops."""
+        """Return the change as ops on the state `tree`."""
         if not self._path:
-            raise self._invalid("cannot be deleted from itself; delete the thread, or save another state")
-        spine, steps, found = self._parent(tree)
-        if found is None:
+            raise self._invalid("cannot be deleted; delete the thread, or save another state")
+        spine, steps, match = self._parent(tree)
+        if match is None:
             at = len(self._path) - 1
             raise NotFound(missing(self._path, at, spine), code="not_found.path", path=str(self._path))
         if spine.code not in (msgpack.DICT, msgpack.LIST):
-            raise self._invalid("is a part of a tuple or of a typed value, whose parts cannot be deleted")
-        return [[CUT, [*steps, found[0]]]]
-
-
-Edit = _Edit
+            raise self._invalid("is a part of a tuple or of a typed value, and only dicts and lists can lose parts")
+        return [[CUT, [*steps, match[0]]]]
 
 
 class Several:
-    """Several changes at paths, one after the other."""
+    """Several changes at paths, in order."""
 
-    def __init__(self, edits: Sequence[_Edit]) -> None:
+    def __init__(self, edits: Sequence[Edit]) -> None:
         self._edits = edits
 
-    def __call__(self, standing: Standing | None) -> Proposal:
-        """Return what is to be written."""
-        if standing is None or standing.chain is None:
-            raise NotFound("there is no such thread; save a first state", code="not_found.thread")
-        rep, nodes, _ = standing.chain.tree
+    def __call__(self, tip: Tip | None) -> Proposal:
+        """Return the proposal: the head's tree with all changes; `NotFound` if the thread has no state."""
+        if tip is None or tip.chain is None:
+            raise NotFound("there is no such thread; save a state first", code="not_found.thread")
+        rep, nodes, _ = tip.chain.tree
         tree = Tree(rep, nodes.forked())
         ops: list[Op] = []
         sealed = False
@@ -254,13 +254,110 @@ class Several:
         return Proposal(tree._replace(sealed=sealed), ops if len(ops) <= OPS_MAX else None)
 
 
-class Match(_Edit):
-    """Make what is at a path equal to a value. What did not change is found by a scan, and not written again."""
+class Match(Edit):
+    """Replace the value at a path. A scan finds the unchanged parts, which are not written again."""
 
     def __init__(self, path: Path, value: Any, types: Types, name: str) -> None:
         super().__init__(path, types, name)
         self._value = value
 
     def ops(self, tree: Tree) -> list[Op]:
-        """Return what differs, as ops."""
+        """Return the difference as ops on the state `tree`."""
         return scan.below(tree, self._value, self._path, self._types)
+
+
+# -- edits by a function ------------------------------------------------------------------------------
+
+
+class Editor:
+    """The argument of the function that `Thread.edit` calls: reads and changes parts of the state."""
+
+    def __init__(self, tree: Tree, types: Types, name: str, *, exists: bool) -> None:
+        self._tree = tree
+        self._types = types
+        self._name = name
+        self._ops: list[Op] = []
+        self._sealed = False
+        self.exists = exists
+        """Whether the thread has a state. If not, call `set((), state)` first."""
+
+    # -- reading ------------------------------------------------------------------------------------
+
+    def get(self, path: str | tuple[Any, ...], default: Any = None) -> Any:
+        """Return the value at a path, or `default`. Only the nodes that lead there are read."""
+        try:
+            rep, _ = locate(self._tree, parse(path), self._types)
+        except NotFound:
+            return default
+        return Decoder(self._tree.nodes, self._types).value(rep)
+
+    def count(self, path: str | tuple[Any, ...]) -> int:
+        """Return the number of items or keys at a path, without reading them; 0 if the path leads nowhere."""
+        try:
+            rep, _ = locate(self._tree, parse(path), self._types)
+        except NotFound:
+            return 0
+        spine = chunked.open_rep(rep, self._tree.nodes)
+        if spine is None:
+            raise Invalid(f"{parse(path) or 'the state'} has no parts to count", code="invalid.path", path=str(path))
+        return spine.length
+
+    # -- changing -----------------------------------------------------------------------------------
+
+    def append(self, path: str | tuple[Any, ...], *items: Any) -> None:
+        """Append items to the list at a path (or strings to a str)."""
+        if items:
+            self._apply(Append(parse(path), items, self._types, self._name))
+
+    def set(self, path: str | tuple[Any, ...], value: Any) -> None:
+        """Set the value at a path: of a key of a dict, of an index of a list, or of `()`, the state itself."""
+        steps = parse(path)
+        if not steps:
+            self.exists = True
+        self._apply(Put(steps, value, self._types, self._name))
+
+    def update(self, path: str | tuple[Any, ...], entries: Mapping[Any, Any]) -> None:
+        """Set keys of the dict at a path: existing keys get new values, new keys go last."""
+        if entries:
+            self._apply(Update(parse(path), entries, self._types, self._name))
+
+    def delete_at(self, path: str | tuple[Any, ...]) -> None:
+        """Remove a key of a dict, or an item of a list."""
+        self._apply(Cut(parse(path), self._types, self._name))
+
+    def _apply(self, change: Edit) -> None:
+        if not self.exists:
+            raise NotFound(f"there is no thread {self._name!r}; call set((), state) first", code="not_found.thread")
+        ops = change.ops(self._tree)
+        self._tree = self._tree.apply(ops, own=True)
+        self._sealed |= self._tree.sealed
+        self._ops += ops
+
+    def proposal(self, tip: Tip | None) -> Proposal:
+        """Return the proposal with the changes made so far; `Unchanged` if there are none."""
+        if not self._ops:
+            raise Unchanged(tip)
+        begun = tip is None or tip.chain is None
+        ops = None if begun or len(self._ops) > OPS_MAX else self._ops
+        return Proposal(self._tree._replace(sealed=self._sealed), ops)
+
+
+class FunctionEdit:
+    """The changes that a function makes with an `Editor`."""
+
+    def __init__(self, fn: Callable[[Editor], object], nodes: Nodes, types: Types, name: str) -> None:
+        self._fn = fn
+        self._nodes = nodes
+        self._types = types
+        self._name = name
+
+    def __call__(self, tip: Tip | None) -> Proposal:
+        """Call the function with an editor of the head's state, and return the proposal with its changes."""
+        chain = tip.chain if tip is not None else None
+        if chain is None:
+            tree = Tree.of(None, self._nodes.with_fresh({}), self._types)
+        else:
+            tree = Tree(chain.tree.rep, chain.tree.nodes.forked())
+        editor = Editor(tree, self._types, self._name, exists=chain is not None)
+        self._fn(editor)
+        return editor.proposal(tip)

@@ -1,11 +1,11 @@
-"""The canonical bytes of plain data: MessagePack, with an extension for whatever MessagePack would blur.
+"""The canonical bytes of plain data: MessagePack, with extensions for the types that MessagePack does not tell apart.
 
-Tuple and list, bytearray and bytes, 1 and True as keys, lone surrogates: docs/format.md lists the extensions. Equal
-bytes mean equal values of equal types, and the other way round (dict order included, sets sorted). A `REF` extension
-stands for a value that is kept in a node of its own (see `nodes`).
+Such types are tuple and list, bytearray and bytes, 1 and True as keys, str with lone surrogates; docs/format.md lists
+the extensions. Two values have equal bytes if and only if they are equal and of equal types (dicts in order, sets
+sorted). A `REF` extension stands for a value that has a node of its own (see `nodes`).
 
-This module knows the bytes: how they are put together, cut and searched, whatever they mean. `packing` makes them from
-values, `unpacking` makes values from them.
+This module joins, splits and searches bytes without decoding them. `encode` makes them from values, `decode` makes
+values from them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from backtrail.errors import Corrupt, Invalid
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-# Extension codes. LIST, STR and BYTES are MessagePack's own types; they have codes because REFs name what they are.
+# Extension codes. LIST, STR and BYTES are MessagePack's own types; they have codes because a REF names its type.
 LIST: Final = 0
 TUPLE: Final = 1
 SET: Final = 2
@@ -44,7 +44,7 @@ STR: Final = 18
 BYTES: Final = 19
 
 _REF_MARK: Final = b"\x11\x94"
-"""In every REF: its code, and the head of the array of four that it holds."""
+"""The bytes that every REF holds: its code, and the head of its array of four."""
 
 SEQUENCES: Final = frozenset({LIST, TUPLE, SET, FROZENSET})
 MAPPINGS: Final = frozenset({DICT, RECORD})
@@ -52,30 +52,29 @@ NESTED: Final = frozenset({TUPLE, SET, FROZENSET, DICT, RECORD, MEMBER})
 """Extensions whose payload is one MessagePack value that may hold further extensions."""
 
 MAX_DEPTH: Final = 64
-"""How deep extensions may be nested in what is packed in one call."""
+"""How deep extensions may be nested in a value that is packed in one call."""
 _STR_HEADS: Final = frozenset([*range(0xA0, 0xC0), 0xD9, 0xDA, 0xDB])
 
 SUBCLASSES: Final = ormsgpack.OPT_PASSTHROUGH_SUBCLASS
 pack = ormsgpack.packb
-"""Pack plain MessagePack data of our own making (rows, refs): no user values."""
+"""Pack plain MessagePack data that backtrail made (rows, refs), never a user's values."""
 
 
 def unpackb(data: bytes, ext_hook: Callable[[int, bytes], Any] | None = None) -> Any:
-    """Unpack bytes, also those of a subclass, which ormsgpack does not take."""
+    """Unpack bytes. ormsgpack takes no subclass of bytes; this function does."""
     return ormsgpack.unpackb(data if type(data) is bytes else memoryview(data), ext_hook=ext_hook)
 
 
 def hook_failed(error: Exception) -> bool:
-    """Tell whether ormsgpack says no more than that a hook has failed.
+    """Tell whether ormsgpack reports that its hook failed, without a reason.
 
-    If nothing in the hook did, an interrupt such as Ctrl-C has come just when it was called, before it could be caught
-    there: what was to be unpacked is not damaged.
+    If the hook raised no error, Ctrl-C interrupted the call of the hook. Then the bytes are not damaged.
     """
     return str(error) == "ext_hook failed"
 
 
 def _hooked(data: bytes, hook: Callable[[int, bytes], Any]) -> None:
-    """Unpack bytes for a hook that never fails."""
+    """Unpack bytes and call `hook` for each extension. The hook must not raise: a failed hook means Ctrl-C."""
     try:
         unpackb(data, ext_hook=hook)
     except ValueError as error:
@@ -94,29 +93,29 @@ def head(count: int, fix: int, fix_max: int, wide: int) -> bytes:
 
 
 def array_head(count: int) -> bytes:
-    """Return the header of an array."""
+    """Return the MessagePack header of an array of `count` elements."""
     return head(count, 0x90, 15, 0xDC)
 
 
 def bytes_head(count: int) -> bytes:
-    """Return the header of bytes."""
+    """Return the MessagePack header of a bytes value of `count` bytes."""
     if count <= 0xFF:
         return bytes((0xC4, count))
     return struct.pack(">BH", 0xC5, count) if count <= 0xFFFF else struct.pack(">BI", 0xC6, count)
 
 
 def ext(code: int, payload: bytes) -> bytes:
-    """Return one extension value."""
+    """Return the bytes of an extension with this code and payload."""
     return pack(ormsgpack.Ext(code, payload))
 
 
 @functools.lru_cache(maxsize=1024, typed=True)
 def pack_attrs(schema: str, version: int, form: str) -> bytes:
-    """Return the encoding of what a record says about itself."""
+    """Return the encoding of a record's attributes: its schema name, version and form."""
     try:
         return pack(schema) + pack(version) + pack(form)
     except TypeError as error:
-        raise Invalid(f"the schema {schema!r} cannot be kept: {error}", code="invalid.value") from error
+        raise Invalid(f"the schema {schema!r} cannot be stored: {error}", code="invalid.value") from error
 
 
 def is_plain_key(entry: bytes) -> bool:
@@ -125,7 +124,7 @@ def is_plain_key(entry: bytes) -> bool:
 
 
 def inline(code: int, attrs: tuple[str, int, str] | None, entries: Iterable[bytes]) -> bytes:
-    """Return the encoding of a container from the encodings of its entries (in a mapping: key then value)."""
+    """Return the encoding of a container from the encodings of its entries (of a mapping: key and value joined)."""
     entries = list(entries)
     body = b"".join(entries)
     if code == LIST:
@@ -141,16 +140,16 @@ def inline(code: int, attrs: tuple[str, int, str] | None, entries: Iterable[byte
 
 def split_ext(encoded: bytes) -> tuple[int, bytes]:
     """Return the code and the payload of one encoded extension."""
-    found: list[tuple[int, bytes]] = []
+    extensions: list[tuple[int, bytes]] = []
     try:
-        _hooked(encoded, lambda code, payload: found.append((code, payload)))
-        return found[0]
+        _hooked(encoded, lambda code, payload: extensions.append((code, payload)))
+        return extensions[0]
     except (ValueError, TypeError, IndexError) as error:
         raise Corrupt(f"the stored bytes are not a value ({error})", code="corrupt.encoding") from error
 
 
 def split(array: bytes) -> list[bytes]:
-    """Cut an encoded array into the bytes of its elements, without interpreting them."""
+    """Split an encoded array into the bytes of its elements."""
     try:
         values = unpackb(array, ext_hook=ormsgpack.Ext)
         parts = [pack(value) for value in values]
@@ -162,16 +161,16 @@ def split(array: bytes) -> list[bytes]:
 
 
 def pairs(parts: list[bytes]) -> list[bytes]:
-    """Join key, value, key, value ... to entries of a mapping."""
+    """Join keys and values, which alternate, to the entries of a mapping."""
     if len(parts) % 2:
         raise Corrupt("a key without a value", code="corrupt.encoding")
     return [key + value for key, value in zip(parts[::2], parts[1::2], strict=True)]
 
 
 def take_apart(data: bytes) -> tuple[int, tuple[str, int, str] | None, list[bytes]] | None:
-    """Open an inline container: its code, a record's attributes, and its entries' bytes; None for an atom."""
+    """Return an inline container's code, a record's attributes, and the bytes of the entries; None for an atom."""
     if not data:
-        raise Corrupt("there are no bytes where a value should be", code="corrupt.encoding")
+        raise Corrupt("a value has no bytes", code="corrupt.encoding")
     first = data[0]
     if 0x90 <= first <= 0x9F or first in (0xDC, 0xDD):
         return LIST, None, split(data)
@@ -195,7 +194,7 @@ def take_apart(data: bytes) -> tuple[int, tuple[str, int, str] | None, list[byte
 
 
 def _map_head(data: bytes) -> tuple[int, int]:
-    """Return how many entries a map has, and where they begin."""
+    """Return the number of entries of a map, and the offset of the first."""
     first = data[0]
     if first & 0xF0 == 0x80:
         return first & 0x0F, 1
@@ -205,7 +204,7 @@ def _map_head(data: bytes) -> tuple[int, int]:
 
 
 def first_in(data: bytes) -> bytes:
-    """Return the bytes of the first of the values that stand one after the other."""
+    """Return the bytes of the first of several joined values."""
     try:
         return pack(unpackb(data, ext_hook=ormsgpack.Ext))
     except (ValueError, TypeError) as error:
@@ -213,13 +212,13 @@ def first_in(data: bytes) -> bytes:
 
 
 def values_in(data: bytes) -> list[bytes]:
-    """Return the parts of one value, or of a mapping's entry (a key and a value), that stand one after the other."""
+    """Return the bytes of one value, or of the key and the value of a mapping's entry."""
     first = first_in(data)
     return [first] if len(first) == len(data) else [first, data[len(first) :]]
 
 
 def plain(data: bytes) -> Any:
-    """Decode a value that holds no extensions."""
+    """Decode a value without extensions."""
     try:
         return unpackb(data)
     except (ValueError, TypeError) as error:
@@ -227,18 +226,18 @@ def plain(data: bytes) -> Any:
 
 
 def may_hold_refs(data: bytes) -> bool:
-    """Tell, fast, whether there may be a REF in encoded values."""
-    return REF in data and _REF_MARK in data  # looking for one byte first takes a tenth of the time
+    """Tell quickly whether encoded values may hold a REF."""
+    return REF in data and _REF_MARK in data  # a search for one byte first takes a tenth of the time
 
 
 def refs_in(data: bytes) -> list[bytes]:
     """Return the payloads of all REFs in an encoded value, at any depth."""
-    found: list[bytes] = []
+    refs: list[bytes] = []
     todo = [data]
 
     def hook(code: int, payload: bytes) -> None:
         if code == REF:
-            found.append(payload)
+            refs.append(payload)
         elif code in NESTED:
             todo.append(payload)
 
@@ -247,4 +246,4 @@ def refs_in(data: bytes) -> list[bytes]:
             _hooked(todo.pop(), hook)
     except (ValueError, TypeError) as error:
         raise Corrupt(f"the stored bytes are not values ({error})", code="corrupt.encoding") from error
-    return found
+    return refs

@@ -1,19 +1,19 @@
-"""Nodes: the pieces that a state is made of once it is too large to stand in one place.
+"""Nodes: the pieces of a state that is too large for one piece.
 
-A value's *representation* is its canonical bytes if they are short (`INLINE`), else a REF to a node. Which
-of the two, where a long list is cut into chunks, what a node's bytes are: all of it is a function of the
-content alone, so the same state has the same root however it came about.
+A value's *representation* is its canonical bytes if they are short (`INLINE`), else a REF to a node. The choice
+between the two, the cuts of a long list and the bytes of a node depend on the content alone. So equal states have
+equal roots, even if different changes led to them.
 
-Five kinds of node, each known by the BLAKE3 digest of its kind byte and its bytes:
+There are five kinds of node. The BLAKE3 digest of its kind byte and its bytes names a node:
 
-    S  spine   a long container: its chunks, level by level, and the entries that no chunk holds yet
-    L  leaf    a run of a container's entries, as one array (in a mapping: key, value, key, value ...)
+    S  spine   a long container: its chunks, level by level, and the entries that are in no chunk yet
+    L  leaf    a run of a container's entries, as one array (of a mapping: key, value, key, value ...)
     I  inner   a run of references to leaves, or to inner nodes one level down
     T  text    up to 64 KB of a str, bytes or bytearray
     P  pieces  a longer one: references to its texts
 
-A `Nodes` is where nodes come from: fresh ones in memory, then a shared cache, then the backend. Every
-node that comes from the backend is checked against its digest.
+A `Nodes` finds nodes: among the fresh ones in memory, then in a shared cache, then in the backend. It checks each
+node from the backend against its digest.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
 INLINE: Final = 4096
-"""A representation of at most this many bytes stands where the value stands."""
+"""The most bytes of an inline representation. A longer value becomes a node, and a REF stands in its place."""
 NODE_LIMIT: Final = 1 << 30
-"""No node's bytes are ever longer than this; a stored one that says so is damaged."""
+"""The most bytes of a node. A stored node that claims more is damaged."""
 
 LEVELS_MAX: Final = 40
-"""A spine never has more levels: each is a quarter of the one below, at most."""
+"""The most levels of a spine. Each level has at most a quarter of the elements of the level below."""
 DIGEST_BYTES: Final = 32
 SPINE, LEAF, INNER, TEXT, PIECES = b"S", b"L", b"I", b"T", b"P"
 _SLACK: Final = 1 << 16
@@ -56,7 +56,7 @@ def digest_of(kind: bytes, data: bytes) -> bytes:
 
 
 class Ref(NamedTuple):
-    """What stands for a value that has a node of its own: what it is, where, how many entries or bytes, its size."""
+    """A reference to the node of a value: the value's code, the digest, the number of entries or bytes, the size."""
 
     code: int
     digest: bytes
@@ -71,43 +71,43 @@ class Ref(NamedTuple):
 
 
 class Rep(bytes):
-    """A representation that knows more than its bytes: the size of the value it stands for, if REFs are in it.
+    """A representation with the logical size of its value, which differs from its length if it holds REFs.
 
-    What it was made from is kept where it is at hand, so that it need not be read again.
+    It may also carry the objects that its bytes were made from, so that they need not be read again.
     """
 
     size: int
     ref: Ref | None = None
-    """The reference that it is."""
+    """The reference, if the bytes are a REF."""
     opened: Any = None
-    """The spine that was closed into these bytes."""
+    """The spine, if the bytes are a container."""
     value: bytes | None = None
-    """The value of the mapping's entry that it is."""
+    """The entry's value, if the bytes are an entry of a mapping."""
 
     def __new__(cls, data: bytes, size: int) -> Self:
-        """Make one; bytes are immutable, so this is the place."""
+        """Make a representation with its size."""
         made = super().__new__(cls, data)
         made.size = size
         return made
 
 
 def size_of(rep: bytes) -> int:
-    """Return the logical size of what a representation stands for."""
+    """Return the logical size of a representation's value."""
     return rep.size if type(rep) is Rep else len(rep)
 
 
 def most_of(size: int) -> int:
-    """Return how many bytes may be read for something that says it has this size: what refers to parts takes some, too.
+    """Return the most bytes that may be read for a value whose stated size is `size`, references included.
 
-    A few nodes that refer to each other again and again can stand for more than any memory holds.
+    Without this limit, a few forged nodes that refer to each other could stand for more than any memory holds.
     """
     return 2 * size + _SLACK
 
 
-def require_size(size: int, said: int) -> None:
-    """Raise `Corrupt` if something is larger than what refers to it says."""
-    if size > most_of(said):
-        raise Corrupt(f"it says that it has {said} bytes, and has {size}", code="corrupt.encoding")
+def require_size(size: int, stated: int) -> None:
+    """Raise `Corrupt` if a value is larger than the size that its reference states."""
+    if size > most_of(stated):
+        raise Corrupt(f"a value of {size} bytes has a reference that states {stated}", code="corrupt.encoding")
 
 
 def decode_ref(payload: bytes) -> Ref:
@@ -130,7 +130,7 @@ def _is_count(value: object) -> bool:
 
 
 def as_ref(rep: bytes) -> Ref | None:
-    """Return the Ref that a representation is, or None for an inline one."""
+    """Return the Ref of a representation; None for an inline one."""
     if not rep or rep[0] not in _REF_HEADS:
         return None
     if type(rep) is Rep and rep.ref is not None:
@@ -140,10 +140,10 @@ def as_ref(rep: bytes) -> Ref | None:
 
 
 def measured(data: bytes) -> bytes:
-    """Return a representation read from a node with its size known: a Rep if there are REFs inside."""
+    """Return stored bytes as a representation that knows its size: a Rep if it holds REFs."""
     if not isinstance(data, bytes):
-        raise Corrupt("there are no bytes where a value should be", code="corrupt.encoding")
-    if not msgpack.may_hold_refs(data):  # no extension of code REF that begins with an array of four
+        raise Corrupt("a value has no bytes", code="corrupt.encoding")
+    if not msgpack.may_hold_refs(data):
         return data
     extra = 0
     for payload in msgpack.refs_in(data):
@@ -153,15 +153,15 @@ def measured(data: bytes) -> bytes:
 
 
 class Chunk(NamedTuple):
-    """A reference to a leaf or an inner node: how many entries it holds, their size, and their keys' fingerprints."""
+    """A reference to a leaf or an inner node: the number of its entries, their size, the fingerprints of the keys."""
 
     digest: bytes
     length: int
     size: int
     keys: bytes | None
-    """Two bytes per key of a mapping's leaf; None elsewhere."""
+    """The fingerprints of the keys in a mapping's leaf, two bytes each; None for other chunks."""
     data: bytes
-    """The reference itself, encoded."""
+    """The encoded reference."""
 
     @classmethod
     def make(cls, digest: bytes, length: int, size: int, keys: bytes | None) -> Chunk:
@@ -170,7 +170,7 @@ class Chunk(NamedTuple):
 
 
 def fingerprint(key: bytes) -> bytes:
-    """Return the two bytes by which a leaf says that it may hold a key."""
+    """Return the two bytes that a leaf's reference holds for a key."""
     return (zlib.crc32(key) & 0xFFFF).to_bytes(2, "big")
 
 
@@ -188,7 +188,7 @@ def read_chunks(data: bytes | list[Any]) -> list[Chunk]:
 
 
 def read_pieces(data: bytes) -> list[tuple[bytes, int]]:
-    """Read the references of a node of pieces: digests and sizes."""
+    """Read the digests and sizes in a node of pieces."""
     try:
         pieces = [(digest, size) for digest, size in ormsgpack.unpackb(data)]
     except (ValueError, TypeError) as error:
@@ -199,7 +199,7 @@ def read_pieces(data: bytes) -> list[tuple[bytes, int]]:
 
 
 def read_levels(data: bytes) -> tuple[int, tuple[str, int, str] | None, list[list[Chunk]], bytes]:
-    """Read a spine's bytes: its code, a record's attributes, its levels from the highest down, and its open entries."""
+    """Read a spine's bytes: code, a record's attributes, levels from the highest down, and open entries."""
     try:
         code, attrs, levels, tail = ormsgpack.unpackb(data)
         if attrs is not None:
@@ -215,27 +215,27 @@ def read_levels(data: bytes) -> tuple[int, tuple[str, int, str] | None, list[lis
 
 
 class Node:
-    """A node's kind and bytes, and what was read from them, where that is at hand."""
+    """A node's kind and bytes, and objects that were read from them."""
 
-    __slots__ = ("data", "flat", "kind", "opened", "plain")
+    __slots__ = ("data", "exact", "flat", "kind", "opened")
 
     def __init__(self, kind: bytes, data: bytes, opened: Any = None) -> None:
         self.kind = kind
         self.data = data
         self.opened = opened
-        """A spine's `Spine`, an inner node's chunks, the digests of what a leaf refers to."""
-        self.plain = False
-        """Whether a leaf is known to hold nothing but what packs in one way only: see `scan`."""
+        """A spine's `Spine`, an inner node's chunks, or the digests of the nodes that a leaf refers to."""
+        self.exact: tuple[bytes, int] | None = None
+        """The bytes of a leaf without bytes values, and the number of its extensions, after a check: see `scan`."""
         self.flat: Any = None
-        """A leaf's records in another form, and the types that it is for: see `records`. Takes as much room again."""
+        """A leaf's records as a `FlatLeaf`, with the cache that it was made for: see `records`."""
 
     @property
     def weight(self) -> int:
-        """About how much memory it takes, with what was read from it."""
+        """About how much memory the node takes, with the objects that were read from it."""
         return len(self.data) * (3 if self.kind in (SPINE, INNER) else 1)
 
     def chunks(self) -> list[Chunk]:
-        """Return the references of an inner node; not to be changed."""
+        """Return the references of an inner node. The caller must not change the list."""
         if self.opened is None:
             self.opened = read_chunks(self.data)
         chunks: list[Chunk] = self.opened
@@ -257,15 +257,15 @@ class Node:
         if self.kind != SPINE:
             raise Corrupt(f"a node of an unknown kind ({self.kind!r})", code="corrupt.encoding")
         if self.opened is not None:
-            levels, found = self.opened.levels[1:], [d for entry in self.opened.levels[0] for d in digests_in(entry)]
+            levels, digests = self.opened.levels[1:], [d for entry in self.opened.levels[0] for d in digests_in(entry)]
         else:
             _, _, levels, tail = read_levels(self.data)
-            found = digests_in(tail)
-        return [chunk.digest for level in levels for chunk in level] + found
+            digests = digests_in(tail)
+        return [chunk.digest for level in levels for chunk in level] + digests
 
 
 def digests_in(rep: bytes) -> list[bytes]:
-    """Return the digests of the REFs in encoded values: in a representation, an entry, or the array of a leaf."""
+    """Return the digests of the REFs in a representation, an entry, or the array of a leaf."""
     if type(rep) is Rep:
         if rep.ref is not None:
             return [rep.ref.digest]
@@ -279,7 +279,7 @@ def digests_in(rep: bytes) -> list[bytes]:
 
 
 class Cache:
-    """Nodes read lately, bounded by the memory they take; shared by all threads of a store."""
+    """The nodes that were used last, within a limit of memory. All threads of a store share it."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -291,7 +291,7 @@ class Cache:
             _caches.add(self)
 
     def get(self, digest: bytes) -> Node | None:
-        """Return a node that was read lately, or None."""
+        """Return a cached node, or None."""
         with self._lock:
             node = self._nodes.get(digest)
             if node is not None:
@@ -299,7 +299,7 @@ class Cache:
             return node
 
     def put(self, digest: bytes, node: Node) -> None:
-        """Keep a node; the ones unused for longest make room."""
+        """Cache a node, and drop the least recently used nodes beyond the limit."""
         if len(node.data) > self._limit // 8:
             return
         with self._lock:
@@ -311,7 +311,7 @@ class Cache:
                 self._size -= self._nodes.popitem(last=False)[1].weight
 
     def renew_lock(self) -> None:
-        """Forget who held the lock."""
+        """Replace the lock, which a thread of the parent process may have locked before a fork."""
         self._lock = threading.Lock()
 
 
@@ -320,7 +320,7 @@ _caches: weakref.WeakSet[Cache] = weakref.WeakSet()
 
 @functools.cache
 def _watch_forks() -> None:
-    """Have a forked child forget locks that threads hold which it has not got."""
+    """Give caches new locks in forked child processes, which lack the threads that may have locked the old ones."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_renew_locks)
 
@@ -331,7 +331,7 @@ def _renew_locks() -> None:
 
 
 class Nodes:
-    """Where a tree's nodes come from. `fresh` holds those that no chunk in the backend holds yet."""
+    """The source of a tree's nodes. `fresh` holds nodes that are not in the backend yet."""
 
     __slots__ = ("_cache", "_read", "fresh")
 
@@ -350,22 +350,22 @@ class Nodes:
         return self.with_fresh(dict(self.fresh))
 
     def with_fresh(self, fresh: dict[bytes, Node]) -> Nodes:
-        """Return the same source with these fresh nodes."""
+        """Return the same source with `fresh` as its fresh nodes."""
         return Nodes(self._read, self._cache, fresh)
 
     def add(self, kind: bytes, data: bytes, opened: Any = None) -> bytes:
-        """Put a fresh node and return its digest."""
+        """Add a fresh node and return its digest."""
         throttle.rest()
         digest = digest_of(kind, data)
         self.fresh[digest] = Node(kind, data, opened)
         return digest
 
     def at_hand(self, digest: bytes) -> Node | None:
-        """Return a node if that takes no read of the backend."""
+        """Return a fresh or cached node; None if it takes a read of the backend."""
         return self.fresh.get(digest) or self._cache.get(digest)
 
     def keep(self, digest: bytes, node: Node) -> None:
-        """Have a node at hand from now on, as long as there is room; it is known to have this digest."""
+        """Add a node to the cache under its digest."""
         if digest not in self.fresh:
             self._cache.put(digest, node)
 
@@ -378,30 +378,32 @@ class Nodes:
         node = self.fresh.get(digest) or self.load([digest])[digest]
         if node.kind != kind:
             name = digest.hex()
-            raise Corrupt(f"chunk {name[:12]} is not what refers to it", code="corrupt.chunk", digest=name)
+            raise Corrupt(
+                f"chunk {name[:12]} is of another kind than its reference states", code="corrupt.chunk", digest=name
+            )
         return node
 
     def load(self, digests: Iterable[bytes]) -> dict[bytes, Node]:
-        """Return nodes, verified, with at most one read of the backend."""
-        found: dict[bytes, Node] = {}
+        """Return nodes by digest, verified, with at most one read of the backend; `Corrupt` if one is missing."""
+        nodes: dict[bytes, Node] = {}
         missing: list[bytes] = []
         for digest in dict.fromkeys(digests):
             node = self.at_hand(digest)
             if node is None:
                 missing.append(digest)
             else:
-                found[digest] = node
+                nodes[digest] = node
         if missing:
             stored = self._read(missing)
             for digest in missing:
                 throttle.rest()
-                found[digest] = node = check_chunk(digest, stored.get(digest))
+                nodes[digest] = node = check_chunk(digest, stored.get(digest))
                 self._cache.put(digest, node)
-        return found
+        return nodes
 
 
 def check_chunk(digest: bytes, stored: bytes | None) -> Node:
-    """Unpack a chunk as the backend keeps it and hold it against its digest."""
+    """Decompress a chunk from the backend and check it against its digest."""
     name = digest.hex()[:12]
     if stored is None:
         raise Corrupt(f"chunk {name} is missing", code="corrupt.chunk", digest=digest.hex())

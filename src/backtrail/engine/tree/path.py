@@ -1,6 +1,6 @@
 """Paths into a state: `"messages"`, `"plan.days[3].city"`, `'prices["1.5"]'`, or a tuple of keys and indexes.
 
-A path is a tuple of steps that prints as people write it. In a dict or record a step is a key, in a list or
+A path is a tuple of steps that prints in the form of the examples. In a dict or record a step is a key, in a list or
 tuple an index (negative ones count from the end). The empty path is the state itself.
 """
 
@@ -21,7 +21,7 @@ _NAME: Final = re.compile(r'[^.\[\]"\s][^.\[\]"]*')
 
 
 class Path(tuple[Any, ...]):
-    """A tuple of steps. Equal to a tuple with the same steps, and to the text it prints as."""
+    """A tuple of steps. It equals a tuple with the same steps, and the text that it prints as."""
 
     __slots__ = ()
 
@@ -55,7 +55,7 @@ class Path(tuple[Any, ...]):
 
 
 def parse(path: Any) -> Path:
-    """Read a path as users write it."""
+    """Return the path that a caller wrote as text or as a tuple."""
     if isinstance(path, tuple | list):
         return Path(path)
     if not isinstance(path, str):
@@ -77,7 +77,7 @@ def _read(path: str) -> Path:
         else:
             try:
                 steps.append(int(match["index"]) if match["index"] is not None else json.loads(match["quoted"]))
-            except ValueError as error:  # more digits than int() takes, an escape that JSON does not know
+            except ValueError as error:  # too many digits for int(), or an escape that JSON does not know
                 raise _unreadable(path, at) from error
         at = match.end()
     return Path(steps)

@@ -1,8 +1,8 @@
-"""Long str, bytes and bytearray values: kept in pieces that are cut by content.
+"""Long str, bytes and bytearray values: pieces with content-defined cuts.
 
-A piece ends behind a line end or NUL whose surroundings hash low, so an insertion changes the pieces around
-it and no others; where there is none, it ends at `PIECE_MAX`. A str is kept as UTF-8; one with lone surrogates
-has a code of its own, because its bytes are not.
+A piece ends after a line end or NUL whose preceding bytes have a low hash, so an insertion changes only the pieces
+around it. Without such a place it ends at `PIECE_MAX`. A str is stored as UTF-8. A str with lone surrogates has a code
+of its own, because its bytes are not UTF-8.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from backtrail.errors import Corrupt
 PIECE_MAX: Final = 64 * 1024
 _PIECE_MIN: Final = 16 * 1024
 _PIECE_MASK: Final = 0xFF
-_CUTS: Final = re.compile(rb"[\n\x00]+")  # behind the last of several: a run of zeros is one place to cut, not many
+_CUTS: Final = re.compile(rb"[\n\x00]+")  # a run of zeros is one place to cut, after the last zero
 
 _NOWHERE: Final = Nodes(lambda _: {}, Cache(0))
 TEXTS: Final = frozenset({msgpack.STR, msgpack.TEXT, msgpack.BYTES, msgpack.BYTEARRAY})
 
 
 def cut(data: bytes) -> list[bytes]:
-    """Cut a long text into its pieces."""
+    """Return the pieces of a long text."""
     pieces: list[bytes] = []
     start = 0
     while len(data) - start > PIECE_MAX:
@@ -42,7 +42,7 @@ def cut(data: bytes) -> list[bytes]:
 
 
 def close(nodes: Nodes, code: int, data: bytes) -> bytes:
-    """Return what represents a text: its inline bytes, or a REF to nodes that are then fresh in `nodes`."""
+    """Return the representation of a text: inline bytes, or a REF to nodes, which are added to `nodes`."""
     if len(data) <= INLINE:
         rep = _inline(code, data)
         if len(rep) <= INLINE:
@@ -71,12 +71,12 @@ def load(nodes: Nodes, ref: Ref) -> bytes:
     loaded = nodes.load(digest for digest, _ in listing)
     fitting = all(loaded[digest].kind == TEXT and len(loaded[digest].data) == size for digest, size in listing)
     if not fitting or sum(size for _, size in listing) != ref.length:
-        raise Corrupt("the pieces of a text are not what refers to them", code="corrupt.chunk")
+        raise Corrupt("the pieces of a text do not have the kinds and sizes of their references", code="corrupt.chunk")
     return b"".join([loaded[digest].data for digest, _ in listing])
 
 
 def code_of(rep: bytes) -> int | None:
-    """Return which kind of text a representation is, or None if it is none."""
+    """Return the code of a representation of a text; None for any other value."""
     ref = as_ref(rep)
     if ref is not None:
         return ref.code if ref.code in TEXTS else None
@@ -92,10 +92,10 @@ def code_of(rep: bytes) -> int | None:
 
 
 def open_rep(nodes: Nodes, rep: bytes) -> tuple[int, bytes]:
-    """Return the kind and the bytes of a text."""
+    """Return the code and the bytes of a text."""
     code = code_of(rep)
     if code is None:
-        raise Corrupt("a stored change points into a value that is no text", code="corrupt.row")
+        raise Corrupt("a stored change of a text leads to another value", code="corrupt.row")
     ref = as_ref(rep)
     if ref is not None:
         return code, load(nodes, ref)
@@ -106,26 +106,26 @@ def open_rep(nodes: Nodes, rep: bytes) -> tuple[int, bytes]:
 
 
 def beginning(nodes: Nodes, rep: bytes, limit: int) -> bytes:
-    """Return the first bytes of a text, at least `limit` if it has as many, reading no more pieces than that takes."""
+    """Return at least the first `limit` bytes of a text. Only the pieces that hold them are read."""
     ref = as_ref(rep)
     if ref is None or ref.length <= PIECE_MAX:
         return open_rep(nodes, rep)[1]
-    found = b""
+    data = b""
     for digest, _ in read_pieces(nodes.get(ref.digest, PIECES)):
-        found += nodes.get(digest, TEXT)
-        if len(found) >= limit:
+        data += nodes.get(digest, TEXT)
+        if len(data) >= limit:
             break
-    return found
+    return data
 
 
 def length_of(rep: bytes) -> int:
-    """Return how many bytes a text has, without reading it if it has nodes of its own."""
+    """Return how many bytes a text has. No node is read."""
     ref = as_ref(rep)
     return ref.length if ref is not None else len(open_rep(_NOWHERE, rep)[1])
 
 
 def _appended(nodes: Nodes, ref: Ref, data: bytes) -> bytes:
-    """Return the representation of a text of many pieces with more at its end: only its last piece is cut anew."""
+    """Return the representation of a text of several pieces with more at its end. Only the last piece is cut again."""
     *listing, (end, _) = read_pieces(nodes.get(ref.digest, PIECES))
     listing += [(nodes.add(TEXT, piece), len(piece)) for piece in cut(nodes.get(end, TEXT) + data)]
     digest = nodes.add(PIECES, msgpack.pack([list(pair) for pair in listing]))
@@ -137,12 +137,12 @@ def patched(nodes: Nodes, rep: bytes, start: int, removed: int, data: bytes) -> 
     """Return the representation of a text in which some bytes are replaced."""
     ref = as_ref(rep)
     if ref is not None and ref.length > PIECE_MAX and start == ref.length and not removed:
-        kept = ref.code in (msgpack.BYTES, msgpack.BYTEARRAY) or ref.code == str_code(data) == msgpack.STR
-        if kept and ref.code in TEXTS:
+        same_code = ref.code in (msgpack.BYTES, msgpack.BYTEARRAY) or ref.code == str_code(data) == msgpack.STR
+        if same_code and ref.code in TEXTS:
             return _appended(nodes, ref, data)
     code, text = open_rep(nodes, rep)
     if not 0 <= start <= start + removed <= len(text):
-        raise Corrupt("a stored change goes beyond its text", code="corrupt.row")
+        raise Corrupt("a stored change extends beyond the end of its text", code="corrupt.row")
     text = text[:start] + data + text[start + removed :]
     if code in (msgpack.STR, msgpack.TEXT):
         code = str_code(text)
@@ -150,7 +150,7 @@ def patched(nodes: Nodes, rep: bytes, start: int, removed: int, data: bytes) -> 
 
 
 def str_code(data: bytes) -> int:
-    """Return the code of a str with these bytes: TEXT if there are lone surrogates in it."""
+    """Return the code of a str with these bytes: TEXT if it has lone surrogates."""
     try:
         data.decode()
     except UnicodeDecodeError:

@@ -1,0 +1,45 @@
+"""The store of an adapter: a store that the caller passes, or one that the adapter opens from a URL and closes."""
+
+from __future__ import annotations
+
+import os
+from typing import TypeAlias
+
+from backtrail import aio
+from backtrail.errors import Invalid
+from backtrail.store import Store
+from backtrail.store import open as open_store
+
+StoreSource: TypeAlias = "Store | aio.Store | str | os.PathLike[str]"
+"""A synchronous or asynchronous store, or the URL of one."""
+
+
+class AdapterStore:
+    """A store with its synchronous and its asynchronous API. The adapter closes it only if the adapter opened it."""
+
+    def __init__(self, source: StoreSource) -> None:
+        if not isinstance(source, Store | aio.Store | str | os.PathLike):
+            raise Invalid(f"an adapter takes a store or its URL, not {source!r:.100}", code="invalid.argument")
+        self._is_own = isinstance(source, str | os.PathLike)
+        if isinstance(source, aio.Store):
+            self.sync: Store = source._sync  # noqa: SLF001 - both are the same store
+            self.aio = source
+        else:
+            self.sync = source if isinstance(source, Store) else open_store(source)
+            self.aio = aio.Store(self.sync)
+
+    def close(self) -> None:
+        """Close the store if the adapter opened it. A second call does nothing."""
+        if self._is_own:
+            self.sync.close()
+
+    async def aclose(self) -> None:
+        """Wait for calls in progress, then close the store if the adapter opened it. A second call does nothing."""
+        if self._is_own:
+            await self.aio.close()
+
+
+def missing_extra(extra: str, error: ImportError) -> ImportError:
+    """Return the error of an adapter whose framework is not installed."""
+    text = f"backtrail.adapters.{extra} needs {error.name or extra}, which is not installed"
+    return ImportError(f"{text}: pip install 'backtrail[{extra}]'", name=error.name)

@@ -1,0 +1,99 @@
+"""Copy a store into a store of any kind: an export, an import, and a comparison of all visible checkpoints."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING
+
+from backtrail.archive.export import export
+from backtrail.archive.import_ import import_
+from backtrail.archive.reader import Archive
+from backtrail.atomic_file import temporary
+from backtrail.engine import log, manifests
+from backtrail.errors import Corrupt, Invalid
+from backtrail.models import CopyReport
+from backtrail.store import Store, open  # noqa: A004 - as backtrail.open
+from backtrail.validation import check_progress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+
+    from backtrail.archive.format import ThreadEntry
+    from backtrail.backends.port import Backend
+    from backtrail.transaction import Engine
+
+    Progress = Callable[[str, int], None] | None
+
+
+def copy(
+    src: Store | str | os.PathLike[str],
+    dst: Store | str | os.PathLike[str],
+    *,
+    progress: Callable[[str, int], None] | None = None,
+) -> CopyReport:
+    """Copy all of a store into another one, and compare the root of every checkpoint.
+
+    Both are stores, or URLs. `src` must exist, and is only read. `dst` may have other threads. Threads of an earlier
+    copy are continued; see `Store.import_`. The data passes through a temporary file.
+    """
+    for given in (src, dst):
+        if not isinstance(given, Store | str | os.PathLike):
+            raise Invalid(f"a copy is between stores or their URLs, not {given!r}", code="invalid.argument")
+    check_progress(progress)
+    with _store(src, read_only=True) as source:
+        return copy_to(source, lambda: _store(dst, read_only=False), progress=progress)
+
+
+def copy_to(
+    source: Store,
+    target: Callable[[], AbstractContextManager[Store]],
+    *,
+    progress: Callable[[str, int], None] | None = None,
+) -> CopyReport:
+    """Copy a store; `target` opens, and perhaps creates, the other store after the source has been read completely."""
+
+    @contextmanager
+    def opened() -> Iterator[Engine]:
+        with target() as store:
+            yield store._engine  # noqa: SLF001 - a part of what a store does
+
+    return copy_engine(source._engine, opened, progress)  # noqa: SLF001
+
+
+def copy_engine(source: Engine, target: Callable[[], AbstractContextManager[Engine]], progress: Progress) -> CopyReport:
+    """Copy a store through a temporary export file, and compare all visible checkpoints."""
+    with temporary() as folder:
+        path = folder / "copy"
+        export(source, path, progress=progress)
+        with target() as engine, Archive(path) as archive:
+            report = import_(engine, path, progress)
+            backend = engine.reader.backend
+            count = sum(_compared(backend, archive, entry) for entry in archive.entries)
+    return CopyReport(report.threads, report.created, report.extended, count)
+
+
+def _compared(backend: Backend, archive: Archive, entry: ThreadEntry) -> int:
+    """Return how many visible checkpoints of a thread the target store has; `Corrupt` if one differs from the file.
+
+    Checkpoints are compared by op_id and root. Agent checkpoints are compared by op_id only, because a repair on either
+    side may have changed their content.
+    """
+    record = backend.thread_with_uid(entry.uid)
+    here = {row.seq: row for row in backend.rows(record.no, [(1, entry.newest)])} if record else {}
+    roots = entry.thread.space != manifests.SPACE
+    count = 0
+    for row in archive.rows(entry, 1, entry.newest):
+        if row.op not in log.CHECKPOINTS or row.hidden:
+            continue
+        copied = here.get(row.seq)
+        if copied is not None and (copied.op_id != row.op_id or (roots and copied.root != row.root)):
+            name = log.checkpoint_id(entry.uid, row.seq)
+            raise Corrupt(f"checkpoint {name} is not what it was copied from", code="corrupt.root", checkpoint_id=name)
+        count += copied is not None
+    return count
+
+
+def _store(given: Store | str | os.PathLike[str], *, read_only: bool) -> AbstractContextManager[Store]:
+    return nullcontext(given) if isinstance(given, Store) else open(given, read_only=read_only)

@@ -1,0 +1,29 @@
+"""Functions on batches that do not depend on the database."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from backtrail.backends.columns import encoded
+from backtrail.backends.port import Batch, NewThread
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_AFTER_ROWS: Final = Batch._fields.index("rows") + 1
+_NOTHING: Final = Batch()[_AFTER_ROWS:]
+
+
+def is_one_row(batch: Batch) -> bool:
+    """Tell whether the batch is a single row and nothing else, like most batches."""
+    return len(batch.rows) == 1 and batch[_AFTER_ROWS:] == _NOTHING and not (batch.threads or batch.renew)
+
+
+def number_of(thread: int, created: Sequence[int]) -> int:
+    """Return the number of a thread in a batch: -1, -2 ... stand for the threads that the batch created."""
+    return created[-thread - 1] if -len(created) <= thread < 0 else thread
+
+
+def thread_columns(new: NewThread) -> tuple[Any, ...]:
+    """Return the columns of a new thread, in the order of its fields."""
+    return (new.space, encoded(new.name), new.uid, encoded(new.agent), new.created_at, encoded(new.origin))

@@ -1,0 +1,114 @@
+"""Validation of a builtin's arguments against its schema: the part of JSON Schema that the schemas use.
+
+That is type, enum, minimum, maximum, items, properties, required and additionalProperties. An error names the path of
+the argument and says what to send instead. Null means absent for an optional argument.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from backtrail.errors import Invalid
+from backtrail.loading import loading
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from backtrail.builtins.definitions import Builtin
+
+_REPR_MAX: Final = 60
+
+
+class _JsonType(NamedTuple):
+    """A JSON type: its Python classes, its description, and an example."""
+
+    classes: tuple[type, ...]
+    description: str
+    example: Any
+
+
+_TYPES: Final = {
+    "string": _JsonType((str,), "a text", "text"),
+    "integer": _JsonType((int,), "a whole number", 20),
+    "boolean": _JsonType((bool,), "true or false", example=True),
+    "object": _JsonType((dict,), "an object", {"key": "value"}),
+    "array": _JsonType((list, tuple), "a list", ["one", "two"]),
+}
+
+
+def check_arguments(tool: Builtin, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Check the arguments of a builtin against its schema; return those that are not null, or raise `Invalid`."""
+    _check_object(arguments, tool.schema, "", tool.name)
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
+def nearest_names(name: Any, known: Iterable[str]) -> list[str]:
+    """Return the known names, sorted by their similarity to `name`, the most similar first."""
+    with loading:
+        from difflib import SequenceMatcher  # noqa: PLC0415 - only errors need it
+
+    word = str(name)[:_REPR_MAX]
+    return sorted(known, key=lambda each: SequenceMatcher(None, word, each).ratio(), reverse=True)
+
+
+def short_repr(value: Any) -> str:
+    """Return a short description of a value for an error message."""
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list | tuple):
+        return "a list"
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    if isinstance(value, str):
+        return repr(value if len(value) <= _REPR_MAX else value[: _REPR_MAX - 3] + "...")
+    if isinstance(value, float) or (isinstance(value, int) and value.bit_length() < _REPR_MAX):
+        return repr(value)
+    return "a number with too many digits" if isinstance(value, int) else f"a value of type {type(value).__name__}"
+
+
+def _check(value: Any, schema: dict[str, Any], path: str) -> None:
+    wanted = _TYPES[schema["type"]]
+    fits = isinstance(value, wanted.classes) and isinstance(value, bool) == (schema["type"] == "boolean")
+    if not fits:  # True is an int in Python, but not in JSON
+        example = json.dumps(schema.get("examples", [wanted.example])[0])
+        raise _wrong(path, f"{wanted.description}, such as {example}", value)
+    if "enum" in schema and value not in schema["enum"]:
+        raise _wrong(path, f"one of {', '.join(schema['enum'])}", value)
+    if "minimum" in schema and not schema["minimum"] <= value <= schema.get("maximum", value):
+        limit = (
+            f"from {schema['minimum']} to {schema['maximum']}"
+            if "maximum" in schema
+            else f"of {schema['minimum']} or more"
+        )
+        raise _wrong(path, f"a whole number {limit}", value)
+    if schema["type"] == "array":
+        for at, item in enumerate(value):
+            _check(item, schema["items"], f"{path}[{at}]")
+    elif schema["type"] == "object":
+        _check_object(value, schema, f"{path}.", path)
+
+
+def _check_object(value: dict[str, Any], schema: dict[str, Any], prefix: str, owner: str) -> None:
+    known, others = schema.get("properties", {}), schema.get("additionalProperties", True)
+    for name in schema.get("required", ()):
+        if value.get(name) is None:
+            needed = " and ".join(schema["required"])
+            raise Invalid(f"{prefix}{name} is missing: {owner} needs {needed}", code="invalid.argument", path=name)
+    for name, part in value.items():
+        if name in known:
+            if part is not None:
+                _check(part, known[name], f"{prefix}{name}")
+        elif others is False:
+            listed = ", ".join(nearest_names(name, known)) or "nothing"
+            raise Invalid(
+                f"{owner} has no {short_repr(name)}; it takes {listed}",
+                code="invalid.argument",
+                path=str(name),
+            )
+        elif isinstance(others, dict):
+            _check(part, others, f"{prefix}{short_repr(name)}")
+
+
+def _wrong(path: str, wanted: str, value: Any) -> Invalid:
+    return Invalid(f"{path} is {wanted}, not {short_repr(value)}", code="invalid.argument", path=path)

@@ -1,0 +1,223 @@
+"""Commands that move stores: export, import, copy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from backtrail.cli.output import Progress, clean, count, quoted, say, size
+from backtrail.cli.parameters import (
+    KINDS,
+    USAGE,
+    Failure,
+    Invocation,
+    NewFile,
+    agent_option,
+    command,
+    find_ids,
+    in_memory,
+    threads_option,
+)
+from backtrail.cli.summary import progress_in
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from backtrail.cli.output import Output
+
+_SHOWN: Final = 20
+_SQLITE: Final = b"SQLite format 3\0"
+_HEADER: Final = 72
+"""Bytes of an SQLite file up to the end of its application id, which has four."""
+_EXPORT_KINDS: Final = tuple(kind for kind in KINDS if kind != "agent")
+"""The kinds of --thread. --agent exports an agent with everything that it owns."""
+
+
+@command(examples=("backtrail export all.backtrail", "backtrail export trip.backtrail --thread trip"))
+@click.argument("file", type=NewFile())
+@threads_option
+@click.option("--kind", type=click.Choice(_EXPORT_KINDS), help="The kind of thing that has the id.")
+@agent_option
+@click.option("--since", metavar="FILE", help="Only what is new since this export.")
+def export(
+    session: Invocation,
+    *,
+    out: Output,
+    file: str,
+    threads: tuple[str, ...],
+    kind: str | None,
+    agent: str | None,
+    since: str | None,
+) -> None:
+    """Export the store to the new file FILE.
+
+    Exports a snapshot; other processes may write meanwhile. The file has checksums, and every import checks them.
+    """
+    with session.read() as store, progress_in(store) as progress:
+        where = find_ids(store, threads, kind, kinds=_EXPORT_KINDS)
+        report = store.export(file, **where, agent=agent, since=since, progress=progress)
+    if out.human:
+        contents = f"{count(report.threads, 'thread')}, {count(report.visible_rows, 'visible row')}"
+        out.tell(f"{file}: {contents}, {size(report.bytes)}")
+    else:
+        out.value(report)
+
+
+@command(
+    name="import",
+    examples=("backtrail export all.backtrail", "backtrail import all.backtrail --store sqlite:///other.db"),
+)
+@click.argument("file")
+@click.option(
+    "--from",
+    "source",
+    type=click.Choice(["backtrail", "langgraph"]),
+    default="backtrail",
+    help="The program that wrote FILE.",
+)
+def import_(session: Invocation, *, out: Output, file: str, source: str) -> None:
+    """Add the contents of FILE to the store.
+
+    Adds everything or nothing, and nothing twice. Creates a missing store. FILE is an export, or, with --from
+    langgraph, an SQLite database of LangGraph's checkpoints.
+    """
+    from pathlib import Path
+
+    path = Path(file).expanduser()
+    if not path.exists():
+        raise Failure(f"there is no file {clean(file)}" + ("; stdin is not supported" if file == "-" else ""), 3)
+    other = _other_format(session, file, path, source)
+    if other is not None:
+        raise Failure(f"{file} {other}", USAGE)
+    if path.is_dir():
+        raise Failure(f"{clean(file)} is a directory: pass a file")
+    if not path.is_file():
+        raise Failure(f"{clean(file)} is not a regular file: copy its contents into one first")
+    with Progress(lambda: {"bytes": path.stat().st_size}) as progress:
+        if not session.exists():  # a bad file must not create a store
+            _check(source, file, progress)
+        with session.write(create=True) as store:
+            report: Any = (
+                _langgraph().import_database(file, store, progress=progress)
+                if source == "langgraph"
+                else store.import_(file, progress=progress)
+            )
+    if not out.human:
+        out.value(report)
+    elif source == "langgraph":
+        for each in report.skipped[:_SHOWN]:
+            say(f"skipped: thread {clean(each.thread_id)}: {clean(each.reason)}")
+        rest = len(report.skipped) - _SHOWN
+        if rest > 0:
+            say(f"... and {rest:,} more")
+        contents = f"{count(report.threads, 'thread')}, {count(report.checkpoints, 'checkpoint')}"
+        out.tell(f"{contents}, {len(report.skipped):,} skipped")
+    else:
+        marked = f", {report.marked:,} with other marks or tags" if report.marked else ""
+        out.tell(
+            f"{count(report.created, 'new thread')}, {report.extended:,} extended, "
+            f"{count(report.visible_rows, 'visible row')} added{marked}"
+        )
+
+
+def _other_format(session: Invocation, file: str, path: Path, source: str) -> str | None:
+    """Return the real format of a file and the command for it, if the file is of another known format."""
+    from backtrail.archive.format import MAGIC
+    from backtrail.backends.file.disk import STORE
+
+    if path.is_dir():
+        return _store_hint(session, f"file://{path.absolute()}") if (path / STORE).is_file() else None
+    if not path.is_file():
+        return None
+    with path.open("rb") as opened:
+        head = opened.read(_HEADER)
+    if head.startswith(_SQLITE):
+        return _other_database(session, file, path, source, int.from_bytes(head[_HEADER - 4 :]))
+    if head.startswith(MAGIC) and source == "langgraph":
+        return f"is an export, not a database of LangGraph: `{session.command('import', file)}`"
+    return None
+
+
+def _other_database(session: Invocation, file: str, path: Path, source: str, application: int) -> str | None:
+    from backtrail.backends.sqlite.schema import APPLICATION_ID
+
+    if application == APPLICATION_ID:
+        return _store_hint(session, f"sqlite:///{path.absolute()}")
+    if source == "langgraph":
+        return None
+    if {"checkpoints", "writes"} <= _tables(path):
+        return (
+            f"is a database of LangGraph's checkpoints: use `{session.command('import', file, '--from', 'langgraph')}`"
+        )
+    return (
+        "is an SQLite database, but not a store and not a database of LangGraph's SqliteSaver: "
+        "pass a file of `backtrail export`, or --from langgraph and such a database"
+    )
+
+
+def _store_hint(session: Invocation, url: str) -> str:
+    from backtrail.urls import default_url, shown
+
+    words = " ".join(map(quoted, ["backtrail", "copy", url, shown(session.url or default_url())]))
+    return f"is a store, not an export: `{words}` copies it"
+
+
+def _tables(path: Path) -> set[str]:
+    """Return the names of a database's tables; none if it is unreadable."""
+    import apsw
+
+    try:
+        connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+        try:
+            return {name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+        finally:
+            connection.close()
+    except apsw.Error:
+        return set()
+
+
+def _check(source: str, file: str, progress: Any) -> None:
+    """Raise an error unless a file can be imported."""
+    from backtrail.archive.import_ import check
+
+    if source == "langgraph":
+        _langgraph().check_database(file)
+    elif check(file, progress) is not None:  # it continues another export: only a trial shows whether it can
+        with in_memory() as store:
+            store.import_(file)
+
+
+def _langgraph() -> Any:
+    from importlib import import_module  # by name: the command line does not depend on adapters
+
+    return import_module("backtrail.adapters.langgraph")
+
+
+@command(examples=("backtrail copy sqlite:///agents.db sqlite:///copied.db",))
+@click.argument("src")
+@click.argument("dst")
+@click.option("--to-schema", metavar="NAME", help="The schema of DST, if it differs from that of SRC.")
+def copy(session: Invocation, *, out: Output, src: str, dst: str, to_schema: str | None) -> None:
+    """Copy the store SRC into the store DST.
+
+    Both are URLs. The copy compares every checkpoint. --store is ignored.
+    """
+    from backtrail.archive.copy import copy_to
+    from backtrail.urls import in_postgres
+
+    target = Invocation()
+    target.take(dst, to_schema or (session.schema if in_postgres(dst) else None), debug=False)
+    if in_postgres(dst) and not in_postgres(src):
+        session.schema = None
+    session.take(src, None, debug=False)
+    with session.read() as source, progress_in(source) as progress:
+        report = copy_to(source, lambda: target.write(create=True), progress=progress)
+    if out.human:
+        added = f"{count(report.created, 'new thread')}, {report.extended:,} extended"
+        out.tell(f"{added}, {count(report.checkpoints, 'checkpoint')} compared")
+    else:
+        out.value(report)
+
+
+COMMANDS: Final = (export, import_, copy)

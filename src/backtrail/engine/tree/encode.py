@@ -1,0 +1,557 @@
+"""Values to canonical bytes, exact or refused: a value that cannot be kept exactly raises `Invalid` with its path.
+
+`Packer.fast` packs a value in one call of ormsgpack. ormsgpack hands back the types that it does not know. It also
+packs three things that it should not: it turns bytearray and memoryview into bytes, and it copies the bytes of its own
+`Ext` and `Fragment` objects. `Packer.is_exact` finds those by their types. `Encoder` packs a value in one call if the
+result is exact and short enough to stand inline; otherwise it encodes the parts one by one.
+
+Decoding uses half a kilobyte of the machine's stack per level, and ormsgpack counts levels from zero in each
+extension. To bound the stack, nested extensions hold only a few levels of their own.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import marshal
+import pathlib
+import pickle
+import uuid
+import zoneinfo
+from typing import TYPE_CHECKING, Any, Final
+
+import ormsgpack
+
+from backtrail.engine import throttle
+from backtrail.engine.schema import records
+from backtrail.engine.schema.registry import Member, Record, Types
+from backtrail.engine.tree import chunked, msgpack, text
+from backtrail.engine.tree.nodes import INLINE, Nodes
+from backtrail.engine.tree.path import Path
+from backtrail.errors import Invalid
+from backtrail.models import Items
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_OPTIONS: Final = (
+    ormsgpack.OPT_PASSTHROUGH_BIG_INT
+    | ormsgpack.OPT_PASSTHROUGH_DATACLASS
+    | ormsgpack.OPT_PASSTHROUGH_DATETIME
+    | ormsgpack.OPT_PASSTHROUGH_ENUM
+    | ormsgpack.OPT_PASSTHROUGH_SUBCLASS
+    | ormsgpack.OPT_PASSTHROUGH_TUPLE
+    | ormsgpack.OPT_PASSTHROUGH_UUID
+)
+# ormsgpack packs 255 levels of lists and dicts and unpacks 1022. A value is packed inside this many lists, which
+# reserves levels for the containers around it that are encoded one by one (MAX_DEPTH), for chunks and for rows.
+MARGIN: Final = msgpack.MAX_DEPTH + 16
+SHALLOW: Final = 4
+"""Extensions and nodes nested up to here may hold lists and dicts as deep as ormsgpack packs them."""
+INNER: Final = 16
+"""Deeper extensions hold at most this many levels."""
+_INNER_MARGIN: Final = 255 - INNER
+
+PATHS: Final[tuple[type[pathlib.PurePath], ...]] = (
+    pathlib.PosixPath,
+    pathlib.WindowsPath,
+    pathlib.PurePosixPath,
+    pathlib.PureWindowsPath,
+)
+_DECIMALS: Final = decimal.Context(capitals=1)
+
+
+def _zone(zone: dt.tzinfo | None) -> Any:
+    """Return plain data for a time zone; `Invalid` if decoding could not rebuild the zone."""
+    if zone is None:
+        return None
+    if zone is dt.UTC:
+        return True
+    if type(zone) is dt.timezone:
+        offset = zone.utcoffset(None)
+        name = zone.tzname(None)
+        named = name != dt.timezone(offset).tzname(None)
+        if not named or (type(name) is str and not _has_surrogates(name)):
+            return [offset.days, offset.seconds, offset.microseconds, name if named else None]
+    if type(zone) is zoneinfo.ZoneInfo and _has_key(zone):
+        return zone.key
+    raise Invalid(
+        f"the time zone {zone!r} cannot be stored; use datetime.timezone or a zoneinfo.ZoneInfo with a key",
+        code="invalid.value",
+    )
+
+
+def _has_key(zone: zoneinfo.ZoneInfo) -> bool:
+    """Tell whether a zone was made from its key. A zone that was read from a file may also have a key."""
+    try:
+        zone.__reduce__()
+    except pickle.PicklingError:
+        return False
+    return True
+
+
+def _has_surrogates(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def _pack_int(value: int) -> bytes:
+    if -(2**63) <= value < 2**64:
+        return msgpack.pack(value)
+    return msgpack.ext(msgpack.INT, value.to_bytes((value.bit_length() + 8) // 8, "big", signed=True))
+
+
+def _pack_str(value: str) -> bytes:
+    try:
+        return msgpack.pack(value)
+    except TypeError:
+        return msgpack.ext(msgpack.TEXT, value.encode("utf-8", "surrogatepass"))
+
+
+def _pack_datetime(v: dt.datetime) -> bytes:
+    fields = [v.year, v.month, v.day, v.hour, v.minute, v.second, v.microsecond, v.fold, _zone(v.tzinfo)]
+    return msgpack.ext(msgpack.DATETIME, msgpack.pack(fields))
+
+
+def _pack_time(v: dt.time) -> bytes:
+    return msgpack.ext(msgpack.TIME, msgpack.pack([v.hour, v.minute, v.second, v.microsecond, v.fold, _zone(v.tzinfo)]))
+
+
+def _pack_path(v: pathlib.PurePath) -> bytes:
+    return msgpack.ext(msgpack.PATH, bytes((PATHS.index(type(v)),)) + str(v).encode("utf-8", "surrogatepass"))
+
+
+_ATOMS: Final[dict[type, Callable[[Any], bytes]]] = {
+    type(None): msgpack.pack,
+    bool: msgpack.pack,
+    int: _pack_int,
+    float: msgpack.pack,
+    str: _pack_str,
+    bytes: msgpack.pack,
+    bytearray: lambda v: msgpack.ext(msgpack.BYTEARRAY, bytes(v)),
+    dt.datetime: _pack_datetime,
+    dt.date: lambda v: msgpack.ext(msgpack.DATE, msgpack.pack([v.year, v.month, v.day])),
+    dt.time: _pack_time,
+    dt.timedelta: lambda v: msgpack.ext(msgpack.TIMEDELTA, msgpack.pack([v.days, v.seconds, v.microseconds])),
+    uuid.UUID: lambda v: msgpack.ext(msgpack.UUID, v.bytes),
+    decimal.Decimal: lambda v: msgpack.ext(msgpack.DECIMAL, _DECIMALS.to_sci_string(v).encode()),
+    **dict.fromkeys(PATHS, _pack_path),
+}
+_CONTAINERS: Final[dict[type, int]] = {
+    list: msgpack.LIST,
+    tuple: msgpack.TUPLE,
+    Items: msgpack.TUPLE,
+    set: msgpack.SET,
+    frozenset: msgpack.FROZENSET,
+    dict: msgpack.DICT,
+}
+_PLAIN: Final = frozenset({type(None), bool, int, float, str})
+_SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes, *_ATOMS} - {bytearray})
+
+
+def simplified(value: Any, types: Types) -> Any:
+    """Return the value; for an instance of an unknown class, its plain value from the registry's `PlainFallback`."""
+    kind = type(value)
+    return value if kind in _ATOMS or kind in _CONTAINERS or kind in (Record, Member) else types.plain(value)
+
+
+def atom(value: object, types: Types) -> bytes | None:
+    """Return the encoding of a value without parts; None for a container or an unknown class."""
+    encoder = _ATOMS.get(type(value))
+    if encoder is None:
+        value = simplified(value, types)
+        encoder = _ATOMS.get(type(value))
+    if encoder is not None:
+        return encoder(value)
+    if type(value) in _CONTAINERS or type(value) is Record:
+        return None
+    dumped = types.dump(value)
+    if type(dumped) is Member:
+        inner = Packer(types).fast(dumped.value)
+        if inner is None:
+            raise Invalid(
+                "this Enum's value cannot be stored exactly; give its members plain values", code="invalid.value"
+            )
+        try:
+            about = msgpack.pack(dumped.schema) + msgpack.pack(dumped.version) + msgpack.pack(dumped.name)
+        except TypeError as error:
+            raise Invalid(f"this Enum's name cannot be stored: {error}", code="invalid.value") from error
+        return msgpack.ext(msgpack.MEMBER, msgpack.array_head(4) + about + inner)
+    return None
+
+
+Opened = tuple[int, tuple[str, int, str] | None, Any]
+"""A container: its code, a record's (schema, version, form), and the list or dict of its parts."""
+
+
+def open_container(value: object, types: Types) -> Opened | None:
+    """Return a container's code and parts; None if the value is not a container of a known class."""
+    value = simplified(value, types)
+    code = _CONTAINERS.get(type(value))
+    if code is not None:
+        return code, None, value
+    record = types.dump(value)
+    if type(record) is Record:
+        attrs = (record.schema, record.version, record.form)
+        msgpack.pack_attrs(*attrs)  # `Invalid` if they cannot be stored
+        return msgpack.RECORD, attrs, dict(record)
+    return None
+
+
+def may_hold_bytes(data: bytes) -> bool:
+    """Tell whether packed data may hold bytes, which may come from a bytearray or a memoryview."""
+    return 0xC4 in data or 0xC5 in data or 0xC6 in data
+
+
+def _consists_of(value: object, kinds: frozenset[type] | set[type]) -> bool:
+    """Tell whether a value holds nothing but plain containers and instances of exactly these classes."""
+    stack: list[Any] = [value]
+    pop, extend = stack.pop, stack.extend
+    while stack:
+        item = pop()
+        kind = type(item)
+        if kind in kinds:
+            continue
+        if kind is dict:
+            extend(item.values())
+        elif kind in _CONTAINERS:
+            extend(item)
+        else:
+            return False
+    return True
+
+
+def _is_builtin(value: Any) -> bool:
+    """Tell whether a value holds objects of Python's own types alone: marshal refuses all others."""
+    try:
+        marshal.dumps(value)
+    except ValueError:
+        return False
+    return True
+
+
+def is_without_bytes(data: bytes, value: object) -> bool:
+    """Tell whether a value that packs to `data` holds neither bytes nor instances that pack like other values."""
+    return not may_hold_bytes(data) or _consists_of(value, _PLAIN)
+
+
+def _inside(cell: list[Any], levels: int) -> list[Any]:
+    """Return a list nested in other lists: `levels` lists, itself included."""
+    for _ in range(levels - 1):
+        cell = [cell]
+    return cell
+
+
+def _new_cell() -> tuple[list[Any], list[Any]]:
+    cell: list[Any] = [None]
+    return cell, _inside(cell, MARGIN)
+
+
+# Nested lists to pack a value in, each with its innermost list. `nested` takes one out while it packs.
+_cells: list[tuple[list[Any], list[Any]]] = []
+
+
+class Packer:
+    """Encodes each value in one call of ormsgpack, and is the `default` hook of that call. Not shared by threads."""
+
+    __slots__ = ("_depth", "_inner", "_interrupt", "_kinds", "_types", "_writers", "extensions")
+
+    def __init__(self, types: Types) -> None:
+        self._types = types
+        self._depth = 0
+        self._interrupt: BaseException | None = None
+        self.extensions = 0
+        """How many values that ormsgpack handed back have become extensions."""
+        self._kinds = set(_SCALARS)
+        """Classes whose instances ormsgpack packs exactly, or hands back to this object."""
+        self._inner: dict[int, tuple[list[Any], list[Any]]] = {}
+        self._writers = records.record_cache(types).writers
+        """Functions that encode the instances of a class quickly."""
+
+    def fast(self, value: object) -> bytes | None:
+        """Encode a value in one call; None if the result may not be exact."""
+        data = self.nested(value)
+        return data[MARGIN:] if data is not None and self.is_exact(data, value) else None
+
+    def nested(self, value: object) -> bytes | None:
+        """Encode a value inside MARGIN lists; None if one call cannot do that. The result may not be exact."""
+        cell, nested = _cells.pop() if _cells else _new_cell()
+        cell[0] = value
+        try:
+            return msgpack.pack(nested, default=self, option=_OPTIONS)
+        except (TypeError, RecursionError):
+            interrupt, self._interrupt = self._interrupt, None
+            if interrupt is not None:
+                raise interrupt from None
+            return None
+        finally:
+            cell[0] = None
+            _cells.append((cell, nested))
+
+    def is_exact(self, data: bytes, value: object) -> bool:
+        """Tell whether `data`, packed in one call, stands for this value and no other."""
+        return (not may_hold_bytes(data) and _is_builtin(value)) or _consists_of(value, self._kinds)
+
+    def __call__(self, value: object) -> Any:
+        """Encode a value that ormsgpack hands back; TypeError if that is not possible in one call."""
+        try:
+            write = self._writers.get(type(value))
+            data = None if write is None else write(value, self._quick)
+            if data is None:
+                return self._extension(value)
+            self._kinds.add(type(value))
+            self.extensions += 1
+            return ormsgpack.Ext(msgpack.RECORD, data)
+        except Exception:
+            raise
+        except BaseException as error:  # such as Ctrl-C: ormsgpack replaces the exception
+            self._interrupt = error
+            raise
+
+    def _extension(self, value: object) -> Any:
+        kind = type(value)
+        if kind in (tuple, Items, set, frozenset):
+            self.extensions += 1
+            return ormsgpack.Ext(_CONTAINERS[kind], self._array(kind, value))
+        plain = simplified(value, self._types)
+        if plain is not value:
+            if type(plain) not in _PLAIN:  # its parts may not be exact: encode them one by one
+                raise TypeError
+            self._kinds.add(kind)
+            return plain
+        self.extensions += 1
+        encoded = atom(value, self._types)
+        if encoded is not None:
+            if kind not in _ATOMS:
+                self._kinds.add(kind)
+            return ormsgpack.Ext(*msgpack.split_ext(encoded))
+        opened = open_container(value, self._types)
+        if opened is None or opened[0] != msgpack.RECORD:
+            raise TypeError
+        _, attrs, fields = opened
+        parts = [*(attrs or ()), *(part for pair in fields.items() for part in pair)]
+        data = self._deeper(parts)
+        if not self.is_exact(data, parts):
+            raise TypeError
+        self._kinds.add(kind)
+        if kind not in self._writers:
+            plan = self._types.fielded(kind)
+            self._writers[kind] = None if plan is None else records.writer(plan)
+        return ormsgpack.Ext(msgpack.RECORD, data)
+
+    def _quick(self, fields: dict[str, Any]) -> bytes | None:
+        """Encode the dict of an instance; None if the result may not be exact."""
+        if self._depth >= SHALLOW:
+            return None
+        self._depth += 1
+        try:
+            data = msgpack.pack(fields, default=self, option=_OPTIONS)
+        finally:
+            self._depth -= 1
+        return data if self.is_exact(data, fields) else None
+
+    def _array(self, kind: type, value: Any) -> bytes:
+        if kind is tuple or kind is Items:
+            return self._deeper(list(value))
+        entries = sorted(self._deeper(item) for item in value)
+        return msgpack.array_head(len(entries)) + b"".join(entries)
+
+    def _deeper(self, value: object) -> bytes:
+        if self._depth >= msgpack.MAX_DEPTH:
+            raise RecursionError
+        self._depth += 1
+        try:
+            return (
+                msgpack.pack(value, default=self, option=_OPTIONS) if self._depth <= SHALLOW else self._deepest(value)
+            )
+        finally:
+            self._depth -= 1
+
+    def _deepest(self, value: object) -> bytes:
+        """Pack a value inside lists that leave room for INNER levels."""
+        if self._depth not in self._inner:
+            cell: list[Any] = [None]
+            self._inner[self._depth] = cell, _inside(cell, _INNER_MARGIN)
+        cell, nested = self._inner[self._depth]
+        cell[0] = value
+        try:
+            return msgpack.pack(nested, default=self, option=_OPTIONS)[_INNER_MARGIN:]
+        finally:
+            cell[0] = None
+
+
+# -- encoding -----------------------------------------------------------------------------------------
+
+MAX_NESTED: Final = msgpack.MAX_DEPTH
+"""The most levels of containers that are encoded one by one, and of the path of a change."""
+_TEXT_CODES: Final[dict[type, int]] = {str: msgpack.STR, bytes: msgpack.BYTES, bytearray: msgpack.BYTEARRAY}
+_SIZED: Final = frozenset({list, dict, tuple, set, frozenset, str, bytes, bytearray})
+_FEW: Final = 64
+
+
+class Encoder:
+    """Encodes values into representations; adds the nodes of long values to `nodes`."""
+
+    def __init__(self, nodes: Nodes, types: Types, root: Path | None = None, *, what: str = "state") -> None:
+        self.nodes = nodes
+        self._types = types
+        self._path: list[Any] = list(root or ())
+        self._what = what
+        self._packer = Packer(types)
+        self._slow = throttle.is_slow()
+        self._open: set[int] = set()
+        """The ids of the containers around the current one."""
+
+    def rep(self, value: object) -> bytes:
+        """Return the representation of a value; `Invalid` with the path of a part that cannot be stored exactly."""
+        depth = len(self._path)
+        if depth > MAX_NESTED:
+            raise self._refuse(f"nested deeper than {MAX_NESTED} levels")
+        try:
+            return self._rep(value)
+        except RecursionError:
+            del self._path[depth:]
+            self._open.clear()
+            raise self._refuse("nested too deep") from None
+
+    def part(self, step: object, value: object) -> bytes:
+        """Return the representation of a part of the value at the root path."""
+        if self._slow:
+            throttle.rest()
+        if not _is_long(value) and (0 < len(self._path) < MAX_NESTED or not (self._path or _holds_long(value))):
+            data = self._packer.fast(value)
+            if data is not None and len(data) <= INLINE:
+                return data
+        self._path.append(step)
+        rep = self.rep(value)
+        self._path.pop()
+        return rep
+
+    def key(self, key: object) -> bytes:
+        """Return the bytes of a key; `Invalid` if they would not be exact."""
+        try:
+            return self._whole(key, key)
+        except RecursionError:
+            raise self._refuse("nested too deep") from None
+
+    def _rep(self, value: object) -> bytes:
+        if not _is_long(value) and (self._path or not _holds_long(value)):
+            data = self._packer.fast(value)
+            if data is not None and len(data) <= INLINE:
+                return data
+        return self._apart(value)
+
+    def _apart(self, value: object) -> bytes:
+        value = simplified(value, self._types)
+        return self._text(value) or self._atom(value) or self._container(value)
+
+    def _text(self, value: Any) -> bytes | None:
+        code = _TEXT_CODES.get(type(value))
+        if code is None:
+            return None
+        if code != msgpack.STR:
+            return text.close(self.nodes, code, bytes(value))
+        data = value.encode("utf-8", "surrogatepass")
+        return text.close(self.nodes, text.str_code(data), data)
+
+    def _atom(self, value: object) -> bytes | None:
+        try:
+            return atom(value, self._types)
+        except Invalid as error:
+            raise self._refuse(str(error)) from error
+
+    def _opened(self, value: object) -> Opened:
+        try:
+            opened = open_container(value, self._types)
+        except Invalid as error:
+            raise self._refuse(str(error)) from error
+        if opened is None:
+            raise self._refuse(_why(value))
+        if id(value) in self._open:
+            raise self._refuse("a value that contains itself")
+        if len(self._path) >= MAX_NESTED:
+            raise self._refuse(f"nested deeper than {MAX_NESTED} levels")
+        self._open.add(id(value))
+        return opened
+
+    def _container(self, value: object) -> bytes:
+        code, attrs, parts = self._opened(value)
+        if code in msgpack.MAPPINGS:
+            entries = [chunked.join(self._whole(key, key), self._part(key, part)) for key, part in parts.items()]
+        elif code in (msgpack.SET, msgpack.FROZENSET):
+            entries = sorted(self._part("{}", part) for part in parts)
+        else:
+            entries = [self._part(at, part) for at, part in enumerate(parts)]
+        self._open.discard(id(value))
+        return chunked.build(self.nodes, code, attrs, entries).close(self.nodes)
+
+    def _part(self, step: object, value: object) -> bytes:
+        if self._slow:
+            throttle.rest()
+        if not _is_long(value) and (self._path or not _holds_long(value)):
+            data = self._packer.fast(value)  # the common case, which needs no path
+            if data is not None and len(data) <= INLINE:
+                return data
+        self._path.append(step)
+        rep = self._apart(value)
+        self._path.pop()
+        return rep
+
+    def _whole(self, step: object, value: object) -> bytes:
+        """Return the canonical bytes of a key or of its part, of any length: a key holds no REF."""
+        data = self._packer.fast(value)
+        if data is not None:
+            return data
+        self._path.append(step)
+        data = self._atom(value)
+        if data is None:
+            code, attrs, parts = self._opened(value)
+            if code in msgpack.MAPPINGS:
+                entries = [self._whole(key, key) + self._whole(key, part) for key, part in parts.items()]
+            elif code in (msgpack.SET, msgpack.FROZENSET):
+                entries = sorted(self._whole("{}", part) for part in parts)
+            else:
+                entries = [self._whole(at, part) for at, part in enumerate(parts)]
+            self._open.discard(id(value))
+            data = msgpack.inline(code, attrs, entries)
+        self._path.pop()
+        return data
+
+    def _refuse(self, why: str) -> Invalid:
+        try:
+            below = str(Path(self._path))
+        except Exception:  # noqa: BLE001 - the repr of a key may raise anything
+            below = str(Path(step if type(step) in (str, int) else type(step).__name__ for step in self._path))
+        path = self._what + (f".{below}" if below and not below.startswith("[") else below)
+        return Invalid(f"{path}: {why}", code="invalid.value", path=path)
+
+
+def _is_long(value: Any) -> bool:
+    """Tell whether a value certainly takes more than INLINE bytes: it has more parts, of at least one byte each."""
+    return type(value) in _SIZED and len(value) > INLINE
+
+
+def _holds_long(value: Any, levels: int = 3) -> bool:
+    """Tell whether a short container holds a long value, so that packing it in one call would be wasted.
+
+    A wasted call is slow, and blocks all other threads of the process while it runs.
+    """
+    kind = type(value)
+    if kind not in (dict, list) or len(value) > _FEW:
+        return False
+    parts = value.values() if kind is dict else value
+    return any(_is_long(part) or (levels > 1 and _holds_long(part, levels - 1)) for part in parts)
+
+
+def _why(value: object) -> str:
+    kind = type(value)
+    name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+    if isinstance(value, dict | list | tuple | set | frozenset | str | bytes | int | float):
+        return (
+            f"{name} is a subclass of a plain type and would be loaded as that type; save it as plain data, "
+            "or register it with types=[backtrail.Type(...)]"
+        )
+    return f"{name} cannot be stored exactly; save plain data instead, or register it with types=[backtrail.Type(...)]"
