@@ -80,10 +80,10 @@ class SqliteBackend(SqlBackend[SqliteGroup]):
     ) -> None:
         self._check_durability(durability)
         if not 0 <= busy_timeout <= _MAX_TIMEOUT:
-            raise Invalid(f"busy_timeout is {busy_timeout!r}: say how many seconds to wait", code="invalid.option")
+            raise Invalid(f"busy_timeout must be a number of seconds, not {busy_timeout!r}", code="invalid.option")
         name = os.fspath(path)
         if not name or "\0" in name or name == ":memory:":
-            raise Invalid(f"{name!r} is not the name of a file: name one", code="invalid.store")
+            raise Invalid(f"{name!r} is not the name of a file", code="invalid.store")
         # SQLite keeps the WAL beside the file itself, not beside a link to it.
         self.path = os.path.realpath(name)
         super().__init__(self.path, read_only=read_only)
