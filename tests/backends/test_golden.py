@@ -105,7 +105,7 @@ def test_there_is_a_golden_store_of_every_format() -> None:
     assert {path.name: format_of_files(path) for path in DIRECTORIES} == {
         f"files{n}": n for n in range(1, frames.FORMAT + 1)
     }
-    assert {path.stem: format_of(path) for path in FORMATS} == {f"format{n}": n for n in range(1, 5)}
+    assert {path.stem: format_of(path) for path in FORMATS} == {f"format{n}": n for n in range(1, 6)}
     assert len(sqlite_schema.STEPS) == len(FORMATS)
     assert [path.name for path in EXPORTS] == [f"export{n}" for n in range(1, layout.VERSION + 1)]
     assert [path.name for path in DUMPS] == [f"postgres{n}.sql.zst" for n in range(1, len(schema.STEPS) + 1)]
