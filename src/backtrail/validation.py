@@ -59,7 +59,7 @@ def check_id(text: Any, what: str) -> str:
     if not isinstance(text, str):
         raise Invalid(f"{what} must be a string, not {type(text).__name__}", code="invalid.id")
     if not 0 < len(text) <= MAX_ID:
-        raise Invalid(f"{what} has 1 to {MAX_ID} characters; this one has {len(text)}", code="invalid.id")
+        raise Invalid(f"{what} must have 1 to {MAX_ID} characters; this one has {len(text)}", code="invalid.id")
     return plain(text)
 
 

@@ -18,6 +18,8 @@ from backtrail.backends.sqlite.connection import one_view
 from backtrail.backends.sqlite.statements import SQL, fetch_each
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import apsw
 
     from backtrail.backends.port import Row, ThreadRecord
@@ -30,7 +32,7 @@ Listed = tuple["ThreadRecord", "Row"]
 
 
 def matching(
-    connection: apsw.Connection, filters: dict[str, object], after: tuple[int, int] | None, limit: int
+    connection: apsw.Connection, filters: Mapping[str, object], after: tuple[int, int] | None, limit: int
 ) -> list[Listed]:
     """Return a page of the threads that match all filters: {condition: its value, or None for no filter}."""
     wanted = {condition: value for condition, value in filters.items() if value is not None}
