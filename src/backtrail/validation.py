@@ -414,7 +414,9 @@ def check_tags(tags: Any, what: str = "tags") -> tuple[str, ...]:
     words = check_several(tags, what)
     for word in words:
         if not isinstance(word, str) or not 0 < len(word) <= MAX_ID:
-            raise Invalid(f"a tag must be a string of 1 to {MAX_ID} characters, not {word!r:.100}", code="invalid.argument")
+            raise Invalid(
+                f"a tag must be a string of 1 to {MAX_ID} characters, not {word!r:.100}", code="invalid.argument"
+            )
     if any(word.startswith("@") for word in words):
         raise Invalid(f"a tag cannot begin with @, which begins a ref: {tags!r}", code="invalid.argument")
     return tuple(dict.fromkeys(map(plain, words)))
@@ -450,7 +452,9 @@ def check_duration(value: Any, what: str) -> int:
     """Return a duration, given as a timedelta or in seconds, in microseconds."""
     seconds = value.total_seconds() if isinstance(value, dt.timedelta) else value
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 1e-6 <= seconds < 1e12:  # noqa: PLR2004
-        raise Invalid(f"{what} must be a timedelta or a number of seconds above 0, not {value!r}", code="invalid.argument")
+        raise Invalid(
+            f"{what} must be a timedelta or a number of seconds above 0, not {value!r}", code="invalid.argument"
+        )
     return int(seconds * 1_000_000)
 
 
@@ -469,7 +473,8 @@ def check_timeout(value: Any) -> float | None:
         return None
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 1e12:  # noqa: PLR2004
         raise Invalid(
-            f"timeout must be a timedelta, a number of seconds from 0 on, or None, not {value!r}", code="invalid.argument"
+            f"timeout must be a timedelta, a number of seconds from 0 on, or None, not {value!r}",
+            code="invalid.argument",
         )
     return float(seconds)
 

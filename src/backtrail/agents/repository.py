@@ -286,7 +286,9 @@ def check_ids(agent_ids: Any) -> list[str]:
     try:
         ids = [agent_ids] if isinstance(agent_ids, str) else [*agent_ids]
     except TypeError:
-        raise Invalid(f"agent_ids must be an id or a list of ids, not {agent_ids!r:.100}", code="invalid.argument") from None
+        raise Invalid(
+            f"agent_ids must be an id or a list of ids, not {agent_ids!r:.100}", code="invalid.argument"
+        ) from None
     return [check_id(agent_id, "an agent's id") for agent_id in ids]
 
 

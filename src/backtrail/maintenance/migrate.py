@@ -87,7 +87,9 @@ def _migrated(engine: Engine, record: ThreadRecord, newest: dict[str, int]) -> b
                 raise
             continue
         return True
-    raise Conflict(f"thread {record.name!r} is being written by other processes all the time; try again", code="conflict.stale")
+    raise Conflict(
+        f"thread {record.name!r} is being written by other processes all the time; try again", code="conflict.stale"
+    )
 
 
 def _refuse_leased(reader: LogReader, session_id: str) -> None:

@@ -127,7 +127,9 @@ class TranscriptEntry(NamedTuple):
     def read(cls, entry: object, path: str) -> Self:
         """Return a copy of an entry that the SDK passed; `Invalid` if JSON cannot hold it exactly."""
         if type(entry) is not dict:
-            raise Invalid(f"{path}: an entry must be a dict, not {type(entry).__name__}", code="invalid.value", path=path)
+            raise Invalid(
+                f"{path}: an entry must be a dict, not {type(entry).__name__}", code="invalid.value", path=path
+            )
         return cls.stored(json_value(entry, path))
 
     @classmethod

@@ -109,9 +109,7 @@ def find(connection: apsw.Connection, phrases: Sequence[Phrase], filters: Sequen
         with one_view(connection):
             return _hits(connection, phrases, filters, limit)
     except apsw.CorruptError as error:
-        raise Corrupt(
-            f"the search index is damaged ({error}): `reindex` rebuilds it", code="corrupt.index"
-        ) from error
+        raise Corrupt(f"the search index is damaged ({error}): `reindex` rebuilds it", code="corrupt.index") from error
 
 
 def _hits(connection: apsw.Connection, phrases: Sequence[Phrase], filters: Sequence[Any], limit: int) -> list[IndexHit]:
