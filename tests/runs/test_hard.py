@@ -657,7 +657,7 @@ def test_checkpoints_that_are_out_of_view_are_counted_and_pruned(store):
 def test_a_damaged_run_is_named_and_the_others_are_listed(store):
     for name in ("s", "t"):
         once(store, lambda run: run.tool("look", abs, -1), name)
-    backtrail.Thread(store._engine, "journal", "t").append("calls", ["r", "9.9", True, 1])
+    backtrail.Thread(store._engine, "journal", "t").append("entries", ["r", "9.9", True, 1])
     found = {record.session_id: record for record in store.runs.list()}
     assert (found["s"].damaged, bool(found["t"].damaged)) == (None, True)
     with pytest.raises(backtrail.Corrupt):
@@ -1140,7 +1140,7 @@ def test_agent_with_damaged_run_can_be_restored(store):
     store.agents.save(backtrail.AgentState("x", "Ann", "model"))
     before = store.agents.checkpoint("x", "before")
     once(store, lambda run: run.tool("t", abs, -1), agent="x")
-    backtrail.Thread(store._engine, "journal", "s").append("calls", ["r", "9.9", True, 1])
+    backtrail.Thread(store._engine, "journal", "s").append("entries", ["r", "9.9", True, 1])
     store.agents.restore(before)
 
 

@@ -1,4 +1,4 @@
-"""What the two threads of a run hold: each result once, and lists that follow from the entries of the journal."""
+"""What the two threads of a run hold: each result once, in the journal or in a checkpoint."""
 
 import random
 from contextlib import suppress
@@ -38,12 +38,62 @@ def work(store, strategy, *, iterations=3, session="s", cut=None):
     return run
 
 
-@pytest.mark.parametrize("strategy", [AfterToolCall(), EveryN(2), Never()])
-def test_journal_holds_what_iterations_did_once(store, strategy):
-    work(store, strategy)
+def test_journal_without_checkpoints_holds_what_iterations_did_once(store):
+    work(store, Never())
     text = repr(stored(store, "journal"))
     whats = [f"{what} {n}'" for what in ("result", "message", "partial") for n in (1, 2, 3)]
     assert [text.count(what) for what in whats] == [1] * 9
+
+
+@pytest.mark.parametrize("strategy", [AfterToolCall(), EveryN(2)])
+def test_journal_holds_nothing_that_its_checkpoint_has(store, strategy):
+    with store.run("s", strategy=strategy) as run:
+        for number in run.iterations():
+            run.tool("look", lambda n: f"result {n}", number)
+            if number == 4:
+                run.checkpoint()
+                run.tool("pay", abs, -1)
+                point = stored(store, "journal")
+                break
+    assert point["entries"][0][0] == "c"
+    assert "'result " not in repr(point)
+
+
+@pytest.mark.parametrize("strategy", [AfterToolCall(), Never()])
+def test_result_is_stored_once(store, strategy):
+    def added(write):
+        before = store._backend.usage().payload_bytes
+        for _ in range(30):
+            write(random.randbytes(1000))
+        return store._backend.usage().payload_bytes - before
+
+    thread = store.thread("t")
+    thread.save({"results": []})
+    with store.run("s", strategy=strategy) as run:
+        for _ in run.iterations():
+            calls = added(lambda value: run.tool("noise", lambda: value))
+            break
+    assert calls < 1.4 * added(lambda value: thread.append("results", value))
+
+
+def test_run_without_a_worker_needs_no_checkpoint(store):
+    with suppress(Cut):
+        work(store, AfterToolCall(), cut=2)
+    before = store.runs.load("s")
+    backtrail.Thread(store._engine, "run", "s").delete()
+    assert store.runs.load("s") == before
+    assert work(store, AfterToolCall()).status.name == "completed"
+
+
+def test_call_with_checkpoint_writes_two_rows_and_a_pure_one_writes_one(store):
+    with store.run("s") as run:
+        for number in run.iterations():
+            for policy, rows in (("ask", 2), ("pure", 1)):
+                before = store._backend.usage().rows
+                run.tool(policy, abs, -number, policy=policy)
+                assert store._backend.usage().rows - before == rows
+            if number == 2:
+                break
 
 
 def test_checkpoint_holds_each_result_once(store):
@@ -53,23 +103,13 @@ def test_checkpoint_holds_each_result_once(store):
         assert [text.count(f"result {n}'") for n in range(1, number + 1)] == [1] * number
 
 
+@pytest.mark.parametrize("strategy", [AfterToolCall(), Never()])
 @pytest.mark.parametrize("cut", [None, 1, 2])
-def test_versions_that_do_not_know_ended_iterations_refuse_them(store, cut):
+def test_versions_that_do_not_know_this_layout_refuse_it(store, cut, strategy):
     with suppress(Cut):
-        work(store, Never(), cut=cut)
-    point = stored(store, "journal")
-    counted = "ended" in point and point["ended"] != [0, 0]
-    assert counted == (cut != 1)
-    assert type(point["iteration"]) is (list if counted else int)  # those versions take a number only
+        work(store, strategy, cut=cut)
+    assert "calls" not in stored(store, "journal")  # those versions require it
     assert store.runs.load("s").iteration == (cut or 3)
-
-
-def test_number_of_an_iteration_is_plain_after_a_replay(store):
-    with suppress(Cut):
-        work(store, Never(), cut=2)
-    work(store, Never(), iterations=2)
-    point = stored(store, "journal")
-    assert (point["iteration"], point["ended"], len(point["tool_calls"])) == (2, [0, 0], 4)
 
 
 def test_completed_run_replays_calls_behind_its_loop(store):
