@@ -12,9 +12,9 @@ import random
 import threading
 import time
 import uuid
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, cast
 
 from backtrail.backends.port import Batch, Stale
 from backtrail.engine import journal, log
@@ -27,7 +27,7 @@ from backtrail.engine.tree.decode import Decoder
 from backtrail.engine.tree.encode import Encoder
 from backtrail.engine.tree.path import Path
 from backtrail.engine.tree.tree import locate
-from backtrail.engine.writer import NOTHING, Expect, Key, LogWriter
+from backtrail.engine.writer import NOTHING, Expect, Key, LogWriter, Proposal
 from backtrail.errors import CommitUnknown, Conflict, Corrupt, Error, NotFound
 from backtrail.maintenance import gc
 from backtrail.models import MISSING
@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from backtrail.backends.port import LogStore, Row, ThreadRecord
     from backtrail.checkpoint import Checkpoint
     from backtrail.engine.reader import Tip
-    from backtrail.engine.writer import Proposal, Propose
+    from backtrail.engine.tree.tree import Op
+    from backtrail.engine.writer import Propose
     from backtrail.runs.delivery import Delivery
     from backtrail.runs.journal import Pending, Picture, RunJournal
     from backtrail.runs.strategies import RunStatus
@@ -254,15 +255,16 @@ class Recorder:
                 self._doubt()
             raise
 
-    @contextmanager
-    def uninterrupted(self) -> Iterator[None]:
+    def uninterrupted(self) -> Self:
         """Stop using the run if Ctrl-C cuts the block short: what is known of the run may not be what was written."""
-        try:
-            yield
-        except BaseException as error:
-            if not isinstance(error, Exception):
-                self._doubt()
-            raise
+        return self
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        if kind is not None and not issubclass(kind, Exception):
+            self._doubt()
 
     def _doubt(self) -> None:
         self.unsure = CommitUnknown(
@@ -579,6 +581,26 @@ def status_note(record: ThreadRecord, row: Row) -> dict[str, Any]:
     return {}
 
 
+class _InTurn:
+    """Several changes, each a proposal on top of the one before: so an append to a list takes its short way."""
+
+    def __init__(self, changes: Sequence[edits.Edit]) -> None:
+        self._changes = changes
+
+    def __call__(self, tip: Tip | None) -> Proposal:
+        """Return the proposal of all changes."""
+        ops: list[Op] = []
+        sealed = False
+        for change in self._changes:
+            proposal = change(tip)
+            if tip is None or tip.chain is None or proposal.ops is None:
+                raise Corrupt("a run has lost its last checkpoint", code="corrupt.row")
+            tip = tip._replace(chain=tip.chain._replace(tree=proposal.tree))
+            sealed |= proposal.tree.sealed
+            ops += proposal.ops
+        return Proposal(proposal.tree._replace(sealed=sealed), ops if len(ops) <= edits.OPS_MAX else None)
+
+
 class CheckpointThread(Handle[Any]):
     """The thread of a run's checkpoints."""
 
@@ -597,7 +619,7 @@ class CheckpointThread(Handle[Any]):
         It writes only the changes since the last checkpoint of this worker, if that is still the head.
         """
         known, last, nodes = self.tip.head if self.tip else None, self._last, self._engine.direct.reader.nodes()
-        several = None if known is None or last is None else edits.Several(self._edits(picture, last))
+        several = None if known is None or last is None else _InTurn(self._edits(picture, last))
 
         def change(tip: Tip | None) -> Proposal:  # a user may have rewound or deleted the last checkpoint
             head = tip.head if tip else None
