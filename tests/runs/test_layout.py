@@ -7,6 +7,7 @@ import pytest
 
 import backtrail
 from backtrail import AfterToolCall, EveryN, Message, Never
+from tests.conformance.repair import payload
 
 
 class Cut(Exception):  # noqa: N818
@@ -84,6 +85,36 @@ def test_run_without_a_worker_needs_no_checkpoint(store):
     backtrail.Thread(store._engine, "run", "s").delete()
     assert store.runs.load("s") == before
     assert work(store, AfterToolCall()).status.name == "completed"
+
+
+@pytest.mark.parametrize("intent", [False, True])
+def test_run_that_lost_its_newest_checkpoint_goes_on_after_a_rewind(store, intent):
+    """A worker that died, and damage: nothing is taken for not done, until a user says where to go on."""
+    run = store.run("s", lease=0.001).__enter__()
+    for number in run.iterations():
+        run.tool("pay", abs, -number)
+        if number == 3:
+            break
+    if intent:
+        with suppress(KeyboardInterrupt):
+            run.tool("die", interrupt)
+    payload("run", "s", 3)(store)
+    store.verify(repair=True)
+    if intent:
+        with pytest.raises(backtrail.Corrupt, match="rewind"):
+            store.runs.load("s")
+    store.runs.thread("s").rewind(2)
+    assert store.runs.load("s").iteration == 2
+    with store.run("s") as run:
+        for number in run.iterations():
+            assert run.tool("pay", (lambda n: -1) if number == 2 else abs, -number) == number
+            if number == 3:
+                break
+    assert [call.result for call in run.tool_calls] == [1, 2, 3]
+
+
+def interrupt():
+    raise KeyboardInterrupt
 
 
 def test_call_with_checkpoint_writes_two_rows_and_a_pure_one_writes_one(store):

@@ -179,7 +179,7 @@ class RunThread(Thread[Any]):
         session = self._engine.session
         tree = session.reader.chain(tip.record, self._resolve(tip, ref)).tree
         seen = Decoder(tree.nodes, self._types).value(tree.rep)
-        point = JournalThread(self._engine, self.id).point(session)
+        point = JournalThread(self._engine, self.id).point(session, partial=True)
         if point is None or not journal.is_seen(seen):
             return []
         known = {known_as(each) for each in irreversible({**seen, **journal_of(seen)})}

@@ -372,8 +372,10 @@ class JournalThread:
         self.place = Place(tip, data["status"], at, checkpoint, ended, len(journal.entries_of(data)), filled)
         self.fields = {name: data[name] for name in _LASTING if name in data}
 
-    def point(self, session: Session) -> Point | None:
+    def point(self, session: Session, *, partial: bool = False) -> Point | None:
         """Return the point from which the run resumes; None if the run does not exist.
+
+        If the checkpoint that the journal continues is lost, raise `Corrupt`, or (`partial`) return what is left.
 
         The newest checkpoint, if it is newer than the journal's last row, has the entries that the journal lacks. A
         rewind, undo or redo of the checkpoints moves the run: then it resumes from the checkpoints' head, and later
@@ -393,7 +395,7 @@ class JournalThread:
         head = tip.head if tip is not None else None
         moved = self._moved(session, tip, head, at, upto) if tip and head else None
         if seen is None and journal.checkpoint_of(data):
-            if moved is None:
+            if moved is None and not partial:
                 raise Corrupt(
                     f"run {self.id!r} continues a checkpoint that is lost: rewind it to one that is left",
                     code="corrupt.state",
