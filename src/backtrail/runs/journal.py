@@ -70,7 +70,7 @@ class RunJournal:
         self._began: Any = MISSING
         """The state at the beginning of the iteration; MISSING until a checkpoint needs it."""
         self._past: list[dict[str, Any]] = []
-        self._own = False
+        self._own = self._is_free = False
         self._written: dict[str, list[Any]] = {"zero": [], "calls": []}
         self._waiting: list[list[Any]] = []
         """Entries for the next write."""
@@ -90,6 +90,7 @@ class RunJournal:
         self._written = {"zero": list(data["zero"]), "calls": list(data["calls"])}
         self.is_replay = bool(data["calls"] if self.iteration else data["zero"])
         free = data.get("free", 0)
+        self._is_free = bool(free)
         self.zero = Journal(data["zero"], 0 if self.iteration else free)
         self.current = self.zero if self.iteration == 0 else Journal(data["calls"], free)
 
@@ -339,7 +340,7 @@ class RunJournal:
 
     def _next_iteration(self) -> None:
         self._written["calls"] = []
-        self.is_replay = False
+        self.is_replay = self._is_free = False
         self.iteration += 1
         self.current = Journal()
 
@@ -377,7 +378,7 @@ class RunJournal:
             lasting["conversation"] = self.conversation
         lists = self._message_data, self.calls, self.partials
         counts = len(zero), len(calls), len(past)
-        return Picture(lasting, fields, lists, pending.lengths, state, zero, calls, past, counts, begun)
+        return Picture(lasting, fields, lists, pending.lengths, state, zero, calls, past, counts, begun, self._is_free)
 
 
 class Pending(NamedTuple):
@@ -405,12 +406,18 @@ class Picture(NamedTuple):
     counts: tuple[int, int, int]
     begun: dict[str, Any] | None
     """How the iteration began; None at its end."""
+    is_free: bool
+    """Whether the iteration has free entries."""
+
+    def short(self, entries: Sequence[Any], records: Sequence[Mapping[str, Any]]) -> list[Any]:
+        """Return entries without what the records of the checkpoint hold."""
+        return abridged(entries, records, free=self.is_free)
 
     def whole(self) -> dict[str, Any]:
         """Return the state of the checkpoint."""
         lists = {name: items[:stop] for name, items, stop in zip(LISTS, self.lists, self.lengths, strict=True)}
         records = lists["tool_calls"]
-        journaled = {"zero": abridged(self.zero, records), "calls": abridged(self.calls, records)}
+        journaled = {"zero": self.short(self.zero, records), "entries": self.short(self.calls, records)}
         journaled |= {"begun": self.begun, "past": list(self.past)}
         return {**self.lasting, **self.fields, **lists, "state": self.state, "journal": journaled}
 
@@ -534,38 +541,67 @@ def rewound(seen: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
     return _free({**point, **lasting, "past": past, "own": True}, seen, "rewound")
 
 
-def abridged(entries: Sequence[Any], records: Sequence[Mapping[str, Any]]) -> list[Any]:
+def abridged(entries: Sequence[Any], records: Sequence[Mapping[str, Any]], *, free: bool = False) -> list[Any]:
     """Return entries without the data that `records`, the tool calls of the same checkpoint, already hold.
 
-    An intent gets None as its arguments. A successful result keeps only its id. `journal_of` restores both.
+    An intent with its successful result is left out: `journal_of` makes both from the record. `free`: some entries are
+    free, so their order must stay. A result alone keeps its id only.
     """
-    known = {each["id"]: each for each in records}
+    known = {each["id"] for each in records if each["success"] and "replay" in each}
+    results = {entry[1] for entry in entries if entry[0] == journal.RESULT and entry[2]} & known
+    again = {entry[1] for entry in entries if entry[0] == journal.AGAIN}
+    both = {entry[1] for entry in entries if entry[0] == journal.INTENT and not free} & results - again
     short: list[Any] = []
     for entry in entries:
-        record = known.get(entry[1])
-        if record is not None and entry[0] == journal.INTENT:
-            short.append([*entry[:5], None, *entry[6:]])
-        elif record is not None and entry[0] == journal.RESULT and entry[2] and record["success"]:
-            short.append(entry[:2])
-        else:
-            short.append(entry)
+        if entry[0] not in (journal.INTENT, journal.RESULT) or entry[1] not in both:
+            short.append(entry[:2] if entry[0] == journal.RESULT and entry[1] in results and entry[2] else entry)
     return short
 
 
 def journal_of(seen: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `journal` of a checkpoint with complete entries: the reverse of `abridged`."""
+    """Return the `journal` of a checkpoint with complete entries: the reverse of `abridged`.
+
+    In older layouts, the entries of the iteration are under `calls`, and an intent without arguments has those of its
+    record.
+    """
     fields: dict[str, Any] = seen.get("journal") or OVER
-    known = {each["id"]: each for each in seen["tool_calls"]}
-
-    def whole(entry: list[Any]) -> list[Any]:
-        if entry[0] == journal.INTENT and entry[5] is None:
-            return [*entry[:5], known[entry[1]]["arguments"], *entry[6:]]
-        return result_entry(known[entry[1]]) if entry[0] == journal.RESULT and len(entry) == 2 else entry  # noqa: PLR2004
-
+    records = seen["tool_calls"]
     try:
-        return {**fields, **{name: [whole(entry) for entry in fields[name]] for name in ("zero", "calls")}}
+        begun = fields["begun"]
+        calls = fields["entries"] if "entries" in fields else fields["calls"]
+        zero = [each for each in records if each["iteration"] == 0] if "entries" in fields else []
+        own = records[begun["tool_calls"] :] if "entries" in fields and begun and seen["iteration"] else []
+        return {**fields, "zero": _whole(fields["zero"], zero, records), "calls": _whole(calls, own, records)}
     except (KeyError, IndexError, TypeError) as error:
         raise Corrupt("the journal of a run's checkpoint is damaged", code="corrupt.state") from error
+
+
+def _whole(entries: list[Any], own: list[dict[str, Any]], records: list[dict[str, Any]]) -> list[Any]:
+    """Return abridged entries complete; `own` are the records of their iteration."""
+    known = {each["id"]: each for each in records}
+    whole: list[Any] = []
+    for entry in entries:
+        if entry[0] == journal.INTENT and entry[5] is None:
+            whole.append([*entry[:5], known[entry[1]]["arguments"], *entry[6:]])
+        elif entry[0] == journal.RESULT and len(entry) == 2:  # noqa: PLR2004
+            whole.append(result_entry(known[entry[1]]))
+        else:
+            whole.append(entry)
+    there = {entry[1] for entry in entries if entry[0] == journal.INTENT}
+    left_out = [each for each in own if each["success"] and "replay" in each and each["id"] not in there]
+    if not left_out:
+        return whole
+    intents = [entry for entry in whole if entry[0] == journal.INTENT] + [_intent(each) for each in left_out]
+    rest = [entry for entry in whole if entry[0] != journal.INTENT]
+    intents.sort(key=lambda entry: int(entry[1].partition(".")[2]))
+    return [*intents, *map(result_entry, left_out), *rest]
+
+
+def _intent(record: Mapping[str, Any]) -> list[Any]:
+    """Return the intent of a tool call, made from the call's record."""
+    key, policy, main, sent = record["replay"]
+    about = policy, record["irreversible"], main, record["tool_call_id"], sent
+    return [journal.INTENT, record["id"], "tool", record["tool_name"], key, record["arguments"], *about]
 
 
 def _point(seen: Mapping[str, Any]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from backtrail.engine.writer import NOTHING, Expect, Key, LogWriter, Proposal
 from backtrail.errors import CommitUnknown, Conflict, Corrupt, Error, NotFound
 from backtrail.maintenance import gc
 from backtrail.models import MISSING
-from backtrail.runs.journal import abridged, continued, rewound, unfolded
+from backtrail.runs.journal import continued, rewound, unfolded
 from backtrail.runs.strategies import RunState
 from backtrail.runs.values import RunValues
 from backtrail.thread import Handle
@@ -648,13 +648,14 @@ class CheckpointThread(Handle[Any]):
         several.append(edits.Match(Path(("state",)), picture.state, self._exact, self.id))
         records = picture.lists[1][last.lengths[1] : picture.lengths[1]]
         self._append(several, ("journal", "past"), picture.past[last.counts[2] :])
-        self._append(several, ("journal", "zero"), abridged(picture.zero[last.counts[0] :], records))
+        self._append(several, ("journal", "zero"), picture.short(picture.zero[last.counts[0] :], records))
         begun, calls = picture.begun, picture.calls
         if begun is not None and last.begun is not None and picture.fields["iteration"] == last.fields["iteration"]:
-            self._append(several, ("journal", "calls"), abridged(calls[last.counts[1] :], records))
+            self._append(several, ("journal", "entries"), picture.short(calls[last.counts[1] :], records))
             return several
-        if calls or last.counts[1]:
-            several.append(self._assign(("journal", "calls"), abridged(calls, records)))
+        entries = picture.short(calls, records)
+        if entries or last.counts[1]:
+            several.append(self._assign(("journal", "entries"), entries))
         if begun is None or last.begun is None:
             several.append(self._assign(("journal", "begun"), begun))
             return several
