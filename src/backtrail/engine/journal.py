@@ -269,9 +269,9 @@ def iteration_of(data: Mapping[str, Any]) -> Any:
 
 def checkpoint_of(data: Mapping[str, Any]) -> int:
     """Return the seq of the checkpoint that a stored journal continues; 0 if the journal is complete by itself."""
-    first = next(iter(entries_of(data)), None)
+    first: Any = next(iter(entries_of(data)), None)
     is_checkpoint = type(first) is list and [*map(type, first)] == [str, int] and first[0] == CHECKPOINT
-    return first[1] if is_checkpoint else 0
+    return int(first[1]) if is_checkpoint else 0
 
 
 def check_entries(data: Mapping[str, Any]) -> None:

@@ -393,7 +393,7 @@ class Pending(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """The run at the moment of a checkpoint. Its lists may grow afterwards: `lengths` and `counts` are those of then."""
+    """The run at the moment of a checkpoint. Lists may grow later; `lengths` and `counts` are those of then."""
 
     lasting: dict[str, Any]
     fields: dict[str, Any]
@@ -417,8 +417,8 @@ class Picture(NamedTuple):
         """Return the state of the checkpoint."""
         lists = {name: items[:stop] for name, items, stop in zip(LISTS, self.lists, self.lengths, strict=True)}
         records = lists["tool_calls"]
-        journaled = {"zero": self.short(self.zero, records), "entries": self.short(self.calls, records)}
-        journaled |= {"begun": self.begun, "past": list(self.past)}
+        zero, entries = self.short(self.zero, records), self.short(self.calls, records)
+        journaled = {"zero": zero, "entries": entries, "begun": self.begun, "past": list(self.past)}
         return {**self.lasting, **self.fields, **lists, "state": self.state, "journal": journaled}
 
 
@@ -458,7 +458,7 @@ def continued(data: Mapping[str, Any], seq: int, seen: Mapping[str, Any]) -> dic
     same = point["iteration"] == journal.iteration_of(data)
     return {
         **{name: value for name, value in data.items() if name != "calls"},
-        **dict.fromkeys((*LISTS, "zero", "past"), []),
+        **{name: [] for name in (*LISTS, "zero", "past")},
         "iteration": point["iteration"],
         "state": data["state"] if same else point["state"],
         "free": data.get("free", 0) if same else 0,
@@ -551,11 +551,11 @@ def abridged(entries: Sequence[Any], records: Sequence[Mapping[str, Any]], *, fr
     results = {entry[1] for entry in entries if entry[0] == journal.RESULT and entry[2]} & known
     again = {entry[1] for entry in entries if entry[0] == journal.AGAIN}
     both = {entry[1] for entry in entries if entry[0] == journal.INTENT and not free} & results - again
-    short: list[Any] = []
-    for entry in entries:
-        if entry[0] not in (journal.INTENT, journal.RESULT) or entry[1] not in both:
-            short.append(entry[:2] if entry[0] == journal.RESULT and entry[1] in results and entry[2] else entry)
-    return short
+    return [
+        entry[:2] if entry[0] == journal.RESULT and entry[1] in results and entry[2] else entry
+        for entry in entries
+        if entry[0] not in (journal.INTENT, journal.RESULT) or entry[1] not in both
+    ]
 
 
 def journal_of(seen: Mapping[str, Any]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from backtrail.runs.values import RunValues
 from backtrail.thread import Handle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from backtrail.backends.port import LogStore, Row, ThreadRecord
     from backtrail.checkpoint import Checkpoint
@@ -169,7 +169,7 @@ class Recorder:
             if status is not None:  # the end of the run cancels a rewind that came while it was open
                 fields["upto"] = self.checkpoints.newest(session)
             is_alone = last == thread.place.at and not thread.place.checkpoint
-            if run.iteration and not run.is_replay and (status is None or is_alone):  # the lists follow from the entries
+            if run.iteration and not run.is_replay and (status is None or is_alone):  # the lists follow from entries
                 thread.extend(session, ending.items, fields, last, state=run.state, past=ending.past, ends=True)
             else:
                 point = {**run.point(ending), "calls": calls}
@@ -322,7 +322,7 @@ class Place(NamedTuple):
     checkpoint: int = 0
     """The seq of the checkpoint that the journal continues; 0 if the journal is complete by itself."""
     ended: tuple[int, int] = (0, 0)
-    count: int = 0
+    size: int = 0
     """The number of entries."""
     filled: tuple[str, ...] = ()
     """The lists of the journal that are not empty."""
@@ -591,16 +591,17 @@ class _InTurn:
 
     def __call__(self, tip: Tip | None) -> Proposal:
         """Return the proposal of all changes."""
+        if tip is None or tip.chain is None:
+            raise Corrupt("a run has lost its last checkpoint", code="corrupt.row")
+        chain = tip.chain
         ops: list[Op] = []
         sealed = False
         for change in self._changes:
-            proposal = change(tip)
-            if tip is None or tip.chain is None or proposal.ops is None:
-                raise Corrupt("a run has lost its last checkpoint", code="corrupt.row")
-            tip = tip._replace(chain=tip.chain._replace(tree=proposal.tree))
+            proposal = change(tip._replace(chain=chain))
+            chain = chain._replace(tree=proposal.tree)
             sealed |= proposal.tree.sealed
-            ops += proposal.ops
-        return Proposal(proposal.tree._replace(sealed=sealed), ops if len(ops) <= edits.OPS_MAX else None)
+            ops += proposal.ops or ()
+        return Proposal(chain.tree._replace(sealed=sealed), ops if len(ops) <= edits.OPS_MAX else None)
 
 
 class CheckpointThread(Handle[Any]):
@@ -641,9 +642,7 @@ class CheckpointThread(Handle[Any]):
     def _edits(self, picture: Picture, last: Picture) -> list[edits.Edit]:
         """Return the edits from the last checkpoint to this one."""
         several = [self._assign((name,), value) for name, value in picture.fields.items() if value != last.fields[name]]
-        for name, items, start, stop in zip(
-            journal.LISTS, picture.lists, last.lengths, picture.lengths, strict=True
-        ):
+        for name, items, start, stop in zip(journal.LISTS, picture.lists, last.lengths, picture.lengths, strict=True):
             self._append(several, (name,), items[start:stop])
         several.append(edits.Match(Path(("state",)), picture.state, self._exact, self.id))
         records = picture.lists[1][last.lengths[1] : picture.lengths[1]]
