@@ -12,6 +12,7 @@ This module neither reads nor writes a store.
 from __future__ import annotations
 
 import datetime as dt
+import marshal
 import threading
 from operator import is_
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -378,7 +379,20 @@ class RunJournal:
             lasting["conversation"] = self.conversation
         lists = self._message_data, self.calls, self.partials
         counts = len(zero), len(calls), len(past)
-        return Picture(lasting, fields, lists, pending.lengths, state, zero, calls, past, counts, begun, self._is_free)
+        return Picture(
+            lasting,
+            fields,
+            lists,
+            pending.lengths,
+            state,
+            _bytes_of(state),
+            zero,
+            calls,
+            past,
+            counts,
+            begun,
+            self._is_free,
+        )
 
 
 class Pending(NamedTuple):
@@ -400,6 +414,8 @@ class Picture(NamedTuple):
     lists: tuple[list[Any], ...]
     lengths: tuple[int, int, int]
     state: Any
+    state_bytes: bytes | None
+    """Bytes that only an equal state has; None if there are none."""
     zero: list[Any]
     calls: list[Any]
     past: list[dict[str, Any]]
@@ -420,6 +436,14 @@ class Picture(NamedTuple):
         zero, entries = self.short(self.zero, records), self.short(self.calls, records)
         journaled = {"zero": zero, "entries": entries, "begun": self.begun, "past": list(self.past)}
         return {**self.lasting, **self.fields, **lists, "state": self.state, "journal": journaled}
+
+
+def _bytes_of(state: Any) -> bytes | None:
+    """Return bytes that tell a state of Python's own types from any other; None if it has other types."""
+    try:
+        return marshal.dumps(state, 2)  # since version 3, equal values may have different bytes
+    except ValueError:
+        return None
 
 
 class _Span(dict[str, list[int]]):

@@ -84,6 +84,7 @@ class Recorder:
         self.journal = JournalThread(engine, session_id, agent, values)
         self.checkpoints = CheckpointThread(engine, session_id, agent, values)
         self.delivery = delivery
+        self._guard = Fence(engine.direct.reader)
         self.lock = threading.RLock()
         """Held during each write."""
         self.token = uuid.uuid4().hex
@@ -189,16 +190,14 @@ class Recorder:
 
     def _fence(self, session: Session) -> LogWriter:
         """Return a writer whose commits also require that no other worker has written to the journal."""
-        known, tip = session.reader, self.journal.place.tip
+        tip = self.journal.place.tip
         if tip is None:
             raise Corrupt(f"the journal of run {self.journal.id!r} is gone", code="corrupt.state")
         if session.overlay is not None:
             session.overlay.rely_on(tip.record.no, tip.newest.seq)
             return session.writer
-        fence = cast("LogStore", Fence(known.backend, tip.record.no, tip.newest.seq))
-        reader = LogReader(fence, known.types, known.options, known.clock)
-        reader.cache, reader.examined, reader.deltas = known.cache, known.examined, known.deltas
-        return LogWriter(reader)
+        self._guard.newest = tip.record.no, tip.newest.seq
+        return self._guard.writer
 
     def renew(self, term: list[Any]) -> None:
         """Write a later end of the lease to the journal; `term` is the new lease."""
@@ -293,19 +292,23 @@ class Recorder:
 class Fence:
     """A backend whose commits also require that a row is still the newest row of the run's journal."""
 
-    def __init__(self, backend: LogStore, thread: int, seq: int) -> None:
-        self._backend = backend
-        self._newest = thread, seq
+    def __init__(self, reader: LogReader) -> None:
+        self._backend = reader.backend
+        self.newest = 0, 0
+        """The number of the journal's thread, and the seq of the row."""
+        fenced = LogReader(cast("LogStore", self), reader.types, reader.options, reader.clock)
+        fenced.cache, fenced.examined, fenced.deltas = reader.cache, reader.examined, reader.deltas
+        self.writer = LogWriter(fenced)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
 
     def commit(self, batch: Batch) -> tuple[int, ...]:
         """Commit the batch; `Conflict` if the journal has a newer row."""
+        thread, seq = self.newest
         try:
-            return self._backend.commit(batch._replace(newest=(*batch.newest, self._newest)))
+            return self._backend.commit(batch._replace(newest=(*batch.newest, self.newest)))
         except Stale:
-            thread, seq = self._newest
             newest = self._backend.newest(thread)
             if newest is not None and newest.seq == seq:
                 raise  # the thread of the checkpoints has a newer row
@@ -644,7 +647,8 @@ class CheckpointThread(Handle[Any]):
         several = [self._assign((name,), value) for name, value in picture.fields.items() if value != last.fields[name]]
         for name, items, start, stop in zip(journal.LISTS, picture.lists, last.lengths, picture.lengths, strict=True):
             self._append(several, (name,), items[start:stop])
-        several.append(edits.Match(Path(("state",)), picture.state, self._exact, self.id))
+        if picture.state_bytes is None or picture.state_bytes != last.state_bytes:
+            several.append(edits.Match(Path(("state",)), picture.state, self._exact, self.id))
         records = picture.lists[1][last.lengths[1] : picture.lengths[1]]
         self._append(several, ("journal", "past"), picture.past[last.counts[2] :])
         self._append(several, ("journal", "zero"), picture.short(picture.zero[last.counts[0] :], records))
