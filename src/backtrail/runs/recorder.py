@@ -196,7 +196,7 @@ class Recorder:
         if session.overlay is not None:
             session.overlay.rely_on(tip.record.no, tip.newest.seq)
             return session.writer
-        self._guard.newest = tip.record.no, tip.newest.seq
+        self._guard.required = tip.record.no, tip.newest.seq
         return self._guard.writer
 
     def renew(self, term: list[Any]) -> None:
@@ -294,7 +294,7 @@ class Fence:
 
     def __init__(self, reader: LogReader) -> None:
         self._backend = reader.backend
-        self.newest = 0, 0
+        self.required = 0, 0
         """The number of the journal's thread, and the seq of the row."""
         fenced = LogReader(cast("LogStore", self), reader.types, reader.options, reader.clock)
         fenced.cache, fenced.examined, fenced.deltas = reader.cache, reader.examined, reader.deltas
@@ -305,9 +305,9 @@ class Fence:
 
     def commit(self, batch: Batch) -> tuple[int, ...]:
         """Commit the batch; `Conflict` if the journal has a newer row."""
-        thread, seq = self.newest
+        thread, seq = self.required
         try:
-            return self._backend.commit(batch._replace(newest=(*batch.newest, self.newest)))
+            return self._backend.commit(batch._replace(newest=(*batch.newest, self.required)))
         except Stale:
             newest = self._backend.newest(thread)
             if newest is not None and newest.seq == seq:
