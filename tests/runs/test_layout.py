@@ -221,3 +221,49 @@ def test_run_that_is_cut_often_equals_one_that_is_not(store, seed):
     assert [(c.id, c.result) for c in one.tool_calls] == [(c.id, c.result) for c in other.tool_calls]
     assert one.partial_results == other.partial_results
     assert work(store, Never(), iterations=5).tool_calls == [*one.tool_calls]
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_stale_worker_cannot_write_a_checkpoint(store, joined):
+    """A pure call writes nothing before its checkpoint: that must require the lease, too."""
+    store.agents.save(backtrail.AgentState("a", "Ann", "model"))
+    options = {"agent": "a", "conversation": "c"} if joined else {}
+    with pytest.raises(backtrail.Conflict) as caught, store.run("s", **options) as old:
+        for _ in old.iterations():
+            old.tool("first", abs, -1)
+            with store.run("s", takeover=True) as new:
+                new.halt("mine")
+            steps = len(store.runs.steps("s"))
+            old.message(Message.user("late"))
+            old.tool("second", abs, -2, policy="pure")
+    assert caught.value.code == "conflict.lease"
+    assert len(store.runs.steps("s")) == steps
+    assert "second" not in repr(stored(store, "run"))
+    assert store.conversations.get("c") is None
+
+
+def test_deleting_the_newest_checkpoint_of_a_dead_worker_loses_no_result(store):
+    run = store.run("s", lease=0.001).__enter__()
+    for number in run.iterations():
+        run.tool("pay", abs, -number)
+        if number == 2:
+            break
+    store.runs.thread("s").delete_checkpoint("@")
+    assert store.runs.thread("s").delete()
+    with store.run("s", takeover=True) as run:
+        for number in run.iterations():
+            assert run.tool("pay", lambda n: 0, -number) == number
+            break
+    assert [call.result for call in run.tool_calls] == [1, 2]
+
+
+def test_worker_goes_on_after_its_newest_checkpoint_was_deleted(store):
+    with store.run("s") as run:
+        for number in run.iterations():
+            run.tool("pay", abs, -number)
+            if number == 2:
+                store.runs.thread("s").delete_checkpoint("@")
+            if number == 4:
+                break
+    assert run.status.name == "completed"
+    assert [call.result for call in store.runs.load("s").tool_calls] == [1, 2, 3, 4]
