@@ -90,7 +90,7 @@ def test_run_without_a_worker_needs_no_checkpoint(store):
 @pytest.mark.parametrize("intent", [False, True])
 def test_run_that_lost_its_newest_checkpoint_goes_on_after_a_rewind(store, intent):
     """A worker that died, and damage: nothing is taken for not done, until a user says where to go on."""
-    run = store.run("s", lease=0.001).__enter__()
+    run = store.run("s", lease=0.05).__enter__()
     for number in run.iterations():
         run.tool("pay", abs, -number)
         if number == 3:
@@ -105,7 +105,7 @@ def test_run_that_lost_its_newest_checkpoint_goes_on_after_a_rewind(store, inten
             store.runs.load("s")
     store.runs.thread("s").rewind(2)
     assert store.runs.load("s").iteration == 2
-    with store.run("s") as run:
+    with store.run("s", takeover=True) as run:
         for number in run.iterations():
             assert run.tool("pay", (lambda n: -1) if number == 2 else abs, -number) == number
             if number == 3:
@@ -243,7 +243,7 @@ def test_stale_worker_cannot_write_a_checkpoint(store, joined):
 
 
 def test_deleting_the_newest_checkpoint_of_a_dead_worker_loses_no_result(store):
-    run = store.run("s", lease=0.001).__enter__()
+    run = store.run("s", lease=0.05).__enter__()
     for number in run.iterations():
         run.tool("pay", abs, -number)
         if number == 2:
@@ -267,3 +267,11 @@ def test_worker_goes_on_after_its_newest_checkpoint_was_deleted(store):
                 break
     assert run.status.name == "completed"
     assert [call.result for call in store.runs.load("s").tool_calls] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("strategy", [AfterToolCall(), Never()])
+def test_old_rows_of_a_journal_are_hidden_when_its_worker_leaves(store, strategy):
+    for cut in (1, 2, None):
+        with suppress(Cut):
+            work(store, strategy, cut=cut)
+        assert len(list(backtrail.Thread(store._engine, "journal", "s").history(everything=True))) == 1

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from backtrail.transaction import Engine, Session
 
 _PAGE: Final = 200
+_TRIES: Final = 10
 
 
 class Irreversible(UserWarning):
@@ -140,21 +141,24 @@ class RunThread(Thread[Any]):
 
     def delete_checkpoint(self, ref: Ref) -> bool:
         """Delete a checkpoint and tell whether it existed. The run resumes from the same point as before."""
-
-        def settle(session: Session) -> None:
+        with suppress(NotFound):
             tip = self._tip()
-            head = tip.head if tip else None
-            with suppress(NotFound):
-                if tip and head and head.seq == self._resolve(tip, ref).seq:
-                    JournalThread(self._engine, self.id).settle(session)
-
-        self._engine.atomic(settle)
+            if tip is not None and tip.head is not None and tip.head.seq == self._resolve(tip, ref).seq:
+                self._settle()
         return super().delete_checkpoint(ref)
 
     def delete(self) -> bool:
         """Delete all checkpoints and tell whether there were any. The run resumes from the same point as before."""
-        self._engine.atomic(JournalThread(self._engine, self.id).settle)
+        self._settle()
         return super().delete()
+
+    def _settle(self) -> None:
+        """Write what the head has to the journal, so that the run does not need it. A worker may renew its lease."""
+        for _ in range(_TRIES):
+            with suppress(Conflict):
+                self._engine.atomic(JournalThread(self._engine, self.id).settle)
+                return
+        self._engine.atomic(JournalThread(self._engine, self.id).settle)
 
     def rewind(self, ref: Ref) -> Checkpoint[Any]:
         """Make an older checkpoint the head again: the run resumes from it. The later checkpoints stay."""
@@ -179,7 +183,7 @@ class RunThread(Thread[Any]):
         session = self._engine.session
         tree = session.reader.chain(tip.record, self._resolve(tip, ref)).tree
         seen = Decoder(tree.nodes, self._types).value(tree.rep)
-        point = JournalThread(self._engine, self.id).point(session, partial=True)
+        point = JournalThread(self._engine, self.id).point(session, lenient=True)
         if point is None or not journal.is_seen(seen):
             return []
         known = {known_as(each) for each in irreversible({**seen, **journal_of(seen)})}

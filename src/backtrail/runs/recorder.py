@@ -143,10 +143,13 @@ class Recorder:
                 self.journal.put_whole(session, {**self.journal.fields, **point, "at": self.last, **given})
             elif given or (items and show is None):
                 self.journal.extend(session, () if show else items, given, self.checkpoints.last)
+            if "status" in given:
+                self.journal.hide_older(session)
 
         with self.uninterrupted():
             if items or given or show:
-                self.write(write, several=self.delivery.is_due(items) or (show is not None and bool(given)))
+                several = "status" in given or (show is not None and bool(given))
+                self.write(write, several=several or self.delivery.is_due(items))
                 self.delivery.sent()
             run.wrote(items, entries)
         return made
@@ -165,22 +168,31 @@ class Recorder:
             if show is not None:
                 self._show(session, run, ending, show)
                 thread.extend(session, calls, fields, self.checkpoints.last, state=run.state)
-                return
-            last = self.last
-            if status is not None:  # the end of the run cancels a rewind that came while it was open
-                fields["upto"] = self.checkpoints.newest(session)
-            is_alone = last == thread.place.at and not thread.place.checkpoint
-            if run.iteration and not run.is_replay and (status is None or is_alone):  # the lists follow from entries
-                thread.extend(session, ending.items, fields, last, state=run.state, past=ending.past, ends=True)
             else:
-                point = {**run.point(ending), "calls": calls}
-                thread.put_whole(session, {**thread.fields, **point, "at": last, **fields})
+                self._end_without_checkpoint(session, run, ending, fields, calls)
+            if status is not None:
+                thread.hide_older(session)
 
         with self.uninterrupted():
-            self.write(write, several=show is not None or self.delivery.is_due(ending.items))
+            several = show is not None or status is not None or self.delivery.is_due(ending.items)
+            self.write(write, several=several)
             self.delivery.sent()
             run.end_iteration(ending, status)
         thread.trim()
+
+    def _end_without_checkpoint(
+        self, session: Session, run: RunJournal, ending: Pending, fields: dict[str, Any], calls: list[Any]
+    ) -> None:
+        """Write the end of an iteration to the journal: its entries, if the lists follow from them, or the whole."""
+        thread, last, ends_run = self.journal, self.last, "status" in fields
+        if ends_run:  # the end of the run cancels a rewind that came while it was open
+            fields = {**fields, "upto": self.checkpoints.newest(session)}
+        stands_on_checkpoint = last > thread.place.at or thread.place.checkpoint
+        if not run.iteration or run.is_replay or (ends_run and stands_on_checkpoint):
+            point = {**run.point(ending), "calls": calls}
+            thread.put_whole(session, {**thread.fields, **point, "at": last, **fields})
+        else:
+            thread.extend(session, ending.items, fields, last, state=run.state, past=ending.past, ends=True)
 
     def _show(self, session: Session, run: RunJournal, pending: Pending, show: Show) -> Checkpoint[Any]:
         """Write a checkpoint of the run."""
@@ -375,10 +387,10 @@ class JournalThread:
         self.place = Place(tip, data["status"], at, checkpoint, ended, len(journal.entries_of(data)), filled)
         self.fields = {name: data[name] for name in _LASTING if name in data}
 
-    def point(self, session: Session, *, partial: bool = False) -> Point | None:
+    def point(self, session: Session, *, lenient: bool = False) -> Point | None:
         """Return the point from which the run resumes; None if the run does not exist.
 
-        If the checkpoint that the journal continues is lost, raise `Corrupt`, or (`partial`) return what is left.
+        If the checkpoint that the journal continues is lost, raise `Corrupt`, or (`lenient`) return what is left.
 
         The newest checkpoint, if it is newer than the journal's last row, has the entries that the journal lacks. A
         rewind, undo or redo of the checkpoints moves the run: then it resumes from the checkpoints' head, and later
@@ -398,7 +410,7 @@ class JournalThread:
         head = tip.head if tip is not None else None
         moved = self._moved(session, tip, head, at, upto) if tip and head else None
         if seen is None and journal.checkpoint_of(data):
-            if moved is None and not partial:
+            if moved is None and not lenient:
                 raise Corrupt(
                     f"run {self.id!r} continues a checkpoint that is lost: rewind it to one that is left",
                     code="corrupt.state",
@@ -532,16 +544,20 @@ class JournalThread:
                 raise Corrupt(f"the journal of run {self.id!r} is gone", code="corrupt.state")
             self.place = self.place._replace(tip=tip._replace(chain=known.chain))
 
-    def trim(self) -> None:
-        """At every 32nd iteration, remove older rows: the run resumes from the newest. gc removes them otherwise."""
-        self._iterations += 1
+    def hide_older(self, session: Session) -> None:
+        """Hide all rows but the newest, from which the run resumes. gc removes them."""
         tip = self.place.tip
-        if self._iterations % _TRIM_EVERY == 0 and tip is not None:
-            reader = self._engine.reader
+        if tip is not None and tip.record.no > 0:
+            shown = session.reader.backend.rows(tip.record.no, [(1, tip.newest.seq - 1)], visible=True)
+            session.reader.backend.commit(Batch(hide=tuple((tip.record.no, row.seq) for row in shown)))
+
+    def trim(self) -> None:
+        """At every 32nd iteration, remove older rows. Errors are ignored: gc removes the rows later."""
+        self._iterations += 1
+        if self._iterations % _TRIM_EVERY == 0 and self.place.tip is not None:
             with suppress(Error):
-                shown = reader.backend.rows(tip.record.no, [(1, tip.newest.seq - 1)], visible=True)
-                reader.backend.commit(Batch(hide=tuple((tip.record.no, row.seq) for row in shown)))
-                gc.collect_rows(reader, tip.record)
+                self.hide_older(self._engine.direct)
+                gc.collect_rows(self._engine.reader, self.place.tip.record)
 
     def _added(self, name: str, items: Sequence[Any]) -> edits.Edit:
         return edits.Append(Path((name,)), tuple(items), self._types, self.id)
