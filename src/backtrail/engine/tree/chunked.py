@@ -25,7 +25,7 @@ from backtrail.engine.tree.nodes import (
     Ref,
     Rep,
     as_ref,
-    fingerprint,
+    fingerprints,
     measured,
     most_of,
     read_levels,
@@ -53,7 +53,7 @@ INNER_WIDTH: Final = 4
 
 Attrs = tuple[str, int, str] | None
 Entry = bytes
-_Measures = tuple[int, int, list[int], bytes | None]
+_Measures = tuple[int, int, int, bytes | None]
 
 
 def join(key: bytes, value: bytes) -> Entry:
@@ -75,7 +75,7 @@ def _closes(entry: bytes, size: int, low: int, target: int, high: int) -> bool:
 class Spine:
     """A container of any length: its open entries, and references to its chunks."""
 
-    __slots__ = ("_start", "attrs", "code", "is_mapping", "length", "levels", "size", "weights")
+    __slots__ = ("_start", "attrs", "code", "is_mapping", "length", "levels", "size", "weight")
 
     def __init__(
         self, code: int, attrs: Attrs, levels: tuple[list[Any], ...], measures: _Measures | None = None
@@ -86,12 +86,12 @@ class Spine:
         self.is_mapping = code in msgpack.MAPPINGS
         if measures is None:
             closed = [chunk for level in levels[1:] for chunk in level]
+            weight = sum(map(len, levels[0]))
             length: int = len(levels[0]) + sum([chunk.length for chunk in closed])
-            size: int = sum(map(size_of, levels[0])) + sum([chunk.size for chunk in closed]) + 5
-            weights = [sum(map(len, levels[0])), *(sum([len(chunk.data) for chunk in level]) for level in levels[1:])]
-            measures = length, size, weights, None
-        self.length, self.size, self.weights, self._start = measures
-        """The number of entries, their size, the bytes of each level's elements, and the start of the node."""
+            size: int = weight + hidden_size(levels[0]) + sum([chunk.size for chunk in closed]) + 5
+            measures = length, size, weight, None
+        self.length, self.size, self.weight, self._start = measures
+        """The number of entries, their size, the bytes of the open entries, and the start of the node."""
 
     @property
     def start(self) -> bytes:
@@ -109,18 +109,23 @@ class Spine:
         """Return the bytes of the spine's node: code, attributes, levels from the top, open entries as an array."""
         entries = self.levels[0]
         head = msgpack.array_head(len(entries) * (2 if self.is_mapping else 1))
-        return b"".join([self.start, msgpack.bytes_head(len(head) + self.weights[0]), head, *entries])
+        return b"".join([self.start, msgpack.bytes_head(len(head) + self.weight), head, *entries])
 
     def close(self, nodes: Nodes) -> bytes:
         """Return the container's representation: inline bytes, or a REF to this spine, which `nodes` then holds."""
         entries = self.levels[0]
-        if len(self.levels) == 1 and self.weights[0] <= INLINE:
+        if len(self.levels) == 1 and self.weight <= INLINE:
             data = msgpack.inline(self.code, self.attrs, entries)
-            rep = Rep(data, len(data) + self.size - 5 - self.weights[0])
+            rep = Rep(data, len(data) + self.size - 5 - self.weight)
             rep.opened = self
             return rep
         digest = nodes.add(SPINE, self.encode(), self)
         return Ref(self.code, digest, self.length, self.size).encode()
+
+
+def hidden_size(entries: Iterable[Entry]) -> int:
+    """Return by how much the logical size of entries exceeds their length: the sizes behind their REFs."""
+    return sum([entry.size - len(entry) for entry in entries if type(entry) is Rep])
 
 
 def array(entries: Sequence[Entry], *, mapping: bool) -> bytes:
@@ -184,76 +189,64 @@ class Builder:
         self._code = code
         self._attrs = attrs
         self._mapping = code in msgpack.MAPPINGS
-        self._levels: list[list[Any]] = [[]]  # spines share the lists above level 0: replace them, never change them
+        self._levels: list[list[Any]] = [[]]
         self._weights = [0]
-        self._length = 0
-        self._size = 5
-        self._start: bytes | None = None
         self.sealed = False
         """Whether the builder closed a leaf."""
 
-    @classmethod
-    def onto(cls, nodes: Nodes, spine: Spine) -> Builder:
-        """Return a builder that begins with the entries of a spine."""
-        builder = cls(nodes, spine.code, spine.attrs)
-        builder._levels = [list(spine.levels[0]), *spine.levels[1:]]
-        builder._weights = list(spine.weights)
-        builder._length, builder._size = spine.length, spine.size
-        builder._start = spine.start
-        return builder
-
     def spine(self) -> Spine:
         """Return the spine of all entries so far."""
-        measures = self._length, self._size, self._weights, self._start
-        return Spine(self._code, self._attrs, tuple(self._levels), measures)
+        return Spine(self._code, self._attrs, tuple(self._levels))
 
     def at_boundary(self, level: int) -> bool:
         """Tell whether the builder can take a whole chunk of this level: all lower levels are empty."""
         return not any(self._levels[:level])
 
-    def push(self, entry: Entry) -> None:
-        """Add one entry, and close the leaf if the entry's hash says so."""
-        entries, length = self._levels[0], len(entry)
-        entries.append(entry)
-        self._length += 1
-        self._size += entry.size if type(entry) is Rep else length
-        self._weights[0] = weight = self._weights[0] + length
-        if weight < LEAF_MIN:
-            return
-        if len(entries) >= LEAF_ENTRIES or _closes(entry, weight, LEAF_MIN, LEAF_TARGET, LEAF_MAX):
-            self._seal_leaf()
+    def extend(self, entries: Iterable[Entry]) -> None:
+        """Add entries, and close the leaf behind each entry whose hash says so."""
+        run, weight = self._levels[0], self._weights[0]
+        for entry in entries:
+            run.append(entry)
+            weight += len(entry)
+            if weight >= LEAF_MIN and (
+                len(run) >= LEAF_ENTRIES or _closes(entry, weight, LEAF_MIN, LEAF_TARGET, LEAF_MAX)
+            ):
+                self._seal_leaf(weight)
+                run, weight = self._levels[0], 0
+        self._weights[0] = weight
 
-    def push_chunk(self, level: int, chunk: Chunk) -> None:
-        """Add a whole chunk of a level. The builder must be `at_boundary(level)`."""
-        self._length += chunk.length
-        self._size += chunk.size
-        self._put(level, chunk)
+    def begin(self, entries: list[Entry]) -> None:
+        """Add entries from the start of a leaf, but not its last one: they close nothing."""
+        self._levels[0], self._weights[0] = entries, sum(map(len, entries))
 
-    def _put(self, level: int, chunk: Chunk) -> None:
-        """Add a chunk at the end of its level, and close the level into an inner node if the chunk's hash says so."""
+    def put(self, level: int, chunk: Chunk) -> None:
+        """Add a whole chunk at the end of a level, and close the level if the chunk's hash says so.
+
+        The builder must be `at_boundary(level)`.
+        """
         while len(self._levels) <= level:
             self._levels.append([])
             self._weights.append(0)
-        chunks = self._levels[level] = [*self._levels[level], chunk]
+        chunks = self._levels[level]
+        chunks.append(chunk)
         self._weights[level] += len(chunk.data)
-        self._start = None
         if len(chunks) >= INNER_WIDTH and _closes(chunk.data, self._weights[level], INNER_MIN, INNER_TARGET, INNER_MAX):
             self._seal_inner(level)
 
-    def _seal_leaf(self) -> None:
+    def _seal_leaf(self, weight: int) -> None:
         entries = self._levels[0]
-        keys = b"".join(fingerprint(key_of(entry)) for entry in entries) if self._mapping else None
+        keys = fingerprints(map(key_of, entries)) if self._mapping else None
         digest = self._nodes.add(LEAF, array(entries, mapping=self._mapping))
         self._levels[0], self._weights[0] = [], 0
         self.sealed = True
-        self._put(1, Chunk.make(digest, len(entries), sum(map(size_of, entries)), keys))
+        self.put(1, Chunk.make(digest, len(entries), weight + hidden_size(entries), keys))
 
     def _seal_inner(self, level: int) -> None:
         chunks = self._levels[level]
         digest = self._nodes.add(INNER, msgpack.array_head(len(chunks)) + b"".join([chunk.data for chunk in chunks]))
         self._levels[level], self._weights[level] = [], 0
-        count, size = sum(chunk.length for chunk in chunks), sum(chunk.size for chunk in chunks)
-        self._put(level + 1, Chunk.make(digest, count, size, None))
+        length, size = sum([chunk.length for chunk in chunks]), sum([chunk.size for chunk in chunks])
+        self.put(level + 1, Chunk.make(digest, length, size, None))
 
 
 def key_of(entry: Entry) -> bytes:
@@ -269,8 +262,7 @@ def key_of(entry: Entry) -> bytes:
 def build(nodes: Nodes, code: int, attrs: Attrs, entries: Iterable[Entry]) -> Spine:
     """Return a new spine with the given entries."""
     builder = Builder(nodes, code, attrs)
-    for entry in entries:
-        builder.push(entry)
+    builder.extend(entries)
     return builder.spine()
 
 
@@ -285,10 +277,14 @@ def elements(spine: Spine) -> Iterator[tuple[int, Any]]:
 
 
 def children(nodes: Nodes, level: int, chunk: Chunk, *, mapping: bool) -> list[Any]:
-    """Return the entries of a leaf, or the chunks of an inner node."""
+    """Return the entries of a leaf, or the chunks of an inner node. The caller must not change the list."""
     if level > 1:
         return nodes.node(chunk.digest, INNER).chunks()
-    return _entries(nodes.get(chunk.digest, LEAF), mapping=mapping)
+    node = nodes.node(chunk.digest, LEAF)
+    last = nodes.last_leaf
+    if last is None or last[0] is not node or last[1] is not mapping:
+        last = nodes.last_leaf = node, mapping, _entries(node.data, mapping=mapping)
+    return last[2]
 
 
 def leaves(nodes: Nodes, spine: Spine) -> list[Any]:
@@ -342,7 +338,7 @@ def entries(nodes: Nodes, spine: Spine, start: int = 0, stop: int | None = None)
 def find_key(nodes: Nodes, spine: Spine, key: bytes) -> int | None:
     """Return the position of a key in a mapping, or None. Only inner nodes and likely leaves are read."""
     pos = 0
-    mark = fingerprint(key) if len(spine.levels) > 1 else b""
+    mark = fingerprints([key]) if len(spine.levels) > 1 else b""
     for level in range(len(spine.levels) - 1, 0, -1):
         for chunk in spine.levels[level]:
             offset = _key_below(nodes, level, chunk, key, mark)
@@ -385,95 +381,65 @@ def _has(keys: bytes | None, mark: bytes) -> bool:
 
 
 def splice(nodes: Nodes, spine: Spine, start: int, stop: int, new: Sequence[Entry]) -> tuple[Spine, bool]:
-    """Replace the entries from `start` to `stop`; return the new spine and whether an append closed a leaf."""
-    open_entries = spine.levels[0]
-    length = spine.length
-    closed = length - len(open_entries)
-    if start < closed:
-        return _Splice(nodes, spine, start, stop, new).run(), False
-    if len(spine.levels) == 1 and start < length:
-        same = with_one_replaced(spine, start, new[0]) if stop == start + 1 and len(new) == 1 else None
+    """Replace the entries from `start` to `stop`; return the new spine and whether an append closed a leaf.
+
+    The chunks before the change stay. After it, chunks are opened until a new cut falls on an old cut. From there on
+    whole chunks are taken again, at the highest level that fits.
+    """
+    if len(spine.levels) == 1 and len(new) == 1 and stop == start + 1:
+        same = with_one_replaced(spine, start, new[0])
         if same is not None:
             return same, False
-        short = [*open_entries[:start], *new, *open_entries[stop:]]
-        if sum(map(len, short)) < LEAF_MIN:
-            return Spine(spine.code, spine.attrs, (short,)), False
-    if start < length:
-        spine = Spine(spine.code, spine.attrs, (open_entries[: start - closed], *spine.levels[1:]))
-    builder = Builder.onto(nodes, spine)
-    for entry in (*new, *open_entries[stop - closed :]):
-        builder.push(entry)
-    return builder.spine(), builder.sealed and start == stop == length
+    builder = Builder(nodes, spine.code, spine.attrs)
+    _copy(nodes, spine, builder, 0, start)
+    builder.extend(new)
+    _copy(nodes, spine, builder, stop, spine.length)
+    return builder.spine(), builder.sealed and start == stop == spine.length
+
+
+def _copy(nodes: Nodes, spine: Spine, builder: Builder, first: int, last: int) -> None:
+    """Add the entries of a spine from `first` to `last`, as whole chunks where the builder can take them."""
+
+    def copy(level: int, elements: list[Any], pos: int) -> int:
+        if level == 0:
+            end = pos + len(elements)
+            wanted = elements[max(first - pos, 0) : max(last - pos, 0)]
+            if first <= pos and builder.at_boundary(1):
+                builder.begin(wanted)
+            else:
+                builder.extend(wanted)
+            return end
+        for chunk in elements:
+            end = pos + chunk.length
+            if first <= pos and end <= last and builder.at_boundary(level):
+                builder.put(level, chunk)
+            elif end > first and pos < last:
+                copy(level - 1, children(nodes, level, chunk, mapping=spine.is_mapping), pos)
+            pos = end
+        return pos
+
+    pos = 0
+    for level in range(len(spine.levels) - 1, -1, -1):
+        pos = copy(level, spine.levels[level], pos)
 
 
 def with_one_replaced(spine: Spine, at: int, entry: Entry) -> Spine | None:
     """Return a spine without chunks with one entry replaced; None if the result would need a chunk."""
     entries = spine.levels[0]
     old = entries[at]
-    weight = spine.weights[0] - len(old) + len(entry)
+    weight = spine.weight - len(old) + len(entry)
     if weight >= LEAF_MIN:
         return None
-    measures = spine.length, spine.size - size_of(old) + size_of(entry), [weight], None
+    measures = spine.length, spine.size - size_of(old) + size_of(entry), weight, None
     return Spine(spine.code, spine.attrs, ([*entries[:at], entry, *entries[at + 1 :]],), measures)
 
 
 def with_one_more(spine: Spine, entry: Entry) -> Spine | None:
     """Return the spine with one more entry at its end; None if that closes a chunk."""
-    entries, weight = spine.levels[0], spine.weights[0] + len(entry)
+    entries, weight = spine.levels[0], spine.weight + len(entry)
     if weight >= LEAF_MIN and (
         len(entries) + 1 >= LEAF_ENTRIES or _closes(entry, weight, LEAF_MIN, LEAF_TARGET, LEAF_MAX)
     ):
         return None
-    measures = spine.length + 1, spine.size + size_of(entry), [weight, *spine.weights[1:]], spine.start
+    measures = spine.length + 1, spine.size + size_of(entry), weight, spine.start
     return Spine(spine.code, spine.attrs, ([*entries, entry], *spine.levels[1:]), measures)
-
-
-class _Splice:
-    """A splice that changes closed chunks.
-
-    The chunks before the change stay. After it, chunks are opened until a new cut falls on an old cut. From there on
-    whole chunks are taken again, at the highest level that fits.
-    """
-
-    def __init__(self, nodes: Nodes, spine: Spine, start: int, stop: int, new: Sequence[Entry]) -> None:
-        self._nodes = nodes
-        self._spine = spine
-        self._start = start
-        self._stop = stop
-        self._pending = list(new)
-        self._builder = Builder(nodes, spine.code, spine.attrs)
-
-    def run(self) -> Spine:
-        pos = 0
-        for level, element in elements(self._spine):
-            pos = self._walk(pos, level, element)
-        self._insert()
-        return self._builder.spine()
-
-    def _insert(self) -> None:
-        for entry in self._pending:
-            self._builder.push(entry)
-        self._pending.clear()
-
-    def _walk(self, pos: int, level: int, element: Any) -> int:
-        """Add the parts of an element at position `pos` that stay, and return the position of its end."""
-        end = pos + (1 if level == 0 else int(element.length))
-        if pos >= self._start:
-            self._insert()
-        if pos >= self._start and end <= self._stop:
-            return end
-        if (end <= self._start or pos >= self._stop) and self._take(level, element):
-            return end
-        for child in children(self._nodes, level, element, mapping=self._spine.is_mapping):
-            pos = self._walk(pos, level - 1, child)
-        return pos
-
-    def _take(self, level: int, element: Any) -> bool:
-        """Add a whole element, if the builder is at a boundary of its level."""
-        if level == 0:
-            self._builder.push(element)
-        elif self._builder.at_boundary(level):
-            self._builder.push_chunk(level, element)
-        else:
-            return False
-        return True

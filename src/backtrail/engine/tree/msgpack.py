@@ -152,7 +152,7 @@ def split(array: bytes) -> list[bytes]:
     """Split an encoded array into the bytes of its elements."""
     try:
         values = unpackb(array, ext_hook=ormsgpack.Ext)
-        parts = [pack(value) for value in values]
+        parts = list(map(pack, values))
     except (ValueError, TypeError) as error:
         raise Corrupt(f"the stored bytes are not values ({error})", code="corrupt.encoding") from error
     if type(values) is not list or len(array_head(len(parts))) + sum(map(len, parts)) != len(array):

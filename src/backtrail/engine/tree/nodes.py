@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import functools
 import os
+import struct
 import threading
 import weakref
 import zlib
@@ -169,9 +170,10 @@ class Chunk(NamedTuple):
         return cls(digest, length, size, keys, msgpack.pack([digest, length, size, keys]))
 
 
-def fingerprint(key: bytes) -> bytes:
-    """Return the two bytes that a leaf's reference holds for a key."""
-    return (zlib.crc32(key) & 0xFFFF).to_bytes(2, "big")
+def fingerprints(keys: Iterable[bytes]) -> bytes:
+    """Return the two bytes per key that a leaf's reference holds."""
+    marks = [zlib.crc32(key) & 0xFFFF for key in keys]
+    return struct.pack(f">{len(marks)}H", *marks)
 
 
 def read_chunks(data: bytes | list[Any]) -> list[Chunk]:
@@ -333,7 +335,7 @@ def _renew_locks() -> None:
 class Nodes:
     """The source of a tree's nodes. `fresh` holds nodes that are not in the backend yet."""
 
-    __slots__ = ("_cache", "_read", "fresh")
+    __slots__ = ("_cache", "_read", "fresh", "last_leaf")
 
     def __init__(
         self,
@@ -344,6 +346,8 @@ class Nodes:
         self._read = read
         self._cache = cache
         self.fresh: dict[bytes, Node] = {} if fresh is None else fresh
+        self.last_leaf: tuple[Node, bool, list[bytes]] | None = None
+        """The leaf that `chunked` opened last, whether it is a mapping's, and its entries: a change opens it again."""
 
     def forked(self) -> Nodes:
         """Return the same source with a copy of the fresh nodes."""
