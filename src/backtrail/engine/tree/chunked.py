@@ -12,6 +12,9 @@ inner nodes over leaves, and so on; the highest level comes first in the order o
 from __future__ import annotations
 
 import zlib
+from array import array
+from bisect import bisect_left
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from backtrail.engine.tree import msgpack
@@ -21,6 +24,7 @@ from backtrail.engine.tree.nodes import (
     LEAF,
     SPINE,
     Chunk,
+    Node,
     Nodes,
     Ref,
     Rep,
@@ -75,7 +79,7 @@ def _closes(entry: bytes, size: int, low: int, target: int, high: int) -> bool:
 class Spine:
     """A container of any length: its open entries, and references to its chunks."""
 
-    __slots__ = ("_start", "attrs", "code", "is_mapping", "length", "levels", "size", "weight")
+    __slots__ = ("_start", "attrs", "code", "is_mapping", "last_key", "length", "levels", "size", "weight")
 
     def __init__(
         self, code: int, attrs: Attrs, levels: tuple[list[Any], ...], measures: _Measures | None = None
@@ -84,6 +88,8 @@ class Spine:
         self.attrs = attrs
         self.levels = levels
         self.is_mapping = code in msgpack.MAPPINGS
+        self.last_key: tuple[bytes, int | None] | None = None
+        """The key that was looked for last, and its position: an edit looks for it before the edit is applied."""
         if measures is None:
             closed = [chunk for level in levels[1:] for chunk in level]
             weight = sum(map(len, levels[0]))
@@ -128,14 +134,14 @@ def hidden_size(entries: Iterable[Entry]) -> int:
     return sum([entry.size - len(entry) for entry in entries if type(entry) is Rep])
 
 
-def array(entries: Sequence[Entry], *, mapping: bool) -> bytes:
+def array_of(entries: Sequence[Entry], *, mapping: bool) -> bytes:
     """Return entries as one encoded array, the bytes of a leaf."""
     return msgpack.array_head(len(entries) * (2 if mapping else 1)) + b"".join(entries)
 
 
 def tail_array(spine: Spine) -> bytes:
     """Return the open entries as one encoded array."""
-    return array(spine.levels[0], mapping=spine.is_mapping)
+    return array_of(spine.levels[0], mapping=spine.is_mapping)
 
 
 def _entries(data: bytes, *, mapping: bool) -> list[Entry]:
@@ -143,10 +149,7 @@ def _entries(data: bytes, *, mapping: bool) -> list[Entry]:
     parts = msgpack.split(data)
     if not msgpack.may_hold_refs(data):
         return msgpack.pairs(parts) if mapping else parts
-    if not mapping:
-        return [measured(part) for part in parts]
-    msgpack.pairs(parts)  # `Corrupt` if a key has no value
-    return [join(key, measured(value)) for key, value in zip(parts[::2], parts[1::2], strict=True)]
+    return list(map(_measured_entry, msgpack.pairs(parts))) if mapping else list(map(measured, parts))
 
 
 def open_rep(rep: bytes, nodes: Nodes) -> Spine | None:
@@ -163,7 +166,7 @@ def open_rep(rep: bytes, nodes: Nodes) -> Spine | None:
     code, attrs, entries = parts
     if type(rep) is Rep or msgpack.may_hold_refs(rep):
         mapping = code in msgpack.MAPPINGS
-        entries = _entries(array(entries, mapping=mapping), mapping=mapping)
+        entries = _entries(array_of(entries, mapping=mapping), mapping=mapping)
     return Spine(code, attrs, (entries,))
 
 
@@ -204,12 +207,14 @@ class Builder:
 
     def extend(self, entries: Iterable[Entry]) -> None:
         """Add entries, and close the leaf behind each entry whose hash says so."""
-        run, weight = self._levels[0], self._weights[0]
+        run, weight, crc32 = self._levels[0], self._weights[0], zlib.crc32
         for entry in entries:
             run.append(entry)
             weight += len(entry)
-            if weight >= LEAF_MIN and (
-                len(run) >= LEAF_ENTRIES or _closes(entry, weight, LEAF_MIN, LEAF_TARGET, LEAF_MAX)
+            if weight >= LEAF_MIN and (  # `_closes`, without a call for each entry
+                weight >= LEAF_MAX
+                or len(run) >= LEAF_ENTRIES
+                or crc32(entry) * LEAF_TARGET < len(entry) << (34 if weight >= LEAF_TARGET else 30)
             ):
                 self._seal_leaf(weight)
                 run, weight = self._levels[0], 0
@@ -235,8 +240,9 @@ class Builder:
 
     def _seal_leaf(self, weight: int) -> None:
         entries = self._levels[0]
-        keys = fingerprints(map(key_of, entries)) if self._mapping else None
-        digest = self._nodes.add(LEAF, array(entries, mapping=self._mapping))
+        keys = fingerprints(keys_of(entries)) if self._mapping else None
+        digest = self._nodes.add(LEAF, array_of(entries, mapping=self._mapping))
+        self._nodes.fresh[digest].bounds = bounds_of(entries, mapping=self._mapping)
         self._levels[0], self._weights[0] = [], 0
         self.sealed = True
         self.put(1, Chunk.make(digest, len(entries), weight + hidden_size(entries), keys))
@@ -251,12 +257,17 @@ class Builder:
 
 def key_of(entry: Entry) -> bytes:
     """Return the bytes of the key of a mapping's entry."""
-    if type(entry) is Rep and entry.value is not None:
-        return bytes(entry[: -len(entry.value)])
     first = entry[0]
-    if 0xA0 <= first <= 0xBF:
-        return bytes(entry[: first - 0x9F])
+    if 0xA0 <= first <= 0xBF:  # a str of up to 31 bytes
+        return entry[: first - 0x9F]
+    if type(entry) is Rep and entry.value is not None:
+        return entry[: -len(entry.value)]
     return msgpack.first_in(entry)
+
+
+def keys_of(entries: Iterable[Entry]) -> list[bytes]:
+    """Return the bytes of the keys of a mapping's entries."""
+    return [entry[: entry[0] - 0x9F] if 0xA0 <= entry[0] <= 0xBF else key_of(entry) for entry in entries]
 
 
 def build(nodes: Nodes, code: int, attrs: Attrs, entries: Iterable[Entry]) -> Spine:
@@ -280,11 +291,35 @@ def children(nodes: Nodes, level: int, chunk: Chunk, *, mapping: bool) -> list[A
     """Return the entries of a leaf, or the chunks of an inner node. The caller must not change the list."""
     if level > 1:
         return nodes.node(chunk.digest, INNER).chunks()
-    node = nodes.node(chunk.digest, LEAF)
-    last = nodes.last_leaf
-    if last is None or last[0] is not node or last[1] is not mapping:
-        last = nodes.last_leaf = node, mapping, _entries(node.data, mapping=mapping)
-    return last[2]
+    return leaf_entries(nodes.node(chunk.digest, LEAF), mapping=mapping)
+
+
+def leaf_entries(node: Node, start: int = 0, stop: int | None = None, *, mapping: bool) -> list[Entry]:
+    """Return the entries of a leaf from `start` to `stop`."""
+    data, bounds = node.data, _bounds(node, mapping=mapping)
+    entries = [data[at:end] for at, end in pairwise(bounds[start:] if stop is None else bounds[start : stop + 1])]
+    if not node.children():
+        return entries
+    return list(map(_measured_entry if mapping else measured, entries))
+
+
+def _bounds(node: Node, *, mapping: bool) -> Sequence[int]:
+    """Return where the entries of a leaf begin, and where the last one ends."""
+    if node.bounds is None or node.bounds[0] is not mapping:
+        parts = msgpack.split(node.data)
+        node.bounds = bounds_of(msgpack.pairs(parts) if mapping else parts, mapping=mapping)
+    return node.bounds[1]
+
+
+def bounds_of(entries: Sequence[Entry], *, mapping: bool) -> tuple[bool, Sequence[int]]:
+    """Return the bounds of a leaf's entries, for `Node.bounds`."""
+    head = msgpack.array_head(len(entries) * (2 if mapping else 1))
+    return mapping, array("I", accumulate(map(len, entries), initial=len(head)))
+
+
+def _measured_entry(entry: bytes) -> Entry:
+    key = key_of(entry)
+    return join(key, measured(entry[len(key) :]))
 
 
 def leaves(nodes: Nodes, spine: Spine) -> list[Any]:
@@ -318,12 +353,14 @@ def entries(nodes: Nodes, spine: Spine, start: int = 0, stop: int | None = None)
     def walk(pos: int, level: int, element: Any) -> int:
         count = 1 if level == 0 else int(element.length)
         if pos + count > start and pos < end:
-            below = [element] if level == 0 else children(nodes, level, element, mapping=spine.is_mapping)
-            if level <= 1:
-                wanted.extend(below[max(start - pos, 0) : end - pos])
+            if level == 0:
+                wanted.append(element)
+            elif level == 1:
+                leaf = nodes.node(element.digest, LEAF)
+                wanted.extend(leaf_entries(leaf, max(start - pos, 0), min(end - pos, count), mapping=spine.is_mapping))
             else:
                 inner = pos
-                for child in below:
+                for child in nodes.node(element.digest, INNER).chunks():
                     inner = walk(inner, level - 1, child)
         return pos + count
 
@@ -337,6 +374,13 @@ def entries(nodes: Nodes, spine: Spine, start: int = 0, stop: int | None = None)
 
 def find_key(nodes: Nodes, spine: Spine, key: bytes) -> int | None:
     """Return the position of a key in a mapping, or None. Only inner nodes and likely leaves are read."""
+    last = spine.last_key
+    if last is None or last[0] != key:
+        last = spine.last_key = key, _find_key(nodes, spine, key)
+    return last[1]
+
+
+def _find_key(nodes: Nodes, spine: Spine, key: bytes) -> int | None:
     pos = 0
     mark = fingerprints([key]) if len(spine.levels) > 1 else b""
     for level in range(len(spine.levels) - 1, 0, -1):
@@ -351,15 +395,25 @@ def find_key(nodes: Nodes, spine: Spine, key: bytes) -> int | None:
 
 def _key_below(nodes: Nodes, level: int, chunk: Chunk, key: bytes, mark: bytes) -> int | None:
     if level == 1:
-        if not _has(chunk.keys, mark) or key not in nodes.get(chunk.digest, LEAF):
-            return None
-        return _key_among(children(nodes, 1, chunk, mapping=True), key)
+        return _key_in(nodes.node(chunk.digest, LEAF), key) if _has(chunk.keys, mark) else None
     pos = 0
     for child in children(nodes, level, chunk, mapping=True):
         offset = _key_below(nodes, level - 1, child, key, mark)
         if offset is not None:
             return pos + offset
         pos += child.length
+    return None
+
+
+def _key_in(node: Node, key: bytes) -> int | None:
+    """Return the position of a key in a mapping's leaf, or None."""
+    at = node.data.find(key)
+    while at >= 0:
+        bounds = _bounds(node, mapping=True)
+        pos = bisect_left(bounds, at)
+        if bounds[pos] == at:
+            return pos
+        at = node.data.find(key, at + 1)
     return None
 
 
@@ -400,27 +454,30 @@ def splice(nodes: Nodes, spine: Spine, start: int, stop: int, new: Sequence[Entr
 def _copy(nodes: Nodes, spine: Spine, builder: Builder, first: int, last: int) -> None:
     """Add the entries of a spine from `first` to `last`, as whole chunks where the builder can take them."""
 
-    def copy(level: int, elements: list[Any], pos: int) -> int:
-        if level == 0:
-            end = pos + len(elements)
-            wanted = elements[max(first - pos, 0) : max(last - pos, 0)]
-            if first <= pos and builder.at_boundary(1):
-                builder.begin(wanted)
-            else:
-                builder.extend(wanted)
-            return end
-        for chunk in elements:
+    def copy(level: int, chunks: list[Chunk], pos: int) -> int:
+        for chunk in chunks:
             end = pos + chunk.length
             if first <= pos and end <= last and builder.at_boundary(level):
                 builder.put(level, chunk)
-            elif end > first and pos < last:
-                copy(level - 1, children(nodes, level, chunk, mapping=spine.is_mapping), pos)
+            elif first < end and pos < last and level > 1:
+                copy(level - 1, nodes.node(chunk.digest, INNER).chunks(), pos)
+            elif first < end and pos < last:
+                node = nodes.node(chunk.digest, LEAF)
+                some = leaf_entries(node, max(first - pos, 0), min(last, end) - pos, mapping=spine.is_mapping)
+                add(some, pos)
             pos = end
         return pos
 
+    def add(entries: list[Entry], pos: int) -> None:
+        if first <= pos and builder.at_boundary(1):
+            builder.begin(entries)
+        else:
+            builder.extend(entries)
+
     pos = 0
-    for level in range(len(spine.levels) - 1, -1, -1):
+    for level in range(len(spine.levels) - 1, 0, -1):
         pos = copy(level, spine.levels[level], pos)
+    add(spine.levels[0][max(first - pos, 0) : max(last - pos, 0)], pos)
 
 
 def with_one_replaced(spine: Spine, at: int, entry: Entry) -> Spine | None:

@@ -157,7 +157,7 @@ class _Scan:
             entries = [chunked.join(encoder.key(key), encoder.part(key, part)) for key, part in keyed]
         else:
             entries = [encoder.part(at, part) for at, part in keyed]
-        data = chunked.array(entries, mapping=mapping)
+        data = chunked.array_of(entries, mapping=mapping)
         if digest_of(LEAF, data) == chunk.digest:
             self.nodes.keep(chunk.digest, Node(LEAF, data))
             return None
@@ -203,7 +203,7 @@ class _Scan:
         if pos < spine.length - len(old):
             old = chunked.entries(self.nodes, spine, pos, len(value)) if pos < len(value) else []
         shared = min(len(old), len(value) - pos)
-        if shared and self._packer.fast(list(value[pos : pos + shared])) == chunked.array(old[:shared], mapping=False):
+        if shared and self._packer.fast(list(value[pos : pos + shared])) == chunked.array_of(old[:shared], mapping=False):
             pos, old = pos + shared, old[shared:]
         if pos == len(value) and not old:
             return []

@@ -112,7 +112,6 @@ class Tree(NamedTuple):
                 if isinstance(error, Invalid | Corrupt):
                     raise
                 raise Corrupt(f"a stored change does not fit its state ({error})", code="corrupt.row") from error
-        editor.nodes.last_leaf = None  # a handle keeps the tree
         return Tree(rep, editor.nodes, editor.sealed)
 
 
