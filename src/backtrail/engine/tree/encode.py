@@ -19,7 +19,7 @@ import pickle
 import uuid
 import zoneinfo
 from contextlib import contextmanager
-from itertools import count, islice, repeat
+from itertools import chain, count, islice, repeat
 from typing import TYPE_CHECKING, Any, Final
 
 import ormsgpack
@@ -213,19 +213,18 @@ def may_hold_bytes(data: bytes) -> bool:
 
 def _consists_of(value: object, kinds: frozenset[type] | set[type]) -> bool:
     """Tell whether a value holds nothing but plain containers and instances of exactly these classes."""
-    stack: list[Any] = [value]
-    pop, extend = stack.pop, stack.extend
-    while stack:
-        item = pop()
-        kind = type(item)
-        if kind in kinds:
-            continue
-        if kind is dict:
-            extend(item.values())
-        elif kind in _CONTAINERS:
-            extend(item)
-        else:
-            return False
+    level: list[Any] = [value]
+    while level:
+        below: list[Any] = []
+        for kind in set(map(type, level)) - kinds:
+            same = [item for item in level if type(item) is kind]
+            if kind is dict:
+                below.extend(chain.from_iterable(map(dict.values, same)))
+            elif kind in _CONTAINERS:
+                below.extend(chain.from_iterable(same))
+            else:
+                return False
+        level = below
     return True
 
 
@@ -283,6 +282,11 @@ class Packer:
 
     def fast(self, value: object) -> bytes | None:
         """Encode a value in one call; None if the result may not be exact."""
+        if type(value) in _PLAIN:
+            try:
+                return msgpack.pack(value)
+            except TypeError:  # a str with lone surrogates, or an int beyond 64 bits
+                pass
         data = self.nested(value)
         return data[MARGIN:] if data is not None and self.is_exact(data, value) else None
 
@@ -330,6 +334,13 @@ class Packer:
     def is_exact(self, data: bytes, value: object) -> bool:
         """Tell whether `data`, packed in one call, stands for this value and no other."""
         return (not may_hold_bytes(data) and _is_builtin(value)) or _consists_of(value, self._kinds)
+
+    def are_exact(self, encodings: list[bytes], values: list[Any]) -> bool:
+        """Tell whether values that pack to `encodings` in one call are exact, as `is_exact` does."""
+        if not _is_builtin(values):
+            return _consists_of(values, self._kinds)
+        suspects = [value for data, value in zip(encodings, values, strict=True) if may_hold_bytes(data)]
+        return _consists_of(suspects, self._kinds)
 
     def __call__(self, value: object) -> Any:
         """Encode a value that ormsgpack hands back; TypeError if that is not possible in one call."""
@@ -459,10 +470,10 @@ class Encoder:
             self._path.pop()
         return rep
 
-    def entries(self, code: int, parts: Any) -> list[Entry]:
-        """Return the entries of a container: of its items, or of the keys and values of a mapping."""
+    def entries(self, code: int, parts: Any, start: int = 0) -> list[Entry]:
+        """Return the entries of a container: of its items, which begin at index `start`, or of a mapping's dict."""
         with self._bounded():
-            return self._entries(code, parts)
+            return self._entries(code, parts, start)
 
     def key(self, key: object) -> bytes:
         """Return the bytes of a key; `Invalid` if they would not be exact."""
@@ -523,14 +534,14 @@ class Encoder:
         self._open.discard(id(value))
         return chunked.build(self.nodes, code, attrs, entries).close(self.nodes)
 
-    def _entries(self, code: int, parts: Any) -> list[Entry]:
+    def _entries(self, code: int, parts: Any, start: int = 0) -> list[Entry]:
         if code in msgpack.MAPPINGS:
             keys = [data or self._whole(key, key) for key, data in self._packed(parts)]
             reps = self._reps(parts, parts.values())
             return [key + rep if type(rep) is bytes else chunked.join(key, rep) for key, rep in zip(keys, reps)]
         if code in (msgpack.SET, msgpack.FROZENSET):
             return sorted(self._reps(repeat("{}"), parts))
-        return self._reps(count(), parts)
+        return self._reps(count(start), parts)
 
     def _reps(self, steps: Iterable[object], values: Collection[object]) -> list[bytes]:
         """Return the representations of a container's parts."""
