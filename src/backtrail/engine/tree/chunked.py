@@ -440,10 +440,11 @@ def splice(nodes: Nodes, spine: Spine, start: int, stop: int, new: Sequence[Entr
     The chunks before the change stay. After it, chunks are opened until a new cut falls on an old cut. From there on
     whole chunks are taken again, at the highest level that fits.
     """
-    if len(spine.levels) == 1 and len(new) == 1 and stop == start + 1:
-        same = with_one_replaced(spine, start, new[0])
-        if same is not None:
-            return same, False
+    if len(new) == 1:
+        append = start == spine.length
+        changed = with_one_more(spine, new[0]) if append else with_one_replaced(spine, start, stop, new[0])
+        if changed is not None:
+            return changed, False
     builder = Builder(nodes, spine.code, spine.attrs)
     _copy(nodes, spine, builder, 0, start)
     builder.extend(new)
@@ -480,15 +481,17 @@ def _copy(nodes: Nodes, spine: Spine, builder: Builder, first: int, last: int) -
     add(spine.levels[0][max(first - pos, 0) : max(last - pos, 0)], pos)
 
 
-def with_one_replaced(spine: Spine, at: int, entry: Entry) -> Spine | None:
-    """Return a spine without chunks with one entry replaced; None if the result would need a chunk."""
+def with_one_replaced(spine: Spine, start: int, stop: int, entry: Entry) -> Spine | None:
+    """Return a spine without chunks with one entry replaced by another; None in all other cases."""
     entries = spine.levels[0]
-    old = entries[at]
+    if stop != start + 1 or len(spine.levels) > 1:
+        return None
+    old = entries[start]
     weight = spine.weight - len(old) + len(entry)
     if weight >= LEAF_MIN:
         return None
     measures = spine.length, spine.size - size_of(old) + size_of(entry), weight, None
-    return Spine(spine.code, spine.attrs, ([*entries[:at], entry, *entries[at + 1 :]],), measures)
+    return Spine(spine.code, spine.attrs, ([*entries[:start], entry, *entries[stop:]],), measures)
 
 
 def with_one_more(spine: Spine, entry: Entry) -> Spine | None:

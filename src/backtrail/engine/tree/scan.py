@@ -25,7 +25,7 @@ from backtrail.engine.tree.tree import CUT, SET, SPLICE, Op, Step, Tree, locate,
 from backtrail.models import MISSING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable
 
     from backtrail.engine.schema.registry import Types
     from backtrail.engine.tree.chunked import Entry, Spine
@@ -34,6 +34,8 @@ _DIFFERING_MAX: Final = 2
 """If more leaves of a container differ, items were inserted or removed: then all of it is encoded and aligned."""
 
 
+_PACKED_MAX: Final = 2 * chunked.LEAF_MAX
+"""A leaf whose values have more bytes holds REFs to some of them, so its values are not packed in one call."""
 _STRETCH: Final = 8
 """Up to this many entries of a mapping are compared one by one."""
 
@@ -73,7 +75,8 @@ class _Scan:
         if spine.is_mapping:
             ops = self._mapping(spine, opened[2], path, where)
         else:
-            ops = self._sequence(spine, opened[2], path, where) if spine.code in (msgpack.LIST, msgpack.TUPLE) else None
+            items = opened[2] if spine.code == msgpack.LIST else list(opened[2])
+            ops = self._sequence(spine, items, path, where) if spine.code in (msgpack.LIST, msgpack.TUPLE) else None
         return self._whole(old, value, path, where) if ops is None else ops
 
     def some(self, old: bytes, value: dict[Any, Any], only: Collection[Any]) -> list[Op] | None:
@@ -126,12 +129,13 @@ class _Scan:
         node = self.nodes.at_hand(chunk.digest)
         if node is None:
             return self._is_unread_leaf(chunk, values, lambda: self._leaf(code, parts, pos, where))
-        if node.children():
+        if chunk.size > _PACKED_MAX:
             return False
-        flat = None if mapping else records.flat_leaf(node, self._types)
-        fields = None if flat is None else flat.held(values)
-        if flat is not None and fields is not None and self._is_same(node, flat.data, fields):
-            return True
+        if not mapping and (node.exact is None or node.exact[0] is not node.data):
+            flat = records.flat_leaf(node, self._types)
+            fields = None if flat is None else flat.held(values)
+            if flat is not None and fields is not None and self._is_same(node, flat.data, fields):
+                return True
         return self._is_same(node, node.data, values)
 
     def _is_same(self, node: Node, data: bytes, values: list[Any]) -> bool:
@@ -149,7 +153,7 @@ class _Scan:
 
     def _is_unread_leaf(self, chunk: Chunk, values: list[Any], encode_leaf: Callable[[], bytes]) -> bool:
         """Tell whether a leaf that is not in memory holds exactly `values`; if so, cache its bytes."""
-        packed = self._packer.nested(values) if chunk.size <= 2 * chunked.LEAF_MAX else None
+        packed = self._packer.nested(values) if chunk.size <= _PACKED_MAX else None
         data = b"" if packed is None else packed[encode.MARGIN :]
         same = digest_of(LEAF, data) == chunk.digest and self._packer.is_exact(data, values)
         if not same:  # its entries may hold REFs
@@ -172,7 +176,7 @@ class _Scan:
     # -- lists and tuples -------------------------------------------------------------------------
 
     def _sequence(
-        self, spine: Spine, value: Sequence[Any], path: list[Step], where: tuple[Any, ...]
+        self, spine: Spine, value: list[Any], path: list[Step], where: tuple[Any, ...]
     ) -> list[Op] | None:
         """Return the ops for a list or tuple; None if too many leaves differ for a change in place."""
         blocks: list[diff.Block] = []
@@ -181,7 +185,7 @@ class _Scan:
             end = pos + chunk.length
             if end > len(value):
                 break
-            items = list(value[pos:end])
+            items = value[pos:end]
             if not self._is_unchanged(chunk, spine.code, items, pos, where):
                 more = self._blocks(chunked.children(self.nodes, 1, chunk, mapping=False), items, pos, where)
                 differing += bool(more)
@@ -197,17 +201,15 @@ class _Scan:
             ops.insert(0, [SPLICE, path, len(value), spine.length - len(value), []])
         return ops
 
-    def _rest(self, spine: Spine, value: Sequence[Any], pos: int, where: tuple[Any, ...]) -> list[diff.Block]:
+    def _rest(self, spine: Spine, value: list[Any], pos: int, where: tuple[Any, ...]) -> list[diff.Block]:
         """Return the differing ranges among the items from `pos` on, after the compared leaves."""
         old = spine.levels[0]
         if pos < spine.length - len(old):
             old = chunked.entries(self.nodes, spine, pos, len(value)) if pos < len(value) else []
         shared = min(len(old), len(value) - pos)
-        if shared and self._packer.fast(list(value[pos : pos + shared])) == chunked.array_of(
-            old[:shared], mapping=False
-        ):
+        if shared and self._packer.fast(value[pos : pos + shared]) == chunked.array_of(old[:shared], mapping=False):
             pos, old = pos + shared, old[shared:]
-        return self._blocks(old, list(value[pos:]), pos, where)
+        return self._blocks(old, value[pos:], pos, where)
 
     def _blocks(self, old: list[Entry], items: list[Any], pos: int, where: tuple[Any, ...]) -> list[diff.Block]:
         """Return the ranges where items from position `pos` on differ from the old entries."""
