@@ -217,7 +217,7 @@ def _consists_of(value: object, kinds: frozenset[type] | set[type]) -> bool:
     while level:
         below: list[Any] = []
         for kind in set(map(type, level)) - kinds:
-            same = [item for item in level if type(item) is kind]
+            same: list[Any] = [item for item in level if type(item) is kind]
             if kind is dict:
                 below.extend(chain.from_iterable(map(dict.values, same)))
             elif kind in _CONTAINERS:
@@ -538,22 +538,23 @@ class Encoder:
         if code in msgpack.MAPPINGS:
             keys = [data or self._whole(key, key) for key, data in self._packed(parts)]
             reps = self._reps(parts, parts.values())
-            return [key + rep if type(rep) is bytes else chunked.join(key, rep) for key, rep in zip(keys, reps)]
+            return [
+                key + rep if type(rep) is bytes else chunked.join(key, rep) for key, rep in zip(keys, reps, strict=True)
+            ]
         if code in (msgpack.SET, msgpack.FROZENSET):
             return sorted(self._reps(repeat("{}"), parts))
         return self._reps(count(start), parts)
 
     def _reps(self, steps: Iterable[object], values: Collection[object]) -> list[bytes]:
         """Return the representations of a container's parts."""
-        if not self._path and len(values) <= _FEW and any(map(_holds_long, values)):
-            return [self._part(step, value, self._inline(value)) for step, value in zip(steps, values)]
-        return [data or self._part(step, value) for step, (value, data) in zip(steps, self._packed(values))]
+        at_root = not self._path and len(values) <= _FEW and any(map(_holds_long, values))
+        packed = ((value, self._inline(value)) for value in values) if at_root else self._packed(values)
+        return [data or self._part(step, value) for step, (value, data) in zip(steps, packed, strict=False)]
 
-    def _part(self, step: object, value: object, rep: bytes | None = None) -> bytes:
-        if rep is None:
-            self._path.append(step)
-            rep = self._apart(value)
-            self._path.pop()
+    def _part(self, step: object, value: object) -> bytes:
+        self._path.append(step)
+        rep = self._apart(value)
+        self._path.pop()
         return rep
 
     def _packed(self, values: Iterable[object]) -> Iterator[tuple[object, bytes | None]]:

@@ -175,9 +175,7 @@ class _Scan:
 
     # -- lists and tuples -------------------------------------------------------------------------
 
-    def _sequence(
-        self, spine: Spine, value: list[Any], path: list[Step], where: tuple[Any, ...]
-    ) -> list[Op] | None:
+    def _sequence(self, spine: Spine, value: list[Any], path: list[Step], where: tuple[Any, ...]) -> list[Op] | None:
         """Return the ops for a list or tuple; None if too many leaves differ for a change in place."""
         blocks: list[diff.Block] = []
         differing = pos = 0
@@ -258,15 +256,15 @@ class _Scan:
         length = len(old)
         pairs = self._differing(old, items, where)
         if pairs is None:
-            keys = chunked.keys_of(old)
+            before = dict(zip(chunked.keys_of(old), old, strict=True))
             after = {self._key(step, where): (step, part) for step, part in items}
-            kept = [(key, entry) for key, entry in zip(keys, old, strict=True) if key in after]
-            if len(set(keys)) < len(keys) or len(after) < len(items) or [key for key, _ in kept] != list(islice(after, len(kept))):
+            kept = [key for key in before if key in after]
+            removed = [key for key in before if key not in after]
+            unique = len(before) == len(old) and len(after) == len(items) and not any(map(diff.is_twin, removed))
+            if not unique or kept != list(islice(after, len(kept))):
                 return None
-            ops += [[CUT, [*path, key]] for key in keys if key not in after]
-            if any(diff.is_twin(op[1][-1]) for op in ops):
-                return None
-            pairs, length = [(key, entry, *after[key]) for key, entry in kept], len(kept)
+            ops += [[CUT, [*path, key]] for key in removed]
+            pairs, length = [(key, before[key], *after[key]) for key in kept], len(kept)
         for key, entry, step, part in pairs:
             more = self.value(value_of(entry), part, [*path, key], (*where, step))
             if more and diff.is_twin(key):
@@ -277,7 +275,7 @@ class _Scan:
     def _differing(
         self, old: list[Entry], items: list[tuple[Any, Any]], where: tuple[Any, ...]
     ) -> list[tuple[bytes, Entry, Any, Any]] | None:
-        """Return the entries that may differ from their items, each as key, entry, step and part; None if a key does."""
+        """Return the entries that may differ from their items, as (key, entry, step, part); None if a key differs."""
         if len(items) < len(old):
             return None
         pairs: list[tuple[bytes, Entry, Any, Any]] = []
