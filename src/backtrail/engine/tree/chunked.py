@@ -418,7 +418,10 @@ def _key_in(node: Node, key: bytes) -> int | None:
 
 
 def _key_among(entries: Sequence[Entry], key: bytes) -> int | None:
-    return next((pos for pos, entry in enumerate(entries) if entry.startswith(key)), None)
+    for pos, entry in enumerate(entries):
+        if entry.startswith(key):
+            return pos
+    return None
 
 
 def _has(keys: bytes | None, mark: bytes) -> bool:
