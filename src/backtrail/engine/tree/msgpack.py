@@ -129,7 +129,7 @@ def inline(code: int, attrs: tuple[str, int, str] | None, entries: Iterable[byte
     body = b"".join(entries)
     if code == LIST:
         return array_head(len(entries)) + body
-    if code == DICT and all([entry[0] in _STR_HEADS for entry in entries]):
+    if code == DICT and all(map(is_plain_key, entries)):
         return head(len(entries), 0x80, 15, 0xDE) + body
     if code == RECORD:
         if attrs is None:
