@@ -14,7 +14,23 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from bench import agents, aio, cold, commands, loads, machine, peers, plot, postgres, report, runs, saves, sizes, upkeep
+from bench import (
+    agents,
+    aio,
+    cold,
+    commands,
+    dicts,
+    loads,
+    machine,
+    peers,
+    plot,
+    postgres,
+    report,
+    runs,
+    saves,
+    sizes,
+    upkeep,
+)
 from bench.scale import FULL, QUICK
 
 if TYPE_CHECKING:
@@ -29,6 +45,7 @@ ROOT = Path(__file__).resolve().parent.parent
 GROUPS: dict[str, Callable[[Path, Scale], Result]] = {
     "append": saves.appends,
     "plain": saves.plain,
+    "dicts": dicts.dicts,
     "peers": peers.peers,
     "sizes": sizes.sizes,
     "loads": loads.loads,

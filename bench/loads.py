@@ -112,7 +112,7 @@ def _theirs(
 
 
 MARKS = {
-    "cold full load": {"gate": 2.0, "goal": 1.0},
+    "cold full load": {"gate": 1.2, "goal": 1.0},
     "warm full load": {"gate": 0.8, "goal": 0.5},
     "cold last 20": {"gate": 0.1, "goal": 0.03},
 }

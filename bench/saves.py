@@ -184,7 +184,7 @@ def _append_figures(times: dict[tuple[str, str, int], Times], raw: Cost, scale: 
     return figures
 
 
-PLAIN_MARKS = {100: {"gate": 3.0, "goal": 2.0}, 1_000: {"gate": 6.0, "goal": 3.0}}
+PLAIN_MARKS = {100: {"gate": 2.0, "goal": 1.5}, 1_000: {"gate": 4.0, "goal": 3.0}}
 
 
 def plain(directory: Path, scale: Scale) -> Result:

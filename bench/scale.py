@@ -78,6 +78,8 @@ class Scale:
     load_rounds: int = 21
     dict_keys: int = 10_000
     """Of about 1 KB each."""
+    many_keys: int = 100_000
+    """Of a dict with small values."""
     forks: int = 60
     run_steps: tuple[int, int] = (10, 10_000)
     """Iterations of a short run and of a long one."""
@@ -100,6 +102,7 @@ QUICK = Scale(
     budget=1.0,
     peer_rounds=100,
     load_rounds=5,
+    many_keys=10_000,
     forks=30,
     run_steps=(10, 1_000),
     processes=1,

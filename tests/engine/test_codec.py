@@ -50,6 +50,12 @@ class NeverFast:
     def fast(_):
         return None
 
+    inline = fast
+
+    @staticmethod
+    def short(values):
+        return [None] * len(values)
+
 
 def comes_back(value):
     made = encode(value)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from backtrail.backends.sqlite.backend import SqliteBackend
 from backtrail.engine.schema.registry import Types
 from backtrail.engine.tree import msgpack, nodes, scan
+from backtrail.engine.tree import tree as tree_ops
 from backtrail.engine.tree.encode import Packer
 from backtrail.engine.tree.nodes import LEAF
 from backtrail.errors import Invalid
@@ -274,6 +275,65 @@ def test_an_edit_reads_the_leaf_that_it_is_in():
     ops, _ = scan.changes(before, state, TYPES)
     assert len(ops) == 1
     assert sum(tree.nodes.fresh[digest].kind == LEAF for digest in reads) == 1
+
+
+# ---- dicts -----------------------------------------------------------------------------------------------------------
+
+
+def records(count):
+    return {f"key {at}": {"n": at, "text": f"words {at}"} for at in range(count)}
+
+
+@pytest.mark.parametrize("count", [5, 100, 3_000])
+def test_a_removed_key_is_one_op(count):
+    before = stored(encode(records(count)))
+    for at in (0, count // 2, count - 1):
+        state = records(count)
+        del state[f"key {at}"]
+        (op,) = scanned(before, state)
+        assert op in ([tree_ops.CUT, [msgpack.pack(f"key {at}")]], [tree_ops.SPLICE, [], at, 1, []])
+
+
+@pytest.mark.parametrize("count", [5, 100, 3_000])
+def test_new_keys_are_one_op(count):
+    before = stored(encode(records(count)))
+    (op,) = scanned(before, records(count + 50))
+    assert op[:4] == [tree_ops.SPLICE, [], count, 0]
+    assert len(op[4]) == 50
+
+
+@pytest.mark.parametrize("count", [5, 100, 3_000])
+def test_a_changed_value_is_one_op(count):
+    before = stored(encode(records(count)))
+    for at in (0, count // 2, count - 1):
+        state = records(count)
+        state[f"key {at}"] = "changed"
+        assert scanned(before, state) == [
+            [tree_ops.SET, [msgpack.pack(f"key {at}")], msgpack.pack("changed")],
+        ]
+
+
+@pytest.mark.parametrize("count", [5, 30, 3_000])
+def test_bytes_in_a_dict_are_not_bytearrays(count):
+    state = {f"key {at}": [b"bytes", at] for at in range(count)}
+    before = stored(encode(state))
+    assert scanned(before, state) == []
+    for at in (0, count // 2, count - 1):
+        changed = copy.deepcopy(state)
+        changed[f"key {at}"][0] = bytearray(b"bytes")
+        assert len(scanned(before, changed)) == 1
+
+
+@pytest.mark.parametrize("count", [5, 30, 3_000])
+@pytest.mark.parametrize("kind", [ormsgpack.Ext, ormsgpack.Fragment])
+def test_objects_of_the_packer_are_refused_in_a_dict(count, kind):
+    state = {f"key {at}": ([at], "tuple") for at in range(count)}
+    before = stored(encode(state))
+    for at in (0, count // 2, count - 1):
+        packed = Packer(TYPES).fast(state[f"key {at}"])
+        changed = {**state, f"key {at}": kind(*msgpack.split_ext(packed)) if kind is ormsgpack.Ext else kind(packed)}
+        with pytest.raises(Invalid):
+            scan.changes(before, changed, TYPES)
 
 
 def test_alternating_saves_and_appends_give_equal_roots(tmp_path):

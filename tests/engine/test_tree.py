@@ -671,3 +671,13 @@ def test_appends_ops_and_saves_give_equal_trees(items):
         assert quick.load().state == whole
         assert store.thread("whole").save(whole).root == quick.load().root
         assert store.verify().ok
+
+
+def test_one_leaf_may_belong_to_a_list_and_to_a_dict():
+    parts = [msgpack.pack(part) for at in range(20) for part in (f"key {at}", at)]
+    pairs = msgpack.pairs(parts)
+    node = nodes.Node(nodes.LEAF, chunked.array_of(pairs, mapping=True))
+    for _ in range(2):
+        assert chunked.leaf_entries(node, mapping=True) == pairs
+        assert chunked.leaf_entries(node, mapping=False) == parts
+        assert chunked.leaf_entries(node, 3, 5, mapping=True) == pairs[3:5]

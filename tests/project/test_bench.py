@@ -57,6 +57,7 @@ TINY = Scale(
     peer_rounds=4,
     load_rounds=2,
     dict_keys=20,
+    many_keys=200,
     forks=3,
     processes=1,
     coroutines=5,
@@ -104,7 +105,7 @@ def group(tmp_path_factory):
     return functools.cache(lambda name: program.GROUPS[name](tmp_path_factory.mktemp(name), TINY))
 
 
-@pytest.mark.parametrize("name", ["append", "plain", "sizes", "cold", "agents", "runs"])
+@pytest.mark.parametrize("name", ["append", "plain", "dicts", "sizes", "cold", "agents", "runs"])
 def test_every_group_gives_finite_figures(name, group):
     result = group(name)
     assert result.figures

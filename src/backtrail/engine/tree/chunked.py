@@ -12,6 +12,9 @@ inner nodes over leaves, and so on; the highest level comes first in the order o
 from __future__ import annotations
 
 import zlib
+from array import array
+from bisect import bisect_left
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from backtrail.engine.tree import msgpack
@@ -21,11 +24,12 @@ from backtrail.engine.tree.nodes import (
     LEAF,
     SPINE,
     Chunk,
+    Node,
     Nodes,
     Ref,
     Rep,
     as_ref,
-    fingerprint,
+    fingerprints,
     measured,
     most_of,
     read_levels,
@@ -53,7 +57,7 @@ INNER_WIDTH: Final = 4
 
 Attrs = tuple[str, int, str] | None
 Entry = bytes
-_Measures = tuple[int, int, list[int], bytes | None]
+_Measures = tuple[int, int, int, bytes | None]
 
 
 def join(key: bytes, value: bytes) -> Entry:
@@ -75,7 +79,7 @@ def _closes(entry: bytes, size: int, low: int, target: int, high: int) -> bool:
 class Spine:
     """A container of any length: its open entries, and references to its chunks."""
 
-    __slots__ = ("_start", "attrs", "code", "is_mapping", "length", "levels", "size", "weights")
+    __slots__ = ("_start", "attrs", "code", "is_mapping", "last_key", "length", "levels", "size", "weight")
 
     def __init__(
         self, code: int, attrs: Attrs, levels: tuple[list[Any], ...], measures: _Measures | None = None
@@ -84,14 +88,16 @@ class Spine:
         self.attrs = attrs
         self.levels = levels
         self.is_mapping = code in msgpack.MAPPINGS
+        self.last_key: tuple[bytes, int | None] | None = None
+        """The key that was looked for last, and its position: an edit looks for it before the edit is applied."""
         if measures is None:
             closed = [chunk for level in levels[1:] for chunk in level]
+            weight = sum(map(len, levels[0]))
             length: int = len(levels[0]) + sum([chunk.length for chunk in closed])
-            size: int = sum(map(size_of, levels[0])) + sum([chunk.size for chunk in closed]) + 5
-            weights = [sum(map(len, levels[0])), *(sum([len(chunk.data) for chunk in level]) for level in levels[1:])]
-            measures = length, size, weights, None
-        self.length, self.size, self.weights, self._start = measures
-        """The number of entries, their size, the bytes of each level's elements, and the start of the node."""
+            size: int = weight + hidden_size(levels[0]) + sum([chunk.size for chunk in closed]) + 5
+            measures = length, size, weight, None
+        self.length, self.size, self.weight, self._start = measures
+        """The number of entries, their size, the bytes of the open entries, and the start of the node."""
 
     @property
     def start(self) -> bytes:
@@ -109,28 +115,33 @@ class Spine:
         """Return the bytes of the spine's node: code, attributes, levels from the top, open entries as an array."""
         entries = self.levels[0]
         head = msgpack.array_head(len(entries) * (2 if self.is_mapping else 1))
-        return b"".join([self.start, msgpack.bytes_head(len(head) + self.weights[0]), head, *entries])
+        return b"".join([self.start, msgpack.bytes_head(len(head) + self.weight), head, *entries])
 
     def close(self, nodes: Nodes) -> bytes:
         """Return the container's representation: inline bytes, or a REF to this spine, which `nodes` then holds."""
         entries = self.levels[0]
-        if len(self.levels) == 1 and self.weights[0] <= INLINE:
+        if len(self.levels) == 1 and self.weight <= INLINE:
             data = msgpack.inline(self.code, self.attrs, entries)
-            rep = Rep(data, len(data) + self.size - 5 - self.weights[0])
+            rep = Rep(data, len(data) + self.size - 5 - self.weight)
             rep.opened = self
             return rep
         digest = nodes.add(SPINE, self.encode(), self)
         return Ref(self.code, digest, self.length, self.size).encode()
 
 
-def array(entries: Sequence[Entry], *, mapping: bool) -> bytes:
+def hidden_size(entries: Iterable[Entry]) -> int:
+    """Return by how much the logical size of entries exceeds their length: the sizes behind their REFs."""
+    return sum([entry.size - len(entry) for entry in entries if type(entry) is Rep])
+
+
+def array_of(entries: Sequence[Entry], *, mapping: bool) -> bytes:
     """Return entries as one encoded array, the bytes of a leaf."""
     return msgpack.array_head(len(entries) * (2 if mapping else 1)) + b"".join(entries)
 
 
 def tail_array(spine: Spine) -> bytes:
     """Return the open entries as one encoded array."""
-    return array(spine.levels[0], mapping=spine.is_mapping)
+    return array_of(spine.levels[0], mapping=spine.is_mapping)
 
 
 def _entries(data: bytes, *, mapping: bool) -> list[Entry]:
@@ -138,10 +149,7 @@ def _entries(data: bytes, *, mapping: bool) -> list[Entry]:
     parts = msgpack.split(data)
     if not msgpack.may_hold_refs(data):
         return msgpack.pairs(parts) if mapping else parts
-    if not mapping:
-        return [measured(part) for part in parts]
-    msgpack.pairs(parts)  # `Corrupt` if a key has no value
-    return [join(key, measured(value)) for key, value in zip(parts[::2], parts[1::2], strict=True)]
+    return list(map(_measured_entry, msgpack.pairs(parts))) if mapping else list(map(measured, parts))
 
 
 def open_rep(rep: bytes, nodes: Nodes) -> Spine | None:
@@ -158,7 +166,7 @@ def open_rep(rep: bytes, nodes: Nodes) -> Spine | None:
     code, attrs, entries = parts
     if type(rep) is Rep or msgpack.may_hold_refs(rep):
         mapping = code in msgpack.MAPPINGS
-        entries = _entries(array(entries, mapping=mapping), mapping=mapping)
+        entries = _entries(array_of(entries, mapping=mapping), mapping=mapping)
     return Spine(code, attrs, (entries,))
 
 
@@ -184,93 +192,88 @@ class Builder:
         self._code = code
         self._attrs = attrs
         self._mapping = code in msgpack.MAPPINGS
-        self._levels: list[list[Any]] = [[]]  # spines share the lists above level 0: replace them, never change them
+        self._levels: list[list[Any]] = [[]]
         self._weights = [0]
-        self._length = 0
-        self._size = 5
-        self._start: bytes | None = None
         self.sealed = False
         """Whether the builder closed a leaf."""
 
-    @classmethod
-    def onto(cls, nodes: Nodes, spine: Spine) -> Builder:
-        """Return a builder that begins with the entries of a spine."""
-        builder = cls(nodes, spine.code, spine.attrs)
-        builder._levels = [list(spine.levels[0]), *spine.levels[1:]]
-        builder._weights = list(spine.weights)
-        builder._length, builder._size = spine.length, spine.size
-        builder._start = spine.start
-        return builder
-
     def spine(self) -> Spine:
         """Return the spine of all entries so far."""
-        measures = self._length, self._size, self._weights, self._start
-        return Spine(self._code, self._attrs, tuple(self._levels), measures)
+        return Spine(self._code, self._attrs, tuple(self._levels))
 
     def at_boundary(self, level: int) -> bool:
         """Tell whether the builder can take a whole chunk of this level: all lower levels are empty."""
         return not any(self._levels[:level])
 
-    def push(self, entry: Entry) -> None:
-        """Add one entry, and close the leaf if the entry's hash says so."""
-        entries, length = self._levels[0], len(entry)
-        entries.append(entry)
-        self._length += 1
-        self._size += entry.size if type(entry) is Rep else length
-        self._weights[0] = weight = self._weights[0] + length
-        if weight < LEAF_MIN:
-            return
-        if len(entries) >= LEAF_ENTRIES or _closes(entry, weight, LEAF_MIN, LEAF_TARGET, LEAF_MAX):
-            self._seal_leaf()
+    def extend(self, entries: Iterable[Entry]) -> None:
+        """Add entries, and close the leaf behind each entry whose hash says so."""
+        run, weight, crc32 = self._levels[0], self._weights[0], zlib.crc32
+        for entry in entries:
+            run.append(entry)
+            weight += len(entry)
+            if weight >= LEAF_MIN and (  # `_closes`, without a call for each entry
+                weight >= LEAF_MAX
+                or len(run) >= LEAF_ENTRIES
+                or crc32(entry) * LEAF_TARGET < len(entry) << (34 if weight >= LEAF_TARGET else 30)
+            ):
+                self._seal_leaf(weight)
+                run, weight = self._levels[0], 0
+        self._weights[0] = weight
 
-    def push_chunk(self, level: int, chunk: Chunk) -> None:
-        """Add a whole chunk of a level. The builder must be `at_boundary(level)`."""
-        self._length += chunk.length
-        self._size += chunk.size
-        self._put(level, chunk)
+    def begin(self, entries: list[Entry]) -> None:
+        """Add entries from the start of a leaf, but not its last one: they close nothing."""
+        self._levels[0], self._weights[0] = entries, sum(map(len, entries))
 
-    def _put(self, level: int, chunk: Chunk) -> None:
-        """Add a chunk at the end of its level, and close the level into an inner node if the chunk's hash says so."""
+    def put(self, level: int, chunk: Chunk) -> None:
+        """Add a whole chunk at the end of a level, and close the level if the chunk's hash says so.
+
+        The builder must be `at_boundary(level)`.
+        """
         while len(self._levels) <= level:
             self._levels.append([])
             self._weights.append(0)
-        chunks = self._levels[level] = [*self._levels[level], chunk]
+        chunks = self._levels[level]
+        chunks.append(chunk)
         self._weights[level] += len(chunk.data)
-        self._start = None
         if len(chunks) >= INNER_WIDTH and _closes(chunk.data, self._weights[level], INNER_MIN, INNER_TARGET, INNER_MAX):
             self._seal_inner(level)
 
-    def _seal_leaf(self) -> None:
+    def _seal_leaf(self, weight: int) -> None:
         entries = self._levels[0]
-        keys = b"".join(fingerprint(key_of(entry)) for entry in entries) if self._mapping else None
-        digest = self._nodes.add(LEAF, array(entries, mapping=self._mapping))
+        keys = fingerprints(keys_of(entries)) if self._mapping else None
+        digest = self._nodes.add(LEAF, array_of(entries, mapping=self._mapping))
+        self._nodes.fresh[digest].bounds = bounds_of(entries, mapping=self._mapping)
         self._levels[0], self._weights[0] = [], 0
         self.sealed = True
-        self._put(1, Chunk.make(digest, len(entries), sum(map(size_of, entries)), keys))
+        self.put(1, Chunk.make(digest, len(entries), weight + hidden_size(entries), keys))
 
     def _seal_inner(self, level: int) -> None:
         chunks = self._levels[level]
         digest = self._nodes.add(INNER, msgpack.array_head(len(chunks)) + b"".join([chunk.data for chunk in chunks]))
         self._levels[level], self._weights[level] = [], 0
-        count, size = sum(chunk.length for chunk in chunks), sum(chunk.size for chunk in chunks)
-        self._put(level + 1, Chunk.make(digest, count, size, None))
+        length, size = sum([chunk.length for chunk in chunks]), sum([chunk.size for chunk in chunks])
+        self.put(level + 1, Chunk.make(digest, length, size, None))
 
 
 def key_of(entry: Entry) -> bytes:
     """Return the bytes of the key of a mapping's entry."""
-    if type(entry) is Rep and entry.value is not None:
-        return bytes(entry[: -len(entry.value)])
     first = entry[0]
-    if 0xA0 <= first <= 0xBF:
-        return bytes(entry[: first - 0x9F])
+    if 0xA0 <= first <= 0xBF:  # a str of up to 31 bytes
+        return entry[: first - 0x9F]
+    if type(entry) is Rep and entry.value is not None:
+        return entry[: -len(entry.value)]
     return msgpack.first_in(entry)
+
+
+def keys_of(entries: Iterable[Entry]) -> list[bytes]:
+    """Return the bytes of the keys of a mapping's entries."""
+    return [entry[: entry[0] - 0x9F] if 0xA0 <= entry[0] <= 0xBF else key_of(entry) for entry in entries]
 
 
 def build(nodes: Nodes, code: int, attrs: Attrs, entries: Iterable[Entry]) -> Spine:
     """Return a new spine with the given entries."""
     builder = Builder(nodes, code, attrs)
-    for entry in entries:
-        builder.push(entry)
+    builder.extend(entries)
     return builder.spine()
 
 
@@ -285,10 +288,38 @@ def elements(spine: Spine) -> Iterator[tuple[int, Any]]:
 
 
 def children(nodes: Nodes, level: int, chunk: Chunk, *, mapping: bool) -> list[Any]:
-    """Return the entries of a leaf, or the chunks of an inner node."""
+    """Return the entries of a leaf, or the chunks of an inner node. The caller must not change the list."""
     if level > 1:
         return nodes.node(chunk.digest, INNER).chunks()
-    return _entries(nodes.get(chunk.digest, LEAF), mapping=mapping)
+    return leaf_entries(nodes.node(chunk.digest, LEAF), mapping=mapping)
+
+
+def leaf_entries(node: Node, start: int = 0, stop: int | None = None, *, mapping: bool) -> list[Entry]:
+    """Return the entries of a leaf from `start` to `stop`."""
+    data, bounds = node.data, _bounds(node, mapping=mapping)
+    entries = [data[at:end] for at, end in pairwise(bounds[start:] if stop is None else bounds[start : stop + 1])]
+    if not node.children():
+        return entries
+    return list(map(_measured_entry if mapping else measured, entries))
+
+
+def _bounds(node: Node, *, mapping: bool) -> Sequence[int]:
+    """Return where the entries of a leaf begin, and where the last one ends."""
+    if node.bounds is None or node.bounds[0] is not mapping:
+        parts = msgpack.split(node.data)
+        node.bounds = bounds_of(msgpack.pairs(parts) if mapping else parts, mapping=mapping)
+    return node.bounds[1]
+
+
+def bounds_of(entries: Sequence[Entry], *, mapping: bool) -> tuple[bool, Sequence[int]]:
+    """Return the bounds of a leaf's entries, for `Node.bounds`."""
+    head = msgpack.array_head(len(entries) * (2 if mapping else 1))
+    return mapping, array("I", accumulate(map(len, entries), initial=len(head)))
+
+
+def _measured_entry(entry: bytes) -> Entry:
+    key = key_of(entry)
+    return join(key, measured(entry[len(key) :]))
 
 
 def leaves(nodes: Nodes, spine: Spine) -> list[Any]:
@@ -322,12 +353,14 @@ def entries(nodes: Nodes, spine: Spine, start: int = 0, stop: int | None = None)
     def walk(pos: int, level: int, element: Any) -> int:
         count = 1 if level == 0 else int(element.length)
         if pos + count > start and pos < end:
-            below = [element] if level == 0 else children(nodes, level, element, mapping=spine.is_mapping)
-            if level <= 1:
-                wanted.extend(below[max(start - pos, 0) : end - pos])
+            if level == 0:
+                wanted.append(element)
+            elif level == 1:
+                leaf = nodes.node(element.digest, LEAF)
+                wanted.extend(leaf_entries(leaf, max(start - pos, 0), min(end - pos, count), mapping=spine.is_mapping))
             else:
                 inner = pos
-                for child in below:
+                for child in nodes.node(element.digest, INNER).chunks():
                     inner = walk(inner, level - 1, child)
         return pos + count
 
@@ -341,8 +374,15 @@ def entries(nodes: Nodes, spine: Spine, start: int = 0, stop: int | None = None)
 
 def find_key(nodes: Nodes, spine: Spine, key: bytes) -> int | None:
     """Return the position of a key in a mapping, or None. Only inner nodes and likely leaves are read."""
+    last = spine.last_key
+    if last is None or last[0] != key:
+        last = spine.last_key = key, _find_key(nodes, spine, key)
+    return last[1]
+
+
+def _find_key(nodes: Nodes, spine: Spine, key: bytes) -> int | None:
     pos = 0
-    mark = fingerprint(key) if len(spine.levels) > 1 else b""
+    mark = fingerprints([key]) if len(spine.levels) > 1 else b""
     for level in range(len(spine.levels) - 1, 0, -1):
         for chunk in spine.levels[level]:
             offset = _key_below(nodes, level, chunk, key, mark)
@@ -355,9 +395,7 @@ def find_key(nodes: Nodes, spine: Spine, key: bytes) -> int | None:
 
 def _key_below(nodes: Nodes, level: int, chunk: Chunk, key: bytes, mark: bytes) -> int | None:
     if level == 1:
-        if not _has(chunk.keys, mark) or key not in nodes.get(chunk.digest, LEAF):
-            return None
-        return _key_among(children(nodes, 1, chunk, mapping=True), key)
+        return _key_in(nodes.node(chunk.digest, LEAF), key) if _has(chunk.keys, mark) else None
     pos = 0
     for child in children(nodes, level, chunk, mapping=True):
         offset = _key_below(nodes, level - 1, child, key, mark)
@@ -367,8 +405,23 @@ def _key_below(nodes: Nodes, level: int, chunk: Chunk, key: bytes, mark: bytes) 
     return None
 
 
+def _key_in(node: Node, key: bytes) -> int | None:
+    """Return the position of a key in a mapping's leaf, or None."""
+    at = node.data.find(key)
+    while at >= 0:
+        bounds = _bounds(node, mapping=True)
+        pos = bisect_left(bounds, at)
+        if bounds[pos] == at:
+            return pos
+        at = node.data.find(key, at + 1)
+    return None
+
+
 def _key_among(entries: Sequence[Entry], key: bytes) -> int | None:
-    return next((pos for pos, entry in enumerate(entries) if entry.startswith(key)), None)
+    for pos, entry in enumerate(entries):
+        if entry.startswith(key):
+            return pos
+    return None
 
 
 def _has(keys: bytes | None, mark: bytes) -> bool:
@@ -385,95 +438,71 @@ def _has(keys: bytes | None, mark: bytes) -> bool:
 
 
 def splice(nodes: Nodes, spine: Spine, start: int, stop: int, new: Sequence[Entry]) -> tuple[Spine, bool]:
-    """Replace the entries from `start` to `stop`; return the new spine and whether an append closed a leaf."""
-    open_entries = spine.levels[0]
-    length = spine.length
-    closed = length - len(open_entries)
-    if start < closed:
-        return _Splice(nodes, spine, start, stop, new).run(), False
-    if len(spine.levels) == 1 and start < length:
-        same = with_one_replaced(spine, start, new[0]) if stop == start + 1 and len(new) == 1 else None
-        if same is not None:
-            return same, False
-        short = [*open_entries[:start], *new, *open_entries[stop:]]
-        if sum(map(len, short)) < LEAF_MIN:
-            return Spine(spine.code, spine.attrs, (short,)), False
-    if start < length:
-        spine = Spine(spine.code, spine.attrs, (open_entries[: start - closed], *spine.levels[1:]))
-    builder = Builder.onto(nodes, spine)
-    for entry in (*new, *open_entries[stop - closed :]):
-        builder.push(entry)
-    return builder.spine(), builder.sealed and start == stop == length
-
-
-def with_one_replaced(spine: Spine, at: int, entry: Entry) -> Spine | None:
-    """Return a spine without chunks with one entry replaced; None if the result would need a chunk."""
-    entries = spine.levels[0]
-    old = entries[at]
-    weight = spine.weights[0] - len(old) + len(entry)
-    if weight >= LEAF_MIN:
-        return None
-    measures = spine.length, spine.size - size_of(old) + size_of(entry), [weight], None
-    return Spine(spine.code, spine.attrs, ([*entries[:at], entry, *entries[at + 1 :]],), measures)
-
-
-def with_one_more(spine: Spine, entry: Entry) -> Spine | None:
-    """Return the spine with one more entry at its end; None if that closes a chunk."""
-    entries, weight = spine.levels[0], spine.weights[0] + len(entry)
-    if weight >= LEAF_MIN and (
-        len(entries) + 1 >= LEAF_ENTRIES or _closes(entry, weight, LEAF_MIN, LEAF_TARGET, LEAF_MAX)
-    ):
-        return None
-    measures = spine.length + 1, spine.size + size_of(entry), [weight, *spine.weights[1:]], spine.start
-    return Spine(spine.code, spine.attrs, ([*entries, entry], *spine.levels[1:]), measures)
-
-
-class _Splice:
-    """A splice that changes closed chunks.
+    """Replace the entries from `start` to `stop`; return the new spine and whether an append closed a leaf.
 
     The chunks before the change stay. After it, chunks are opened until a new cut falls on an old cut. From there on
     whole chunks are taken again, at the highest level that fits.
     """
+    if len(new) == 1:
+        append = start == spine.length
+        changed = with_one_more(spine, new[0]) if append else with_one_replaced(spine, start, stop, new[0])
+        if changed is not None:
+            return changed, False
+    builder = Builder(nodes, spine.code, spine.attrs)
+    _copy(nodes, spine, builder, 0, start)
+    builder.extend(new)
+    _copy(nodes, spine, builder, stop, spine.length)
+    return builder.spine(), builder.sealed and start == stop == spine.length
 
-    def __init__(self, nodes: Nodes, spine: Spine, start: int, stop: int, new: Sequence[Entry]) -> None:
-        self._nodes = nodes
-        self._spine = spine
-        self._start = start
-        self._stop = stop
-        self._pending = list(new)
-        self._builder = Builder(nodes, spine.code, spine.attrs)
 
-    def run(self) -> Spine:
-        pos = 0
-        for level, element in elements(self._spine):
-            pos = self._walk(pos, level, element)
-        self._insert()
-        return self._builder.spine()
+def _copy(nodes: Nodes, spine: Spine, builder: Builder, first: int, last: int) -> None:
+    """Add the entries of a spine from `first` to `last`, as whole chunks where the builder can take them."""
 
-    def _insert(self) -> None:
-        for entry in self._pending:
-            self._builder.push(entry)
-        self._pending.clear()
-
-    def _walk(self, pos: int, level: int, element: Any) -> int:
-        """Add the parts of an element at position `pos` that stay, and return the position of its end."""
-        end = pos + (1 if level == 0 else int(element.length))
-        if pos >= self._start:
-            self._insert()
-        if pos >= self._start and end <= self._stop:
-            return end
-        if (end <= self._start or pos >= self._stop) and self._take(level, element):
-            return end
-        for child in children(self._nodes, level, element, mapping=self._spine.is_mapping):
-            pos = self._walk(pos, level - 1, child)
+    def copy(level: int, chunks: list[Chunk], pos: int) -> int:
+        for chunk in chunks:
+            end = pos + chunk.length
+            if first <= pos and end <= last and builder.at_boundary(level):
+                builder.put(level, chunk)
+            elif first < end and pos < last and level > 1:
+                copy(level - 1, nodes.node(chunk.digest, INNER).chunks(), pos)
+            elif first < end and pos < last:
+                node = nodes.node(chunk.digest, LEAF)
+                some = leaf_entries(node, max(first - pos, 0), min(last, end) - pos, mapping=spine.is_mapping)
+                add(some, pos)
+            pos = end
         return pos
 
-    def _take(self, level: int, element: Any) -> bool:
-        """Add a whole element, if the builder is at a boundary of its level."""
-        if level == 0:
-            self._builder.push(element)
-        elif self._builder.at_boundary(level):
-            self._builder.push_chunk(level, element)
+    def add(entries: list[Entry], pos: int) -> None:
+        if first <= pos and builder.at_boundary(1):
+            builder.begin(entries)
         else:
-            return False
-        return True
+            builder.extend(entries)
+
+    pos = 0
+    for level in range(len(spine.levels) - 1, 0, -1):
+        pos = copy(level, spine.levels[level], pos)
+    add(spine.levels[0][max(first - pos, 0) : max(last - pos, 0)], pos)
+
+
+def with_one_replaced(spine: Spine, start: int, stop: int, entry: Entry) -> Spine | None:
+    """Return a spine without chunks with one entry replaced by another; None in all other cases."""
+    entries = spine.levels[0]
+    if stop != start + 1 or len(spine.levels) > 1:
+        return None
+    old = entries[start]
+    weight = spine.weight - len(old) + len(entry)
+    if weight >= LEAF_MIN:
+        return None
+    measures = spine.length, spine.size - size_of(old) + size_of(entry), weight, None
+    return Spine(spine.code, spine.attrs, ([*entries[:start], entry, *entries[stop:]],), measures)
+
+
+def with_one_more(spine: Spine, entry: Entry) -> Spine | None:
+    """Return the spine with one more entry at its end; None if that closes a chunk."""
+    entries, weight = spine.levels[0], spine.weight + len(entry)
+    if weight >= LEAF_MIN and (
+        len(entries) + 1 >= LEAF_ENTRIES or _closes(entry, weight, LEAF_MIN, LEAF_TARGET, LEAF_MAX)
+    ):
+        return None
+    measures = spine.length + 1, spine.size + size_of(entry), weight, spine.start
+    return Spine(spine.code, spine.attrs, ([*entries, entry], *spine.levels[1:]), measures)

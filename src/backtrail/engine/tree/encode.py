@@ -18,6 +18,8 @@ import pathlib
 import pickle
 import uuid
 import zoneinfo
+from contextlib import contextmanager
+from itertools import chain, count, islice, repeat
 from typing import TYPE_CHECKING, Any, Final
 
 import ormsgpack
@@ -32,7 +34,9 @@ from backtrail.errors import Invalid
 from backtrail.models import Items
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Iterable, Iterator
+
+    from backtrail.engine.tree.chunked import Entry
 
 _OPTIONS: Final = (
     ormsgpack.OPT_PASSTHROUGH_BIG_INT
@@ -149,6 +153,7 @@ _CONTAINERS: Final[dict[type, int]] = {
     dict: msgpack.DICT,
 }
 _PLAIN: Final = frozenset({type(None), bool, int, float, str})
+_SIZED: Final = frozenset({list, dict, tuple, set, frozenset, str, bytes, bytearray})
 _SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes, *_ATOMS} - {bytearray})
 
 
@@ -208,19 +213,18 @@ def may_hold_bytes(data: bytes) -> bool:
 
 def _consists_of(value: object, kinds: frozenset[type] | set[type]) -> bool:
     """Tell whether a value holds nothing but plain containers and instances of exactly these classes."""
-    stack: list[Any] = [value]
-    pop, extend = stack.pop, stack.extend
-    while stack:
-        item = pop()
-        kind = type(item)
-        if kind in kinds:
-            continue
-        if kind is dict:
-            extend(item.values())
-        elif kind in _CONTAINERS:
-            extend(item)
-        else:
-            return False
+    level: list[Any] = [value]
+    while level:
+        below: list[Any] = []
+        for kind in set(map(type, level)) - kinds:
+            same: list[Any] = [item for item in level if type(item) is kind]
+            if kind is dict:
+                below.extend(chain.from_iterable(map(dict.values, same)))
+            elif kind in _CONTAINERS:
+                below.extend(chain.from_iterable(same))
+            else:
+                return False
+        level = below
     return True
 
 
@@ -231,6 +235,11 @@ def _is_builtin(value: Any) -> bool:
     except ValueError:
         return False
     return True
+
+
+def is_long(value: Any) -> bool:
+    """Tell whether a value certainly takes more than INLINE bytes: it has more parts, of at least one byte each."""
+    return type(value) in _SIZED and len(value) > INLINE
 
 
 def is_without_bytes(data: bytes, value: object) -> bool:
@@ -273,8 +282,35 @@ class Packer:
 
     def fast(self, value: object) -> bytes | None:
         """Encode a value in one call; None if the result may not be exact."""
+        if type(value) in _PLAIN:
+            try:
+                return msgpack.pack(value)
+            except TypeError:  # a str with lone surrogates, or an int beyond 64 bits
+                pass
         data = self.nested(value)
         return data[MARGIN:] if data is not None and self.is_exact(data, value) else None
+
+    def short(self, values: list[Any]) -> list[bytes | None]:
+        """Encode each value; None for one that takes more than INLINE bytes, or that one call cannot encode exactly.
+
+        One check for all values is much faster than a check for each.
+        """
+        try:
+            packed = [None if is_long(v) else msgpack.pack(v, default=self, option=_OPTIONS) for v in values]
+        except (TypeError, RecursionError):
+            self._raise_interrupt()
+            return [self.inline(value) for value in values]
+        packed = [data if data is not None and len(data) <= INLINE else None for data in packed]
+        short = values if None not in packed else [v for v, data in zip(values, packed, strict=True) if data]
+        whole = self.nested(short)
+        if whole is None or not self.is_exact(whole, short):
+            return [self.inline(value) for value in values]
+        return packed
+
+    def inline(self, value: object) -> bytes | None:
+        """Encode a value in one call; None if that takes more than INLINE bytes, or may not be exact."""
+        data = None if is_long(value) else self.fast(value)
+        return data if data is not None and len(data) <= INLINE else None
 
     def nested(self, value: object) -> bytes | None:
         """Encode a value inside MARGIN lists; None if one call cannot do that. The result may not be exact."""
@@ -283,17 +319,28 @@ class Packer:
         try:
             return msgpack.pack(nested, default=self, option=_OPTIONS)
         except (TypeError, RecursionError):
-            interrupt, self._interrupt = self._interrupt, None
-            if interrupt is not None:
-                raise interrupt from None
+            self._raise_interrupt()
             return None
         finally:
             cell[0] = None
             _cells.append((cell, nested))
 
+    def _raise_interrupt(self) -> None:
+        """Raise the exception, such as Ctrl-C, that interrupted the hook and that ormsgpack replaced."""
+        interrupt, self._interrupt = self._interrupt, None
+        if interrupt is not None:
+            raise interrupt from None
+
     def is_exact(self, data: bytes, value: object) -> bool:
         """Tell whether `data`, packed in one call, stands for this value and no other."""
         return (not may_hold_bytes(data) and _is_builtin(value)) or _consists_of(value, self._kinds)
+
+    def are_exact(self, encodings: list[bytes], values: list[Any]) -> bool:
+        """Tell whether values that pack to `encodings` in one call are exact, as `is_exact` does."""
+        if not _is_builtin(values):
+            return _consists_of(values, self._kinds)
+        suspects = [value for data, value in zip(encodings, values, strict=True) if may_hold_bytes(data)]
+        return _consists_of(suspects, self._kinds)
 
     def __call__(self, value: object) -> Any:
         """Encode a value that ormsgpack hands back; TypeError if that is not possible in one call."""
@@ -388,8 +435,8 @@ class Packer:
 MAX_NESTED: Final = msgpack.MAX_DEPTH
 """The most levels of containers that are encoded one by one, and of the path of a change."""
 _TEXT_CODES: Final[dict[type, int]] = {str: msgpack.STR, bytes: msgpack.BYTES, bytearray: msgpack.BYTEARRAY}
-_SIZED: Final = frozenset({list, dict, tuple, set, frozenset, str, bytes, bytearray})
 _FEW: Final = 64
+"""The number of parts that are packed before they are checked together."""
 
 
 class Encoder:
@@ -407,42 +454,46 @@ class Encoder:
 
     def rep(self, value: object) -> bytes:
         """Return the representation of a value; `Invalid` with the path of a part that cannot be stored exactly."""
-        depth = len(self._path)
-        if depth > MAX_NESTED:
+        if len(self._path) > MAX_NESTED:
             raise self._refuse(f"nested deeper than {MAX_NESTED} levels")
-        try:
-            return self._rep(value)
-        except RecursionError:
-            del self._path[depth:]
-            self._open.clear()
-            raise self._refuse("nested too deep") from None
+        with self._bounded():
+            return self._inline(value) or self._apart(value)
 
     def part(self, step: object, value: object) -> bytes:
         """Return the representation of a part of the value at the root path."""
         if self._slow:
             throttle.rest()
-        if not _is_long(value) and (0 < len(self._path) < MAX_NESTED or not (self._path or _holds_long(value))):
-            data = self._packer.fast(value)
-            if data is not None and len(data) <= INLINE:
-                return data
-        self._path.append(step)
-        rep = self.rep(value)
-        self._path.pop()
+        rep = self._inline(value) if len(self._path) < MAX_NESTED else None
+        if rep is None:
+            self._path.append(step)
+            rep = self.rep(value)
+            self._path.pop()
         return rep
+
+    def entries(self, code: int, parts: Any, start: int = 0) -> list[Entry]:
+        """Return the entries of a container: of its items, which begin at index `start`, or of a mapping's dict."""
+        with self._bounded():
+            return self._entries(code, parts, start)
 
     def key(self, key: object) -> bytes:
         """Return the bytes of a key; `Invalid` if they would not be exact."""
-        try:
+        with self._bounded():
             return self._whole(key, key)
+
+    @contextmanager
+    def _bounded(self) -> Iterator[None]:
+        """Refuse a value for which the block needs too much of the stack."""
+        depth = len(self._path)
+        try:
+            yield
         except RecursionError:
+            del self._path[depth:]
+            self._open.clear()
             raise self._refuse("nested too deep") from None
 
-    def _rep(self, value: object) -> bytes:
-        if not _is_long(value) and (self._path or not _holds_long(value)):
-            data = self._packer.fast(value)
-            if data is not None and len(data) <= INLINE:
-                return data
-        return self._apart(value)
+    def _inline(self, value: object) -> bytes | None:
+        """Return the representation of a value that one call can encode inline, else None."""
+        return self._packer.inline(value) if self._path or not _holds_long(value) else None
 
     def _apart(self, value: object) -> bytes:
         value = simplified(value, self._types)
@@ -479,26 +530,40 @@ class Encoder:
 
     def _container(self, value: object) -> bytes:
         code, attrs, parts = self._opened(value)
-        if code in msgpack.MAPPINGS:
-            entries = [chunked.join(self._whole(key, key), self._part(key, part)) for key, part in parts.items()]
-        elif code in (msgpack.SET, msgpack.FROZENSET):
-            entries = sorted(self._part("{}", part) for part in parts)
-        else:
-            entries = [self._part(at, part) for at, part in enumerate(parts)]
+        entries = self._entries(code, parts)
         self._open.discard(id(value))
         return chunked.build(self.nodes, code, attrs, entries).close(self.nodes)
 
+    def _entries(self, code: int, parts: Any, start: int = 0) -> list[Entry]:
+        if code in msgpack.MAPPINGS:
+            keys = [data or self._whole(key, key) for key, data in self._packed(parts)]
+            reps = self._reps(parts, parts.values())
+            return [
+                key + rep if type(rep) is bytes else chunked.join(key, rep) for key, rep in zip(keys, reps, strict=True)
+            ]
+        if code in (msgpack.SET, msgpack.FROZENSET):
+            return sorted(self._reps(repeat("{}"), parts))
+        return self._reps(count(start), parts)
+
+    def _reps(self, steps: Iterable[object], values: Collection[object]) -> list[bytes]:
+        """Return the representations of a container's parts."""
+        at_root = not self._path and len(values) <= _FEW and any(map(_holds_long, values))
+        packed = ((value, self._inline(value)) for value in values) if at_root else self._packed(values)
+        return [data or self._part(step, value) for step, (value, data) in zip(steps, packed, strict=False)]
+
     def _part(self, step: object, value: object) -> bytes:
-        if self._slow:
-            throttle.rest()
-        if not _is_long(value) and (self._path or not _holds_long(value)):
-            data = self._packer.fast(value)  # the common case, which needs no path
-            if data is not None and len(data) <= INLINE:
-                return data
         self._path.append(step)
         rep = self._apart(value)
         self._path.pop()
         return rep
+
+    def _packed(self, values: Iterable[object]) -> Iterator[tuple[object, bytes | None]]:
+        """Yield each value with its encoding, if that is short and exact."""
+        values = iter(values)
+        while batch := list(islice(values, _FEW)):
+            if self._slow:
+                throttle.rest()
+            yield from zip(batch, self._packer.short(batch), strict=True)
 
     def _whole(self, step: object, value: object) -> bytes:
         """Return the canonical bytes of a key or of its part, of any length: a key holds no REF."""
@@ -529,11 +594,6 @@ class Encoder:
         return Invalid(f"{path}: {why}", code="invalid.value", path=path)
 
 
-def _is_long(value: Any) -> bool:
-    """Tell whether a value certainly takes more than INLINE bytes: it has more parts, of at least one byte each."""
-    return type(value) in _SIZED and len(value) > INLINE
-
-
 def _holds_long(value: Any, levels: int = 3) -> bool:
     """Tell whether a short container holds a long value, so that packing it in one call would be wasted.
 
@@ -543,7 +603,7 @@ def _holds_long(value: Any, levels: int = 3) -> bool:
     if kind not in (dict, list) or len(value) > _FEW:
         return False
     parts = value.values() if kind is dict else value
-    return any(_is_long(part) or (levels > 1 and _holds_long(part, levels - 1)) for part in parts)
+    return any(is_long(part) or (levels > 1 and _holds_long(part, levels - 1)) for part in parts)
 
 
 def _why(value: object) -> str:

@@ -129,7 +129,7 @@ def inline(code: int, attrs: tuple[str, int, str] | None, entries: Iterable[byte
     body = b"".join(entries)
     if code == LIST:
         return array_head(len(entries)) + body
-    if code == DICT and all(is_plain_key(entry) for entry in entries):
+    if code == DICT and all(map(is_plain_key, entries)):
         return head(len(entries), 0x80, 15, 0xDE) + body
     if code == RECORD:
         if attrs is None:
@@ -152,7 +152,7 @@ def split(array: bytes) -> list[bytes]:
     """Split an encoded array into the bytes of its elements."""
     try:
         values = unpackb(array, ext_hook=ormsgpack.Ext)
-        parts = [pack(value) for value in values]
+        parts = list(map(pack, values))
     except (ValueError, TypeError) as error:
         raise Corrupt(f"the stored bytes are not values ({error})", code="corrupt.encoding") from error
     if type(values) is not list or len(array_head(len(parts))) + sum(map(len, parts)) != len(array):

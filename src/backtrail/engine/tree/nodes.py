@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import functools
 import os
+import struct
 import threading
 import weakref
 import zlib
@@ -169,9 +170,10 @@ class Chunk(NamedTuple):
         return cls(digest, length, size, keys, msgpack.pack([digest, length, size, keys]))
 
 
-def fingerprint(key: bytes) -> bytes:
-    """Return the two bytes that a leaf's reference holds for a key."""
-    return (zlib.crc32(key) & 0xFFFF).to_bytes(2, "big")
+def fingerprints(keys: Iterable[bytes]) -> bytes:
+    """Return the two bytes per key that a leaf's reference holds."""
+    marks = [zlib.crc32(key) & 0xFFFF for key in keys]
+    return struct.pack(f">{len(marks)}H", *marks)
 
 
 def read_chunks(data: bytes | list[Any]) -> list[Chunk]:
@@ -217,7 +219,7 @@ def read_levels(data: bytes) -> tuple[int, tuple[str, int, str] | None, list[lis
 class Node:
     """A node's kind and bytes, and objects that were read from them."""
 
-    __slots__ = ("data", "exact", "flat", "kind", "opened")
+    __slots__ = ("bounds", "data", "exact", "flat", "kind", "opened")
 
     def __init__(self, kind: bytes, data: bytes, opened: Any = None) -> None:
         self.kind = kind
@@ -226,6 +228,8 @@ class Node:
         """A spine's `Spine`, an inner node's chunks, or the digests of the nodes that a leaf refers to."""
         self.exact: tuple[bytes, int] | None = None
         """The bytes of a leaf without bytes values, and the number of its extensions, after a check: see `scan`."""
+        self.bounds: tuple[bool, Sequence[int]] | None = None
+        """Where the entries of a leaf begin and end, if it is a mapping's (or is not): see `chunked`."""
         self.flat: Any = None
         """A leaf's records as a `FlatLeaf`, with the cache that it was made for: see `records`."""
 
@@ -257,11 +261,16 @@ class Node:
         if self.kind != SPINE:
             raise Corrupt(f"a node of an unknown kind ({self.kind!r})", code="corrupt.encoding")
         if self.opened is not None:
-            levels, digests = self.opened.levels[1:], [d for entry in self.opened.levels[0] for d in digests_in(entry)]
+            levels, digests = self.opened.levels[1:], digests_among(self.opened.levels[0])
         else:
             _, _, levels, tail = read_levels(self.data)
             digests = digests_in(tail)
         return [chunk.digest for level in levels for chunk in level] + digests
+
+
+def digests_among(entries: list[bytes]) -> list[bytes]:
+    """Return the digests of the REFs in the entries of a container."""
+    return [d for entry in entries for d in digests_in(entry)] if msgpack.may_hold_refs(b"".join(entries)) else []
 
 
 def digests_in(rep: bytes) -> list[bytes]:
@@ -272,7 +281,7 @@ def digests_in(rep: bytes) -> list[bytes]:
         if rep.value is not None:
             return digests_in(rep.value)
         if rep.opened is not None:
-            return [digest for entry in rep.opened.levels[0] for digest in digests_in(entry)]
+            return digests_among(rep.opened.levels[0])
     if not msgpack.may_hold_refs(rep):
         return []
     return [decode_ref(payload).digest for part in msgpack.values_in(rep) for payload in msgpack.refs_in(part)]

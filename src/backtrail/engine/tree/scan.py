@@ -12,7 +12,7 @@ with the bytes of a stored value then counts as that value: nothing is written.
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import chain, islice, pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from backtrail.engine import throttle
@@ -25,13 +25,19 @@ from backtrail.engine.tree.tree import CUT, SET, SPLICE, Op, Step, Tree, locate,
 from backtrail.models import MISSING
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable
 
     from backtrail.engine.schema.registry import Types
     from backtrail.engine.tree.chunked import Entry, Spine
 
 _DIFFERING_MAX: Final = 2
 """If more leaves of a container differ, items were inserted or removed: then all of it is encoded and aligned."""
+
+
+_PACKED_MAX: Final = 2 * chunked.LEAF_MAX
+"""A leaf whose values have more bytes holds REFs to some of them, so its values are not packed in one call."""
+_STRETCH: Final = 8
+"""Up to this many entries of a mapping are compared one by one."""
 
 
 def changes(tree: Tree, value: object, types: Types, only: Collection[Any] | None = None) -> tuple[list[Op], Nodes]:
@@ -69,7 +75,8 @@ class _Scan:
         if spine.is_mapping:
             ops = self._mapping(spine, opened[2], path, where)
         else:
-            ops = self._sequence(spine, opened[2], path, where) if spine.code in (msgpack.LIST, msgpack.TUPLE) else None
+            items = opened[2] if spine.code == msgpack.LIST else list(opened[2])
+            ops = self._sequence(spine, items, path, where) if spine.code in (msgpack.LIST, msgpack.TUPLE) else None
         return self._whole(old, value, path, where) if ops is None else ops
 
     def some(self, old: bytes, value: dict[Any, Any], only: Collection[Any]) -> list[Op] | None:
@@ -111,24 +118,30 @@ class _Scan:
 
     # -- leaves -----------------------------------------------------------------------------------
 
-    def _leaf(
-        self, chunk: Chunk, parts: list[Any], keyed: Iterable[tuple[Any, Any]], where: tuple[Any, ...], *, mapping: bool
-    ) -> list[Entry] | None:
-        """Return None if a leaf holds exactly `parts`, else the entries of `keyed`, which pairs steps with values."""
+    def _is_unchanged(self, chunk: Chunk, code: int, parts: list[Any], pos: int, where: tuple[Any, ...]) -> bool:
+        """Tell whether a leaf at `pos` holds exactly `parts`: items, or pairs of key and value.
+
+        False also if its entries must be compared one by one.
+        """
         throttle.rest()
+        mapping = code in msgpack.MAPPINGS
+        values = list(chain.from_iterable(parts)) if mapping else parts
         node = self.nodes.at_hand(chunk.digest)
-        flat = None if node is None or mapping else records.flat_leaf(node, self._types)
-        held = None if flat is None else flat.held(parts)
-        if node is not None and flat is not None and held is not None and self._is_same(node, flat.data, held):
-            return None
-        same = self._is_same(node, node.data, parts) if node is not None else self._is_unread_leaf(chunk, parts)
-        return None if same else self._entries_unless_same(chunk, keyed, where, mapping=mapping)
+        if node is None:
+            return self._is_unread_leaf(chunk, values, lambda: self._leaf(code, parts, pos, where))
+        if chunk.size > _PACKED_MAX:
+            return False
+        if not mapping and (node.exact is None or node.exact[0] is not node.data):
+            flat = records.flat_leaf(node, self._types)
+            fields = None if flat is None else flat.held(values)
+            if flat is not None and fields is not None and self._is_same(node, flat.data, fields):
+                return True
+        return self._is_same(node, node.data, values)
 
     def _is_same(self, node: Node, data: bytes, values: list[Any]) -> bool:
         """Tell whether a leaf holds exactly `values`. `data` is the leaf's bytes, or the bytes of its flat form."""
         before = self._packer.extensions
-        packed = self._packer.nested(values)
-        if packed is None or len(packed) != len(data) + encode.MARGIN or not packed.endswith(data):
+        if not self._packs_to(values, data):
             return False
         extensions = self._packer.extensions - before
         if node.exact is not None and node.exact[0] is data and node.exact[1] == extensions:
@@ -138,31 +151,22 @@ class _Scan:
             node.exact = data, extensions
         return exact
 
-    def _is_unread_leaf(self, chunk: Chunk, values: list[Any]) -> bool:
+    def _is_unread_leaf(self, chunk: Chunk, values: list[Any], encode_leaf: Callable[[], bytes]) -> bool:
         """Tell whether a leaf that is not in memory holds exactly `values`; if so, cache its bytes."""
-        packed = self._packer.nested(values)
+        packed = self._packer.nested(values) if chunk.size <= _PACKED_MAX else None
         data = b"" if packed is None else packed[encode.MARGIN :]
         same = digest_of(LEAF, data) == chunk.digest and self._packer.is_exact(data, values)
+        if not same:  # its entries may hold REFs
+            data = encode_leaf()
+            same = digest_of(LEAF, data) == chunk.digest
         if same:
             self.nodes.keep(chunk.digest, Node(LEAF, data))
         return same
 
-    def _entries_unless_same(
-        self, chunk: Chunk, keyed: Iterable[tuple[Any, Any]], where: tuple[Any, ...], *, mapping: bool
-    ) -> list[Entry] | None:
-        """Encode entries one by one and return them; None if they equal the leaf's entries, which may include REFs."""
-        scratch = self.nodes.with_fresh({})
-        encoder = self._encoder(where, scratch)
-        if mapping:
-            entries = [chunked.join(encoder.key(key), encoder.part(key, part)) for key, part in keyed]
-        else:
-            entries = [encoder.part(at, part) for at, part in keyed]
-        data = chunked.array(entries, mapping=mapping)
-        if digest_of(LEAF, data) == chunk.digest:
-            self.nodes.keep(chunk.digest, Node(LEAF, data))
-            return None
-        self.nodes.fresh.update(scratch.fresh)
-        return entries
+    def _leaf(self, code: int, parts: list[Any], pos: int, where: tuple[Any, ...]) -> bytes:
+        mapping = code in msgpack.MAPPINGS
+        encoder = self._encoder(where, self.nodes.with_fresh({}))
+        return chunked.array_of(encoder.entries(code, dict(parts) if mapping else parts, pos), mapping=mapping)
 
     def _chunks(self, spine: Spine) -> list[Chunk]:
         if not spine.levels[2:]:
@@ -171,9 +175,7 @@ class _Scan:
 
     # -- lists and tuples -------------------------------------------------------------------------
 
-    def _sequence(
-        self, spine: Spine, value: Sequence[Any], path: list[Step], where: tuple[Any, ...]
-    ) -> list[Op] | None:
+    def _sequence(self, spine: Spine, value: list[Any], path: list[Step], where: tuple[Any, ...]) -> list[Op] | None:
         """Return the ops for a list or tuple; None if too many leaves differ for a change in place."""
         blocks: list[diff.Block] = []
         differing = pos = 0
@@ -181,13 +183,13 @@ class _Scan:
             end = pos + chunk.length
             if end > len(value):
                 break
-            items = list(value[pos:end])
-            entries = self._leaf(chunk, items, enumerate(items, pos), where, mapping=False)
-            if entries is not None:
-                differing += 1
+            items = value[pos:end]
+            if not self._is_unchanged(chunk, spine.code, items, pos, where):
+                more = self._blocks(chunked.children(self.nodes, 1, chunk, mapping=False), items, pos, where)
+                differing += bool(more)
                 if differing > _DIFFERING_MAX:
                     return None
-                blocks += diff.aligned_blocks(pos, pos, chunked.children(self.nodes, 1, chunk, mapping=False), entries)
+                blocks += more
             pos = end
         rest = self._rest(spine, value, pos, where)
         if not blocks and len(rest) == 1 and not rest[0].old:  # the case of most saves: new items at the end
@@ -197,18 +199,24 @@ class _Scan:
             ops.insert(0, [SPLICE, path, len(value), spine.length - len(value), []])
         return ops
 
-    def _rest(self, spine: Spine, value: Sequence[Any], pos: int, where: tuple[Any, ...]) -> list[diff.Block]:
+    def _rest(self, spine: Spine, value: list[Any], pos: int, where: tuple[Any, ...]) -> list[diff.Block]:
         """Return the differing ranges among the items from `pos` on, after the compared leaves."""
         old = spine.levels[0]
         if pos < spine.length - len(old):
             old = chunked.entries(self.nodes, spine, pos, len(value)) if pos < len(value) else []
         shared = min(len(old), len(value) - pos)
-        if shared and self._packer.fast(list(value[pos : pos + shared])) == chunked.array(old[:shared], mapping=False):
+        if shared and self._packer.fast(value[pos : pos + shared]) == chunked.array_of(old[:shared], mapping=False):
             pos, old = pos + shared, old[shared:]
-        if pos == len(value) and not old:
+        return self._blocks(old, value[pos:], pos, where)
+
+    def _blocks(self, old: list[Entry], items: list[Any], pos: int, where: tuple[Any, ...]) -> list[diff.Block]:
+        """Return the ranges where items from position `pos` on differ from the old entries."""
+        scratch = self.nodes.with_fresh({})
+        encoder = self._encoder(where, scratch)
+        new = [encoder.part(pos, items[0])] if len(items) == 1 else encoder.entries(msgpack.LIST, items, pos)
+        if new == old:
             return []
-        encoder = self._encoder(where)
-        new = [encoder.part(at, item) for at, item in enumerate(value[pos:], pos)]
+        self.nodes.fresh.update(scratch.fresh)
         return diff.aligned_blocks(pos, pos, old, new) if old else [diff.Block(pos, pos, old, new)]
 
     # -- dicts and records ------------------------------------------------------------------------
@@ -217,46 +225,99 @@ class _Scan:
         self, spine: Spine, parts: dict[Any, Any], path: list[Step], where: tuple[Any, ...]
     ) -> list[Op] | None:
         """Return the ops for a mapping; None if the order of keys changed, or if a key such as NaN may occur twice."""
-        items = iter(parts.items())
+        items = list(parts.items())
         ops: list[Op] = []
-        differing = 0
+        pos = 0
         for chunk in self._chunks(spine):
-            keyed = list(islice(items, chunk.length))
-            if len(keyed) < chunk.length:
-                return None
-            entries = self._leaf(chunk, [part for pair in keyed for part in pair], keyed, where, mapping=True)
-            if entries is None:
+            some = items[pos : pos + chunk.length]
+            if len(some) == chunk.length and self._is_unchanged(chunk, spine.code, some, pos, where):
+                pos += chunk.length
                 continue
-            differing += 1
-            old = chunked.children(self.nodes, 1, chunk, mapping=True)
-            keys = [chunked.key_of(entry) for entry in old]
-            if differing > _DIFFERING_MAX or keys != [chunked.key_of(entry) for entry in entries] or _twins(keys):
+            run = self._run(chunked.children(self.nodes, 1, chunk, mapping=True), some, path, where)
+            if run is None:
                 return None
-            for key, before, after in zip(keys, old, entries, strict=True):
-                if before != after:
-                    ops += self._differ.value(value_of(before), value_of(after), [*path, key])
-        rest = self._open_entries(spine.levels[0], list(items), path, where)
-        return None if rest is None else ops + rest
-
-    def _open_entries(
-        self, old: list[Entry], items: list[tuple[Any, Any]], path: list[Step], where: tuple[Any, ...]
-    ) -> list[Op] | None:
-        before = {chunked.key_of(entry): value_of(entry) for entry in old}
-        after = {self._packer.fast(key) or self._encoder(where).key(key): (key, part) for key, part in items}
-        if len(before) < len(old) or len(after) < len(items) or _twins(before) or _twins(after):
+            ops += run[0]
+            pos += run[1]
+        run = self._run(spine.levels[0], items[pos:], path, where)
+        if run is None:
             return None
-        kept = [key for key in before if key in after]
-        if kept != list(islice(after, len(kept))):
-            return None
-        ops: list[Op] = [[CUT, [*path, key]] for key in before if key not in after]
-        for key, (step, part) in after.items():
-            if key in before:
-                ops += self.value(before[key], part, [*path, key], (*where, step))
-            else:
-                ops.append([SET, [*path, key], self._encoder(where).part(step, part)])
+        ops += run[0]
+        pos += run[1]
+        if pos < len(items):
+            new = self._encoder(where).entries(msgpack.DICT, dict(items[pos:]))
+            ops.append([SPLICE, path, pos, 0, new])
         return ops
 
+    def _run(
+        self, old: list[Entry], items: list[tuple[Any, Any]], path: list[Step], where: tuple[Any, ...]
+    ) -> tuple[list[Op], int] | None:
+        """Return the ops for a run of entries, and how many of the items belong to it; None as for `_mapping`."""
+        ops: list[Op] = []
+        length = len(old)
+        pairs = self._differing(old, items, where)
+        if pairs is None:
+            before = dict(zip(chunked.keys_of(old), old, strict=True))
+            after = {self._key(step, where): (step, part) for step, part in items}
+            kept = [key for key in before if key in after]
+            removed = [key for key in before if key not in after]
+            unique = len(before) == len(old) and len(after) == len(items) and not any(map(diff.is_twin, removed))
+            if not unique or kept != list(islice(after, len(kept))):
+                return None
+            ops += [[CUT, [*path, key]] for key in removed]
+            pairs, length = [(key, before[key], *after[key]) for key in kept], len(kept)
+        for key, entry, step, part in pairs:
+            more = self.value(value_of(entry), part, [*path, key], (*where, step))
+            if more and diff.is_twin(key):
+                return None
+            ops += more
+        return ops, length
 
-def _twins(keys: Iterable[bytes]) -> bool:
-    """Tell whether one of the keys may occur twice in a dict."""
-    return any(map(diff.is_twin, keys))
+    def _differing(
+        self, old: list[Entry], items: list[tuple[Any, Any]], where: tuple[Any, ...]
+    ) -> list[tuple[bytes, Entry, Any, Any]] | None:
+        """Return the entries that may differ from their items, as (key, entry, step, part); None if a key differs."""
+        if len(items) < len(old):
+            return None
+        pairs: list[tuple[bytes, Entry, Any, Any]] = []
+        for at in self._positions(old, items):
+            step, part = items[at]
+            key = self._key(step, where)
+            if not old[at].startswith(key):
+                return None
+            pairs.append((key, old[at], step, part))
+        return pairs
+
+    def _positions(self, old: list[Entry], items: list[tuple[Any, Any]]) -> Iterable[int]:
+        """Return the positions of entries that may differ from their items.
+
+        A stretch of entries is packed in one call and compared; only stretches that differ are divided.
+        """
+        if len(old) <= _STRETCH:
+            return range(len(old))
+        positions: list[int] = []
+
+        def divide(at: int, stop: int, *, checked: bool) -> None:
+            if stop - at <= _STRETCH:
+                positions.extend(range(at, stop))
+                return
+            few, entries = items[at:stop], old[at:stop]
+            same = self._packs_to(list(chain.from_iterable(few)), chunked.array_of(entries, mapping=True))
+            if not (checked or self._packer.are_exact(entries, few)):
+                positions.extend(range(at, stop))
+            elif not same:
+                divide(at, (at + stop) // 2, checked=True)
+                divide((at + stop) // 2, stop, checked=True)
+
+        refs = [at for at, entry in enumerate(old) if type(entry) is Rep]  # long values: compared part by part
+        for before, at in pairwise([-1, *refs, len(old)]):
+            divide(before + 1, at, checked=False)
+            positions.append(at)
+        positions.pop()
+        return positions
+
+    def _key(self, step: Any, where: tuple[Any, ...]) -> bytes:
+        return self._packer.fast(step) or self._encoder(where).key(step)
+
+    def _packs_to(self, values: list[Any], data: bytes) -> bool:
+        packed = self._packer.nested(values)
+        return packed is not None and len(packed) == len(data) + encode.MARGIN and packed.endswith(data)

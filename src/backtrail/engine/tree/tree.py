@@ -187,7 +187,9 @@ def grown(nodes: Nodes, rep: bytes, key: bytes, make: Callable[[int], bytes]) ->
         return None
     item = make(node.opened.length)
     longer = chunked.with_one_more(node.opened, measured(item))
-    changed = None if longer is None else chunked.with_one_replaced(top, at, chunked.join(key, longer.close(nodes)))
+    if longer is None:
+        return None
+    changed = chunked.with_one_replaced(top, at, at + 1, chunked.join(key, longer.close(nodes)))
     return None if changed is None else (changed.close(nodes), node.opened.length, item)
 
 
