@@ -120,7 +120,7 @@ class Salvaging(Suite):
         before = store.info("t")
         wrong_time(store)
         assert store.info("t") != before
-        assert store.verify().faults == ("thread 't': its time of creation is damaged",)
+        assert store.verify().faults == ("thread 't': its creation time is damaged",)
         store.verify(repair=True)
         assert store.info("t") == before
 
@@ -141,7 +141,7 @@ class Salvaging(Suite):
         dry = store.verify()
         made = store.verify(repair=True)
         assert (made.damaged, made.repairs) == (dry.damaged, dry.repairs)
-        assert any("a move of its head is lost" in step for step in made.repairs)
+        assert any("a rewind or undo is lost" in step for step in made.repairs)
         for _ in range(2):
             assert store.verify().ok
             assert loaded(store) == before

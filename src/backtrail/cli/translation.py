@@ -15,10 +15,9 @@ _PHRASES: Final = (
     ("pass threads= or agent=, not both", "pass --thread or --agent, not both"),
     ("export without since=", "export without --since"),
     (
-        "a policy needs one of keep_last, keep_hourly, keep_daily, keep_weekly above 0",
-        "pass --keep-last, --keep-hourly, --keep-daily or --keep-weekly above 0",
+        "set one of keep_last, keep_hourly, keep_daily, keep_weekly above 0, or older_than, idle or keep_tagged=[...]",
+        "pass --keep-last, --keep-hourly, --keep-daily or --keep-weekly above 0, --older-than or --idle",
     ),
-    (", or older_than, or idle, or the names of tags, or all", ", --older-than or --idle, or all"),
     ("with export(path, threads=[id])", "with `backtrail export FILE --thread THREAD`"),
     ("verify(repair=True) gives", "`backtrail verify --repair` gives"),
     ("force=True takes", "--force takes"),

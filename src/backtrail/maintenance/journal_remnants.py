@@ -2,8 +2,8 @@
 
 A journal row names the last checkpoint of the run (`at`). If the run has a newer checkpoint, the remaining journal is
 out of date: a worker that continued from it would repeat calls that ended before that checkpoint. Without a journal, a
-run continues from its newest checkpoint. A journal row that is up to date may hold the lease of a worker that has left
-the run since; `let_go` removes that lease.
+run continues from its newest checkpoint. A journal row that is up to date may hold the lease of a worker that has since
+left the run; `drop_lease` removes that lease.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ _PLAIN: Final = Types()
 
 
 def is_behind(reader: LogReader, damage: ThreadDamage) -> bool:
-    """Tell whether a run has a newer checkpoint than the one named by the row that becomes the journal's head."""
-    left = reader.row(damage.record, damage.head) if damage.head else None
+    """Tell whether a run has a newer checkpoint than the one that the new head of its journal names."""
+    head_row = reader.row(damage.record, damage.head) if damage.head else None
     run = reader.backend.find_thread(journal.RUN, damage.record.name)
-    if left is None or run is None:
+    if head_row is None or run is None:
         return False
-    point = _read(reader, damage.record, left)
-    told = None if point is None else _part(point, "at")
-    at = 0 if point is None or told is None else Decoder(point.nodes, _PLAIN).value(told)
-    for row in reader.downwards(run):  # a repair of the run's thread finds its head in the same way
+    head_tree = _read(reader, damage.record, head_row)
+    at_bytes = None if head_tree is None else _part(head_tree, "at")
+    at = 0 if head_tree is None or at_bytes is None else Decoder(head_tree.nodes, _PLAIN).value(at_bytes)
+    for row in reader.downwards(run):  # the repair of the run's thread chooses its head in the same way
         head = reader.row(run, row.head) if row.head and log.is_sound(row, run.uid) else None
-        seen = None if head is None or head.hidden else _read(reader, run, head)
-        if head is not None and seen is not None:
-            return head.seq > at and all(_part(seen, name) is not None for name in journal.SEEN)
+        tree = None if head is None or head.hidden else _read(reader, run, head)
+        if head is not None and tree is not None:
+            return head.seq > at and all(_part(tree, name) is not None for name in journal.SEEN)
     return False
 
 
 def _read(reader: LogReader, record: ThreadRecord, row: Row) -> Tree | None:
-    """Return the tree of a row, None if a part of it cannot be read. Values are not decoded: classes are unknown."""
+    """Return the tree of a row, or None if a part of it cannot be read. Values are not decoded."""
     try:
         tree = reader.chain(record, row).tree
         read_below(reader, tree, ())
@@ -64,7 +64,7 @@ def _part(tree: Tree, name: str) -> bytes | None:
         return None
 
 
-def let_go(reader: LogReader, record: ThreadRecord) -> None:
+def drop_lease(reader: LogReader, record: ThreadRecord) -> None:
     """Remove the lease from the head of a journal."""
     tip = reader.tip_of(record)
     if tip is None or tip.head is None:
