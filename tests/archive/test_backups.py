@@ -75,7 +75,7 @@ def test_no_file_is_placed_where_sqlite_expects_its_own(tmp_path, ending):
         store.thread("t").save({"n": 1})
     with backtrail.open("memory://") as store, backtrail.open(f"file://{tmp_path}/f") as files:
         for call in (store.export, store.backup, files.export, files.backup):
-            with pytest.raises(Conflict, match=r"taken for a part of s\.db") as caught:
+            with pytest.raises(Conflict, match=r"take this file for a part of s\.db") as caught:
                 call(part)
             assert (caught.value.code, part.exists()) == ("conflict.exists", False)
         store.export(tmp_path / f"other{ending}")
@@ -86,7 +86,7 @@ def test_no_file_is_placed_where_sqlite_expects_its_own(tmp_path, ending):
             (tmp_path / "late").touch()
 
         store.thread("t").save([1])
-        with pytest.raises(Conflict, match="taken for a part of late"):
+        with pytest.raises(Conflict, match="take this file for a part of late"):
             store.export(tmp_path / f"late{ending}", progress=meanwhile)
 
 

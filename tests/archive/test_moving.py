@@ -479,7 +479,7 @@ def test_diverged_logs_are_a_conflict_after_collection(memory, tmp_path):
         mirror.import_(tmp_path / "5")
         mirror.import_(tmp_path / "6")
         before = everything(mirror)
-        with pytest.raises(Conflict, match="another way") as caught:
+        with pytest.raises(Conflict, match="has diverged") as caught:
             mirror.import_(tmp_path / "7")
         assert caught.value.code == "conflict.import"
         assert everything(mirror) == before
@@ -557,7 +557,7 @@ def test_agent_checkpoints_without_their_rows_are_refused(memory, tmp_path):
     with backtrail.open("memory://") as other:
         error = refused(other, tmp_path / "2", Corrupt)
         assert error.code == "corrupt.export"
-        assert "no conversation 'c'" in str(error)
+        assert "its conversation 'c' is missing" in str(error)
 
 
 # -- bad stores -------------------------------------------------------------------------------------
@@ -571,7 +571,7 @@ def test_what_an_agent_has_lost_is_not_exported(memory, tmp_path):
     (holder,) = backend.pins(record.no)[1]
     backend.commit(Batch(hide=((record.no, 1),), unpin=((record.no, 1, holder),)))
     memory.gc()
-    with pytest.raises(Corrupt, match="conversation 'c' is lost") as caught:
+    with pytest.raises(Corrupt, match="conversation 'c' lacks rows") as caught:
         memory.export(tmp_path / "1")
     assert caught.value.code == "corrupt.row"
     assert not [*tmp_path.iterdir()]

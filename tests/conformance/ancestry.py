@@ -130,7 +130,7 @@ class Ancestry(Suite):
             store.gc()
         oldest = next(third.history(ancestors=True))
         assert (oldest.thread_id, oldest.step, oldest.parent_id) == ("b", 3, made[2].id)
-        with pytest.raises(NotFound, match=f"checkpoint {made[2].id}, is not there"):
+        with pytest.raises(NotFound, match=f"checkpoint {made[2].id}, was deleted"):
             third.load("@~4")
         store.thread("a").save({"n": "again"})
         assert steps(second.history(ancestors=True)) == [3, 4, 5]

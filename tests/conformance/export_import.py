@@ -413,7 +413,7 @@ class Importing(_Moving):
         thread.rewind(3)
         for at in (3, 4):  # the head is gone here, and then what the head stands on
             other.export(tmp_path / f"{at}")
-            with pytest.raises(Conflict, match="not here any more"):
+            with pytest.raises(Conflict, match="this store removed"):
                 store.import_(tmp_path / f"{at}")
             assert everything(store) == before
             thread.append("messages", "other")

@@ -68,7 +68,7 @@ class Mirroring(Suite):
         self._held_again(store, source, tmp_path)
         store.gc()
         before = everything(store)
-        with pytest.raises(Conflict, match="conversation 'c', which is not here any more") as caught:
+        with pytest.raises(Conflict, match="conversation 'c', which this store has removed") as caught:
             store.import_(tmp_path / "1")
         assert (caught.value.code, caught.value.details["thread"]) == ("conflict.import", "c")
         assert everything(store) == before
@@ -86,7 +86,7 @@ class Mirroring(Suite):
                 collected.append(store.gc().rows)
             return group()
 
-        with mock.patch.object(backend, "group", meanwhile), pytest.raises(Conflict, match="not here any more"):
+        with mock.patch.object(backend, "group", meanwhile), pytest.raises(Conflict, match="this store has removed"):
             store.import_(tmp_path / "1")
         assert collected == [1]
         assert ("checkpoint", "a") not in everything(store)
