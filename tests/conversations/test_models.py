@@ -542,7 +542,7 @@ def test_data_that_is_none_is_refused_with_its_path(cls, data, code, path, says)
 
 def test_only_these_values_have_data():
     for value in ("hi", {"role": "user"}, None, Role.USER):
-        with pytest.raises(Invalid, match="make a value of it") as caught:
+        with pytest.raises(Invalid, match="takes an agent, conversation or message") as caught:
             to_data(value)
         assert caught.value.code == "invalid.argument"
 
