@@ -18,7 +18,7 @@ _ROW: Final = len(Row._fields)
 
 
 def encoded(text: str | None) -> bytes | None:
-    """Return the stored bytes of a text: any str can be stored, and a prefix stays a prefix. None stays None."""
+    """Return the stored bytes of a text, even of a lone surrogate. A prefix stays a prefix, and None stays None."""
     return None if text is None else text.encode("utf-8", "surrogatepass")
 
 

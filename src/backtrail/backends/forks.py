@@ -21,7 +21,7 @@ class Resting(Protocol):
     """An object whose calls a fork must not interrupt."""
 
     def pause(self) -> None:
-        """Wait until no call is running, and let none begin. If a call takes too long, return: the fork goes ahead."""
+        """Wait until no call is running, and let no call begin. Return early if a call takes too long."""
 
     def resume(self) -> None:
         """Allow calls again in the parent."""
@@ -44,7 +44,7 @@ def watch(resting: Resting) -> None:
 
 @contextmanager
 def watched(kind: type[R]) -> Iterator[list[R]]:
-    """Yield all watched objects of a class; none is added, and no fork happens, until the block ends."""
+    """Yield all watched objects of a class. Until the block ends, no object is added and no fork happens."""
     with _registry:
         yield [each for each in list(_all) if isinstance(each, kind)]
 

@@ -229,10 +229,10 @@ class PostgresBackend(SqlBackend[PostgresGroup]):
                 listener.end()
 
     def changed_since(
-        self, mark: object | None, told: Collection[int], others: Collection[int] | None
+        self, mark: object | None, notified: Collection[int], others: Collection[int] | None
     ) -> tuple[object, dict[int, int]]:
         self._refuse_in_group()
-        return changed_since(self._read, mark if isinstance(mark, FeedCursor) else None, told, others)
+        return changed_since(self._read, mark if isinstance(mark, FeedCursor) else None, notified, others)
 
     # -- the index ------------------------------------------------------------------------------
     def index(self, thread: int, was: IndexState, now: IndexState, splices: Sequence[Splice]) -> bool:

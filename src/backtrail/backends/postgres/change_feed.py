@@ -194,7 +194,7 @@ class Listener:
 def changed_since(
     read: Callable[..., list[tuple[Any, ...]]],
     cursor: FeedCursor | None,
-    told: Collection[int],
+    notified: Collection[int],
     others: Collection[int] | None,
 ) -> tuple[FeedCursor, dict[int, int]]:
     """See `ChangeFeed.changed_since`. `read` runs a named statement; `cursor.whole`: all threads were read before."""
@@ -207,7 +207,7 @@ def changed_since(
     if others is None:
         seqs = dict(read("newest_seqs"))
     else:
-        seqs = dict(read("newest_seqs_of", list({*told, *others}), cursor.last - _LATE))
+        seqs = dict(read("newest_seqs_of", list({*notified, *others}), cursor.last - _LATE))
     news = dict(_news(cursor, seqs))
     cursor.newest.update(seqs)
     cursor.last = max(cursor.last, *seqs, 0)

@@ -179,14 +179,14 @@ class SqliteBackend(SqlBackend[SqliteGroup]):
         return self._run(_rows, _RANGE[payload, visible, newest_first], thread, spans, limit)
 
     def newest_of(self, threads: Collection[int]) -> dict[int, Row]:
-        wanted = [no for no in threads if key_of(no, 0) > 0]
-        rows = self._read("newest_rows_of", json.dumps(wanted)) if wanted else []
+        numbers = [no for no in threads if key_of(no, 0) > 0]
+        rows = self._read("newest_rows_of", json.dumps(numbers)) if numbers else []
         return {no: as_row(values) for no, *values in rows}
 
     def rows_of(self, spans: Sequence[tuple[int, int, int]], *, payload: bool = False) -> dict[tuple[int, int], Row]:
         keys = [(key_of(no, max(low, 1)), key_of(no, min(high, MAX_SEQ))) for no, low, high in sorted(spans)]
-        wanted = [span for span in keys if min(span) > 0]
-        rows = self._read("whole_rows_of" if payload else "rows_of", json.dumps(wanted)) if wanted else []
+        valid = [span for span in keys if min(span) > 0]
+        rows = self._read("whole_rows_of" if payload else "rows_of", json.dumps(valid)) if valid else []
         return {(no, values[0]): as_row(values) for no, *values in rows}
 
     def count(self, thread: int, ranges: Sequence[tuple[int, int]]) -> int:
@@ -225,10 +225,10 @@ class SqliteBackend(SqlBackend[SqliteGroup]):
             yield INTERVAL
 
     def changed_since(
-        self, mark: object | None, told: Collection[int], others: Collection[int] | None
+        self, mark: object | None, notified: Collection[int], others: Collection[int] | None
     ) -> tuple[object, dict[int, int]]:
         self._refuse_in_group()
-        return changed_since(self._shared, mark if isinstance(mark, FeedCursor) else None, told, others)
+        return changed_since(self._shared, mark if isinstance(mark, FeedCursor) else None, notified, others)
 
     # -- the index ------------------------------------------------------------------------------
     def unindexed(self, after: int, limit: int) -> list[int]:
