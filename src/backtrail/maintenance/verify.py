@@ -288,7 +288,7 @@ def _is_listed(reader: StoreReader, record: ThreadRecord, newest: Row) -> bool:
 def misindexed(reader: StoreReader) -> Iterator[ThreadRecord]:
     """Yield the threads whose search index list is wrong, or is out of date without a mark that says so."""
     for record in gc.threads(reader):
-        if not indexer.is_true(reader, record) or (not reader.backend.read_only and _unmarked(reader, record)):
+        if not indexer.is_correct(reader, record) or (not reader.backend.read_only and _unmarked(reader, record)):
             yield record
 
 

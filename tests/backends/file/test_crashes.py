@@ -211,7 +211,7 @@ class TestDamage:
                     tip = heads(store)
                     moved = {thread for thread in stood if tip[thread] != stood[thread]}
                     assert all(isinstance(tip[thread], backtrail.Corrupt) for thread in moved), (name, at)
-                    assert store._backend._storage.log.blind is None
+                    assert store._backend._storage.log.fatal_damage is None
                     assert name == "backtrail.store" or at < 40 or store.verify().faults, (name, at)
                 if wrong:
                     hurt += 1

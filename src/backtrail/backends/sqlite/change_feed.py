@@ -26,7 +26,7 @@ _SLICE = 1000
 def changed_since(
     shared: SharedConnection, cursor: FeedCursor | None, notified: Collection[int], others: Collection[int] | None
 ) -> tuple[FeedCursor, dict[int, int]]:
-    """See `ChangeFeed.changed_since`. The cursor is changed at the very end, so that a failed call can be repeated."""
+    """See `ChangeFeed.changed_since`. The cursor changes only at the end, so that a failed call can be repeated."""
     with shared.use() as connection:
         # The data_version belongs to its connection. It is read first, so that the next call finds later commits.
         version = (connection, connection.execute(SQL["data_version"]).get)
