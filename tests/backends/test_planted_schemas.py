@@ -32,7 +32,7 @@ def test_planted_schema_is_named_refused_and_removed(tmp_path, statements):
             database.execute(statement)
     with backtrail.open(path, read_only=True) as store:
         assert store.thread("t").load("kept").step == 1
-        assert any("not one that backtrail has made" in fault for fault in store.verify().faults)
+        assert any("was not made by backtrail" in fault for fault in store.verify().faults)
     with backtrail.open(path) as store:
         for write in (
             lambda: store.thread("t").save({"n": 2}),

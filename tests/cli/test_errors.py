@@ -69,7 +69,7 @@ def test_every_command_is_tried():
 def test_missing_store_is_an_error_and_not_created(tmp_path, monkeypatch, name, url):
     monkeypatch.chdir(tmp_path)
     said = bad(3, *words(name), "--store", url.format(tmp_path))
-    assert "no such store" in said
+    assert "store does not exist" in said
     assert list(tmp_path.iterdir()) == []
 
 

@@ -327,7 +327,7 @@ def test_a_backup_is_a_store(trip_store):
     good("copy", docs.URL, files)
     assert good("backup", "again", "--store", files).out.startswith("again: ")
     assert good("log", "trip", "--store", again, "--jsonl").out == good("log", "trip", "--jsonl").out
-    assert "again: is a store in files: say file://" in bad(1, "threads", "--store", "again")
+    assert "again: is a file store: use the URL file://" in bad(1, "threads", "--store", "again")
 
 
 def test_import_is_complete_and_idempotent(trip_store):

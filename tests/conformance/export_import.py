@@ -322,7 +322,7 @@ class Importing(_Moving):
         store.thread("a").delete()
         store.gc()
         before = everything(store)
-        with pytest.raises(NotFound, match="collected") as caught:
+        with pytest.raises(NotFound, match="gc removed them") as caught:
             store.import_(tmp_path / "4")
         assert caught.value.code == "not_found.export"
         assert everything(store) == before

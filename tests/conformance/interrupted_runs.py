@@ -199,7 +199,7 @@ class Interrupting(Suite):
             "backup": lambda: store.backup(tmp_path / "copy.db", progress=wrong),
             "search": lambda: store.search("hello", progress=wrong),
         }
-        with pytest.raises(Invalid, match="progress is a callable") as caught:
+        with pytest.raises(Invalid, match="progress must be a callable") as caught:
             calls[chore]()
         assert caught.value.code == "invalid.argument"
         assert sorted(tmp_path.iterdir()) == there

@@ -83,7 +83,7 @@ class Leases(Suite):
                         report = other.migrate()
                         assert report.migrated == 1
                         assert [failed[:2] for failed in report.failed] == [("journal", "s"), ("run", "s")]
-                        assert all("worked on by" in reason and "again" in reason for *_, reason in report.failed)
+                        assert all("leased by worker" in reason and "again" in reason for *_, reason in report.failed)
                     run.tool("u", int, i)
                     if i == 3:
                         break

@@ -141,7 +141,7 @@ class Losing(Suite):
         thread.set("text", "short")
         _lose_chunk(store)
         store.verify(repair=True)
-        with pytest.raises(Corrupt, match=r"collect first \(gc\)") as caught:
+        with pytest.raises(Corrupt, match=r"run gc first") as caught:
             store.export(tmp_path / "1")
         assert caught.value.checkpoint_id == lost.id
         store.gc()

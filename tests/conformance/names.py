@@ -380,7 +380,7 @@ class Slips(Suite):
 
     def test_a_list_among_tags_is_refused_by_name(self, thread: Thread[Any]) -> None:
         thread.save(1)
-        with pytest.raises(Invalid, match=r"a tag is a string of 1 to 512 characters, not \['a', 'b'\]"):
+        with pytest.raises(Invalid, match=r"a tag must be a string of 1 to 512 characters, not \['a', 'b'\]"):
             thread.tag("@", ["a", "b"])  # type: ignore[arg-type]
 
     def test_a_misspelt_label_that_is_expected_is_named(self, thread: Thread[Any]) -> None:

@@ -257,7 +257,7 @@ BAD = [
     (lambda: Message.user("", id="x" * 513), "invalid.id", "id", "has 513"),
     (lambda: Message.user("", id=7), "invalid.id", "id", "a string, not int"),
     (lambda: Message.user("", parent_id=""), "invalid.id", "parent_id", "1 to 512"),
-    (lambda: Message.user("", timestamp=NAIVE), "invalid.argument", "timestamp", "no time zone"),
+    (lambda: Message.user("", timestamp=NAIVE), "invalid.argument", "timestamp", "must have a time zone"),
     (lambda: Message.user("", timestamp="2026"), "invalid.argument", "timestamp", "a datetime"),
     (lambda: Message.user("", tokens=-1), "invalid.argument", "tokens", "0 or more"),
     (lambda: Message.user("", tokens=True), "invalid.argument", "tokens", "not True"),
@@ -267,9 +267,9 @@ BAD = [
     (lambda: Message.user("", tool_calls=[ToolCall("f"), {}]), "invalid.argument", "tool_calls[1]", "of type ToolCall"),
     (lambda: Message.user("", tool_calls=7), "invalid.argument", "tool_calls", "a list"),
     (lambda: Message.user("", metadata=[]), "invalid.argument", "metadata", "a mapping"),
-    (lambda: Message.user("", metadata={1: 2}), "invalid.argument", "metadata[1]", "keys are strings"),
-    (lambda: Message.user("", raw={}), "invalid.argument", "raw_format", "go together"),
-    (lambda: Message.user("", raw_format="x"), "invalid.argument", "raw", "go together"),
+    (lambda: Message.user("", metadata={1: 2}), "invalid.argument", "metadata[1]", "keys must be strings"),
+    (lambda: Message.user("", raw={}), "invalid.argument", "raw_format", "must be given together"),
+    (lambda: Message.user("", raw_format="x"), "invalid.argument", "raw", "must be given together"),
     (lambda: Message.user("", raw=1, raw_format=1), "invalid.argument", "raw_format", "a string"),
     (lambda: Message.tool_result("", "x"), "invalid.id", "tool_call_id", "1 to 512"),
     (lambda: Attachment("movie", "a", "b"), "invalid.argument", "attachment_type", "image, audio, video, file, code"),
@@ -290,8 +290,8 @@ BAD = [
     (lambda: Conversation("a", title=1), "invalid.argument", "title", "a string"),
     (lambda: Conversation("a", messages=["hi"]), "invalid.argument", "messages[0]", "of type Message"),
     (lambda: Conversation("a", metadata={"x": 1}), "invalid.argument", "metadata['x']", "a string"),
-    (lambda: Conversation("a", created_at=NAIVE), "invalid.argument", "created_at", "no time zone"),
-    (lambda: Conversation("a", last_message_at=NAIVE), "invalid.argument", "last_message_at", "no time zone"),
+    (lambda: Conversation("a", created_at=NAIVE), "invalid.argument", "created_at", "must have a time zone"),
+    (lambda: Conversation("a", last_message_at=NAIVE), "invalid.argument", "last_message_at", "must have a time zone"),
     (lambda: Conversation("a", archived=1), "invalid.argument", "archived", "True or False"),
     (lambda: Conversation("a", tags="ab"), "invalid.argument", "tags", "a list"),
     (lambda: Conversation("a", tags=["a", 1]), "invalid.argument", "tags[1]", "a string"),
@@ -303,14 +303,14 @@ BAD = [
     (lambda: AgentState("a", "a", 1), "invalid.argument", "agent_type", "a string"),
     (lambda: agent(system_prompt=1), "invalid.argument", "system_prompt", "a string"),
     (lambda: agent(capabilities=[1]), "invalid.argument", "capabilities[0]", "a string"),
-    (lambda: agent(config={1: 1}), "invalid.argument", "config[1]", "keys are strings"),
-    (lambda: agent(custom_state={None: 1}), "invalid.argument", "custom_state[None]", "keys are strings"),
+    (lambda: agent(config={1: 1}), "invalid.argument", "config[1]", "keys must be strings"),
+    (lambda: agent(custom_state={None: 1}), "invalid.argument", "custom_state[None]", "keys must be strings"),
     (lambda: agent(active_conversations=["x", ""]), "invalid.id", "active_conversations[1]", "1 to 512"),
-    (lambda: agent(created_at=NAIVE), "invalid.argument", "created_at", "no time zone"),
-    (lambda: agent(modified_at=NAIVE), "invalid.argument", "modified_at", "no time zone"),
+    (lambda: agent(created_at=NAIVE), "invalid.argument", "created_at", "must have a time zone"),
+    (lambda: agent(modified_at=NAIVE), "invalid.argument", "modified_at", "must have a time zone"),
     (lambda: agent(version=0), "invalid.argument", "version", "1 or more"),
     (lambda: agent(metadata={"x": None}), "invalid.argument", "metadata['x']", "a string"),
-    (lambda: agent().set_state(1, 1), "invalid.argument", "custom_state[1]", "keys are strings"),
+    (lambda: agent().set_state(1, 1), "invalid.argument", "custom_state[1]", "keys must be strings"),
     (
         lambda: Message.user("", timestamp=dt.datetime.min.replace(tzinfo=dt.timezone(dt.timedelta(hours=1)))),
         "invalid.argument",
@@ -603,7 +603,7 @@ def test_what_json_cannot_hold_is_refused_with_its_path(value, inside):
         (Message.user("", raw={"x": value}, raw_format="y"), "raw['x']"),
         (Conversation("a", messages=[message, message]), "messages[0].tool_calls[0].arguments['x']"),
     ):
-        with pytest.raises(Invalid, match="JSON cannot hold") as caught:
+        with pytest.raises(Invalid, match="JSON has no value") as caught:
             to_json(made)
         assert (caught.value.code, caught.value.path) == ("invalid.value", path + inside)
 

@@ -186,7 +186,7 @@ class TestSqlite:
         with backtrail.open(path) as store:
             report = store.verify()
             assert report.faults
-            with pytest.raises(backtrail.Corrupt, match="export the threads") as caught:
+            with pytest.raises(backtrail.Corrupt, match="export the readable threads") as caught:
                 store.verify(repair=True)
             assert caught.value.code == "corrupt.store"
         assert path.read_bytes() == before

@@ -48,7 +48,7 @@ class FileStorage:
         self._read_only = read_only
         self._closed = False
         self._opened = False
-        """Whether `open` has returned. Before that, a repair by another process is no error: this process reads again."""
+        """Whether `open` has returned. Before that, a repair by another process is not an error: read again."""
         self._log: Log | None = None
         """None if the tables must be read from the files: at first, and after an interrupt or a failure."""
         self._in_doubt = False
@@ -194,7 +194,7 @@ class FileStorage:
     def locked(self, *, even_damaged: bool = False) -> Iterator[None]:
         """Lock out all other processes and threads, and apply all frames of the log to the tables.
 
-        Unless `fatal_damage`, raise `Corrupt` if the log has lost frames whose changes are unknown.
+        Raise `Corrupt` if the log has lost frames whose changes are unknown, unless `even_damaged`.
         """
         if self._read_only and not self._closed:
             raise Unavailable(f"{self.path}: was opened read-only: open it for writing", code="unavailable.read_only")
