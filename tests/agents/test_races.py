@@ -176,7 +176,7 @@ def test_undo_beside_a_checkpoint_still_goes_back(stores, step):
 
 
 @at_each([*STEPS, END])
-def test_undo_refuses_and_names_what_moved_meanwhile(stores, step):
+def test_undo_after_a_move_conflicts_and_names_the_thread(stores, step):
     mine, other = stores
     made = begun(mine)
     moved_on(mine)

@@ -92,7 +92,7 @@ def small_store(store):
 
 
 @pytest.mark.parametrize(("source", "target"), [*itertools.product(KINDS, KINDS)])
-def test_exported_imported_and_exported_again_it_has_the_same_roots(source, target, opened, tmp_path):
+def test_second_export_has_the_same_roots(source, target, opened, tmp_path):
     there, here = opened(source), opened(target)
     furnish(there)
     there.export(tmp_path / "1")
@@ -125,7 +125,7 @@ def test_metadata_need_not_be_understood_to_come(value, name, tmp_path, monkeypa
         assert other.thread("t").load().metadata == {name: value}
 
 
-def test_what_is_compressed_here_need_not_be_there(tmp_path):
+def test_stores_may_differ_in_compression(tmp_path):
     with backtrail.open("memory://", compression=False) as store, backtrail.open("memory://") as other:
         furnish(store)
         store.export(tmp_path / "1")
@@ -289,7 +289,7 @@ def test_a_flipped_bit_anywhere_is_noticed(small, memory, tmp_path):
     assert bytes(data) == small.read_bytes()
 
 
-def test_what_is_no_export_is_refused(memory, tmp_path):
+def test_other_files_are_not_imported(memory, tmp_path):
     path = tmp_path / "some"
     assert refused(memory, tmp_path, Invalid).code == "invalid.export"
     assert refused(memory, path, NotFound).code == "not_found.export"
@@ -563,7 +563,7 @@ def test_agent_checkpoints_without_their_rows_are_refused(memory, tmp_path):
 # -- bad stores -------------------------------------------------------------------------------------
 
 
-def test_what_an_agent_has_lost_is_not_exported(memory, tmp_path):
+def test_agent_with_lost_rows_is_not_exported(memory, tmp_path):
     with_agent(memory)
     backend = memory._backend
     record = backend.find_thread("conversation", "c")
@@ -605,7 +605,7 @@ def test_a_read_only_store_exports_and_refuses_imports(small, tmp_path):
         "DELETE FROM chunk",
     ],
 )
-def test_what_is_damaged_is_named_and_not_exported(damage, tmp_path):
+def test_export_names_a_damaged_checkpoint_and_stops(damage, tmp_path):
     path = tmp_path / "s.db"
     with backtrail.open(path) as store:
         store.thread("good").save([1])
@@ -659,7 +659,7 @@ def test_new_directories_are_synced_each_in_its_own(memory, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("links", [True, False])
-def test_what_came_a_moment_ago_is_not_written_over(links, memory, tmp_path, monkeypatch):
+def test_file_created_during_an_export_is_not_overwritten(links, memory, tmp_path, monkeypatch):
     def refused(part, path):
         raise PermissionError(errno.EPERM, "there are no links here")
 

@@ -93,7 +93,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_call_that_needs_the_whole_store_is_refused_in_a_transaction(call, tmp_path):
+def test_whole_store_calls_are_refused_in_a_transaction(call, tmp_path):
     with backtrail.open("memory://") as store:
         store.conversations.append("c", backtrail.Message.user("fox"), agent_id="a")
         with store.transaction():

@@ -71,7 +71,7 @@ def test_tables_of_others_are_left_alone(tmp_path):
     ],
     ids=["trigger", "rule"],
 )
-def test_planted_triggers_and_rules_in_postgresql_are_named_and_removed(planted):
+def test_planted_postgresql_triggers_are_named_and_removed(planted):
     running = servers.server()
     with servers.place(running) as opener, opener() as store:
         store.thread("t").save({"n": 1})

@@ -61,6 +61,6 @@ def test_unusual_names_are_names(name, tmp_path, monkeypatch):
     assert os.fspath(name).startswith("memory") or Path(name).exists()
 
 
-def test_command_line_says_what_to_write(tmp_path, monkeypatch):
+def test_command_line_error_names_a_valid_url(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert "memory://" in bad(2, "threads", "--store", ":memory:")

@@ -77,7 +77,7 @@ def test_missing_store_is_an_error_and_not_created(tmp_path, monkeypatch, name, 
 @pytest.mark.parametrize(
     "url", ["mysql://me:s3cret-Zq7@host/db", "sqlite://x", "file://x", "memory://x", "postgresql://:s3cret-Zq7@/@"]
 )
-def test_a_wrong_url_is_wrong_usage_and_shows_no_password(trip_store, name, url):
+def test_wrong_url_error_hides_the_password(trip_store, name, url):
     assert SECRET not in bad(2, *words(name), "--store", url)
 
 

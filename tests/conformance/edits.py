@@ -201,7 +201,7 @@ class Beside(Suite):
         assert head(store.conversations.thread("d")).get("@mine") == {"k": "v"}
         assert store.conversations.append("c", Message.user("three")).get("@mine") == {"k": "v"}
 
-    def test_a_listing_does_not_read_what_is_kept_beside(self, opener: Opener) -> None:
+    def test_listing_reads_no_asides(self, opener: Opener) -> None:
         with opener() as store:
             store.conversations.save(Conversation("a", id="c"))
             store.conversations.thread("c").set("@mine", {f"key {n}": n for n in range(5000)})

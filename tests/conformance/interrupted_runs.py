@@ -129,9 +129,7 @@ class Interrupting(Suite):
     """Each chore, stopped at each of its signs of life."""
 
     @pytest.mark.parametrize("chore", CHORES)
-    def test_a_chore_that_is_stopped_anywhere_leaves_the_store_whole(
-        self, store: Store, tmp_path: Path, chore: str
-    ) -> None:
+    def test_interrupted_maintenance_leaves_a_sound_store(self, store: Store, tmp_path: Path, chore: str) -> None:
         store.thread("t").save({"messages": messages(3)})
         store.thread("t").save({"n": 1})
         store.conversations.save(Conversation("a", id="c", messages=[Message.user("hello")]))

@@ -107,7 +107,7 @@ class Losing(Suite):
     """Exports of a store in which something hidden cannot be read."""
 
     @pytest.mark.parametrize("repaired", [True, False])
-    def test_what_is_hidden_and_lost_is_left_out(self, store: Store, tmp_path: Path, *, repaired: bool) -> None:
+    def test_lost_hidden_row_is_not_exported(self, store: Store, tmp_path: Path, *, repaired: bool) -> None:
         thread = store.thread("t")
         thread.save({"n": 1})
         store.export(tmp_path / "first")

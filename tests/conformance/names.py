@@ -94,7 +94,7 @@ class Names(Suite):
             assert store.thread("t").untag("@", name).tags == ()
 
     @pytest.mark.parametrize("name", ["", "x" * 513, "😀" * 513, None, 5, b"a", ["a"], True])
-    def test_what_is_no_id_is_refused(self, store: Store, thread: Thread[Any], name: Any) -> None:
+    def test_invalid_id_is_refused(self, store: Store, thread: Thread[Any], name: Any) -> None:
         thread.save({"n": 1})
         with pytest.raises(Invalid):
             store.thread(name)
@@ -164,7 +164,7 @@ class Listing(Suite):
         with pytest.raises(Invalid):
             store.info("t", kind="odd")
 
-    def test_counts_follow_what_is_in_view(self, store: Store) -> None:
+    def test_counts_follow_the_view(self, store: Store) -> None:
         thread: Thread[Any] = store.thread("t")
         assert len(thread) == 0
         for n in range(40):

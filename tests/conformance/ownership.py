@@ -92,7 +92,7 @@ class Keeping(Suite):
         assert view(store, "a") == now
         assert store.verify().ok
 
-    def test_max_checkpoints_keep_what_a_checkpoint_points_at(self, opener: Opener) -> None:
+    def test_max_checkpoints_keeps_pinned_rows(self, opener: Opener) -> None:
         with opener(max_checkpoints=2) as store:
             made = begun(store)
             before = view(store, "a")
@@ -102,7 +102,7 @@ class Keeping(Suite):
             assert len(store.conversations.thread("c")) <= 3
             self._check(store, made, before)
 
-    def test_ttl_keeps_what_a_checkpoint_points_at(self, opener: Opener) -> None:
+    def test_ttl_keeps_pinned_rows(self, opener: Opener) -> None:
         with opener(ttl=60) as store:
             clock = Clock(store)
             store.agents.save(agent())
@@ -115,7 +115,7 @@ class Keeping(Suite):
             store.agents.restore(made.id)
             assert view(store, "a") == before
 
-    def test_prune_keeps_what_a_checkpoint_points_at(self, store: Store) -> None:
+    def test_prune_keeps_pinned_rows(self, store: Store) -> None:
         made = begun(store)
         before = view(store, "a")
         held = store.conversations.thread("c").load()

@@ -246,9 +246,7 @@ class Repairing(Suite):
     """`verify(repair=True)`, and what `verify` says before."""
 
     @pytest.mark.parametrize("what", DAMAGE)
-    def test_damage_is_found_and_repaired_and_all_that_loaded_loads(
-        self, store: Store, opener: Opener, what: str
-    ) -> None:
+    def test_repair_keeps_everything_that_loaded(self, store: Store, opener: Opener, what: str) -> None:
         furnish(store)
         assert store.verify().ok
         named = DAMAGE[what](store)
@@ -359,7 +357,7 @@ class Repairing(Suite):
         assert thread.save({"n": 3}).step == 3
         assert [thread.undo().state for _ in range(2)] == [{"n": 2}, {"n": 5}]
 
-    def test_what_is_in_view_is_what_was(self, store: Store) -> None:
+    def test_repair_keeps_the_view(self, store: Store) -> None:
         thread = store.thread("t")
         fill(thread, 4)
         thread.rewind(2)
@@ -397,7 +395,7 @@ class Repairing(Suite):
         assert store.verify().ok
         assert store._backend.present(page[:1])
 
-    def test_an_agents_checkpoint_keeps_what_is_not_lost(self, store: Store) -> None:
+    def test_agent_checkpoint_keeps_undamaged_conversations(self, store: Store) -> None:
         furnish(store)
         second, first = store.agents.checkpoints("a")
         payload("conversation", "c", 1)(store)

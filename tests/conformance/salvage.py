@@ -115,7 +115,7 @@ class Salvaging(Suite):
         assert store.conversations.thread("c").undo().seq < lost
         assert store.verify().ok
 
-    def test_a_damaged_creation_time_becomes_that_of_the_first_row(self, store: Store) -> None:
+    def test_repair_resets_a_damaged_creation_time(self, store: Store) -> None:
         furnish(store)
         before = store.info("t")
         wrong_time(store)
@@ -153,7 +153,7 @@ class Salvaging(Suite):
     @pytest.mark.parametrize(
         "damage", [{"op_id": b"xx"}, {"op_id": b"x" * 17}, {"base": 3}], ids=["short", "long", "base"]
     )
-    def test_what_was_repaired_can_be_exported_and_imported(
+    def test_repaired_store_can_be_exported_and_imported(
         self, store: Store, tmp_path: Path, damage: dict[str, Any]
     ) -> None:
         with backtrail.open("memory://") as other:
@@ -227,7 +227,7 @@ class Salvaging(Suite):
         assert store.thread("a").load(made.id).state == _LARGE
         assert store.verify().ok
 
-    def test_only_what_is_still_lost_is_written_off(self, store: Store) -> None:
+    def test_repair_writes_off_only_lost_data(self, store: Store) -> None:
         thread = store.thread("a")
         made = [thread.save(_LARGE), *fill(thread, 3)]
         payload("thread", "a", 3)(store)
@@ -250,7 +250,7 @@ class Salvaging(Suite):
         assert store.verify().ok
         assert [each.conversations for each in store.agents.checkpoints("a")] == [1, 1]
 
-    def test_agents_checkpoints_hold_what_loads_again(self, store: Store) -> None:
+    def test_agent_checkpoint_keeps_threads_that_load_again(self, store: Store) -> None:
         said = [Message.user(f"{n} {'word ' * 60}") for n in range(200)]
         store.agents.save(AgentState("a", "Ada", "a-model"))
         store.conversations.save(Conversation("a", id="c", messages=said))

@@ -121,7 +121,7 @@ class Queries(Suite):
         assert found(store, "party 🎉") == ["0"]
         assert found(store, "❤") == ["2"]
 
-    def test_contains_looks_for_the_text_as_it_is(self, store: Store) -> None:
+    def test_contains_searches_the_literal_text(self, store: Store) -> None:
         say(store, "Booking.com: a hotel", "booking com", "hot ELEments", "100% - done!", "e\0f")
         assert found(store, "ooking.c", contains=True) == ["0"]
         assert found(store, "OOKING", contains=True) == ["0", "1"]

@@ -147,7 +147,7 @@ def vars_of(value):
 # ---- defaults and fields --------------------------------------------------------------------------------------------
 
 
-def test_what_is_not_given_is_empty_or_none():
+def test_missing_fields_are_empty_or_none():
     before = dt.datetime.now(dt.UTC)
     state, talk, message = agent(), Conversation("planner"), Message.user("hi")
     assert (state.system_prompt, state.version, state.modified_at) == (None, 1, state.created_at)
@@ -216,7 +216,7 @@ def test_times_of_other_zones_become_utc():
         assert (made, made.tzinfo) == (NOON, dt.UTC)
 
 
-def test_what_was_handed_in_may_change_later():
+def test_values_do_not_share_arguments():
     empty, full, words = {}, {"a": 1}, ["a"]
     message = Message.user("", metadata=empty, tool_calls=(calls := [ToolCall("f", full)]))
     state = agent(config=full, custom_state=empty, capabilities=words, metadata=empty)
@@ -231,7 +231,7 @@ def test_what_was_handed_in_may_change_later():
 
 
 @pytest.mark.parametrize("value", [agent(), Conversation("a"), Message.user("")], ids=type)
-def test_values_are_frozen_and_can_be_hashed_copied_and_pickled(value):
+def test_values_are_frozen_hashable_and_picklable(value):
     with pytest.raises(dataclasses.FrozenInstanceError):
         value.metadata = {}
     for again in (
@@ -371,13 +371,13 @@ def test_messages_are_added_in_order():
         ("שלום " * 11, ("שלום " * 11)[:47] + "..."),
     ],
 )
-def test_a_title_is_made_of_what_the_user_said_first(said, title):
+def test_title_is_the_first_user_message(said, title):
     talk = Conversation("a", messages=[Message.system("s"), Message.user(said), Message.user("later")])
     assert talk.auto_title().title == title
     assert talk.title is None
 
 
-def test_a_title_stays_and_needs_a_message_of_the_user():
+def test_auto_title_keeps_a_title_and_needs_a_user_message():
     titled = Conversation("a", title="mine", messages=[Message.user("other")])
     for talk in (titled, Conversation("a"), Conversation("a", messages=[Message.assistant("hello")])):
         assert talk.auto_title() is talk
@@ -398,7 +398,7 @@ def test_attached_bytes_come_back(data):
 
 
 @pytest.mark.parametrize("content", [None, "print(1)", "é", "YQ", "YW Jj"])
-def test_what_is_no_base64_is_not_made_into_bytes(content):
+def test_content_without_base64_is_refused(content):
     with pytest.raises(Invalid) as caught:
         Attachment("code", "a.py", "text/x-python", content, url="https://example.com").to_bytes()
     assert (caught.value.code, caught.value.path) == ("invalid.value", "content")
@@ -468,7 +468,7 @@ def test_empty_message_fields_are_not_stored():
 
 
 @pytest.mark.parametrize("value", [agent(capabilities=["a"]), Conversation("a", tags=["x"])], ids=["agent", "talk"])
-def test_of_agents_and_conversations_every_field_is_stored(value):
+def test_all_fields_of_agents_and_conversations_are_stored(value):
     data = to_data(value)
     assert data.keys() == {each.name for each in dataclasses.fields(value)} - {"_saved"}
     assert not [name for name, part in data.items() if isinstance(part, tuple)]
@@ -567,13 +567,13 @@ def test_times_are_text_in_json(text):
 
 
 @pytest.mark.parametrize("time", ["2026-01-31T12:00:00", "2026-01-31", "soon", 1769860800, NOON], ids=repr)
-def test_a_time_in_json_that_says_no_zone_is_refused(time):
+def test_json_time_without_zone_is_refused(time):
     with pytest.raises(Invalid, match="ISO 8601 with its zone") as caught:
         Conversation.from_json({"agent_id": "a", "messages": [{"role": "user", "content": "", "timestamp": time}]})
     assert (caught.value.code, caught.value.path) == ("invalid.argument", "messages[0].timestamp")
 
 
-def test_a_field_in_json_that_there_is_not_is_refused():
+def test_unknown_json_field_is_refused():
     with pytest.raises(Invalid, match="no field 'mood': leave it out") as caught:
         Message.from_json({"role": "user", "content": "", "mood": 1})
     assert (caught.value.code, caught.value.path) == ("invalid.schema", "['mood']")
@@ -596,7 +596,7 @@ def test_a_field_in_json_that_there_is_not_is_refused():
     ],
     ids=repr,
 )
-def test_what_json_cannot_hold_is_refused_with_its_path(value, inside):
+def test_value_without_json_form_is_refused_with_path(value, inside):
     message = Message.user("", tool_calls=[ToolCall("f", {"x": value})])
     for made, path in (
         (agent(custom_state={"x": value}), "custom_state['x']"),
@@ -608,7 +608,7 @@ def test_what_json_cannot_hold_is_refused_with_its_path(value, inside):
         assert (caught.value.code, caught.value.path) == ("invalid.value", path + inside)
 
 
-def test_what_is_nested_too_deep_for_json_is_refused():
+def test_deeply_nested_json_is_refused():
     deep = []
     for _ in range(100_000):
         deep = [deep]
@@ -640,7 +640,7 @@ def test_what_is_nested_too_deep_for_json_is_refused():
     ],
     ids=["message", "calls", "conversation", "bytes", "text"],
 )
-def test_what_is_long_is_shown_short(value, says):
+def test_repr_shortens_long_text(value, says):
     assert re.fullmatch(says, repr(value))
 
 

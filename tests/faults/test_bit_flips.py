@@ -84,12 +84,12 @@ def flip_in_sqlite(path, most):
     return len(found), missed
 
 
-def test_a_flipped_bit_of_sqlites_rows_and_chunks_is_found(quick):
+def test_flipped_bit_in_sqlite_rows_is_found(quick):
     assert flip_in_sqlite(quick / "s.db", 40) == (40, 0)
 
 
 @pytest.mark.torture
-def test_every_flipped_byte_of_sqlites_rows_and_chunks_is_found(quick):
+def test_flipped_bit_in_every_sqlite_byte_is_found(quick):
     flipped, missed = flip_in_sqlite(quick / "s.db", 1 << 30)
     print(f"sqlite: {flipped} flips, {missed} missed")  # noqa: T201 - for docs/reliability.md
     assert flipped > 5000

@@ -216,7 +216,7 @@ def test_a_seeded_fault_is_found(kind, newest_first, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("wrong", [-HOUR, 100 * YEAR])
-def test_age_rules_use_created_at_and_spare_heads_and_labels(opener, wrong):
+def test_age_rules_use_created_at_and_keep_labels(opener, wrong):
     with clock(wrong, 0) as jump, opener(ttl=600) as store:
         thread = store.thread("t")
         for n in range(4):

@@ -197,7 +197,7 @@ def test_seeded_faults_are_found(kind, fault, said, quick):
     assert any(said in found for found in wrong)
 
 
-def test_a_disk_that_only_says_that_it_syncs_is_found(quick):
+def test_lying_disk_is_detected(quick):
     with used("sqlite", quick / "s", syncs=False) as (calls, done):
         wrong, _ = crashed("sqlite", quick / "s", calls, done, 600, enough=3)
     assert wrong

@@ -75,7 +75,7 @@ def test_a_hidden_base_of_a_visible_row_is_verified(path: Path) -> None:
         assert store.thread("t").load(kept.id).state == {"m": messages}
 
 
-def test_a_row_leaves_a_dying_chunk_before_a_damaged_row(path: Path) -> None:
+def test_row_is_detached_from_a_dead_chunk(path: Path) -> None:
     rng = random.Random(3)
     with backtrail.open(path) as store:
         thread = store.thread("t")

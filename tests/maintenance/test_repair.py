@@ -108,7 +108,7 @@ class TestSqlite:
         before, after = self.repaired(path, index)
         assert after == before
 
-    def test_what_belongs_to_nothing_is_removed(self, path):
+    def test_repair_removes_orphans(self, path):
         with backtrail.open(path) as store:
             furnish(store)
         with sqlite(path) as connection:
@@ -218,7 +218,7 @@ def stop_at(word):
 
 
 class TestPostgres:
-    def test_what_does_not_fit_together_is_made_to_fit(self):
+    def test_repair_makes_tables_consistent(self):
         with place(durability="relaxed") as opener:
             with opener() as store:
                 furnish(store)
@@ -369,7 +369,7 @@ class TestFiles:
             assert store.thread("new").find(tag="kept") == []
             assert store.verify().ok
 
-    def test_what_an_earlier_repair_left_behind_goes(self, tmp_path):
+    def test_repair_removes_leftovers_of_an_earlier_repair(self, tmp_path):
         path = tmp_path / "files"
         with backtrail.open(path.as_uri()) as store:
             store.thread("t").save({"messages": HELLO * 3})
@@ -487,14 +487,14 @@ def check(seed):
 @given(st.integers(0, 1 << 32))
 @example(37)  # a move is damaged, and what it went to
 @example(132)  # a move is damaged, and the first checkpoint behind it is hidden
-def test_whatever_is_damaged_all_that_loaded_loads_after_a_repair(seed):
+def test_random_repair_keeps_everything_that_loaded(seed):
     check(seed)
 
 
 @pytest.mark.torture
 @settings(max_examples=1500, deadline=None)
 @given(st.integers(0, 1 << 32))
-def test_whatever_is_damaged_all_that_loaded_loads_at_length(seed):
+def test_many_random_repairs_keep_everything_that_loaded(seed):
     check(seed)
 
 
@@ -507,7 +507,7 @@ def test_whatever_is_damaged_all_that_loaded_loads_at_length(seed):
         (repair._AgentRepair, "_write_off"),
     ],
 )
-def test_random_damage_finds_what_a_repair_leaves_out(module, name):
+def test_random_damage_test_finds_an_incomplete_repair(module, name):
     """Seeded faults: without one of its parts, some damage is not found, or not repaired."""
     with mock.patch.object(module, name, return_value=None), pytest.raises((AssertionError, backtrail.Error)):
         for seed in range(60):
@@ -536,7 +536,7 @@ class TestInterrupts:
         return False
 
     @pytest.mark.parametrize("what", ["load", "repair", "diff"])
-    def test_what_is_sound_is_not_taken_for_damaged(self, what):
+    def test_verify_reports_no_sound_data(self, what):
         for at in itertools.count(1):
             with backtrail.open("memory://") as store:
                 thread = store.thread("t")
@@ -556,7 +556,7 @@ class TestInterrupts:
                 break
         assert at > 2
 
-    def test_what_is_damaged_is_corrupt_all_the_same(self):
+    def test_damaged_data_is_corrupt_in_any_case(self):
         for data in (b"\xd4\x07", b"\xd4\x0a\x01", b"\xd4\x63\x01", b"\xd4\x02\x91"):
             with pytest.raises(backtrail.Corrupt):
                 Unpacker(Types())(data)

@@ -84,7 +84,7 @@ class ReaderWriterConformance(Conformance):
         assert [backend.thread(no) for no in (-1, 0, 2)] == [None, None, None]
 
     @pytest.mark.parametrize("name", ODD_TEXTS)
-    def test_any_text_is_a_name_an_owner_and_an_origin(self, backend: Any, name: str) -> None:
+    def test_name_owner_and_origin_may_be_any_text(self, backend: Any, name: str) -> None:
         (no,) = backend.commit(Batch(threads=(new(name, agent=name, origin=name),), rows=((-1, row(1)),)))
         found = backend.find_thread("thread", name)
         assert (found.no, found.name, found.agent, found.origin) == (no, name, name, name)
@@ -580,7 +580,7 @@ class ReaderWriterConformance(Conformance):
         assert backend.commit(Batch()) == ()
         assert contents(backend) == before
 
-    def test_one_of_two_writers_extends_a_row(self, backend: Any) -> None:
+    def test_only_one_of_two_writers_extends_a_row(self, backend: Any) -> None:
         no = start(backend)
         backend.commit(Batch(rows=((no, row(2, payload=b"mine")),)))
         with pytest.raises(Stale):

@@ -174,7 +174,7 @@ class TestDamage:
             thread.tag("@", "last")
         return path
 
-    def test_a_flipped_bit_anywhere_is_found_and_the_rest_loads(self, made, caplog):
+    def test_any_flipped_bit_is_found_and_other_data_loads(self, made, caplog):
         self.flip(made, caplog, 24)
 
     @pytest.mark.torture
@@ -255,7 +255,7 @@ class TestDamage:
             assert [damage.checkpoint_id for damage in store.verify().damaged] == [given[lost - 1]]
         self.repair(path, left, given)
 
-    def test_one_can_write_to_what_is_not_damaged(self, made):
+    def test_undamaged_threads_can_be_written(self, made):
         with backtrail.open(made.as_uri(), read_only=True) as store:
             uid = store._backend._storage.generation.uid
         name = min(name for name in contents(made) if name.startswith(("base", "log")))
@@ -448,7 +448,7 @@ class TestPowerCuts:
         self.crash(tmp_path, durability, monkeypatch, 3)
 
     @pytest.mark.torture
-    def test_what_was_acknowledged_is_there_after_any_of_many_crashes(self, tmp_path, monkeypatch):
+    def test_acknowledged_writes_survive_any_crash(self, tmp_path, monkeypatch):
         self.crash(tmp_path, "full", monkeypatch, 80)
 
     def crash(self, tmp_path, durability, monkeypatch, times):

@@ -134,7 +134,7 @@ def _append_forever(opener, told):
             told.send((os.getpid(), i))
 
 
-def test_writers_that_are_killed_leave_all_that_they_had_acknowledged(opener):
+def test_killed_writers_lose_no_acknowledged_write(opener):
     with opener() as store:
         store.thread("t").save({"items": []})
     acknowledged = []

@@ -75,7 +75,7 @@ def beside(place, read):
 
 
 @pytest.mark.parametrize("letters", ["oa", "oac", "oamc", "oam"])
-def test_reader_sees_what_is_written_later(public_path, letters):
+def test_reader_sees_later_writes(public_path, letters):
     made(public_path)
 
     def read(tell):
@@ -122,7 +122,7 @@ def test_log_that_may_not_be_read_is_an_error(public_path):
     beside(public_path, read)
 
 
-def test_missing_files_do_not_keep_a_store_from_being_read(public_path):
+def test_store_without_wal_files_can_be_read(public_path):
     made(public_path)
 
     def read():
