@@ -141,7 +141,7 @@ def test_a_backup_keeps_the_access_rights_of_the_store(tmp_path):
 
 @pytest.fixture
 def many(tmp_path, monkeypatch):
-    """A store of a base and several files behind it; its path, and what is in it."""
+    """A file store with a base and several log files; its path and its content."""
     path = tmp_path / "store"
     monkeypatch.setattr(file_log, "FILE_BYTES", 4000)
     with backtrail.open(path.as_uri()) as store:

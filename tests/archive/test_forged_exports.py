@@ -57,7 +57,7 @@ def same(value):
 
 
 def remade(store, path, *, row=same, entry=same, known=same):
-    """Export a store, with rows, threads, and what is known of them, changed; all checksums are right."""
+    """Export a store with changed rows, threads or known threads, and correct checksums."""
     original = path.with_name(f"original {os.urandom(4).hex()}")
     store.export(original)
     with Archive(original) as found, path.open("xb") as file:

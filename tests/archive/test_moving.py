@@ -308,7 +308,7 @@ def test_other_files_are_not_imported(memory, tmp_path):
 
 
 def sections(data):
-    """Cut a file into its sections: (kind, what is in it)."""
+    """Split a file into its sections: (kind, content)."""
     at = len(layout.MAGIC) + 2
     while at < len(data):
         length = int.from_bytes(data[at + 1 : at + 9], "big")
@@ -349,7 +349,7 @@ def at(parts, kind):
 
 
 def first(parts, kind):
-    """Return what is in the first section of a kind."""
+    """Return the content of the first section of a kind."""
     return parts[at(parts, kind)[0]][1]
 
 
@@ -448,7 +448,7 @@ def test_an_export_of_a_diverged_store_cannot_be_continued(memory, tmp_path):
 
 
 def second_life(first, tmp_path, *, parts):
-    """Export a thread of 6 rows, in parts; return a store that goes on from a backup of row 3, without row 6."""
+    """Export a thread of 6 rows in parts; return a store that continues from a backup at row 3, without row 6."""
     thread, last = first.thread("t"), None
     for n in range(1, 7):
         thread.save({"n": n})

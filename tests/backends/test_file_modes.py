@@ -1,4 +1,4 @@
-"""Who may read what is made: a new store, its copies, exports and backups are for their owner, whatever the umask."""
+"""File modes: only the owner can read a new store, its copies, exports and backups, with any umask."""
 
 import os
 import stat
@@ -60,7 +60,7 @@ def test_copies_of_other_stores_are_private(tmp_path, kind):
 
 
 class memory:  # noqa: N801 - as servers.place
-    """Gives what opens a store in memory."""
+    """Return a function that opens a memory store."""
 
     def __enter__(self):
         return lambda: backtrail.open("memory://")

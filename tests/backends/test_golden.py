@@ -1,7 +1,7 @@
-"""Stores of every released format are read for ever, and go on being written to.
+"""Stores of every released format can be read and written.
 
-A store in PostgreSQL is kept as what `pg_dump --schema=golden --inserts --no-owner` says of one that
-`contents.py URL golden` has written, without what only psql and newer servers know, compressed.
+A golden PostgreSQL store is the compressed output of `pg_dump --schema=golden --inserts --no-owner` for a store that
+`contents.py URL golden` has written, without statements that only psql and newer servers understand.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A transaction's overlay: the port's suite where it applies, what its end writes, and what it refuses."""
+"""The overlay of a transaction: the port's suite where it applies, the writes at the end, and refused calls."""
 
 from contextlib import closing, contextmanager
 
@@ -192,7 +192,7 @@ def _do(backend, numbers, action):
 
 
 def _summary(backend, names):
-    """Return owners, tips and heads, without what is random."""
+    """Return owners, tips and heads, without random values."""
     records = [backend.find_thread("thread", name) for name in names]
     tips = [backend.tips(agent, touched=wanted) for agent in "ab" for wanted in (True, False)]
     return [

@@ -1,4 +1,4 @@
-"""Triggers, views and rules that somebody has put into the database of a store: they do not run with a save."""
+"""Triggers, views and rules that an attacker put into a store's database: a save does not run them."""
 
 import sqlite3
 from contextlib import closing

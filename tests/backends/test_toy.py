@@ -1,4 +1,4 @@
-"""The backend of docs/backends.md passes the suite, and the page shows it as it is."""
+"""The backend of docs/backends.md passes the suite, and the page shows its current code."""
 
 import contextlib
 import importlib.util

@@ -1,4 +1,4 @@
-"""docs/cli.md is what the commands say and print; every command helps, with examples."""
+"""docs/cli.md has the help and the output of the commands; every command has help with examples."""
 
 import click
 import pytest

@@ -163,7 +163,7 @@ def test_locked_store_is_an_error(trip_store, monkeypatch, name):
 
 
 def bad_but_told(code, *line):
-    """Run a command that shows what it is about before it fails."""
+    """Run a command that prints its plan before it fails."""
     done = run(*line)
     assert (done.code, done.out) == (code, ""), done
     assert done.err.splitlines()[-1].startswith("backtrail: ")

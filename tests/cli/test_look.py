@@ -1,4 +1,4 @@
-"""Commands that look: what they print for people, and for programs; none of them writes."""
+"""Commands that only read: their output for people and for programs."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Forks read like branches: history, refs and diffs go on into what a thread was forked from."""
+"""Forks read like branches: history, refs and diffs continue in the thread that was forked."""
 
 from __future__ import annotations
 

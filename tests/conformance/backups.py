@@ -1,4 +1,4 @@
-"""Backups: a store of its own, with all that was there at one moment."""
+"""Backups: a separate store with a snapshot of everything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversations: what was said, in its order; headers; listing; and what is found."""
+"""Conversations: order of messages, headers, listings and search."""
 
 from __future__ import annotations
 
@@ -277,7 +277,7 @@ class Conversations(Suite):
 
 
 class Headers(Suite):
-    """What is known of a conversation as a whole: `update`, `info`, `list`."""
+    """Headers of conversations: `update`, `info`, `list`."""
 
     def test_update_changes_only_given_fields(self, store: Store) -> None:
         store.conversations.save(conversation("c", "0", title="Old", tags=["x"], metadata={"k": "v"}))

@@ -1,4 +1,4 @@
-"""Decisions: what a function makes of a state, or does not, is decided on what is there, whichever process wrote it."""
+"""Decisions: a function decides on the current state, even if another process wrote it."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ class Deciding(Suite):
 
 
 def _find_nothing(store: Store, way: str) -> None:
-    """Decide that there is nothing to do, in one of the ways to do so."""
+    """Decide to change nothing, in one of the possible ways."""
     if way == "pop":
         assert store.conversations.pop("c") == []
     elif way == "raises":

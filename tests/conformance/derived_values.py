@@ -1,4 +1,4 @@
-"""What a value knows of where it is stored: it goes on top of the head that it came from, or not at all."""
+"""Values know the head that they were loaded from: they are saved on top of it, or not at all."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Dropped(Exception):  # noqa: N818 - it is no error
 
 
 class Values(Suite):
-    """What a value knows: it is saved on top of the head that it came from, or not at all."""
+    """A value is saved on top of the head that it was loaded from, or not at all."""
 
     def test_a_stale_value_is_a_conflict(self, store: Store) -> None:
         store.agents.save(agent())

@@ -1,4 +1,4 @@
-"""`edit`: several changes as one checkpoint, decided on what is there; and what stands beside the fields of a value."""
+"""`edit`: several changes as one checkpoint, decided on the current state; and state keys that are not fields."""
 
 from __future__ import annotations
 

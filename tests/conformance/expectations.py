@@ -1,4 +1,4 @@
-"""Expectations: no update is lost. A save stands on what its handle last read or wrote, or it is a `Conflict`."""
+"""Expectations: no update is lost. A save extends the head that its handle last read or wrote, or conflicts."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ class Expecting(Suite):
 
 
 class Appending(Suite):
-    """Appends say what they add, so they never conflict: they are ordered."""
+    """Appends never conflict: concurrent appends are put in order."""
 
     def test_appends_of_two_handles_come_one_after_the_other(self, store: Store) -> None:
         mine: Thread[Any] = store.thread("t")

@@ -1,4 +1,4 @@
-"""Moving: what is exported is what is there at one moment, and an import is all of it, once, or nothing."""
+"""Exports and imports: an export is a snapshot; an import adds all of it, once, or nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @functools.cache
 def _furnished(directory: Path) -> tuple[Path, Contents]:
-    """Export a store in memory that has something of everything, once."""
+    """Export a memory store that has every kind of data; cached."""
     with backtrail.open("memory://") as store:
         furnish(store)
         path = directory / "furnished"
@@ -550,7 +550,7 @@ class Importing(_Moving):
 
 
 def _comes_back(source: Store, mirror: Store, directory: Path) -> None:
-    """Save large states, prune and collect them on both sides, and save them again; a mirror gets what is new."""
+    """Save large states, prune and collect them on both sides, and save them again; a mirror gets the new data."""
     large = [{"messages": messages(300)}, {"text": "a line of a large text\n" * 3000}, [messages(200), "x" * 70_000]]
     thread: Thread[Any] = source.thread("comes and goes")
     source.thread("stays").save({"messages": messages(40)})

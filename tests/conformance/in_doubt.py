@@ -168,7 +168,7 @@ class Replaying(Suite):
         return tools
 
     def differ(self, store: Store, work: Callable[[Run], Any]) -> str:
-        """Resume the run with other work; return what is said of it."""
+        """Resume the run with other work; return the error message."""
         with pytest.raises(Invalid) as error, store.run("s", takeover=True) as run:
             for _ in run.iterations():
                 work(run)

@@ -1,4 +1,4 @@
-"""The search index: what it costs, and how it stays current."""
+"""The search index: its costs, and how it stays current."""
 
 from __future__ import annotations
 

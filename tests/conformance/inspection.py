@@ -1,4 +1,4 @@
-"""Looking: what a checkpoint of an agent holds is read as it is, without going back to it."""
+"""Inspection: the content of an agent checkpoint is read without a restore."""
 
 from __future__ import annotations
 

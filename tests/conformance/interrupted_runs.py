@@ -1,4 +1,4 @@
-"""Upkeep that is interrupted: wherever that happens, the store is whole, and to call again does what was to be done."""
+"""Interrupted maintenance: at any point, the store is sound, and another call completes the work."""
 
 from __future__ import annotations
 
@@ -280,7 +280,7 @@ def _restored(store: Store, agent: str, done: list[str]) -> AgentCheckpoint:
 
 
 def _more_to_do(store: Store, at: int) -> None:
-    """Add what a collection, a prune and an index have to deal with; no more of it each time."""
+    """Add data for gc, prune and the index; the same amount each time."""
     thread: backtrail.Thread[Any] = store.thread("more")
     thread.save({"l": [], "messages": messages(3, start=at)})
     store.thread("gone").save({"messages": messages(3, start=1000 + at)})

@@ -1,4 +1,4 @@
-"""Runs from outside: who has one, which checkpoints it makes, and what can be asked about all of them."""
+"""Runs from outside: leases, checkpoint strategies, and listings of runs."""
 
 from __future__ import annotations
 

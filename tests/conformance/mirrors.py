@@ -1,6 +1,6 @@
-"""Mirrors: a store that is fed by exports of another one keeps what agents' checkpoints hold, or refuses them.
+"""Mirrors: a store that imports exports of another store keeps the rows of agent checkpoints, or refuses them.
 
-What was lost in the other one, and is hidden there, does not keep the rest from coming.
+Lost rows that are hidden in the other store do not prevent the import of the rest.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Mirroring(Suite):
         assert store.verify().ok
 
     def _held_again(self, store: Store, source: Store, tmp_path: Path) -> str:
-        """Prune here what a checkpoint holds that comes with the next export; return its id."""
+        """Prune a row in the mirror that a checkpoint in the next export points at; return its id."""
         made = source.agents.checkpoint("a", "first")
         source.conversations.save(source.conversations.load("c").add_message(conversation("c", "", "two").messages[1]))
         source.export(tmp_path / "0", threads=["c"])

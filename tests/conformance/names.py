@@ -1,4 +1,4 @@
-"""Names and listings: ids are data, threads are listed by activity, what is not allowed is refused without a trace."""
+"""Names and listings: ids are data, threads are listed by activity, invalid arguments are refused without a trace."""
 
 from __future__ import annotations
 
@@ -331,7 +331,7 @@ BAD: Final[dict[str, tuple[type[Exception], Callable[[Thread[Any]], object]]]] =
 
 
 class BadInput(Suite):
-    """What is wrong is refused by the right class, and leaves no trace."""
+    """Wrong arguments raise the right error class and leave no trace."""
 
     @pytest.mark.parametrize("what", list(BAD))
     def test_it_is_refused_and_nothing_has_changed(self, store: Store, thread: Thread[Any], what: str) -> None:
@@ -436,6 +436,6 @@ class Slips(Suite):
 
 
 def _held(store: Store, thread: Thread[Any]) -> tuple[Any, ...]:
-    """Return what a store holds, but for its size on disk: a vacuum may change that at any time."""
+    """Return a store's stats without its size on disk, which a vacuum may change at any time."""
     stats = dataclasses.replace(store.stats(), stored_bytes=0)
     return list(thread.history()), stats, [info.id for info in store.threads()]

@@ -1,4 +1,4 @@
-"""The options of a store: each of them does what it says."""
+"""The options of a store."""
 
 from __future__ import annotations
 

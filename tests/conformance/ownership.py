@@ -1,4 +1,4 @@
-"""What stands in the way of a restore, and what must not: other agents, options of the store, pruning."""
+"""Restores and other agents, options of the store, pruning and deletion."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def impatient() -> Iterator[None]:
-    """Let what is tried again and again be given up soon."""
+    """Lower the number of retries."""
     with mock.patch.object(transaction, "PATIENCE", 0.05), mock.patch.object(writer, "PATIENCE", 0.05):
         yield
 
@@ -81,7 +81,7 @@ class Owning(Suite):
 
 
 class Keeping(Suite):
-    """What the options of a store, pruning and deleting take away does not break a restore."""
+    """Store options, pruning and deletion do not break a restore."""
 
     def _check(self, store: Store, made: AgentCheckpoint, before: Any) -> None:
         store.gc()

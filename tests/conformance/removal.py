@@ -1,4 +1,4 @@
-"""Removing: single checkpoints, the old ones, whole threads. What stays is not harmed, and nothing comes back."""
+"""Removal of single checkpoints, old checkpoints and whole threads: other data stays, and nothing returns."""
 
 from __future__ import annotations
 

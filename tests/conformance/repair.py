@@ -1,4 +1,4 @@
-"""Repair: each kind of damage is found and named; a repair writes off what is lost, and changes nothing else.
+"""Repair: each kind of damage is found and named; a repair removes lost data, and changes nothing else.
 
 The tests do damage through the port, so every backend has the same. Tags without their rows, rows without their threads
 and wrong indexes cannot be made this way: the tests of each backend show that they are found.
@@ -91,7 +91,7 @@ def _row(store: Store, space: str, name: str, seq: int = 0) -> tuple[ThreadRecor
 
 
 def column(space: str, name: str, seq: int = 0) -> Callable[[Store], set[Place]]:
-    """A column of a row, the newest if none is named, is not what it was."""
+    """Damage a column of a row, by default of the newest row."""
 
     def damage(store: Store) -> set[Place]:
         record, row = _row(store, space, name, seq)
@@ -102,7 +102,7 @@ def column(space: str, name: str, seq: int = 0) -> Callable[[Store], set[Place]]
 
 
 def payload(space: str, name: str, seq: int) -> Callable[[Store], set[Place]]:
-    """What a row holds is not what it was."""
+    """Damage the payload of a row."""
 
     def damage(store: Store) -> set[Place]:
         record, row = _row(store, space, name, seq)
@@ -168,7 +168,7 @@ def _wrong_index(store: Store) -> set[Place]:
 
 
 def _no_mark(store: Store) -> set[Place]:
-    """The index has an older state of a thread, and no mark that there is a newer one."""
+    """The index has an older state of a thread, and the thread has no mark."""
     backend = store._backend
     record, row = _row(store, "conversation", "c")
     was = backend.indexed(record.no)
@@ -484,7 +484,7 @@ def _pay(store: Store, made: list[int], until: int) -> None:
 
 
 def _can_be_read(store: Store, states: dict[Place, Any]) -> None:
-    """A new handle can read what is not damaged."""
+    """A new handle can read undamaged data."""
     for (space, name, seq), state in states.items():
         if space in ("thread", "aside"):
             record, _ = _row(store, space, name)

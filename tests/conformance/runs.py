@@ -1,4 +1,4 @@
-"""Runs: what was done is not done again, however often they are cut short."""
+"""Runs: no completed call is repeated, even after many interruptions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Verdict(enum.Enum):
-    """What a tool may answer."""
+    """Possible answers of a tool."""
 
     ALLOW = "allow"
     DENY = "deny"
@@ -49,7 +49,7 @@ class Killing:
 
 
 class Tools:
-    """Tools that take note of what is done outside of the store."""
+    """Tools that record their effects outside of the store."""
 
     def __init__(self) -> None:
         self.done: list[Any] = []
@@ -71,7 +71,7 @@ class Tools:
 
 
 def texts(run: Any) -> list[str]:
-    """Return what the messages of a run say."""
+    """Return the contents of a run's messages."""
     return [message.content for message in run.messages]
 
 

@@ -1,4 +1,4 @@
-"""Salvage: what works beside damage, and what is left after a repair.
+"""Salvage: undamaged data works, before and after a repair.
 
 No id is given twice, and no call is made again that a checkpoint knows of. What other processes have stored again while
 a repair looked for damage stays.
@@ -39,7 +39,7 @@ _LARGE = {"messages": messages(200)}
 
 
 class Salvaging(Suite):
-    """What is left, before a repair and after it."""
+    """Readable data before and after a repair."""
 
     def test_prune_skips_and_names_a_thread_without_head(self, store: Store) -> None:
         for name in "abc":
@@ -203,7 +203,7 @@ class Salvaging(Suite):
         assert store.verify().ok
 
     def test_repair_removes_a_damaged_chunk_that_a_writer_touched(self, store: Store) -> None:
-        """What was saved on it is known to be lost, and had back by saving the same."""
+        """A checkpoint with a lost chunk is named as damaged; saving the same content repairs it."""
         store.thread("a").save(_LARGE)
         store.thread("a").delete()
         digest, _ = _damage_chunk(store)

@@ -134,7 +134,7 @@ def _first() -> dict[str, Any]:
 
 
 class Saving(Suite):
-    """`save`, `load`, `latest`, and what a checkpoint knows."""
+    """`save`, `load`, `latest`, and the fields of a checkpoint."""
 
     @pytest.mark.parametrize("name", list(PLAIN))
     def test_plain_data_comes_back_exactly(self, opener: Opener, name: str) -> None:
@@ -266,7 +266,7 @@ class Saving(Suite):
 
 
 class Missing(Suite):
-    """What a thread that does not exist answers."""
+    """Calls on a thread that does not exist."""
 
     def test_reading_finds_nothing(self, thread: Thread[Any]) -> None:
         assert thread.latest() is None

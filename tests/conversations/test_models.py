@@ -1,4 +1,4 @@
-"""Agents, conversations and messages: what they are made of, how they change, and that they come back as they were."""
+"""Agents, conversations and messages: their fields, changes, and exact storage."""
 
 import copy
 import dataclasses

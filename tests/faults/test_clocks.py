@@ -1,4 +1,4 @@
-"""Clocks that are wrong, and clocks that jump: what comes after what is in the log, and no clock changes it.
+"""Wrong clocks and clocks that jump: the log defines the order, and no clock changes it.
 
 A wrong clock is one process's `time.time_ns`. That is what a machine in a cluster may have, and, for SQLite and files,
 what becomes of the machine's own clock when somebody sets it.

@@ -1,4 +1,4 @@
-"""Lists that eight processes append to and read: what they saw has an order, and that is the order of their clock.
+"""Eight processes append to lists and read them: their history is linearizable.
 
 `tests.support.histories` checks what `tests.support.history_clients` did. That the checker finds what it is there for
 is shown with histories made by hand, one for each anomaly, and with clients that have a fault of each kind.

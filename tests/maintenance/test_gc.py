@@ -140,7 +140,7 @@ def test_a_row_shown_during_a_collection_stays(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_returned_checkpoint_does_not_keep_its_state() -> None:
-    """What is written last is at hand; what was written before it is read again."""
+    """The newest state is cached; older states are read again."""
     with backtrail.open("memory://") as store:
         thread = store.thread("t")
         first = thread.save({"m": ["a" * 5_000]})

@@ -1,4 +1,4 @@
-"""Repacking keeps once what a row and a chunk both hold, changes nothing that is read, and keeps nothing that went."""
+"""Repacking stores once the bytes that a row and a chunk share. It changes no state, and keeps no removed chunk."""
 
 from __future__ import annotations
 
@@ -411,7 +411,7 @@ def test_a_read_beside_a_dying_chunk_is_repeated(
 
 
 class Writer:
-    """Appends to a thread of its own, goes back, prunes and forks, and knows what must be there."""
+    """Appends to its own thread, rewinds, prunes and forks, and knows the expected content."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""Repairs: what only some backends can have damaged, and random damage against a model of what loaded before.
+"""Repairs: damage that only some backends can have, and random damage compared with a model.
 
 Memory keeps tags, names and numbers with what they belong to: there is no tag without its row, and no index that could
 differ. What files can lose, and nothing else can, are frames.

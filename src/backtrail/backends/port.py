@@ -581,7 +581,7 @@ class Copyable(Protocol):
         """Return the access rights that the copy gets; None if they are unknown."""
 
     def backup(self, path: Path, progress: Callable[[str, int], None] | None) -> int:
-        """Copy the store as it is now to a new path, while others write; return the size of the copy in bytes."""
+        """Copy a snapshot of the store to a new path, while others write; return the size of the copy in bytes."""
 
 
 # -- shared by backends -------------------------------------------------------------------------------

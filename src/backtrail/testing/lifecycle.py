@@ -1,4 +1,4 @@
-"""What a backend promises about groups, snapshots, forks and `close`."""
+"""Tests of groups, snapshots, forks and `close`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `Maintenance` promises."""
+"""Tests of `Maintenance`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `SearchIndex` promises."""
+"""Tests of `SearchIndex`."""
 
 from __future__ import annotations
 

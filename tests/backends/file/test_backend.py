@@ -1,4 +1,4 @@
-"""What is true of the file backend alone: directories, locks, forks, failing disks."""
+"""Tests of the file backend only: directories, locks, forks, failing disks."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Crashes and damage, on stores in files: what was acknowledged is there, what is damaged is named, the rest loads."""
+"""Crashes and damage of file stores: no acknowledged write is lost, damage is named, other data loads."""
 
 import os
 import random
@@ -133,7 +133,7 @@ def together(store, how, path):
 
 
 def damage_row(path, uid, seq):
-    """Flip a bit in what a file says of a row of its first thread."""
+    """Flip a bit in the record of a row of the first thread."""
     data = bytearray(path.read_bytes())
     for frame in frames_of(path, uid):
         at = frame.at + frames.HEADER
@@ -227,7 +227,7 @@ class TestDamage:
 
     @staticmethod
     def repair(made, left, given):
-        """Repair a copy: what can be read is left, and it goes on with ids that were not given before."""
+        """Repair a copy: readable data stays, and new rows get unused ids."""
         copy = made.with_name("copy")
         shutil.copytree(made, copy)
         with backtrail.open(copy.as_uri()) as store:
@@ -315,7 +315,7 @@ class TestKilled:
 
     @staticmethod
     def every(tmp_path, prepare, work, check):
-        """Do it in a child that is killed before its k-th call, for every k; then look at what is there."""
+        """Do it in a child that is killed before its k-th call, for every k; then check the store."""
         if prepare is not None:
             prepare(tmp_path / "prepared")
         status, at = 77, -1
@@ -417,7 +417,7 @@ class TestKilled:
 
 
 class TestPowerCuts:
-    """Every prefix of what a store asked of the disk, with what was not synced dropped, torn and reordered."""
+    """Replay every prefix of the disk calls, with unsynced calls dropped, torn or reordered."""
 
     @staticmethod
     def use(path, disk, durability):

@@ -1,4 +1,4 @@
-"""Hard times for a store in files: lost files, damage between processes, Ctrl-C, few descriptors, long waits."""
+"""Hard cases of file stores: lost files, damage between processes, Ctrl-C, few descriptors, long waits."""
 
 import errno
 import os
@@ -67,7 +67,7 @@ def first_frames(path):
 
 
 class TestDamageBetweenProcesses:
-    """What others wrote was on disk, too: one damaged byte does not take what came after it."""
+    """Writes of other processes were on disk, too: one damaged byte does not affect later frames."""
 
     def look(self, path, count, hurt):
         """All threads are there, one of them damaged, and nothing is cut off."""
@@ -191,7 +191,7 @@ def refused(path):
 
 
 def mended(path):
-    """See that a repair gives up what is lost, that the rest is as it was, and that the store goes on."""
+    """Check that a repair removes only lost data, and that the store can be written afterwards."""
     with backtrail.open(path.as_uri()) as store:
         left = {thread.id: store.thread(thread.id).load().state for thread in store.threads()}
         assert left

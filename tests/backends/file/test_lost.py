@@ -45,7 +45,7 @@ def numbers(store):
 
 
 class Hole:
-    """A part of the log that will be lost: what is written in the block."""
+    """A context whose writes go to a part of the log that the test then loses."""
 
     def __init__(self, path):
         self._log = path / FIRST

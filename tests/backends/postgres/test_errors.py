@@ -50,7 +50,7 @@ def url_of(own, role, password=SECRET, *, database="postgres"):
 
 @contextlib.contextmanager
 def refused(kind, code):
-    """What the block does is refused so, in a sentence or two."""
+    """Require that the block raises this error, with a message of one or two sentences."""
     with pytest.raises(backtrail.Error) as caught:
         yield caught
     assert (type(caught.value), caught.value.code) == (kind, code), caught.value
@@ -241,7 +241,7 @@ def test_a_server_that_is_too_old_is_refused(opener, monkeypatch):
 
 
 def check_read_only(opener, *, code):
-    """What is there can be read; a write is refused, and leaves everything as it was."""
+    """The store can be read; a write is refused and changes nothing."""
     for options in ({"read_only": True}, {}):
         with opener(**options) as store:
             assert store.thread("t").load().state == {"n": 1, "text": "x" * 20_000}

@@ -59,7 +59,7 @@ def store(proxy, schema):
 
 
 class Deeds:
-    """Each deed takes a number and writes; `check` compares what is there with what was done."""
+    """Operations that each write a number; `check` compares the store with the acknowledged operations."""
 
     def __init__(self, store):
         self.store = store

@@ -1,4 +1,4 @@
-"""The life of a store in PostgreSQL: what is left of it when it is dropped, or when the interpreter ends."""
+"""The end of a PostgreSQL store: it is dropped without close, or the interpreter ends."""
 
 import gc
 import random

@@ -27,7 +27,7 @@ def opener():
 
 @contextlib.contextmanager
 def holding(statement, *values):
-    """Have another connection hold what a statement locks; gives a function that lets go of it."""
+    """Let another connection hold the locks of a statement; yield a function that releases them."""
     with contextlib.closing(server().connect()) as connection:
         connection.execute("BEGIN")
         connection.execute(statement, values)

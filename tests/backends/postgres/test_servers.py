@@ -1,4 +1,4 @@
-"""The lab itself: servers crash and come back with what was committed, and each fault does what it says."""
+"""Tests of the test tools: servers restart after a crash with all commits, and each fault has its effect."""
 
 import contextlib
 import os
@@ -114,7 +114,7 @@ def test_schemas_of_a_place_are_dropped():
 
 
 def everything_in(schema):
-    """All rows of a schema, its sequences, and what is there to hold them."""
+    """All rows, sequences and definitions of a schema."""
     found = {}
     listed = "SELECT relname, relkind::text FROM pg_class WHERE relnamespace = %s::regnamespace ORDER BY 1"
     for name, kind in servers.server().execute(listed, (schema,)):

@@ -1,4 +1,4 @@
-"""What is true of the SQLite backend alone: files, locks, forks, failing disks, formats."""
+"""Tests of the SQLite backend only: files, locks, forks, failing disks, formats."""
 
 import itertools
 import os
@@ -136,7 +136,7 @@ def quick_path(tmp_path):
 
 @pytest.fixture
 def public_path(path):
-    """The same, in directories that everybody may enter."""
+    """The same, in directories that all users can enter."""
     for place in (path.parent, *itertools.islice(path.parents, 1, 4)):
         if place.owner() == path.owner() and place != Path("/"):
             place.chmod(place.stat().st_mode | 0o055)
@@ -613,7 +613,7 @@ class TestFork:
 
     @pytest.mark.parametrize("inherited", [True, False])
     def test_a_childs_commits_survive_its_parents_close(self, backend, path, inherited):
-        """The child must hold locks of its own, or the parent deletes the WAL beneath it when it closes."""
+        """The child needs its own locks; otherwise the parent deletes the child's WAL when it closes."""
         no = start(backend)
         ready, closed = os.pipe(), os.pipe()
         child = os.fork()

@@ -1,4 +1,4 @@
-"""A backup that is put in the place of a store whose process was killed, with the log of that process beside it.
+"""A backup replaces a store whose process was killed, and the old log of that process is still there.
 
 What opens the store afterwards finds the backup, or is refused: the log is never replayed over a file that it does not
 belong to. Without a restore, the log is always replayed: whatever was acknowledged is there.
@@ -70,7 +70,7 @@ def work(path, backups, told, seed):
 
 
 def killed(path, backups, seed):
-    """Let a process work until it is killed at some moment; return how many writes it was told of."""
+    """Kill a process at a random moment; return how many of its writes were acknowledged."""
     told = spawn.Value("i", 0)
     child = spawn.Process(target=work, args=(path, backups, told, seed))
     child.start()

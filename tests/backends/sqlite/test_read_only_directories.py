@@ -14,7 +14,7 @@ from tests.backends.sqlite.test_backend import unprivileged
 
 @pytest.fixture
 def public_path():
-    """The name of a store in a directory that everybody may enter."""
+    """The path of a store in a directory that all users can enter."""
     compression.dictionary1()  # which the user to whom the permissions apply may not read
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)  # noqa: PTH101
@@ -31,7 +31,7 @@ def made(place):
 
 
 def writer(place, orders, answers):
-    """Do what is ordered, a letter at a time, in another process that may write."""
+    """Execute commands, one letter each, in another process that has write permission."""
     store = None
     while order := os.read(orders, 1):
         if order == b"o":

@@ -4,7 +4,7 @@ A `Log` has a position: all frames up to it were applied to tables. `read` appli
 one more frame. A process that appends has the store's lock, and has read to the end. A process that reads has the lock,
 or reads only up to the published end, so that it sees durable frames only.
 
-A bad frame is one of two things. If nothing shows that the frame was on disk, its write was cut short: the log ends
+There are two kinds of bad frames. If nothing shows that the frame was on disk, its write was interrupted: the log ends
 before it (`torn`). Otherwise the frame is damaged: its readable records are applied, and the next frame repeats its
 changes in short form, so that lost rows are known. If several frames in a row are lost, the changes of the first ones
 are unknown (`fatal_damage`): nothing is appended until a repair.

@@ -17,7 +17,7 @@ lock, exclusively. So no transaction stamps chunks with an old epoch.
 A schema of another program, or of a newer format, is refused before anything in it is touched.
 """
 
-# ruff: noqa: S608 - what the statements are made of are constants of this package, and a quoted name
+# ruff: noqa: S608 - the statements are made from constants of this package and a quoted name
 
 from __future__ import annotations
 
