@@ -42,7 +42,7 @@ _PAGE: Final = 200
 _CURSOR: Final = re.compile(r"(-?[0-9]{1,18}):([0-9]{1,18})")
 
 
-class Kept(Generic[T]):
+class ObjectCache(Generic[T]):
     """A cache of the 256 most recently used objects, by name. Safe to share between Python threads."""
 
     def __init__(self, make: Callable[[str], T]) -> None:
@@ -71,7 +71,9 @@ class Collection:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._threads: Kept[Thread[Any]] = Kept(lambda name: Thread(engine, self._space, name, None, self._owner(name)))
+        self._threads: ObjectCache[Thread[Any]] = ObjectCache(
+            lambda name: Thread(engine, self._space, name, None, self._owner(name))
+        )
 
     def _owner(self, name: str) -> str | None:
         """Return the agent that owns a thread: an agent's thread has the agent's id as its name. None for others."""

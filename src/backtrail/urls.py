@@ -162,7 +162,7 @@ def _postgres(url: str, *, durability: str, read_only: bool, schema: str | None)
 def _directory(url: str) -> str:
     if not url.startswith("file:///") or not url.strip("/").removeprefix("file:"):
         raise Invalid(
-            f"cannot read {shown(url)!r}; write file:///var/lib/agents, the absolute path of a directory",
+            f"cannot parse {shown(url)!r}; write file:///var/lib/agents, the absolute path of a directory",
             code="invalid.url",
         )
     return _unquoted(url.removeprefix("file://"))
@@ -184,7 +184,7 @@ def _path(url: str) -> str:
     if url.startswith("sqlite:"):
         if not url.startswith("sqlite:///") or url == "sqlite:///":
             raise Invalid(
-                f"cannot read {shown(url)!r}; write sqlite:///agents.db, or for an absolute path "
+                f"cannot parse {shown(url)!r}; write sqlite:///agents.db, or for an absolute path "
                 "sqlite:////var/lib/agents.db",
                 code="invalid.url",
             )

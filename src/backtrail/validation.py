@@ -84,7 +84,7 @@ def _shown(value: object) -> str:
 
 
 def below(error: Invalid, path: str) -> Invalid:
-    """Return an error of a part of a value, with `path`, the path of that part, before its own path."""
+    """Return the error with a longer path: `path` is the path of the part in which the error occurred."""
     inner = path if not error.path else path + error.path if error.path.startswith("[") else f"{path}.{error.path}"
     return Invalid(f"{path}: {error}", code=error.code, path=inner)
 

@@ -327,7 +327,7 @@ def test_stale_restore_error_names_force(trip_store):
     good("restore", "planner@before-lunch", "--yes")
     with backtrail.open(docs.URL) as store:
         store.conversations.append("lunch", backtrail.Message.user("more"), agent_id="planner")
-    assert bad(4, "undo", "planner", "--restore", "--yes").endswith("; --force takes that out of view, too")
+    assert bad(4, "undo", "planner", "--restore", "--yes").endswith("; --force undoes the changes, too")
 
 
 def test_storage_errors_name_commands(trip_store):

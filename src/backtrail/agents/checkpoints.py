@@ -209,7 +209,10 @@ class Manifests(Handle[Any]):
         if session.overlay is not None and tip.record.no > 0:
             session.overlay.after_commit.append(lambda: self._learn(tip))
         if tip.head is None:
-            raise Corrupt(f"the checkpoints of agent {self.id!r} have lost their head", code="corrupt.row")
+            raise Corrupt(
+                f"the newest manifest of agent {self.id!r} is lost: verify(repair=True) makes a new one",
+                code="corrupt.row",
+            )
         return self._make(tip, tip.head, (), written=True)
 
     def _overtaken(self) -> Conflict:
@@ -368,8 +371,8 @@ class Manifests(Handle[Any]):
             parts += [f"{len(conversations) - 5} more"] if len(conversations) > len(parts) else []
             parts += ["the agent's state"] if (AGENT, self.id) in moved else []
             raise Conflict(
-                f"since the restore of agent {self.id!r}, others have changed: {', '.join(parts)}; "
-                "force=True takes that out of view, too",
+                f"these have changed since the restore of agent {self.id!r}: {', '.join(parts)}; "
+                "force=True undoes the changes, too",
                 code="conflict.moved",
                 conversations=conversations,
             )

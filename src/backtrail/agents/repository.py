@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from backtrail.agents.checkpoints import Manifests, manifests_of
 from backtrail.agents.models import AgentState, newest_version
 from backtrail.agents.scheduler import AutoCheckpoint
-from backtrail.collection import Collection, Kept, cursor_of
+from backtrail.collection import Collection, ObjectCache, cursor_of
 from backtrail.engine.manifests import AGENT, SPACE
 from backtrail.engine.schema.upcast import upcasted
 from backtrail.engine.writer import Key
@@ -67,7 +67,7 @@ class Agents(Collection):
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
-        self._kept: Kept[Manifests] = Kept(lambda name: Manifests(engine, name))
+        self._manifests_cache: ObjectCache[Manifests] = ObjectCache(lambda name: Manifests(engine, name))
         self._schedulers: weakref.WeakSet[AutoCheckpoint] = weakref.WeakSet()
 
     def _close(self) -> None:
@@ -271,7 +271,7 @@ class Agents(Collection):
         return scheduler
 
     def _manifests(self, agent_id: str) -> Manifests:
-        return self._kept(check_id(agent_id, "an agent's id"))
+        return self._manifests_cache(check_id(agent_id, "an agent's id"))
 
     def _manifests_with(self, checkpoint_id: str | AgentCheckpoint) -> tuple[Manifests, int]:
         """Return the manifests of the agent of a checkpoint, and the seq of the checkpoint's row."""

@@ -23,7 +23,7 @@ def encoded(text: str | None) -> bytes | None:
 
 
 def decoded(stored: bytes | None) -> str | None:
-    """Return the text of stored bytes; None stays None. Damaged text is escaped, and then fails the row's checksum."""
+    """Return the text of stored bytes; None stays None. Damaged bytes become escapes, so the row's checksum fails."""
     return None if stored is None else text_of(stored)
 
 

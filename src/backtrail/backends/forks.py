@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-class Resting(Protocol):
+class Pausable(Protocol):
     """An object whose calls a fork must not interrupt."""
 
     def pause(self) -> None:
@@ -30,12 +30,12 @@ class Resting(Protocol):
         """Allow calls again in the child, and drop the locks and connections of the parent."""
 
 
-R = TypeVar("R", bound=Resting)
-_all: weakref.WeakSet[Resting] = weakref.WeakSet()
+R = TypeVar("R", bound=Pausable)
+_all: weakref.WeakSet[Pausable] = weakref.WeakSet()
 _registry = threading.RLock()
 
 
-def watch(resting: Resting) -> None:
+def watch(resting: Pausable) -> None:
     """Pause and resume an object at every fork. Only a weak reference to it is kept."""
     _register()
     with _registry:

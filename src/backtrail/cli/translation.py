@@ -20,7 +20,7 @@ _PHRASES: Final = (
     ),
     ("with export(path, threads=[id])", "with `backtrail export FILE --thread THREAD`"),
     ("verify(repair=True) gives", "`backtrail verify --repair` gives"),
-    ("force=True takes", "--force takes"),
+    ("force=True undoes", "--force undoes"),
     ("contains=True searches", "--contains searches"),
     ("schema= is for", "--schema is for"),
     ("use set()", "use --set"),

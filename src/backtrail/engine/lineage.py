@@ -22,7 +22,7 @@ _NOTHING: Final = log.pack_extra(b"", None, None)
 
 
 class Part(NamedTuple):
-    """One thread of a lineage: its tip at the forked checkpoint, and the ranges of that checkpoint's ancestors."""
+    """One thread of a lineage: its tip, with the forked checkpoint as head, and the seq ranges of ancestors in it."""
 
     tip: Tip
     ranges: log.Ranges

@@ -475,7 +475,7 @@ class _Repacker:
             self.write()
 
     def write(self) -> None:
-        """Write the repacked rows, together with the chunks that they are stored beside."""
+        """Write the repacked rows, and put or touch the chunks that they refer to."""
         done, self._done = list(self._done.values()), {}
         if not done:
             return

@@ -59,7 +59,7 @@ class Storage(Protocol):
         """Lock the tables for changes, which become durable at the end of the block, or are undone if it fails."""
 
     def bytes_of(self, bodies: Sequence[Body]) -> list[bytes]:
-        """Return the bytes of bodies. The caller has locked the tables."""
+        """Return the bytes of bodies: payloads, chunks or texts. The caller has locked the tables."""
 
     def close(self) -> None:
         """Release everything; closing twice is allowed."""
@@ -554,7 +554,7 @@ class _Frozen:
 
 
 class TableView(TableBackend):
-    """A snapshot of a backend on tables."""
+    """A read-only snapshot of a `TableBackend`."""
 
     read_only = True
 

@@ -41,7 +41,7 @@ _ARRAYS: Final = {0xDC: 3, 0xDD: 5}
 
 
 class RecordCache:
-    """The writers and variants of a registry's classes, until `schema` or `upcast` changes a class."""
+    """A cache of the writers and variants of a registry's classes. A new `schema` or `upcast` declaration clears it."""
 
     __slots__ = ("variants", "writers")
 
@@ -171,7 +171,7 @@ _apart: Final = slice
 
 
 class FlatLeaf(NamedTuple):
-    """A leaf that holds only common records, as an array of their dicts. One call unpacks or compares all of them."""
+    """A leaf of common records, converted to an array of their dicts, so that one call can decode or compare them all."""
 
     data: bytes
     """An array of the dicts."""

@@ -208,7 +208,7 @@ def check_version(version: object, what: str) -> None:
 
 
 def check_reach(cls: type, version: int | None, upcasters: Mapping[int, Upcaster]) -> None:
-    """Raise `Invalid` if an upcaster leads beyond the declared version, so that it could never run."""
+    """Raise `Invalid` if an upcaster starts at the declared version or later: it could never run."""
     last = max(upcasters, default=0)
     if version is not None and last >= version:
         raise invalid(

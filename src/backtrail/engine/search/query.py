@@ -47,7 +47,7 @@ class TextMatch(NamedTuple):
 
 
 class Query(NamedTuple):
-    """A query: phrases, or one piece of text."""
+    """A query: phrases of words, or one text that is searched as it is."""
 
     phrases: tuple[Phrase, ...]
     """The phrases that a text must hold."""
