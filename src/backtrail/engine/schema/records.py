@@ -171,7 +171,7 @@ _apart: Final = slice
 
 
 class FlatLeaf(NamedTuple):
-    """A leaf of common records, converted to an array of their dicts, so that one call can decode or compare them all."""
+    """A leaf of common records as an array of their dicts, so that one call can decode or compare them all."""
 
     data: bytes
     """An array of the dicts."""
