@@ -111,7 +111,7 @@ def test_backup_notices_another_store_under_its_path(tmp_path, read_only):
         for part in tmp_path.glob("s.db*"):
             part.rename(tmp_path / "away" / part.name)
         calls = [lambda: store.export(tmp_path / "1"), lambda: store.backup(tmp_path / "b.db"), store.verify]
-        for there in ("there is none now|no such store", "there is another store now: open it again"):
+        for there in ("there is none now|store does not exist", "there is another store now: open it again"):
             for call in calls:
                 with pytest.raises(NotFound, match=there) as caught:
                     call()

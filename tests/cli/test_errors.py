@@ -334,7 +334,7 @@ def test_storage_errors_name_commands(trip_store):
     session = Invocation("my agents.db")
     for module, said in (
         (maintenance, "one by one, with `backtrail export FILE --thread THREAD --store 'my agents.db'`, and import"),
-        (storage, "`backtrail verify --repair --store 'my agents.db'` gives up what is lost"),
+        (storage, "`backtrail verify --repair --store 'my agents.db'` gives up the lost data"),
     ):
         source = re.sub(r'"\s*\n\s*f?"', "", Path(module.__file__).read_text())  # texts that are written in pieces
         assert said in translated(source, session)

@@ -119,7 +119,7 @@ def test_erase_reports_other_collections_of_files(tmp_path, monkeypatch):
     with backtrail.open(tmp_path.as_uri(), compression=False) as store:
         store.thread("t").save({"secret": CANARY})
         store.thread("t").delete()
-        monkeypatch.setattr(FileBackend, "_switched", lambda *_: False)  # another process was first, each time
+        monkeypatch.setattr(FileBackend, "_switch", lambda *_: False)  # another process was first, each time
         store.gc()
         assert found_in(tmp_path)
         with pytest.raises(backtrail.Unavailable, match="at the same time") as caught:

@@ -583,14 +583,14 @@ class TestReclaiming:
         backend, other = FileBackend(path), FileBackend(path)
         fill(backend)
         expected = whole(backend)
-        switched = FileBackend._switched
+        switched = FileBackend._switch
 
         def late(self, *rest):
-            monkeypatch.setattr(FileBackend, "_switched", switched)
+            monkeypatch.setattr(FileBackend, "_switch", switched)
             other.reclaim()
             return switched(self, *rest)
 
-        monkeypatch.setattr(FileBackend, "_switched", late)
+        monkeypatch.setattr(FileBackend, "_switch", late)
         backend.reclaim()
         assert whole(backend) == whole(other) == expected
         assert len(contents(path)) == 4

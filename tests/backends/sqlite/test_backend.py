@@ -204,7 +204,7 @@ class TestOpening:
 
     def test_directory_with_a_file_store_is_named_as_such(self, tmp_path):
         backtrail.open(tmp_path.as_uri()).close()
-        with pytest.raises(Invalid, match=f"say {tmp_path.as_uri()}$"):
+        with pytest.raises(Invalid, match=f"use the URL {tmp_path.as_uri()}$"):
             SqliteBackend(tmp_path)
 
     @pytest.mark.parametrize("read_only", [False, True])

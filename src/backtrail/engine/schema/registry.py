@@ -502,7 +502,7 @@ def _is_instance(value: object, cls: type) -> bool:
 def _mismatch(value: object, expected: object) -> Invalid:
     saved = value.schema if isinstance(value, Record | Member) else type(value).__qualname__
     name = expected.__qualname__ if isinstance(expected, type) else str(expected)
-    return invalid(f"the state is of type {saved}, not {name}; pass the type that it has", saved=saved, expected=name)
+    return invalid(f"the state is of type {saved}, not {name}; pass the type that it has", saved=saved, wanted=name)
 
 
 # ---- saving and loading one instance --------------------------------------------------------------------------------
