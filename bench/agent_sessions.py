@@ -1,8 +1,8 @@
 """A chat of an agent of the OpenAI Agents SDK, kept by its own sessions and by `BacktrailSession`.
 
-A turn is one `Runner.run` with a scripted model, which reads all of the session, adds what the user said and what came
-of it. Sessions are made as their documentation does. What the SDK takes by itself is the same without a session: its
-caller hands all items over each time.
+A turn is one `Runner.run` with a scripted model. It reads the whole session, and adds the user's message and the
+answer. Sessions are made as in their documentation. The baseline of the SDK alone is the same run without a session:
+the caller passes all items each time.
 
 This module imports the SDK, SQLAlchemy and aiosqlite: it is only imported when all of them are installed.
 """
@@ -92,7 +92,7 @@ class Talk:
         assert result.final_output == self._script[at].answer, self.name
 
     def close(self) -> None:
-        """Nothing: whoever made the store closes it."""
+        """Do nothing: the owner of the store closes it."""
 
     def _read(self, limit: int | None, count: int) -> Any:
         items = self._run(self._session.get_items(limit))
@@ -100,7 +100,7 @@ class Talk:
         return items
 
     def _race(self) -> Race:
-        """Add to one session from many at the same moment, each with an object of its own, as a server's requests."""
+        """Add to one session from many tasks at once, each with its own session object, like requests of a server."""
         count = self._scale.writers
 
         async def write() -> tuple[list[Any], list[Any]]:

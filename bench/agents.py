@@ -1,7 +1,7 @@
 """Agents and conversations: a long conversation beside a short one, checkpoints and restores of an agent, search.
 
-Names of figures do not depend on the scale: their notes say how long "long" and how many "many" was. What is compared
-has a store of its own, and values are medians: what a rare save costs, such as one that seals a chunk, is in `saves`.
+Names of figures do not depend on the scale: their notes say how long "long" is, and how many "many" is. Each side of a
+comparison has its own store. Values are medians; the cost of rare saves, such as one that seals a chunk, is in `saves`.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def _appender(store: backtrail.Store, name: str, *, plain: bool) -> Callable[[An
 
 
 def _conversations(directory: Path, messages: list[Message], scale: Scale, stack: ExitStack) -> list[Figure]:
-    """The last messages first, as long as nobody appends: then both conversations end in the same way."""
+    """Read the last messages before any append, so that both conversations end in the same way."""
     sizes = scale.agents
     history = messages[: sizes.long]
     talks = {
@@ -171,7 +171,7 @@ def _conversations(directory: Path, messages: list[Message], scale: Scale, stack
 
 
 class Agent:
-    """An agent with so many conversations of so many messages, in a store of its own; there is one checkpoint."""
+    """An agent with this many conversations and messages, in its own store, with one checkpoint."""
 
     def __init__(self, path: Path, count: int, each: int, messages: list[Message]) -> None:
         self.path = path
@@ -214,7 +214,7 @@ class Agent:
 
 
 def _checkpoints(used: dict[str, Agent], scale: Scale) -> list[Figure]:
-    """Checkpoints of both agents, one conversation of each having gone on since the last."""
+    """Time checkpoints of both agents, after one conversation of each has changed."""
     many = used[MANY]
     actions: dict[str, Action] = {}
     for name, agent in used.items():
@@ -232,7 +232,7 @@ def _checkpoints(used: dict[str, Agent], scale: Scale) -> list[Figure]:
 
 
 def _restores(agent: Agent, sizes: Agents) -> list[Figure]:
-    """Restores to one checkpoint, from which some conversations have gone on, and loads of all of them."""
+    """Time restores of one checkpoint after some conversations have changed, and loads of all conversations."""
     point = agent.checkpoint()
     weighed: list[int] = []
     moved = max(len(agent.ids) // GONE_ON, 1)

@@ -1,7 +1,7 @@
 """Many coroutines on one store, and the event loop during a large save.
 
-What is compared with "one commit each" are the same appends by the synchronous store, one after the other: each waits
-for its own commit, without a hop between threads.
+"One commit each" means the same appends by the synchronous store, one after the other: each waits for its own commit,
+without switching threads.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _files(directory: Path) -> Place:
 
 
 def rates(place: Place, scale: Scale, count: int) -> tuple[Times, Times, Times]:
-    """Time the three ways in turns, each on a store of its own; the coroutines share so many threads."""
+    """Time the three ways in turns, each on its own store; the coroutines share this many threads."""
     source = Messages(10)
     each, one_by_one, grouped = Times(), Times(), Times()
     with asyncio.Runner() as runner:

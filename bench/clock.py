@@ -57,8 +57,8 @@ def take_turns(
 ) -> dict[str, Times]:
     """Take the actions in turns and return their times.
 
-    One that would take longer than its budget is left out of some rounds, evenly, unless it is among `always`. The
-    garbage collector does not look again at what was there before the loop: how much that is is our doing.
+    An action that would exceed its budget skips some rounds, evenly, unless it is in `always`. The garbage collector
+    ignores objects from before the loop, because their number depends on the benchmark.
     """
     shares = {}
     for name, action in actions.items():

@@ -1,4 +1,4 @@
-"""A plain save by a fresh process: what it reads to find out what changed, and what it stores.
+"""A plain save by a new process: how much it reads to find the changes, and how much it stores.
 
 Run as a program, it is that process: it has the state in memory, opens the store and saves.
 """
@@ -92,7 +92,7 @@ def kinds_read() -> Iterator[list[bytes]]:
 
 
 def save(path: str, length: int) -> dict[str, int]:
-    """Save a state of so many messages, and count what was read from the store meanwhile."""
+    """Save a state of this many messages, and count the reads from the store."""
     state = {"messages": Messages(SEED).many(length)}
     with kinds_read() as kinds, backtrail.open(path) as store:
         stored = store.thread("t").save(state).stored

@@ -1,7 +1,7 @@
 """The command line: how long a command takes, from its start to its end, on a small store and on a large one.
 
-Each is a process of its own, in turns with the others and with a Python that does nothing, which is what none of them
-can be quicker than. What is imported was compiled before, as it is where a package is installed.
+Each command is a separate process, in turns with the others and with a Python that does nothing, which is the lower
+limit. All modules were compiled before, as in an installed package.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Figures: what a measurement gives, and the gate and the goal it is held against.
+"""Figures: the result of a measurement, with its gate and its goal.
 
-A gate has to be reached; a goal is where it should go. Both are None for what is only told.
+A gate must be reached; a goal should be reached. Both are None for a figure that is only reported.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Figure:
 
     @property
     def verdict(self) -> Verdict:
-        """What is reached: the goal, the gate only, or neither; just being at one of them counts."""
+        """Return what is reached: the goal, only the gate, or neither. Equality counts as reached."""
         if self.value is None:
             return "not measured"
         if self.gate is None and self.goal is None:
@@ -57,7 +57,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a group has measured."""
+    """The results of a group."""
 
     figures: list[Figure] = field(default_factory=list)
     points: list[Point] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Where and with what a run was made: what its figures depend on."""
+"""The machine and the versions of a run, on which its figures depend."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PACKAGES = (
 
 
 def facts(directory: Path, packages: tuple[str, ...] = PACKAGES) -> dict[str, Any]:
-    """Return what is to be known about a run that keeps its files in this directory, and uses these packages."""
+    """Return the facts about a run with its files in this directory and with these packages."""
     return {
         "date": dt.datetime.now(dt.UTC).isoformat(timespec="minutes"),
         "cpu": _cpu(),

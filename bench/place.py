@@ -1,4 +1,4 @@
-"""A server to put stores in, each into a schema of its own; and what nothing there can be faster than: rows, inserted.
+"""A server for stores, each in its own schema, and the lower limit of all times: plain inserts of rows.
 
 Imported only where psycopg is installed.
 """

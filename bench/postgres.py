@@ -33,7 +33,7 @@ MARKS: dict[tuple[str, str, int], dict[str, float]] = {
 
 
 def postgres(directory: Path, scale: Scale) -> Result:
-    """Measure all of it, on a server of its own."""
+    """Measure everything on a separate server."""
     why = server.missing()
     if why:
         return Result([Figure("PostgreSQL: append / raw insert", None, note=why)])
@@ -138,7 +138,7 @@ def _loads(place: Place, scale: Scale) -> Iterator[Figure]:
 
 
 def _sizes(place: Place, scale: Scale) -> Iterator[Figure]:
-    """What the tables of a store take at first, after so many appends of one message, and after a collection."""
+    """Measure the size of a store's tables: empty, after appends of one message each, and after gc."""
     place.open("new").close()
     yield Figure("PostgreSQL: tables of a new store", place.size("new"), unit="B")
     for count in scale.steps:

@@ -23,7 +23,7 @@ full size and is written over from its beginning, as in a store that has been in
 
 
 class Raw:
-    """Rows of a table in a database of its own, as durable as a store: WAL, synchronous=FULL."""
+    """Rows of a table in a separate database, as durable as a store: WAL, synchronous=FULL."""
 
     def __init__(self, path: Path, size: int) -> None:
         self._payload = noise(size)

@@ -1,7 +1,7 @@
-"""Runs: what a journaled call costs beside an append, and what resuming a long run costs beside loading what it has.
+"""Runs: the cost of a journaled call compared with an append, and of resuming a long run compared with loading it.
 
-The call does nothing and returns one message of about 1 KB, the append adds the same. What is compared has a store of
-its own.
+The call does nothing and returns one message of about 1 KB; the append adds the same message. Each side has its own
+store.
 """
 
 from __future__ import annotations
@@ -134,6 +134,6 @@ class Loop:
             run.halt("enough")
 
     def load(self) -> None:
-        """Load what the run has, from a store that was just opened."""
+        """Load the run's state from a store that was just opened."""
         with backtrail.open(self._path) as store:
             assert store.runs.thread("r").load().state["messages"]

@@ -1,7 +1,7 @@
 """Saves at several lengths of the history: append, a step, a plain save, beside a raw insert, and in memory.
 
-What is measured at n messages is measured between n and 2n: every thread is used n times, then comes the next one.
-Each series has a store of its own, so that each has a WAL of its own, as the raw insert has.
+A figure for n messages is measured between n and 2n: each thread is used n times, then the next one. Each series has
+its own store, and so its own WAL, as the raw insert has.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Series:
 
 
 def on_sqlite(path: Path, way: str, history: list[Message], saves: int) -> Series:
-    """Make a series in a file of its own, whose WAL has its full size."""
+    """Make a series in its own file, whose WAL has its full size."""
     store = backtrail.open(path)
     store.thread("filler").save(noise(WAL_BYTES))
     return Series(store, way, history, saves, size=partial(pages, path))
@@ -122,13 +122,13 @@ def point(series: str, length: int, times: Times, added: int) -> Point:
 
 
 def ratio(name: str, one: Times, other: Cost, **marks: Any) -> Figure:
-    """Make a figure of a mean and what it is compared with."""
+    """Make a figure of a mean and its baseline."""
     wall, cpu = one.mean.over(other)
     return Figure(name, wall, cpu, samples=len(one.taken), **marks)
 
 
 def raw_time(times: Times) -> Figure:
-    """Tell what a raw insert took: the slower the disk, the closer to 1 are ratios of wall times."""
+    """Report the time of a raw insert: the slower the disk, the closer to 1 are ratios of wall times."""
     wall, cpu = times.mean
     note = SLOW if wall > SLOW_DISK * cpu else ""
     return Figure("raw insert", wall * 1e3, cpu * 1e3, unit="ms", samples=len(times.taken), note=note)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """What is measured on a server: which histories, and how many connections for how long."""
+    """The scale of measurements on a server: histories, connections, seconds."""
 
     appends: tuple[int, ...] = (10, 100, 1_000, 10_000)
     plain: tuple[int, ...] = (100, 1_000)
@@ -40,7 +40,7 @@ class Agents:
 
 @dataclass(frozen=True, slots=True)
 class Upkeep:
-    """What is pruned and collected, beside how many writers."""
+    """The scale of pruning and gc, and the number of writers beside them."""
 
     checkpoints: int = 10_000
     keep: int = 100

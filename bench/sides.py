@@ -1,8 +1,8 @@
-"""One chat, kept by several stores side by side: what its turns, its bytes and its reads cost in each of them.
+"""One chat in several stores side by side: the cost of its turns, bytes and reads in each store.
 
-All of them take the same turns in one loop, in an order that is drawn anew for each turn, so that nobody always comes
-after whoever leaves the disk busy. What is slow may stop after fewer turns: it is only ever compared over turns that
-both have taken, and reads only if both have taken as many.
+All stores take the same turns in one loop, in a new random order for each turn, so that no store always follows one
+that leaves the disk busy. A slow store may stop after fewer turns. Stores are only compared over turns that both have
+taken, and reads only after equally many turns.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ QUICK = Scale(turns=100, fewer=50, lengths=(10, 50, 100), rounds=3, budget=0.5)
 
 
 class Turn(NamedTuple):
-    """What is said in a turn: 1 KB each."""
+    """The messages of a turn, 1 KB each."""
 
     said: str
     answer: str
@@ -75,7 +75,7 @@ class Race(NamedTuple):
 
     @classmethod
     def judge(cls, there: Sequence[bool], errors: Sequence[BaseException | None]) -> Race:
-        """Say what became of each writer's message, from whether it is there and what its writer was told."""
+        """Return the fate of each writer's message, from the store's content and the writer's result."""
         outcome = list(zip(there, errors, strict=True))
         told = sum(not kept and error is not None for kept, error in outcome)
         lost = sum(not kept and error is None for kept, error in outcome)
@@ -101,7 +101,7 @@ class Chat(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """What was measured of one chat."""
+    """The measurements of one chat."""
 
     name: str
     note: str = ""
@@ -141,7 +141,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Compared(Result):
-    """What a framework's group has measured: figures, and the sides that they come from."""
+    """The results of a framework's group: figures, and the sides that they come from."""
 
     sides: list[Side] = field(default_factory=list)
 
@@ -193,7 +193,7 @@ def ratio(name: str, theirs: float, ours: float, marks: dict[str, float] | None 
 
 
 def against(theirs: Side, ours: Side, alone: Side, marks: dict[str, dict[str, float]]) -> list[Figure]:
-    """Hold one side against ours; `alone` is what the framework takes by itself, whoever keeps the chat."""
+    """Compare one side with ours; `alone` is the cost of the framework itself, without a store."""
     turns = min(len(theirs.taken), len(ours.taken))
     what = f"{theirs.name} / {ours.name}"
     first, second, floor = (side.total(turns) for side in (theirs, ours, alone))

@@ -1,4 +1,4 @@
-"""Bytes: what steps, small changes, forks and compaction add to a store. Counted, not timed, unless it says so.
+"""Bytes that steps, small changes, forks and compaction add to a store. Sizes are counted; a few figures are times.
 
 1 KB is 1,000 bytes here, which is the stricter reading.
 """

@@ -1,8 +1,8 @@
-"""Upkeep: what pruning and collecting give back, and what those who write meanwhile feel of it.
+"""Maintenance: the space that pruning and gc free, and how long other writers wait meanwhile.
 
-A store of many checkpoints is pruned to few and collected while other processes append to threads of their own. They
-note when each append began and how long it took; afterwards these waits are told apart by what went on. The same
-writers, before anything else goes on, are what to compare with. Run as a program, this is a writer.
+A store of many checkpoints is pruned to few and collected while other processes append to their own threads. Each
+process records when an append began and how long it took. The waits during prune and gc are then compared with those
+before. Run as a program, this module is a writer.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def upkeep(directory: Path, scale: Scale) -> Result:
 
 
 def figures(kind: str, place: Callable[[str], Place], size: Upkeep) -> Iterator[Figure]:
-    """Measure one kind of store; `place` says what the store of a name is opened with."""
+    """Measure one kind of store; `place` returns the arguments to open the store of a name."""
     filled = place("pruned")
     names = fill(filled, size)
     before = _bytes(filled)
@@ -136,7 +136,7 @@ def _waits(what: str, waits: list[Span], span: Span, **gate: float) -> Iterator[
 
 
 class Writer:
-    """A process that appends until it is told to end."""
+    """A process that appends until it gets the signal to end."""
 
     def __init__(self, place: Place, number: int, pause: float) -> None:
         places = [str(ROOT), str(Path(backtrail.__file__).resolve().parent.parent)]

@@ -1,8 +1,8 @@
-"""Writers at once: what many connections write in a fixed time, beside what one writes.
+"""Concurrent writers: the writes of many connections in a fixed time, compared with one connection.
 
-Each writer is a process: the threads of one process would wait for each other, not for the server. All of them run
-from the beginning and wait; one of them, or all, are told when to begin and when to end, and say how much they wrote.
-Run as a program, this is a writer. The server is on the same machine: they share its cores with it.
+Each writer is a process, because the threads of one process would wait for each other, not for the server. All writers
+start first and wait. Then one or all of them get the signals to begin and to end, and report how much they wrote. Run
+as a program, this module is a writer. The server runs on the same machine and shares its cores.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def figures(url: str, store: str, size: int, scale: Server) -> list[Figure]:
 
 
 def _rates(url: str, store: str, size: int, scale: Server) -> dict[tuple[str, int], list[float]]:
-    """Return what was written per second, in each window, by the way of writing and the number of writers."""
+    """Return the writes per second in each window, by kind of write and number of writers."""
     writers = [_Writer(url, store, size, 1 + at) for at in range(scale.writers)]
     kinds = [(way, count) for way in (APPENDS, INSERTS) for count in (1, scale.writers)]
     rates: dict[tuple[str, int], list[float]] = {kind: [] for kind in kinds}
@@ -69,7 +69,7 @@ def _rates(url: str, store: str, size: int, scale: Server) -> dict[tuple[str, in
 
 
 class _Writer:
-    """A process that writes when it is told to."""
+    """A process that writes on a signal."""
 
     def __init__(self, url: str, store: str, size: int, number: int) -> None:
         places = [str(ROOT), str(Path(backtrail.__file__).resolve().parent.parent)]
@@ -87,7 +87,7 @@ class _Writer:
         print(begin, end, way, file=self._process.stdin, flush=True)
 
     def answer(self) -> str:
-        """Return what it says next."""
+        """Return the next line of its output."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:

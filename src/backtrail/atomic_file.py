@@ -1,8 +1,8 @@
 """Atomic creation of files and directories: they are made under a temporary name, synced, then renamed.
 
-Existing files are never replaced, not even a file that another process created a moment ago. A name is refused if
-SQLite would take the new file for the WAL, shared memory or journal of an existing file, or an existing file for those
-of the new file. New parent directories are synced, too. A process that is killed leaves a file named
+An existing file is never replaced, not even one that another process has just created. A name is refused if SQLite
+would treat the new file as the WAL, shared memory or journal of an existing database, or an existing file as one of
+these for the new file. New parent directories are synced, too. A process that is killed leaves a file named
 `.backtrail-<random>.part`, which no process reads.
 """
 
@@ -33,11 +33,11 @@ def path_of(path: Any) -> Path:
     """Return a caller's file name as a path, with `~` expanded; `Invalid` if it is not a file name."""
     name = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not isinstance(name, str) or not name or "\0" in name:
-        raise Invalid(f"this is not the name of a file: {path!r}", code="invalid.argument")
+        raise Invalid(f"a file name must be a str or a path without NUL, not {path!r}", code="invalid.argument")
     try:
         return Path(name).expanduser()
     except RuntimeError as error:
-        raise Invalid(f"{name}: there is no such user: {error}", code="invalid.argument") from error
+        raise Invalid(f"{name}: the user after ~ does not exist: {error}", code="invalid.argument") from error
 
 
 @contextmanager
@@ -53,16 +53,16 @@ def temporary() -> Iterator[Path]:
 
 @contextmanager
 def placed(path: Path, *, beside: tuple[str, ...] = ()) -> Iterator[Path]:
-    """Yield a temporary name, under which the block creates a file or directory; then rename it to `path` and sync it.
+    """Yield a temporary path, where the block creates a file or directory; then rename it to `path` and sync it.
 
-    If the block raises, the file is removed. A caller that creates a directory syncs the files in it.
+    If the block raises, the file is removed. A caller that creates a directory must sync the files in it.
 
     Raises `Conflict` if `path` exists, if a file with the name of `path` and one of the endings `beside` exists, or if
     SQLite would take `path` for a file that belongs to an existing database.
     """
     try:
         if path.is_dir():
-            raise Invalid(f"{path}: is a directory: name something new in it", code="invalid.argument")
+            raise Invalid(f"{path}: is a directory: pass the path of a new file", code="invalid.argument")
         _refuse_existing(path)
         _refuse_beside(path, beside)
         _make(path.parent)
@@ -89,17 +89,17 @@ class Access(NamedTuple):
     @classmethod
     def to(cls, path: Path) -> Access:
         """Return the mode and the group of a path. Raises OSError."""
-        found = path.stat()
-        return cls(stat.S_IMODE(found.st_mode), found.st_gid)
+        status = path.stat()
+        return cls(stat.S_IMODE(status.st_mode), status.st_gid)
 
     def give(self, path: Path) -> None:
-        """Set the mode and group of a path, as far as the process may. If the group fails, it gets no group rights."""
+        """Set the mode and group of a path. If the process may not set the group, the group gets no rights."""
         mode = self.mode
         with suppress(OSError):
             if path.stat().st_gid != self.group:
                 try:
                     os.chown(path, -1, self.group)
-                except OSError:  # a process may only set a group that it belongs to
+                except OSError:  # a process can set only a group of its own
                     mode &= ~stat.S_IRWXG
             path.chmod(mode)
 
@@ -117,10 +117,10 @@ def translated(error: OSError, path: Path) -> Error:
     if error.errno in _FULL:
         return Unavailable(f"{path}: {error.strerror}: free some space and try again", code="unavailable.full")
     if error.errno in (errno.EMFILE, errno.ENFILE):
-        advice = "close stores that are not needed, or let the process open more (ulimit -n)"
+        advice = "too many files are open: close unused stores, or raise the limit (ulimit -n)"
         return Unavailable(f"{path}: {error.strerror}: {advice}", code="unavailable.open")
     if error.errno == errno.EIO:
-        return Unavailable(f"{path}: {error.strerror}: the disk fails", code="unavailable.io")
+        return Unavailable(f"{path}: {error.strerror}: the disk has failed", code="unavailable.io")
     return Unavailable(f"{path}: {error.strerror or error}: check its name and permissions", code="unavailable.open")
 
 
@@ -130,26 +130,26 @@ def _refuse_existing(path: Path) -> None:
 
 
 def _refuse_beside(path: Path, endings: tuple[str, ...]) -> None:
-    """Raise `Conflict` if SQLite would take `path` for a part of an existing file, or an existing file for its part."""
+    """Raise `Conflict` if SQLite would take `path` for a part of an existing database, or the reverse."""
     for ending in PARTS:
         whole = path.with_name(path.name.removesuffix(ending) or path.name)
         if whole != path and whole.is_file():
             raise Conflict(
-                f"{path}: would be taken for a part of {whole.name}, and removed when that is used: name another file",
+                f"{path}: SQLite would take this file for a part of {whole.name} and remove it: choose another name",
                 code="conflict.exists",
             )
     for ending in endings:
         other = path.with_name(path.name + ending)
         if other.exists() or other.is_symlink():
             raise Conflict(
-                f"{other}: is left of another {path.name}, and would be taken for a part of the new one: "
-                "name another file, or remove it if it is no longer used",
+                f"{other}: is left from another {path.name}, and SQLite would take it for a part of the new file: "
+                "choose another name, or remove it if it is not in use",
                 code="conflict.exists",
             )
 
 
 def _existing(path: Path) -> Conflict:
-    return Conflict(f"{path}: is there already: name another file, or remove it", code="conflict.exists")
+    return Conflict(f"{path}: exists already: choose another name, or remove it", code="conflict.exists")
 
 
 def _make(directory: Path) -> None:
@@ -176,7 +176,7 @@ def _give_name(part: Path, path: Path) -> None:
 
 
 def _rename(part: Path, path: Path) -> None:
-    """Rename without links: create `path` empty, then replace it. A process killed in between leaves an empty file."""
+    """Rename without hard links: create `path` empty, then replace it. A killed process leaves an empty file."""
     if part.is_dir():
         _rename_directory(part, path)
         return

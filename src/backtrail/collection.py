@@ -1,8 +1,8 @@
 """The base of the collections `store.agents` and `store.conversations`, which store values in threads.
 
-A value that was loaded or saved knows its head. Saving it again raises `Conflict` unless the head is still the same.
-Saving a new value raises `Conflict` if its id exists. A collection caches the handles that it used last, so a write
-need not read the thread again.
+A value that was loaded or saved knows its head. Saving it again raises `Conflict` if the thread has another head now.
+Saving a new value raises `Conflict` if its id exists. A collection caches the handles that it used last, so that a
+write need not read the thread again.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ _PAGE: Final = 200
 _CURSOR: Final = re.compile(r"(-?[0-9]{1,18}):([0-9]{1,18})")
 
 
-class Kept(Generic[T]):
+class ObjectCache(Generic[T]):
     """A cache of the 256 most recently used objects, by name. Safe to share between Python threads."""
 
     def __init__(self, make: Callable[[str], T]) -> None:
         self._make = make
-        self._things: OrderedDict[str, T] = OrderedDict()
-        self._turn = threading.Lock()
+        self._objects: OrderedDict[str, T] = OrderedDict()
+        self._lock = threading.Lock()
 
     def __call__(self, name: str) -> T:
         """Return the object with this name; make it if it is not in the cache."""
-        with self._turn:
-            thing = self._things.pop(name, None)
-            self._things[name] = thing = self._make(name) if thing is None else thing
-            if len(self._things) > _KEPT:
-                self._things.popitem(last=False)
-        return thing
+        with self._lock:
+            cached = self._objects.pop(name, None)
+            self._objects[name] = cached = self._make(name) if cached is None else cached
+            if len(self._objects) > _KEPT:
+                self._objects.popitem(last=False)
+        return cached
 
 
 class Collection:
@@ -71,7 +71,9 @@ class Collection:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._threads: Kept[Thread[Any]] = Kept(lambda name: Thread(engine, self._space, name, None, self._owner(name)))
+        self._threads: ObjectCache[Thread[Any]] = ObjectCache(
+            lambda name: Thread(engine, self._space, name, None, self._owner(name))
+        )
 
     def _owner(self, name: str) -> str | None:
         """Return the agent that owns a thread: an agent's thread has the agent's id as its name. None for others."""
@@ -79,8 +81,8 @@ class Collection:
 
     def _thread(self, id: str, agent: str | None = None) -> Thread[Any]:  # noqa: A002 - the name users know
         """Return the cached handle of a thread, or a new handle if `agent` is given."""
-        kept = self._threads(check_id(id, f"the id of {self._what}"))
-        return kept if agent is None else Thread(self._engine, self._space, id, None, agent)
+        handle = self._threads(check_id(id, f"the id of {self._what}"))
+        return handle if agent is None else Thread(self._engine, self._space, id, None, agent)
 
     # -- values -----------------------------------------------------------------------------------------
 
@@ -99,14 +101,14 @@ class Collection:
         change = edits.Replace(data, self._engine.session.reader.nodes(), thread._types)  # noqa: SLF001 - our own handle
         expect = ANYTHING if replace else self._expected(id, saved)
         try:
-            made = thread._write(change, thread._meta(None, (), metadata, "manual"), None, default=expect)  # noqa: SLF001
+            checkpoint = thread._write(change, thread._meta(None, (), metadata, "manual"), None, default=expect)  # noqa: SLF001
         except Conflict as error:
             raise self._reworded(error, id) from None
-        self._came_from(saved, made)
-        return made
+        self._set_head(saved, checkpoint)
+        return checkpoint
 
     def _reworded(self, error: Conflict, id: str) -> Conflict:  # noqa: A002
-        """Return a `Conflict` whose text speaks of the agent or conversation, not of its thread."""
+        """Return a `Conflict` whose text names the agent or conversation, not its thread."""
         one = self._what.partition(" ")[2]
         if error.code == "conflict.exists":
             text = f"{one} {id!r} exists already; load it and change that value, or save with replace=True"
@@ -124,27 +126,27 @@ class Collection:
         if head is None or parsed is None:
             return Expect(NOTHING)
         record = self._engine.session.reader.backend.find_thread(self._space, id)
-        if record is None or record.uid != parsed[0]:  # the value came from another store
+        if record is None or record.uid != parsed[0]:  # the value is from another store
             return Expect(NOTHING)
         return Expect(parsed[1], bytes.fromhex(head[log.ID_LENGTH :]))
 
-    def _came_from(self, saved: Saved, checkpoint: Checkpoint[Any]) -> None:
-        """Set the head of a value that was loaded from a checkpoint, or saved as it."""
+    def _set_head(self, saved: Saved, checkpoint: Checkpoint[Any]) -> None:
+        """Set the head of a value to the checkpoint that it was loaded from or saved as."""
         uid = bytes.fromhex(checkpoint.id[-2 * log.UID_BYTES :])
         self._engine.remember(saved, f"{checkpoint.id}{checkpoint.op_id.hex()}", uid)
 
     def _load(self, id: str, at: Any) -> Checkpoint[Any]:  # noqa: A002
         """Return a checkpoint of a thread. `at` is a ref ("@" for the head), or an agent checkpoint or its id."""
         thread = self._thread(id)
-        found = None
+        agent_checkpoint = None
         if isinstance(at, AgentCheckpoint) or (isinstance(at, str) and log.parse_id(at)):
-            found = manifests_of(self._engine, at)
-        if found is not None:
-            manifests = Manifests(self._engine, found[0])
+            agent_checkpoint = manifests_of(self._engine, at)
+        if agent_checkpoint is not None:
+            manifests = Manifests(self._engine, agent_checkpoint[0])
             try:
-                return thread._held(manifests.pointer(found[1], self._space, id))  # noqa: SLF001 - our own handle
+                return thread._held(manifests.pointer(agent_checkpoint[1], self._space, id))  # noqa: SLF001 - our own handle
             except Corrupt:
-                manifests.checkpoint(found[1])  # raises NotFound if it was deleted meanwhile: then this is no damage
+                manifests.checkpoint(agent_checkpoint[1])  # not damage if the checkpoint was deleted: raises NotFound
                 raise
         checkpoint = thread.latest()
         if checkpoint is None:
@@ -173,13 +175,13 @@ class Collection:
         self,
         agent: str | None,
         cursor: str | None,
-        wanted: Callable[[ThreadRecord], bool] = lambda _: True,
+        selects: Callable[[ThreadRecord], bool] = lambda _: True,
         *,
         prefix: str | None = None,
     ) -> Iterator[tuple[ThreadRecord, Row, dict[str, Any] | str]]:
-        """Yield each wanted thread with its newest row and its `_header`, without threads deleted meanwhile."""
+        """Yield each selected thread with its newest row and its `_header`. Deleted threads are skipped."""
         for record, newest in self._listed(agent, cursor, prefix):
-            if wanted(record):
+            if selects(record):
                 with suppress(NotFound):
                     yield record, newest, self._header(record)
 
@@ -196,7 +198,7 @@ class Collection:
             return _header(reader.chain(record, tip.head).tree, self._engine)
         except NotFound:
             raise
-        except Error as error:  # an unreadable thread must not end the listing
+        except Error as error:  # list an unreadable thread, too
             return str(error)
 
 
@@ -211,27 +213,27 @@ def cursor_of(record: ThreadRecord, newest: Row) -> str:
 
 
 def _place_of(cursor: str) -> tuple[int, int]:
-    found = _CURSOR.fullmatch(str(cursor))
-    if found is None:
+    match = _CURSOR.fullmatch(str(cursor))
+    if match is None:
         raise Invalid(
             f"after= must be the cursor of an entry of this listing, not {cursor!r:.60}", code="invalid.argument"
         )
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 def _header(tree: Tree, engine: Engine) -> dict[str, Any]:
     top = spines.open_rep(tree.rep, tree.nodes)
     if top is None or not top.is_mapping:
-        raise Corrupt("its state is not that of a value", code="corrupt.state")
+        raise Corrupt("its state is not a dict", code="corrupt.state")
     decoder, unpack = Decoder(tree.nodes, engine.types), Unpacker(engine.types)
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for entry in spines.entries(tree.nodes, top):
         key = unpack(spines.key_of(entry))
         if key != "messages" and is_field(key):
-            found[key] = decoder.value(value_of(entry))
+            fields[key] = decoder.value(value_of(entry))
     spine = listed(tree)
     if spine is not None:
-        found["count"] = spine.length
+        fields["count"] = spine.length
         last = spines.entries(tree.nodes, spine, spine.length - 1) if spine.length else []
-        found["last"] = decoder.values(last)[0] if last else None
-    return found
+        fields["last"] = decoder.values(last)[0] if last else None
+    return fields

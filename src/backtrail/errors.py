@@ -1,6 +1,6 @@
 """The error tree. Every exception that backtrail raises on purpose is one of these.
 
-The classes are grouped by what a handler does about them. Handlers tell errors apart by class and `code`, not by text:
+Each class stands for one reaction of a handler. Handlers distinguish errors by class and `code`, not by text:
 
     Error
     ├── NotFound (KeyError)     the thing does not exist: look elsewhere, or create it

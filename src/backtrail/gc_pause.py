@@ -1,7 +1,7 @@
-"""Pausing Python's garbage collector while many objects are made.
+"""Pause Python's garbage collector while many objects are made.
 
-The collector runs after every few hundred new containers and visits all of them. For a long list of messages, or the
-tables of a file store, that is half of the time to read it. So it pauses until they are made.
+The collector runs after every few hundred new containers and visits all of them. That takes half of the time to read a
+long list of messages, or the tables of a file store. So the collector pauses until they are made.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _uncollected: Final[set[object]] = set()
-"""One token for each block that paused the collector. No lock: a signal handler may run in between."""
+"""One token for each block that paused the collector. It has no lock, because a signal handler may run at any time."""
 
 
 def _collect_in_child() -> None:

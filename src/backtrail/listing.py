@@ -51,7 +51,8 @@ def listed(
 ) -> Iterator[ThreadInfo]:
     """Yield the infos of the threads in a scope, newest activity first.
 
-    `origin` is the uid of a thread: only its forks. `after` is the (time, number) of a thread: only threads behind it.
+    `origin` is the uid of a thread: yield only its forks. `after` is the (time, number) of the last thread on the page
+    before.
     """
     left = limit
     while left is None or left > 0:
@@ -68,8 +69,8 @@ def listed(
 
 def known(reader: LogReader, space: str, name: str) -> ThreadInfo | None:
     """Return the info of one thread; None if it does not exist or has no head."""
-    found = _found(reader, space, name)
-    return None if found is None or not found[1].head else _info(reader, *found)
+    entry = _record_and_newest(reader, space, name)
+    return None if entry is None or not entry[1].head else _info(reader, *entry)
 
 
 def uid_of(reader: LogReader, space: str, name: str) -> bytes:
@@ -83,14 +84,14 @@ def uid_of(reader: LogReader, space: str, name: str) -> bytes:
 def place_of(session: Session, space: str, after: ThreadInfo | str) -> tuple[int, int]:
     """Return the (time, number) after which a listing continues. `after` is a thread's id, or its info in a listing."""
     name = after.id if isinstance(after, ThreadInfo) else after
-    found = _found(session.reader, space, check_id(name, "a thread's id"))
-    if found is None:
+    entry = _record_and_newest(session.reader, space, check_id(name, "a thread's id"))
+    if entry is None:
         raise NotFound(f"there is no thread {name!r} to continue after", code="not_found.thread")
-    record, newest = found
+    record, newest = entry
     return micros(after.updated_at) if isinstance(after, ThreadInfo) else newest.created_at, record.no
 
 
-def _found(reader: LogReader, space: str, name: str) -> tuple[ThreadRecord, Row] | None:
+def _record_and_newest(reader: LogReader, space: str, name: str) -> tuple[ThreadRecord, Row] | None:
     """Return a thread's record and its newest row, which may be damaged; None if the thread has no rows."""
     record = reader.backend.find_thread(space, name)
     newest = None if record is None else reader.backend.newest(record.no)
@@ -114,7 +115,7 @@ def _info(reader: LogReader, record: ThreadRecord, newest: Row) -> ThreadInfo:
 
 
 def _tip(reader: LogReader, record: ThreadRecord, newest: Row) -> tuple[Tip, str | None]:
-    """Return the tip of a thread and None; if its head is lost, the newest readable tip and the reason."""
+    """Return the tip of a thread, and None; if its head is lost, return the newest readable tip, and the reason."""
     head = newest if newest.head == newest.seq else reader.row(record, newest.head)
     if head is not None and log.is_sound(newest, record.uid) and log.is_sound(head, record.uid):
         return Tip(record, newest, head), None
@@ -122,6 +123,6 @@ def _tip(reader: LogReader, record: ThreadRecord, newest: Row) -> tuple[Tip, str
         tip = reader.readable(record)
     except Corrupt as error:
         return Tip(record, newest, None), str(error)
-    if tip is None:  # gc removed its rows meanwhile
+    if tip is None:  # gc has removed its rows
         return Tip(record, newest, None), None
     return tip, None if tip.lost is None else str(tip.lost)

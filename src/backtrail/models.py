@@ -31,7 +31,7 @@ _FIRST: Final = (dt.datetime.min.replace(tzinfo=dt.UTC) - _EPOCH) // dt.timedelt
 _LAST: Final = (dt.datetime.max.replace(tzinfo=dt.UTC) - _EPOCH) // dt.timedelta(microseconds=1)
 
 MISSING: Final = Sentinel.MISSING
-"""Stands for an absent value where None could be a value."""
+"""Marks an absent value where None could be a value."""
 NEW: Final = Sentinel.NEW
 """The expectation that a thread does not exist yet."""
 
@@ -169,7 +169,7 @@ def micros(moment: dt.datetime) -> int:
 
 @dataclass(slots=True, eq=False)
 class Saved:
-    """The id of the checkpoint that an agent or conversation was loaded from or saved as; None if there is none."""
+    """The id of the checkpoint that an agent or conversation was loaded from or saved as; None for a new value."""
 
     head: str | None = None
 
@@ -267,7 +267,7 @@ class Stats:
     """The messages of the heads of all conversations."""
     chunks: int
     logical_bytes: int
-    """The sum of the sizes of all visible checkpoints' states: the size of whole copies."""
+    """The sum of the sizes of all visible checkpoints' states: the size if each checkpoint were a copy."""
     payload_bytes: int
     """The bytes that are stored for these states, compressed and shared."""
     stored_bytes: int
@@ -284,7 +284,7 @@ class Stats:
 
 
 class PruneReport(int):
-    """The number of checkpoints that a prune removes. `removed` and `kept` list them with the reasons."""
+    """The number of checkpoints that a prune removes, as an int. `removed` and `kept` list them with the reasons."""
 
     removed: Sequence[tuple[str, str]]
     """(checkpoint id, reason)."""
@@ -343,7 +343,7 @@ class GcReport:
     bytes: int
     """The stored bytes of the removed chunks."""
     repacked: int = 0
-    """The rows that were rewritten, to refer to a chunk with the same content, or to no longer refer to one."""
+    """The number of rows that were compressed again, to share the bytes of a chunk or to no longer need one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,7 +390,7 @@ class ImportReport:
     """An older name of `visible_rows`."""
     chunks: int
     marked: int
-    """The existing rows that the import hid, showed again or tagged otherwise."""
+    """The existing rows that the import hid, made visible again, or tagged differently."""
     visible_rows: int = field(init=False)
     """The imported rows that are visible checkpoints of any thread, as in `ExportReport`."""
 
@@ -414,7 +414,7 @@ class CopyReport:
     extended: int
     """The threads that the target store had, and that got more rows."""
     checkpoints: int
-    """The visible checkpoints of the source that the target has with the same root, without those it had pruned."""
+    """The visible checkpoints of the source that the target has with the same root hash. Pruned ones do not count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -473,13 +473,13 @@ class VerifyReport:
     misindexed: tuple[str, ...] = ()
     """The ids of threads whose messages `search` may miss. No data is lost; `reindex` repairs the index."""
     faults: tuple[str, ...] = ()
-    """The faults of files, tables, indexes and pins, in words. `damaged` lists the checkpoints that they affect."""
+    """Descriptions of damage in files, tables, indexes and pins. `damaged` lists the checkpoints that it affects."""
     chunks: tuple[str, ...] = ()
     """The digests of damaged chunks, unused ones included."""
     salvage: tuple[Salvage, ...] = ()
     """The readable part of each thread in `damaged`."""
     repairs: tuple[str, ...] = ()
-    """The repairs that `repair=True` made, or would make, in words."""
+    """Descriptions of the repairs that `repair=True` made, or would make."""
     repaired: bool = False
     """Whether the repairs were made. The other fields then describe the store before them."""
     skipped: int = 0

@@ -191,7 +191,7 @@ class Store:
         kind: str | None = None,
         timeout: dt.timedelta | float | None = None,
     ) -> Watch[Checkpoint[Any]]:
-        """Give each new head of any thread as it is made, by any process. The heads of one thread come in order.
+        """Yield each new head of any thread, from any process. The heads of one thread come in order.
 
         See `Thread.watch`.
         """
@@ -302,7 +302,7 @@ class Store:
         with loading:
             from backtrail.engine.search import search  # noqa: PLC0415
 
-        sought = check_query(query, contains=contains)
+        parsed = check_query(query, contains=contains)
         if order not in ("newest", "score"):
             raise Invalid(f'order must be "newest" or "score", not {order!r}', code="invalid.argument")
         agent = None if agent is None else check_id(agent, "an agent's id")
@@ -317,7 +317,7 @@ class Store:
             threads = tuple(record.no for record in named if record is not None)
         return (search.best if order == "score" else search.newest)(
             reader,
-            sought,
+            parsed,
             search.Where(kind, agent, threads),
             after=None if after is None else search.cursor_of(check_cursor(after)),
             limit=min(check_count(limit, "limit"), sys.maxsize),
@@ -326,10 +326,10 @@ class Store:
 
     def reindex(self, *, progress: Callable[[str, int], None] | None = None) -> None:
         """Rebuild the search index from the stored checkpoints."""
-        told = check_progress(progress)
+        callback = check_progress(progress)
         reader = self._engine.outside()
         reader.backend.clear_index()
-        indexer.catch_up(reader, progress=told)
+        indexer.catch_up(reader, progress=callback)
 
     # -- several at once --------------------------------------------------------------------------------
 

@@ -53,15 +53,16 @@ def check_url(url: Any) -> str:
         )
     if _BLANK.fullmatch(name):
         raise Invalid(
-            f"{name!r} does not name a store: write a path, or a URL such as sqlite:///agents.db", code="invalid.url"
+            f"{name!r} is not the name of a store: pass a path, or a URL such as sqlite:///agents.db",
+            code="invalid.url",
         )
     if name.strip().rpartition("/")[2] == ":memory:":
-        raise Invalid(f"a store in memory is memory://, not {name!r}", code="invalid.url")
+        raise Invalid(f"the URL of a store in memory must be memory://, not {name!r}", code="invalid.url")
     return name
 
 
 def shown(url: str) -> str:
-    """Return a URL without its password and without other parts that may hold a secret, for messages."""
+    """Return a URL for messages: without its password and other parts that may be secret."""
     scheme, colon, rest = url.strip().partition(":")
     if _WORDS.match(url):
         return "..."
@@ -70,11 +71,11 @@ def shown(url: str) -> str:
     if not scheme.lower().startswith("postgres"):
         return f"{scheme}://..." if rest.startswith("//") else url
     address, mark, query = rest.partition("?")
-    found = _ADDRESS.fullmatch(address)
-    if found is None:
+    parts = _ADDRESS.fullmatch(address)
+    if parts is None:
         return f"{scheme}://..."
     kept = "&".join(each for each in query.split("&") if _HARMLESS.fullmatch(each))
-    return f"{scheme}://{found['user'] or ''}{found['host']}{found['path'] or ''}{mark if kept else ''}{kept}"
+    return f"{scheme}://{parts['user'] or ''}{parts['host']}{parts['path'] or ''}{mark if kept else ''}{kept}"
 
 
 def in_postgres(url: str) -> bool:
@@ -87,14 +88,13 @@ def backend_at(url: str, *, durability: str, read_only: bool, schema: str | None
     url = _lowered(url)
     if _WORDS.match(url) or (url != url.lstrip() and _SCHEME.match(url.lstrip())):
         raise Invalid(
-            "this is neither a path nor a URL: write postgresql://user:password@host:5432/database, "
-            "without a leading space",
+            "this is not a URL: write postgresql://user:password@host:5432/database, without a leading space",
             code="invalid.url",
         )
     if in_postgres(url):
         return _postgres(url, durability=durability, read_only=read_only, schema=schema)
     if schema is not None:
-        raise Invalid("schema= is for PostgreSQL; this kind of store has none", code="invalid.argument")
+        raise Invalid("schema= is for PostgreSQL; this kind of store has no schemas", code="invalid.argument")
     if url.startswith("memory:"):
         if url not in ("memory:", "memory://", "memory:///"):
             raise Invalid(f"a store in memory has no name: use memory://, not {url!r}", code="invalid.url")
@@ -102,7 +102,7 @@ def backend_at(url: str, *, durability: str, read_only: bool, schema: str | None
             from backtrail.backends.memory import MemoryBackend  # noqa: PLC0415
 
         if read_only:
-            raise Invalid("a store in memory is new: read_only=True would leave it empty", code="invalid.argument")
+            raise Invalid("a store in memory cannot be read-only, because it begins empty", code="invalid.argument")
         return MemoryBackend()
     if url.startswith("file:"):
         with loading:
@@ -144,8 +144,8 @@ def file_of(url: str) -> str:
 
 
 def _lowered(url: str) -> str:
-    found = _SCHEME.match(url)
-    return found[0].lower() + url[found.end() :] if found else url
+    scheme = _SCHEME.match(url)
+    return scheme[0].lower() + url[scheme.end() :] if scheme else url
 
 
 def _postgres(url: str, *, durability: str, read_only: bool, schema: str | None) -> Backend:
@@ -154,7 +154,7 @@ def _postgres(url: str, *, durability: str, read_only: bool, schema: str | None)
             from backtrail.backends.postgres.backend import PostgresBackend  # noqa: PLC0415
     except ImportError as error:
         raise Unavailable(
-            "a store in PostgreSQL needs psycopg: pip install 'backtrail[postgres]'", code="unavailable.extra"
+            "PostgreSQL stores need psycopg: pip install 'backtrail[postgres]'", code="unavailable.extra"
         ) from error
     return PostgresBackend(url, schema=schema, durability=durability, read_only=read_only)
 
@@ -162,7 +162,7 @@ def _postgres(url: str, *, durability: str, read_only: bool, schema: str | None)
 def _directory(url: str) -> str:
     if not url.startswith("file:///") or not url.strip("/").removeprefix("file:"):
         raise Invalid(
-            f"cannot read {shown(url)!r}; write file:///var/lib/agents, the absolute path of a directory",
+            f"cannot parse {shown(url)!r}; write file:///var/lib/agents, the absolute path of a directory",
             code="invalid.url",
         )
     return _unquoted(url.removeprefix("file://"))
@@ -184,7 +184,7 @@ def _path(url: str) -> str:
     if url.startswith("sqlite:"):
         if not url.startswith("sqlite:///") or url == "sqlite:///":
             raise Invalid(
-                f"cannot read {shown(url)!r}; write sqlite:///agents.db, or for an absolute path "
+                f"cannot parse {shown(url)!r}; write sqlite:///agents.db, or for an absolute path "
                 "sqlite:////var/lib/agents.db",
                 code="invalid.url",
             )
@@ -192,7 +192,7 @@ def _path(url: str) -> str:
     scheme, separator, _ = url.partition("://")
     if separator and scheme.replace("+", "").isalnum():
         raise Invalid(
-            f"there is no kind of store {scheme!r}; use a path, sqlite:///path, file:///directory, postgresql://..., "
+            f"unknown kind of store {scheme!r}; use a path, sqlite:///path, file:///directory, postgresql://..., "
             "memory://, or install the package that registers this scheme",
             code="invalid.url",
         )

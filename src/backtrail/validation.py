@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 def new_id() -> str:
-    """Return a new random id in the form of `str(uuid.uuid4())`, in a third of its time."""
+    """Return a new random id like `str(uuid.uuid4())`, but three times as fast."""
     digits = os.urandom(16).hex()
     return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{_VARIANT[digits[16]]}{digits[17:20]}-{digits[20:]}"
 
@@ -70,10 +70,10 @@ def check_progress(progress: Callable[[str, int], None] | None) -> Callable[[str
     return progress
 
 
-def refuse(path: str, wanted: str, value: object) -> Invalid:
-    """Return the error for a field of the wrong type or value. `wanted` describes a right value."""
+def refuse(path: str, expected: str, value: object) -> Invalid:
+    """Return the error for a field with a wrong type or value. `expected` describes a right value."""
     shown = _shown(value) if value is None or isinstance(value, str | int | float) else type(value).__name__
-    return Invalid(f"{path} must be {wanted}, not {shown}", code="invalid.argument", path=path)
+    return Invalid(f"{path} must be {expected}, not {shown}", code="invalid.argument", path=path)
 
 
 def _shown(value: object) -> str:
@@ -84,7 +84,7 @@ def _shown(value: object) -> str:
 
 
 def below(error: Invalid, path: str) -> Invalid:
-    """Return the error of a part of a value with `path`, the path of the part, in front of its own path."""
+    """Return the error with a longer path: `path` is the path of the part in which the error occurred."""
     inner = path if not error.path else path + error.path if error.path.startswith("[") else f"{path}.{error.path}"
     return Invalid(f"{path}: {error}", code=error.code, path=inner)
 
@@ -131,7 +131,7 @@ def time(value: Any, path: str) -> dt.datetime:
         return value
     if value.utcoffset() is None:
         raise Invalid(
-            f"{path} has no time zone; use datetime.now(UTC), or add one with .replace(tzinfo=...)",
+            f"{path} must have a time zone: use datetime.now(UTC), or add one with .replace(tzinfo=...)",
             code="invalid.argument",
             path=path,
         )
@@ -143,47 +143,49 @@ def time(value: Any, path: str) -> dt.datetime:
 
 def member(kind: type[M], value: Any, path: str) -> M:
     """Return a member of an Enum, given as the member, its value, or a `Member` record (loaded without its class)."""
-    given = value if type(value) is str else getattr(value, "value", value)
-    found = kind._value2member_map_.get(given) if isinstance(given, str) else None  # faster than calling the class
-    if found is None:
-        raise refuse(path, f"one of {', '.join(kind)}", given)
-    return cast("M", found)
+    key = value if type(value) is str else getattr(value, "value", value)
+    item = kind._value2member_map_.get(key) if isinstance(key, str) else None  # faster than calling the class
+    if item is None:
+        raise refuse(path, f"one of {', '.join(kind)}", key)
+    return cast("M", item)
 
 
 def mapping(value: Any, path: str, *, texts: bool = False) -> dict[str, Any]:
     """Check a mapping with strings as keys and, with `texts`, as values; return it as a dict."""
     if type(value) is not dict and not isinstance(value, Mapping):
         raise refuse(path, "a mapping with strings as keys", value)
-    made: dict[str, Any] = dict(value)
-    if {*map(type, made)} <= {str} and not (texts and {*map(type, made.values())} - {str}):
-        return made
-    made = {}
+    result: dict[str, Any] = dict(value)
+    if {*map(type, result)} <= {str} and not (texts and {*map(type, result.values())} - {str}):
+        return result
+    result = {}
     for key, part in value.items():
         where = f"{path}[{_shown(key)}]"
         if not isinstance(key, str):
             what = type(key).__name__
-            raise Invalid(f"{where} has a key of type {what}; keys are strings", code="invalid.argument", path=where)
-        if plain(key) in made:
-            raise Invalid(f"{where} occurs twice, as {key!r} and as text", code="invalid.argument", path=where)
-        made[plain(key)] = text(part, where) if texts else part
-    return made
+            raise Invalid(
+                f"{where} has a key of type {what}; keys must be strings", code="invalid.argument", path=where
+            )
+        if plain(key) in result:
+            raise Invalid(f"{where} is there twice: as {key!r} and as a string", code="invalid.argument", path=where)
+        result[plain(key)] = text(part, where) if texts else part
+    return result
 
 
 def items(value: Any, path: str, check: Callable[[Any, str], T]) -> Items[T]:
     """Run a check on each item of a list; return the results."""
-    return Items(check(part, f"{path}[{at}]") for at, part in enumerate(_listed(value, path)))
+    return Items(check(part, f"{path}[{at}]") for at, part in enumerate(_as_list(value, path)))
 
 
 def instances(value: Any, path: str, kind: type[T]) -> Items[T]:
     """Check a list whose items are all of exactly one class."""
-    made = value if type(value) is Items else Items(_listed(value, path))
-    if not {*map(type, made)} <= {kind}:  # fast, without a Python call per item: there may be 100,000 messages
-        at = next(at for at, part in enumerate(made) if type(part) is not kind)
-        raise refuse(f"{path}[{at}]", f"of type {kind.__name__}", made[at])
-    return made
+    entities = value if type(value) is Items else Items(_as_list(value, path))
+    if not {*map(type, entities)} <= {kind}:  # fast, without a Python call per item: there may be 100,000 messages
+        at = next(at for at, part in enumerate(entities) if type(part) is not kind)
+        raise refuse(f"{path}[{at}]", f"of type {kind.__name__}", entities[at])
+    return entities
 
 
-def _listed(value: Any, path: str) -> Iterable[Any]:
+def _as_list(value: Any, path: str) -> Iterable[Any]:
     if isinstance(value, str):
         raise refuse(path, f"a list, such as [{_shown(value)}]", value)
     if isinstance(value, bytes | Mapping) or not isinstance(value, Iterable):
@@ -194,16 +196,16 @@ def _listed(value: Any, path: str) -> Iterable[Any]:
 def json_time(value: Any, path: str) -> dt.datetime:
     """Return the time that a text in ISO 8601 names, in UTC. The text must have a time zone."""
     try:
-        found = dt.datetime.fromisoformat(value)
+        moment = dt.datetime.fromisoformat(value)
     except (TypeError, ValueError):
-        found = None
-    if found is None or found.tzinfo is None:
+        moment = None
+    if moment is None or moment.tzinfo is None:
         raise refuse(path, "a time in ISO 8601 with its zone, such as '2026-01-31T12:00:00Z'", value)
-    return time(found, path)
+    return time(moment, path)
 
 
 def json_value(value: Any, path: str) -> Any:
-    """Return a copy of a value; `Invalid` if JSON cannot hold it exactly."""
+    """Return a copy of a value; `Invalid` if JSON cannot represent it exactly."""
     try:
         return _json_value(value, path)
     except RecursionError:
@@ -230,7 +232,7 @@ def _json_key(key: Any, path: str) -> str:
 def _no_json(value: Any, path: str) -> Invalid:
     what = repr(value) if isinstance(value, float) else f"of type {type(value).__name__}"
     return Invalid(
-        f"{path}: JSON cannot hold a value that is {what}; put text, a number, a list or a dict there",
+        f"{path}: JSON has no value that is {what}; use text, a number, a list or a dict",
         code="invalid.value",
         path=path,
     )
@@ -246,23 +248,23 @@ class Entity:
     _NEEDED: ClassVar[tuple[str, ...]]
     """Fields that stored data must have. An `id` among them may be left out in JSON."""
     _TIMES: ClassVar[tuple[str, ...]] = ()
-    """Fields that are times. The first is EPOCH if stored data lack it; the defaults of the others depend on it."""
+    """Fields that are times. If stored data lack the first, it is EPOCH; the defaults of the others depend on it."""
     _PARTS: ClassVar[tuple[tuple[str, type[Entity]], ...]] = ()
     """Fields that are lists of other entities, each with the class of its items."""
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Self:
-        """Return the entity of stored data, which `to_data` made."""
-        given = _given(cls, data, "a newer backtrail saved it; upgrade to read it")
+        """Return the entity that `to_data` has converted to this data."""
+        fields = _keyword_arguments(cls, data, "a newer backtrail saved it; upgrade to read it")
         for name, part in cls._PARTS:
-            if name in given:
-                given[name] = _each(part, part.from_data, given[name], name)
+            if name in fields:
+                fields[name] = _each(part, part.from_data, fields[name], name)
         for name in cls._TIMES[:1]:
-            given.setdefault(name, EPOCH)
-        return _made(cls, given)
+            fields.setdefault(name, EPOCH)
+        return _entity_of(cls, fields)
 
     def to_json(self) -> dict[str, Any]:
-        """Return a copy of the value as JSON data, with times as text; `Invalid` names a part that JSON cannot hold."""
+        """Return the value as new JSON data, with times as text; `Invalid` names a part that JSON cannot represent."""
         return json_fields(type(self), self._data(), "")
 
     def _data(self) -> dict[str, Any]:
@@ -270,32 +272,32 @@ class Entity:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Return the value of JSON data, which `to_json` made. A missing or null field gets its default."""
+        """Return the value that `to_json` has converted to this data. A missing or null field gets its default."""
         own = "metadata" in _names(cls)  # type: ignore[arg-type]
-        given = _given(cls, data, "leave it out, or put it into metadata" if own else "leave it out")
-        given = {name: value for name, value in given.items() if value is not None}
+        fields = _keyword_arguments(cls, data, "leave it out, or put it into metadata" if own else "leave it out")
+        fields = {name: value for name, value in fields.items() if value is not None}
         for name, part in cls._PARTS:
-            if name in given:
-                given[name] = _each(part, part.from_json, given[name], name)
+            if name in fields:
+                fields[name] = _each(part, part.from_json, fields[name], name)
         for name in cls._TIMES:
-            if name in given:
-                given[name] = json_time(given[name], name)
+            if name in fields:
+                fields[name] = json_time(fields[name], name)
         if "id" in cls._NEEDED:
-            given.setdefault("id", new_id())
-        return _made(cls, given)
+            fields.setdefault("id", new_id())
+        return _entity_of(cls, fields)
 
 
-def _given(cls: type[Entity], data: Any, hint: str) -> dict[str, Any]:
+def _keyword_arguments(cls: type[Entity], data: Any, hint: str) -> dict[str, Any]:
     """Return data as keyword arguments of the class; `Invalid` for an unknown field."""
     if type(data) is not dict and not isinstance(data, Mapping):
         raise refuse(f"a {cls.__name__} as data", "a mapping", data)
-    given = dict(data)
+    fields = dict(data)
     known = _names(cls)  # type: ignore[arg-type]  # mypy takes the __hash__ of its instances
-    if not known.issuperset(given):
-        unknown = _shown(next(name for name in given if name not in known))
+    if not known.issuperset(fields):
+        unknown = _shown(next(name for name in fields if name not in known))
         raise Invalid(f"a {cls.__name__} has no field {unknown}: {hint}", code="invalid.schema", path=f"[{unknown}]")
-    given.pop("_saved", None)  # entities that were saved as states of plain threads have it
-    return given
+    fields.pop("_saved", None)  # entities that were saved as states of plain threads have it
+    return fields
 
 
 @functools.cache
@@ -304,60 +306,64 @@ def _names(cls: Any) -> frozenset[str]:
 
 
 def _each(kind: type[Entity], make: Callable[[Any], Any], parts: Any, name: str) -> Any:
-    """Make an entity of each item of a list of data, unless it is one already."""
+    """Make an entity from each item of a list of data. An item that is an entity already stays."""
     if not isinstance(parts, list | tuple):
         raise refuse(name, "a list", parts)
-    made = []
+    entities = []
     for at, part in enumerate(parts):
         try:
-            made.append(part if type(part) is kind else make(part))
+            entities.append(part if type(part) is kind else make(part))
         except Invalid as error:
             raise below(error, f"{name}[{at}]") from error
-    return Items(made)
+    return Items(entities)
 
 
-def _made(cls: type[E], given: dict[str, Any]) -> E:
+def _entity_of(cls: type[E], fields: dict[str, Any]) -> E:
     for name in cls._NEEDED:
-        if name not in given:
+        if name not in fields:
             raise Invalid(
-                f"a {cls.__name__} needs {name!r}, which is missing, or null", code="invalid.schema", path=name
+                f"a {cls.__name__} needs {name!r}, which is missing or null", code="invalid.schema", path=name
             )
-    return cls(**given)
+    return cls(**fields)
 
 
 def json_fields(cls: type[Entity], data: dict[str, Any], path: str) -> dict[str, Any]:
     """Return the data of an entity as JSON data. `path` is the start of the paths in errors."""
     parts = dict(cls._PARTS)
-    made: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name, value in data.items():
         where = path + name
         if name in cls._TIMES:
-            made[name] = value.isoformat()
+            result[name] = value.isoformat()
         elif name in parts:
-            made[name] = [json_fields(parts[name], part, f"{where}[{at}].") for at, part in enumerate(value)]
+            result[name] = [json_fields(parts[name], part, f"{where}[{at}].") for at, part in enumerate(value)]
         else:
-            made[name] = json_value(value, where)
-    return made
+            result[name] = json_value(value, where)
+    return result
 
 
 def to_data(value: Entity) -> dict[str, Any]:
     """Return an entity as plain data, to be stored. It shares dicts with the entity: do not change them."""
     if not isinstance(value, Entity):
-        raise Invalid(f"there is no data of a {type(value).__name__}: make a value of it", code="invalid.argument")
+        raise Invalid(
+            f"to_data takes an agent, conversation or message, not {type(value).__name__}", code="invalid.argument"
+        )
     return value._data()  # noqa: SLF001 - its other half
 
 
 def to_json(value: Entity) -> dict[str, Any]:
     """Return an entity as JSON data, as its `to_json` does."""
     if not isinstance(value, Entity):
-        raise Invalid(f"there is no JSON of a {type(value).__name__}: make a value of it", code="invalid.argument")
+        raise Invalid(
+            f"to_json takes an agent, conversation or message, not {type(value).__name__}", code="invalid.argument"
+        )
     return value.to_json()
 
 
 MAX_QUERY: Final = 10_000
 MAX_PHRASES: Final = 256
 LEASE: Final = 60.0
-"""The default lease of a run, in seconds. The worker renews it after each third of that time."""
+"""The default lease of a run, in seconds. The worker renews the lease after each third of that time."""
 
 
 def check_count(value: Any, what: str, *, least: int = 0) -> int:
@@ -370,12 +376,12 @@ def check_count(value: Any, what: str, *, least: int = 0) -> int:
 def check_ids(threads: Any) -> tuple[str, ...]:
     """Check a non-empty list of thread ids; return each id once."""
     try:
-        listed = None if isinstance(threads, str | bytes) else tuple(threads)
+        names = None if isinstance(threads, str | bytes) else tuple(threads)
     except TypeError:
-        listed = None
-    if not listed:
+        names = None
+    if not names:
         raise Invalid(f"threads= must be a list of ids, not {threads!r}", code="invalid.argument")
-    return tuple(dict.fromkeys(check_id(each, "a thread's id") for each in listed))
+    return tuple(dict.fromkeys(check_id(each, "a thread's id") for each in names))
 
 
 def check_kind_of_ids(kind: Any, threads: Any, kinds: tuple[str, ...]) -> tuple[str, ...]:
@@ -423,7 +429,7 @@ def check_tags(tags: Any, what: str = "tags") -> tuple[str, ...]:
 
 
 def check_several(values: Any, what: str) -> tuple[Any, ...]:
-    """Return a collection as a tuple. A string is refused, because it would become its letters."""
+    """Return a collection as a tuple. A string is refused, because it would become a list of letters."""
     if isinstance(values, str | bytes):
         raise Invalid(f"{what}= takes a list, not one string: write {what}=[{values!r:.100}]", code="invalid.argument")
     try:
@@ -486,17 +492,17 @@ def check_query(text: Any, *, contains: bool) -> query.Query:
     if len(text) > MAX_QUERY:
         raise Invalid(f"a query has at most {MAX_QUERY} characters; this one has {len(text)}", code="invalid.query")
     text = plain(text)
-    found = query.piece(text) if contains else query.words(text)
-    if found.piece == "" or not (contains or found.phrases):
+    parsed = query.piece(text) if contains else query.words(text)
+    if parsed.piece == "" or not (contains or parsed.phrases):
         hint = "" if contains else "; contains=True searches for any text"
         raise Invalid(f"the query {text!r} has no word{hint}", code="invalid.query")
-    if len(found.phrases) > MAX_PHRASES:
+    if len(parsed.phrases) > MAX_PHRASES:
         raise Invalid(
-            f"a query has at most {MAX_PHRASES} different words and phrases; this one has {len(found.phrases)}: quote "
+            f"a query has at most {MAX_PHRASES} different words and phrases; this one has {len(parsed.phrases)}: quote "
             "words that follow each other, or use contains=True",
             code="invalid.query",
         )
-    return found
+    return parsed
 
 
 def check_cursor(after: Any) -> str:

@@ -1,4 +1,4 @@
-"""Damage in what an agent checkpoint points at: a restore finds it before it changes anything, and the rest goes on."""
+"""Damage below an agent checkpoint: a restore detects it before it changes anything, and other data still works."""
 
 import random
 from contextlib import closing
@@ -20,7 +20,7 @@ def said(store, name, seed):
 
 @pytest.fixture
 def patient(tmp_path):
-    """A store with an agent, its checkpoint with a long and a short conversation, and what came after it."""
+    """A store with an agent, a checkpoint with a long and a short conversation, and later changes."""
     path = tmp_path / "s.db"
     opener = partial(backtrail.open, path, durability="relaxed")
     with opener() as store:
@@ -76,7 +76,7 @@ def test_listing_marks_a_damaged_conversation(patient):
 
 
 def tried(store, point):
-    """What a restore would show, None if it is Corrupt. It is undone again."""
+    """Return the state after a restore, then undo it; None if the restore raises Corrupt."""
     try:
         with store.transaction():
             store.agents.restore(point)

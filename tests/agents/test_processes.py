@@ -245,7 +245,7 @@ def _flutter(opener, points, pipe):
 
 
 def settled(store):
-    """What is seen of the agent once nothing changes: a server may still be doing what a killed client sent."""
+    """Return the agent's content when it has stopped changing: a server may still run statements of a killed client."""
     seen = [view(store, "a")]
     while len(seen) < 2 or seen[-1] != seen[-2]:
         time.sleep(0.01)

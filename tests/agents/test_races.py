@@ -1,4 +1,4 @@
-"""What happens between two steps of what is done to an agent: each of these once lost something, or raised too much."""
+"""Writes between two steps of an agent operation. Each case once lost data, or raised an unnecessary error."""
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -75,7 +75,7 @@ def at_each(steps):
 
 
 def assert_held(store, made):
-    """A checkpoint that was made of the present says what it holds, and brings exactly that back."""
+    """A checkpoint of the current heads can be restored exactly."""
     shown = view(store, "a")
     threads = [store.agents.thread("a"), *map(store.conversations.thread, shown[1])]
     assert (made.conversations, made.size_bytes) == (len(shown[1]), sum(head(thread).size for thread in threads))
@@ -176,7 +176,7 @@ def test_undo_beside_a_checkpoint_still_goes_back(stores, step):
 
 
 @at_each([*STEPS, END])
-def test_undo_refuses_and_names_what_moved_meanwhile(stores, step):
+def test_undo_after_a_move_conflicts_and_names_the_thread(stores, step):
     mine, other = stores
     made = begun(mine)
     moved_on(mine)

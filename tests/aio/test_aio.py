@@ -1301,9 +1301,9 @@ def test_a_crew_without_an_engine_has_no_writer():
 def test_progress_that_cannot_be_called_is_refused(chore):
     async def main():
         async with aio.open("memory://") as store:
-            with pytest.raises(Invalid, match="progress is a callable"):
+            with pytest.raises(Invalid, match="progress must be a callable"):
                 await getattr(store, chore)(progress=5)
-            with pytest.raises(Invalid, match="progress is a callable"):
+            with pytest.raises(Invalid, match="progress must be a callable"):
                 await aio.copy(store, "memory://", progress=5)
 
     asyncio.run(main())

@@ -75,7 +75,7 @@ def test_no_file_is_placed_where_sqlite_expects_its_own(tmp_path, ending):
         store.thread("t").save({"n": 1})
     with backtrail.open("memory://") as store, backtrail.open(f"file://{tmp_path}/f") as files:
         for call in (store.export, store.backup, files.export, files.backup):
-            with pytest.raises(Conflict, match=r"taken for a part of s\.db") as caught:
+            with pytest.raises(Conflict, match=r"take this file for a part of s\.db") as caught:
                 call(part)
             assert (caught.value.code, part.exists()) == ("conflict.exists", False)
         store.export(tmp_path / f"other{ending}")
@@ -86,7 +86,7 @@ def test_no_file_is_placed_where_sqlite_expects_its_own(tmp_path, ending):
             (tmp_path / "late").touch()
 
         store.thread("t").save([1])
-        with pytest.raises(Conflict, match="taken for a part of late"):
+        with pytest.raises(Conflict, match="take this file for a part of late"):
             store.export(tmp_path / f"late{ending}", progress=meanwhile)
 
 
@@ -111,7 +111,7 @@ def test_backup_notices_another_store_under_its_path(tmp_path, read_only):
         for part in tmp_path.glob("s.db*"):
             part.rename(tmp_path / "away" / part.name)
         calls = [lambda: store.export(tmp_path / "1"), lambda: store.backup(tmp_path / "b.db"), store.verify]
-        for there in ("there is none now|no such store", "there is another store now: open it again"):
+        for there in ("there is none now|store does not exist", "there is another store now: open it again"):
             for call in calls:
                 with pytest.raises(NotFound, match=there) as caught:
                     call()
@@ -141,7 +141,7 @@ def test_a_backup_keeps_the_access_rights_of_the_store(tmp_path):
 
 @pytest.fixture
 def many(tmp_path, monkeypatch):
-    """A store of a base and several files behind it; its path, and what is in it."""
+    """A file store with a base and several log files; its path and its content."""
     path = tmp_path / "store"
     monkeypatch.setattr(file_log, "FILE_BYTES", 4000)
     with backtrail.open(path.as_uri()) as store:

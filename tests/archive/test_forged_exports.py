@@ -57,7 +57,7 @@ def same(value):
 
 
 def remade(store, path, *, row=same, entry=same, known=same):
-    """Export a store, with rows, threads, and what is known of them, changed; all checksums are right."""
+    """Export a store with changed rows, threads or known threads, and correct checksums."""
     original = path.with_name(f"original {os.urandom(4).hex()}")
     store.export(original)
     with Archive(original) as found, path.open("xb") as file:
@@ -81,7 +81,7 @@ def remade(store, path, *, row=same, entry=same, known=same):
     return path
 
 
-def test_what_is_not_changed_is_imported(memory, tmp_path):
+def test_unchanged_file_is_imported(memory, tmp_path):
     memory.thread("t").save({"text": "line\n" * 2000}, label="l", tags=["t"])
     memory.thread("t").set("n", 1)
     memory.thread("t").rewind(1)
@@ -303,7 +303,7 @@ KNOWN = {
 
 
 @pytest.mark.parametrize("forge", KNOWN.values(), ids=KNOWN)
-def test_what_is_known_has_to_be_so(forge, memory, tmp_path):
+def test_forged_list_of_known_threads_is_refused(forge, memory, tmp_path):
     source(memory)
     path = remade(memory, tmp_path / "1", known=lambda known: dict.fromkeys(known, forge))
     with backtrail.open("memory://") as other:
@@ -504,7 +504,7 @@ def test_a_chunk_or_a_digest_twice_is_refused(memory, tmp_path):
         memory.export(tmp_path / "3", since=tmp_path / "2")
 
 
-def test_what_is_large_is_exported_and_imported(memory, tmp_path):
+def test_large_state_is_exported_and_imported(memory, tmp_path):
     memory.thread("t").save({"x" * 5_000_000: 1})
     for n in range(1200):
         memory.thread("many").save({"n": n}, tags=["\U0001f600" * 512])

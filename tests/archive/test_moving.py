@@ -92,7 +92,7 @@ def small_store(store):
 
 
 @pytest.mark.parametrize(("source", "target"), [*itertools.product(KINDS, KINDS)])
-def test_exported_imported_and_exported_again_it_has_the_same_roots(source, target, opened, tmp_path):
+def test_second_export_has_the_same_roots(source, target, opened, tmp_path):
     there, here = opened(source), opened(target)
     furnish(there)
     there.export(tmp_path / "1")
@@ -125,7 +125,7 @@ def test_metadata_need_not_be_understood_to_come(value, name, tmp_path, monkeypa
         assert other.thread("t").load().metadata == {name: value}
 
 
-def test_what_is_compressed_here_need_not_be_there(tmp_path):
+def test_stores_may_differ_in_compression(tmp_path):
     with backtrail.open("memory://", compression=False) as store, backtrail.open("memory://") as other:
         furnish(store)
         store.export(tmp_path / "1")
@@ -289,7 +289,7 @@ def test_a_flipped_bit_anywhere_is_noticed(small, memory, tmp_path):
     assert bytes(data) == small.read_bytes()
 
 
-def test_what_is_no_export_is_refused(memory, tmp_path):
+def test_other_files_are_not_imported(memory, tmp_path):
     path = tmp_path / "some"
     assert refused(memory, tmp_path, Invalid).code == "invalid.export"
     assert refused(memory, path, NotFound).code == "not_found.export"
@@ -308,7 +308,7 @@ def test_what_is_no_export_is_refused(memory, tmp_path):
 
 
 def sections(data):
-    """Cut a file into its sections: (kind, what is in it)."""
+    """Split a file into its sections: (kind, content)."""
     at = len(layout.MAGIC) + 2
     while at < len(data):
         length = int.from_bytes(data[at + 1 : at + 9], "big")
@@ -349,7 +349,7 @@ def at(parts, kind):
 
 
 def first(parts, kind):
-    """Return what is in the first section of a kind."""
+    """Return the content of the first section of a kind."""
     return parts[at(parts, kind)[0]][1]
 
 
@@ -448,7 +448,7 @@ def test_an_export_of_a_diverged_store_cannot_be_continued(memory, tmp_path):
 
 
 def second_life(first, tmp_path, *, parts):
-    """Export a thread of 6 rows, in parts; return a store that goes on from a backup of row 3, without row 6."""
+    """Export a thread of 6 rows in parts; return a store that continues from a backup at row 3, without row 6."""
     thread, last = first.thread("t"), None
     for n in range(1, 7):
         thread.save({"n": n})
@@ -479,7 +479,7 @@ def test_diverged_logs_are_a_conflict_after_collection(memory, tmp_path):
         mirror.import_(tmp_path / "5")
         mirror.import_(tmp_path / "6")
         before = everything(mirror)
-        with pytest.raises(Conflict, match="another way") as caught:
+        with pytest.raises(Conflict, match="has diverged") as caught:
             mirror.import_(tmp_path / "7")
         assert caught.value.code == "conflict.import"
         assert everything(mirror) == before
@@ -557,13 +557,13 @@ def test_agent_checkpoints_without_their_rows_are_refused(memory, tmp_path):
     with backtrail.open("memory://") as other:
         error = refused(other, tmp_path / "2", Corrupt)
         assert error.code == "corrupt.export"
-        assert "no conversation 'c'" in str(error)
+        assert "its conversation 'c' is missing" in str(error)
 
 
 # -- bad stores -------------------------------------------------------------------------------------
 
 
-def test_what_an_agent_has_lost_is_not_exported(memory, tmp_path):
+def test_agent_with_lost_rows_is_not_exported(memory, tmp_path):
     with_agent(memory)
     backend = memory._backend
     record = backend.find_thread("conversation", "c")
@@ -571,7 +571,7 @@ def test_what_an_agent_has_lost_is_not_exported(memory, tmp_path):
     (holder,) = backend.pins(record.no)[1]
     backend.commit(Batch(hide=((record.no, 1),), unpin=((record.no, 1, holder),)))
     memory.gc()
-    with pytest.raises(Corrupt, match="conversation 'c' is lost") as caught:
+    with pytest.raises(Corrupt, match="conversation 'c' lacks rows") as caught:
         memory.export(tmp_path / "1")
     assert caught.value.code == "corrupt.row"
     assert not [*tmp_path.iterdir()]
@@ -605,7 +605,7 @@ def test_a_read_only_store_exports_and_refuses_imports(small, tmp_path):
         "DELETE FROM chunk",
     ],
 )
-def test_what_is_damaged_is_named_and_not_exported(damage, tmp_path):
+def test_export_names_a_damaged_checkpoint_and_stops(damage, tmp_path):
     path = tmp_path / "s.db"
     with backtrail.open(path) as store:
         store.thread("good").save([1])
@@ -659,7 +659,7 @@ def test_new_directories_are_synced_each_in_its_own(memory, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("links", [True, False])
-def test_what_came_a_moment_ago_is_not_written_over(links, memory, tmp_path, monkeypatch):
+def test_file_created_during_an_export_is_not_overwritten(links, memory, tmp_path, monkeypatch):
     def refused(part, path):
         raise PermissionError(errno.EPERM, "there are no links here")
 

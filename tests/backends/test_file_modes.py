@@ -1,4 +1,4 @@
-"""Who may read what is made: a new store, its copies, exports and backups are for their owner, whatever the umask."""
+"""File modes: only the owner can read a new store, its copies, exports and backups, with any umask."""
 
 import os
 import stat
@@ -50,7 +50,7 @@ def test_new_store_in_files_is_for_its_owner(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["memory", "postgres"])
-def test_exports_and_backups_of_other_stores_are_for_their_owner(tmp_path, kind):
+def test_copies_of_other_stores_are_private(tmp_path, kind):
     place = servers.place() if kind == "postgres" else None
     with place or memory() as opener, opener() as store:
         store.thread("t").save({"n": 1})
@@ -60,7 +60,7 @@ def test_exports_and_backups_of_other_stores_are_for_their_owner(tmp_path, kind)
 
 
 class memory:  # noqa: N801 - as servers.place
-    """Gives what opens a store in memory."""
+    """Return a function that opens a memory store."""
 
     def __enter__(self):
         return lambda: backtrail.open("memory://")
@@ -69,7 +69,7 @@ class memory:  # noqa: N801 - as servers.place
         pass
 
 
-def test_what_is_there_keeps_its_mode(tmp_path):
+def test_existing_file_keeps_its_mode(tmp_path):
     (tmp_path / "s.db").touch(0o640)
     (tmp_path / "files").mkdir(0o750)
     for url in (tmp_path / "s.db", (tmp_path / "files").as_uri()):

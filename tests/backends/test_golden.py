@@ -1,7 +1,7 @@
-"""Stores of every released format are read for ever, and go on being written to.
+"""Stores of every released format can be read and written.
 
-A store in PostgreSQL is kept as what `pg_dump --schema=golden --inserts --no-owner` says of one that
-`contents.py URL golden` has written, without what only psql and newer servers know, compressed.
+A golden PostgreSQL store is the compressed output of `pg_dump --schema=golden --inserts --no-owner` for a store that
+`contents.py URL golden` has written, without statements that only psql and newer servers understand.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def test_there_is_a_golden_store_of_every_format() -> None:
     assert [path.name for path in DUMPS] == [f"postgres{n}.sql.zst" for n in range(1, len(schema.STEPS) + 1)]
 
 
-def test_the_golden_store_of_format_2_has_bases_and_deltas_beside_chunks() -> None:
+def test_golden_format_2_has_rows_beside_chunks() -> None:
     connection = apsw.Connection(str(GOLDEN / "format2.db"))
     query = "SELECT base = key & 0xffffffff, payload FROM row WHERE substr(payload, 1, 1) = x'03'"
     found = [(is_base, len(stands_beside(payload))) for is_base, payload in connection.execute(query)]
@@ -120,14 +120,14 @@ def test_the_golden_store_of_format_2_has_bases_and_deltas_beside_chunks() -> No
     assert {is_base for is_base, _ in found} == {0, 1}
 
 
-def test_the_golden_store_of_format_3_has_an_index_that_some_threads_are_not_in() -> None:
+def test_golden_format_3_has_a_partial_index() -> None:
     connection = apsw.Connection(str(GOLDEN / "format3.db"))
     counts = [connection.execute(f"SELECT count(*) FROM {table}").get for table in ("message", "vocabulary", "mark")]
     connection.close()
     assert counts == [901, 302, 3]
 
 
-def test_what_is_in_a_golden_store_is_found(golden: Golden) -> None:
+def test_search_finds_messages_of_a_golden_store(golden: Golden) -> None:
     expected = {
         (name, position)
         for name, history in expected_of(golden).items()
@@ -142,9 +142,7 @@ def test_what_is_in_a_golden_store_is_found(golden: Golden) -> None:
 
 
 @pytest.mark.parametrize("read_only", [True, False])
-def test_a_golden_store_knows_which_threads_of_an_agent_were_written_to_or_takes_all_for_such(
-    golden: Golden, read_only: bool
-) -> None:
+def test_converted_golden_store_has_touched_threads(golden: Golden, read_only: bool) -> None:
     with golden.open(read_only=read_only) as store:
         touched, tip = (
             [stand.record.name for stand in store._backend.tips("planner", touched=touched)]
@@ -154,7 +152,7 @@ def test_a_golden_store_knows_which_threads_of_an_agent_were_written_to_or_takes
     assert touched == (["long"] if golden.knows_agents and golden.knows_touched else tip)
 
 
-def test_a_golden_store_is_read_only_as_it_is_and_converted_when_it_is_written(golden: Golden) -> None:
+def test_golden_store_is_converted_only_for_writing(golden: Golden) -> None:
     before = golden.format()
     golden.open(read_only=True).close()
     assert golden.format() == before
@@ -176,7 +174,7 @@ def test_a_golden_store_reads_exactly_as_it_was_written(golden: Golden, every: i
         assert not store.thread("deleted").latest()
 
 
-def test_a_golden_store_keeps_what_goes_with_its_checkpoints(golden: Golden) -> None:
+def test_golden_store_keeps_labels_tags_and_metadata(golden: Golden) -> None:
     with golden.open() as store:
         (checkpoint,) = store.thread("every type").find(tag="first")
         assert checkpoint.metadata == {"by": "golden", "n": 1}
@@ -234,7 +232,7 @@ def test_a_golden_store_goes_on(golden: Golden) -> None:
 
 
 @pytest.mark.parametrize("file", ["runs1.db", "runs2.db", "runs3.db"])
-def test_runs_of_a_golden_store_go_on_where_they_were(tmp_path: Path, file: str) -> None:
+def test_golden_runs_continue(tmp_path: Path, file: str) -> None:
     """As they were left: killed inside of a call, rewound, forked; and then they are forked and rewound here."""
     with backtrail.open(shutil.copy(GOLDEN / file, tmp_path / "s.db")) as store:
         listed = {run.session_id: (str(run.status), run.iteration, len(run.messages)) for run in store.runs.list()}

@@ -1,4 +1,4 @@
-"""A transaction's overlay: the port's suite where it applies, what its end writes, and what it refuses."""
+"""The overlay of a transaction: the port's suite where it applies, the writes at the end, and refused calls."""
 
 from contextlib import closing, contextmanager
 
@@ -93,7 +93,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_call_that_needs_the_whole_store_is_refused_in_a_transaction(call, tmp_path):
+def test_whole_store_calls_are_refused_in_a_transaction(call, tmp_path):
     with backtrail.open("memory://") as store:
         store.conversations.append("c", backtrail.Message.user("fox"), agent_id="a")
         with store.transaction():
@@ -192,7 +192,7 @@ def _do(backend, numbers, action):
 
 
 def _summary(backend, names):
-    """Return owners, tips and heads, without what is random."""
+    """Return owners, tips and heads, without random values."""
     records = [backend.find_thread("thread", name) for name in names]
     tips = [backend.tips(agent, touched=wanted) for agent in "ab" for wanted in (True, False)]
     return [

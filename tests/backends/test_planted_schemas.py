@@ -1,4 +1,4 @@
-"""Triggers, views and rules that somebody has put into the database of a store: they do not run with a save."""
+"""Triggers, views and rules that an attacker put into a store's database: a save does not run them."""
 
 import sqlite3
 from contextlib import closing
@@ -32,7 +32,7 @@ def test_planted_schema_is_named_refused_and_removed(tmp_path, statements):
             database.execute(statement)
     with backtrail.open(path, read_only=True) as store:
         assert store.thread("t").load("kept").step == 1
-        assert any("not one that backtrail has made" in fault for fault in store.verify().faults)
+        assert any("was not made by backtrail" in fault for fault in store.verify().faults)
     with backtrail.open(path) as store:
         for write in (
             lambda: store.thread("t").save({"n": 2}),
@@ -71,7 +71,7 @@ def test_tables_of_others_are_left_alone(tmp_path):
     ],
     ids=["trigger", "rule"],
 )
-def test_planted_triggers_and_rules_in_postgresql_are_named_and_removed(planted):
+def test_planted_postgresql_triggers_are_named_and_removed(planted):
     running = servers.server()
     with servers.place(running) as opener, opener() as store:
         store.thread("t").save({"n": 1})

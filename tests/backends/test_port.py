@@ -1,6 +1,6 @@
 """The port's suite on every backend.
 
-`tests/backends/sqlite` and its neighbours have what is true of one backend alone.
+`tests/backends/sqlite` and its neighbours have the tests of a single backend.
 """
 
 from contextlib import closing, contextmanager

@@ -1,4 +1,4 @@
-"""What does not name a store: each says what to write instead, and makes nothing."""
+"""Strings that do not name a store: each error says what to write instead, and no store is created."""
 
 import asyncio
 import os
@@ -14,11 +14,11 @@ from tests.support.commands import bad
 NAMES = {
     ":memory:": "memory://",
     "sqlite:///:memory:": "memory://",
-    "   ": "does not name a store",
-    "": "does not name a store",
-    "\t\n": "does not name a store",
-    "sqlite:///   ": "does not name a store",
-    "file:///  ": "does not name a store",
+    "   ": "is not the name of a store",
+    "": "is not the name of a store",
+    "\t\n": "is not the name of a store",
+    "sqlite:///   ": "is not the name of a store",
+    "file:///  ": "is not the name of a store",
     b"agents.db": r"not bytes: os\.fsdecode",
     5: "not int",
 }
@@ -49,7 +49,7 @@ def test_path_of_bytes_is_refused(tmp_path, monkeypatch):
 def test_blank_environment_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("BACKTRAIL_URL", "  ")
-    with pytest.raises(Invalid, match="does not name a store"):
+    with pytest.raises(Invalid, match="is not the name of a store"):
         backtrail.open()
 
 
@@ -61,6 +61,6 @@ def test_unusual_names_are_names(name, tmp_path, monkeypatch):
     assert os.fspath(name).startswith("memory") or Path(name).exists()
 
 
-def test_command_line_says_what_to_write(tmp_path, monkeypatch):
+def test_command_line_error_names_a_valid_url(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert "memory://" in bad(2, "threads", "--store", ":memory:")

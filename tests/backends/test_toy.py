@@ -1,4 +1,4 @@
-"""The backend of docs/backends.md passes the suite, and the page shows it as it is."""
+"""The backend of docs/backends.md passes the suite, and the page shows its current code."""
 
 import contextlib
 import importlib.util
@@ -34,7 +34,7 @@ def test_toy_is_short():
     assert len(TOY.read_text().splitlines()) < 200
 
 
-def test_toy_store_does_what_other_stores_do(tmp_path):
+def test_toy_store_passes_the_store_tests(tmp_path):
     with backtrail.Store(toy_backend.ToyBackend(tmp_path / "store.toy")) as store:
         thread = store.thread("t")
         thread.save({"messages": []})
@@ -106,7 +106,7 @@ def test_registered_scheme_opens_its_backend(tmp_path, registered):
         backtrail.open(f"toy://{tmp_path}/store.toy", schema="s")
 
 
-def test_page_shows_the_toy_as_it_is():
+def test_docs_page_has_the_code_of_the_toy():
     toy, page = TOY.read_text(), (ROOT / "docs" / "backends.md").read_text()
     blocks = re.findall(r"(?ms)^```python\n(.*?)^```$", page)
     shown = [block for block in blocks if block in toy]

@@ -16,7 +16,7 @@ from tests.support.commands import bad, docs, good, run
 
 @pytest.fixture
 def asked(monkeypatch):
-    """Make it look as if somebody sat there."""
+    """Let stdin look like a terminal."""
     monkeypatch.setattr(parameters, "is_terminal", lambda stream: True)
 
 
@@ -25,7 +25,7 @@ def state(ref):
 
 
 def hinted(done):
-    """Run what a change says takes it back."""
+    """Run the command that a change prints for reverting it."""
     (line,) = [line for line in done.err.splitlines() if line.startswith("to revert: ")]
     name, *words = shlex.split(line.removeprefix("to revert: "))
     assert name == "backtrail"
@@ -74,7 +74,7 @@ def test_revert_command_quotes_any_id(trip_store, name):
 
 
 class TestWhatOthersDoBeforeTheAnswer:
-    """Somebody else writes while a question is open."""
+    """Another process writes while a question waits for its answer."""
 
     @pytest.fixture
     def late(self, asked, monkeypatch):

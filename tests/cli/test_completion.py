@@ -1,4 +1,4 @@
-"""Shell completion: what is in a store is offered as a word of a command, and never runs as one."""
+"""Shell completion: stored ids are offered as words of a command, and never run as commands."""
 
 import fcntl
 import os
@@ -103,7 +103,7 @@ class Shell:
         os.close(follow)
 
     def type(self, keys, until, seconds=60):
-        """Type keys, and return what the terminal shows until it shows a text."""
+        """Type keys, and return the output of the terminal up to a text."""
         os.write(self.lead, keys.encode())
         got, end = "", time.monotonic() + seconds
         while until not in got and time.monotonic() < end:
@@ -146,7 +146,7 @@ def test_a_real_shell_completes_and_runs_nothing_stored(shelved, name):
 
 
 def test_one_hostile_id_is_not_run_by_bash(shelved):
-    """What is the only one that begins so would be put into the line whole."""
+    """A shell inserts the only match completely."""
     with backtrail.open(docs.URL) as store:
         store.thread("only-$(touch${IFS}ran)").save({"n": 1})
     shell = Shell(SHELLS["bash"][0], shelved)

@@ -1,4 +1,4 @@
-"""docs/cli.md is what the commands say and print; every command helps, with examples."""
+"""docs/cli.md has the help and the output of the commands; every command has help with examples."""
 
 import click
 import pytest
@@ -13,7 +13,7 @@ PAGE = (ROOT / "docs" / "cli.md").read_text()
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
-def test_every_example_runs_and_prints_what_the_page_says(command):
+def test_examples_print_the_output_in_the_docs(command):
     assert "\n".join(docs.section(command)).rstrip() in PAGE
 
 

@@ -69,7 +69,7 @@ def test_every_command_is_tried():
 def test_missing_store_is_an_error_and_not_created(tmp_path, monkeypatch, name, url):
     monkeypatch.chdir(tmp_path)
     said = bad(3, *words(name), "--store", url.format(tmp_path))
-    assert "no such store" in said
+    assert "store does not exist" in said
     assert list(tmp_path.iterdir()) == []
 
 
@@ -77,7 +77,7 @@ def test_missing_store_is_an_error_and_not_created(tmp_path, monkeypatch, name, 
 @pytest.mark.parametrize(
     "url", ["mysql://me:s3cret-Zq7@host/db", "sqlite://x", "file://x", "memory://x", "postgresql://:s3cret-Zq7@/@"]
 )
-def test_a_wrong_url_is_wrong_usage_and_shows_no_password(trip_store, name, url):
+def test_wrong_url_error_hides_the_password(trip_store, name, url):
     assert SECRET not in bad(2, *words(name), "--store", url)
 
 
@@ -163,7 +163,7 @@ def test_locked_store_is_an_error(trip_store, monkeypatch, name):
 
 
 def bad_but_told(code, *line):
-    """Run a command that shows what it is about before it fails."""
+    """Run a command that prints its plan before it fails."""
     done = run(*line)
     assert (done.code, done.out) == (code, ""), done
     assert done.err.splitlines()[-1].startswith("backtrail: ")
@@ -327,14 +327,14 @@ def test_stale_restore_error_names_force(trip_store):
     good("restore", "planner@before-lunch", "--yes")
     with backtrail.open(docs.URL) as store:
         store.conversations.append("lunch", backtrail.Message.user("more"), agent_id="planner")
-    assert bad(4, "undo", "planner", "--restore", "--yes").endswith("; --force takes that out of view, too")
+    assert bad(4, "undo", "planner", "--restore", "--yes").endswith("; --force undoes the changes, too")
 
 
 def test_storage_errors_name_commands(trip_store):
     session = Invocation("my agents.db")
     for module, said in (
         (maintenance, "one by one, with `backtrail export FILE --thread THREAD --store 'my agents.db'`, and import"),
-        (storage, "`backtrail verify --repair --store 'my agents.db'` gives up what is lost"),
+        (storage, "`backtrail verify --repair --store 'my agents.db'` gives up the lost data"),
     ):
         source = re.sub(r'"\s*\n\s*f?"', "", Path(module.__file__).read_text())  # texts that are written in pieces
         assert said in translated(source, session)

@@ -1,4 +1,4 @@
-"""`backtrail import` of a file that is something else says what it is, and what to type."""
+"""`backtrail import` of another kind of file names that kind and the right command."""
 
 import operator
 import shlex

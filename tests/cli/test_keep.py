@@ -265,7 +265,7 @@ def test_verify_counts_problems(trip_store, monkeypatch):
 def test_verify_uses_the_singular(trip_store):
     lose_head()
     said = run("verify", "--repair").err
-    assert "repair: thread 'trip': 1 checkpoint or move is given up, 3 checkpoints stay\n" in said
+    assert "repair: thread 'trip': 1 checkpoint or move is lost, 3 checkpoints stay\n" in said
     chunk = list(steps(Findings(chunks=[b"a"])))
     assert chunk == ["1 damaged chunk is removed: the next save of the same content stores it again"]
     assert next(steps(Findings(chunks=[b"a", b"b"]))).startswith("2 damaged chunks are removed")
@@ -327,7 +327,7 @@ def test_a_backup_is_a_store(trip_store):
     good("copy", docs.URL, files)
     assert good("backup", "again", "--store", files).out.startswith("again: ")
     assert good("log", "trip", "--store", again, "--jsonl").out == good("log", "trip", "--jsonl").out
-    assert "again: is a store in files: say file://" in bad(1, "threads", "--store", "again")
+    assert "again: is a file store: use the URL file://" in bad(1, "threads", "--store", "again")
 
 
 def test_import_is_complete_and_idempotent(trip_store):

@@ -1,4 +1,4 @@
-"""Commands that look: what they print for people, and for programs; none of them writes."""
+"""Commands that only read: their output for people and for programs."""
 
 import pytest
 
@@ -94,7 +94,7 @@ def test_path_prints_only_its_value(trip_store):
     assert good("show", "trip", "--path", "messages", "--jsonl").out.count("\n") == 1
 
 
-def test_diff_shows_what_changed(trip_store):
+def test_diff_shows_the_changes(trip_store):
     assert good("diff", "trip").out.splitlines()[0] == "~ budget: 120 -> 60"
     assert good("diff", "trip@1", "@2").out.startswith("+ messages[0]: ")
     rows = good("diff", "trip", "trip-cheap", "--jsonl").rows

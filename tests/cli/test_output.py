@@ -85,7 +85,7 @@ def test_cut_text_ends_with_an_ellipsis():
 
 
 @pytest.mark.parametrize("room", [40, 80, 200])
-def test_no_line_of_a_table_is_wider_than_the_terminal(room, monkeypatch, capsys):
+def test_table_lines_fit_into_the_terminal(room, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", str(room))
     columns = (Column("ID"), Column("LABEL"), Column("TAGS"), Column("WORDS", wide=True))
     Output().table(columns, [("1f83", "旅" * 40, "tag " * 30, "word " * 99), ("2a", "b", "", "short")])

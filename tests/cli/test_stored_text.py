@@ -41,7 +41,7 @@ def hostile_store(hostile_file, tmp_path, monkeypatch):
 
 
 def controls(text):
-    """Return what is in a text that does something to a terminal."""
+    """Return the characters of a text that control a terminal."""
     return [char for char in text if not char.isprintable() and char != "\n"]
 
 

@@ -31,7 +31,7 @@ def environment(**more):
 
 
 def in_terminal(words, columns, answer=None, **more):
-    """Run a command in a terminal of so many columns; return its exit code and what the terminal got."""
+    """Run a command in a terminal with this number of columns; return its exit code and the terminal's output."""
     lead, follow = pty.openpty()
     fcntl.ioctl(follow, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     child = subprocess.Popen(

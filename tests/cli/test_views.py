@@ -1,4 +1,4 @@
-"""What commands show of agents, conversations, runs and messages, and what they say if there is nothing to show."""
+"""Output of commands about agents, conversations, runs and messages, and their messages for empty lists."""
 
 import asyncio
 import json

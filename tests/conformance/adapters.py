@@ -32,7 +32,7 @@ class Other:
 class Adapting(Suite):
     """Saving with `changed`, `onto` and labels that are expected; all of the history; threads of certain classes."""
 
-    def test_only_the_keys_that_may_have_changed_are_looked_at(self, store: Store) -> None:
+    def test_only_named_keys_are_compared(self, store: Store) -> None:
         thread: Thread[Any] = store.thread("t")
         thread.save({"a": [1], "b": [1], "c": [1]})
         made = thread.save({"a": [2], "b": [2], "d": [2]}, changed=["a", "c"])
@@ -42,7 +42,7 @@ class Adapting(Suite):
         assert thread.save({"b": MISSING, "no": MISSING}, changed=()).state == {"b": [1]}
         assert thread.save({}, changed=()).state == {}
 
-    def test_state_that_is_not_a_dict_change_is_saved_whole(self, store: Store) -> None:
+    def test_state_that_is_no_dict_is_saved_whole(self, store: Store) -> None:
         thread: Thread[Any] = store.thread("t")
         assert thread.save({"a": 1}, changed=[]).state == {"a": 1}
         thread.save(["no dict"])
@@ -50,7 +50,7 @@ class Adapting(Suite):
         with pytest.raises(Invalid):
             thread.save(["no dict"], changed=[])
 
-    def test_a_large_state_with_a_few_changes_costs_what_changed(self, store: Store) -> None:
+    def test_small_change_of_a_large_state_is_cheap(self, store: Store) -> None:
         thread: Thread[Any] = store.thread("t")
         state = {f"key {n}": ["x" * 50] * n for n in range(200)}
         thread.save(state)
@@ -58,7 +58,7 @@ class Adapting(Suite):
         assert thread.save(state, changed=["key 7"]).stored < 2000
         assert head(thread).state == state
 
-    def test_a_save_may_stand_on_another_checkpoint_than_the_head(self, store: Store) -> None:
+    def test_save_may_have_another_parent_than_the_head(self, store: Store) -> None:
         thread: Thread[Any] = store.thread("t")
         for n in range(4):
             thread.save({"n": n, "l": list(range(n))}, label=f"v{n}")
@@ -75,7 +75,7 @@ class Adapting(Suite):
             store.thread("new").save({}, onto="v1")
         assert len(thread) == 5
 
-    def test_it_is_held_against_what_is_expected_all_the_same(self, store: Store) -> None:
+    def test_expectation_is_checked_in_any_case(self, store: Store) -> None:
         thread: Thread[Any] = store.thread("t")
         thread.save({"n": 0}, label="v0")
         thread.save({"n": 1}, label="v1")
@@ -97,7 +97,7 @@ class Adapting(Suite):
                 store.thread("t").save({"n": 2}, expect=expect)
             assert (caught.value.expected, caught.value.actual) == (expect, made.id)
 
-    def test_what_goes_wrong_leaves_no_move_behind(self, store: Store) -> None:
+    def test_failed_save_leaves_no_move(self, store: Store) -> None:
         thread: Thread[Any] = store.thread("t")
         thread.save({"n": 0}, label="v0")
         thread.save({"n": 1})
@@ -113,7 +113,7 @@ class Adapting(Suite):
         assert states(store.thread("t").history()) == [{"n": 0}, {"n": 2}]
         assert store.verify().ok
 
-    def test_whole_history_comes_in_the_order_of_saves(self, store: Store) -> None:
+    def test_full_history_is_in_save_order(self, store: Store) -> None:
         thread: Thread[Any] = store.thread("t")
         for n in range(40):
             thread.save(n, label=f"v{n}", metadata={"odd": n % 2})
@@ -141,7 +141,7 @@ class Adapting(Suite):
         with pytest.raises(NotFound):
             thread.prune(keep_last=1, keep=["no such label"])
 
-    def test_a_thread_of_certain_classes_refuses_all_others(self, store: Store) -> None:
+    def test_closed_thread_refuses_other_classes(self, store: Store) -> None:
         thread: Thread[Any] = store.thread("t", types=[Box])
         thread.save({"a": [Box([1, {"b": Box(2)}])]})
         assert store.thread("t", types=[Box]).load().state == {"a": [Box([1, {"b": Box(2)}])]}
@@ -208,7 +208,7 @@ class Adapting(Suite):
             thread.fork("latest")
         assert store.verify().ok
 
-    def test_what_a_run_has_used_up_stays_behind(self, store: Store) -> None:
+    def test_used_notes_are_not_forked(self, store: Store) -> None:
         thread, aside = store.thread("t"), store.thread("t", aside=True)
         thread.save({"n": 1}, label="one")
         aside.save({"question": 1}, label="one")

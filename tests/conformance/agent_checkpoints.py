@@ -31,7 +31,7 @@ def _long(id: str) -> Any:  # noqa: A002
 class AgentCheckpoints(Suite):
     """`checkpoint`, `checkpoints`, `delete_checkpoint`."""
 
-    def test_a_checkpoint_says_what_it_is(self, opener: Opener) -> None:
+    def test_agent_checkpoint_has_its_fields(self, opener: Opener) -> None:
         with opener() as store:
             first = begun(store)
             made = store.agents.checkpoint("a", "Before \0", description="why", kind="pre_operation")
@@ -67,7 +67,7 @@ class AgentCheckpoints(Suite):
             store.agents.checkpoint("stateless", "x")
         assert store.agents.checkpoints("a") == store.agents.checkpoints("stateless") == []
 
-    def test_it_costs_what_changed(self, store: Store) -> None:
+    def test_checkpoint_cost_depends_on_changed_threads(self, store: Store) -> None:
         store.agents.save(agent())
         for n in range(60):
             store.conversations.save(conversation(f"c{n}", "x" * 50))
@@ -145,7 +145,7 @@ class AgentCheckpoints(Suite):
         assert there.id == head(store.conversations.thread("c")).id
         assert store.verify().ok
 
-    def test_undo_keeps_what_it_needs_stored(self, store: Store) -> None:
+    def test_gc_keeps_data_for_undo(self, store: Store) -> None:
         store.agents.save(agent())
         made = store.agents.checkpoint("a", "x")
         store.conversations.save(_long("c"))
@@ -224,7 +224,7 @@ class Guarding(Suite):
         store.agents.undo("a")
         assert view(store, "a") == after
 
-    def test_without_rollback_an_exception_leaves_all_as_it_is(self, store: Store) -> None:
+    def test_exception_without_rollback_changes_nothing(self, store: Store) -> None:
         begun(store)
         with pytest.raises(ZeroDivisionError), store.agents.guard("a", "upgrade"):
             moved_on(store)

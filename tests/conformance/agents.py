@@ -81,7 +81,7 @@ class Agents(Suite):
         assert (first.name, first.agent_type, first.version) == ("Ada", "a-model", 2)
         assert (first.created_at, first.modified_at, first.damaged) == (loaded.created_at, loaded.modified_at, None)
 
-    def test_history_shows_what_changed_when(self, store: Store) -> None:
+    def test_history_has_changes_and_times(self, store: Store) -> None:
         made = store.agents.save(agent(custom_state={"k": 1}))
         made = store.agents.save(made.set_state("k", 2))
         store.agents.save(replace(made, name="Bea"))
@@ -97,7 +97,7 @@ class Agents(Suite):
         with pytest.raises(Invalid):
             store.agents.history("a", limit=-1)
 
-    def test_an_older_version_of_it_is_loaded_by_its_ref(self, store: Store) -> None:
+    def test_older_version_loads_by_ref(self, store: Store) -> None:
         made = store.agents.save(agent())
         store.agents.save(made.set_state("k", 1))
         first = store.agents.history("a")[0]
@@ -140,7 +140,7 @@ class Agents(Suite):
         with pytest.raises(NotFound):
             store.agents.restore(made.id)
 
-    def test_a_conversation_may_name_an_agent_that_has_no_state(self, store: Store) -> None:
+    def test_conversation_of_an_agent_without_state_is_allowed(self, store: Store) -> None:
         store.conversations.save(conversation("c", "hello", agent_id="later"))
         assert store.agents.get("later") is None
         assert [info.id for info in store.conversations.list("later")] == ["c"]
@@ -171,7 +171,7 @@ class Agents(Suite):
         assert (sound.agent_id, sound.name, sound.damaged) == ("b", "Ada", None)
         assert store.agents.load("a", at="@-") == made
 
-    def test_an_agent_that_began_by_its_thread_is_an_agent(self, store: Store) -> None:
+    def test_agent_started_by_its_thread_is_listed(self, store: Store) -> None:
         store.agents.save(agent("b"))
         store.agents.thread("a").save({**head(store.agents.thread("b")).state, "agent_id": "a"})
         assert store.agents.load("a").agent_id == "a"
@@ -217,7 +217,7 @@ class AgentVersions(Suite):
             assert store.agents.load("a").version == 3
             assert store.agents.load("a", at=1).custom_state == {"city": "Lisbon"}
 
-    def test_a_restore_gives_an_old_state_as_the_newest_version(self, store: Store) -> None:
+    def test_restored_old_state_is_upcast(self, store: Store) -> None:
         store.agents.save(agent(custom_state={"city": "Lisbon"}))
         made = store.agents.checkpoint("a", "x")
         with upcasting(_cities):
@@ -227,7 +227,7 @@ class AgentVersions(Suite):
             assert undone is not None
             assert undone.custom_state == {"cities": ["Lisbon"], "k": 1}
 
-    def test_what_newer_code_saved_is_refused_and_kept(self, store: Store) -> None:
+    def test_agent_of_a_newer_version_is_refused_and_kept(self, store: Store) -> None:
         made = store.agents.save(agent(version=5))
         with upcasting(_cities):
             with pytest.raises(Invalid):
@@ -317,7 +317,7 @@ class AgentNames(Suite):
         assert [info.id for info in store.threads(kind="agent")] == ["a"]
         assert store.agents.restore(store.agents.checkpoint("a", "x").id).agent_id == "a"
 
-    def test_deleting_one_leaves_the_others(self, store: Store) -> None:
+    def test_delete_keeps_other_agents(self, store: Store) -> None:
         for name in IDS:
             store.agents.save(agent(name))
             store.conversations.save(conversation(name, "x", agent_id=name))

@@ -1,4 +1,4 @@
-"""Forks read like branches: history, refs and diffs go on into what a thread was forked from."""
+"""Forks read like branches: history, refs and diffs continue in the thread that was forked."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Ancestry(Suite):
         assert third.fork("d", at=1).load().state == {"n": 1}
         assert second.load("@~3").step == 2
 
-    def test_what_is_not_an_ancestor_is_not_found(self, store: Store) -> None:
+    def test_other_checkpoints_than_ancestors_are_not_found(self, store: Store) -> None:
         made, _, third = _lineage(store)
         for ref in ("@~6", 0, 7, "v4", "v5", "t4", made[3], made[4].id, made[4].id[:12], "nothing", "b99"):
             with pytest.raises(NotFound) as caught:
@@ -130,7 +130,7 @@ class Ancestry(Suite):
             store.gc()
         oldest = next(third.history(ancestors=True))
         assert (oldest.thread_id, oldest.step, oldest.parent_id) == ("b", 3, made[2].id)
-        with pytest.raises(NotFound, match=f"checkpoint {made[2].id}, is not there"):
+        with pytest.raises(NotFound, match=f"checkpoint {made[2].id}, was deleted"):
             third.load("@~4")
         store.thread("a").save({"n": "again"})
         assert steps(second.history(ancestors=True)) == [3, 4, 5]
@@ -154,7 +154,7 @@ class Ancestry(Suite):
         with pytest.raises(NotFound, match="only 3 checkpoints in view"):
             thread.load("@~3")
 
-    def test_a_fork_made_in_a_transaction_has_ancestors_in_it(self, store: Store) -> None:
+    def test_fork_in_a_transaction_has_its_ancestors(self, store: Store) -> None:
         fill(store.thread("a"), 3)
         with store.transaction():
             store.thread("a").save({"n": 4})

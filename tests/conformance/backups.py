@@ -1,4 +1,4 @@
-"""Backups: a store of its own, with all that was there at one moment."""
+"""Backups: a separate store with a snapshot of everything."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Backups(Suite):
             assert everything(saved) == {}
             saved.thread("t").save({"n": 1})
 
-    def test_what_is_there_already_is_left_as_it_is(self, store: Store, tmp_path: Path) -> None:
+    def test_existing_files_are_not_changed(self, store: Store, tmp_path: Path) -> None:
         fill(store.thread("t"), 3)
         (tmp_path / "file").write_text("mine")
         (tmp_path / "link").symlink_to("nowhere")

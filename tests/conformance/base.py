@@ -1,4 +1,4 @@
-"""What every part of the suite stands on: a store, a clock that tests set, and a count of what is read."""
+"""The base of the suite: a store, a clock that tests set, and a counter of chunk reads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SECOND = 1_000_000
 
 
 class Suite:
-    """A part of the conformance suite. Whoever derives from it says how to open a store."""
+    """A part of the conformance suite. A subclass opens the store."""
 
     @pytest.fixture
     def opener(self) -> Opener:
@@ -43,7 +43,7 @@ class Suite:
 
 
 class Clock:
-    """A store's clock, which stands still until it is told to go on."""
+    """A store's clock, which changes only when a test sets it."""
 
     def __init__(self, store: Store, now: int = 1_700_000_000 * SECOND) -> None:
         self.now = now
@@ -58,7 +58,7 @@ class Clock:
 
 @contextmanager
 def chunks_read(store: Store) -> Iterator[list[bytes]]:
-    """Count what is read: gives a list of the digests of all chunks that the backend is asked for in the block."""
+    """Count chunk reads: yield a list of the digests of all chunks that are read in the block."""
     asked: list[bytes] = []
     backend = store._backend
     read = backend.chunks
@@ -139,7 +139,7 @@ def messages(count: int, *, size: int = 200, start: int = 0) -> list[dict[str, A
 
 
 def changing(store: Store) -> tuple[list[str], Callable[[str, int], None]]:
-    """Fill a store; return a progress that changes much of it, once, and a list of the words that it was told then."""
+    """Fill a store; return a progress callback that changes much of it, once, and the words that it gets."""
     fill(store.thread("a"), 5)
     fill(store.thread("b"), 5)
     store.thread("c").save({"messages": messages(300)})

@@ -22,7 +22,7 @@ class Branching(Suite):
     """`fork`, `edit` and `branches`."""
 
     @pytest.mark.parametrize("at", [0, 2, 4])
-    def test_a_branch_has_the_messages_up_to_where_it_left(self, store: Store, at: int) -> None:
+    def test_branch_has_messages_up_to_its_start(self, store: Store, at: int) -> None:
         source = store.conversations.save(conversation("c", *"abcde", title="T", tags=["x"], metadata={"k": "v"}))
         made = store.conversations.fork("c", at=f"c{at}", new_id="d")
         assert made.messages == source.messages[: at + 1]
@@ -57,7 +57,7 @@ class Branching(Suite):
         assert contents(store, "d") == ["a", "d only"]
         assert store.verify().ok
 
-    def test_an_edit_says_something_else_and_nothing_follows_it(self, store: Store) -> None:
+    def test_edit_replaces_the_message_and_drops_later_ones(self, store: Store) -> None:
         said = Message.user("old", id="m1", tokens=3, parent_id="p", metadata={"k": 1}, raw={"x": 1}, raw_format="f")
         source = conversation("c", "a").add_message(said).add_message(Message.assistant("reply"))
         store.conversations.save(source)
@@ -72,7 +72,7 @@ class Branching(Suite):
         first = store.conversations.edit("c", "c0", "", new_id="e")
         assert ([message.content for message in first.messages], first.forked_at) == ([""], None)
 
-    def test_a_branch_says_when_its_own_last_message_was_made(self, store: Store) -> None:
+    def test_branch_has_the_time_of_its_last_message(self, store: Store) -> None:
         store.conversations.save(conversation("c", "a", "b", "c"))
         made = store.conversations.fork("c", at="c0", new_id="d")
         assert made.last_message_at == made.messages[-1].timestamp
@@ -93,7 +93,7 @@ class Branching(Suite):
         assert contents(store, "f") == ["a", "b", "of f"]
         assert store.conversations.load("f").forked_from == "d"
 
-    def test_what_cannot_be_branched_leaves_nothing(self, store: Store) -> None:
+    def test_failed_branch_leaves_no_thread(self, store: Store) -> None:
         store.conversations.save(conversation("c", "a", "b"))
         store.conversations.save(conversation("there", "x", agent_id="b"))
         store.conversations.fork("c", at="c0", new_id="d")
@@ -113,7 +113,7 @@ class Branching(Suite):
         assert store.conversations.get("new") is None
         assert (contents(store, "c"), contents(store, "there")) == (["a", "b"], ["x"])
 
-    def test_where_it_leaves_may_be_said_by_the_message_itself(self, store: Store) -> None:
+    def test_branch_point_may_be_a_message_value(self, store: Store) -> None:
         source = store.conversations.save(conversation("c", "a", "b", "c"))
         made = store.conversations.fork("c", at=source.messages[1], new_id="d")
         assert (made.messages, made.forked_at) == (source.messages[:2], "c1")
@@ -151,7 +151,7 @@ class Branching(Suite):
         assert [info.id for info in store.conversations.list("a")] == ["d", "c"]
         assert store.conversations.list("b") == []
 
-    def test_a_branch_shares_what_it_has_in_common(self, opener: Opener) -> None:
+    def test_branch_shares_common_chunks(self, opener: Opener) -> None:
         texts = [random.Random(n).randbytes(500).hex() for n in range(400)]
         with opener() as store:
             store.conversations.save(conversation("c", *texts))

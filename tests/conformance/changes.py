@@ -80,7 +80,7 @@ class Changing(Suite):
                 call()
         assert head(thread) == saved
 
-    def test_what_is_no_list_cannot_be_appended_to(self, thread: Thread[Any]) -> None:
+    def test_append_requires_a_list(self, thread: Thread[Any]) -> None:
         saved = thread.save({"d": {}, "n": 1, "t": (1,), "s": "x", "set": {1}})
         for path in ("d", "n", "t", "set", "", "s"):
             with pytest.raises(Invalid):
@@ -102,7 +102,7 @@ class Changing(Suite):
             loaded = thread.load(checkpoint.id)
             assert (loaded.label, loaded.tags, loaded.metadata, loaded.kind) == ("x", ("y",), {"z": 1}, "automatic")
 
-    def test_a_step_saves_what_its_block_did_as_one_checkpoint(self, thread: Thread[Any]) -> None:
+    def test_step_saves_its_block_as_one_checkpoint(self, thread: Thread[Any]) -> None:
         thread.save({"messages": [], "budget": 120})
         with thread.step("book") as state:
             state["messages"].append("Booked.")
@@ -131,7 +131,7 @@ class Changing(Suite):
             pass
         assert len(thread) == 2
 
-    def test_steps_one_after_the_other_save_what_plain_saves_would(self, store: Store, thread: Thread[Any]) -> None:
+    def test_steps_store_the_same_states_as_saves(self, store: Store, thread: Thread[Any]) -> None:
         plain: dict[str, Any] = {"messages": messages(300), "heap": [(n, {"n": n}) for n in range(9)], "seen": {1}}
         thread.save(copy.deepcopy(plain))
         for n in range(12):
@@ -157,7 +157,7 @@ class Changing(Suite):
             assert n == 0 or not read
             assert head(thread).stored == named.append("messages", {"n": n}).stored
 
-    def test_a_step_begins_with_what_others_wrote(self, store: Store, thread: Thread[Any]) -> None:
+    def test_step_begins_with_the_current_head(self, store: Store, thread: Thread[Any]) -> None:
         thread.save({"l": [1]})
         with thread.step() as state:
             state["l"].append(2)
@@ -166,13 +166,13 @@ class Changing(Suite):
             state["l"].append(4)
         assert head(thread).state == {"l": [1, 2, 3, 4]}
 
-    def test_a_step_cannot_save_what_cannot_be_kept(self, thread: Thread[Any]) -> None:
+    def test_step_refuses_values_that_cannot_be_stored(self, thread: Thread[Any]) -> None:
         saved = thread.save({"a": 1})
         with pytest.raises(Invalid), thread.step() as state:
             state["a"] = object()
         assert head(thread) == saved
 
-    def test_update_saves_what_the_function_returns(self, thread: Thread[Any]) -> None:
+    def test_update_saves_the_function_result(self, thread: Thread[Any]) -> None:
         thread.save({"n": 1})
         assert thread.update(lambda state: {"n": state["n"] + 1}).state == {"n": 2}
         assert head(thread).state == {"n": 2}
@@ -212,7 +212,7 @@ class Changing(Suite):
 class Roots(Suite):
     """The same state has the same root, however it came about."""
 
-    def test_root_does_not_depend_on_the_history_of_a_state(self, store: Store) -> None:
+    def test_equal_states_have_equal_roots(self, store: Store) -> None:
         items = [{"role": "user", "content": f"message {n} " * 20} for n in range(120)]
         state = {"a": 1, "items": items, "z": {"y": [1, 2]}}
         roots = {store.thread("saved").save(copy.deepcopy(state)).root}

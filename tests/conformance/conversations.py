@@ -1,4 +1,4 @@
-"""Conversations: what was said, in its order; headers; listing; and what is found."""
+"""Conversations: order of messages, headers, listings and search."""
 
 from __future__ import annotations
 
@@ -277,9 +277,9 @@ class Conversations(Suite):
 
 
 class Headers(Suite):
-    """What is known of a conversation as a whole: `update`, `info`, `list`."""
+    """Headers of conversations: `update`, `info`, `list`."""
 
-    def test_update_changes_what_is_given_and_nothing_else(self, store: Store) -> None:
+    def test_update_changes_only_given_fields(self, store: Store) -> None:
         store.conversations.save(conversation("c", "0", title="Old", tags=["x"], metadata={"k": "v"}))
         info = store.conversations.update("c", archived=True)
         assert (info.title, info.tags, info.archived, info.metadata) == ("Old", ("x",), True, {"k": "v"})
@@ -314,7 +314,7 @@ class Headers(Suite):
         store.conversations.save(conversation("c", tags=["@me", "x"]))
         assert store.conversations.update("c", tags=["@me"]).tags == ("@me",)
 
-    def test_an_update_on_top_of_what_others_said_keeps_it(self, opener: Opener) -> None:
+    def test_update_keeps_messages_of_other_writers(self, opener: Opener) -> None:
         with opener() as store:
             store.conversations.save(conversation("c", "0"))
             store.conversations.update("c", title="first")
@@ -327,7 +327,7 @@ class Headers(Suite):
             assert (loaded.title, loaded.tags) == ("second", ["t"])
             assert contents(store, "c") == ["0", "1", "2"]
 
-    def test_the_last_message_says_when_the_last_message_was_made(self, store: Store) -> None:
+    def test_last_message_at_is_the_last_messages_time(self, store: Store) -> None:
         made = _late(-60)
         store.conversations.save(conversation("c", created_at=made))
         assert store.conversations.info("c").last_message_at == made
@@ -396,7 +396,7 @@ class Headers(Suite):
             assert [info.id for info in store.conversations.list("a", tag="0", limit=4)] == ["c8", "c6", "c4", "c2"]
             assert len(store.agents.list()) == 10
 
-    def test_a_listing_beside_a_delete_gives_the_others(self, store: Store) -> None:
+    def test_listing_during_a_delete_has_the_others(self, store: Store) -> None:
         for name in "xyz":
             store.conversations.save(conversation(name))
         backend = store._backend

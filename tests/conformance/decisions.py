@@ -1,4 +1,4 @@
-"""Decisions: what a function makes of a state, or does not, is decided on what is there, whichever process wrote it."""
+"""Decisions: a function decides on the current state, even if another process wrote it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _contents(found: list[Message]) -> list[str]:
 class Deciding(Suite):
     """`edit`, `pop` and transactions beside another store on the same data."""
 
-    def test_pop_finds_what_another_store_appended(self, opener: Opener) -> None:
+    def test_pop_removes_a_message_of_another_store(self, opener: Opener) -> None:
         with opener() as mine, opener() as theirs:
             mine.conversations.save(Conversation("a", id="c"))
             assert mine.conversations.pop("c") == []
@@ -46,7 +46,7 @@ class Deciding(Suite):
                 assert _contents(mine.conversations.pop("c")) == [str(n)]
                 assert mine.conversations.pop("c") == []
 
-    def test_pop_of_nothing_finds_what_was_appended_since(self, opener: Opener) -> None:
+    def test_pop_after_an_empty_pop_sees_new_messages(self, opener: Opener) -> None:
         with opener() as mine, opener() as theirs:
             mine.conversations.save(Conversation("a", id="c", messages=[Message("user", "0")]))
             assert len(mine.conversations.pop("c", 5)) == 1
@@ -142,7 +142,7 @@ class Deciding(Suite):
                 with pytest.raises(Unavailable, match=f"saw {n}"):
                     thread.edit(refuse)
 
-    def test_pop_in_a_transaction_sees_what_was_appended_in_it(self, opener: Opener) -> None:
+    def test_pop_sees_appends_of_its_transaction(self, opener: Opener) -> None:
         with opener() as mine, opener() as theirs:
             mine.conversations.save(Conversation("a", id="c"))
             assert mine.conversations.pop("c") == []
@@ -156,7 +156,7 @@ class Deciding(Suite):
 
 
 def _find_nothing(store: Store, way: str) -> None:
-    """Decide that there is nothing to do, in one of the ways to do so."""
+    """Decide to change nothing, in one of the possible ways."""
     if way == "pop":
         assert store.conversations.pop("c") == []
     elif way == "raises":

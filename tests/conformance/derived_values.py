@@ -1,4 +1,4 @@
-"""What a value knows of where it is stored: it goes on top of the head that it came from, or not at all."""
+"""Values know the head that they were loaded from: they are saved on top of it, or not at all."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Dropped(Exception):  # noqa: N818 - it is no error
 
 
 class Values(Suite):
-    """What a value knows: it is saved on top of the head that it came from, or not at all."""
+    """A value is saved on top of the head that it was loaded from, or not at all."""
 
     def test_a_stale_value_is_a_conflict(self, store: Store) -> None:
         store.agents.save(agent())
@@ -74,7 +74,7 @@ class Values(Suite):
         store.agents.save(replace(after, name="Bea").touch().remove_state("k"))
         assert store.agents.load("a").name == "Bea"
 
-    def test_a_value_is_equal_whether_it_was_stored_or_not(self, store: Store) -> None:
+    def test_stored_and_new_values_are_equal(self, store: Store) -> None:
         made, said = agent(), conversation("c", "hello")
         store.agents.save(made)
         store.conversations.save(said)
@@ -82,7 +82,7 @@ class Values(Suite):
         assert hash(store.agents.load("a")) == hash(made)
         assert "head" not in repr(store.agents.load("a"))
 
-    def test_a_value_from_another_store_is_a_new_one_here(self, store: Store) -> None:
+    def test_value_of_another_store_is_saved_as_new(self, store: Store) -> None:
         with backtrail.open("memory://") as other:
             other.agents.save(agent(custom_state={"from": "other"}))
             foreign = other.agents.load("a")
@@ -168,7 +168,7 @@ class Values(Suite):
         store.agents.save(loaded)
         assert len(store.agents.history("a")) == 2
 
-    def test_a_value_saved_in_a_transaction_knows_its_head_afterwards(self, store: Store) -> None:
+    def test_value_knows_its_head_after_a_transaction(self, store: Store) -> None:
         made = agent()
         with store.transaction():
             store.agents.save(made)
@@ -184,7 +184,7 @@ class Values(Suite):
             store.agents.save(made.set_state("k", 1))
         assert store.agents.load("a").get_state("k") == 1
 
-    def test_a_value_is_loaded_changed_and_saved_in_a_transaction(self, store: Store) -> None:
+    def test_value_can_be_changed_in_a_transaction(self, store: Store) -> None:
         store.agents.save(agent())
         with store.transaction():
             note(store, "a", "k", 1)

@@ -1,4 +1,4 @@
-"""`edit`: several changes as one checkpoint, decided on what is there; and what stands beside the fields of a value."""
+"""`edit`: several changes as one checkpoint, decided on the current state; and state keys that are not fields."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ class Beside(Suite):
         assert head(store.conversations.thread("d")).get("@mine") == {"k": "v"}
         assert store.conversations.append("c", Message.user("three")).get("@mine") == {"k": "v"}
 
-    def test_a_listing_does_not_read_what_is_kept_beside(self, opener: Opener) -> None:
+    def test_listing_reads_no_asides(self, opener: Opener) -> None:
         with opener() as store:
             store.conversations.save(Conversation("a", id="c"))
             store.conversations.thread("c").set("@mine", {f"key {n}": n for n in range(5000)})

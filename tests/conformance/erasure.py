@@ -86,7 +86,7 @@ class Erasing(Suite):
         assert left.threads == left.checkpoints == left.logical_bytes == {}
         assert store.verify().ok
 
-    def test_what_undos_keep_goes_when_they_are_forgotten(self, store: Store) -> None:
+    def test_forget_undos_lets_gc_remove_old_data(self, store: Store) -> None:
         store.agents.save(agent())
         made = store.agents.checkpoint("a", "before")
         store.conversations.save(conversation("c", *_TEXTS))
@@ -126,7 +126,7 @@ class Erasing(Suite):
         assert sorted(view(store, "b")[1]) == ["b/1", "b/3"]
         assert store.verify().ok
 
-    def test_each_of_its_threads_costs_what_it_holds(self, store: Store) -> None:
+    def test_erasure_cost_depends_on_each_threads_size(self, store: Store) -> None:
         store.agents.save(agent())
         for n in range(30):
             with store.transaction():

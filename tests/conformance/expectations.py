@@ -1,4 +1,4 @@
-"""Expectations: no update is lost. A save stands on what its handle last read or wrote, or it is a `Conflict`."""
+"""Expectations: no update is lost. A save extends the head that its handle last read or wrote, or conflicts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ class Expecting(Suite):
         ],
     )
     @pytest.mark.parametrize("read", ["latest", "load", "load by id", "load by step"])
-    def test_whatever_was_read_counts(self, store: Store, read: str, write: Callable[[Thread[Any]], object]) -> None:
+    def test_any_read_sets_the_expectation(
+        self, store: Store, read: str, write: Callable[[Thread[Any]], object]
+    ) -> None:
         made = store.thread("t").save({"n": 1})
         mine: Thread[Any] = store.thread("t")
         if read == "latest":
@@ -77,7 +79,7 @@ class Expecting(Suite):
             mine.save({"n": n})
         assert len(mine) == 11
 
-    def test_a_change_by_path_sees_what_others_wrote(self, store: Store) -> None:
+    def test_change_by_path_uses_the_current_head(self, store: Store) -> None:
         mine: Thread[Any] = store.thread("t")
         mine.save({"n": 0})
         store.thread("t").save({"messages": [], "d": {"x": 1}})
@@ -95,7 +97,7 @@ class Expecting(Suite):
         second = store.thread("t").save({"n": 2})
         assert second.parent_id == first.id
 
-    def test_having_read_that_there_is_no_thread_is_an_expectation(self, store: Store) -> None:
+    def test_reading_a_missing_thread_sets_an_expectation(self, store: Store) -> None:
         mine: Thread[Any] = store.thread("t")
         assert mine.latest() is None
         store.thread("t").save({"n": 1})
@@ -113,7 +115,7 @@ class Expecting(Suite):
             assert caught.value.actual == c.id
         assert len(store.thread("t")) == 3
 
-    def test_expecting_overrules_what_was_read(self, store: Store) -> None:
+    def test_explicit_expectation_overrides_the_last_read(self, store: Store) -> None:
         mine: Thread[Any] = store.thread("t")
         mine.save({"n": 1})
         other = store.thread("t").save({"n": 2})
@@ -204,7 +206,7 @@ class Expecting(Suite):
 
 
 class Appending(Suite):
-    """Appends say what they add, so they never conflict: they are ordered."""
+    """Appends never conflict: concurrent appends are put in order."""
 
     def test_appends_of_two_handles_come_one_after_the_other(self, store: Store) -> None:
         mine: Thread[Any] = store.thread("t")
@@ -216,7 +218,7 @@ class Appending(Suite):
         assert head(mine).state == {"l": [0, 0, 1, -1, 2, -2, 3, -3, 4, -4]}
         assert steps(mine.history()) == list(range(1, 12))
 
-    def test_append_on_an_unread_head_keeps_the_next_save_conflicting(self, store: Store) -> None:
+    def test_save_after_a_blind_append_still_conflicts(self, store: Store) -> None:
         mine: Thread[Any] = store.thread("t")
         read = mine.save({"l": [], "n": 0})
         store.thread("t").set("n", 1)
@@ -306,7 +308,7 @@ class Appending(Suite):
 class Lending(Suite):
     """A shared handle does not lend what one thread or task has read to another's write."""
 
-    def test_what_one_thread_reads_does_not_excuse_anothers_save(self, store: Store) -> None:
+    def test_reads_of_one_python_thread_do_not_help_another(self, store: Store) -> None:
         shared: Thread[Any] = store.thread("t")
         shared.save({"n": 1})
         read, moved = threading.Event(), threading.Event()
@@ -342,7 +344,7 @@ class Lending(Suite):
             shared.save({"n": "from an old state"})
         assert states(shared.history()) == [{"n": 1}, {"n": 2}]
 
-    def test_a_thread_that_has_not_read_writes_a_first_time(self, store: Store) -> None:
+    def test_unread_handle_may_write_once(self, store: Store) -> None:
         shared: Thread[Any] = store.thread("t")
         shared.save({"n": 1})
         store.thread("t").save({"n": 2})

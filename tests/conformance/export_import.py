@@ -1,4 +1,4 @@
-"""Moving: what is exported is what is there at one moment, and an import is all of it, once, or nothing."""
+"""Exports and imports: an export is a snapshot; an import adds all of it, once, or nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @functools.cache
 def _furnished(directory: Path) -> tuple[Path, Contents]:
-    """Export a store in memory that has something of everything, once."""
+    """Export a memory store that has every kind of data; cached."""
     with backtrail.open("memory://") as store:
         furnish(store)
         path = directory / "furnished"
@@ -128,7 +128,7 @@ class Exporting(_Moving):
         assert contents(other, "deleted") == ["this comes back"]
         assert contents(other, "c") == ["hello", "world"]
 
-    def test_what_is_named_has_to_be_there(self, store: Store, tmp_path: Path) -> None:
+    def test_export_of_missing_ids_is_not_found(self, store: Store, tmp_path: Path) -> None:
         fill(store.thread("a"), 1)
         for wrong, error in (
             ({"threads": ["a", "b"]}, NotFound),
@@ -148,7 +148,7 @@ class Exporting(_Moving):
                 store.export(path)  # type: ignore[arg-type]
         assert not [path.name for path in tmp_path.iterdir() if path.name.startswith((".backtrail", "one"))]
 
-    def test_what_is_there_already_is_not_written_over(self, store: Store, tmp_path: Path) -> None:
+    def test_import_does_not_overwrite_other_threads(self, store: Store, tmp_path: Path) -> None:
         (tmp_path / "one").write_text("mine")
         with pytest.raises(Conflict) as caught:
             store.export(tmp_path / "one")
@@ -167,9 +167,7 @@ class Exporting(_Moving):
         assert not [*(tmp_path / "exports").iterdir()]
         store.export(tmp_path / "exports" / "one")
 
-    def test_what_comes_back_after_a_collection_is_exported_again(
-        self, store: Store, other: Store, tmp_path: Path
-    ) -> None:
+    def test_chunk_saved_again_after_gc_is_exported_again(self, store: Store, other: Store, tmp_path: Path) -> None:
         _comes_back(store, other, tmp_path)
 
     def test_it_is_not_done_inside_a_transaction(self, store: Store, tmp_path: Path) -> None:
@@ -194,7 +192,7 @@ class Importing(_Moving):
         assert report.checkpoints > 50
         assert report.changed
 
-    def test_what_came_goes_on(self, store: Store, furnished: tuple[Path, Contents]) -> None:
+    def test_imported_threads_can_be_continued(self, store: Store, furnished: tuple[Path, Contents]) -> None:
         store.import_(furnished[0])
         trip: Thread[Any] = store.thread("trip")
         assert trip.latest() == trip.load("@")
@@ -224,7 +222,7 @@ class Importing(_Moving):
         assert everything(store) == before
         assert store._backend.usage()._replace(stored_bytes=0) == usage._replace(stored_bytes=0)
 
-    def test_what_has_gone_on_here_stays_as_it_is(self, store: Store, furnished: tuple[Path, Contents]) -> None:
+    def test_import_keeps_newer_local_rows(self, store: Store, furnished: tuple[Path, Contents]) -> None:
         store.import_(furnished[0])
         store.thread("trip").set("n", 7)
         store.thread("forked").untag("@", "forked")
@@ -233,7 +231,7 @@ class Importing(_Moving):
         assert not store.import_(furnished[0]).changed
         assert everything(store) == before
 
-    def test_what_goes_on_there_goes_on_here(self, store: Store, other: Store, tmp_path: Path) -> None:
+    def test_import_continues_existing_threads(self, store: Store, other: Store, tmp_path: Path) -> None:
         furnish(other)
         other.export(tmp_path / "0")
         store.import_(tmp_path / "0")
@@ -246,7 +244,7 @@ class Importing(_Moving):
         store.gc()
         assert _shown(store) == _shown(other)
 
-    def test_a_continuing_export_holds_only_what_is_new(self, store: Store, other: Store, tmp_path: Path) -> None:
+    def test_continuing_export_has_only_new_data(self, store: Store, other: Store, tmp_path: Path) -> None:
         furnish(other)
         last = other.export(tmp_path / "0")
         store.import_(tmp_path / "0")
@@ -277,7 +275,7 @@ class Importing(_Moving):
         again = store.import_(tmp_path / "1")
         assert (again.marked, again.changed) == (0, False)
 
-    def test_what_an_export_continues_has_to_be_here(self, store: Store, other: Store, tmp_path: Path) -> None:
+    def test_import_requires_the_continued_export(self, store: Store, other: Store, tmp_path: Path) -> None:
         fill(other.thread("a"), 3)
         first = other.export(tmp_path / "1")
         fill(other.thread("a"), 3)
@@ -322,7 +320,7 @@ class Importing(_Moving):
         store.thread("a").delete()
         store.gc()
         before = everything(store)
-        with pytest.raises(NotFound, match="collected") as caught:
+        with pytest.raises(NotFound, match="gc removed them") as caught:
             store.import_(tmp_path / "4")
         assert caught.value.code == "not_found.export"
         assert everything(store) == before
@@ -413,7 +411,7 @@ class Importing(_Moving):
         thread.rewind(3)
         for at in (3, 4):  # the head is gone here, and then what the head stands on
             other.export(tmp_path / f"{at}")
-            with pytest.raises(Conflict, match="not here any more"):
+            with pytest.raises(Conflict, match="this store removed"):
                 store.import_(tmp_path / f"{at}")
             assert everything(store) == before
             thread.append("messages", "other")
@@ -466,7 +464,7 @@ class Importing(_Moving):
         assert states(store.thread("a").history())[-1] == {"mine": True}
         assert store.thread("b").latest() is None
 
-    def test_what_becomes_the_head_meanwhile_is_not_hidden(self, store: Store, other: Store, tmp_path: Path) -> None:
+    def test_new_head_is_not_hidden_by_an_import(self, store: Store, other: Store, tmp_path: Path) -> None:
         fill(other.thread("a"), 3)
         other.export(tmp_path / "1")
         store.import_(tmp_path / "1")
@@ -508,7 +506,7 @@ class Importing(_Moving):
         assert done
         assert everything(store) == furnished[1]
 
-    def test_what_a_collection_takes_meanwhile_comes_from_the_file(
+    def test_chunks_collected_during_import_come_from_the_file(
         self, store: Store, other: Store, tmp_path: Path
     ) -> None:
         state = {"messages": messages(300)}
@@ -552,7 +550,7 @@ class Importing(_Moving):
 
 
 def _comes_back(source: Store, mirror: Store, directory: Path) -> None:
-    """Save large states, prune and collect them on both sides, and save them again; a mirror gets what is new."""
+    """Save large states, prune and collect them on both sides, and save them again; a mirror gets the new data."""
     large = [{"messages": messages(300)}, {"text": "a line of a large text\n" * 3000}, [messages(200), "x" * 70_000]]
     thread: Thread[Any] = source.thread("comes and goes")
     source.thread("stays").save({"messages": messages(40)})

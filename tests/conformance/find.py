@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Finding(Suite):
     """Search returns messages of the heads at the time of the call."""
 
-    def test_what_was_just_saved_is_found(self, store: Store) -> None:
+    def test_search_finds_a_message_just_saved(self, store: Store) -> None:
         thread = say(store, "one fox")
         assert found(store, "fox") == ["0"]
         thread.append("messages", {"content": "two foxes", "id": "1"}, {"content": "fox three", "id": "2"})
@@ -36,7 +36,7 @@ class Finding(Suite):
         thread.save({"messages": []})
         assert found(store, "fox") == []
 
-    def test_what_another_process_saved_is_found(self, opener: Opener) -> None:
+    def test_search_finds_messages_of_other_processes(self, opener: Opener) -> None:
         with opener() as store:
             say(store, "fox")
         with opener() as store:
@@ -85,7 +85,7 @@ class Finding(Suite):
         thread.delete_checkpoint("@")
         assert found(store, "fox") == ["0"]
 
-    def test_pruning_changes_nothing_of_what_is_found(self, store: Store) -> None:
+    def test_pruning_does_not_change_search(self, store: Store) -> None:
         thread = say(store, *[f"fox {n}" for n in range(8)])
         thread.prune(keep_last=1)
         assert len(found(store, "fox")) == 8
@@ -127,7 +127,7 @@ class Finding(Suite):
             say(store, "fox in it", thread="u")
         assert len(store.search("fox")) == 2
 
-    def test_whole_lists_may_change_at_once(self, store: Store, thread: Thread[Any]) -> None:
+    def test_search_follows_replaced_lists(self, store: Store, thread: Thread[Any]) -> None:
         thread.save({"messages": [f"fox {n}" for n in range(1500)]})
         assert len(store.search("fox", limit=2000)) == 1500
         thread.save({"messages": [f"hen {n}" for n in range(1400)]})
@@ -153,7 +153,7 @@ class Finding(Suite):
         assert {hit.message_id for hit in store.search("hello")} == {None, "7"}
 
     @pytest.mark.parametrize("cursor", ["1" + "0" * 30 + ":1:0.5", "1:-1:0.5", "1:1:nan", "1:1:7", "1:1", "x", ""])
-    def test_what_is_no_cursor_is_invalid(self, store: Store, cursor: str) -> None:
+    def test_invalid_cursor_is_refused(self, store: Store, cursor: str) -> None:
         with pytest.raises(Invalid):
             store.search("x", after=cursor)
         assert store.search("x", limit=1 << 70) == []
@@ -253,7 +253,7 @@ class Hits(Suite):
         assert len(store.search("fox", kind="thread")) == 3
         assert store.search("fox", kind="conversation") == []
 
-    def test_by_score_what_says_it_more_comes_first(self, store: Store) -> None:
+    def test_more_occurrences_score_higher(self, store: Store) -> None:
         say(store, "fox " * 3, "fox " + "word " * 300, "fox and hen", "hen")
         assert [hit.message_id for hit in store.search("fox", order="score")] == ["0", "2", "1"]
         hits = store.search("fox", order="score")

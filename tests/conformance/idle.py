@@ -75,7 +75,7 @@ class Idling(Suite):
         assert store.prune(Policy(idle=30)).threads == ()
         assert store.prune(Policy(idle=30)).reasons == {"in use": 1}
 
-    def test_idle_alone_prunes_no_checkpoints_of_others(self, store: Store) -> None:
+    def test_idle_policy_keeps_checkpoints_of_active_threads(self, store: Store) -> None:
         clock = Clock(store)
         fill(store.thread("a"), 5)
         clock.advance(40 * DAY)
@@ -111,7 +111,7 @@ class Idling(Suite):
         report = store.prune(Policy(idle=30, keep_tagged=False, keep_labelled=False))
         assert len(report.threads) == 2
 
-    def test_what_an_agents_checkpoint_holds_stays(self, store: Store) -> None:
+    def test_thread_pinned_by_an_agent_checkpoint_stays(self, store: Store) -> None:
         clock = Clock(store)
         store.agents.save(agent("planner"))
         store.conversations.save(conversation("held", "Hello", agent_id="planner"))

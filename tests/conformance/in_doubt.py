@@ -41,7 +41,7 @@ class Doubting(Suite):
                 break
         return found
 
-    def test_a_call_in_doubt_is_said_and_nothing_is_done(self, store: Store, doubted: Tools) -> None:
+    def test_call_in_doubt_raises_and_runs_nothing(self, store: Store, doubted: Tools) -> None:
         for _ in range(2):
             with pytest.raises(InDoubt) as error:
                 self.again(store, doubted.book)
@@ -142,7 +142,7 @@ class Doubting(Suite):
             store.runs.settle("nobody", call.id, not_done=True)
         assert store.runs.load("s").in_doubt == (call,)
 
-    def test_an_interrupt_inside_of_a_call_leaves_it_in_doubt(self, store: Store) -> None:
+    def test_interrupted_call_is_in_doubt(self, store: Store) -> None:
         def interrupted() -> None:
             raise KeyboardInterrupt
 
@@ -168,7 +168,7 @@ class Replaying(Suite):
         return tools
 
     def differ(self, store: Store, work: Callable[[Run], Any]) -> str:
-        """Resume the run with other work; return what is said of it."""
+        """Resume the run with other work; return the error message."""
         with pytest.raises(Invalid) as error, store.run("s", takeover=True) as run:
             for _ in run.iterations():
                 work(run)

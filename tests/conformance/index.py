@@ -1,4 +1,4 @@
-"""The search index: what it costs, and how it stays current."""
+"""The search index: its costs, and how it stays current."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Indexing(Suite):
             store.search("fox")
         assert (seen, len(read) <= 6) == ([], True)
 
-    def test_what_differs_is_indexed_and_nothing_else(self, store: Store, thread: Thread[Any]) -> None:
+    def test_only_changed_messages_are_indexed(self, store: Store, thread: Thread[Any]) -> None:
         thread.save({"messages": messages(2000)})
         store.search("1")
         changes: list[tuple[Any, list[tuple[int, int]]]] = [
@@ -197,7 +197,7 @@ class Indexing(Suite):
                 assert places(store.search("fox")) == [("t", 0)]
         assert len(store.search("fox")) == 3
 
-    def test_search_of_a_read_only_store_needs_a_current_index(self, opener: Opener) -> None:
+    def test_read_only_search_needs_a_current_index(self, opener: Opener) -> None:
         with opener() as store:
             say(store, "fox")
             store.search("fox")

@@ -1,4 +1,4 @@
-"""Looking: what a checkpoint of an agent holds is read as it is, without going back to it."""
+"""Inspection: the content of an agent checkpoint is read without a restore."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Looking(Suite):
     """`load(at=)` with the checkpoint of an agent, and `get_checkpoint`."""
 
-    def test_what_it_holds_is_read_and_nothing_changes(self, opener: Opener) -> None:
+    def test_state_at_a_checkpoint_loads_without_changes(self, opener: Opener) -> None:
         with opener() as store:
             made = begun(store)
             state, said = view(store, "a")
@@ -34,7 +34,7 @@ class Looking(Suite):
             assert view(store, "a") == now
             assert names(store.agents.checkpoints("a")) == ["first"]
 
-    def test_what_was_loaded_so_is_not_the_newest(self, store: Store) -> None:
+    def test_value_loaded_at_a_checkpoint_is_stale(self, store: Store) -> None:
         made = begun(store)
         same = store.agents.load("a", at=made)
         moved_on(store)
@@ -50,7 +50,7 @@ class Looking(Suite):
         store.agents.restore(made)
         store.agents.save(store.agents.load("a", at=made).set_state("n", 3))
 
-    def test_what_it_does_not_hold_is_not_found(self, store: Store) -> None:
+    def test_thread_outside_the_checkpoint_is_not_found(self, store: Store) -> None:
         made = begun(store)
         store.conversations.save(conversation("e"))
         store.agents.save(agent("b"))
@@ -66,7 +66,7 @@ class Looking(Suite):
                     with pytest.raises(NotFound):
                         store.conversations.load(name, at=at)
 
-    def test_refs_of_the_thread_mean_what_they_meant(self, store: Store) -> None:
+    def test_refs_resolve_as_at_the_checkpoint(self, store: Store) -> None:
         begun(store)
         first = store.conversations.thread("c").load()
         store.conversations.append("c", Message.user("c two"))

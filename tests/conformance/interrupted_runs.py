@@ -1,4 +1,4 @@
-"""Upkeep that is interrupted: wherever that happens, the store is whole, and to call again does what was to be done."""
+"""Interrupted maintenance: at any point, the store is sound, and another call completes the work."""
 
 from __future__ import annotations
 
@@ -129,9 +129,7 @@ class Interrupting(Suite):
     """Each chore, stopped at each of its signs of life."""
 
     @pytest.mark.parametrize("chore", CHORES)
-    def test_a_chore_that_is_stopped_anywhere_leaves_the_store_whole(
-        self, store: Store, tmp_path: Path, chore: str
-    ) -> None:
+    def test_interrupted_maintenance_leaves_a_sound_store(self, store: Store, tmp_path: Path, chore: str) -> None:
         store.thread("t").save({"messages": messages(3)})
         store.thread("t").save({"n": 1})
         store.conversations.save(Conversation("a", id="c", messages=[Message.user("hello")]))
@@ -199,7 +197,7 @@ class Interrupting(Suite):
             "backup": lambda: store.backup(tmp_path / "copy.db", progress=wrong),
             "search": lambda: store.search("hello", progress=wrong),
         }
-        with pytest.raises(Invalid, match="progress is a callable") as caught:
+        with pytest.raises(Invalid, match="progress must be a callable") as caught:
             calls[chore]()
         assert caught.value.code == "invalid.argument"
         assert sorted(tmp_path.iterdir()) == there
@@ -282,7 +280,7 @@ def _restored(store: Store, agent: str, done: list[str]) -> AgentCheckpoint:
 
 
 def _more_to_do(store: Store, at: int) -> None:
-    """Add what a collection, a prune and an index have to deal with; no more of it each time."""
+    """Add data for gc, prune and the index; the same amount each time."""
     thread: backtrail.Thread[Any] = store.thread("more")
     thread.save({"l": [], "messages": messages(3, start=at)})
     store.thread("gone").save({"messages": messages(3, start=1000 + at)})

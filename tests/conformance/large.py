@@ -60,7 +60,7 @@ class Large(Suite):
         with opener() as store:
             assert same(head(store.thread("t")).state, LONG[kind])
 
-    def test_edits_anywhere_in_a_long_list_are_exact_and_cheap(self, thread: Thread[Any]) -> None:
+    def test_edits_of_a_long_list_are_exact_and_cheap(self, thread: Thread[Any]) -> None:
         items: list[Any] = messages(3000)
         whole = thread.save({"messages": items})
         expected = [copy.deepcopy(items)]
@@ -88,7 +88,7 @@ class Large(Suite):
         assert head(thread).state == {"text": text + "more\n"}
         assert grown.stored < 10_000
 
-    def test_an_append_costs_what_it_adds(self, thread: Thread[Any]) -> None:
+    def test_append_cost_does_not_grow_with_the_list(self, thread: Thread[Any]) -> None:
         thread.save({"messages": messages(4000), "beside": {f"k{n}": n for n in range(3000)}})
         costs = [thread.append("messages", {"content": f"one more {n}"}).stored for n in range(100)]
         assert sorted(costs)[50] < 1000
@@ -96,7 +96,7 @@ class Large(Suite):
         assert thread.set("beside.k1500", "changed").stored < 2000
         assert len(head(thread).state["messages"]) == 4100
 
-    def test_a_thousand_appends_are_what_one_save_would_be(self, store: Store) -> None:
+    def test_thousand_appends_equal_one_save(self, store: Store) -> None:
         thread: Thread[Any] = store.thread("t")
         thread.save({"l": []})
         for n in range(1000):
@@ -121,7 +121,7 @@ class Large(Suite):
         assert head(store.thread("b")).state == state
         assert head(store.thread("c")).state["wrapped"]["again"] == state["messages"]
 
-    def test_get_and_tail_read_only_what_they_need(self, opener: Opener) -> None:
+    def test_get_and_tail_read_few_chunks(self, opener: Opener) -> None:
         state = {"messages": messages(4000), "table": {f"key {n}": messages(1)[0] for n in range(3000)}, "n": 5}
         with opener() as store:
             store.thread("t").save(state)

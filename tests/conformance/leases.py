@@ -1,4 +1,4 @@
-"""Runs from outside: who has one, which checkpoints it makes, and what can be asked about all of them."""
+"""Runs from outside: leases, checkpoint strategies, and listings of runs."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Leases(Suite):
                         report = other.migrate()
                         assert report.migrated == 1
                         assert [failed[:2] for failed in report.failed] == [("journal", "s"), ("run", "s")]
-                        assert all("worked on by" in reason and "again" in reason for *_, reason in report.failed)
+                        assert all("leased by worker" in reason and "again" in reason for *_, reason in report.failed)
                     run.tool("u", int, i)
                     if i == 3:
                         break
@@ -92,7 +92,7 @@ class Leases(Suite):
             assert (report.migrated, report.ok) == (2, True)
             assert other.runs.steps("s")[-1].state["state"] == {"plan": new(["Lisbon"]), "asked": asked}
 
-    def test_a_run_that_cannot_be_read_is_listed_and_reported(self, opener: Opener) -> None:
+    def test_unreadable_run_is_listed_as_damaged(self, opener: Opener) -> None:
         old, _ = _plans()
 
         @backtrail.schema("conformance.Leased", version=1)
@@ -136,7 +136,7 @@ class Leases(Suite):
             with other.run("s") as run:
                 assert next(run.iterations()) == 3
 
-    def test_a_worker_that_was_taken_over_writes_nothing_any_more(self, store: Store) -> None:
+    def test_worker_writes_nothing_after_a_takeover(self, store: Store) -> None:
         tools = Tools()
         new = store.run("s", takeover=True)
         with pytest.raises(Conflict) as error, store.run("s", state={"n": 0}) as old:
@@ -204,7 +204,7 @@ class Leases(Suite):
         assert tools.done == ["1", "2", "3"]
         assert store.runs.load("s").status.name == "completed"
 
-    def test_a_worker_finds_by_itself_that_it_was_taken_over(self, store: Store) -> None:
+    def test_worker_notices_a_takeover(self, store: Store) -> None:
         with pytest.raises(Conflict) as error, store.run("s", lease=0.15) as old:
             with Killing(store.run("s", takeover=True)):
                 raise Killed
@@ -214,7 +214,7 @@ class Leases(Suite):
         assert error.value.code == "conflict.lease"
         assert store.runs.load("s").status.name == "in_progress"
 
-    def test_a_run_of_another_agent_is_refused_and_left_alone(self, store: Store) -> None:
+    def test_run_of_another_agent_is_refused(self, store: Store) -> None:
         work(store, "s", agent="a")
         with pytest.raises(Conflict) as error, store.run("s", agent="b"):
             pass
@@ -231,7 +231,7 @@ class Leases(Suite):
             assert (run.resumed, run.agent) == (True, "a")
             assert run.tool("book", tools.book, "Lisbon")["number"] == 1
 
-    def test_what_cannot_be_a_lease_or_a_strategy_is_refused(self, store: Store) -> None:
+    def test_invalid_lease_or_strategy_is_refused(self, store: Store) -> None:
         for options in ({"lease": 0}, {"lease": -1}, {"lease": "x"}, {"strategy": "often"}, {"agent": ""}):
             with pytest.raises(Invalid):
                 store.run("s", **options)
@@ -253,7 +253,7 @@ class RunCheckpoints(Suite):
         ],
         ids=str,
     )
-    def test_a_strategy_says_when_and_the_end_is_one_more(
+    def test_strategy_decides_checkpoints_besides_the_last(
         self, store: Store, strategy: Strategy, seen: list[int]
     ) -> None:
         work(store, "s", 4, strategy=strategy)
@@ -271,7 +271,7 @@ class RunCheckpoints(Suite):
         with pytest.raises(Invalid):
             EveryN(n)
 
-    def test_every_n_is_for_ends_of_iterations_that_it_divides(self) -> None:
+    def test_every_n_saves_each_nth_iteration(self) -> None:
         asked = [(i, e) for i in range(7) for e in ("iteration", "llm_response", "tool_call_complete")]
         assert [a for a in asked if EveryN(3).should_checkpoint(*a)] == [(3, "iteration"), (6, "iteration")]
 
@@ -315,7 +315,7 @@ class RunCheckpoints(Suite):
         assert len(store.runs.thread("s").load().state["tool_calls"]) == 12
         assert store.verify().ok
 
-    def test_a_run_goes_on_with_a_state_that_was_changed(self, store: Store) -> None:
+    def test_run_continues_with_an_edited_state(self, store: Store) -> None:
         def book(at: int | None) -> Any:
             with store.run("s", state={"city": "Lisbon", "booked": []}) as run:
                 for i in run.iterations():
@@ -388,7 +388,7 @@ class RunListing(Suite):
         assert store.stats().runs == 4
         assert {info.id for info in store.threads()} == set()
 
-    def test_a_listing_by_status_is_that_of_all_runs_filtered(self, store: Store) -> None:
+    def test_status_filter_equals_a_filtered_listing(self, store: Store) -> None:
         for end in ("completed", "failed", "halted"):
             for what in ("", " rewound", " undone", " forked", " looked at"):
                 with suppress(RuntimeError), store.run(end + what, state={"n": 0}) as run:
@@ -430,7 +430,7 @@ class RunListing(Suite):
                     next(run.iterations())
             assert store.runs.recover() == []
 
-    def test_the_messages_of_a_run_go_to_its_conversation_once(self, store: Store) -> None:
+    def test_run_messages_reach_the_conversation_once(self, store: Store) -> None:
         for cut in (1, 1, 2, None):
             with suppress(RuntimeError), store.run("s", agent="a", conversation="c") as run:
                 for i in run.iterations():
@@ -468,7 +468,7 @@ class RunListing(Suite):
         with pytest.raises(Invalid):
             store.runs.prune("a", -1)
 
-    def test_cleanup_takes_one_run_and_none_that_is_called_alike(self, store: Store) -> None:
+    def test_cleanup_removes_only_the_named_run(self, store: Store) -> None:
         names = ["a", "a_b", "A", "a/b", "a%", "ab", "latest"]
         for name in names:
             work(store, name, agent="x")
@@ -498,7 +498,7 @@ class RunListing(Suite):
         assert store.runs.cleanup(name) == 3
 
     @pytest.mark.parametrize("name", ["", "x" * 513, None, 3], ids=ascii)
-    def test_what_cannot_be_an_id_is_refused(self, store: Store, name: Any) -> None:
+    def test_invalid_run_id_is_refused(self, store: Store, name: Any) -> None:
         for use in (store.run, store.runs.load, store.runs.get, store.runs.steps, store.runs.cleanup):
             with pytest.raises(Invalid):
                 use(name)

@@ -1,6 +1,6 @@
-"""Mirrors: a store that is fed by exports of another one keeps what agents' checkpoints hold, or refuses them.
+"""Mirrors: a store that imports exports of another store keeps the rows of agent checkpoints, or refuses them.
 
-What was lost in the other one, and is hidden there, does not keep the rest from coming.
+Lost rows that are hidden in the other store do not prevent the import of the rest.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Mirroring(Suite):
         self._held_again(store, source, tmp_path)
         store.gc()
         before = everything(store)
-        with pytest.raises(Conflict, match="conversation 'c', which is not here any more") as caught:
+        with pytest.raises(Conflict, match="conversation 'c', which this store has removed") as caught:
             store.import_(tmp_path / "1")
         assert (caught.value.code, caught.value.details["thread"]) == ("conflict.import", "c")
         assert everything(store) == before
@@ -86,14 +86,14 @@ class Mirroring(Suite):
                 collected.append(store.gc().rows)
             return group()
 
-        with mock.patch.object(backend, "group", meanwhile), pytest.raises(Conflict, match="not here any more"):
+        with mock.patch.object(backend, "group", meanwhile), pytest.raises(Conflict, match="this store has removed"):
             store.import_(tmp_path / "1")
         assert collected == [1]
         assert ("checkpoint", "a") not in everything(store)
         assert store.verify().ok
 
     def _held_again(self, store: Store, source: Store, tmp_path: Path) -> str:
-        """Prune here what a checkpoint holds that comes with the next export; return its id."""
+        """Prune a row in the mirror that a checkpoint in the next export points at; return its id."""
         made = source.agents.checkpoint("a", "first")
         source.conversations.save(source.conversations.load("c").add_message(conversation("c", "", "two").messages[1]))
         source.export(tmp_path / "0", threads=["c"])
@@ -107,7 +107,7 @@ class Losing(Suite):
     """Exports of a store in which something hidden cannot be read."""
 
     @pytest.mark.parametrize("repaired", [True, False])
-    def test_what_is_hidden_and_lost_is_left_out(self, store: Store, tmp_path: Path, *, repaired: bool) -> None:
+    def test_lost_hidden_row_is_not_exported(self, store: Store, tmp_path: Path, *, repaired: bool) -> None:
         thread = store.thread("t")
         thread.save({"n": 1})
         store.export(tmp_path / "first")
@@ -141,7 +141,7 @@ class Losing(Suite):
         thread.set("text", "short")
         _lose_chunk(store)
         store.verify(repair=True)
-        with pytest.raises(Corrupt, match=r"collect first \(gc\)") as caught:
+        with pytest.raises(Corrupt, match=r"run gc first") as caught:
             store.export(tmp_path / "1")
         assert caught.value.checkpoint_id == lost.id
         store.gc()

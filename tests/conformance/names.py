@@ -1,4 +1,4 @@
-"""Names and listings: ids are data, threads are listed by activity, what is not allowed is refused without a trace."""
+"""Names and listings: ids are data, threads are listed by activity, invalid arguments are refused without a trace."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Names(Suite):
             assert store.thread("t").untag("@", name).tags == ()
 
     @pytest.mark.parametrize("name", ["", "x" * 513, "😀" * 513, None, 5, b"a", ["a"], True])
-    def test_what_is_no_id_is_refused(self, store: Store, thread: Thread[Any], name: Any) -> None:
+    def test_invalid_id_is_refused(self, store: Store, thread: Thread[Any], name: Any) -> None:
         thread.save({"n": 1})
         with pytest.raises(Invalid):
             store.thread(name)
@@ -164,7 +164,7 @@ class Listing(Suite):
         with pytest.raises(Invalid):
             store.info("t", kind="odd")
 
-    def test_counts_follow_what_is_in_view(self, store: Store) -> None:
+    def test_counts_follow_the_view(self, store: Store) -> None:
         thread: Thread[Any] = store.thread("t")
         assert len(thread) == 0
         for n in range(40):
@@ -331,7 +331,7 @@ BAD: Final[dict[str, tuple[type[Exception], Callable[[Thread[Any]], object]]]] =
 
 
 class BadInput(Suite):
-    """What is wrong is refused by the right class, and leaves no trace."""
+    """Wrong arguments raise the right error class and leave no trace."""
 
     @pytest.mark.parametrize("what", list(BAD))
     def test_it_is_refused_and_nothing_has_changed(self, store: Store, thread: Thread[Any], what: str) -> None:
@@ -380,7 +380,7 @@ class Slips(Suite):
 
     def test_a_list_among_tags_is_refused_by_name(self, thread: Thread[Any]) -> None:
         thread.save(1)
-        with pytest.raises(Invalid, match=r"a tag is a string of 1 to 512 characters, not \['a', 'b'\]"):
+        with pytest.raises(Invalid, match=r"a tag must be a string of 1 to 512 characters, not \['a', 'b'\]"):
             thread.tag("@", ["a", "b"])  # type: ignore[arg-type]
 
     def test_a_misspelt_label_that_is_expected_is_named(self, thread: Thread[Any]) -> None:
@@ -436,6 +436,6 @@ class Slips(Suite):
 
 
 def _held(store: Store, thread: Thread[Any]) -> tuple[Any, ...]:
-    """Return what a store holds, but for its size on disk: a vacuum may change that at any time."""
+    """Return a store's stats without its size on disk, which a vacuum may change at any time."""
     stats = dataclasses.replace(store.stats(), stored_bytes=0)
     return list(thread.history()), stats, [info.id for info in store.threads()]

@@ -1,4 +1,4 @@
-"""The options of a store: each of them does what it says."""
+"""The options of a store."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class MaxCheckpoints(Suite):
             assert list(thread.history())[-2:] == made[-2:]
             assert len(thread) == 4
 
-    def test_what_is_tagged_while_another_is_saved_stays(self, opener: Opener) -> None:
+    def test_checkpoint_tagged_during_a_save_stays(self, opener: Opener) -> None:
         with opener(max_checkpoints=2) as store, opener() as other:
             thread: Thread[Any] = store.thread("t")
             a, b = fill(thread, 2)
@@ -96,7 +96,7 @@ class MaxCheckpoints(Suite):
                 fill(store.thread(name), 4)
             assert [len(store.thread(name)) for name in ("a", "b")] == [2, 2]
 
-    def test_the_maximum_counts_what_was_rewound_away_apart(self, opener: Opener) -> None:
+    def test_maximum_counts_rewound_checkpoints_separately(self, opener: Opener) -> None:
         with opener(max_checkpoints=2) as store:
             thread: Thread[Any] = store.thread("t")
             a, b = fill(thread, 2)
@@ -142,7 +142,7 @@ class MaxCheckpoints(Suite):
             assert sum(counts) <= 120
             assert len(thread) == 162
 
-    def test_a_new_store_hides_what_was_saved_without_a_maximum(self, opener: Opener) -> None:
+    def test_new_maximum_hides_older_checkpoints(self, opener: Opener) -> None:
         with opener() as store:
             fill(store.thread("t"), 60)
             for n in range(60):
@@ -164,7 +164,7 @@ class MaxCheckpoints(Suite):
             assert list(thread.history()) == [e, *made]
             assert len(list(thread.history(everything=True))) == 6
 
-    def test_the_maximum_takes_what_is_untagged(self, opener: Opener) -> None:
+    def test_maximum_removes_untagged_checkpoints(self, opener: Opener) -> None:
         with opener(max_checkpoints=2) as store:
             thread: Thread[Any] = store.thread("t")
             a, b, *_ = [thread.save({"n": n}, tags=["good"]) for n in range(5)]
@@ -195,7 +195,7 @@ class MaxCheckpoints(Suite):
 class TimeToLive(Suite):
     """`ttl`."""
 
-    def test_what_is_too_old_is_out_of_sight(self, opener: Opener) -> None:
+    def test_expired_checkpoints_are_hidden(self, opener: Opener) -> None:
         with opener(ttl=100) as store:
             clock = Clock(store)
             thread: Thread[Any] = store.thread("t")
@@ -317,7 +317,7 @@ class AutoInterval(Suite):
 class Others(Suite):
     """`compression`, `types`, and options that are refused."""
 
-    def test_without_compression_more_is_stored_and_the_same_is_read(self, opener: Opener) -> None:
+    def test_uncompressed_store_reads_the_same(self, opener: Opener) -> None:
         state = {"messages": [f"{n}: " + "the same words again and again, " * 20 for n in range(300)]}
         with opener() as store:
             small = store.thread("small").save(state)
@@ -339,7 +339,7 @@ class Others(Suite):
             other = store.thread("b").save(state)
         assert one.root == other.root
 
-    def test_types_say_what_states_come_back_as(self, opener: Opener) -> None:
+    def test_types_set_the_class_of_loaded_states(self, opener: Opener) -> None:
         with opener() as store:
             store.thread("t").save({"trip": Trip("Lisbon", 3)})
             plain = head(store.thread("t")).state["trip"]
@@ -379,7 +379,7 @@ class Others(Suite):
         with opener() as store:
             assert steps(store.thread("t").history()) == [1, 2, 3]
 
-    def test_a_closed_store_is_unavailable_and_can_be_closed_again(self, opener: Opener, tmp_path: Path) -> None:
+    def test_closed_store_is_unavailable_and_closes_twice(self, opener: Opener, tmp_path: Path) -> None:
         store = opener()
         thread: Thread[Any] = store.thread("t")
         thread.save({"n": 1})

@@ -1,4 +1,4 @@
-"""What stands in the way of a restore, and what must not: other agents, options of the store, pruning."""
+"""Restores and other agents, options of the store, pruning and deletion."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def impatient() -> Iterator[None]:
-    """Let what is tried again and again be given up soon."""
+    """Lower the number of retries."""
     with mock.patch.object(transaction, "PATIENCE", 0.05), mock.patch.object(writer, "PATIENCE", 0.05):
         yield
 
@@ -81,7 +81,7 @@ class Owning(Suite):
 
 
 class Keeping(Suite):
-    """What the options of a store, pruning and deleting take away does not break a restore."""
+    """Store options, pruning and deletion do not break a restore."""
 
     def _check(self, store: Store, made: AgentCheckpoint, before: Any) -> None:
         store.gc()
@@ -92,7 +92,7 @@ class Keeping(Suite):
         assert view(store, "a") == now
         assert store.verify().ok
 
-    def test_max_checkpoints_keep_what_a_checkpoint_points_at(self, opener: Opener) -> None:
+    def test_max_checkpoints_keeps_pinned_rows(self, opener: Opener) -> None:
         with opener(max_checkpoints=2) as store:
             made = begun(store)
             before = view(store, "a")
@@ -102,7 +102,7 @@ class Keeping(Suite):
             assert len(store.conversations.thread("c")) <= 3
             self._check(store, made, before)
 
-    def test_ttl_keeps_what_a_checkpoint_points_at(self, opener: Opener) -> None:
+    def test_ttl_keeps_pinned_rows(self, opener: Opener) -> None:
         with opener(ttl=60) as store:
             clock = Clock(store)
             store.agents.save(agent())
@@ -115,7 +115,7 @@ class Keeping(Suite):
             store.agents.restore(made.id)
             assert view(store, "a") == before
 
-    def test_prune_keeps_what_a_checkpoint_points_at(self, store: Store) -> None:
+    def test_prune_keeps_pinned_rows(self, store: Store) -> None:
         made = begun(store)
         before = view(store, "a")
         held = store.conversations.thread("c").load()

@@ -107,7 +107,7 @@ def naive(
 class Policies(Suite):
     """`Policy`, and what `prune` makes of it."""
 
-    def test_any_policy_keeps_what_the_model_says(self, store: Store) -> None:
+    def test_policies_keep_the_same_as_the_model(self, store: Store) -> None:
         clock = Clock(store)
         numbers = itertools.count()
 
@@ -188,7 +188,7 @@ class Policies(Suite):
         assert told[0] == told[1] == told[2]
         assert list(map(len, told[0])) == [4, 1, 1]
 
-    def test_of_equal_times_the_last_save_stays(self, store: Store, thread: Thread[Any]) -> None:
+    def test_last_save_wins_among_equal_times(self, store: Store, thread: Thread[Any]) -> None:
         clock = Clock(store)
         fill(thread, 5)
         assert thread.prune(Policy(keep_daily=3)) == 4
@@ -199,7 +199,7 @@ class Policies(Suite):
             "head",
         ]
 
-    def test_what_is_just_as_old_as_that_stays(self, store: Store, thread: Thread[Any]) -> None:
+    def test_checkpoint_exactly_older_than_stays(self, store: Store, thread: Thread[Any]) -> None:
         clock = Clock(store)
         fill(thread, 2)
         clock.advance(60)
@@ -228,7 +228,7 @@ class Policies(Suite):
         why = "not among the newest 2 and not the newest of one of the last 2 days and older than 1:00:00"
         assert {each for _, each in report.removed} == {f"{why} and not tagged cheap"}
 
-    def test_what_was_rewound_away_has_days_of_its_own(self, store: Store, thread: Thread[Any]) -> None:
+    def test_rewound_checkpoints_have_their_own_days(self, store: Store, thread: Thread[Any]) -> None:
         clock = Clock(store)
         fill(thread, 5)
         thread.rewind(2)
@@ -238,7 +238,7 @@ class Policies(Suite):
         assert (report, steps(thread.history())) == (5, [4])
         assert sorted(c.step for c in thread.history(everything=True)) == [4, 5]
 
-    def test_a_fork_goes_on_from_what_was_pruned(self, store: Store, thread: Thread[Any]) -> None:
+    def test_fork_of_a_pruned_checkpoint_continues(self, store: Store, thread: Thread[Any]) -> None:
         fill(thread, 4)
         fork = thread.fork("fork", at=2)
         assert thread.prune(Policy(keep_last=1)) == 3
@@ -247,7 +247,7 @@ class Policies(Suite):
         assert [c.state["n"] for c in fork.history()] == [2, "on"]
         assert store.verify().ok
 
-    def test_what_an_agent_checkpoint_holds_stays(self, store: Store) -> None:
+    def test_policy_keeps_pinned_checkpoints(self, store: Store) -> None:
         store.agents.save(agent())
         store.conversations.save(conversation("c", "one"))
         store.agents.checkpoint("a", "first")
@@ -259,7 +259,7 @@ class Policies(Suite):
         assert held.id in ids(store.conversations.thread("c").history())
         assert report == 3
 
-    def test_what_only_deleted_checkpoints_of_an_agent_held_goes(self, store: Store) -> None:
+    def test_prune_ignores_pins_of_deleted_agent_checkpoints(self, store: Store) -> None:
         store.agents.save(agent())
         talk = store.conversations.thread("c")
         store.conversations.save(conversation("c", "one"))
@@ -283,7 +283,7 @@ class Policies(Suite):
         assert talk.load().state == before
         assert store.verify().ok
 
-    def test_what_is_held_meanwhile_stays(self, store: Store) -> None:
+    def test_checkpoint_pinned_during_a_prune_stays(self, store: Store) -> None:
         store.agents.save(agent())
         for name in ("c", "d"):
             store.conversations.save(conversation(name, "one"))
@@ -366,7 +366,7 @@ class Policies(Suite):
                 store.prune(Policy(keep_last=1), **options)
 
     @pytest.mark.parametrize("kept", [True, ("good",)])
-    def test_what_is_tagged_while_it_is_pruned_stays(self, store: Store, opener: Opener, kept: Any) -> None:
+    def test_checkpoint_tagged_during_a_prune_stays(self, store: Store, opener: Opener, kept: Any) -> None:
         with opener() as other:
             for name in ("one", "all"):
                 thread: Thread[Any] = store.thread(name)

@@ -48,7 +48,7 @@ class History(Suite):
         assert list(thread.history(before=later[1])) == [*made[:2], later[0]]
         assert list(thread.history(before=later[0], newest_first=True)) == [made[1], made[0]]
 
-    def test_filters_keep_what_matches_all_of_them(self, thread: Thread[Any]) -> None:
+    def test_filters_are_combined_with_and(self, thread: Thread[Any]) -> None:
         a = thread.save({}, label="x", tags=["t"], kind="automatic", metadata={"n": 1, "who": "me"})
         b = thread.save({}, label="x", metadata={"n": 1})
         c = thread.save({}, tags=["t", "u"], kind="recovery", metadata={"n": True})
@@ -95,7 +95,7 @@ class History(Suite):
         assert list(thread.history()) == made[4:]
         assert thread.undo() == made[4]
 
-    def test_find_gives_what_is_in_view_oldest_first(self, thread: Thread[Any]) -> None:
+    def test_find_returns_the_view_oldest_first(self, thread: Thread[Any]) -> None:
         a = thread.save({}, label="x")
         b = thread.save({}, label="x", tags=["t"])
         c = thread.save({}, label="y", tags=["t"])
@@ -129,7 +129,7 @@ class History(Suite):
         assert thread.untag(a, "x", "z").tags == ()
         assert thread.find(tag="x") == []
 
-    def test_tagging_changes_neither_history_nor_what_a_handle_expects(self, store: Store, thread: Thread[Any]) -> None:
+    def test_tagging_keeps_history_and_expectation(self, store: Store, thread: Thread[Any]) -> None:
         a, b = fill(thread, 2)
         store.thread("t").tag(a, "x")
         assert ids(thread.history()) == [a.id, b.id]
@@ -159,7 +159,7 @@ class Refs(Suite):
             assert thread.load(checkpoint.id[:12]) == checkpoint
 
     @pytest.mark.parametrize("ref", ["@~6", "@~999999999", 0, -1, 99, 10**30, "nothing", "ffffffffffffffffffffffff"])
-    def test_what_is_not_there_is_not_found(self, thread: Thread[Any], ref: Any) -> None:
+    def test_missing_ref_is_not_found(self, thread: Thread[Any], ref: Any) -> None:
         fill(thread, 3)
         with pytest.raises(NotFound) as caught:
             thread.load(ref)
@@ -167,7 +167,7 @@ class Refs(Suite):
         assert thread.delete_checkpoint(ref) is False
 
     @pytest.mark.parametrize("ref", [None, "", 1.0, True, b"x", [], object()])
-    def test_what_is_no_ref_is_invalid(self, thread: Thread[Any], ref: Any) -> None:
+    def test_invalid_ref_is_refused(self, thread: Thread[Any], ref: Any) -> None:
         fill(thread, 2)
         for call in (thread.load, thread.rewind, thread.delete_checkpoint):
             with pytest.raises(Invalid):
@@ -252,7 +252,7 @@ class Refs(Suite):
 class Parts(Suite):
     """`get`, `tail`, and bytes."""
 
-    def test_get_gives_what_is_at_a_path(self, thread: Thread[Any]) -> None:
+    def test_get_returns_the_value_at_a_path(self, thread: Thread[Any]) -> None:
         made = thread.save({"a": {"b": [1, {"c": True}]}, "n": None, 5: "five"})
         assert made.get("a.b[1].c") is True
         assert made.get(("a", "b", 0)) == 1
@@ -278,7 +278,7 @@ class Parts(Suite):
             with pytest.raises(Invalid):
                 made.tail(path, n)  # type: ignore[arg-type]
 
-    def test_parts_of_an_old_checkpoint_are_read_as_they_were(self, thread: Thread[Any]) -> None:
+    def test_parts_of_an_old_checkpoint_can_be_read(self, thread: Thread[Any]) -> None:
         thread.save({"l": list(range(100)), "x": 1})
         for n in range(100, 130):
             thread.append("l", n)
@@ -336,7 +336,7 @@ def _plain(change: Change) -> tuple[str, str, Any, Any]:
 class Differences(Suite):
     """`diff`: what changed, and nothing else."""
 
-    def test_it_shows_what_was_added_removed_and_changed(self, thread: Thread[Any]) -> None:
+    def test_diff_has_additions_removals_and_changes(self, thread: Thread[Any]) -> None:
         thread.save({"budget": 120, "messages": [], "old": 1})
         thread.save({"budget": 30, "messages": ["Booked."], "new": {"a": 1}})
         assert sorted(_shown(thread.diff()), key=lambda change: change[1]) == [

@@ -1,4 +1,4 @@
-"""Removing: single checkpoints, the old ones, whole threads. What stays is not harmed, and nothing comes back."""
+"""Removal of single checkpoints, old checkpoints and whole threads: other data stays, and nothing returns."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Deleting(Suite):
         assert thread.rewind(c) == c
         assert list(thread.history()) == [a, c]
 
-    def test_undo_and_redo_pass_over_what_is_gone(self, store: Store, thread: Thread[Any]) -> None:
+    def test_undo_and_redo_skip_removed_checkpoints(self, store: Store, thread: Thread[Any]) -> None:
         a, b, c = fill(thread, 3)
         thread.delete_checkpoint(b)
         store.gc()
@@ -225,7 +225,7 @@ class Pruning(Suite):
         assert list(thread.history()) == [e]
         assert d.id not in ids(thread.history())
 
-    def test_older_than_goes_by_age_and_not_by_count(self, store: Store, thread: Thread[Any]) -> None:
+    def test_older_than_uses_age_not_count(self, store: Store, thread: Thread[Any]) -> None:
         clock = Clock(store)
         made = []
         for n in range(5):
@@ -238,7 +238,7 @@ class Pruning(Suite):
         assert thread.prune(older_than=1) == 0
         assert list(thread.history()) == made[4:]
 
-    def test_both_limits_together_remove_only_what_neither_keeps(self, store: Store, thread: Thread[Any]) -> None:
+    def test_two_limits_remove_what_neither_keeps(self, store: Store, thread: Thread[Any]) -> None:
         clock = Clock(store)
         made = []
         for n in range(6):
@@ -248,7 +248,7 @@ class Pruning(Suite):
         assert thread.prune(keep_last=1, older_than=150) == 2
         assert list(thread.history()) == made[4:]
 
-    def test_what_was_rewound_away_is_counted_apart(self, store: Store, thread: Thread[Any]) -> None:
+    def test_rewound_checkpoints_are_counted_separately(self, store: Store, thread: Thread[Any]) -> None:
         made = fill(thread, 6)
         thread.rewind(made[2])
         d = thread.save({"n": 7})
@@ -260,7 +260,7 @@ class Pruning(Suite):
             with pytest.raises(NotFound):
                 thread.load(gone.id)
 
-    def test_undo_after_pruning_reaches_what_is_left(self, store: Store, thread: Thread[Any]) -> None:
+    def test_undo_after_pruning_skips_removed_checkpoints(self, store: Store, thread: Thread[Any]) -> None:
         made = fill(thread, 5)
         thread.prune(keep_last=2)
         store.gc()
@@ -336,7 +336,7 @@ class Ending(Suite):
             assert (again.step, again.id in ids(made)) == (1, False)
             assert steps(store.thread("t").history()) == [1]
 
-    def test_what_was_out_of_view_goes_with_it(self, store: Store, thread: Thread[Any]) -> None:
+    def test_delete_removes_checkpoints_out_of_view(self, store: Store, thread: Thread[Any]) -> None:
         a, b = fill(thread, 2)
         thread.rewind(a)
         thread.delete()

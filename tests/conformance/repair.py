@@ -1,4 +1,4 @@
-"""Repair: each kind of damage is found and named; a repair writes off what is lost, and changes nothing else.
+"""Repair: each kind of damage is found and named; a repair removes lost data, and changes nothing else.
 
 The tests do damage through the port, so every backend has the same. Tags without their rows, rows without their threads
 and wrong indexes cannot be made this way: the tests of each backend show that they are found.
@@ -91,7 +91,7 @@ def _row(store: Store, space: str, name: str, seq: int = 0) -> tuple[ThreadRecor
 
 
 def column(space: str, name: str, seq: int = 0) -> Callable[[Store], set[Place]]:
-    """A column of a row, the newest if none is named, is not what it was."""
+    """Damage a column of a row, by default of the newest row."""
 
     def damage(store: Store) -> set[Place]:
         record, row = _row(store, space, name, seq)
@@ -102,7 +102,7 @@ def column(space: str, name: str, seq: int = 0) -> Callable[[Store], set[Place]]
 
 
 def payload(space: str, name: str, seq: int) -> Callable[[Store], set[Place]]:
-    """What a row holds is not what it was."""
+    """Damage the payload of a row."""
 
     def damage(store: Store) -> set[Place]:
         record, row = _row(store, space, name, seq)
@@ -168,7 +168,7 @@ def _wrong_index(store: Store) -> set[Place]:
 
 
 def _no_mark(store: Store) -> set[Place]:
-    """The index has an older state of a thread, and no mark that there is a newer one."""
+    """The index has an older state of a thread, and the thread has no mark."""
     backend = store._backend
     record, row = _row(store, "conversation", "c")
     was = backend.indexed(record.no)
@@ -246,9 +246,7 @@ class Repairing(Suite):
     """`verify(repair=True)`, and what `verify` says before."""
 
     @pytest.mark.parametrize("what", DAMAGE)
-    def test_damage_is_found_and_repaired_and_all_that_loaded_loads(
-        self, store: Store, opener: Opener, what: str
-    ) -> None:
+    def test_repair_keeps_everything_that_loaded(self, store: Store, opener: Opener, what: str) -> None:
         furnish(store)
         assert store.verify().ok
         named = DAMAGE[what](store)
@@ -359,7 +357,7 @@ class Repairing(Suite):
         assert thread.save({"n": 3}).step == 3
         assert [thread.undo().state for _ in range(2)] == [{"n": 2}, {"n": 5}]
 
-    def test_what_is_in_view_is_what_was(self, store: Store) -> None:
+    def test_repair_keeps_the_view(self, store: Store) -> None:
         thread = store.thread("t")
         fill(thread, 4)
         thread.rewind(2)
@@ -397,7 +395,7 @@ class Repairing(Suite):
         assert store.verify().ok
         assert store._backend.present(page[:1])
 
-    def test_an_agents_checkpoint_keeps_what_is_not_lost(self, store: Store) -> None:
+    def test_agent_checkpoint_keeps_undamaged_conversations(self, store: Store) -> None:
         furnish(store)
         second, first = store.agents.checkpoints("a")
         payload("conversation", "c", 1)(store)
@@ -486,7 +484,7 @@ def _pay(store: Store, made: list[int], until: int) -> None:
 
 
 def _can_be_read(store: Store, states: dict[Place, Any]) -> None:
-    """A new handle can read what is not damaged."""
+    """A new handle can read undamaged data."""
     for (space, name, seq), state in states.items():
         if space in ("thread", "aside"):
             record, _ = _row(store, space, name)

@@ -183,7 +183,7 @@ class Restoring(Suite):
         assert script.store.verify().ok
         script.store.close()
 
-    def test_restore_in_a_transaction_is_a_part_of_it(self, store: Store) -> None:
+    def test_restore_can_be_part_of_a_transaction(self, store: Store) -> None:
         made = begun(store)
         first = view(store, "a")
         moved_on(store)
@@ -272,7 +272,7 @@ class Undoing(Suite):
         with pytest.raises(Invalid):
             store.agents.undo("a")
 
-    def test_ten_restores_can_be_undone_and_the_older_ones_not(self, store: Store) -> None:
+    def test_only_the_last_ten_restores_can_be_undone(self, store: Store) -> None:
         made = begun(store)
         for n in range(12):
             note(store, "a", "n", n)
@@ -284,7 +284,7 @@ class Undoing(Suite):
         with pytest.raises(Invalid):
             store.agents.undo("a")
 
-    def test_undo_refuses_and_names_what_moved_on(self, store: Store) -> None:
+    def test_undo_conflict_names_changed_conversations(self, store: Store) -> None:
         made = begun(store)
         moved_on(store)
         before = view(store, "a")
@@ -306,7 +306,7 @@ class Undoing(Suite):
         assert view(store, "a") == before
         assert store.conversations.get("new") is None
 
-    def test_undo_brings_back_what_was_deleted_and_collected(self, store: Store) -> None:
+    def test_undo_restores_data_deleted_before_gc(self, store: Store) -> None:
         made = begun(store)
         moved_on(store)
         before = view(store, "a")
@@ -349,7 +349,7 @@ class Undoing(Suite):
         store.agents.restore(kept.id)
         assert view(store, "a") == second
 
-    def test_undo_of_the_restore_of_an_agent_whose_state_was_deleted(self, store: Store) -> None:
+    def test_undo_restores_the_absence_of_an_agent_state(self, store: Store) -> None:
         made = begun(store)
         store.agents.thread("a").delete()
         store.agents.restore(made.id)

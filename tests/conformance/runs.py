@@ -1,4 +1,4 @@
-"""Runs: what was done is not done again, however often they are cut short."""
+"""Runs: no completed call is repeated, even after many interruptions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Verdict(enum.Enum):
-    """What a tool may answer."""
+    """Possible answers of a tool."""
 
     ALLOW = "allow"
     DENY = "deny"
@@ -49,7 +49,7 @@ class Killing:
 
 
 class Tools:
-    """Tools that take note of what is done outside of the store."""
+    """Tools that record their effects outside of the store."""
 
     def __init__(self) -> None:
         self.done: list[Any] = []
@@ -71,14 +71,14 @@ class Tools:
 
 
 def texts(run: Any) -> list[str]:
-    """Return what the messages of a run say."""
+    """Return the contents of a run's messages."""
     return [message.content for message in run.messages]
 
 
 class Running(Suite):
     """From the beginning of a run to its end, with and without cuts."""
 
-    def test_a_new_run_begins_with_what_it_is_given(self, store: Store) -> None:
+    def test_new_run_starts_with_given_messages_and_state(self, store: Store) -> None:
         with store.run("s", agent="a", messages=[Message.user("go")], state={"n": 1}) as run:
             assert (run.resumed, run.iteration, run.status.name, run.agent) == (False, 0, "in_progress", "a")
             assert (texts(run), run.state) == (["go"], {"n": 1})
@@ -88,7 +88,7 @@ class Running(Suite):
         assert (found.status.name, found.agent, found.iteration) == ("completed", "a", 0)
         assert (texts(found), found.state, found.owner, found.until) == (["go"], {"n": 1}, None, None)
 
-    def test_what_is_given_counts_only_when_the_run_is_new(self, store: Store) -> None:
+    def test_initial_arguments_count_only_for_a_new_run(self, store: Store) -> None:
         with store.run("s", messages=[Message.user("go")], state={"n": 1}) as run:
             run.halt("later")
         with store.run("s", messages=[Message.user("other")], state={"n": 2}) as run:
@@ -106,7 +106,7 @@ class Running(Suite):
         assert (found.iteration, texts(found), found.state) == (3, ["m1", "m2", "m3"], {"n": 6})
         assert found.partial_results == ({"p": 1}, {"p": 2}, {"p": 3})
 
-    def test_a_cut_iteration_begins_again_with_what_it_began_with(self, store: Store) -> None:
+    def test_interrupted_iteration_restarts_with_its_first_state(self, store: Store) -> None:
         with Killing(store.run("s", state={"n": 0})) as run:
             for i in run.iterations():
                 run.message(Message.assistant(f"m{i}"))
@@ -128,7 +128,7 @@ class Running(Suite):
                 break
         assert store.runs.load("s").state == ["another"]
 
-    def test_messages_that_were_kept_are_given_again_with_their_ids(self, store: Store) -> None:
+    def test_replayed_messages_keep_their_ids(self, store: Store) -> None:
         ids: list[list[str]] = []
         for _ in range(3):
             with Killing(store.run("s", takeover=True)) as run:
@@ -199,7 +199,7 @@ class Running(Suite):
         with pytest.raises(Invalid):
             run.halt("over")
 
-    def test_an_exception_fails_the_run_and_an_interrupt_halts_it(self, store: Store) -> None:
+    def test_exception_fails_and_interrupt_halts_a_run(self, store: Store) -> None:
         with pytest.raises(RuntimeError), store.run("s"):
             raise RuntimeError("no luck")
         assert str(store.runs.load("s").status) == "failed(RuntimeError: no luck)"
@@ -341,7 +341,7 @@ class Calling(Suite):
             ("book", {"args": ["model 2!"], "kwargs": {}}, True, 2),
         ]
 
-    def test_calls_alike_are_told_apart_by_their_order(self, store: Store, tools: Tools) -> None:
+    def test_equal_calls_are_matched_by_order(self, store: Store, tools: Tools) -> None:
         with Killing(store.run("s")) as run:
             for _ in run.iterations():
                 assert [run.tool("book", tools.book, "x")["number"] for _ in range(2)] == [1, 2]
@@ -488,7 +488,7 @@ class Calling(Suite):
         assert tools.done == []
 
     @pytest.mark.parametrize("cut", [False, True])
-    def test_threads_find_their_own_results_whatever_order_they_finish_in(self, store: Store, *, cut: bool) -> None:
+    def test_threads_get_their_own_results_in_any_order(self, store: Store, *, cut: bool) -> None:
         done: list[int] = []
         turns = [threading.Event() for _ in range(5)]
         turns[4].set()

@@ -1,4 +1,4 @@
-"""Salvage: what works beside damage, and what is left after a repair.
+"""Salvage: undamaged data works, before and after a repair.
 
 No id is given twice, and no call is made again that a checkpoint knows of. What other processes have stored again while
 a repair looked for damage stays.
@@ -39,7 +39,7 @@ _LARGE = {"messages": messages(200)}
 
 
 class Salvaging(Suite):
-    """What is left, before a repair and after it."""
+    """Readable data before and after a repair."""
 
     def test_prune_skips_and_names_a_thread_without_head(self, store: Store) -> None:
         for name in "abc":
@@ -115,12 +115,12 @@ class Salvaging(Suite):
         assert store.conversations.thread("c").undo().seq < lost
         assert store.verify().ok
 
-    def test_a_damaged_creation_time_becomes_that_of_the_first_row(self, store: Store) -> None:
+    def test_repair_resets_a_damaged_creation_time(self, store: Store) -> None:
         furnish(store)
         before = store.info("t")
         wrong_time(store)
         assert store.info("t") != before
-        assert store.verify().faults == ("thread 't': its time of creation is damaged",)
+        assert store.verify().faults == ("thread 't': its creation time is damaged",)
         store.verify(repair=True)
         assert store.info("t") == before
 
@@ -141,7 +141,7 @@ class Salvaging(Suite):
         dry = store.verify()
         made = store.verify(repair=True)
         assert (made.damaged, made.repairs) == (dry.damaged, dry.repairs)
-        assert any("a move of its head is lost" in step for step in made.repairs)
+        assert any("a rewind or undo is lost" in step for step in made.repairs)
         for _ in range(2):
             assert store.verify().ok
             assert loaded(store) == before
@@ -153,7 +153,7 @@ class Salvaging(Suite):
     @pytest.mark.parametrize(
         "damage", [{"op_id": b"xx"}, {"op_id": b"x" * 17}, {"base": 3}], ids=["short", "long", "base"]
     )
-    def test_what_was_repaired_can_be_exported_and_imported(
+    def test_repaired_store_can_be_exported_and_imported(
         self, store: Store, tmp_path: Path, damage: dict[str, Any]
     ) -> None:
         with backtrail.open("memory://") as other:
@@ -203,7 +203,7 @@ class Salvaging(Suite):
         assert store.verify().ok
 
     def test_repair_removes_a_damaged_chunk_that_a_writer_touched(self, store: Store) -> None:
-        """What was saved on it is known to be lost, and had back by saving the same."""
+        """A checkpoint with a lost chunk is named as damaged; saving the same content repairs it."""
         store.thread("a").save(_LARGE)
         store.thread("a").delete()
         digest, _ = _damage_chunk(store)
@@ -227,7 +227,7 @@ class Salvaging(Suite):
         assert store.thread("a").load(made.id).state == _LARGE
         assert store.verify().ok
 
-    def test_only_what_is_still_lost_is_written_off(self, store: Store) -> None:
+    def test_repair_writes_off_only_lost_data(self, store: Store) -> None:
         thread = store.thread("a")
         made = [thread.save(_LARGE), *fill(thread, 3)]
         payload("thread", "a", 3)(store)
@@ -250,7 +250,7 @@ class Salvaging(Suite):
         assert store.verify().ok
         assert [each.conversations for each in store.agents.checkpoints("a")] == [1, 1]
 
-    def test_agents_checkpoints_hold_what_loads_again(self, store: Store) -> None:
+    def test_agent_checkpoint_keeps_threads_that_load_again(self, store: Store) -> None:
         said = [Message.user(f"{n} {'word ' * 60}") for n in range(200)]
         store.agents.save(AgentState("a", "Ada", "a-model"))
         store.conversations.save(Conversation("a", id="c", messages=said))

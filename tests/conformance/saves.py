@@ -134,7 +134,7 @@ def _first() -> dict[str, Any]:
 
 
 class Saving(Suite):
-    """`save`, `load`, `latest`, and what a checkpoint knows."""
+    """`save`, `load`, `latest`, and the fields of a checkpoint."""
 
     @pytest.mark.parametrize("name", list(PLAIN))
     def test_plain_data_comes_back_exactly(self, opener: Opener, name: str) -> None:
@@ -168,7 +168,7 @@ class Saving(Suite):
             for which, kept in expected:
                 assert same(store.thread("t").load(which).state, kept)
 
-    def test_moved_key_of_a_nested_dict_is_kept_in_order(self, thread: Thread[Any]) -> None:
+    def test_order_of_nested_dict_keys_is_kept(self, thread: Thread[Any]) -> None:
         state = {"outer": {f"key {n}": n for n in range(27)}, "other": 1}
         thread.save(copy.deepcopy(state))
         state["outer"]["key 3"] = state["outer"].pop("key 3")  # type: ignore[index, attr-defined]
@@ -259,14 +259,14 @@ class Saving(Suite):
         saved.metadata["a"] = 2
         assert saved.metadata == {"a": 1}
 
-    def test_a_handle_reads_and_writes_nothing_until_it_is_used(self, store: Store) -> None:
+    def test_new_handle_does_no_io(self, store: Store) -> None:
         store.thread("t")
         assert list(store.threads()) == []
         assert store.stats().threads == 0
 
 
 class Missing(Suite):
-    """What a thread that does not exist answers."""
+    """Calls on a thread that does not exist."""
 
     def test_reading_finds_nothing(self, thread: Thread[Any]) -> None:
         assert thread.latest() is None
@@ -302,7 +302,7 @@ class Missing(Suite):
             lambda thread: thread.step().__enter__(),
         ],
     )
-    def test_what_needs_a_thread_says_that_there_is_none(
+    def test_calls_on_a_missing_thread_are_not_found(
         self, store: Store, thread: Thread[Any], call: Callable[[Thread[Any]], object]
     ) -> None:
         with pytest.raises(NotFound) as caught:

@@ -1,4 +1,4 @@
-"""Queries and messages: what matches, and what is a message."""
+"""Queries and messages: which texts match, and which values are messages."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def places(hits: Sequence[Hit]) -> list[tuple[str, int]]:
 
 
 class Queries(Suite):
-    """What a query means."""
+    """The meaning of queries."""
 
     def test_all_words_must_be_there_in_any_order(self, store: Store) -> None:
         say(store, "the red fox", "a fox that is red", "the red hen", "foxes are reddish")
@@ -121,7 +121,7 @@ class Queries(Suite):
         assert found(store, "party 🎉") == ["0"]
         assert found(store, "❤") == ["2"]
 
-    def test_contains_looks_for_the_text_as_it_is(self, store: Store) -> None:
+    def test_contains_searches_the_literal_text(self, store: Store) -> None:
         say(store, "Booking.com: a hotel", "booking com", "hot ELEments", "100% - done!", "e\0f")
         assert found(store, "ooking.c", contains=True) == ["0"]
         assert found(store, "OOKING", contains=True) == ["0", "1"]
@@ -227,7 +227,7 @@ class Queries(Suite):
 
 
 class Messages(Suite):
-    """What is a message."""
+    """Which values are messages."""
 
     def test_texts_in_parts_and_plain_strings_are_found(self, store: Store, thread: Thread[Any]) -> None:
         thread.save(

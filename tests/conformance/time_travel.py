@@ -94,7 +94,7 @@ class Forks(Suite):
         with pytest.raises(Invalid):
             forks("")
 
-    def test_it_lives_on_when_its_source_is_deleted_and_collected(self, store: Store, thread: Thread[Any]) -> None:
+    def test_fork_survives_deletion_of_its_source(self, store: Store, thread: Thread[Any]) -> None:
         state = {"messages": messages(300)}
         thread.save(state)
         at = thread.append("messages", "one more")
@@ -121,7 +121,7 @@ class Forks(Suite):
         assert store.stats().chunks == chunks
         assert made.stored < made.size / 20
 
-    def test_what_it_is_given_does_not_reach_its_source(self, thread: Thread[Any]) -> None:
+    def test_writes_to_a_fork_do_not_change_its_source(self, thread: Thread[Any]) -> None:
         thread.save({"l": [1]})
         forked = thread.fork("other")
         forked.append("l", 2)
@@ -161,7 +161,7 @@ class Forks(Suite):
         store.thread("t").fork("another")
         assert {info.id for info in store.threads(agent="planner")} == {"t", "other", "another"}
 
-    def test_what_is_not_there_cannot_be_forked(self, store: Store, thread: Thread[Any]) -> None:
+    def test_missing_checkpoint_cannot_be_forked(self, store: Store, thread: Thread[Any]) -> None:
         fill(thread, 1)
         with pytest.raises(NotFound):
             thread.fork("other", at="nothing")
@@ -360,7 +360,7 @@ class Rewinds(Suite):
         other.undo()
         assert other.save({"n": 5}).parent_id == a.id
 
-    def test_what_is_not_there_cannot_be_the_head(self, thread: Thread[Any]) -> None:
+    def test_missing_checkpoint_cannot_become_the_head(self, thread: Thread[Any]) -> None:
         _, b = fill(thread, 2)
         with pytest.raises(NotFound):
             thread.rewind("nothing")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Transactions(Suite):
     """`store.transaction()`: all of it, or none."""
 
-    def test_what_is_written_inside_is_written_together(self, store: Store) -> None:
+    def test_writes_of_a_transaction_are_atomic(self, store: Store) -> None:
         with store.transaction():
             a = store.thread("a").save({"n": 1}, label="x", tags=["y"])
             store.thread("b").save({"l": []})
@@ -84,7 +84,7 @@ class Transactions(Suite):
         assert store.thread("other").latest() is None
         assert len(store.thread("t")) == 2
 
-    def test_what_was_given_up_leaves_expectations_as_they_were(self, thread: Thread[Any], store: Store) -> None:
+    def test_failed_transaction_keeps_expectations(self, thread: Thread[Any], store: Store) -> None:
         read = thread.save({"n": 1})
         with pytest.raises(RuntimeError), store.transaction():
             thread.save({"n": 2})
@@ -138,7 +138,7 @@ class Transactions(Suite):
         assert store.thread("b").latest() is None
         assert store.stats().checkpoints == before + 1
 
-    def test_concurrent_tag_on_a_pruned_row_conflicts_at_the_end(self, store: Store) -> None:
+    def test_prune_conflicts_with_a_concurrent_tag(self, store: Store) -> None:
         thread: Thread[Any] = store.thread("a")
         a, b, c = fill(thread, 3)
         with pytest.raises(Conflict), store.transaction(), ThreadPoolExecutor(1) as pool:
@@ -269,7 +269,7 @@ class Transactions(Suite):
         store.gc()
         assert store.verify().ok
 
-    def test_what_is_collected_before_its_end_is_written_again(self, store: Store) -> None:
+    def test_chunks_collected_before_commit_are_written_again(self, store: Store) -> None:
         state = {"messages": [{"content": f"{n} " * 200} for n in range(300)]}
         store.thread("a").save(state)
         store.thread("b").save({"n": 1})

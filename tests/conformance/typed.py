@@ -138,7 +138,7 @@ class Typed(Suite):
                 thread.save(state)
         assert thread.latest() is None
 
-    def test_loading_as_another_type_is_refused_and_says_so(self, store: Store) -> None:
+    def test_loading_as_another_type_is_an_error(self, store: Store) -> None:
         store.thread("t", Plan).save(_plan())
         with pytest.raises(Invalid) as caught:
             _ = head(store.thread("t", Day)).state
@@ -287,7 +287,7 @@ class Upcasting(Suite):
         with opener() as store:
             assert head(store.thread("t")).state == [Record("Heat", 2, "custom", {"kelvin": 281.0})]
 
-    def test_what_newer_code_wrote_is_refused_and_kept(self, opener: Opener) -> None:
+    def test_newer_schema_version_is_refused_and_kept(self, opener: Opener) -> None:
         @backtrail.schema(name="Thing", version=3)
         @dataclass
         class New:

@@ -24,7 +24,7 @@ class Collecting(Suite):
         assert (report.rows, report.chunks, report.bytes) == (0, 0, 0)
         assert store.verify().ok
 
-    def test_what_is_in_use_stays(self, store: Store, thread: Thread[Any]) -> None:
+    def test_gc_keeps_chunks_in_use(self, store: Store, thread: Thread[Any]) -> None:
         for n in range(6):
             thread.save({"messages": messages(300 + n), "n": n})
         thread.rewind(3)
@@ -37,7 +37,7 @@ class Collecting(Suite):
         assert {made: thread.load(made).state for made in before} == before
         assert thread.undo().state["n"] == 5
 
-    def test_what_nothing_needs_goes(self, store: Store, thread: Thread[Any]) -> None:
+    def test_gc_removes_unused_chunks(self, store: Store, thread: Thread[Any]) -> None:
         thread.save(messages(500))
         thread.save({"messages": messages(500, start=500)})  # another kind of state: it stands on nothing
         chunks = store.stats().chunks
@@ -53,7 +53,7 @@ class Collecting(Suite):
         assert store.stats().chunks == 0
         assert store.gc().chunks == 0
 
-    def test_hidden_rows_go_and_what_stood_on_them_stays(self, store: Store, thread: Thread[Any]) -> None:
+    def test_gc_removes_hidden_rows_and_keeps_their_children(self, store: Store, thread: Thread[Any]) -> None:
         thread.save({"l": []})
         made = [thread.append("l", n) for n in range(8)]
         roots = [checkpoint.root for checkpoint in made]
@@ -162,7 +162,7 @@ class Collecting(Suite):
             assert head(store.thread("t")).state == {"a": items, "b": items, "c": list(range(70))}
             assert store.verify().ok
 
-    def test_what_is_saved_again_while_collecting_is_kept(self, store: Store, opener: Opener) -> None:
+    def test_chunk_saved_again_during_gc_is_kept(self, store: Store, opener: Opener) -> None:
         state = {"messages": messages(300)}
         store.thread("gone").save(state)
         store.thread("gone").delete()
@@ -226,7 +226,7 @@ class Collecting(Suite):
         assert (after.threads, after.checkpoints) == (1, 1)
         assert after.logical_bytes == head(store.thread("other")).size
 
-    def test_the_space_of_what_went_is_given_back(self, store: Store, thread: Thread[Any]) -> None:
+    def test_gc_returns_the_freed_space(self, store: Store, thread: Thread[Any]) -> None:
         thread.save([f"{n * 7919 % 100_003} " * 3 for n in range(60_000)])
         thread.save({"n": 1})
         before = store.stats().stored_bytes
@@ -234,7 +234,7 @@ class Collecting(Suite):
         store.gc()
         assert store.stats().stored_bytes < before * 0.8
 
-    def test_what_rows_and_chunks_both_hold_is_kept_once(self, store: Store, opener: Opener) -> None:
+    def test_bytes_in_rows_and_chunks_are_stored_once(self, store: Store, opener: Opener) -> None:
         thread: Thread[Any] = store.thread("t")
         thread.save({"messages": [], "n": 0})
         for item in _varied(150):

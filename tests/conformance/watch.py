@@ -53,7 +53,7 @@ class Watching(Suite):
         made = fill(thread, 3)
         assert list(watch) == made
 
-    def test_it_waits_for_what_another_thread_saves(self, store: Store, thread: Thread[Any]) -> None:
+    def test_watch_waits_for_a_save_of_another_thread(self, store: Store, thread: Thread[Any]) -> None:
         fill(thread, 1)
         watch = thread.watch(timeout=LONG)
 
@@ -65,7 +65,7 @@ class Watching(Suite):
         with meanwhile(write):
             assert [c.state["l"][-1] for c in news(watch, 50)] == list(range(50))
 
-    def test_it_gives_what_another_opening_of_the_store_saves(self, opener: Opener, thread: Thread[Any]) -> None:
+    def test_watch_yields_saves_of_another_handle(self, opener: Opener, thread: Thread[Any]) -> None:
         fill(thread, 1)
         watch = thread.watch(timeout=LONG)
         there = threading.Event()
@@ -92,7 +92,7 @@ class Watching(Suite):
             (first,) = news(watch, 1)
         assert (first.thread_id, first.state, first.parent_id) == ("forked", {"n": 1}, thread.load(1).id)
 
-    def test_moves_give_what_is_the_head_then(self, thread: Thread[Any]) -> None:
+    def test_watch_yields_the_head_after_a_move(self, thread: Thread[Any]) -> None:
         made = fill(thread, 3)
         watch = thread.watch(timeout=0)
         thread.rewind(1)
@@ -110,7 +110,7 @@ class Watching(Suite):
         thread.delete_checkpoint(made[2])
         assert list(watch) == [made[1], made[3]]
 
-    def test_what_was_removed_for_good_is_passed_over(self, store: Store, thread: Thread[Any]) -> None:
+    def test_watch_skips_removed_checkpoints(self, store: Store, thread: Thread[Any]) -> None:
         watch = thread.watch(timeout=0)
         made = fill(thread, 300)
         assert next(watch) == made[0]
@@ -118,7 +118,7 @@ class Watching(Suite):
         store.gc()
         assert list(watch) == made[-2:]
 
-    def test_what_has_outlived_its_time_is_passed_over(self, opener: Opener) -> None:
+    def test_watch_skips_expired_checkpoints(self, opener: Opener) -> None:
         with opener(ttl=10) as store:
             clock = Clock(store)
             thread: Thread[Any] = store.thread("t")
@@ -151,7 +151,7 @@ class Watching(Suite):
         assert list(thread.watch(after=made[2].id, timeout=0)) == made[-1:]  # the id is enough
         assert list(thread.watch(after=made[2], timeout=0)) == made[-1:]
 
-    def test_after_what_never_was_is_invalid(self, store: Store, thread: Thread[Any]) -> None:
+    def test_watch_after_an_unknown_checkpoint_is_invalid(self, store: Store, thread: Thread[Any]) -> None:
         with pytest.raises(RuntimeError), store.transaction():
             dropped = thread.save(0)
             raise RuntimeError
@@ -334,7 +334,7 @@ class WatchingAll(Suite):
         for name in ("old", "new", "more"):
             assert [c.state["n"] for c in found if c.thread_id == name] == list(range(30))
 
-    def test_what_another_opening_of_the_store_saves(self, opener: Opener, store: Store) -> None:
+    def test_store_watch_yields_saves_of_another_handle(self, opener: Opener, store: Store) -> None:
         fill(store.thread("old"), 3)
         watch = store.watch(timeout=LONG)
         there = threading.Event()

@@ -1,4 +1,4 @@
-"""Agents, conversations and messages: what they are made of, how they change, and that they come back as they were."""
+"""Agents, conversations and messages: their fields, changes, and exact storage."""
 
 import copy
 import dataclasses
@@ -147,7 +147,7 @@ def vars_of(value):
 # ---- defaults and fields --------------------------------------------------------------------------------------------
 
 
-def test_what_is_not_given_is_empty_or_none():
+def test_missing_fields_are_empty_or_none():
     before = dt.datetime.now(dt.UTC)
     state, talk, message = agent(), Conversation("planner"), Message.user("hi")
     assert (state.system_prompt, state.version, state.modified_at) == (None, 1, state.created_at)
@@ -216,7 +216,7 @@ def test_times_of_other_zones_become_utc():
         assert (made, made.tzinfo) == (NOON, dt.UTC)
 
 
-def test_what_was_handed_in_may_change_later():
+def test_values_do_not_share_arguments():
     empty, full, words = {}, {"a": 1}, ["a"]
     message = Message.user("", metadata=empty, tool_calls=(calls := [ToolCall("f", full)]))
     state = agent(config=full, custom_state=empty, capabilities=words, metadata=empty)
@@ -231,7 +231,7 @@ def test_what_was_handed_in_may_change_later():
 
 
 @pytest.mark.parametrize("value", [agent(), Conversation("a"), Message.user("")], ids=type)
-def test_values_are_frozen_and_can_be_hashed_copied_and_pickled(value):
+def test_values_are_frozen_hashable_and_picklable(value):
     with pytest.raises(dataclasses.FrozenInstanceError):
         value.metadata = {}
     for again in (
@@ -257,7 +257,7 @@ BAD = [
     (lambda: Message.user("", id="x" * 513), "invalid.id", "id", "has 513"),
     (lambda: Message.user("", id=7), "invalid.id", "id", "a string, not int"),
     (lambda: Message.user("", parent_id=""), "invalid.id", "parent_id", "1 to 512"),
-    (lambda: Message.user("", timestamp=NAIVE), "invalid.argument", "timestamp", "no time zone"),
+    (lambda: Message.user("", timestamp=NAIVE), "invalid.argument", "timestamp", "must have a time zone"),
     (lambda: Message.user("", timestamp="2026"), "invalid.argument", "timestamp", "a datetime"),
     (lambda: Message.user("", tokens=-1), "invalid.argument", "tokens", "0 or more"),
     (lambda: Message.user("", tokens=True), "invalid.argument", "tokens", "not True"),
@@ -267,9 +267,9 @@ BAD = [
     (lambda: Message.user("", tool_calls=[ToolCall("f"), {}]), "invalid.argument", "tool_calls[1]", "of type ToolCall"),
     (lambda: Message.user("", tool_calls=7), "invalid.argument", "tool_calls", "a list"),
     (lambda: Message.user("", metadata=[]), "invalid.argument", "metadata", "a mapping"),
-    (lambda: Message.user("", metadata={1: 2}), "invalid.argument", "metadata[1]", "keys are strings"),
-    (lambda: Message.user("", raw={}), "invalid.argument", "raw_format", "go together"),
-    (lambda: Message.user("", raw_format="x"), "invalid.argument", "raw", "go together"),
+    (lambda: Message.user("", metadata={1: 2}), "invalid.argument", "metadata[1]", "keys must be strings"),
+    (lambda: Message.user("", raw={}), "invalid.argument", "raw_format", "must be given together"),
+    (lambda: Message.user("", raw_format="x"), "invalid.argument", "raw", "must be given together"),
     (lambda: Message.user("", raw=1, raw_format=1), "invalid.argument", "raw_format", "a string"),
     (lambda: Message.tool_result("", "x"), "invalid.id", "tool_call_id", "1 to 512"),
     (lambda: Attachment("movie", "a", "b"), "invalid.argument", "attachment_type", "image, audio, video, file, code"),
@@ -290,8 +290,8 @@ BAD = [
     (lambda: Conversation("a", title=1), "invalid.argument", "title", "a string"),
     (lambda: Conversation("a", messages=["hi"]), "invalid.argument", "messages[0]", "of type Message"),
     (lambda: Conversation("a", metadata={"x": 1}), "invalid.argument", "metadata['x']", "a string"),
-    (lambda: Conversation("a", created_at=NAIVE), "invalid.argument", "created_at", "no time zone"),
-    (lambda: Conversation("a", last_message_at=NAIVE), "invalid.argument", "last_message_at", "no time zone"),
+    (lambda: Conversation("a", created_at=NAIVE), "invalid.argument", "created_at", "must have a time zone"),
+    (lambda: Conversation("a", last_message_at=NAIVE), "invalid.argument", "last_message_at", "must have a time zone"),
     (lambda: Conversation("a", archived=1), "invalid.argument", "archived", "True or False"),
     (lambda: Conversation("a", tags="ab"), "invalid.argument", "tags", "a list"),
     (lambda: Conversation("a", tags=["a", 1]), "invalid.argument", "tags[1]", "a string"),
@@ -303,14 +303,14 @@ BAD = [
     (lambda: AgentState("a", "a", 1), "invalid.argument", "agent_type", "a string"),
     (lambda: agent(system_prompt=1), "invalid.argument", "system_prompt", "a string"),
     (lambda: agent(capabilities=[1]), "invalid.argument", "capabilities[0]", "a string"),
-    (lambda: agent(config={1: 1}), "invalid.argument", "config[1]", "keys are strings"),
-    (lambda: agent(custom_state={None: 1}), "invalid.argument", "custom_state[None]", "keys are strings"),
+    (lambda: agent(config={1: 1}), "invalid.argument", "config[1]", "keys must be strings"),
+    (lambda: agent(custom_state={None: 1}), "invalid.argument", "custom_state[None]", "keys must be strings"),
     (lambda: agent(active_conversations=["x", ""]), "invalid.id", "active_conversations[1]", "1 to 512"),
-    (lambda: agent(created_at=NAIVE), "invalid.argument", "created_at", "no time zone"),
-    (lambda: agent(modified_at=NAIVE), "invalid.argument", "modified_at", "no time zone"),
+    (lambda: agent(created_at=NAIVE), "invalid.argument", "created_at", "must have a time zone"),
+    (lambda: agent(modified_at=NAIVE), "invalid.argument", "modified_at", "must have a time zone"),
     (lambda: agent(version=0), "invalid.argument", "version", "1 or more"),
     (lambda: agent(metadata={"x": None}), "invalid.argument", "metadata['x']", "a string"),
-    (lambda: agent().set_state(1, 1), "invalid.argument", "custom_state[1]", "keys are strings"),
+    (lambda: agent().set_state(1, 1), "invalid.argument", "custom_state[1]", "keys must be strings"),
     (
         lambda: Message.user("", timestamp=dt.datetime.min.replace(tzinfo=dt.timezone(dt.timedelta(hours=1)))),
         "invalid.argument",
@@ -371,13 +371,13 @@ def test_messages_are_added_in_order():
         ("שלום " * 11, ("שלום " * 11)[:47] + "..."),
     ],
 )
-def test_a_title_is_made_of_what_the_user_said_first(said, title):
+def test_title_is_the_first_user_message(said, title):
     talk = Conversation("a", messages=[Message.system("s"), Message.user(said), Message.user("later")])
     assert talk.auto_title().title == title
     assert talk.title is None
 
 
-def test_a_title_stays_and_needs_a_message_of_the_user():
+def test_auto_title_keeps_a_title_and_needs_a_user_message():
     titled = Conversation("a", title="mine", messages=[Message.user("other")])
     for talk in (titled, Conversation("a"), Conversation("a", messages=[Message.assistant("hello")])):
         assert talk.auto_title() is talk
@@ -398,7 +398,7 @@ def test_attached_bytes_come_back(data):
 
 
 @pytest.mark.parametrize("content", [None, "print(1)", "é", "YQ", "YW Jj"])
-def test_what_is_no_base64_is_not_made_into_bytes(content):
+def test_content_without_base64_is_refused(content):
     with pytest.raises(Invalid) as caught:
         Attachment("code", "a.py", "text/x-python", content, url="https://example.com").to_bytes()
     assert (caught.value.code, caught.value.path) == ("invalid.value", "content")
@@ -468,7 +468,7 @@ def test_empty_message_fields_are_not_stored():
 
 
 @pytest.mark.parametrize("value", [agent(capabilities=["a"]), Conversation("a", tags=["x"])], ids=["agent", "talk"])
-def test_of_agents_and_conversations_every_field_is_stored(value):
+def test_all_fields_of_agents_and_conversations_are_stored(value):
     data = to_data(value)
     assert data.keys() == {each.name for each in dataclasses.fields(value)} - {"_saved"}
     assert not [name for name, part in data.items() if isinstance(part, tuple)]
@@ -542,7 +542,7 @@ def test_data_that_is_none_is_refused_with_its_path(cls, data, code, path, says)
 
 def test_only_these_values_have_data():
     for value in ("hi", {"role": "user"}, None, Role.USER):
-        with pytest.raises(Invalid, match="make a value of it") as caught:
+        with pytest.raises(Invalid, match="takes an agent, conversation or message") as caught:
             to_data(value)
         assert caught.value.code == "invalid.argument"
 
@@ -567,13 +567,13 @@ def test_times_are_text_in_json(text):
 
 
 @pytest.mark.parametrize("time", ["2026-01-31T12:00:00", "2026-01-31", "soon", 1769860800, NOON], ids=repr)
-def test_a_time_in_json_that_says_no_zone_is_refused(time):
+def test_json_time_without_zone_is_refused(time):
     with pytest.raises(Invalid, match="ISO 8601 with its zone") as caught:
         Conversation.from_json({"agent_id": "a", "messages": [{"role": "user", "content": "", "timestamp": time}]})
     assert (caught.value.code, caught.value.path) == ("invalid.argument", "messages[0].timestamp")
 
 
-def test_a_field_in_json_that_there_is_not_is_refused():
+def test_unknown_json_field_is_refused():
     with pytest.raises(Invalid, match="no field 'mood': leave it out") as caught:
         Message.from_json({"role": "user", "content": "", "mood": 1})
     assert (caught.value.code, caught.value.path) == ("invalid.schema", "['mood']")
@@ -596,19 +596,19 @@ def test_a_field_in_json_that_there_is_not_is_refused():
     ],
     ids=repr,
 )
-def test_what_json_cannot_hold_is_refused_with_its_path(value, inside):
+def test_value_without_json_form_is_refused_with_path(value, inside):
     message = Message.user("", tool_calls=[ToolCall("f", {"x": value})])
     for made, path in (
         (agent(custom_state={"x": value}), "custom_state['x']"),
         (Message.user("", raw={"x": value}, raw_format="y"), "raw['x']"),
         (Conversation("a", messages=[message, message]), "messages[0].tool_calls[0].arguments['x']"),
     ):
-        with pytest.raises(Invalid, match="JSON cannot hold") as caught:
+        with pytest.raises(Invalid, match="JSON has no value") as caught:
             to_json(made)
         assert (caught.value.code, caught.value.path) == ("invalid.value", path + inside)
 
 
-def test_what_is_nested_too_deep_for_json_is_refused():
+def test_deeply_nested_json_is_refused():
     deep = []
     for _ in range(100_000):
         deep = [deep]
@@ -640,7 +640,7 @@ def test_what_is_nested_too_deep_for_json_is_refused():
     ],
     ids=["message", "calls", "conversation", "bytes", "text"],
 )
-def test_what_is_long_is_shown_short(value, says):
+def test_repr_shortens_long_text(value, says):
     assert re.fullmatch(says, repr(value))
 
 

@@ -260,10 +260,10 @@ def test_unknown_dict_is_refused(bad, told):
 
 
 def test_message_of_the_other_provider_is_refused():
-    with pytest.raises(Invalid, match=r"a message of Anthropic: use Message.from_anthropic"):
+    with pytest.raises(Invalid, match=r"a message of Anthropic; use Message.from_anthropic"):
         Message.from_openai(ORDINARY["blocks"][0])
     for name in ("tool_calls", "item", "developer"):
-        with pytest.raises(Invalid, match=r"a message of OpenAI: use Message.from_openai"):
+        with pytest.raises(Invalid, match=r"a message of OpenAI; use Message.from_openai"):
             Message.from_anthropic(ORDINARY[name][0])
     for make in (Message.from_openai, Message.from_anthropic):
         for bad in ({}, {"role": "user"}, {"role": "boss", "content": "x"}, [], None, "hi", 7):

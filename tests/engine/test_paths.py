@@ -82,7 +82,7 @@ def test_paths_are_read_as_people_write_them(text, wanted):
     ],
     ids=lambda text: text[:12],
 )
-def test_what_is_no_path_is_refused_with_the_place(text):
+def test_malformed_path_error_names_the_position(text):
     with pytest.raises(Invalid, match="at character") as caught:
         parse(text)
     assert caught.value.code == "invalid.path"
@@ -105,7 +105,7 @@ def test_random_path_text_is_a_path_or_invalid(text):
 
 
 @pytest.mark.parametrize("path", [5, None, b"a", {"a": 1}, {1}, 1.5, object()])
-def test_what_is_neither_text_nor_steps_is_refused(path):
+def test_path_of_wrong_type_is_refused(path):
     with pytest.raises(Invalid) as caught:
         parse(path)
     assert caught.value.code == "invalid.path"

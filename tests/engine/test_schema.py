@@ -487,7 +487,7 @@ def test_cached_properties_and_typing_attributes_are_not_state():
         assert after.area == 4
 
 
-def test_each_form_says_what_it_is():
+def test_each_class_has_its_form():
     found = {ALL.dump(make(cls, 1, 2, 3)).form for cls in CLASSES}
     assert found == set(FORMS) - {"custom"}
 
@@ -593,7 +593,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_would_be_lost_is_refused(what):
+def test_attributes_that_would_be_lost_are_refused(what):
     obj, match = REFUSED[what]
     with invalid("invalid.value", match):
         Types().dump(obj)
@@ -628,7 +628,7 @@ class SubDict(dict):
     ],
     ids=lambda obj: type(obj).__name__,
 )
-def test_what_has_no_fields_is_not_handled(obj):
+def test_class_without_fields_has_no_form(obj):
     assert ALL.dump(obj) is None
 
 
@@ -990,7 +990,7 @@ def test_a_missing_upcaster_is_named():
     assert caught.value.details["from_version"] == 2
 
 
-def test_what_newer_code_saved_is_refused():
+def test_record_of_a_newer_version_is_refused():
     with invalid("invalid.schema", "saved at version 2, and this code only knows"):
         ALL.load(Record("Plain", 2, "dataclass", {"a": 1}))
     with invalid("invalid.schema", "saved at version 9, and this code only knows"):
@@ -1504,7 +1504,7 @@ def test_unresolvable_names_are_skipped():
     assert {cls.__name__ for cls in Types().for_state(State)} == {"State", "Leaf", "Inner"}
 
 
-def test_bad_annotation_does_not_hide_the_others():
+def test_unresolvable_annotation_does_not_hide_others():
     @dataclass
     class State:
         a: "1 / 0"

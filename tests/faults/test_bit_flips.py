@@ -1,7 +1,7 @@
-"""Single bits that flip: in every byte of what SQLite's tables and a collected store in files hold.
+"""Single flipped bits, in every byte of SQLite's tables and of a collected file store.
 
-What differs is `Corrupt`, and `verify` names it; all else reads as before. What is written again and again, and so is
-in no checksum (whether a checkpoint is hidden, tags), is not looked at here.
+Damaged data is `Corrupt`, and `verify` names it; all other data reads as before. Hidden flags and tags change often and
+have no checksum, so they are not tested here.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def places(patient):
 
 
 def means_the_same(value, flipped):
-    """Tell whether a flip is in a bit of compressed bytes that does not count: then what is read is the same."""
+    """Tell whether a flip changed an unused bit of compressed bytes: then the content is the same."""
     packed = isinstance(value, bytes) and value[0] in (compression.ZSTD, compression.ZSTD_DICTIONARY1)
     if not packed or value[0] != flipped[0]:
         return False
@@ -84,12 +84,12 @@ def flip_in_sqlite(path, most):
     return len(found), missed
 
 
-def test_a_flipped_bit_of_sqlites_rows_and_chunks_is_found(quick):
+def test_flipped_bit_in_sqlite_rows_is_found(quick):
     assert flip_in_sqlite(quick / "s.db", 40) == (40, 0)
 
 
 @pytest.mark.torture
-def test_every_flipped_byte_of_sqlites_rows_and_chunks_is_found(quick):
+def test_flipped_bit_in_every_sqlite_byte_is_found(quick):
     flipped, missed = flip_in_sqlite(quick / "s.db", 1 << 30)
     print(f"sqlite: {flipped} flips, {missed} missed")  # noqa: T201 - for docs/reliability.md
     assert flipped > 5000

@@ -1,4 +1,4 @@
-"""Clocks that are wrong, and clocks that jump: what comes after what is in the log, and no clock changes it.
+"""Wrong clocks and clocks that jump: the log defines the order, and no clock changes it.
 
 A wrong clock is one process's `time.time_ns`. That is what a machine in a cluster may have, and, for SQLite and files,
 what becomes of the machine's own clock when somebody sets it.
@@ -216,7 +216,7 @@ def test_a_seeded_fault_is_found(kind, newest_first, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("wrong", [-HOUR, 100 * YEAR])
-def test_age_rules_use_created_at_and_spare_heads_and_labels(opener, wrong):
+def test_age_rules_use_created_at_and_keep_labels(opener, wrong):
     with clock(wrong, 0) as jump, opener(ttl=600) as store:
         thread = store.thread("t")
         for n in range(4):

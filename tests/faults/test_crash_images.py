@@ -1,7 +1,7 @@
-"""Power cuts, in SQLite and in files: what was acknowledged is there, what was under way is there whole or not at all.
+"""Power cuts of SQLite and file stores: acknowledged writes survive; a write in progress survives whole or not at all.
 
-All that a store asks of its disk is noted. Behind every call, the disk is made as a power cut may have left it (see
-`disks.Platter`), and opened.
+The test records all disk calls of a store. After each call, it builds the states in which a power cut may leave the
+disk (see `disks.Platter`), and opens them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def url_of(kind, directory):
 
 @contextmanager
 def used(kind, directory, **options):
-    """Give the calls that a store made of its disk, and what was acknowledged when."""
+    """Return the disk calls of a store, and when each write was acknowledged."""
     with KINDS[kind]() as disk:
         if hasattr(disk, "syncs"):
             disk.syncs = options.pop("syncs", True)
@@ -197,7 +197,7 @@ def test_seeded_faults_are_found(kind, fault, said, quick):
     assert any(said in found for found in wrong)
 
 
-def test_a_disk_that_only_says_that_it_syncs_is_found(quick):
+def test_lying_disk_is_detected(quick):
     with used("sqlite", quick / "s", syncs=False) as (calls, done):
         wrong, _ = crashed("sqlite", quick / "s", calls, done, 600, enough=3)
     assert wrong

@@ -158,9 +158,7 @@ def _cases(patient: Patient) -> Iterator[tuple[str, tuple[str, tuple[Any, ...]],
 
 
 @pytest.mark.parametrize("every", [pytest.param(False, id="short"), pytest.param(True, id="long", marks=LONG)])
-def test_a_flipped_bit_in_any_column_of_any_row_or_chunk_is_found_and_the_rest_loads(
-    patient: Patient, *, every: bool
-) -> None:
+def test_flipped_bit_in_any_column_is_found(patient: Patient, *, every: bool) -> None:
     with patient.open() as store:
         whole = _states(store)
     assert len(whole) >= 9
@@ -186,7 +184,7 @@ def test_a_flipped_bit_in_any_column_of_any_row_or_chunk_is_found_and_the_rest_l
         assert store.verify().ok
 
 
-def test_damage_in_one_delta_spares_earlier_rows_and_other_chains(patient: Patient) -> None:
+def test_damaged_delta_spares_earlier_rows(patient: Patient) -> None:
     with patient.open() as store:
         whole = _states(store)
         thread = store.thread("t")

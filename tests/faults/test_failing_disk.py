@@ -1,7 +1,6 @@
-"""The k-th call of a disk fails, for every k, once and for good: it is loud, and nothing that was acknowledged is lost.
+"""The k-th disk call fails, for every k, once or forever: each failure raises, and no acknowledged write is lost.
 
-Beside the store stands one in memory, to which the same is done as long as the disk does it. What the two hold is
-compared after every deed.
+The same operations go to a memory store, as long as the disk works. The two stores are compared after every operation.
 """
 
 from __future__ import annotations
@@ -99,7 +98,7 @@ class Twins:
             self.trouble.begin()
 
     def compare(self, name, deed, failed):
-        """Let the twin do what was done, and see that it is the same."""
+        """Repeat the operation on the memory store, and compare the two."""
         there = {} if self.store is None else picture(self.store, exact=False)
         if failed is None:
             deed(self.twin)
@@ -119,7 +118,7 @@ class Twins:
         return passed_over or isinstance(failed, CommitUnknown)
 
     def close(self):
-        """Without trouble, the same store goes on, and so does another."""
+        """Without faults, the same store and another handle can continue."""
         self.trouble.end()
         for name, store in (("same", self.store), ("another", None)):
             with backtrail.open(self.url) if store is None else store as found:
@@ -137,7 +136,7 @@ def url_of(kind, path):
 
 
 def run(kind, path, code, first, *, once, deeds):
-    """Do the deeds while the first-th call fails; return what came of it."""
+    """Do the operations while call number `first` fails; return the outcome."""
     with KINDS[kind]() as disk:
         disk.reads = True
         trouble = Trouble(disk, ERRORS[kind, code], first, once=once)

@@ -1,4 +1,4 @@
-"""Lists that eight processes append to and read: what they saw has an order, and that is the order of their clock.
+"""Eight processes append to lists and read them: their history is linearizable.
 
 `tests.support.histories` checks what `tests.support.history_clients` did. That the checker finds what it is there for
 is shown with histories made by hand, one for each anomaly, and with clients that have a fault of each kind.
@@ -79,7 +79,7 @@ def check(history, final):
 
 
 @pytest.mark.torture
-def test_what_eight_processes_saw_has_one_order(opener, tmp_path):
+def test_history_of_eight_processes_is_linearizable(opener, tmp_path):
     history, refused, final, _ = recorded(opener, tmp_path / "clients", 100_000)
     assert len(history) >= 100_000
     assert sum(each.status == "ok" for each in history) > 60_000
@@ -89,7 +89,7 @@ def test_what_eight_processes_saw_has_one_order(opener, tmp_path):
 
 
 @pytest.mark.parametrize("total", lengths(400, 100_000))
-def test_processes_that_are_killed_and_stopped_change_nothing_about_that(opener, tmp_path, total):
+def test_histories_stay_linearizable_under_kills(opener, tmp_path, total):
     history, refused, final, clients = recorded(opener, tmp_path / "clients", total, every=0.06)
     assert clients.kills > 0
     assert clients.stops > 0
@@ -264,7 +264,7 @@ def test_every_anomaly_is_found_and_named(kind):
     assert {anomaly.kind for anomaly in check(*BAD[kind])} == {kind}
 
 
-def test_a_lost_update_is_found_even_if_nothing_is_missing():
+def test_checker_finds_a_lost_update():
     """Both saw an empty list and appended to it."""
     history = of(([r("x"), a("x", 1)], 0, 9), ([r("x"), a("x", 2)], 0, 9))
     assert [anomaly.kind for anomaly in check(history, {"x": [1, 2]})] == ["G-single"]

@@ -104,7 +104,7 @@ def cuts(kind, system, tmp_path, times):
 @needs_root
 @pytest.mark.parametrize("system", ["ext4", "xfs"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_was_acknowledged_survives_a_power_cut(kind, system, tmp_path):
+def test_acknowledged_writes_survive_a_power_cut(kind, system, tmp_path):
     assert not cuts(kind, system, tmp_path, 4)
 
 
@@ -112,7 +112,7 @@ def test_what_was_acknowledged_survives_a_power_cut(kind, system, tmp_path):
 @pytest.mark.torture
 @pytest.mark.parametrize("system", ["ext4", "xfs"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_was_acknowledged_survives_200_power_cuts(kind, system, tmp_path):
+def test_acknowledged_writes_survive_200_power_cuts(kind, system, tmp_path):
     assert not cuts(kind, system, tmp_path, 200)
 
 

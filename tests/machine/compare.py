@@ -25,7 +25,7 @@ NAMES: Final = ("a", "b", "a_b")
 
 
 class Beside:
-    """A store in which three threads live, each with two handles, and what the model says of them."""
+    """A store with three threads, each with two handles, and the model of the threads."""
 
     def __init__(self, place: Place) -> None:
         self.stack = ExitStack()

@@ -1,4 +1,4 @@
-"""What threads are, in plain Python: the model that stores are held against.
+"""The model of threads in plain Python, with which stores are compared.
 
 A `Line` is a thread: every point that was ever saved to it, in order, each with its parent; which of them is the
 head; and two stacks of heads, for undo and redo. Nothing here knows about rows, chunks or views.
@@ -166,7 +166,7 @@ UNKNOWN: Any = object()
 
 @dataclass(eq=False)
 class Hand:
-    """A handle: the thread it names, and the head that it last read or wrote (None: it read that there is none)."""
+    """A handle: its thread, and the head that it last read or wrote (None: it read that the thread has no head)."""
 
     name: str
     expected: Any = UNKNOWN

@@ -49,7 +49,7 @@ class Deeds(Beside):
         return meta
 
     def _saved(self, hand: Hand, line: Line, made: Checkpoint[Any], state: Any, meta: dict[str, Any]) -> Point:
-        """Take what a save returned into the model."""
+        """Add the result of a save to the model."""
         head = line.head
         point = Point(
             id=made.id,
@@ -304,7 +304,7 @@ class Deeds(Beside):
         self._sometimes_collect()
 
     def do_regret(self, line: Line, hand: Hand, thread: Thread[Any], rnd: random.Random) -> None:
-        """Go back, and delete all that came after: what is left may stand beside chunks that go."""
+        """Rewind, and delete all later checkpoints: remaining rows may be stored beside chunks that gc then removes."""
         if self.collects:
             self._collect()
         history = line.history()

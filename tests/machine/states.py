@@ -43,7 +43,7 @@ def state(rnd: random.Random) -> Any:
 
 
 def message(rnd: random.Random) -> Any:
-    """Return what a list of messages may hold. There are few different ones, so that states share parts."""
+    """Return the possible items of a list of messages. They are few, so that states share parts."""
     kind = rnd.random()
     if kind < 0.5:
         return {
@@ -109,7 +109,7 @@ def _edit(rnd: random.Random, root: Any) -> Any:
 
 
 def containers(root: Any) -> list[tuple[tuple[Any, ...], Any]]:
-    """Return every list and dict in a state with its path, but not what is inside tuples and sets."""
+    """Return every list and dict in a state with its path, without those inside tuples and sets."""
     found: list[tuple[tuple[Any, ...], Any]] = []
     stack: list[tuple[tuple[Any, ...], Any]] = [((), root)]
     while stack:
@@ -122,7 +122,7 @@ def containers(root: Any) -> list[tuple[tuple[Any, ...], Any]]:
 
 
 def at(root: Any, path: tuple[Any, ...]) -> Any:
-    """Return what is at a path."""
+    """Return the value at a path."""
     for step in path:
         root = root[step]
     return root

@@ -1,4 +1,4 @@
-"""What reports count: each number has a name of its own, and means one thing."""
+"""Counts in reports: each number has its own name and one meaning."""
 
 import backtrail
 from backtrail import AgentState, Conversation, Message

@@ -1,7 +1,7 @@
-"""What was deleted and collected is in no file any more: a word that was in every place where a word can be.
+"""Deleted and collected data is in no file any more: the test searches for a word that was in every possible place.
 
-Nothing is compressed, so that it can be looked for. Names of threads and agents stay, by which a store knows that their
-numbers are used; what they held does not.
+The stores are not compressed, so that the word can be found. The names of threads and agents stay, because the store
+must know that their numbers are in use; their content is removed.
 """
 
 import contextlib
@@ -119,7 +119,7 @@ def test_erase_reports_other_collections_of_files(tmp_path, monkeypatch):
     with backtrail.open(tmp_path.as_uri(), compression=False) as store:
         store.thread("t").save({"secret": CANARY})
         store.thread("t").delete()
-        monkeypatch.setattr(FileBackend, "_switched", lambda *_: False)  # another process was first, each time
+        monkeypatch.setattr(FileBackend, "_switch", lambda *_: False)  # another process was first, each time
         store.gc()
         assert found_in(tmp_path)
         with pytest.raises(backtrail.Unavailable, match="at the same time") as caught:

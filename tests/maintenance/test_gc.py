@@ -75,7 +75,7 @@ def test_a_hidden_base_of_a_visible_row_is_verified(path: Path) -> None:
         assert store.thread("t").load(kept.id).state == {"m": messages}
 
 
-def test_a_row_leaves_a_dying_chunk_before_a_damaged_row(path: Path) -> None:
+def test_row_is_detached_from_a_dead_chunk(path: Path) -> None:
     rng = random.Random(3)
     with backtrail.open(path) as store:
         thread = store.thread("t")
@@ -140,7 +140,7 @@ def test_a_row_shown_during_a_collection_stays(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_returned_checkpoint_does_not_keep_its_state() -> None:
-    """What is written last is at hand; what was written before it is read again."""
+    """The newest state is cached; older states are read again."""
     with backtrail.open("memory://") as store:
         thread = store.thread("t")
         first = thread.save({"m": ["a" * 5_000]})

@@ -1,4 +1,4 @@
-"""Collections beside processes that write what is just being removed: every checkpoint that was acknowledged loads.
+"""gc while other processes write the chunks that it removes: every acknowledged checkpoint loads.
 
 Each writer saves to threads of its own, from a few texts that all of them share, and takes back most of what it saved.
 So at any moment chunks fall out of use that another writer is about to store again, by touching them. What a writer
@@ -35,7 +35,7 @@ def opener(request, tmp_path):
 
 
 def churn(opener, writer, counts, stop, pause, tell):  # noqa: PLR0917 - what a process is given
-    """Save, append, prune and delete until there is a file `stop`; tell what of what was kept is not as it was."""
+    """Save, append, prune and delete until a file `stop` exists; return the kept checkpoints that differ."""
     rng = random.Random(writer)
     kept, took = {}, []
     with opener() as store:
@@ -72,7 +72,7 @@ def churn(opener, writer, counts, stop, pause, tell):  # noqa: PLR0917 - what a 
 
 
 def collected(opener, stop, collections, *, pause, counts=None):
-    """Collect beside the writers; return the reports, what the writers said, and what is damaged."""
+    """Run gc beside the writers; return the reports, the writers' results, and the damage."""
     counts = counts or Counts(WRITERS)
     reports = []
     with opener() as store:
@@ -107,7 +107,7 @@ def test_collections_beside_writers_leave_nothing_dangling(opener, tmp_path, col
 
 
 def test_without_epochs_something_would_dangle(opener, tmp_path):
-    """A sweep that takes what it has not marked, though a writer has stamped it since."""
+    """A wrong sweep, which removes unmarked chunks although a writer has stamped them since."""
     counts = Counts(WRITERS)
     real = gc._sweep
 

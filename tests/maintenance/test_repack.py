@@ -1,4 +1,4 @@
-"""Repacking keeps once what a row and a chunk both hold, changes nothing that is read, and keeps nothing that went."""
+"""Repacking stores once the bytes that a row and a chunk share. It changes no state, and keeps no removed chunk."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_progress_is_reported(path: Path) -> None:
     assert ("repack", report.repacked) in told
 
 
-def test_a_store_without_compression_stays_as_it_is(path: Path) -> None:
+def test_uncompressed_store_is_not_repacked(path: Path) -> None:
     fill(path, compression=False)
     before = payloads(path)
     assert gc(path, compression=False).repacked == 0
@@ -283,7 +283,7 @@ def test_no_row_is_stored_beside_a_damaged_chunk(path: Path) -> None:
         assert after == [b"alone", second.payload, third.payload]
 
 
-def test_what_does_not_read_back_is_not_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repack_verifies_before_it_writes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(path, 80)
     before = payloads(path)
     wrong = compression.Beside.squeeze
@@ -308,7 +308,7 @@ LEAF = b"a leaf of many words " * 20
         compression.Beside([bytes(32)], [LEAF]).squeeze(LEAF)[:-3],
     ],
 )
-def test_what_is_malformed_is_corrupt(stored: bytes) -> None:
+def test_malformed_compressed_row_is_corrupt(stored: bytes) -> None:
     with pytest.raises(backtrail.Corrupt):
         compression.unsqueeze_beside(stored, [LEAF], limit=1 << 20)
     with pytest.raises(backtrail.Corrupt):
@@ -411,7 +411,7 @@ def test_a_read_beside_a_dying_chunk_is_repeated(
 
 
 class Writer:
-    """Appends to a thread of its own, goes back, prunes and forks, and knows what must be there."""
+    """Appends to its own thread, rewinds, prunes and forks, and knows the expected content."""
 
     def __init__(self, name: str) -> None:
         self.name = name

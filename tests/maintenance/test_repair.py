@@ -1,4 +1,4 @@
-"""Repairs: what only some backends can have damaged, and random damage against a model of what loaded before.
+"""Repairs: damage that only some backends can have, and random damage compared with a model.
 
 Memory keeps tags, names and numbers with what they belong to: there is no tag without its row, and no index that could
 differ. What files can lose, and nothing else can, are frames.
@@ -108,7 +108,7 @@ class TestSqlite:
         before, after = self.repaired(path, index)
         assert after == before
 
-    def test_what_belongs_to_nothing_is_removed(self, path):
+    def test_repair_removes_orphans(self, path):
         with backtrail.open(path) as store:
             furnish(store)
         with sqlite(path) as connection:
@@ -186,7 +186,7 @@ class TestSqlite:
         with backtrail.open(path) as store:
             report = store.verify()
             assert report.faults
-            with pytest.raises(backtrail.Corrupt, match="export the threads") as caught:
+            with pytest.raises(backtrail.Corrupt, match="export the readable threads") as caught:
                 store.verify(repair=True)
             assert caught.value.code == "corrupt.store"
         assert path.read_bytes() == before
@@ -218,7 +218,7 @@ def stop_at(word):
 
 
 class TestPostgres:
-    def test_what_does_not_fit_together_is_made_to_fit(self):
+    def test_repair_makes_tables_consistent(self):
         with place(durability="relaxed") as opener:
             with opener() as store:
                 furnish(store)
@@ -232,7 +232,7 @@ class TestPostgres:
                 faults = store.verify().faults
                 assert "1 tags belong to no checkpoint" in faults
                 assert "2 threads do not say which row is their newest" in faults
-                assert "thread 't' is not listed as what it is" in faults
+                assert "thread 't' is missing in listings, or listed although it has no head" in faults
                 assert store.verify(repair=True).repaired
                 assert store.verify().ok
                 assert loaded(store) == before
@@ -369,7 +369,7 @@ class TestFiles:
             assert store.thread("new").find(tag="kept") == []
             assert store.verify().ok
 
-    def test_what_an_earlier_repair_left_behind_goes(self, tmp_path):
+    def test_repair_removes_leftovers_of_an_earlier_repair(self, tmp_path):
         path = tmp_path / "files"
         with backtrail.open(path.as_uri()) as store:
             store.thread("t").save({"messages": HELLO * 3})
@@ -472,7 +472,7 @@ def check(seed):
         for name, ids in shown.items():  # if the head is the same, so is what is in view, without what is lost
             listed = [c.id for c in store.thread(name).history()]
             if ids[-1:] == listed[-1:] and not any(
-                f"thread {name!r}: a move of its head is lost" in s for s in report.repairs
+                f"thread {name!r}: a rewind or undo is lost" in s for s in report.repairs
             ):
                 assert listed == [i for i in ids if i in listed or store.checkpoint(i)], report.repairs
         store.gc()
@@ -487,14 +487,14 @@ def check(seed):
 @given(st.integers(0, 1 << 32))
 @example(37)  # a move is damaged, and what it went to
 @example(132)  # a move is damaged, and the first checkpoint behind it is hidden
-def test_whatever_is_damaged_all_that_loaded_loads_after_a_repair(seed):
+def test_random_repair_keeps_everything_that_loaded(seed):
     check(seed)
 
 
 @pytest.mark.torture
 @settings(max_examples=1500, deadline=None)
 @given(st.integers(0, 1 << 32))
-def test_whatever_is_damaged_all_that_loaded_loads_at_length(seed):
+def test_many_random_repairs_keep_everything_that_loaded(seed):
     check(seed)
 
 
@@ -507,7 +507,7 @@ def test_whatever_is_damaged_all_that_loaded_loads_at_length(seed):
         (repair._AgentRepair, "_write_off"),
     ],
 )
-def test_random_damage_finds_what_a_repair_leaves_out(module, name):
+def test_random_damage_test_finds_an_incomplete_repair(module, name):
     """Seeded faults: without one of its parts, some damage is not found, or not repaired."""
     with mock.patch.object(module, name, return_value=None), pytest.raises((AssertionError, backtrail.Error)):
         for seed in range(60):
@@ -536,7 +536,7 @@ class TestInterrupts:
         return False
 
     @pytest.mark.parametrize("what", ["load", "repair", "diff"])
-    def test_what_is_sound_is_not_taken_for_damaged(self, what):
+    def test_verify_reports_no_sound_data(self, what):
         for at in itertools.count(1):
             with backtrail.open("memory://") as store:
                 thread = store.thread("t")
@@ -556,7 +556,7 @@ class TestInterrupts:
                 break
         assert at > 2
 
-    def test_what_is_damaged_is_corrupt_all_the_same(self):
+    def test_damaged_data_is_corrupt_in_any_case(self):
         for data in (b"\xd4\x07", b"\xd4\x0a\x01", b"\xd4\x63\x01", b"\xd4\x02\x91"):
             with pytest.raises(backtrail.Corrupt):
                 Unpacker(Types())(data)

@@ -1,4 +1,4 @@
-"""A random script of what can be done with agents, beside a model in plain dicts.
+"""A random script of operations on agents, and a model in plain dicts.
 
 The model of an agent is what it shows: its state and its conversations, each as a plain value with a token that is new
 whenever it is written to. An agent checkpoint is a copy of that; a restore puts the copy back, and keeps what was there
@@ -98,7 +98,7 @@ class AgentScript:
             self.check(each)
 
     def check(self, name: str) -> None:
-        """Compare what the store shows of an agent with what the model says."""
+        """Compare an agent in the store with the model."""
         state, said = view(self.store, name)
         shown = self.shown[name]
         own = shown.get("")
@@ -137,7 +137,7 @@ class AgentScript:
             self.held[name] = Entry(self.shown[name][""].token, changed)
 
     def do_held(self, name: str) -> None:
-        """Save a value that was held since some time: a conflict, unless it is still what is there."""
+        """Save a value that was loaded some time ago: a conflict, unless the stored value has not changed."""
         if name not in self.held:
             return
         token, value = self.held[name]

@@ -1,9 +1,9 @@
-"""Small chunks: the sizes at which states are cut, lowered.
+"""Small chunks: lower limits for splitting states into chunks.
 
 So a state of a few hundred bytes has leaves, inner nodes, pieces and chains of several bases, and a listing of a few
 entries has pages.
 
-The sizes decide what a state's root is, so what was written inside `small_chunks()` is to be read inside, too.
+The limits affect the root of a state, so data that was written inside `small_chunks()` must be read inside it, too.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _SIZES: Final[tuple[tuple[ModuleType, str, int], ...]] = (
 def small_chunks(inline: int = _INLINE) -> Iterator[None]:
     """Cut states into chunks of a hundred bytes or so while the block runs.
 
-    What has up to `inline` bytes is no chunk of its own: metadata never is one, and may need more.
+    A value of up to `inline` bytes is not a separate chunk. Metadata never is one, and may need more.
     """
     sizes = (
         *((module, "INLINE", inline) for module in (nodes, spine, text, encode)),

@@ -49,7 +49,7 @@ def good(*words, stdin=""):
 
 
 def bad(code, *words, stdin=""):
-    """Run a command that has to fail with this code, and with one line; return what it says."""
+    """Run a command that must fail with this exit code and one line; return that line."""
     done = run(*words, stdin=stdin)
     assert (done.code, done.out) == (code, ""), done
     last = done.err.splitlines()[-1]

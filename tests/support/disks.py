@@ -1,7 +1,7 @@
-"""A disk under the file backend: every call that changes something is seen, and may fail, or be the last one.
+"""A fake disk under the file backend: it records every call that changes something, and can let a call fail.
 
-It stands in the place of the functions of `os` that the backend uses. What it has seen can be played back as the states
-that a power cut may have left: see `Platter`.
+It replaces the functions of `os` that the backend uses. The recorded calls can be replayed as the states in which a
+power cut may leave a disk: see `Platter`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CALLS = ("open", "pread", "mkdir", "pwrite", "ftruncate", "fdatasync", "fsync",
 
 
 class Call(NamedTuple):
-    """What was asked of the disk."""
+    """A call of the disk."""
 
     what: str
     """write, truncate, sync, create, rename, unlink, sync directory; open, read, mkdir."""
@@ -61,7 +61,7 @@ class Disk:
 
 @contextmanager
 def traced() -> Iterator[Disk]:  # noqa: C901 - one function for each call
-    """Let a disk stand in the place of the real one, which does what it is asked for."""
+    """Replace the real disk by the fake one, which passes its calls on."""
     disk = Disk()
     with pytest.MonkeyPatch.context() as patch:
         real = {name: getattr(os, name) for name in _CALLS}
@@ -122,10 +122,10 @@ def traced() -> Iterator[Disk]:  # noqa: C901 - one function for each call
 
 
 class Platter:
-    """What has reached the disk for certain, and what may have.
+    """The data that has certainly reached the disk, and the data that may have.
 
-    What was synced is there. Of what was not, each call may have reached the disk or not, whatever became of those
-    before it; and of a write, any of its sectors. So it is with names in a directory.
+    Synced calls have reached the disk. Each unsynced call may have reached it or not, independently of earlier calls;
+    of a write, any of its sectors may have. The same holds for names in a directory.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
-"""A disk under SQLite: a VFS that notes every call that changes a file, and lets any call fail.
+"""A fake disk under SQLite: a VFS that records every call that changes a file, and can let a call fail.
 
-What it has seen is told in the words of `disks`, so that it can be played back as what a power cut may have left. The
-index of the WAL (`-shm`) is not on it: that is memory, and gone after a power cut.
+It records calls in the form of `disks`, so that they can be replayed as the states in which a power cut may leave a
+disk. The index of the WAL (`-shm`) is not recorded: it is memory, and lost in a power cut.
 """
 
 # ruff: noqa: N802 - SQLite's names
@@ -102,7 +102,7 @@ def _file(disk: SqliteDisk) -> type[apsw.VFSFile]:
 
 @contextmanager
 def traced_sqlite() -> Iterator[SqliteDisk]:
-    """Let a disk stand in the place of the real one, which does what it is asked for."""
+    """Replace the real disk by the fake one, which passes its calls on."""
     disk = SqliteDisk()
     file = _file(disk)
 

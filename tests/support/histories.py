@@ -1,4 +1,4 @@
-"""Histories of lists that several processes append to and read, and a checker that finds what cannot have happened.
+"""Histories of lists that several processes append to and read, and a checker that finds impossible histories.
 
 A history is a list of operations. Each is one atomic thing that somebody did: appends of values to lists, all
 different, and reads of whole lists, in order, with the time at which it began and at which its end was known, by a
@@ -85,7 +85,7 @@ class Stacks:
         self._found.append(Anomaly(kind, f"{operation}: {story}"))
 
     def _taken(self):
-        """Return who took what; of those that do not know whether they did, the first, if no other one did."""
+        """Return the pop that took each value; if none is certain, the first pop with an unknown outcome."""
         takers = {}
         for operation in sorted(self._history, key=lambda each: each.status != OK):
             for what, key, values in operation.parts if operation.status != FAILED else ():
@@ -96,7 +96,7 @@ class Stacks:
         return takers
 
     def _unattributed(self):
-        """Return pops by clients that were killed before they knew what they took: no more than they began."""
+        """Return the possible pops of clients that were killed before they got their values."""
         made = []
         for key, log in self._logs.items():
             begun = sum(n for each in self._history for what, where, n in each.parts if (what, where) == (POP, key))
@@ -118,7 +118,7 @@ class Stacks:
                 yield what, key, value
 
     def _read(self, operation, key, values):
-        """Give the read that a decision stands on, if it is clear which state it was."""
+        """Return the read on which a decision is based, if its state is unambiguous."""
         places = [at for at, state in enumerate(self._versions[key]) if state == values]
         possible = [at for at in places if self._was_there(key, at, operation)]
         own = {value for what, where, value in operation.parts if (what, where) == (APPEND, key)}
@@ -268,7 +268,7 @@ class Checker:
         return [edge for edge in edges if edge[0] != edge[1]] + self._in_time()
 
     def _in_time(self):
-        """Who ended before another began: by way of the moments at which something ended, each before the next."""
+        """Edges from each operation to those that began after its end, through a chain of end times."""
         ends = sorted({operation.ended for operation in self._known})
         edges = [(-at - 1, -at - 2, "rt") for at in range(len(ends) - 1)]
         for at, operation in enumerate(self._happened):

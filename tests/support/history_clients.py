@@ -1,4 +1,4 @@
-"""Processes that append to lists, read them, and write down what they did, for `tests.support.histories` to check.
+"""Processes that append to lists, read them, and record their operations, for `tests.support.histories` to check.
 
 A list is the `items` of a thread, a stack the messages of a conversation: clients push to it and pop from it. Every
 `ROUND` operations all clients go on to other lists, so that lists stay short. Half of the time a client uses a handle
@@ -46,7 +46,7 @@ class Counts:
 
 
 class Client:
-    """One process's view: which lists are in use, which values are new, and where to write down what is done."""
+    """One process: the lists in use, its new values, and the file for its record."""
 
     def __init__(self, number, place, counts, total):
         self._number = number
@@ -86,7 +86,7 @@ class Client:
 
     @contextlib.contextmanager
     def operation(self, what, *appends, pops=()):
-        """Write down an operation: what it appends is known before, what it reads when it has ended."""
+        """Record an operation: its appends before it runs, its reads after its end."""
         name = f"{self._number}.{what}.{self.value()}"
         parts = [[POP, key, n] for key, n in pops] + [[APPEND, key, value] for key, value in appends]
         self._write("begin", name, parts)
@@ -107,7 +107,7 @@ class Client:
 
 
 def read_history(place):
-    """Return what all clients wrote down; what a client did not get to know the end of is unknown."""
+    """Return the records of all clients. An operation without a recorded end has an unknown outcome."""
     history, refused = [], defaultdict(int)
     for path in place.glob("client *"):
         begun = {}
@@ -207,7 +207,7 @@ def update(store, client, name):
 
 
 def edit(store, client, name):
-    """Append a value if what is there has an even length, else say no."""
+    """Append a value if the list has an even length, else decide to change nothing."""
     value, seen = client.value(), []
 
     def changed(editor):
@@ -380,7 +380,7 @@ async def aio_move(store, client, name):
 
 
 class Clients:
-    """Eight processes at work; what goes wrong in one of them is told at the end."""
+    """Run eight processes; errors in them are raised at the end."""
 
     def __init__(self, opener, place, total, *, seed=None, most=8):
         self._opener = opener

@@ -1,8 +1,8 @@
-"""What the crash lab does to a store, and how it judges what is left of it.
+"""The crash lab: it uses a store, crashes it, and checks the result.
 
-A store is used by deeds, one after the other; each is acknowledged, or not. A picture is all that a user can find in a
-store. What a crash leaves is right if its picture is that of the deeds that were acknowledged, and of those that were
-under way each as a whole, or not at all.
+The lab does a sequence of operations ("deeds"); each is acknowledged, or not. A "picture" is all that a user can find
+in a store. The store after a crash is right if its picture has all acknowledged deeds, and each unfinished deed as a
+whole or not at all.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _TABLES = "SELECT name FROM sqlite_schema WHERE type = 'table' AND rootpage > 0 
 
 
 def picture(store: backtrail.Store, *, exact: bool = True) -> Picture:
-    """Return what can be found: of each thread how it stands, its visible checkpoints and their tags.
+    """Return the picture: for each thread its head, its visible checkpoints and their tags.
 
-    That a root is what it says is for `verify` to find out. Without `exact`, what is random or a time is left out.
+    `verify` checks the root hashes. Without `exact`, random values and times are left out.
     """
     backend = store._backend
     found: Picture = {}
@@ -165,7 +165,7 @@ class Done(NamedTuple):
 
 
 class Book:
-    """Deeds as they are done, with what the disk had been asked for when each began and was acknowledged."""
+    """The deeds, with the number of disk calls when each began and when it was acknowledged."""
 
     def __init__(self, count: Callable[[], int]) -> None:
         self.done: list[Done] = []
@@ -195,7 +195,7 @@ class Book:
                         deed(store)
 
     def gather(self, url: str, **options: Any) -> None:
-        """Let coroutines save at once, each to a thread of its own."""
+        """Let coroutines save at once, each to its own thread."""
         begun = self._count()
         done: dict[str, int] = {}
 
@@ -216,7 +216,7 @@ class Book:
 
 
 def small_wal(store: backtrail.Store) -> None:
-    """Let SQLite copy its WAL into the file all the time, and not once in a thousand pages."""
+    """Let SQLite copy its WAL into the file often, instead of once in a thousand pages."""
     guard = getattr(store._backend, "_shared", None)
     if guard is not None:
         guard.log._pages = 12
@@ -226,7 +226,7 @@ def small_wal(store: backtrail.Store) -> None:
 
 
 def verdict(seen: Picture | Exception, done: list[Done], point: int, durability: str = "full") -> str | None:
-    """Say what is wrong with what a crash behind so many calls left, or None."""
+    """Return the error of the store after a crash behind this number of calls, or None."""
     if isinstance(seen, Exception):
         return f"broken: {seen!r}"
     acknowledged = [deed for deed in done if deed.done <= point]
@@ -258,7 +258,7 @@ class Looker:
         self._known: dict[bytes, Picture] = {}
 
     def look(self, url: str) -> Picture | Exception:
-        """Open it, check all of it, and write to it; return its picture, or what was wrong with it."""
+        """Open the store, check it, and write to it; return its picture, or the error."""
         try:
             read = _read(url)
             with backtrail.open(url, durability="relaxed") as store:
@@ -273,9 +273,9 @@ class Looker:
 
 
 def _read(url: str) -> bytes | None:
-    """Return what `_content` says of a store in files that is only read; None if there is none yet.
+    """Return `_content` of a file store that is opened read-only; None if it does not exist yet.
 
-    One in SQLite that is half made, or half migrated, is of an older format until it is opened for writing.
+    A half created or half migrated SQLite store has an older format until it is opened for writing.
     """
     if not url.startswith("file:"):
         return None

@@ -5,7 +5,7 @@ from hypothesis import settings
 
 
 def lengths(short, long):
-    """What a test is to be given for every day, and for `make torture`: a value, or a tuple of them."""
+    """Return the value, or tuple of values, for a normal run or for `make torture`."""
     given = [each if isinstance(each, tuple) else (each,) for each in (short, long)]
     return [pytest.param(*given[0], id="short"), pytest.param(*given[1], id="long", marks=pytest.mark.torture)]
 

@@ -1,7 +1,7 @@
 """Small file systems, mounted for a test: of memory, or of a file that holds ext4 or XFS.
 
-A power cut is had by shutting such a file system down without a flush of its log, and mounting it again: what was
-written and not synced is gone, as far as the kernel had not written it yet.
+To simulate a power cut, such a file system is shut down without flushing its log, and mounted again: unsynced writes
+that the kernel had not written yet are lost.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def tmpfs(where: Path, size: str) -> Iterator[Path]:
 
 @contextmanager
 def read_only(where: Path) -> Iterator[None]:
-    """Let a directory be one that can only be read, whoever asks."""
+    """Make a directory read-only, even for root."""
     _mount("--bind", where, where)
     try:
         _mount("-o", "remount,ro,bind", where)

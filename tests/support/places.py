@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def in_memory() -> Iterator[Callable[..., backtrail.Store]]:
-    """Give a store in memory that can be closed and opened again: what it holds lives as long as the block."""
+    """Yield a memory store that can be closed and opened again; its content lives until the block ends."""
     kept = MemoryBackend()
 
     def opener(**options: Any) -> backtrail.Store:

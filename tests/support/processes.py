@@ -1,7 +1,7 @@
-"""Processes for tests: each begins with nothing of the one that asks for it.
+"""Processes for tests, which inherit nothing from the process that starts them.
 
-They are forked by a server that has imported what they need, and has neither threads nor stores. To import it anew took
-each of them longer than what it was there for.
+A fork server starts them. It has imported the needed modules, and has neither threads nor stores. Importing the modules
+in each process took longer than its work.
 """
 
 import multiprocessing

@@ -1,4 +1,4 @@
-"""A proxy in front of PostgreSQL that loses on purpose what a network loses by chance.
+"""A proxy in front of PostgreSQL that loses messages on purpose, as a network may lose them.
 
 It knows as much of the protocol as that takes. A client's messages up to a Sync (or a simple Query) are one
 **exchange**; they are passed on together, when the Sync has come. The server's answer ends with ReadyForQuery, which
@@ -33,7 +33,7 @@ PARTS = (b"P", b"B", b"D", b"E", b"C")  # Parse, Bind, Describe, Execute, Close:
 
 @dataclass
 class Fired:
-    """What a fault did: to which SQL; for SWALLOW and STALL also how the answer ended."""
+    """The effect of a fault: its SQL, and for SWALLOW and STALL the end of the reply."""
 
     sql: str
     status: str | None = None
@@ -96,7 +96,7 @@ class Proxy:
             self._faults.clear()
 
     def release(self):
-        """Let go of answers that are held back, and hold back no others."""
+        """Send the replies that were held back, and hold back no others."""
         self._call(self._release())
 
     def cut(self):

@@ -75,7 +75,7 @@ def _deal(store: Store) -> None:
 
 
 def everything(store: Store) -> Contents:
-    """Return all that a store has of each thread: what is known of it, its rows without their payloads, its tags."""
+    """Return the content of each thread: its record, its rows without payloads, its tags."""
     heads = store._engine.direct.reader
     found: Contents = {}
     for record in gc.threads(heads):

@@ -24,7 +24,7 @@ def conversation(id: str, *texts: str, agent_id: str = "a", **fields: Any) -> Co
 
 
 def contents(store: Store, id: str) -> list[str]:  # noqa: A002
-    """Return what the messages of a stored conversation say."""
+    """Return the contents of a stored conversation's messages."""
     return [message.content for message in store.conversations.load(id).messages]
 
 
@@ -46,5 +46,5 @@ def names(checkpoints: list[AgentCheckpoint]) -> list[str]:
 
 
 def usage(store: Store) -> Usage:
-    """Return what the backend counts."""
+    """Return the counts of the backend."""
     return store._backend.usage()

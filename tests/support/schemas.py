@@ -1,8 +1,8 @@
-"""Schemas of the shared PostgreSQL server that are used again: to empty one takes a tenth of the time of making one.
+"""Reused schemas of the shared PostgreSQL server: emptying a schema takes a tenth of the time of creating one.
 
 Their stores use connections again, too (`tests.support.warm`).
 
-What always holds: a test that gets one finds what a new store has, and no more. `servers.place` makes a new one.
+Always true: a test that gets a reused schema finds the same as in a new store. `servers.place` makes a new one.
 """
 
 import atexit
@@ -57,7 +57,7 @@ def _made():
 
 
 def _sweep(schema):
-    """Make a schema as it was when it was new, if it is not in use; return whether it is so."""
+    """Reset a schema to its new state, unless it is in use; return whether it was reset."""
     new, name = _new(), sql.Identifier(schema)
     using = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'backtrail' AND state <> 'idle'"
     try:

@@ -50,7 +50,7 @@ def warm_connections():
 
 
 def _as_new(kept):
-    """One of these connections, without anything of what was done there, if there is one."""
+    """Return a clean connection of the cache, or None."""
     with contextlib.suppress(IndexError):
         while True:
             connection = kept.pop()

@@ -52,14 +52,14 @@ class AgentTip(NamedTuple):
 
     @property
     def tree(self) -> Tree | None:
-        """The newest manifest, not yet decoded; None without one."""
+        """The newest manifest as a tree, not yet decoded; None if there is none."""
         return self.manifests.chain.tree if self.manifests and self.manifests.chain else None
 
     @property
     def pointed(self) -> dict[Names, ThreadTip]:
-        """The touched threads of kinds that a manifest points at: the agent's own and those of conversations."""
-        listed = {(tip.record.space, tip.record.name): tip for tip in self.touched}
-        return {names: tip for names, tip in listed.items() if names[0] in (AGENT, CONVERSATION)}
+        """The touched threads that a manifest points at: the agent's own thread and its conversations."""
+        by_name = {(tip.record.space, tip.record.name): tip for tip in self.touched}
+        return {names: tip for names, tip in by_name.items() if names[0] in (AGENT, CONVERSATION)}
 
 
 class Manifests(Handle[Any]):
@@ -73,7 +73,7 @@ class Manifests(Handle[Any]):
     def checkpoints(self) -> list[tuple[Checkpoint[Any], ManifestInfo]]:
         """Return the agent's checkpoints, oldest first, each with the metadata of its manifest.
 
-        A damaged row is listed as a checkpoint: its role is unknown.
+        A damaged row is listed as a checkpoint, because its role is unknown.
         """
         tip = self._readable()
         if tip is None or tip.head is None:
@@ -82,9 +82,9 @@ class Manifests(Handle[Any]):
         visible = self._engine.session.reader.backend.rows(record.no, [(1, tip.newest.seq)], visible=True)
         sound = {row.seq for row in visible if log.is_sound(row, record.uid)}
         infos = [manifests.info_of(row) if row.seq in sound else ManifestInfo(CHECKPOINT) for row in visible]
-        listed = [(row, info) for row, info in zip(visible, infos, strict=True) if info.role == CHECKPOINT]
-        made = self._checkpoints(tip, [row for row, _ in listed])
-        return [(checkpoint, info) for checkpoint, (_, info) in zip(made, listed, strict=True)]
+        rows_and_infos = [(row, info) for row, info in zip(visible, infos, strict=True) if info.role == CHECKPOINT]
+        values = self._checkpoints(tip, [row for row, _ in rows_and_infos])
+        return [(checkpoint, info) for checkpoint, (_, info) in zip(values, rows_and_infos, strict=True)]
 
     def checkpoint(self, seq: int) -> tuple[Checkpoint[Any], ManifestInfo]:
         """Return a checkpoint of the agent and the metadata of its manifest, by the seq of its row."""
@@ -100,9 +100,7 @@ class Manifests(Handle[Any]):
         tree = None if others else session.reader.chain(record, row).tree
         pointer = manifests.pointer_to(tree, (space, name))
         if pointer is None:
-            raise NotFound(
-                f"this checkpoint of agent {self.id!r} holds no {space} {name!r}", code="not_found.checkpoint"
-            )
+            raise NotFound(f"this checkpoint of agent {self.id!r} has no {space} {name!r}", code="not_found.checkpoint")
         return pointer
 
     def _info(self, record: ThreadRecord, row: Row) -> ManifestInfo:
@@ -133,10 +131,10 @@ class Manifests(Handle[Any]):
             pointer = manifests.pointer_to(tip.tree, (AGENT, self.id))
             if own.head is None if own else pointer is None:
                 raise NotFound(f"there is no agent {self.id!r}: save its state first", code="not_found.agent")
-            made = self._record(session, tip, ManifestInfo(CHECKPOINT, name, description), kind)
+            checkpoint = self._record(session, tip, ManifestInfo(CHECKPOINT, name, description), kind)
             if keep is not None:
                 self._retire(session, keep)
-            return made
+            return checkpoint
 
         return self._engine.atomic(work)
 
@@ -146,7 +144,7 @@ class Manifests(Handle[Any]):
         self._put(session, replace, ManifestInfo(AFTER), "automatic", on=None)
 
     def _agent_tip(self, session: Session) -> AgentTip:
-        """Read the newest manifest, then the tips of touched threads, so that the tips are at least as new."""
+        """Read the newest manifest first, then the tips of touched threads: no tip is older than the manifest."""
         tip = session.reader.tip(manifests.SPACE, self.id)
         head = tip.head if tip else None
         info = ManifestInfo("") if tip is None or head is None else self._info(tip.record, head)
@@ -158,7 +156,7 @@ class Manifests(Handle[Any]):
         return AgentTip(None if tip is None or head is None else self._with_chain(session, tip), info, touched)
 
     def _with_chain(self, session: Session, tip: Tip) -> Tip:
-        """Return the tip with the newest manifest; without a read if this process wrote that manifest."""
+        """Return the tip with the newest manifest. If this process wrote that manifest, it is in the cache."""
         known = self._engine.known_tip(self._shared)
         if known is not None and known.newest.op_id == tip.newest.op_id:
             return tip._replace(chain=known.chain)
@@ -171,8 +169,8 @@ class Manifests(Handle[Any]):
         propose, size, count = self._change(session, tip)
         info = info._replace(size=size, conversations=count, undo=tip.info.undo)
         newest = tip.manifests.head if tip.manifests else None
-        made = self._put(session, propose, info, kind, on=newest, known=tip.manifests)
-        holder = bytes.fromhex(made.id[-2 * log.UID_BYTES :])
+        checkpoint = self._put(session, propose, info, kind, on=newest, known=tip.manifests)
+        holder = bytes.fromhex(checkpoint.id[-2 * log.UID_BYTES :])
         heads = [(each.record.no, each.head.seq) for each in tip.pointed.values() if each.head is not None]
         if tip.info.role == AFTER and newest and newest.seq not in {after for _, after in tip.info.undo}:
             self._hide(session, [newest.seq])
@@ -185,10 +183,10 @@ class Manifests(Handle[Any]):
             session.reader.backend.commit(batch)
         except Vanished as error:
             raise Conflict(
-                f"a thread of agent {self.id!r} was written to by another process meanwhile; try again",
+                f"another process wrote to a thread of agent {self.id!r}; try again",
                 code="conflict.transaction",
             ) from error
-        return made, info
+        return checkpoint, info
 
     def _put(
         self,
@@ -211,12 +209,15 @@ class Manifests(Handle[Any]):
         if session.overlay is not None and tip.record.no > 0:
             session.overlay.after_commit.append(lambda: self._learn(tip))
         if tip.head is None:
-            raise Corrupt(f"the checkpoints of agent {self.id!r} have lost their head", code="corrupt.row")
+            raise Corrupt(
+                f"the newest manifest of agent {self.id!r} is lost: verify(repair=True) makes a new one",
+                code="corrupt.row",
+            )
         return self._make(tip, tip.head, (), written=True)
 
     def _overtaken(self) -> Conflict:
         return Conflict(
-            f"the checkpoints of agent {self.id!r} was written to by another process meanwhile; try again",
+            f"another process wrote checkpoints of agent {self.id!r}; try again",
             code="conflict.transaction",
         )
 
@@ -370,8 +371,8 @@ class Manifests(Handle[Any]):
             parts += [f"{len(conversations) - 5} more"] if len(conversations) > len(parts) else []
             parts += ["the agent's state"] if (AGENT, self.id) in moved else []
             raise Conflict(
-                f"since the restore of agent {self.id!r}, others have changed: {', '.join(parts)}; "
-                "force=True takes that out of view, too",
+                f"these have changed since the restore of agent {self.id!r}: {', '.join(parts)}; "
+                "force=True undoes the changes, too",
                 code="conflict.moved",
                 conversations=conversations,
             )
@@ -424,7 +425,7 @@ class Manifests(Handle[Any]):
         for names in (*moved, *left):
             if names not in tips or tips[names].newest.head != now.get(names, 0):
                 raise Conflict(
-                    f"thread {names[1]!r} was written to by another process meanwhile; try again",
+                    f"another process wrote to thread {names[1]!r}; try again",
                     code="conflict.transaction",
                 )
         batch = _moves(session.reader, [(tips[names], row) for names, row in moved.items()])
@@ -436,7 +437,7 @@ class Manifests(Handle[Any]):
             session.reader.backend.commit(batch._replace(rows=(*batch.rows, *away)))
         except (Stale, Vanished) as error:
             raise Conflict(
-                f"a thread of agent {self.id!r} was written to by another process meanwhile; try again",
+                f"another process wrote to a thread of agent {self.id!r}; try again",
                 code="conflict.transaction",
             ) from error
 
@@ -512,14 +513,14 @@ def _places(reader: LogReader, pointers: dict[Names, Pointer]) -> dict[Names, Pl
     return places
 
 
-def _read_states(reader: LogReader, places: list[Place], wanted: Place | None) -> Tree | None:
-    """Read the states of all rows with all their chunks; return the state of `wanted`, None without it."""
+def _read_states(reader: LogReader, places: list[Place], target: Place | None) -> Tree | None:
+    """Read the states of all rows with all their chunks; return the state of the row `target`, or None."""
     good: set[bytes] = set()
     state: Tree | None = None
     for page in pages(places):
         trees = BulkReader(reader).trees(page)
         good |= readable.read_below_all(reader, trees, good)
-        state = next((tree for place, tree in zip(page, trees, strict=True) if place is wanted), state)
+        state = next((tree for place, tree in zip(page, trees, strict=True) if place is target), state)
     return state
 
 

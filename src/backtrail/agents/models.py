@@ -90,8 +90,8 @@ class AgentState(Entity):
         """Return the agent without a key in its custom state; the same object if the key is missing."""
         if key not in self.custom_state:
             return self
-        kept = {name: value for name, value in self.custom_state.items() if name != key}
-        return replace(self, custom_state=kept, modified_at=now())
+        remaining = {name: value for name, value in self.custom_state.items() if name != key}
+        return replace(self, custom_state=remaining, modified_at=now())
 
     def touch(self) -> Self:
         """Return the agent with the current time as `modified_at`."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from backtrail.agents.checkpoints import Manifests, manifests_of
 from backtrail.agents.models import AgentState, newest_version
 from backtrail.agents.scheduler import AutoCheckpoint
-from backtrail.collection import Collection, Kept, cursor_of
+from backtrail.collection import Collection, ObjectCache, cursor_of
 from backtrail.engine.manifests import AGENT, SPACE
 from backtrail.engine.schema.upcast import upcasted
 from backtrail.engine.writer import Key
@@ -67,7 +67,7 @@ class Agents(Collection):
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
-        self._kept: Kept[Manifests] = Kept(lambda name: Manifests(engine, name))
+        self._manifests_cache: ObjectCache[Manifests] = ObjectCache(lambda name: Manifests(engine, name))
         self._schedulers: weakref.WeakSet[AutoCheckpoint] = weakref.WeakSet()
 
     def _close(self) -> None:
@@ -78,7 +78,7 @@ class Agents(Collection):
     def save(self, state: AgentState, *, replace: bool = False) -> AgentState:
         """Save an agent's state on top of the version it was loaded from; `Conflict` if there is a newer version.
 
-        A new state must be the first with its id. `replace` saves in either case.
+        A new state needs an id that does not exist yet. `replace` saves in both cases.
         """
         if not isinstance(state, AgentState):
             raise Invalid(f"save() takes an AgentState, not {type(state).__name__}", code="invalid.value")
@@ -86,10 +86,10 @@ class Agents(Collection):
         return state
 
     def load(self, agent_id: str, *, at: Ref = "@") -> AgentState:
-        """Return an agent's state, or raise `NotFound`; `at` is an older checkpoint of its thread or of the agent."""
+        """Return an agent's state, or raise `NotFound`. `at` is an older checkpoint of its thread or of the agent."""
         checkpoint = self._load(agent_id, at)
         state = _state(checkpoint)
-        self._came_from(state._saved, checkpoint)  # noqa: SLF001
+        self._set_head(state._saved, checkpoint)  # noqa: SLF001
         return state
 
     def get(self, agent_id: str) -> AgentState | None:
@@ -104,8 +104,8 @@ class Agents(Collection):
 
         `after` continues after an entry of an earlier listing: its `cursor`.
         """
-        listed = islice(self._headers(None, after), None if limit is None else check_count(limit, "limit"))
-        return [_info(record.name, header, cursor_of(record, newest)) for record, newest, header in listed]
+        entries = islice(self._headers(None, after), None if limit is None else check_count(limit, "limit"))
+        return [_info(record.name, header, cursor_of(record, newest)) for record, newest, header in entries]
 
     def history(self, agent_id: str, *, newest_first: bool = False, limit: int | None = None) -> AgentVersions:
         """Return the visible versions of an agent's state, each with its changes."""
@@ -136,7 +136,7 @@ class Agents(Collection):
             keys |= {(s.record.space, s.record.name) for s in session.reader.backend.tips(agent_id, touched=False)}
             deleted = {key for key in sorted(keys) if session.mover.delete_thread(Key(*key))[0]}
             if deleted and (SPACE, agent_id) not in deleted:
-                # a concurrent first checkpoint of the agent must get a conflict
+                # so that a concurrent first checkpoint of the agent gets a conflict
                 self._manifests(agent_id).begin(session)
                 session.mover.delete_thread(Key(SPACE, agent_id))
             return bool(deleted)
@@ -180,7 +180,7 @@ class Agents(Collection):
             return None
 
     def restore(self, checkpoint_id: str | AgentCheckpoint, *, agent_id: str | None = None) -> AgentState:
-        """Restore an agent and all its conversations from a checkpoint, exactly, all or nothing; return its state.
+        """Restore an agent and all its conversations from a checkpoint, all or nothing; return the agent's state.
 
         The checkpoint is verified first. Later conversations go out of view, and deleted ones return. `undo` reverts
         the restore. `agent_id`, if given, must be the agent of the checkpoint.
@@ -214,7 +214,7 @@ class Agents(Collection):
     def forget_undos(self, agent_id: str) -> int:
         """Make all restores permanent, and return how many could be undone before.
 
-        The store keeps the data that an undo needs. After this call, only checkpoints keep deleted data.
+        Until this call, the store keeps the data that an undo needs. After it, only checkpoints keep deleted data.
         """
         return self._manifests(agent_id).forget_undos()
 
@@ -230,23 +230,23 @@ class Agents(Collection):
     def guard(self, agent_id: str, name: str, *, rollback: bool = False) -> Iterator[AgentCheckpoint]:
         """Make a checkpoint before a block that may fail.
 
-        With `rollback`, an exception in the block restores the agent from it, and makes a checkpoint of kind recovery.
+        With `rollback`, an exception in the block restores the agent, and makes a checkpoint of kind "recovery".
         """
-        made = self.checkpoint(agent_id, name, kind="pre_operation")
+        checkpoint = self.checkpoint(agent_id, name, kind="pre_operation")
         try:
-            yield made
+            yield checkpoint
         except BaseException as error:
             if rollback:
-                self._roll_back(made, error)
+                self._roll_back(checkpoint, error)
             raise
 
-    def _roll_back(self, made: AgentCheckpoint, error: BaseException) -> None:
-        self.restore(made.id)
+    def _roll_back(self, checkpoint: AgentCheckpoint, error: BaseException) -> None:
+        self.restore(checkpoint.id)
         try:
             why = f"rolled back: {error!r:.200}"
         except Exception:  # noqa: BLE001 - the repr is the user's code
             why = f"rolled back: {type(error).__name__}"
-        self.checkpoint(made.agent_id, f"After {made.name:.200}", description=why, kind="recovery")
+        self.checkpoint(checkpoint.agent_id, f"After {checkpoint.name:.200}", description=why, kind="recovery")
 
     def autocheckpoint(
         self,
@@ -264,14 +264,14 @@ class Agents(Collection):
         """
         ids = check_ids(agent_ids)
         seconds = check_duration(interval, "interval") / 1_000_000
-        made = AutoCheckpoint(self, ids, seconds, check_count(keep, "keep", least=1), on_error)
-        self._schedulers.add(made)
+        scheduler = AutoCheckpoint(self, ids, seconds, check_count(keep, "keep", least=1), on_error)
+        self._schedulers.add(scheduler)
         if enabled:
-            made.start()
-        return made
+            scheduler.start()
+        return scheduler
 
     def _manifests(self, agent_id: str) -> Manifests:
-        return self._kept(check_id(agent_id, "an agent's id"))
+        return self._manifests_cache(check_id(agent_id, "an agent's id"))
 
     def _manifests_with(self, checkpoint_id: str | AgentCheckpoint) -> tuple[Manifests, int]:
         """Return the manifests of the agent of a checkpoint, and the seq of the checkpoint's row."""
@@ -310,7 +310,7 @@ def current(data: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise Corrupt(f"the state of an agent must be a dict, not {type(data).__name__}", code="corrupt.state")
     newest, version = newest_version(), data.get("version", 1)
-    if newest == 1:  # without upcasters, the user decides what a version means
+    if newest == 1:  # without upcasters, a version means what the user wants
         return data
     fields = upcasted(AgentState, "AgentState", version, newest, deepcopy(data))  # upcasters may change it
     return {**fields, "version": newest}
@@ -336,25 +336,25 @@ def _version(checkpoint: Checkpoint[Any], changes: Diff) -> AgentVersion:
     )
 
 
-def _checkpoint(agent_id: str, made: Checkpoint[Any], info: ManifestInfo) -> AgentCheckpoint:
+def _checkpoint(agent_id: str, checkpoint: Checkpoint[Any], info: ManifestInfo) -> AgentCheckpoint:
     return AgentCheckpoint(
-        id=made.id,
+        id=checkpoint.id,
         agent_id=agent_id,
         name=info.name,
         description=info.description,
-        kind=made.kind,
-        created_at=made.created_at,
+        kind=checkpoint.kind,
+        created_at=checkpoint.created_at,
         size_bytes=info.size,
-        checksum=made.root,
+        checksum=checkpoint.root,
         conversations=info.conversations,
-        damaged=made.damaged,
+        damaged=checkpoint.damaged,
     )
 
 
 def _info(name: str, header: dict[str, Any] | str, cursor: str) -> AgentInfo:
     try:
         header = header if isinstance(header, str) else current(header)
-    except Invalid as error:  # a failing upcaster must not hide the other agents of the listing
+    except Invalid as error:  # a failing upcaster must not stop the listing
         header = str(error)
     if isinstance(header, str):
         return AgentInfo(name, None, None, None, None, None, header, cursor)

@@ -34,13 +34,13 @@ class Agents:
     async def save(self, state: AgentState, *, replace: bool = False) -> AgentState:
         """Save an agent's state on top of the version it was loaded from; `Conflict` if there is a newer version.
 
-        A new state must be the first with its id. `replace` saves in either case.
+        A new state needs an id that does not exist yet. `replace` saves in both cases.
         """
         return await self._executor.write(self._sync.save, state, replace=replace)
 
     @called
     async def load(self, agent_id: str, *, at: Ref = "@") -> AgentState:
-        """Return an agent's state, or raise `NotFound`; `at` is an older checkpoint of its thread or of the agent."""
+        """Return an agent's state, or raise `NotFound`. `at` is an older checkpoint of its thread or of the agent."""
         return await self._executor.apart(self._sync.load, agent_id, at=plain(at))
 
     @called
@@ -104,7 +104,7 @@ class Agents:
 
     @called
     async def restore(self, checkpoint_id: str | AgentCheckpoint, *, agent_id: str | None = None) -> AgentState:
-        """Restore an agent and all its conversations from a checkpoint, exactly, all or nothing; return its state.
+        """Restore an agent and all its conversations from a checkpoint, all or nothing; return the agent's state.
 
         The checkpoint is verified first. Later conversations go out of view, and deleted ones return. `undo` reverts
         the restore. `agent_id`, if given, must be the agent of the checkpoint.
@@ -129,7 +129,7 @@ class Agents:
     async def forget_undos(self, agent_id: str) -> int:
         """Make all restores permanent, and return how many could be undone before.
 
-        The store keeps the data that an undo needs. After this call, only checkpoints keep deleted data.
+        Until this call, the store keeps the data that an undo needs. After it, only checkpoints keep deleted data.
         """
         return await self._executor.apart(self._sync.forget_undos, agent_id)
 
@@ -141,7 +141,7 @@ class Agents:
     def guard(self, agent_id: str, name: str, *, rollback: bool = False) -> Guard:
         """Make a checkpoint before a block that may fail.
 
-        With `rollback`, an exception in the block restores the agent from it, and makes a checkpoint of kind recovery.
+        With `rollback`, an exception in the block restores the agent, and makes a checkpoint of kind "recovery".
         """
         return Guard(self._executor, self._sync, agent_id, name, rollback=rollback)
 

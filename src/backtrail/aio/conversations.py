@@ -31,7 +31,7 @@ class Conversations:
 
     @called
     async def save(self, conversation: Conversation, *, replace: bool = False) -> Conversation:
-        """Save a conversation on top of its head; a new one expects that its id is free, unless `replace`."""
+        """Save a conversation on top of its head. The id of a new one must not exist, unless `replace` is set."""
         return await self._executor.write(self._sync.save, conversation, replace=replace)
 
     @called
@@ -53,9 +53,9 @@ class Conversations:
     ) -> Checkpoint[Any]:
         """Append messages, all or none. Never conflicts.
 
-        With an `agent_id`, a conversation that does not exist is started for that agent, with a title. A message may be
-        a dict: what `Message.to_json` makes, or a message of OpenAI or Anthropic; or an object of their clients.
-        `metadata["formats"]` of the checkpoint says which formats were recognized.
+        With an `agent_id`, a missing conversation is created for that agent, with a title. A message may be a dict
+        (from `Message.to_json`, OpenAI or Anthropic) or an object of their clients. `metadata["formats"]` of the
+        checkpoint lists the recognized formats.
         """
         found = await self._executor.write(self._sync.append, id, *messages, agent_id=agent_id)
         return Checkpoint(self._executor, found)

@@ -165,7 +165,7 @@ class Store:
         kind: str | None = None,
         timeout: dt.timedelta | float | None = None,
     ) -> Watch[Checkpoint[Any]]:
-        """Give each new head of any thread as it is made, by any process. The heads of one thread come in order.
+        """Yield each new head of any thread, from any process. The heads of one thread come in order.
 
         See `Thread.watch`.
         """

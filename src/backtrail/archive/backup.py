@@ -1,9 +1,9 @@
-"""Backups: copy a store into a file or directory, and replace a store by its backup.
+"""Backups: copy a store to a file or directory, and replace a store by its backup.
 
-A restore copies and syncs the backup, then gives the copy the name of the store by one rename. The replaced store is
-kept under another name. A process that is killed before the rename leaves the old store with its write-ahead log. A
-process that is killed after the rename leaves the backup beside the log of the old store, and `open` refuses the two:
-calling the restore again completes it.
+A restore copies and syncs the backup, then renames the copy to the name of the store, in one step. The replaced store
+is kept under another name. If the process is killed before the rename, the old store stays with its write-ahead log. If
+it is killed after the rename, the backup stands next to the log of the old store, and `open` refuses to use the two;
+call the restore again to complete it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 _SHARED: Final = (0x40000002, 510)
-"""Offset and length of the bytes of an SQLite file that every open connection in WAL mode holds a shared lock on."""
+"""Offset and length of the bytes that each open connection to an SQLite file in WAL mode locks (a shared lock)."""
 _MAGIC: Final = b"SQLite format 3\0"
 _EXCHANGE: Final = 2
 _HERE: Final = -100
@@ -75,66 +75,69 @@ def restore_backup(
     *,
     progress: Callable[[str, int], None] | None = None,
 ) -> str | None:
-    """Put a backup in the place of a store; return the name under which that one is kept, None if there was none.
+    """Replace a store by a backup; return the new path of the replaced store, or None if there was none.
 
-    `backup` is a file of SQLite, or the directory of a store in files; `store` is the path or the URL of one of the
-    same kind, which need not be there. No process may have it open. The backup stays as it is.
+    `backup` is an SQLite file or the directory of a file store. `store` is the path or URL of a store of the same kind;
+    it need not exist. No process may have the store open. The backup does not change.
     """
     check_progress(progress)
     source = path_of(backup)
     url = check_url(store)
     if in_postgres(url) or url.startswith("memory:"):
         raise Invalid(
-            "a backup is put in the place of a file of SQLite, or of a directory of files: "
-            "copy(backup, url) copies it into another kind of store",
+            "a backup can only replace an SQLite file or the directory of a file store; "
+            "use copy(backup, url) for another kind of store",
             code="invalid.argument",
         )
     directory = directory_of(url)
     target = Path(os.path.realpath(directory or file_of(url)))
     if target == Path(os.path.realpath(source)):
-        raise Invalid(f"{source}: is the store itself, not a backup of it", code="invalid.argument")
+        raise Invalid(
+            f"{source}: is the store itself, not a backup; pass the path of the backup", code="invalid.argument"
+        )
     try:
         _refuse_other(target, is_files=directory is not None)
     except OSError as error:
         raise translated(error, target) from error
     if not source.exists():
-        raise NotFound(f"{source}: there is no such backup", code="not_found.store")
+        raise NotFound(f"{source}: this backup does not exist; check the path", code="not_found.store")
     if source.is_dir() != (directory is not None):
         raise Invalid(
-            f"{source} is {'a store in files' if source.is_dir() else 'a file of SQLite'}, and the store is to be "
-            "another kind: copy(backup, store) copies between kinds",
+            f"{source} is {'a file store' if source.is_dir() else 'an SQLite file'}, but the store is of another kind; "
+            "use copy(backup, store) to copy between kinds",
             code="invalid.argument",
         )
     try:
-        with closing(_opened(source)) as opened:
+        with closing(_open(source)) as backend:
             if directory is not None:
-                return _restore_directory(opened, target, progress)
-            return _restore_file(opened, target, progress)
+                return _restore_directory(backend, target, progress)
+            return _restore_file(backend, target, progress)
     except OSError as error:
         raise translated(error, target) from error
 
 
 def _refuse_other(target: Path, *, is_files: bool) -> None:
-    """Raise `Invalid` if the target exists and is not a store; a damaged store passes."""
+    """Raise `Invalid` if the target exists and is not a store. A damaged store is accepted."""
     if not target.exists():
         return
     if target.is_dir() != is_files:
-        raise Invalid(f"{target}: is {'a directory' if target.is_dir() else 'no directory'}", code="invalid.store")
+        kind = "a directory" if target.is_dir() else "not a directory"
+        raise Invalid(f"{target}: is {kind}, so this backup cannot replace it", code="invalid.store")
     with loading:
         from backtrail.backends.file.directory import is_store  # noqa: PLC0415
         from backtrail.backends.sqlite.connection import is_open  # noqa: PLC0415
-    # Closing a file drops all POSIX locks of this process on it, also those of a connection: do not open it then.
-    ours = is_store(target) if is_files else is_open(str(target)) or _begins(target) in (b"", _MAGIC)
-    if not ours:
-        raise Invalid(f"{target}: is no store: move it away, or name another place", code="invalid.store")
+    # Do not open the file if a connection is open: closing it drops all POSIX locks of this process on the file.
+    is_ours = is_store(target) if is_files else is_open(str(target)) or _first_bytes(target) in (b"", _MAGIC)
+    if not is_ours:
+        raise Invalid(f"{target}: is not a store: move it away, or pass another path", code="invalid.store")
 
 
-def _begins(path: Path) -> bytes:
+def _first_bytes(path: Path) -> bytes:
     with path.open("rb") as file:
         return file.read(len(_MAGIC))
 
 
-def _opened(source: Path) -> Any:
+def _open(source: Path) -> Any:
     if source.is_dir():
         with loading:
             from backtrail.backends.file.backend import FileBackend  # noqa: PLC0415 - only what is used is loaded
@@ -147,11 +150,11 @@ def _opened(source: Path) -> Any:
 
 
 @contextmanager
-def _copied(opened: Copyable, target: Path, progress: Progress) -> Iterator[Path]:
-    """Copy the backup beside the target, with the target's access rights, sync it, and yield its path."""
+def _temporary_copy(backend: Copyable, target: Path, progress: Progress) -> Iterator[Path]:
+    """Copy the backup to a file next to the target, with the target's access rights; sync it and yield its path."""
     part = target.with_name(f".backtrail-{os.urandom(8).hex()}.part")
     try:
-        opened.backup(part, progress)
+        backend.backup(part, progress)
         if target.exists():
             Access.to(target).give(part)
         sync(part)
@@ -161,7 +164,7 @@ def _copied(opened: Copyable, target: Path, progress: Progress) -> Iterator[Path
 
 
 def _name_beside(target: Path) -> Path:
-    """Return an unused path beside the target, to keep the replaced store under."""
+    """Return an unused path next to the target, for the replaced store."""
     for number in count(1):
         name = target.with_name(f"{target.name}.replaced-{number}")
         if not any(name.with_name(name.name + ending).exists() for ending in ("", *PARTS)):
@@ -169,22 +172,22 @@ def _name_beside(target: Path) -> Path:
     raise AssertionError
 
 
-# -- a file of SQLite -----------------------------------------------------------------------------
-def _restore_file(opened: Any, target: Path, progress: Progress) -> str | None:
+# -- an SQLite file -----------------------------------------------------------------------------
+def _restore_file(backend: Any, target: Path, progress: Progress) -> str | None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _copied(opened, target, progress) as part, _unused(target):
-        kept = _name_beside(target)
-        left = [ending for ending in ("", *PARTS) if target.with_name(target.name + ending).exists()]
-        for ending in left:
+    with _temporary_copy(backend, target, progress) as part, _exclusive_lock(target):
+        replaced = _name_beside(target)
+        endings = [ending for ending in ("", *PARTS) if target.with_name(target.name + ending).exists()]
+        for ending in endings:
             if ending != "-shm":
-                _keep(target.with_name(target.name + ending), kept.with_name(kept.name + ending))
+                _keep(target.with_name(target.name + ending), replaced.with_name(replaced.name + ending))
         part.replace(target)
         sync(target.parent)
-        for ending in left:
+        for ending in endings:
             if ending:
                 target.with_name(target.name + ending).unlink(missing_ok=True)
         sync(target.parent)
-    return str(kept) if left else None
+    return str(replaced) if endings else None
 
 
 def _keep(name: Path, other: Path) -> None:
@@ -196,17 +199,17 @@ def _keep(name: Path, other: Path) -> None:
 
 
 @contextmanager
-def _unused(target: Path) -> Iterator[None]:
+def _exclusive_lock(target: Path) -> Iterator[None]:
     """Lock an SQLite file against other processes for the block; `Unavailable` if a process has it open."""
     with loading:
         from backtrail.backends.sqlite.connection import is_open  # noqa: PLC0415
 
-    used = Unavailable(
-        f"{target}: a process has it open: stop it, or close the store, and restore the backup then",
+    in_use = Unavailable(
+        f"{target}: a process has this store open: stop the process or close the store, then restore again",
         code="unavailable.locked",
     )
     if is_open(str(target)):  # closing `fd` would drop the POSIX locks of that connection
-        raise used
+        raise in_use
     try:
         fd = os.open(target, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
     except FileNotFoundError:
@@ -217,25 +220,25 @@ def _unused(target: Path) -> Iterator[None]:
             try:
                 fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, _SHARED[1], _SHARED[0])
             except (BlockingIOError, PermissionError) as error:
-                raise used from error
+                raise in_use from error
         yield
     finally:
         os.close(fd)
 
 
-# -- a directory of files -------------------------------------------------------------------------
-def _restore_directory(opened: Any, target: Path, progress: Progress) -> str | None:
+# -- the directory of a file store -------------------------------------------------------------------------
+def _restore_directory(backend: Any, target: Path, progress: Progress) -> str | None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _copied(opened, target, progress) as part:
+    with _temporary_copy(backend, target, progress) as part:
         if not target.exists():
             part.rename(target)
-            kept = None
+            replaced = None
         else:
-            kept = _name_beside(target)
+            replaced = _name_beside(target)
             _exchange(part, target)
-            part.rename(kept)
+            part.rename(replaced)
         sync(target.parent)
-    return None if kept is None else str(kept)
+    return None if replaced is None else str(replaced)
 
 
 def _exchange(one: Path, other: Path) -> None:

@@ -33,10 +33,10 @@ def copy(
     *,
     progress: Callable[[str, int], None] | None = None,
 ) -> CopyReport:
-    """Copy all of a store into another one, and compare the root of every checkpoint.
+    """Copy a whole store into another store, and compare the root hash of every checkpoint.
 
-    Both are stores, or URLs. `src` must exist, and is only read. `dst` may have other threads. Threads of an earlier
-    copy are continued; see `Store.import_`. The data passes through a temporary file.
+    `src` and `dst` are stores or URLs. `src` must exist, and is only read. `dst` may have other threads. A second copy
+    adds only what is new; see `Store.import_`. The data passes through a temporary file.
     """
     for given in (src, dst):
         if not isinstance(given, Store | str | os.PathLike):
@@ -52,7 +52,7 @@ def copy_to(
     *,
     progress: Callable[[str, int], None] | None = None,
 ) -> CopyReport:
-    """Copy a store; `target` opens, and perhaps creates, the other store after the source has been read completely."""
+    """Copy a store. `target` opens or creates the other store; it is called after the source was read completely."""
 
     @contextmanager
     def opened() -> Iterator[Engine]:
@@ -70,11 +70,11 @@ def copy_engine(source: Engine, target: Callable[[], AbstractContextManager[Engi
         with target() as engine, Archive(path) as archive:
             report = import_(engine, path, progress)
             backend = engine.reader.backend
-            count = sum(_compared(backend, archive, entry) for entry in archive.entries)
+            count = sum(_count_equal(backend, archive, entry) for entry in archive.entries)
     return CopyReport(report.threads, report.created, report.extended, count)
 
 
-def _compared(backend: Backend, archive: Archive, entry: ThreadEntry) -> int:
+def _count_equal(backend: Backend, archive: Archive, entry: ThreadEntry) -> int:
     """Return how many visible checkpoints of a thread the target store has; `Corrupt` if one differs from the file.
 
     Checkpoints are compared by op_id and root. Agent checkpoints are compared by op_id only, because a repair on either
@@ -90,7 +90,11 @@ def _compared(backend: Backend, archive: Archive, entry: ThreadEntry) -> int:
         copied = here.get(row.seq)
         if copied is not None and (copied.op_id != row.op_id or (roots and copied.root != row.root)):
             name = log.checkpoint_id(entry.uid, row.seq)
-            raise Corrupt(f"checkpoint {name} is not what it was copied from", code="corrupt.root", checkpoint_id=name)
+            raise Corrupt(
+                f"checkpoint {name} of the target store differs from the source",
+                code="corrupt.root",
+                checkpoint_id=name,
+            )
         count += copied is not None
     return count
 

@@ -2,11 +2,11 @@
 
 Everything is read and checked before it is written. If a checkpoint cannot be read, the export raises an error that
 names it, and makes no file. The file has all rows, hidden rows included, and every chunk that they refer to. A hidden
-row is left out if it cannot be read and no other state is read from it: a collection would remove it, too.
+row that cannot be read is left out if no other state needs it: gc would remove it, too.
 
 An export that continues an earlier export has only the newer rows and chunks, and changes of hidden flags, tags and
-thread records. The importing store may have collected chunks that only hidden rows refer to. So such a chunk is written
-again if a new row refers to it.
+thread records. The importing store may have collected chunks that only hidden rows refer to. So the export writes such
+a chunk again if a new row refers to it.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ class ExportScope(NamedTuple):
     def require(self, records: list[ThreadRecord]) -> None:
         """Raise `NotFound` if the named agent or one of the named threads is not among the records."""
         if self.agent is not None and not records:
-            raise NotFound(f"there is no agent {self.agent!r}, and nothing of it", code="not_found.agent")
+            raise NotFound(f"there is no agent {self.agent!r} in this store", code="not_found.agent")
         missing = [name for name in self.threads or () if not any(record.name == name for record in records)]
         if missing:
             what = self.kinds[0] if len(self.kinds) == 1 else "thread"
             raise NotFound(f"there is no {what} {missing[0]!r}", code="not_found.thread")
 
-    def stated(self) -> list[Any] | None:
-        """Return the scope as the header of the file states it: None for everything, or [agent, names] as bytes."""
+    def header_field(self) -> list[Any] | None:
+        """Return the scope for the header of the file: None for everything, or [agent, names] as bytes."""
         if self.agent is None and self.threads is None:
             return None
         names = None if self.threads is None else [name.encode("utf-8", "surrogatepass") for name in self.threads]
@@ -104,7 +104,7 @@ def export(
         snapshot = StoreReader(view, reader.types, reader.options, reader.clock)
         with opened(part, access) as file:
             header = Header(os.urandom(ID_BYTES), reader.clock(), earlier.header.id if earlier else None)
-            writer = ArchiveWriter(file, header, scope.stated())
+            writer = ArchiveWriter(file, header, scope.header_field())
             totals = _Export(snapshot, writer, earlier).write(scope, progress)
         size = part.stat().st_size
     return ExportReport(header.id.hex(), str(target), earlier.id if earlier else None, *totals, size)
@@ -114,11 +114,11 @@ def _open_earlier(since: Any, path: Path) -> AbstractContextManager[Archive | No
     """Open the earlier export: `since` is its path, or its id if its file is in the directory of the new file."""
     if since is None:
         return nullcontext()
-    named = path_of(since)
-    if not named.exists() and isinstance(since, str) and len(since) == 2 * ID_BYTES:
-        beside = sorted(path.parent.iterdir()) if path.parent.is_dir() else []
-        named = next((each for each in beside if each.is_file() and id_of(each) == since), named)
-    return Archive(named)
+    earlier = path_of(since)
+    if not earlier.exists() and isinstance(since, str) and len(since) == 2 * ID_BYTES:
+        neighbours = sorted(path.parent.iterdir()) if path.parent.is_dir() else []
+        earlier = next((each for each in neighbours if each.is_file() and id_of(each) == since), earlier)
+    return Archive(earlier)
 
 
 class _Export:
@@ -132,23 +132,23 @@ class _Export:
         self._written_chunks = dict.fromkeys(earlier.digests() if earlier else ())
         """Digests of chunks that need not be written: this file or the importing store has them."""
         self._lasting_chunks = set(self._written_chunks)
-        """Digests that visible rows of the earlier export refer to. `write` computes them again if `_shrunk`."""
+        """Digests of chunks that later exports may rely on. `write` computes them again if `_shrunk`."""
         self._earlier_visible = {entry.uid: entry.visible for entry in earlier.entries} if earlier else {}
         self._shrunk = False
         """Whether a row of the earlier export has been hidden since."""
         self._visible_chunks: set[bytes] = set()
         """Digests of sound chunks below visible rows."""
         self._pinned_chunks: set[bytes] = set()
-        """Digests of sound chunks below hidden, pinned rows: the importing store may lack the pin, and collect them."""
+        """Digests of sound chunks below hidden, pinned rows. The importing store may lack the pin and collect them."""
 
     def write(self, scope: ExportScope, progress: Callable[[str, int], None] | None) -> Totals:
         """Write the threads of the scope and end the file; return the totals."""
         everything = list(gc.threads(self._reader))
         records = [record for record in everything if scope.has(record)]
         scope.require(records)
-        if not self._known.keys() <= {record.uid for record in everything}:  # no thread ever leaves a store
+        if not self._known.keys() <= {record.uid for record in everything}:  # a store never removes a thread record
             raise Conflict(
-                "the earlier export is of another store, or of threads that this one has lost: export without since=",
+                "this store lacks threads of the earlier export, which may be of another store: export without since=",
                 code="conflict.export",
             )
         holders = {record.uid for record in records if record.space == manifests.SPACE}
@@ -163,9 +163,9 @@ class _Export:
         return self._writer.totals
 
     def _below_heads(self, records: list[ThreadRecord]) -> set[bytes]:
-        """Return the digests of the chunks below the heads of the exported threads: later rows mostly share them.
+        """Return the digests of the chunks below the heads of the exported threads. Later rows mostly share them.
 
-        Other threads are left out: this store may store them with other chunks than the importing store.
+        Other threads are ignored: the importing store may have other chunks for them.
         """
         below: set[bytes] = set()
         for record in records:
@@ -218,22 +218,22 @@ class _Export:
         return dict(sorted(tags.items()))
 
     def _start_of(self, record: ThreadRecord, rows: list[Row], known: KnownThread | None) -> int:
-        """Return the newest seq that the earlier export has of a thread, 0 if none; `Conflict` if the logs differ."""
+        """Return the newest seq of a thread in the earlier export, or 0; `Conflict` if the logs differ."""
         if known is None:
             return 0
         here = {row.seq: row.op_id for row in rows if row.seq <= known.newest}
         same = rows[-1].seq >= known.newest and here.get(known.newest, known.op_id) == known.op_id
-        if same and known.newest not in here:  # that row was collected: compare other rows of the earlier export
+        if same and known.newest not in here:  # gc removed that row: compare other rows of the earlier export
             same = all(here.get(seq, op_id) == op_id for seq, op_id in self._earlier_rows(record))
         if not same:
             raise Conflict(
-                f"thread {record.name!r} does not go on from what the earlier export holds: export without since=",
+                f"thread {record.name!r} does not continue the thread in the earlier export: export without since=",
                 code="conflict.export",
             )
         return known.newest
 
     def _only_grew(self, entry: ThreadEntry, known: KnownThread) -> bool:
-        """Tell whether the earlier rows are as visible as they were in the earlier export; False if that is unknown."""
+        """Tell whether the rows of the earlier export are as visible as then; False if that is unknown."""
         visible = tuple((low, min(high, known.newest)) for low, high in entry.visible if low <= known.newest)
         if entry.uid in self._earlier_visible:
             return visible == self._earlier_visible[entry.uid]
@@ -248,14 +248,14 @@ class _Export:
                     yield from ((row.seq, row.op_id) for row in self._earlier.rows(entry, 1, entry.newest))
 
     def _require_pointees(self, record: ThreadRecord) -> None:
-        """Raise `Corrupt` unless all rows exist that an agent's checkpoints point at: an import requires them."""
+        """Raise `Corrupt` if a row is missing that an agent's checkpoints point at: an import requires it."""
         for (space, name), needs in manifests.needs_of(self._reader, record)[1].items():
-            found = self._reader.backend.find_thread(space, name)
+            thread = self._reader.backend.find_thread(space, name)
             ranges = _ranges(sorted(needs))
-            there = self._reader.backend.rows(found.no, ranges) if found else []
-            if {row.seq: row.root for row in there} != needs:
+            rows = self._reader.backend.rows(thread.no, ranges) if thread else []
+            if {row.seq: row.root for row in rows} != needs:
                 raise Corrupt(
-                    f"what checkpoints of agent {record.name!r} hold of {space} {name!r} is lost; nothing was exported",
+                    f"{space} {name!r} lacks rows that checkpoints of agent {record.name!r} need; nothing was exported",
                     code="corrupt.row",
                 )
 
@@ -272,21 +272,23 @@ class _Export:
                         raise
                     needed = needed or self._needed(record, reading.pinned)
                     if row.seq in needed:
-                        why = f"{error}: it is hidden, and others are stored as changes of it: collect first (gc)"
-                        raise self._reader.damaged(record, row.seq, why, error.code) from error
+                        reason = (
+                            f"{error}: this checkpoint is deleted, but others are stored as deltas on it: run gc first"
+                        )
+                        raise self._reader.damaged(record, row.seq, reason, error.code) from error
 
     def _needed(self, record: ThreadRecord, pinned: set[int]) -> set[int]:
-        """Return the seqs of the newest row and of all rows that visible or pinned states are read from."""
+        """Return the seqs of the newest row and of all rows that visible or pinned states need."""
         rows = self._reader.backend.rows(record.no, [(1, log.MAX_SEQ)])
-        return {rows[-1].seq} | gc.stood_on(rows, {row.seq for row in rows if not row.hidden} | pinned)
+        return {rows[-1].seq} | gc.needed_by(rows, {row.seq for row in rows if not row.hidden} | pinned)
 
     def _row(self, record: ThreadRecord, row: Row, reading: Reading) -> None:
         if row.op not in log.CHECKPOINTS:
             self._writer.row(row, b"")
             return
-        why = reading.reason(row, self._pinned_chunks if row.hidden else self._visible_chunks)
-        if why is not None:
-            raise self._reader.damaged(record, row.seq, f"{why}; nothing was exported")
+        reason = reading.reason(row, self._pinned_chunks if row.hidden else self._visible_chunks)
+        if reason is not None:
+            raise self._reader.damaged(record, row.seq, f"{reason}; nothing was exported")
         nodes = self._reader.nodes()
         try:
             plain = payload.plain(row.payload or b"", nodes)
@@ -300,7 +302,7 @@ class _Export:
 
 
 def _rebased(rows: list[Row], known: KnownThread | None) -> list[int]:
-    """Return the seqs of base rows to export again: new delta rows need them, and they may have been deltas before."""
+    """Return the seqs of base rows to export again: new deltas need them, and they may have been deltas before."""
     if known is None:
         return []
     bases = [row.base for row in rows if row.seq > known.newest and 0 < row.base <= known.newest]

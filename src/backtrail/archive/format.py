@@ -2,7 +2,7 @@
 
 A section is a kind, a length, compressed MessagePack, and a hash. The rows of a thread follow its thread section;
 sections of chunks may come anywhere. A section is compressed as a whole. The importing store compresses rows and chunks
-again, as its own options say.
+again, with its own options.
 
 A forged file can have correct checksums. So an import accepts only content that a writer could have written.
 `require_shape` checks the bytes of a section before they are unpacked, because a few compressed bytes can expand to a
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 MAGIC: Final = b"backtrail export "
 VERSION: Final = 1
-"""The version of the section layout in a file that continues no other."""
+"""The version of the section layout in a full export."""
 CONTINUING: Final = 2
 """The version in a file that continues another export: its thread sections have two more fields."""
 FORMAT: Final = 4
@@ -50,7 +50,7 @@ SECTION: Final = 1 << 20
 HEAD_BYTES: Final = 9
 """The size of a section's kind and length, in bytes."""
 ROW_WEIGHT: Final = 200
-"""The bytes that a row counts towards `SECTION`, besides its payload and its metadata."""
+"""How many bytes a row adds to the size of a section, besides its payload and its metadata."""
 FIELDS: Final = 20
 """How many fields a row has in the file: the fields that its checksum covers, the checksum, the payload."""
 LABEL: Final = 12
@@ -74,7 +74,7 @@ class ThreadEntry(NamedTuple):
 
     thread: NewThread
     start: int
-    """The file has the rows above this seq, and those up to it that became bases after the earlier export. 0: all."""
+    """The file has all rows above this seq, and those up to it that became base rows since the earlier export."""
     start_op: bytes
     """The op_id of the row `start`, empty if `start` is 0."""
     newest: int
@@ -83,7 +83,7 @@ class ThreadEntry(NamedTuple):
     """The ranges of seqs that are not hidden; a row outside of all ranges is hidden or removed."""
     tags: dict[int, tuple[str, ...]]
     near: int = 0
-    """The newest row up to `start` that the exporting store still had, 0 if none: an import compares it."""
+    """The seq of the newest row up to `start` that the exporting store still had, or 0. An import compares this row."""
     near_op: bytes = b""
     """The op_id of the row `near`, empty if `near` is 0."""
 
@@ -104,14 +104,14 @@ class ThreadEntry(NamedTuple):
 
 
 class KnownThread(NamedTuple):
-    """The end of a thread in a store that has imported an export and those that it continues."""
+    """The newest row of a thread in a store that has imported this export and all exports that it continues."""
 
     newest: int
     op_id: bytes
     marks: bytes
     """See `ThreadEntry.marks`."""
     base: int
-    """The seq of the base row of the newest exported head: rows saved on that head name the same base."""
+    """The seq of the base row of the newest exported head. Rows that are saved on that head have the same base."""
 
 
 class Totals(NamedTuple):
@@ -161,7 +161,7 @@ class ArchiveWriter:
         self.totals = self.totals._replace(chunks=self.totals.chunks + 1)
 
     def end(self, known: dict[bytes, KnownThread], digests: Sequence[bytes]) -> None:
-        """Write the known threads, the digests of chunks that later exports may rely on, and the end section."""
+        """Write the known threads, the digests of the chunks that later exports may rely on, and the end section."""
         self._flush(ROWS)
         self._flush(CHUNKS)
         listed = [[uid, *each] for uid, each in known.items()]
@@ -243,15 +243,15 @@ def require_shape(kind: bytes, data: bytes, *, continuing: bool) -> None:
     """
     shapes = _CONTINUING if continuing else _SHAPES
     if kind not in shapes:
-        raise ValueError(f"the kind {kind!r} is not known")
+        raise ValueError(f"its kind {kind!r} is unknown")
     try:
         if len(data) > 2 * SECTION and kind in _MOST and _array(data, 0)[0] > _MOST[kind]:
-            raise ValueError("there is too much in it")
+            raise ValueError("it has too many items")
         end = _end(data, 0, shapes[kind])
     except IndexError:
         end = -1
     if end != len(data):
-        raise ValueError("it ends too early, or too late")
+        raise ValueError("its length is wrong")
 
 
 def _end(data: bytes, at: int, shape: Any) -> int:
@@ -263,7 +263,7 @@ def _end(data: bytes, at: int, shape: Any) -> int:
             return at + size
         width = _LENGTHS.get(head)
         if width is None:
-            raise ValueError("this is no number, text, bin or nil")
+            raise ValueError("a value is not a number, text, bin or nil")
         start = at + 1 + width
         return start + int.from_bytes(data[at + 1 : start], "big")
     if head == 0xC0:  # noqa: PLR2004 - nil
@@ -271,7 +271,7 @@ def _end(data: bytes, at: int, shape: Any) -> int:
     count, at = _array(data, at)
     if type(shape) is tuple:
         if count != len(shape):
-            raise ValueError("an array has another length")
+            raise ValueError("an array has the wrong length")
         for each in shape:
             at = _end(data, at, each)
         return at
@@ -287,7 +287,7 @@ def _array(data: bytes, at: int) -> tuple[int, int]:
         return head & 0x0F, at + 1
     width = _ARRAYS.get(head)
     if width is None:
-        raise ValueError("this is no array")
+        raise ValueError("a value is not an array")
     return int.from_bytes(data[at + 1 : at + 1 + width], "big"), at + 1 + width
 
 
@@ -313,15 +313,15 @@ def entry_of(value: Any) -> ThreadEntry:
         "its agent": thread.agent == owner and (thread.agent is None or _is_id(thread.agent)),
         "its time": type(created_at) is int and abs(created_at) < log.LATEST,
         "its origin": thread.origin is None or log.parse_id(thread.origin) is not None,
-        "its first or last row": _are_seqs((start, newest), _FARTHEST) and start <= newest,
-        "the row before it": _are_seqs((near,), start),
+        "the first or last row": _are_seqs((start, newest), _FARTHEST) and start <= newest,
+        "the row before the first": _are_seqs((near,), start),
         "an op_id": all(_is_bin(op_id, log.OP_BYTES if seq else 0) for seq, op_id in op_ids),
-        "its visible rows": _are_seqs([seq for pair in ranges for seq in pair], newest) and _ascend(ranges),
+        "the list of visible rows": _are_seqs([seq for pair in ranges for seq in pair], newest) and _ascend(ranges),
         "its tags": _are_seqs(by_seq, newest) and len(by_seq) == len(tags) and all(map(_are_tags, by_seq.values())),
     }
     for what, holds in rules.items():
         if not holds:
-            raise ValueError(f"a thread is damaged: {what} cannot be right")
+            raise ValueError(f"a thread is damaged: {what} is invalid")
     return ThreadEntry(thread, start, start_op, newest, newest_op, ranges, by_seq, near, near_op)
 
 
@@ -340,7 +340,7 @@ def row_fault(row: Row, entry: ThreadEntry, last: int) -> str | None:
     `last` is the seq of the row before it in the file.
     """
     if not log.is_sound(row, entry.uid):
-        return "its checksum, or a field"
+        return "the checksum, or a field,"
     try:
         packed, ranges, origin = log.unpack_extra(row)
         metadata = _metadata(packed, entry) if packed else {}
@@ -354,15 +354,15 @@ def row_fault(row: Row, entry: ThreadEntry, last: int) -> str | None:
         rules |= {
             "its root": len(row.root) == DIGEST_BYTES,
             "its head": (row.head, row.redo, ranges) == (row.seq, 0, None),
-            "what it stands on": max(row.undo, row.view) < row.seq and row.base > 0,
+            "the base or parent": max(row.undo, row.view) < row.seq and row.base > 0,
             "its label": row.label is None or (_is_id(row.label) and not row.label.startswith("@")),
             "its origin": origin is None if row.op == log.SAVE else log.parse_id(origin or "") is not None,
         }
     else:
         empty = (row.parent, row.base, row.depth, row.kind, row.label, row.size, row.stored, row.root, packed, origin)
         rules |= {
-            "what only a checkpoint has": empty == (0, 0, 0, 0, None, 0, 0, b"", b"", None),
-            "where it goes": row.view == row.seq > max(row.head, row.undo, row.redo),
+            "a field that only checkpoints have": empty == (0, 0, 0, 0, None, 0, 0, b"", b"", None),
+            "the new head": row.view == row.seq > max(row.head, row.undo, row.redo),
             "its ranges": ranges is not None and _ascend(ranges) and (ranges[-1][1] if ranges else 0) == row.head,
         }
     return next((what for what, holds in rules.items() if not holds), None)
@@ -374,18 +374,18 @@ def known_of(value: Any) -> dict[bytes, KnownThread]:
     for uid, (newest, op_id, marks, base) in known.items():
         bins = _is_bin(uid, log.UID_BYTES) and _is_bin(op_id, log.OP_BYTES) and _is_bin(marks, _MARKS_BYTES)
         if not bins or not _are_seqs((newest,), log.MAX_SEQ) or not _are_seqs((base,), newest):
-            raise ValueError("what is known of a thread is damaged")
+            raise ValueError("the entry of a known thread is damaged")
     if len(known) < len(value):
-        raise ValueError("a thread is known twice")
+        raise ValueError("a known thread is listed twice")
     return known
 
 
 def _metadata(packed: bytes, entry: ThreadEntry) -> Any:
-    """Return the metadata of a row; if it needs an unknown class or time zone, leave out the content of extensions."""
+    """Return the metadata of a row. If it needs an unknown class or time zone, extension values are left out."""
     try:
         return Unpacker(manifests.PLAIN)(packed)
     except Invalid:
-        if entry.thread.space == manifests.SPACE:  # the metadata of manifests is always plain
+        if entry.thread.space == manifests.SPACE:  # the metadata of manifests needs no classes
             raise
     return msgpack.unpackb(packed, ext_hook=lambda code, _: {} if code == msgpack.DICT else None)
 

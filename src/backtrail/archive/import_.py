@@ -60,7 +60,7 @@ _PAGE_ROWS: Final = 500
 _PAGE_BYTES: Final = 4 << 20
 _LARGE: Final = 1 << 30
 _DENSEST: Final = 1024
-"""The largest ratio of the bytes of a state above `_LARGE` to the bytes that it is read from."""
+"""For states larger than `_LARGE`: the largest allowed ratio of a state's size to the bytes that it is read from."""
 _WRITING: Final = "progress callbacks must not use the store during an import: use it before or after it"
 
 
@@ -80,7 +80,7 @@ def import_(engine: Engine, path: Any, progress: Progress | None) -> ImportRepor
 
 
 def check(path: Any, progress: Progress | None) -> str | None:
-    """Read an export file to its end and raise if it is damaged. No store is consulted.
+    """Read an export file to its end and raise if it is damaged. No store is needed.
 
     Return the id of the export that the file continues, or None.
     """
@@ -106,7 +106,7 @@ def _import(reader: StoreReader, archive: Archive, progress: Progress | None, wr
     while True:
         try:
             _require_known(reader.backend, archive)
-            plans = [plan for entry in archive.entries if (plan := plan_of(reader.backend, archive, entry)).does]
+            plans = [plan for entry in archive.entries if (plan := plan_of(reader.backend, archive, entry)).has_changes]
             shared = _Shared()
             for count, plan in enumerate(plans, 1):
                 _StateCheck(reader, archive, plan, shared).run()
@@ -119,7 +119,7 @@ def _import(reader: StoreReader, archive: Archive, progress: Progress | None, wr
         except (Stale, Vanished, MissingChunks, Undone) as error:
             if time.monotonic() > until:
                 raise Unavailable(
-                    "other processes write to the threads of the import without pause: try again",
+                    "other processes keep writing to the imported threads: try again later",
                     code="unavailable.contended",
                 ) from error
             tries += 1
@@ -143,16 +143,16 @@ class ThreadPlan(NamedTuple):
     untag: tuple[tuple[int, str], ...] = ()
     pin: tuple[tuple[int, bytes], ...] = ()
     rebased: tuple[Row, ...] = ()
-    """Rows of the file that replace delta rows of the store by base rows, because imported delta rows need them."""
+    """Base rows of the file that replace delta rows of the store, because imported delta rows need them."""
 
     @property
-    def does(self) -> bool:
-        """Whether the import changes the thread at all."""
+    def has_changes(self) -> bool:
+        """Whether the import changes the thread."""
         return self.grows or self.marked > 0
 
     @property
     def marked(self) -> int:
-        """How many rows of the store the import hides, shows, tags, untags or pins."""
+        """The number of existing rows that the import hides, makes visible, tags, untags or pins."""
         return len({*self.hide, *self.show, *(seq for seq, _ in (*self.tag, *self.untag, *self.pin))})
 
     @property
@@ -162,14 +162,14 @@ class ThreadPlan(NamedTuple):
 
     @property
     def renewed(self) -> bool:
-        """Whether the thread was deleted and begun again in the exporting store, after the rows of this store."""
+        """Whether the exporting store deleted the thread and started it again, after the rows that this store has."""
         return self.record is not None and self.grows and self.record[4:] != self.entry.thread[3:]
 
 
 def plan_of(backend: Backend, archive: Archive, entry: ThreadEntry) -> ThreadPlan:
     """Compare a thread of the file with the store and return the plan; `Conflict` if the two have diverged."""
     thread = entry.thread
-    # Another process may import it between the two calls: the record is compared below.
+    # Another process may import the thread between the two calls. So the record is compared below.
     record = backend.find_thread(thread.space, thread.name) or backend.thread_with_uid(thread.uid)
     if record is None:
         if entry.start:
@@ -177,8 +177,8 @@ def plan_of(backend: Backend, archive: Archive, entry: ThreadEntry) -> ThreadPla
         return ThreadPlan(entry, None, 0)
     if (record.space, record.name, record.uid) != (thread.space, thread.name, thread.uid):
         raise Conflict(
-            f"the {thread.space} {thread.name!r} that is here is another one than that of the import (even if it was "
-            "deleted, it keeps its id): import into another store",
+            f"this store already has another {thread.space} with the id {thread.name!r} (deleted ones keep their ids): "
+            "import into another store",
             code="conflict.exists",
             thread=thread.name,
             kind=thread.space,
@@ -199,15 +199,15 @@ def _require_same_log(
     if here < entry.start:
         raise _needs(archive, entry)
     if here > entry.newest:
-        there, op_id = _op_ids(backend.rows(record.no, [(entry.newest, entry.newest)])), entry.newest_op
+        op_ids, op_id = _op_ids(backend.rows(record.no, [(entry.newest, entry.newest)])), entry.newest_op
     else:
         op_id = newest.op_id if newest is not None else b""
-        there = [entry.start_op] if here == entry.start else _op_ids(archive.rows(entry, here, here))
+        op_ids = [entry.start_op] if here == entry.start else _op_ids(archive.rows(entry, here, here))
     near = _op_ids(backend.rows(record.no, [(entry.near, entry.near)])) if entry.near else []
-    if there != [op_id] or (near and near != [entry.near_op]):
+    if op_ids != [op_id] or (near and near != [entry.near_op]):
         raise Conflict(
-            f"{record.space} {record.name!r} has gone another way here than in the import"
-            + ("" if there else ", or the rows that would show it were removed")
+            f"{record.space} {record.name!r} has diverged: this store and the file have different rows"
+            + ("" if op_ids else ", or the rows to compare were removed")
             + "; nothing was imported: import into a new store",
             code="conflict.import",
             thread=record.name,
@@ -220,7 +220,7 @@ def _op_ids(rows: Iterable[Row]) -> list[bytes]:
 
 
 def _needs(archive: Archive, entry: ThreadEntry) -> NotFound:
-    return _needed(archive, f"{entry.thread.space} {entry.thread.name!r} is not here up to row {entry.start}")
+    return _needed(archive, f"{entry.thread.space} {entry.thread.name!r} lacks rows up to {entry.start} in this store")
 
 
 def _needed(archive: Archive, why: str) -> NotFound:
@@ -233,22 +233,22 @@ def _needed(archive: Archive, why: str) -> NotFound:
 
 
 def _require_known(backend: Backend, archive: Archive) -> None:
-    """Raise `NotFound` unless the store has had all rows that a continuing file relies on, by their newest seqs."""
+    """Raise `NotFound` if the store lacks rows that a continuing file relies on."""
     own = {entry.uid for entry in archive.entries}
     for uid, known in archive.known.items() if archive.since is not None else ():
         record = None if uid in own else backend.thread_with_uid(uid)
         newest = backend.newest(record.no) if record else None
         if uid not in own and (newest is None or newest.seq < known.newest):
-            raise _needed(archive, "a thread that is not in this file, and that it knows, is not here as far")
+            raise _needed(archive, "this store lacks rows of a thread that the earlier export has")
 
 
 def _marks(backend: Backend, archive: Archive, entry: ThreadEntry, record: ThreadRecord, here: int) -> ThreadPlan:
-    """Return the plan with the changes to existing rows: rows to hide, show, tag, untag and pin, and new bases.
+    """Return the plan with the changes to existing rows: what to hide, show, tag, untag, pin and rewrite as a base.
 
     Tags are removed only if the file adds rows.
     """
     grows = here < entry.newest
-    reader = {
+    new_heads = {
         row.head
         for row in archive.rows(entry, here + 1, entry.newest)
         if row.op == log.REWIND or row.seq == entry.newest
@@ -261,11 +261,21 @@ def _marks(backend: Backend, archive: Archive, entry: ThreadEntry, record: Threa
         record,
         here,
         hide=tuple(row.seq for row in rows if not row.hidden and not entry.shows(row.seq)),
-        show=tuple(row.seq for row in rows if row.hidden and row.seq in reader and entry.shows(row.seq)),
-        tag=tuple((seq, word) for seq, has, wanted in both for word in tags_in(wanted) if word not in has),
-        untag=tuple((seq, word) for seq, has, wanted in both for word in sorted(has.difference(wanted)) if grows),
+        show=tuple(row.seq for row in rows if row.hidden and row.seq in new_heads and entry.shows(row.seq)),
+        tag=tuple(
+            (seq, word) for seq, store_tags, file_tags in both for word in tags_in(file_tags) if word not in store_tags
+        ),
+        untag=tuple(
+            (seq, word)
+            for seq, store_tags, file_tags in both
+            for word in sorted(store_tags.difference(file_tags))
+            if grows
+        ),
         pin=tuple(
-            (seq, holder) for seq, _, wanted in both for holder in pins_in(wanted) if holder not in pinned.get(seq, ())
+            (seq, holder)
+            for seq, _, file_tags in both
+            for holder in pins_in(file_tags)
+            if holder not in pinned.get(seq, ())
         ),
         rebased=_rebased(archive, entry, rows) if grows else (),
     )
@@ -273,7 +283,7 @@ def _marks(backend: Backend, archive: Archive, entry: ThreadEntry, record: Threa
 
 def _rebased(archive: Archive, entry: ThreadEntry, rows: list[Row]) -> tuple[Row, ...]:
     """Return the base rows of the file that are delta rows in this store and that imported delta rows need."""
-    here = {row.seq: row for row in rows}
+    by_seq = {row.seq: row for row in rows}
     last = rows[-1].seq if rows else 0
     lowest = min((row.base for row in archive.rows(entry, last + 1, entry.newest) if row.base), default=last + 1)
     if lowest > last:
@@ -281,18 +291,18 @@ def _rebased(archive: Archive, entry: ThreadEntry, rows: list[Row]) -> tuple[Row
     return tuple(
         row
         for row in archive.rows(entry, lowest, last)
-        if row.base == row.seq and row.seq in here and here[row.seq].base != row.seq
+        if row.base == row.seq and row.seq in by_seq and by_seq[row.seq].base != row.seq
     )
 
 
 class _AgentNeeds:
-    """The rows that the imported manifests of one agent point at: they must exist, and get pins."""
+    """The rows that the imported manifests of one agent point at. They must exist, and the import pins them."""
 
     def __init__(self, record: ThreadRecord) -> None:
         self._record = record
         self._needs: Needs = {}
         self._others: list[tuple[int, ManifestInfo, Manifest]] = []
-        """Manifests other than checkpoints: `end` decides which of them are in use. There are few of them."""
+        """Internal manifests. `end` decides which of them are in use."""
 
     def add(self, row: Row, note: ManifestInfo, manifest: Manifest) -> None:
         """Add the pointers of a manifest."""
@@ -302,9 +312,9 @@ class _AgentNeeds:
             self._others.append((row.seq, note, manifest))
 
     def end(self, head: int, newest: ManifestInfo) -> None:
-        """Add the other manifests that are in use, according to the newest manifest, which is at the row `head`."""
+        """Add the internal manifests that are in use. `newest` is the info of the newest manifest, `head` its seq."""
         for seq, note, manifest in self._others:
-            # An AFTER manifest does not hold touched threads, and an import touches every thread that it writes.
+            # An AFTER manifest does not count for touched threads, and an import touches each thread that it writes.
             if note.role != manifests.AFTER and manifests.in_use(seq, note, head, newest):
                 self._need(manifest)
         self._others.clear()
@@ -314,23 +324,23 @@ class _AgentNeeds:
             self._needs.setdefault(names, {})[pointer.seq] = pointer.root
 
     def require(self, backend: Backend, archive: Archive, plans: dict[tuple[str, str], ThreadPlan]) -> None:
-        """Raise `Conflict` or `Corrupt` unless the file or the store has each row with its root."""
+        """Raise `Conflict` or `Corrupt` if neither the file nor the store has a row with the right root hash."""
         for (space, name), needs in self._needs.items():
             plan = plans.get((space, name))
             record = plan.record if plan else backend.find_thread(space, name)
-            there = {} if record is None else _roots(backend, record, needs)
+            roots = {} if record is None else _roots(backend, record, needs)
             if plan is not None:
                 low, high = max(min(needs), plan.newest + 1), max(needs)
-                there |= {row.seq: row.root for row in archive.rows(plan.entry, low, high)}
-            lost = next((seq for seq, root in needs.items() if there.get(seq) != root), None)
-            if lost is None:
+                roots |= {row.seq: row.root for row in archive.rows(plan.entry, low, high)}
+            missing = next((seq for seq, root in needs.items() if roots.get(seq) != root), None)
+            if missing is None:
                 continue
             agent = self._record.name
             if record is None:
-                raise archive.damaged(f"a checkpoint of agent {agent!r} cannot be used: it has no {space} {name!r}")
+                raise archive.damaged(f"a checkpoint of agent {agent!r} is invalid: its {space} {name!r} is missing")
             raise Conflict(
-                f"a checkpoint of agent {agent!r} holds {log.checkpoint_id(record.uid, lost)} of {space} {name!r}, "
-                "which is not here any more: import it into another store",
+                f"a checkpoint of agent {agent!r} needs {log.checkpoint_id(record.uid, missing)} of {space} {name!r}, "
+                "which this store has removed: import into another store",
                 code="conflict.import",
                 thread=name,
                 kind=space,
@@ -344,9 +354,9 @@ class _AgentNeeds:
             if record is None or len(_roots(backend, record, needs)) < len(needs):
                 raise Stale
             pinned = backend.pins(record.no, needs)
-            bare = [seq for seq in sorted(needs) if holder not in pinned.get(seq, ())]
-            if bare:
-                backend.commit(Batch(pin=tuple((record.no, seq, holder) for seq in bare)))
+            unpinned = [seq for seq in sorted(needs) if holder not in pinned.get(seq, ())]
+            if unpinned:
+                backend.commit(Batch(pin=tuple((record.no, seq, holder) for seq in unpinned)))
 
 
 def _roots(backend: Backend, record: ThreadRecord, seqs: Iterable[int]) -> dict[int, bytes]:
@@ -371,7 +381,7 @@ class _Shared:
 
 
 class _MergedThread:
-    """A read-only backend that shows one thread as it will be after the import: rows of the store, then of the file."""
+    """A read-only backend with one thread as it will be after the import: the rows of the store, then of the file."""
 
     def __init__(self, backend: Backend, archive: Archive, plan: ThreadPlan) -> None:
         self._backend = backend
@@ -384,14 +394,14 @@ class _MergedThread:
     def rows(self, thread: int, ranges: Sequence[tuple[int, int]], **_: object) -> list[Row]:
         """Return the rows of the ranges with payloads: from the store up to its newest row, then from the file."""
         last, entry = self._plan.newest, self._plan.entry
-        found: list[Row] = []
+        merged: list[Row] = []
         for low, high in ranges:
             if low <= last and self._plan.record is not None:
                 old = self._backend.rows(thread, [(low, min(high, last))], payload=True)
-                found += [self._rebased.get(row.seq, row) for row in old]
+                merged += [self._rebased.get(row.seq, row) for row in old]
             if high > last:
-                found += self._archive.rows(entry, max(low, last + 1), high)
-        return found
+                merged += self._archive.rows(entry, max(low, last + 1), high)
+        return merged
 
     def pins(self, thread: int, seqs: object = None) -> dict[int, tuple[bytes, ...]]:
         """Return the pins of the thread in the file."""
@@ -399,17 +409,17 @@ class _MergedThread:
         return pins_of_rows(self._plan.entry.tags)
 
     def chunks(self, digests: Sequence[bytes]) -> dict[bytes, bytes]:
-        """Return the chunks from the file, or else from the store; add missing digests to `missing`."""
-        found = self._archive.chunks(digests)
-        rest = [digest for digest in digests if digest not in found]
+        """Return the chunks from the file or the store; add the digests that both lack to `missing`."""
+        chunks = self._archive.chunks(digests)
+        rest = [digest for digest in digests if digest not in chunks]
         if rest:
-            found |= self._backend.chunks(rest)
-            self.missing.update(digest for digest in rest if digest not in found)
-        return found
+            chunks |= self._backend.chunks(rest)
+            self.missing.update(digest for digest in rest if digest not in chunks)
+        return chunks
 
 
 class _StateCheck:
-    """Checks the states that the import adds to one thread; `Corrupt` if no writer could have written one of them."""
+    """Checks the states that the import adds to one thread; `Corrupt` if a state is invalid."""
 
     def __init__(self, reader: StoreReader, archive: Archive, plan: ThreadPlan, shared: _Shared) -> None:
         self._backend = reader.backend
@@ -458,38 +468,38 @@ class _StateCheck:
         if self._plan.record is None and self._archive.since is not None and self._merged.missing:
             raise _needed(
                 self._archive,
-                f"thread {self._record.name!r} stands on what that one holds; if it was imported "
-                "and collected since, export without since=",
+                f"thread {self._record.name!r} needs its chunks; if that export was imported and gc removed them, "
+                "export without since=",
             )
         raise self._unreadable(row, why)
 
     def _too_large(self, row: Row) -> str | None:
-        """Return why a readable state is refused, or None: a forged file can expand to more than fits into memory."""
+        """Return why a state is too large, or None. A forged file can expand to more data than the memory holds."""
         size = self._reading.size
         if self._reading.read != row.seq:
             return None
         if size != row.size:
-            return f"it says that it has {row.size} bytes, and has {size}"
+            return f"its row says {row.size} bytes, but it has {size}"
         if size <= _LARGE + _DENSEST * self._archive.plain_bytes:
             return None
         if size <= _LARGE + _DENSEST * (self._archive.plain_bytes + self._backend.usage().payload_bytes):
             return None
-        return f"its {size} bytes are made of few that repeat, which no writer does"
+        return f"its {size} bytes repeat too few stored bytes; the file may be forged"
 
     def _require_view(self, row: Row) -> None:
-        moved = self._reader.row(self._record, row.view)
-        if moved is not None and moved.op in log.CHECKPOINTS:
-            raise self._forged(row, "what it names as its view is none")
+        view_row = self._reader.row(self._record, row.view)
+        if view_row is not None and view_row.op in log.CHECKPOINTS:
+            raise self._forged(row, "its view is not a row that moves the head")
 
     def _manifest(self, row: Row) -> tuple[ManifestInfo, Manifest]:
-        """Return the info and the content of a manifest row; `Corrupt` if it is no manifest."""
+        """Return the info and the content of a manifest row; `Corrupt` if it is not a manifest."""
         try:
             return manifests.info_of(row), manifests.manifest_of(self._reader, self._record, row)
         except Corrupt as error:
             raise self._forged(row, str(error)) from error
 
     def _require_journal(self, head: Row) -> None:
-        """Raise `Corrupt` unless the head of a journal is a point from which its run can continue."""
+        """Raise `Corrupt` if the run of a journal cannot continue from its head."""
         tree = self._reader.chain(self._record, head).tree
         try:
             state = Decoder(tree.nodes, manifests.PLAIN).value(tree.rep)
@@ -501,12 +511,12 @@ class _StateCheck:
         except Corrupt:
             sound = False
         if not sound:
-            raise self._forged(head, "it is no journal of a run")
+            raise self._forged(head, "it is not the journal of a run")
 
     def _forged(self, row: Row, why: str) -> Corrupt:
         name = log.checkpoint_id(self._record.uid, row.seq)
         what = f"checkpoint {name} of {self._record.space} {self._record.name!r}"
-        return self._archive.damaged(f"{what} cannot be used: {why}")
+        return self._archive.damaged(f"{what} is invalid: {why}")
 
     def _unreadable(self, row: Row, why: str) -> Conflict | Corrupt:
         record = self._record
@@ -515,9 +525,9 @@ class _StateCheck:
             return self._archive.damaged(f"checkpoint {name} of thread {record.name!r} cannot be read: {why}")
         fix = "import the whole thread into another store"
         if self._archive.since is not None:
-            fix = f"export without since=, and import that; if it is refused as well, {fix}"
+            fix = f"export without since= and import that file; if that fails, too, {fix}"
         return Conflict(
-            f"checkpoint {name} of {record.space} {record.name!r} stands on what is not here any more ({why}): {fix}",
+            f"checkpoint {name} of {record.space} {record.name!r} needs data that this store removed ({why}): {fix}",
             code="conflict.import",
             thread=record.name,
             kind=record.space,
@@ -563,7 +573,7 @@ def _put(reader: StoreReader, archive: Archive, needed: list[bytes]) -> int:
             if digest in present:
                 continue
             plain = archive.chunks([digest]).get(digest)
-            if plain is None:  # the store had it when the states were checked
+            if plain is None:  # the store has removed it since the states were checked
                 raise MissingChunks(frozenset((digest,)))
             stored = squeeze(plain[1:], enabled=reader.options.compression)
             waiting.append((digest, stored))
@@ -597,13 +607,13 @@ class _ThreadWriter:
         if plan.record is not None:
             self._change()
         elif self._backend.thread_with_uid(plan.entry.uid) is not None:
-            raise Stale  # another process has imported the thread meanwhile
+            raise Stale  # another process has imported the thread
         for page in self._pages():
             self._append(page)
         return self._rows, self._checkpoints
 
     def _change(self) -> None:
-        """Change the existing rows of the thread; `Stale` if another process wrote to the thread meanwhile."""
+        """Change the existing rows of the thread; `Stale` if another process has written to the thread."""
         plan, no = self._plan, self._no
         renewed = ((no, plan.entry.thread),) if plan.renewed else ()
         rebased = [
@@ -624,7 +634,7 @@ class _ThreadWriter:
             raise Stale
 
     def _pages(self) -> Iterator[list[Row]]:
-        """Yield the rows to add in pages, with payloads compressed as the options of the store say."""
+        """Yield the rows to add in pages, with payloads compressed by the options of the store."""
         entry = self._plan.entry
         page: list[Row] = []
         weight = 0

@@ -1,7 +1,7 @@
 """Read the file of an export. `format` describes its content.
 
 Always true:
-- an open `Archive` has been read to its end once: nothing in it is cut short, damaged, forged or of a newer format;
+- an open `Archive` has been read to its end once: it is complete, undamaged, valid and of a known format;
 - each later read compares a section with its checksum, so a file that changes raises an error;
 - memory holds a few sections, and the offsets of rows and chunks.
 """
@@ -82,7 +82,7 @@ class SectionFile:
         self.path = path
         self.plain_bytes = 0
         """How many uncompressed bytes were read from sections; repeated reads count again."""
-        self._file = _opened(path)
+        self._file = _open_file(path)
         try:
             self.size = path.stat().st_size
             self.start, self._continuing = self._first_line()
@@ -99,7 +99,7 @@ class SectionFile:
 
     def damaged(self, why: str) -> Corrupt:
         """Return the error for a damaged file."""
-        return Corrupt(f"{self.path}: {why}; nothing of it was used: make the export again", code="corrupt.export")
+        return Corrupt(f"{self.path}: {why}; nothing was read from it: make the export again", code="corrupt.export")
 
     def read(self, offset: int) -> _Section:
         """Return the section at an offset; `Corrupt` if its checksum does not match."""
@@ -107,10 +107,10 @@ class SectionFile:
         length = int.from_bytes(head[1:], "big")
         end = offset + HEAD_BYTES + length + _CHECK
         if len(head) < HEAD_BYTES or end > self.size:
-            raise self.damaged("it is cut short, or damaged")
+            raise self.damaged("it is truncated or damaged")
         raw = head + self._bytes(offset + HEAD_BYTES, end)
         if blake3(raw[:-_CHECK]).digest() != raw[-_CHECK:]:
-            raise self.damaged(f"it is damaged, somewhere in the {len(raw)} bytes from byte {offset} on")
+            raise self.damaged(f"it is damaged between byte {offset} and byte {offset + len(raw)}")
         return _Section(head[:1], raw)
 
     def value(self, section: _Section) -> Any:
@@ -131,14 +131,14 @@ class SectionFile:
         if not line.startswith(MAGIC) or not newline or not number.isdigit():
             known = [MAGIC + b"%d\n" % each for each in (VERSION, CONTINUING)]
             cut = bool(start) and any(each.startswith(start) for each in known)
-            raise self.damaged("it is cut short") if cut else _not_ours(self.path)
+            raise self.damaged("it is truncated") if cut else _not_ours(self.path)
         if int(number) not in (VERSION, CONTINUING):
             raise self._newer(int(number))
         return line + newline, int(number) == CONTINUING
 
     def _newer(self, number: Any) -> Invalid:
         return Invalid(
-            f"{self.path}: has format {number} of exports, which this version of backtrail does not know: upgrade it",
+            f"{self.path}: has export format {number}, which this version of backtrail cannot read: upgrade backtrail",
             code="invalid.format",
             format=number,
         )
@@ -164,7 +164,7 @@ class SectionFile:
         except OSError as error:
             raise translated(error, self.path) from error
         if len(data) != end - start:
-            raise self.damaged("it is cut short")
+            raise self.damaged("it is truncated")
         return data
 
 
@@ -217,7 +217,7 @@ class Archive:
         self._file.close()
 
     def rows(self, entry: ThreadEntry, low: int, high: int) -> Iterator[Row]:
-        """Yield the rows of a thread from seq `low` to seq `high`, with uncompressed payloads."""
+        """Yield the rows of a thread with seqs from `low` to `high`, with uncompressed payloads."""
         pages = self._pages[entry.uid]
         at = max(bisect_right(pages, low, key=lambda page: page.first) - 1, 0)
         for page in pages[at:]:
@@ -240,7 +240,7 @@ class Archive:
         joined = b"".join(self._file.value(self._file.read(offset)) for offset in self._digests)
         digests = dict.fromkeys(joined[at : at + DIGEST_BYTES] for at in range(0, len(joined), DIGEST_BYTES))
         if len(digests) * DIGEST_BYTES < len(joined):
-            raise self.damaged("it names a chunk twice")
+            raise self.damaged("it lists a chunk twice")
         return list(digests)
 
     # -- the scan -----------------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ class Archive:
         while (section := self._file.read(offset)).kind != END:
             if section.kind != HEADER or offset != len(self._file.start):
                 try:
-                    self._take(section.kind, self._file.value(section), offset)
+                    self._take_section(section.kind, self._file.value(section), offset)
                 except (TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
                     raise self.damaged(f"a section is damaged ({error})") from error
             whole.update(section.raw)
@@ -260,16 +260,16 @@ class Archive:
             if progress:
                 progress("bytes", offset)
         if offset + len(section.raw) != self._file.size:
-            raise self.damaged("there is something behind its end")
+            raise self.damaged("it has data after its end")
         if self._file.value(section) != [list(self.totals), whole.digest()]:
             raise self.damaged("its checksum does not match")
         self._end_thread()
         for entry in self.entries:
             known = self.known.get(entry.uid)
             if known is None or known[:3] != (entry.newest, entry.newest_op, entry.marks()):
-                raise self.damaged("it does not know its own threads")
+                raise self.damaged("its list of known threads is wrong")
 
-    def _take(self, kind: bytes, value: Any, offset: int) -> None:
+    def _take_section(self, kind: bytes, value: Any, offset: int) -> None:
         """Check the content of a section, and note its offset."""
         if kind == THREAD:
             self._take_thread(entry_of(value))
@@ -283,12 +283,12 @@ class Archive:
         elif kind == KNOWN:
             known = known_of(value)
             if known.keys() & self.known.keys():
-                raise self.damaged("it knows a thread twice")
+                raise self.damaged("it lists a known thread twice")
             self.known.update(known)
         elif kind == DIGESTS and type(value) is bytes and len(value) % DIGEST_BYTES == 0:
             self._digests.append(offset)
         else:
-            raise self.damaged(f"it has a section {kind!r} where none may be")
+            raise self.damaged(f"it has a section {kind!r} in the wrong place")
 
     def _take_thread(self, entry: ThreadEntry) -> None:
         name = entry.thread[:2]
@@ -308,7 +308,7 @@ class Archive:
         for row in rows:
             fault = row_fault(row, entry, self._last.seq if self._last else 0)
             if fault is not None:
-                raise self.damaged(f"row {row.seq} of thread {entry.thread.name!r} is damaged: {fault} cannot be right")
+                raise self.damaged(f"row {row.seq} of thread {entry.thread.name!r} is damaged: {fault} is invalid")
             self._last = row
         self._pages[entry.uid].append(_Page(offset, rows[0].seq))
         self._keep(offset, rows)
@@ -318,7 +318,7 @@ class Archive:
         )
 
     def _end_thread(self) -> None:
-        """Raise `Corrupt` unless the rows of the last thread reach its newest row and include its head."""
+        """Raise `Corrupt` if the rows of the last thread lack its newest row or its head."""
         if not self.entries:
             return
         entry, row = self.entries[-1], self._last
@@ -352,18 +352,18 @@ def id_of(path: Path) -> str | None:
     return file.header.id.hex()
 
 
-def _opened(path: Path) -> BinaryIO:
+def _open_file(path: Path) -> BinaryIO:
     try:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
             what = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
-            raise Invalid(f"{path}: is {what}: name the file of an export", code="invalid.export")
+            raise Invalid(f"{path}: is {what}: pass the path of an export file", code="invalid.export")
         return path.open("rb")
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise NotFound(f"{path}: there is no such file", code="not_found.export") from error
+        raise NotFound(f"{path}: this file does not exist", code="not_found.export") from error
     except OSError as error:
         raise translated(error, path) from error
 
 
 def _not_ours(path: Path) -> Invalid:
-    return Invalid(f"{path}: is not an export of a backtrail store: name another file", code="invalid.export")
+    return Invalid(f"{path}: is not an export of a backtrail store: pass another file", code="invalid.export")

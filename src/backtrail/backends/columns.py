@@ -18,12 +18,12 @@ _ROW: Final = len(Row._fields)
 
 
 def encoded(text: str | None) -> bytes | None:
-    """Return the stored bytes of a text: any str can be stored, and a prefix stays a prefix. None stays None."""
+    """Return the stored bytes of a text, even of a lone surrogate. A prefix stays a prefix, and None stays None."""
     return None if text is None else text.encode("utf-8", "surrogatepass")
 
 
 def decoded(stored: bytes | None) -> str | None:
-    """Return the text of stored bytes; None stays None. Damaged text is escaped, and then fails the row's checksum."""
+    """Return the text of stored bytes; None stays None. Damaged bytes become escapes, so the row's checksum fails."""
     return None if stored is None else text_of(stored)
 
 

@@ -48,7 +48,7 @@ _ALL = [(1, (1 << 63) - 1)]
 
 
 def settle(store: Reader, batch: Batch) -> tuple[int, ...] | None:
-    """Return None if the batch is to be written; if it was written before, return the result of that `commit`.
+    """Return None if the batch must be written; if it was written before, return the result of that `commit`.
 
     Raise `Stale`, `Vanished` or `MissingChunks` if the batch is refused. The caller must lock out other writers.
     """
@@ -63,7 +63,7 @@ def settle(store: Reader, batch: Batch) -> tuple[int, ...] | None:
 
 
 def resolve(batch: Batch, created: Sequence[int]) -> Batch:
-    """Return the batch with the numbers of its new threads in the places of -1, -2 ..."""
+    """Return the batch with the numbers of its new threads instead of -1, -2 ..."""
     if not created:
         return batch
 
@@ -202,7 +202,7 @@ def select(
 
 
 class SimpleReader(Reader):
-    """A `Reader` that derives most methods from a few others, if slowly.
+    """A slow `Reader` that derives most methods from a few others.
 
     The backend implements stored_tags, thread, thread_numbers, threads, tips, rows and chunks. It stores pins as tags;
     see `port.pins_as_tags`.
@@ -277,13 +277,13 @@ class _List(NamedTuple):
 
     state: IndexState = IndexState(0, 0, 0)
     op_id: bytes | None = None
-    """The op_id of the row `state.as_of`: the list is invalid if the thread now has another row with that seq."""
+    """The op_id of the row `state.as_of`. If the thread now has another row with that seq, the list is invalid."""
     entries: tuple[tuple[int, IndexEntry] | None, ...] = ()
 
 
 _NO_LIST = _List()
 _LOCK = threading.Lock()
-"""Protects the lists of all indexes in memory: held for a moment, and during a fork."""
+"""Protects the lists of all indexes in memory, for a moment and during a fork."""
 
 
 @functools.cache
@@ -295,7 +295,7 @@ def _fork_between_changes() -> None:
 class MemoryIndex(Reader):
     """A `SearchIndex` in memory. A thread is marked if its newest row is not the one that its list was made from.
 
-    So the backend's commits need not mark threads, and a group that fails needs no clearing up.
+    So the backend's commits need not mark threads, and a failed group needs no cleanup.
     """
 
     shows_texts = False
@@ -307,9 +307,9 @@ class MemoryIndex(Reader):
         self._entries = 0
 
     def _current(self, thread: int) -> _List:
-        """Return the list of a thread, or an empty list if the row that it was made from is gone."""
-        there = self._lists.get(thread, _NO_LIST)
-        return there if there.op_id == self._op_id(thread, there.state.as_of) else _NO_LIST
+        """Return the list of a thread, or an empty list if the row that it was made from was removed."""
+        index_list = self._lists.get(thread, _NO_LIST)
+        return index_list if index_list.op_id == self._op_id(thread, index_list.state.as_of) else _NO_LIST
 
     def _op_id(self, thread: int, seq: int) -> bytes | None:
         rows = self.rows(thread, [(seq, seq)])
@@ -355,8 +355,8 @@ class MemoryIndex(Reader):
     ) -> list[IndexHit]:
         """See `SearchIndex.find`."""
         hits: list[IndexHit] = []
-        wanted = set(self._lists if threads is None else threads).difference(without)
-        for thread in wanted:
+        numbers = set(self._lists if threads is None else threads).difference(without)
+        for thread in numbers:
             record, current = self.thread(thread), self._current(thread)
             if record is None or space not in (None, record.space) or agent not in (None, record.agent):
                 continue
@@ -406,13 +406,13 @@ class PollingFeed(Reader):
             del self._listeners[token]
 
     def changed_since(
-        self, mark: object | None, told: Collection[int], others: Collection[int] | None
+        self, mark: object | None, notified: Collection[int], others: Collection[int] | None
     ) -> tuple[object, dict[int, int]]:
         """See `ChangeFeed.changed_since`. A mark is the seq of the newest row of each thread."""
         if not isinstance(mark, dict):
             return self._newest_seqs(_numbers(self)), {}
         new = _numbers(self, after=max(mark, default=0))
-        seqs = self._newest_seqs({*told, *new, *(_numbers(self) if others is None else others)})
+        seqs = self._newest_seqs({*notified, *new, *(_numbers(self) if others is None else others)})
         return mark | seqs, {no: mark.get(no, 0) for no, seq in seqs.items() if seq != mark.get(no, 0)}
 
     def _newest_seqs(self, numbers: Collection[int]) -> dict[int, int]:
@@ -432,7 +432,7 @@ def _numbers(store: Reader, after: int = 0) -> list[int]:
 
 
 class MinimalMaintenance(MemoryIndex):
-    """A `Maintenance` that keeps everything: it removes, rewrites and repairs nothing, and reports no damage.
+    """A `Maintenance` that does nothing: it removes, rewrites and repairs nothing, and reports no damage.
 
     Garbage collection changes nothing in a store with this class. A backend that frees space overrides next_epoch,
     chunk_page, remove_chunks, remove_rows, rewrite and reclaim.
@@ -465,7 +465,7 @@ class MinimalMaintenance(MemoryIndex):
     def reclaim(self, *, erase: bool = False) -> None:
         """Free nothing; `Unavailable` if `erase` is True, because nothing was removed."""
         if erase:
-            raise Unavailable("this kind of store keeps everything: it cannot erase", code="unavailable.erase")
+            raise Unavailable("this kind of store never removes data, so it cannot erase it", code="unavailable.erase")
 
     def check(self, progress: Callable[[str, int], None] | None) -> tuple[str, ...]:
         """Return no damage."""

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-class Resting(Protocol):
+class Pausable(Protocol):
     """An object whose calls a fork must not interrupt."""
 
     def pause(self) -> None:
-        """Wait until no call is running, and let none begin. If a call takes too long, return: the fork goes ahead."""
+        """Wait until no call is running, and let no call begin. Return early if a call takes too long."""
 
     def resume(self) -> None:
         """Allow calls again in the parent."""
@@ -30,12 +30,12 @@ class Resting(Protocol):
         """Allow calls again in the child, and drop the locks and connections of the parent."""
 
 
-R = TypeVar("R", bound=Resting)
-_all: weakref.WeakSet[Resting] = weakref.WeakSet()
+R = TypeVar("R", bound=Pausable)
+_all: weakref.WeakSet[Pausable] = weakref.WeakSet()
 _registry = threading.RLock()
 
 
-def watch(resting: Resting) -> None:
+def watch(resting: Pausable) -> None:
     """Pause and resume an object at every fork. Only a weak reference to it is kept."""
     _register()
     with _registry:
@@ -44,7 +44,7 @@ def watch(resting: Resting) -> None:
 
 @contextmanager
 def watched(kind: type[R]) -> Iterator[list[R]]:
-    """Yield all watched objects of a class; none is added, and no fork happens, until the block ends."""
+    """Yield all watched objects of a class. Until the block ends, no object is added and no fork happens."""
     with _registry:
         yield [each for each in list(_all) if isinstance(each, kind)]
 

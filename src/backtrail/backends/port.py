@@ -20,19 +20,20 @@ Five protocols say what a backend does. `Backend` is all of them, with groups, s
 | `Maintenance` | removes, rewrites, checks and counts                    | `gc`, `verify`, `stats`       |
 
 **One way to write.** `commit(batch)` writes all of a batch, or raises and writes nothing. When it returns, the batch is
-durable. The backend checks the requirements of the batch in the same transaction, against the store as it was before
-the batch. So two writers never both extend the same row.
+durable. The backend checks the requirements of the batch in the same transaction, against the store before the batch.
+So two writers never both extend the same row.
 
 **A batch counts once.** A caller that lost the reply commits the same batch again. The backend recognises it by the
 uids of its threads and the `op_id`s of its rows, and returns the same answer, even if other batches came in between.
 
 **Reads are single calls.** No cursor stays open between two calls. A call that begins after a commit has returned sees
-that commit, from whichever process it came.
+that commit, even if another process made it.
 
-**Threads and processes.** Threads share a backend without locks of their own. A backend survives `os.fork()`.
+**Threads and processes.** Threads may share a backend; the backend has the locks. A backend survives `os.fork()`.
 
-**Errors.** A driver's exception never leaves the backend: it becomes one of `backtrail.errors`, with the driver's as
-its `__cause__`. `Stale`, `Vanished`, `MissingChunks` and `Undone` are answers for the engine: nothing was written.
+**Errors.** A driver's exception never leaves the backend: the backend raises one of `backtrail.errors` instead, with
+the driver's exception as its `__cause__`. `Stale`, `Vanished`, `MissingChunks` and `Undone` are answers for the engine:
+nothing was written.
 
 `backtrail.testing.BackendConformance` tests this in one process; docs/backends.md shows how to write a backend.
 """
@@ -91,7 +92,7 @@ class ThreadRecord(NamedTuple):
     uid: bytes
     """8 random bytes, unique in the store."""
     agent: str | None
-    """The owner: a word to list threads by. None is no owner, and differs from an empty word."""
+    """The owner of the thread, for listings. None means no owner, and differs from an empty string."""
     created_at: int
     origin: str | None
     """The id of the checkpoint that this thread was forked from."""
@@ -114,7 +115,7 @@ class ThreadTip(NamedTuple):
     record: ThreadRecord
     newest: Row
     head: Row | None
-    """The row that `newest.head` names; None if that is 0, or the row is gone."""
+    """The row with the seq `newest.head`; None if that is 0, or the row was removed."""
 
 
 class Reader(Protocol):
@@ -157,7 +158,7 @@ class Reader(Protocol):
         """
 
     # -- many threads at once -----------------------------------------------------------------
-    # For databases: the number of statements does not grow with the number of threads.
+    # A database needs only one statement for many threads.
     def threads_named(self, space: str, names: Sequence[str]) -> dict[str, ThreadRecord]:
         """Return the threads of a name space with the given names, by name; missing threads are left out."""
 
@@ -167,7 +168,7 @@ class Reader(Protocol):
     def rows_of(self, spans: Sequence[tuple[int, int, int]], *, payload: bool = False) -> dict[tuple[int, int], Row]:
         """Return rows of several threads by (thread, seq), ascending, hidden or not.
 
-        A span is a thread, and the first and the last seq to return of it.
+        A span is a thread number, and the first and the last seq to return.
         """
 
     # -- rows ---------------------------------------------------------------------------------
@@ -230,34 +231,34 @@ class Batch(NamedTuple):
     threads: tuple[NewThread, ...] = ()
     """`Stale` if the name is taken in its space, or the uid is taken."""
     rows: tuple[tuple[int, Row], ...] = ()
-    """(thread, row). `Stale` unless the row's seq is one above the newest row of its thread; the first row of a thread
-    has seq 1. The rows of one thread come in ascending order. A row may be hidden from the beginning."""
+    """(thread, row). `Stale` if the row's seq is not one above the newest row of its thread; the first row of a thread
+    has seq 1. The rows of one thread are in ascending order. A new row may be hidden."""
     gaps: bool = False
-    """Rows may leave seqs out, as if maintenance had removed rows there: each must only be above the newest."""
+    """Allow gaps between seqs, as if maintenance had removed rows there. Each seq must be above the newest."""
     chunks: tuple[tuple[bytes, bytes], ...] = ()
-    """(digest, stored bytes). The first to put a chunk wins; either way its epoch becomes the current one."""
+    """(digest, stored bytes). A chunk that exists keeps its bytes. In both cases its epoch becomes the current one."""
 
     # Requirements.
     touch: tuple[bytes, ...] = ()
     """Digests of chunks; `MissingChunks` if one is absent. Their epoch becomes the current one."""
     visible: tuple[tuple[int, int], ...] = ()
-    """(thread, seq); `Vanished` unless the row existed before the batch and was not hidden."""
+    """(thread, seq); `Vanished` if the row did not exist before the batch, or was hidden."""
     newest: tuple[tuple[int, int], ...] = ()
-    """(thread, seq); `Stale` unless this was the newest row before the batch. Seq 0: the thread had no row."""
+    """(thread, seq); `Stale` if this was not the newest row before the batch. Seq 0: the thread had no row."""
     tags: tuple[tuple[int, int, tuple[str, ...]], ...] = ()
-    """(thread, seq, tags); `Stale` unless the row has exactly these tags. Tags that the batch itself adds or removes do
-    not count. A batch lists the rows that it hides: so one writer cannot hide a row while another tags it. `Stale`,
-    too, unless the row has exactly the pins that `pins` lists for it, or none if `pins` does not list the row."""
+    """(thread, seq, tags); `Stale` if the row has other tags. Tags that the batch itself adds or removes do not count.
+    A batch lists here the rows that it hides, so that one writer cannot hide a row while another tags it. The pins of
+    the row must also be exactly those that `pins` lists for it, or else the batch is `Stale`."""
     pins: tuple[tuple[int, int, tuple[bytes, ...]], ...] = ()
     """(thread, seq, pins), for rows in `tags`. Pins that the batch itself adds or removes do not count."""
 
     # Changes, made in this order. Rows and threads that do not exist are skipped.
     renew: tuple[tuple[int, NewThread], ...] = ()
-    """(thread, values): a deleted thread begins again. It gets the agent, created_at and origin of the values, and
-    keeps its number, space, name and uid."""
+    """(thread, values): start a deleted thread again. It gets the agent, created_at and origin of the values, and keeps
+    its number, space, name and uid."""
     hide: tuple[tuple[int, int], ...] = ()
     show: tuple[tuple[int, int], ...] = ()
-    """(thread, seq): the row is no longer hidden. `Vanished` unless it existed before the batch."""
+    """(thread, seq): the row becomes visible. `Vanished` if it did not exist before the batch."""
     tag: tuple[tuple[int, int, str], ...] = ()
     untag: tuple[tuple[int, int, str], ...] = ()
     pin: tuple[tuple[int, int, bytes], ...] = ()
@@ -269,11 +270,11 @@ class Batch(NamedTuple):
 
 
 class Stale(Exception):  # noqa: N818 - an answer, not a failure
-    """Another writer was first: read again."""
+    """Another writer was first. The caller must read again."""
 
 
 class Vanished(Exception):  # noqa: N818 - an answer, not a failure
-    """A row that the batch refers to is hidden or gone."""
+    """A row that the batch refers to is hidden or was removed."""
 
     def __init__(self, thread: int, seq: int) -> None:
         super().__init__(thread, seq)
@@ -282,17 +283,17 @@ class Vanished(Exception):  # noqa: N818 - an answer, not a failure
 
 
 class MissingChunks(Exception):  # noqa: N818 - an answer, not a failure
-    """Chunks that the batch touches are gone: send their bytes."""
+    """Chunks that the batch touches were removed. The caller must send their bytes."""
 
     def __init__(self, digests: frozenset[bytes]) -> None:
-        super().__init__(f"{len(digests)} chunks are gone")
+        super().__init__(f"{len(digests)} chunks are missing")
         self.digests = digests
 
 
 class Undone(Exception):  # noqa: N818 - an answer, not a failure
-    """The backend rolled back a group because of other writers: repeat its writes one by one.
+    """The backend rolled back a group because of other writers. The caller must repeat its writes one by one.
 
-    A group without rows may have been committed after all. Repeating writes other than rows does no harm.
+    A group without rows may have been committed in spite of this. Repeating such writes does no harm.
     """
 
 
@@ -340,13 +341,13 @@ class IndexState(NamedTuple):
     seq: int
     items: int
     as_of: int
-    """The newest row of the thread when `seq` was its head. It only rises: a slow indexer never undoes a fast one."""
+    """The newest row of the thread when `seq` was its head. It never falls: a slow indexer cannot undo a fast one."""
 
 
 class Phrase(NamedTuple):
-    """Words that follow each other. An open end may lie inside a longer word.
+    """Words that follow each other. At an open end, the word may be a part of a longer word.
 
-    A backend may shorten long words, both those of entries and those of phrases: it then finds more, never less.
+    A backend may shorten long words of entries and phrases alike. It may then return more entries, but not fewer.
     """
 
     words: tuple[str, ...]
@@ -360,11 +361,11 @@ class Phrase(NamedTuple):
 
 
 class IndexHit(NamedTuple):
-    """An entry that `find` returns, and its place."""
+    """An entry that `find` returns, and its position."""
 
     record: ThreadRecord
     seq: int
-    """The row that the thread's list shows."""
+    """The row whose messages the thread's list has."""
     position: int
     """The entry's position in that list."""
     no: int
@@ -381,7 +382,7 @@ class SearchIndex(Protocol):
     """
 
     shows_texts: bool
-    """Whether users read the texts of the index with other tools; if so, the engine does not compress them."""
+    """Whether users can read the texts of the index with other tools. If so, the engine does not compress them."""
 
     def unindexed(self, after: int, limit: int) -> list[int]:
         """Return up to `limit` numbers of marked threads above `after`, ascending."""
@@ -390,11 +391,11 @@ class SearchIndex(Protocol):
         """Return the version of a thread's list."""
 
     def index(self, thread: int, was: IndexState, now: IndexState, splices: Sequence[Splice]) -> bool:
-        """Apply the splices in order, all or none; return False and change nothing unless the list's version is `was`.
+        """Apply the splices in order, all or none. If the list's version is not `was`, return False and change nothing.
 
-        The version of the list becomes `now`. The thread's mark is removed if `now.as_of` is its newest row: a row that
-        is committed at the same moment keeps the mark, in either order. Entries that stay keep their numbers. New
-        entries get higher numbers than all before, in their order.
+        The version of the list becomes `now`. The thread's mark is removed if `now.as_of` is its newest row; if a row
+        is committed at the same moment, the mark stays. Entries that stay keep their numbers. New entries get higher
+        numbers than all earlier entries, in their order.
         """
 
     def find(
@@ -410,10 +411,10 @@ class SearchIndex(Protocol):
     ) -> list[IndexHit]:
         """Return up to `limit` entries that contain all of the phrases, newest first.
 
-        None means any; threads in `without` are left out. Entries are sorted by (time, number), both descending;
+        None means any; threads in `without` are skipped. Entries are sorted by (time, number), both descending;
         `after` is the pair of the last entry of the previous page. A backend may return entries that do not match,
-        because the engine checks each entry; it must not leave out a matching entry. Fewer than `limit` entries mean
-        that there are no more.
+        because the engine checks each entry, but it must return every matching entry. If it returns fewer than `limit`
+        entries, there are no more.
         """
 
     def clear_index(self) -> None:
@@ -426,8 +427,8 @@ class SearchIndex(Protocol):
 class ChangeFeed(Protocol):
     """Says which threads have new rows. `listen` says when to look, `changed_since` which threads changed.
 
-    A commit through this backend object calls every listener, with its threads, before `commit` (or its group)
-    returns. Commits of other processes are found by polling `changed_since` every `interval` seconds, or sooner.
+    A commit through this backend object calls every listener with its threads, before `commit` (or the group)
+    returns. For commits of other processes, the caller polls `changed_since` every `interval` seconds, or sooner.
     """
 
     def listen(self, wake: Callable[[Collection[int]], None]) -> AbstractContextManager[float]:
@@ -438,25 +439,25 @@ class ChangeFeed(Protocol):
         """
 
     def changed_since(
-        self, mark: object | None, told: Collection[int], others: Collection[int] | None
+        self, mark: object | None, notified: Collection[int], others: Collection[int] | None
     ) -> tuple[object, dict[int, int]]:
         """Return a new mark, and the threads with newer rows than at the old mark: {number: its newest seq then, or 0}.
 
-        A mark is the backend's own value. The caller hands each mark back once, or again if the call failed. The mark
-        None begins: nothing has changed yet.
+        A mark is a value of the backend, unknown to the caller. The caller passes each mark once, or again if the call
+        failed. The first call passes None: then nothing has changed yet.
 
-        `told` are threads that `wake` has named since the mark: the backend looks at them in any case. If another
-        process may have written, it also looks at new threads and at `others`; None means all threads. It may return
-        more threads than that, and a thread that the mark did not know even if it has not changed.
+        `notified` are the threads that `wake` has named since the mark: the backend always checks them. If another
+        process may have written, the backend also checks new threads and `others`; None means all threads. It may
+        return more threads, and also an unchanged thread that the mark did not know.
         """
 
 
 # -- maintenance --------------------------------------------------------------------------------------
 
 REMOVED = ": a repair removes them for good"
-"""Ends a line of `check` whose subject `repair` removes."""
+"""The end of a message of `check` about data that `repair` removes."""
 JUMP = 1 << 20
-"""The most rows that `repair` takes for lost behind the newest row; a larger number is itself damage."""
+"""How many rows after the newest row `repair` may count as lost; a larger number is itself damage."""
 
 
 class Usage(NamedTuple):
@@ -485,8 +486,8 @@ class Usage(NamedTuple):
 class Maintenance(Protocol):
     """Removes, rewrites, checks and counts the stored data.
 
-    An epoch keeps garbage collection apart from writers: the collector begins an epoch, finds out which chunks rows
-    refer to, and removes the others, unless a commit has put or touched them since the epoch began.
+    Epochs let writers work during garbage collection. The collector begins an epoch, finds the chunks that rows refer
+    to, and removes the others, except those that a commit has put or touched since the epoch began.
     """
 
     # -- garbage --------------------------------------------------------------------------------
@@ -505,33 +506,33 @@ class Maintenance(Protocol):
     def rewrite(self, thread: int, rows: Sequence[Row], chunks: Sequence[tuple[bytes, bytes]] = ()) -> int:
         """Put the chunks, and replace the stored rows with the same seq and op_id; return the number replaced.
 
-        The stored `hidden` flag stays. A row whose payload is None keeps the stored payload. A base (its `base` is its
-        own seq) is replaced only by a base: the rows below it may be gone.
+        The stored `hidden` flag stays. A row whose payload is None keeps the stored payload. Only a base row (its
+        `base` is its own seq) may replace a base row, because the rows before it may have been removed.
         """
 
     def reclaim(self, *, erase: bool = False) -> None:
         """Return freed space to the operating system, as far as the backend can. Not in a group.
 
-        `erase` also overwrites all traces of what was removed, in every file of the store: other writers wait. It is
-        `Unavailable` if other users of the store prevent it.
+        `erase` also overwrites all removed data in every file of the store; other writers wait. `Unavailable` if other
+        users of the store prevent that.
         """
 
     # -- damage ---------------------------------------------------------------------------------
     def check(self, progress: Callable[[str, int], None] | None) -> tuple[str, ...]:
-        """Return a message for each damage of files, tables and indexes; the engine checks the rows themselves."""
+        """Return a message for each damage of files, tables and indexes. The engine checks the rows themselves."""
 
     def repair(self) -> None:
         """Repair the damage that `check` finds; remove data that cannot be repaired. Not in a group.
 
-        Where the store says that a thread has lost its newest row, the backend puts an unsound row in its place: the
-        engine then finds the damage, and the seq is not used again. It does not believe a seq that is more than `JUMP`
-        above the newest row. `Corrupt`, and nothing changes, if the store cannot be repaired in place.
+        If another table shows that a thread has lost its newest row, the backend writes a row with a wrong checksum in
+        its place. So the engine finds the damage, and the seq is not reused. A seq that is more than `JUMP` above the
+        newest row is ignored. `Corrupt`, and nothing changes, if the store cannot be repaired in place.
         """
 
     def last_seq(self, thread: int) -> int:
-        """Return the highest seq that a thread has had, according to other tables than its rows; 0 if unknown.
+        """Return the highest seq that a thread has had, from other tables than its rows; 0 if unknown.
 
-        It exceeds the seq of the newest row only if newer rows were lost.
+        It is above the seq of the newest row only if newer rows were lost.
         """
 
     # -- size -----------------------------------------------------------------------------------
@@ -553,13 +554,13 @@ class Backend(LogStore, SearchIndex, ChangeFeed, Maintenance, Protocol):
     def group(self) -> AbstractContextManager[None]:
         """Make the calling thread's commits in the block durable together, at its end.
 
-        Each commit is accepted or refused by itself. Until the block ends, only the calling thread sees its commits.
-        Then all of them are durable; if the end fails, or an exception leaves the block, none of them happened.
+        Each commit is accepted or refused separately. Until the block ends, only the calling thread sees its commits.
+        Then all of them are durable. If the end fails, or an exception leaves the block, none of them is written.
 
-        The backend takes no lock that other writers need before the first write. If a write fails because the store
-        does, the whole group has failed: later writes and the end raise the same error, or `Undone` if repeating the
-        writes may succeed. A group in a group, and a call that cannot be part of one (`reclaim`, `snapshot`, `close`),
-        are `Invalid`.
+        The backend locks out other writers only from the first write on. If a write fails because the storage fails,
+        the whole group has failed: later writes and the end raise the same error, or `Undone` if repeating the writes
+        may succeed. A group inside a group is `Invalid`, and so are calls that cannot be part of a group (`reclaim`,
+        `snapshot`, `close`).
         """
 
     def snapshot(self) -> AbstractContextManager[Backend]:
@@ -574,13 +575,13 @@ class Copyable(Protocol):
     """A backend that copies its store to a file or a directory which can be opened like the original."""
 
     beside: tuple[str, ...]
-    """Suffixes of files that would be taken for a part of the copy."""
+    """Suffixes of files that the backend would use as a part of the copy."""
 
     def access(self) -> Access | None:
         """Return the access rights that the copy gets; None if they are unknown."""
 
     def backup(self, path: Path, progress: Callable[[str, int], None] | None) -> int:
-        """Copy the store as it is now to a new path, while others write; return the size of the copy in bytes."""
+        """Copy a snapshot of the store to a new path, while others write; return the size of the copy in bytes."""
 
 
 # -- shared by backends -------------------------------------------------------------------------------
@@ -629,7 +630,7 @@ def tags_in(stored: Iterable[str]) -> tuple[str, ...]:
 
 
 def pins_in(stored: Iterable[str]) -> tuple[bytes, ...]:
-    """Return the holders of the pins among a row's stored tags; b"", the uid of no thread, for a damaged pin."""
+    """Return the holders of the pins among a row's stored tags; for a damaged pin b"", which is no thread's uid."""
     return tuple(_holder(tag) for tag in stored if tag.startswith(_PIN))
 
 

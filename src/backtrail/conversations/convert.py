@@ -1,8 +1,8 @@
 """Messages of OpenAI and Anthropic: their formats, their common facts, and conversion between providers.
 
-A provider's message is stored unchanged and returned exactly. `facts` reads the role, text, tool calls, answered call
-and name, for search, titles and views. It never fails and skips unexpected values. `read`, `to_chat` and `to_anthropic`
-convert a message for another provider: exactly, or `Invalid` with the path of a part that has no counterpart.
+A provider's message is stored and returned unchanged. `facts` reads its role, text, tool calls, answered call and name,
+for search, titles and views. It skips unexpected values and never fails. `read`, `to_chat` and `to_anthropic` convert a
+message for another provider. If a part has no counterpart there, they raise `Invalid` with the path of the part.
 
 Formats, the values of `Message.raw_format`:
 
@@ -125,7 +125,7 @@ def _plain(value: Any, path: str) -> Any:
     if _is_model(value):
         return _plain(value.model_dump(mode="json", by_alias=True, exclude_unset=True), path)
     raise Invalid(
-        f"{path} is of type {kind.__name__}: a provider's message holds text, numbers, lists and dicts",
+        f"{path} has type {kind.__name__}; a provider's message may contain only text, numbers, lists and dicts",
         code="invalid.value",
         path=path,
     )
@@ -138,7 +138,7 @@ def _key(key: Any, path: str) -> str:
 
 
 def unwrapped(value: Any) -> Any:
-    """Return a message as plain data if it is or contains an object of a provider's client; otherwise unchanged."""
+    """Return a message as plain data if it is or contains an object of a provider's client; else unchanged."""
     if not isinstance(value, Mapping):
         return plain(value, "message") if _is_model(value) else value
     inner = (part for name in ("content", "tool_calls") for part in _parts(value.get(name)))
@@ -165,8 +165,9 @@ def _is_model(value: Any) -> bool:
 def format_of(raw: Mapping[str, Any]) -> str | None:
     """Return the format of a dict, or None if it has no known format.
 
-    A dict with only a role and a text is `OWN`: all formats share it. A list of texts counts as OpenAI's, which equals
-    Anthropic's. Unknown types of parts count as Anthropic's: Chat Completions has few types, and all are known.
+    A dict with only a role and a text is `OWN`, because all formats share it. A list of texts counts as OpenAI's; it
+    is the same in Anthropic's format. Unknown types of parts count as Anthropic's, because Chat Completions has only a
+    few types, which are known.
     """
     role, kind = raw.get("role"), raw.get("type")
     if not isinstance(role, str):
@@ -220,9 +221,9 @@ def _is_chat_call(call: Mapping[str, Any]) -> bool:
 
 
 def check(raw: Mapping[str, Any], provider: str) -> str:
-    """Return the format of a message that the caller declares to be of a provider, or raise `Invalid`.
+    """Return the format of a message of the given provider, or raise `Invalid`.
 
-    It accepts more than `format_of`: unknown types of parts and items are stored unchanged.
+    This accepts more than `format_of`: unknown types of parts and items, too. They are stored unchanged.
     """
     form, role, content = format_of(raw), raw.get("role"), raw.get("content")
     openai = provider == "openai"
@@ -238,7 +239,7 @@ def check(raw: Mapping[str, Any], provider: str) -> str:
     elif openai and role is None and isinstance(raw.get("type"), str):
         return RESPONSES
     other = {CHAT: "OpenAI", RESPONSES: "OpenAI", ANTHROPIC: "Anthropic"}.get(str(form))
-    hint = f"it is a message of {other}: use Message.from_{other.lower()}" if other else f"it has {_keys(raw)}"
+    hint = f"it is a message of {other}; use Message.from_{other.lower()}" if other else f"it has {_keys(raw)}"
     name = "OpenAI" if openai else "Anthropic"
     raise Invalid(f"this is not a message of {name}: {hint}", code="invalid.schema")
 
@@ -444,7 +445,7 @@ class NeutralMessage(NamedTuple):
     role: str
     parts: tuple[str | Image, ...]
     is_list: bool
-    """Whether the provider's content was a list, even of one text."""
+    """Whether the provider's content was a list, even if it had only one text."""
     calls: tuple[MessageCall, ...] = ()
     answers: str | None = None
     failed: bool = False
@@ -460,7 +461,9 @@ def read(raw: Mapping[str, Any], form: str) -> NeutralMessage:
 
 
 def _lost(path: str, what: str) -> Invalid:
-    return Invalid(f"{path} is {what}, which the other provider's messages lack", code="invalid.value", path=path)
+    return Invalid(
+        f"{path} is {what}, which messages of the other provider cannot contain", code="invalid.value", path=path
+    )
 
 
 def _refuse_rest(raw: Mapping[str, Any], known: set[str], path: str = "") -> None:
@@ -627,7 +630,7 @@ def to_anthropic(message: NeutralMessage) -> dict[str, Any]:
 
 
 def _content(message: NeutralMessage, parts: list[dict[str, Any]], nothing: str | None) -> Any:
-    """Return a content: a text if it was one, otherwise a list."""
+    """Return the content: a text if the provider's was one, else a list."""
     if not message.is_list and len(message.parts) <= 1 and all(isinstance(part, str) for part in message.parts):
         return message.parts[0] if message.parts and (message.parts[0] or nothing is not None) else nothing
     return parts
@@ -642,7 +645,7 @@ def _source(image: Image) -> dict[str, Any]:
 def _answered_call(message: NeutralMessage) -> str:
     if message.answers is None:
         raise Invalid(
-            "a message of role tool names the call that it answers: use Message.tool_result(tool_call_id, ...)",
+            "a message of role tool must name the call that it answers: use Message.tool_result(tool_call_id, ...)",
             code="invalid.value",
             path="metadata['tool_call_id']",
         )

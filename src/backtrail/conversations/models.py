@@ -102,7 +102,7 @@ class Attachment(Entity):
         try:
             return base64.b64decode(self.content, validate=True)
         except ValueError as error:
-            message = f"the content of {self.name!r} is not base64: read .content as it is"
+            message = f"the content of {self.name!r} is not base64: use .content instead"
             raise Invalid(message, code="invalid.value", path="content") from error
 
 
@@ -164,7 +164,7 @@ class Message(Entity):
     _TIMES: ClassVar = ("timestamp",)
     _PARTS: ClassVar = (("attachments", Attachment), ("tool_calls", ToolCall))
 
-    def __post_init__(self) -> None:  # every append and load comes here, so valid fields must be cheap to check
+    def __post_init__(self) -> None:  # every append and load calls this, so checking valid fields must be cheap
         if type(self.role) is not Role:
             _put(self, "role", validation.member(Role, self.role, "role"))
         if type(self.content) is not str:
@@ -188,7 +188,7 @@ class Message(Entity):
     def _check_raw(self) -> None:
         if self.raw is None or self.raw_format is None:
             raise Invalid(
-                "raw and raw_format go together: a payload, and the name of its format",
+                "raw and raw_format must be given together: a payload, and the name of its format",
                 code="invalid.argument",
                 path="raw" if self.raw is None else "raw_format",
             )
@@ -246,7 +246,7 @@ class Message(Entity):
         `Invalid` if a part of the message has no counterpart there.
         """
         if self.raw_format in (convert.CHAT, convert.RESPONSES) or self._is_common():
-            return self._as_it_came()
+            return self._unchanged_raw()
         return convert.to_chat(self._read())
 
     def to_anthropic(self) -> dict[str, Any]:
@@ -255,7 +255,7 @@ class Message(Entity):
         `Invalid` if a part of the message has no counterpart there.
         """
         if self.raw_format == convert.ANTHROPIC or self._is_common():
-            return self._as_it_came()
+            return self._unchanged_raw()
         return convert.to_anthropic(self._read())
 
     @classmethod
@@ -268,30 +268,30 @@ class Message(Entity):
     def _is_common(self) -> bool:
         return self.raw_format in (convert.CHAT, convert.ANTHROPIC) and convert.is_common(self.raw)
 
-    def _as_it_came(self) -> dict[str, Any]:
-        found = convert.facts(self.raw, self.raw_format or "")
+    def _unchanged_raw(self) -> dict[str, Any]:
+        facts = convert.facts(self.raw, self.raw_format or "")
         calls = tuple(convert.MessageCall(call.id, call.name, call.arguments) for call in self.tool_calls)
-        names = {"tool_call_id": found.answers, "name": found.name}
-        kept = all(value is None or self.metadata.get(name) == value for name, value in names.items())
-        if not kept or (self.role, self.content, calls) != (found.role, found.content, found.calls):
+        names = {"tool_call_id": facts.answers, "name": facts.name}
+        same_metadata = all(value is None or self.metadata.get(name) == value for name, value in names.items())
+        if not same_metadata or (self.role, self.content, calls) != (facts.role, facts.content, facts.calls):
             raise Invalid(
-                f"this message says something else than the one of {self.raw_format} that it came from: "
-                "replace(message, raw=None, raw_format=None) makes it one of its own",
+                f"this message was changed and differs from its raw {self.raw_format} message: "
+                "use replace(message, raw=None, raw_format=None) to drop the raw message",
                 code="invalid.value",
                 path="raw",
             )
-        made: dict[str, Any] = convert.plain(self.raw, "raw")
-        return made
+        raw: dict[str, Any] = convert.plain(self.raw, "raw")
+        return raw
 
     def _read(self) -> convert.NeutralMessage:
-        """Return the message in neutral form, for conversion to another format than its own."""
+        """Return the message in neutral form, for conversion to another format."""
         if self.raw_format in (convert.CHAT, convert.RESPONSES, convert.ANTHROPIC):
-            return convert.read(self._as_it_came(), self.raw_format)
+            return convert.read(self._unchanged_raw(), self.raw_format)
         done = next((call for call in self.tool_calls if call.result is not None), None)
         if done is not None:
             raise Invalid(
-                "providers have the result of a call in a message of its own: leave it out of the call, and put "
-                f"Message.tool_result({done.id!r}, ...) behind this message",
+                "providers need the result of a call in a separate message: remove it from the call, and add "
+                f"Message.tool_result({done.id!r}, ...) after this message",
                 code="invalid.value",
                 path="tool_calls",
             )
@@ -309,20 +309,20 @@ class Message(Entity):
 
 def from_raw(cls: type[M], raw: dict[str, Any], raw_format: str, others: dict[str, Any]) -> M:
     """Convert a payload in a format that `convert` knows to a message, which keeps the payload itself as `raw`."""
-    found = convert.facts(raw, raw_format)
+    facts = convert.facts(raw, raw_format)
     metadata = validation.mapping(others.get("metadata", {}), "metadata")
-    read = {"tool_call_id": found.answers, "name": found.name}
-    metadata |= {name: value for name, value in read.items() if value is not None}
-    calls = [ToolCall(call.name, call.arguments, id=call.id) for call in found.calls]
+    metadata_fields = {"tool_call_id": facts.answers, "name": facts.name}
+    metadata |= {name: value for name, value in metadata_fields.items() if value is not None}
+    calls = [ToolCall(call.name, call.arguments, id=call.id) for call in facts.calls]
     own: dict[str, Any] = {"raw": raw, "raw_format": raw_format, "tool_calls": calls}
-    return cls(found.role, found.content, **{**own, **others, "metadata": metadata})
+    return cls(facts.role, facts.content, **{**own, **others, "metadata": metadata})
 
 
 def _picture(attachment: Attachment, path: str) -> convert.Image:
     """Return an attached image in neutral form; `Invalid` for an attachment of another type."""
     if attachment.attachment_type is not AttachmentType.IMAGE:
         raise Invalid(
-            f"{path} is of type {attachment.attachment_type}; of attachments, only images are made parts of a message",
+            f"{path} is of type {attachment.attachment_type}; only attached images can be converted",
             code="invalid.value",
             path=path,
         )
@@ -419,8 +419,8 @@ class Conversation(Entity):
         _put(self, "messages", validation.instances(self.messages, "messages", Message))
         _put(self, "metadata", validation.mapping(self.metadata, "metadata", texts=True))
         _put(self, "created_at", validation.time(self.created_at, "created_at"))
-        given = self.created_at if self.last_message_at is _NO_TIME else self.last_message_at
-        last = self.messages[-1].timestamp if self.messages else validation.time(given, "last_message_at")
+        last_time = self.created_at if self.last_message_at is _NO_TIME else self.last_message_at
+        last = self.messages[-1].timestamp if self.messages else validation.time(last_time, "last_message_at")
         _put(self, "last_message_at", last)
         if type(self.archived) is not bool:
             raise validation.refuse("archived", "True or False", self.archived)
@@ -449,11 +449,11 @@ class Conversation(Entity):
         return replace(self, messages=Items((*self.messages, checked)))
 
     def auto_title(self) -> Self:
-        """Return the conversation; if it has no title, the user's first message becomes the title, shortened."""
+        """Return the conversation with a title: its own, or else the user's first message, shortened."""
         if self.title is not None:
             return self
-        said = (message.content for message in self.messages if message.role is Role.USER)
-        first = next((text for text in said if text.strip()), None)
+        texts = (message.content for message in self.messages if message.role is Role.USER)
+        first = next((text for text in texts if text.strip()), None)
         if first is None:
             return self
         return replace(self, title=first if len(first) <= TITLE_MAX else first[: TITLE_MAX - 3] + "...")

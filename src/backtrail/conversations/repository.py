@@ -56,7 +56,7 @@ class Conversations(Collection):
     _missing = "not_found.conversation"
 
     def save(self, conversation: Conversation, *, replace: bool = False) -> Conversation:
-        """Save a conversation on top of its head; a new one expects that its id is free, unless `replace`."""
+        """Save a conversation on top of its head. The id of a new one must not exist, unless `replace` is set."""
         if not isinstance(conversation, Conversation):
             raise Invalid(f"save() takes a Conversation, not {type(conversation).__name__}", code="invalid.value")
         data = to_data(conversation)
@@ -66,9 +66,9 @@ class Conversations(Collection):
     def load(self, id: str, *, at: Ref = "@") -> Conversation:  # noqa: A002 - the name users know
         """Return a conversation, or raise `NotFound`; `at` names an older checkpoint of its thread or of its agent."""
         checkpoint = self._load(id, at)
-        found = _value({**checkpoint.state, "id": id})  # the thread may be a fork: the state has the id of its source
-        self._came_from(found._saved, checkpoint)  # noqa: SLF001
-        return found
+        conversation = _value({**checkpoint.state, "id": id})  # the state of a fork has the id of its source
+        self._set_head(conversation._saved, checkpoint)  # noqa: SLF001
+        return conversation
 
     def get(self, id: str) -> Conversation | None:  # noqa: A002
         """Return a conversation, or None."""
@@ -85,24 +85,24 @@ class Conversations(Collection):
     ) -> Checkpoint[Any]:
         """Append messages, all or none. Never conflicts.
 
-        With an `agent_id`, a conversation that does not exist is started for that agent, with a title. A message may be
-        a dict: what `Message.to_json` makes, or a message of OpenAI or Anthropic; or an object of their clients.
-        `metadata["formats"]` of the checkpoint says which formats were recognized.
+        With an `agent_id`, a missing conversation is created for that agent, with a title. A message may be a dict
+        (from `Message.to_json`, OpenAI or Anthropic) or an object of their clients. `metadata["formats"]` of the
+        checkpoint lists the recognized formats.
         """
-        given = [_message(message) for message in messages]
-        pairs = zip(given, messages, strict=True)
+        checked = [_message(message) for message in messages]
+        pairs = zip(checked, messages, strict=True)
         formats = sorted({each.raw_format or convert.OWN for each, old in pairs if each is not old})
         metadata = {"formats": formats} if formats else None
         agent_id = None if agent_id is None else check_id(agent_id, "an agent's id")
-        data = [to_data(message) for message in given]
+        data = [to_data(message) for message in checked]
         try:
             return self._thread(id).append(_MESSAGES, *data, metadata=metadata)
         except NotFound:
             if agent_id is None:
                 raise self._unknown(id) from None
-        begun = Conversation(agent_id, id=id, messages=given).auto_title()
+        conversation = Conversation(agent_id, id=id, messages=checked).auto_title()
         try:
-            return self._put(id, agent_id, to_data(begun), begun._saved, replace=False, metadata=metadata)  # noqa: SLF001
+            return self._put(id, agent_id, to_data(conversation), conversation._saved, replace=False, metadata=metadata)  # noqa: SLF001
         except Conflict as error:
             if error.code != "conflict.exists":
                 raise
@@ -114,15 +114,15 @@ class Conversations(Collection):
         Never conflicts. Concurrent callers get different messages.
         """
         thread = self._thread(id)
-        taking = _Taking(check_count(n, "n"), thread._types, id)  # noqa: SLF001 - our own handle
+        taking = _PopEdit(check_count(n, "n"), thread._types, id)  # noqa: SLF001 - our own handle
         meta = thread._meta(None, (), None, "manual")  # noqa: SLF001
         try:
             thread._write(taking, meta, None, default=ANYTHING)  # noqa: SLF001
-        except _Nothing:
+        except _NoMessages:
             return []
         except NotFound:
             raise self._unknown(id) from None
-        return taking.taken
+        return taking.messages
 
     def update(
         self,
@@ -135,15 +135,15 @@ class Conversations(Collection):
     ) -> ConversationInfo:
         """Change the given fields only; an empty title means none. Never conflicts."""
         fields = {"title": title, "tags": tags, "archived": archived, "metadata": metadata}
-        given = {name: value for name, value in fields.items() if value is not None}
-        if not given:
+        changed = {name: value for name, value in fields.items() if value is not None}
+        if not changed:
             raise Invalid("update() needs title=, tags=, archived= or metadata=", code="invalid.argument")
-        data = to_data(Conversation("any", **given))  # type: ignore[arg-type]  # a Conversation checks its fields
+        data = to_data(Conversation("any", **changed))  # type: ignore[arg-type]  # a Conversation checks its fields
         data["title"] = data["title"] or None
         thread = self._thread(id)
         edits: Edits = [
             changes.Put(Path((name,)), data[name], thread._types, id)  # noqa: SLF001 - our own handle
-            for name in given
+            for name in changed
         ]
         meta = thread._meta(None, (), None, "manual")  # noqa: SLF001
         try:
@@ -165,8 +165,8 @@ class Conversations(Collection):
     def tail(self, id: str, n: int) -> Messages:  # noqa: A002
         """Return the last n messages, oldest first, without reading the others."""
         check_count(n, "n")
-        found = self._load(id, "@").tail(_MESSAGES, n)
-        return [Message.from_data(data) for data in found]
+        items = self._load(id, "@").tail(_MESSAGES, n)
+        return [Message.from_data(data) for data in items]
 
     def list(
         self,
@@ -192,24 +192,24 @@ class Conversations(Collection):
         if not isinstance(prefix, str | None):
             raise Invalid(f"prefix must be the beginning of an id, not {prefix!r:.100}", code="invalid.argument")
         prefix = None if prefix is None else plain(prefix)
-        found: Infos = []
+        infos: Infos = []
         for record, newest, header in self._headers(agent, after, prefix=prefix):
-            if limit is not None and len(found) >= limit:
+            if limit is not None and len(infos) >= limit:
                 break
             info = _info(record, newest, header)
             if info.damaged or ((archived is None or info.archived == archived) and (tag is None or tag in info.tags)):
-                found.append(replaced(info, cursor=cursor_of(record, newest)))
-        return found
+                infos.append(replaced(info, cursor=cursor_of(record, newest)))
+        return infos
 
     def search(self, query: str, *, agent_id: str | None = None, limit: int = 20, contains: bool = True) -> Hits:
         """Return one hit for each conversation with a message that contains the query; case is ignored.
 
         The newest hits come first. `contains=False` searches for words, as `Store.search` does.
         """
-        sought = check_query(query, contains=contains)
+        parsed = check_query(query, contains=contains)
         check_count(limit, "limit")
         agent_id = None if agent_id is None else check_id(agent_id, "an agent's id")
-        return search.one_of_each(self._engine.outside(), sought, search.Where(self._space, agent_id), limit=limit)
+        return search.one_of_each(self._engine.outside(), parsed, search.Where(self._space, agent_id), limit=limit)
 
     def thread(self, id: str, *, agent_id: str | None = None) -> Thread[Any]:  # noqa: A002
         """Return a handle of the thread: its states are plain data, the header and the list `messages`.
@@ -246,8 +246,8 @@ class Conversations(Collection):
         if record is None:
             return []
         uid = record.uid.hex()
-        found = self._headers(record.agent, None, lambda other: (other.origin or "").endswith(uid))
-        infos = [_info(*each) for each in sorted(found, key=lambda each: each[0])]
+        headers = self._headers(record.agent, None, lambda other: (other.origin or "").endswith(uid))
+        infos = [_info(*each) for each in sorted(headers, key=lambda each: each[0])]
         return [info for info in infos if info.forked_from == id or info.damaged]
 
     def _branch(self, id: str, at: str | None, new_id: str | None, content: str | None) -> Conversation:  # noqa: A002
@@ -257,46 +257,46 @@ class Conversations(Collection):
         tip = session.reader.tip(self._space, id)
         if tip is None or tip.head is None:
             raise self._unknown(id)
-        edit = _Branching(id, at, new_id, content, self._engine)
+        edit = _BranchEdit(id, at, new_id, content, self._engine)
         key = Key(self._space, new_id, tip.record.agent)
         try:
-            made = session.writer.fork(key, tip, tip.head, (), edit=edit)
+            checkpoint = session.writer.fork(key, tip, tip.head, (), edit=edit)
         except Conflict as error:
             if error.code != "conflict.exists":
                 raise
             text = f"conversation {new_id!r} exists already; choose another new_id"
             raise Conflict(text, code=error.code, actual=error.actual) from None
-        found = edit.made[-1]
-        self._came_from(found._saved, self._thread(new_id)._moved(made))  # noqa: SLF001 - our own
-        return found
+        branch = edit.branches[-1]
+        self._set_head(branch._saved, self._thread(new_id)._moved(checkpoint))  # noqa: SLF001 - our own
+        return branch
 
 
-class _Nothing(Exception):  # noqa: N818 - it ends a write that has nothing to do
-    """The signal that a conversation has no message to remove."""
+class _NoMessages(Exception):  # noqa: N818 - it ends a write that has nothing to do
+    """Raised if a conversation has no message to remove."""
 
 
-class _Taking(changes.Edit):
-    """An edit that removes the last messages of a conversation; `taken` are the messages of the last attempt."""
+class _PopEdit(changes.Edit):
+    """An edit that removes the last messages of a conversation. `messages` has the messages that it removes."""
 
     def __init__(self, n: int, types: Types, name: str) -> None:
         super().__init__(Path((_MESSAGES,)), types, name)
         self._n = n
-        self.taken: Messages = []
+        self.messages: Messages = []
 
     def ops(self, tree: Tree) -> list[Op]:
-        """Return the ops that remove the messages; `_Nothing` if there is none."""
+        """Return the ops that remove the messages; `_NoMessages` if there is none."""
         spine = listed(tree)
         n = min(self._n, 0 if spine is None else spine.length)
         if spine is None or n == 0:
-            raise _Nothing
+            raise _NoMessages
         start = spine.length - n
-        found = Decoder(tree.nodes, self._types).values(spines.entries(tree.nodes, spine, start, spine.length))
-        self.taken = [Message.from_data(data) for data in found]  # a message that cannot be decoded is not removed
+        items = Decoder(tree.nodes, self._types).values(spines.entries(tree.nodes, spine, start, spine.length))
+        self.messages = [Message.from_data(data) for data in items]  # a message that cannot be decoded is not removed
         return [[SPLICE, locate(tree, self._path, self._types)[1], start, n, []]]
 
 
-class _Branching:
-    """The change that makes the state of a branch from the state of a conversation."""
+class _BranchEdit:
+    """An edit that makes the state of a branch from the state of a conversation."""
 
     def __init__(self, id: str, at: str | None, new_id: str, content: str | None, engine: Engine) -> None:  # noqa: A002
         self._id = id
@@ -304,20 +304,20 @@ class _Branching:
         self._new_id = new_id
         self._content = content
         self._engine = engine
-        self.made: list[Conversation] = []
+        self.branches: list[Conversation] = []
 
     def __call__(self, tree: Tree) -> Tree:
-        """Return the state of the branch, and add the branch as a `Conversation` to `made`."""
+        """Return the state of the branch, and add the branch as a `Conversation` to `branches`."""
         types, spine = self._engine.types, listed(tree)
         _, steps = locate(tree, Path((_MESSAGES,)), types)
         length = 0 if spine is None else spine.length
         place, message = self._place(tree, length)
-        kept, added = place + 1, []
+        length_kept, added = place + 1, []
         if self._content is not None and message is not None:
-            kept = place
-            added = [Encoder(tree.nodes, types).part(kept, to_data(self._edited(message)))]
-        tree = Tree(tree.rep, tree.nodes.forked()).apply([[SPLICE, steps, kept, length - kept, added]])
-        last = self._ids(tree, kept - 1, kept)[0] if kept else None
+            length_kept = place
+            added = [Encoder(tree.nodes, types).part(length_kept, to_data(self._edited(message)))]
+        tree = Tree(tree.rep, tree.nodes.forked()).apply([[SPLICE, steps, length_kept, length - length_kept, added]])
+        last = self._ids(tree, length_kept - 1, length_kept)[0] if length_kept else None
         now = when(self._engine.session.reader.clock())
         header = {
             "id": self._new_id,
@@ -329,11 +329,11 @@ class _Branching:
         }
         for name, value in header.items():
             tree = tree.apply(changes.Put(Path((name,)), value, types, self._new_id).ops(tree))
-        self.made.append(_value(Decoder(tree.nodes, types).value(tree.rep)))
+        self.branches.append(_value(Decoder(tree.nodes, types).value(tree.rep)))
         return tree
 
     def _place(self, tree: Tree, length: int) -> tuple[int, Message | None]:
-        """Return the position of the last message to keep, and that message; None instead of it without `at`."""
+        """Return the position of the last message to keep, and that message. Without `at`, the message is None."""
         if self._at is None:
             return length - 1, None
         if not isinstance(self._at, str):
@@ -360,8 +360,8 @@ class _Branching:
         It has no `raw` and no tokens: they belong to the old content.
         """
         now = when(self._engine.session.reader.clock())
-        made = replaced(message, content=self._content or "", id=str(uuid.uuid4()), timestamp=now)
-        return replaced(made, raw=None, raw_format=None, tokens=None)
+        changed = replaced(message, content=self._content or "", id=str(uuid.uuid4()), timestamp=now)
+        return replaced(changed, raw=None, raw_format=None, tokens=None)
 
 
 def _message(value: Any) -> Message:
@@ -383,7 +383,7 @@ def _message(value: Any) -> Message:
     try:
         return Message.from_json(data)
     except Invalid as error:
-        text = f"{error}; what append takes is {convert.KNOWN}"
+        text = f"{error}; append() takes {convert.KNOWN}"
         raise Invalid(text, code=error.code, path=error.path) from error
 
 

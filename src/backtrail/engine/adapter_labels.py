@@ -1,7 +1,7 @@
 """The mark that the LangGraph adapter leaves in the metadata of each row that it writes.
 
-The adapter labels each checkpoint with LangGraph's own id, so an adapter's label does not mean that a user wants to
-keep the checkpoint. The mark tells adapters' labels from users' labels.
+The adapter labels each checkpoint with LangGraph's own id. Such a label does not mean that a user wants to keep the
+checkpoint. The mark distinguishes labels of the adapter from labels of users.
 
 A *namespace* is the thread of a subgraph. Its name is the thread name of the outermost graph, `|`, and a path. Pending
 writes are in the aside thread of the same name (see `asides`).
@@ -43,10 +43,10 @@ def _metadata(row: Row, types: Types) -> dict[str, Any]:
     """Return the metadata of a row; an empty dict if no adapter wrote the row, or if it cannot be read."""
     try:
         metadata = log.unpack_extra(row)[0]
-        found = unpacker.Unpacker(types)(metadata) if _MARK.encode() in metadata else None
+        decoded = unpacker.Unpacker(types)(metadata) if _MARK.encode() in metadata else None
     except Corrupt:
         return {}
-    return found if isinstance(found, dict) else {}
+    return decoded if isinstance(decoded, dict) else {}
 
 
 class Under(NamedTuple):
@@ -63,12 +63,12 @@ def under(row: Row, types: Types) -> Under | None:
     """Return the outer checkpoint and run that a row of a namespace names; None if the row names no checkpoint."""
     metadata = _metadata(row, types)
     mark, parents = metadata.get(_MARK), metadata.get(_PARENTS)
-    found = mark.get(_UNDER) if isinstance(mark, dict) else None
-    if not isinstance(found, list):
-        found = [parents.get("")] if isinstance(parents, dict) else []
-    if not found or not all(isinstance(each, str) for each in found):
+    fields = mark.get(_UNDER) if isinstance(mark, dict) else None
+    if not isinstance(fields, list):
+        fields = [parents.get("")] if isinstance(parents, dict) else []
+    if not fields or not all(isinstance(each, str) for each in fields):
         return None
-    return Under(found[0], found[1] if len(found) > 1 else None, tuple(found[2:]))
+    return Under(fields[0], fields[1] if len(fields) > 1 else None, tuple(fields[2:]))
 
 
 def outermost(name: str) -> str:

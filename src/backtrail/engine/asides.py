@@ -37,7 +37,7 @@ def run_of(row: Row) -> str:
 
 
 def used(reader: LogReader, tip: Tip, row: Row) -> frozenset[str]:
-    """Return the ids of the runs that saved a checkpoint on top of `row`, also if it is now hidden or out of view."""
+    """Return the ids of the runs that saved a checkpoint on top of `row`, even one that is hidden or out of view."""
     later = reader.backend.rows(tip.record.no, [(row.seq + 1, tip.newest.seq)])
     return frozenset(run_of(each) for each in later if each.op in log.CHECKPOINTS and each.parent == row.seq)
 
@@ -49,14 +49,14 @@ def left(reader: LogReader, tip: Tip, row: Row) -> list[int]:
         return []
     seqs = reader.backend.labelled(aside.record.no, row.label)
     notes = reader.backend.rows(aside.record.no, [(seq, seq) for seq in seqs], visible=True) if seqs else []
-    gone = used(reader, tip, row) if notes else frozenset()
-    return [note.seq for note in notes if run_of(note) not in gone]
+    used_runs = used(reader, tip, row) if notes else frozenset()
+    return [note.seq for note in notes if run_of(note) not in used_runs]
 
 
 def _aside_of(reader: LogReader, record: ThreadRecord) -> Tip | None:
     """Return the tip of a thread's aside thread; None if it does not exist or has no head."""
-    found = reader.tip(ASIDE, record.name) if record.space == THREAD else None
-    return None if found is None or found.head is None else found
+    tip = reader.tip(ASIDE, record.name) if record.space == THREAD else None
+    return None if tip is None or tip.head is None else tip
 
 
 def drop_orphans(reader: LogReader, mover: HeadMover, record: ThreadRecord) -> None:

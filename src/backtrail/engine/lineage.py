@@ -22,14 +22,14 @@ _NOTHING: Final = log.pack_extra(b"", None, None)
 
 
 class Part(NamedTuple):
-    """One thread of a lineage: its tip at the forked checkpoint, and the ranges of that checkpoint's ancestors."""
+    """One thread of a lineage: its tip, with the forked checkpoint as head, and the seq ranges of ancestors in it."""
 
     tip: Tip
     ranges: log.Ranges
 
 
 def parts(reader: LogReader, tip: Tip) -> Iterator[Part]:
-    """Yield the threads that a thread was forked from, the nearest first. Ends at a thread that no longer exists."""
+    """Yield the threads that a thread was forked from, the nearest first, up to a thread that no longer exists."""
     record, head = tip.record, tip.head
     seen: set[str] = set()
     while head is not None:
@@ -41,7 +41,7 @@ def parts(reader: LogReader, tip: Tip) -> Iterator[Part]:
         above = None if parsed is None else reader.backend.thread_with_uid(parsed[0])
         if origin is None or parsed is None or above is None:
             return
-        seen.add(origin)  # forged rows may name each other
+        seen.add(origin)  # forged rows may refer to each other
         record, head = above, _forked(reader, above, parsed[1], step)
         if head is not None:
             part = Part(Tip(record, head, head), log.clip(reader.path(record, head), 1, head.seq - 1))
@@ -87,7 +87,7 @@ def resolve(reader: LogReader, tip: Tip, ref: Any) -> tuple[Tip, Row]:
     last = tip
     for part in parts(reader, tip):
         if back is None:
-            row = _found(reader, part, ref)
+            row = _ancestor(reader, part, ref)
         else:
             rows = reader.visible(part.tip, part.ranges, newest_first=True, limit=back + 1) if part.ranges else []
             row = rows[back] if len(rows) > back else None
@@ -95,10 +95,10 @@ def resolve(reader: LogReader, tip: Tip, ref: Any) -> tuple[Tip, Row]:
         if row is not None:
             return part.tip, row
         last = part.tip
-    raise _ended(reader, tip, last, missing)
+    raise _lineage_end_error(reader, tip, last, missing)
 
 
-def _found(reader: LogReader, part: Part, ref: Any) -> Row | None:
+def _ancestor(reader: LogReader, part: Part, ref: Any) -> Row | None:
     """Return the checkpoint of a ref among the ancestors in one thread of the lineage; None if none matches."""
     try:
         row = refs.resolve(reader, part.tip, ref)
@@ -110,20 +110,22 @@ def _found(reader: LogReader, part: Part, ref: Any) -> Row | None:
         row = None
     if row is not None and log.contains(part.ranges, row.seq):
         return row
-    uid = part.tip.record.uid  # the ref is ambiguous, or its checkpoint is no ancestor: try ancestors' ids alone
+    uid = (
+        part.tip.record.uid
+    )  # the ref is ambiguous, or its checkpoint is not an ancestor: compare only the ids of ancestors
     rows = reader.visible(part.tip, part.ranges) if part.ranges and isinstance(ref, str) else []
     begin = [each for each in rows if log.checkpoint_id(uid, each.seq).startswith(ref)]
     return begin[0] if len(begin) == 1 else None
 
 
-def _ended(reader: LogReader, tip: Tip, last: Tip, missing: NotFound) -> NotFound:
+def _lineage_end_error(reader: LogReader, tip: Tip, last: Tip, missing: NotFound) -> NotFound:
     """Return the error for a ref that matches no checkpoint of a lineage. It names the checkpoint where that ends."""
     if tip.head is None or last.head is None:
         return missing
     origin = _origin(reader, last.record, reader.path(last.record, last.head)[0][0])
     text = str(missing)
     if last is not tip:
-        text += f", nor has thread {last.record.name!r}, which it comes from"
+        text += f", and neither has thread {last.record.name!r}, which it was forked from"
     if origin is not None:
-        text += f"; what that was forked from, checkpoint {origin}, is not there"
+        text += f"; the origin of that thread, checkpoint {origin}, was deleted"
     return NotFound(text, code=missing.code)

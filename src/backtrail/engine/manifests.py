@@ -95,7 +95,7 @@ class Manifest(NamedTuple):
 
 
 class ManifestInfo(NamedTuple):
-    """The facts about a manifest that the metadata of its row hold, so that listings need not read the manifest."""
+    """The facts about a manifest in the metadata of its row, so that listings need not read the manifest."""
 
     role: str
     name: str = ""
@@ -108,10 +108,10 @@ class ManifestInfo(NamedTuple):
 
     def metadata(self) -> dict[str, Any]:
         """Return the metadata for the manifest's row."""
-        made: dict[str, Any] = {"is": self.role, "bytes": self.size, "conversations": self.conversations}
+        fields: dict[str, Any] = {"is": self.role, "bytes": self.size, "conversations": self.conversations}
         if self.role == CHECKPOINT:
-            made |= {"name": self.name, "description": self.description}
-        return made | {"undo": [list(pair) for pair in self.undo]} if self.undo else made
+            fields |= {"name": self.name, "description": self.description}
+        return fields | {"undo": [list(pair) for pair in self.undo]} if self.undo else fields
 
 
 def info_of(row: Row) -> ManifestInfo:
@@ -147,7 +147,7 @@ def _manifest(reader: LogReader, record: ThreadRecord, row: Row, tree: Tree) -> 
         pointers = {name: Pointer(*at) for bucket in buckets for name, at in bucket.items()}
         return Manifest(None if state[AGENT] is None else Pointer(*state[AGENT]), pointers)
     except (AttributeError, KeyError, TypeError) as error:
-        raise reader.damaged(record, row.seq, "it is no agent checkpoint") from error
+        raise reader.damaged(record, row.seq, "it is not an agent checkpoint") from error
 
 
 def load_nodes(tree: Tree) -> None:
@@ -181,7 +181,7 @@ def pointer_to(tree: Tree | None, names: Names) -> Pointer | None:
 
 
 def refuse_other_agent(reader: LogReader, record: ThreadRecord, agent: str | None) -> None:
-    """Raise `Conflict` if `agent` may not reuse the id of a deleted conversation: its old agent has checkpoints."""
+    """Raise `Conflict` if the id of a deleted conversation cannot be reused, because its old agent has checkpoints."""
     owner = record.agent
     if owner is None or agent in (None, owner) or record.space != CONVERSATION:
         return
@@ -213,8 +213,8 @@ def pinned_seqs(reader: LogReader, record: ThreadRecord, seqs: Iterable[int] | N
 class PinIndex:
     """Tells which pins are still needed. gc removes a pin only some time after its manifests were deleted.
 
-    `of_heads` says whether rows are needed that only the newest manifest of role `after` points at. The next manifest
-    is made from it.
+    The newest manifest may have the role `after`; the next manifest is made from it. `of_heads` says whether the rows
+    that only this manifest points at are needed.
     """
 
     def __init__(self, reader: LogReader, *, of_heads: bool = True) -> None:
@@ -237,7 +237,7 @@ class PinIndex:
     def unpin(self, record: ThreadRecord) -> None:
         """Remove the pins of a thread's rows that no manifest in use needs.
 
-        A pin stays for now if its holder is unknown or unreadable, or if another writer adds a manifest meanwhile.
+        A pin stays for now if its holder is unknown or unreadable, or if another writer is adding a manifest.
         """
         by_holder: dict[bytes, list[int]] = {}
         for seq, holders in pins_of(self._reader, record).items():
@@ -283,7 +283,7 @@ def needs_of(reader: LogReader, record: ThreadRecord, *, of_heads: bool = True) 
         reader.require_sound(record, row)
     infos = {row.seq: info_of(row) for row in rows}
     if newest.head not in infos:
-        raise NotFound("its newest manifest was hidden meanwhile", code="not_found.checkpoint")
+        raise NotFound("its newest manifest was just hidden", code="not_found.checkpoint")
     needs: Needs = {}
     for row, tree in _trees(reader, record, rows):
         if in_use(row.seq, infos[row.seq], newest.head, infos[newest.head]):

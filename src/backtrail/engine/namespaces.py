@@ -75,14 +75,14 @@ class Outer:
         if inner.head is not None and self._has(inner, inner.head):
             return inner.head
         rows = self._reader.backend.rows(inner.record.no, [(1, inner.newest.seq)], newest_first=True, visible=True)
-        found = next((row for row in rows if self._has(inner, row)), None)
-        if found is None and rows:
+        valid = next((row for row in rows if self._has(inner, row)), None)
+        if valid is None and rows:
             under = adapter_labels.under(rows[-1], self._reader.types)
             parent = (adapter_labels.mark_of(rows[-1], self._reader.types) or {}).get("parent")
             here = under is not None and under.label == self._above.label
             if parent is not None and (here or not of_fork):
                 raise _pruned(inner)
-        return found
+        return valid
 
     def _has(self, inner: Tip, row: Row) -> bool:
         """Tell whether a row of a namespace is valid at the outer checkpoint."""
@@ -164,12 +164,12 @@ def taken_along(reader: LogReader, tip: Tip, row: Row, new_id: str) -> list[tupl
     ):
         return []
     outer = Outer.at(reader, tip, row)
-    found = []
+    forks = []
     for inner in below(reader, name):
         its, rest = outer.newest(inner, of_fork=True), inner.record.name[len(name) :]
         if its is not None and rest.startswith(_DIGEST):
             text = f"thread {inner.record.name!r} of a subgraph cannot be forked with its graph: its name is too long"
             raise Invalid(text, code="invalid.argument")
         if its is not None:
-            found.append((inner, its, new_id + rest))
-    return found
+            forks.append((inner, its, new_id + rest))
+    return forks

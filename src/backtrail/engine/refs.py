@@ -36,7 +36,7 @@ def resolve(reader: LogReader, tip: Tip, ref: Any) -> Row:
         return row if row is not None and row.op_id == op_id else _missing(tip, f"no checkpoint {ref.id}")
     if not isinstance(ref, str) or not ref:
         raise Invalid(
-            f"a ref is a checkpoint, a step, or a string such as '@', '@~3', a label, a tag or an id; not {ref!r}",
+            f"a ref must be a checkpoint, a step, or a string such as '@', '@~3', a label, a tag or an id, not {ref!r}",
             code="invalid.ref",
         )
     ref = str.__str__(ref)  # a subclass of str may have its own hash
@@ -80,8 +80,8 @@ def _back(reader: LogReader, tip: Tip, count: int) -> Row:
     require_head(tip)
     rows = reader.visible(tip, reader.view(tip), newest_first=True, limit=count + 1)
     if len(rows) <= count:
-        there = f"only {len(rows)} checkpoint{'s' * (len(rows) != 1)} in view"
-        return _missing(tip, f"{there}, so nothing at @~{count}")
+        view = f"only {len(rows)} checkpoint{'s' * (len(rows) != 1)} in view"
+        return _missing(tip, f"{view}, so @~{count} does not exist")
     return rows[count]
 
 

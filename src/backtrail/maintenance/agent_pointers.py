@@ -1,4 +1,4 @@
-"""Verify agent checkpoints: each pointer of a manifest leads to a pinned row that can be read.
+"""Verify agent checkpoints: each pointer of a manifest must lead to a pinned row that can be read.
 
 The newest manifest of an agent must be up to date: it points at the head of each untouched thread.
 `backtrail.engine.manifests` explains manifests and pins.
@@ -33,15 +33,15 @@ class AgentDamage:
     record: ThreadRecord
     newest: Row
     lost: dict[int, dict[Names, str]] = field(default_factory=dict)
-    """By the seq of a manifest: the threads whose row it points at is lost, each with the reason."""
+    """For each manifest, by seq: the threads for which it points at a lost row, with the reasons."""
     checkpoints: set[int] = field(default_factory=set)
-    """The seqs in `lost` that are checkpoints, not manifests of the engine's own."""
+    """The seqs in `lost` that are checkpoints of the user, not internal manifests."""
     stale: str | None = None
     """Why the next manifest cannot build on the newest one, or None."""
     unpinned: list[tuple[int, int]] = field(default_factory=list)
     """(thread number, seq) of rows that a manifest points at and that have no pin."""
     untouched: list[ThreadRecord] = field(default_factory=list)
-    """Threads whose head differs from the newest manifest although they are not touched."""
+    """Threads whose head differs from the newest manifest, but that are not marked as touched."""
 
     @property
     def sound(self) -> bool:
@@ -60,27 +60,27 @@ class _Pointee(NamedTuple):
 
 
 def check(reader: LogReader, lost: Mapping[Names, Mapping[int, str]]) -> Iterator[AgentDamage]:
-    """Yield the damage of each agent with damaged checkpoints; `lost` has the lost rows of each thread, by seq."""
+    """Yield the damage of each agent with damaged checkpoints. `lost` has the lost rows of each thread, by seq."""
     for record in gc.threads(reader):
         if record.space == SPACE:
-            damage = look_at(reader, record, lost)
+            damage = check_agent(reader, record, lost)
             if damage is not None:
                 yield damage
 
 
-def look_at(reader: LogReader, record: ThreadRecord, lost: Mapping[Names, Mapping[int, str]]) -> AgentDamage | None:
+def check_agent(reader: LogReader, record: ThreadRecord, lost: Mapping[Names, Mapping[int, str]]) -> AgentDamage | None:
     """Return the damage of one agent's checkpoints, or None."""
     damage: AgentDamage | None = None
     for _ in range(_TRIES):
         newest = reader.backend.newest(record.no)
         if newest is None or not newest.head or not log.is_sound(newest, record.uid):
-            return None  # it has no manifest, or its thread has to be repaired first
+            return None  # it has no manifest, or its thread must be repaired first
         one = _ManifestCheck(reader, record, newest, lost)
         damage = one.damage()
         if damage.sound:
             return None
         if one.is_current():
-            break  # else another writer made or deleted a manifest meanwhile
+            break  # else check again: another writer has made or deleted a manifest
     return damage
 
 
@@ -106,10 +106,10 @@ class _ManifestCheck:
         self._seqs = [row.seq for row in rows]
         read = {row.seq: each for row in rows if (each := self._read(row)) is not None}
         if head not in read:
-            return damage  # its thread has to be repaired first
+            return damage  # its thread must be repaired first
         newest, manifest = read[head]
         if not {seq for pair in newest.undo for seq in pair} <= set(self._seqs) - self._own_lost.keys():
-            damage.stale = "restores that it could undo are lost"
+            damage.stale = "the data to undo its restores is lost"
         infos = {seq: info for seq, (info, _) in read.items() if manifests.in_use(seq, info, head, newest)}
         pointers = {seq: read[seq][1].pointers(agent) for seq in infos}
         pointees = self._follow({pointer for each in pointers.values() for pointer in each.items()})
@@ -123,7 +123,7 @@ class _ManifestCheck:
                     self._note(seq, info, names, pointee)
         affected = (damage.lost.keys() - damage.checkpoints) | (damage.lost.keys() & {head})
         if affected and damage.stale is None:
-            damage.stale = "it points at what is lost"
+            damage.stale = "it points at lost data"
         damage.untouched = _changed(manifest.pointers(agent), [tip for tip in tips if tip.record.no not in touched])
         return damage
 
@@ -152,12 +152,12 @@ class _ManifestCheck:
         for names, at in pointers:
             record = records.get(names)
             if record is None:
-                pointees[names, at] = _Pointee("it is missing", (0, at.seq), is_pinned=False)
+                pointees[names, at] = _Pointee("its thread is missing", (0, at.seq), is_pinned=False)
                 continue
             place = record.no, at.seq
             reason = self._lost.get(names, {}).get(at.seq)
             if place not in rows or rows[place].root != at.root:
-                reason = reason or "the checkpoint that it pointed at is missing"
+                reason = reason or "its checkpoint is missing"
             is_pinned = self._record.uid in pins[record.no].get(at.seq, ())
             pointees[names, at] = _Pointee(reason, place, is_pinned=is_pinned)
         return pointees

@@ -48,18 +48,18 @@ if TYPE_CHECKING:
 
 _PAGE: Final = 500
 _LONG: Final = 64
-"""Rows that move the head are shortened if their `extra`, which has the ranges, is longer than this many bytes."""
+"""Rows that move the head are shortened if their `extra` field, with the ranges, has more bytes than this."""
 
 PART_MIN: Final = 32
 """The smallest part of a row that is looked up in chunks, in bytes: the size of a digest, or of a line of text."""
 PAYLOAD_MIN: Final = 96
-"""The smallest payload that is repacked, in bytes: beside a chunk, a payload has nearly this size anyway."""
+"""The smallest payload that is repacked, in bytes: smaller payloads would hardly shrink."""
 GAIN_MIN: Final = 24
-"""The bytes that repacking must save, or the row is not stored again."""
+"""The least number of bytes that repacking a row must save."""
 WAITING_BYTES: Final = 4 * 1024 * 1024
-"""The most payload bytes of waiting rows in memory; above it, the oldest rows stop waiting."""
+"""The limit for the payload bytes of waiting rows in memory; above it, the oldest rows stop waiting."""
 _TRIES: Final = 8
-"""How many sets of chunks are tried for a waiting row that does not get smaller."""
+"""The number of attempts to make a waiting row smaller, each with other chunks."""
 _BATCH: Final = throttle.SLICE
 """Rows per transaction: a writer waits for one transaction at most."""
 
@@ -86,9 +86,9 @@ def row_pages(reader: StoreReader, record: ThreadRecord, last: int) -> Iterator[
 def collect(
     reader: StoreReader, progress: Callable[[str, int], None] | None = None, *, erase: bool = False
 ) -> GcReport:
-    """Remove unneeded rows and chunks, and repack the rest; `erase` also leaves no trace of them in the storage."""
+    """Remove unneeded rows and chunks, and repack the rest. With `erase`, no removed byte stays in the storage."""
     backend = reader.backend
-    indexer.catch_up(reader, known=True)  # entries of removed rows leave the index, and `reclaim` erases their pages
+    indexer.catch_up(reader, known=True)  # removes index entries of removed rows, before `reclaim` erases their pages
     epoch = backend.next_epoch()
     removed = 0
     live: set[bytes] = set()
@@ -97,11 +97,11 @@ def collect(
     paced = throttle.Upkeep()
     for record in threads(reader):
         if record.space == asides.THREAD:
-            with suppress(Corrupt):  # the asides of a damaged thread stay
+            with suppress(Corrupt):  # keep the asides of a damaged thread
                 asides.drop_orphans(reader, HeadMover(reader), record)
     for count, record in enumerate(threads(reader), 1):
         pins.unpin(record)
-        _hide_outlived(reader, record)
+        _hide_expired(reader, record)
         removed += collect_rows(reader, record, paced)
         marked[record.no] = _mark(reader, record, live)
         if progress:
@@ -114,27 +114,27 @@ def collect(
     return GcReport(removed, chunks, size, repacked)
 
 
-def _hide_outlived(reader: StoreReader, record: ThreadRecord) -> None:
+def _hide_expired(reader: StoreReader, record: ThreadRecord) -> None:
     """Hide the checkpoints that are older than the store's ttl, as the next save to the thread would."""
     if reader.options.ttl is not None and record.space != manifests.SPACE:
-        with suppress(Corrupt):  # the head of a damaged thread is not known
+        with suppress(Corrupt):  # the head of a damaged thread is unknown
             HeadMover(reader).hide(Key(record.space, record.name), partial(retention.outlived, reader))
 
 
 def collect_rows(reader: StoreReader, record: ThreadRecord, paced: throttle.Upkeep | None = None) -> int:
-    """Remove the hidden checkpoints of a thread that no visible or pinned state is read from; return how many.
+    """Remove the hidden checkpoints of a thread that no visible or pinned state needs; return how many.
 
-    Without `paced` it makes no pauses: after a save, the caller waits for it.
+    Without `paced` there are no pauses: a caller that has just saved waits for this.
     """
     paced = paced or throttle.Upkeep(longest=0.0)
-    rows = reader.backend.rows(record.no, [(1, log.MAX_SEQ)])  # in one read: a hidden row in it gets no newer child
+    rows = reader.backend.rows(record.no, [(1, log.MAX_SEQ)])  # one read: its hidden rows get no newer children
     if not rows:
         return 0
     newest = rows[-1]
     by_seq = {row.seq: row for row in rows}
     kept = {row.seq for row in rows if not row.hidden} | manifests.pinned_seqs(
         reader, record
-    )  # read pins last: a writer pins a row before it hides it
+    )  # read pins last: a writer pins a row first, then hides it
     if any(not log.is_sound(row, record.uid) for row in rows):
         return 0  # the base of a damaged row is unknown
     for row in rows:
@@ -143,47 +143,47 @@ def collect_rows(reader: StoreReader, record: ThreadRecord, paced: throttle.Upke
                 by_seq[row.seq] = make_base(reader, record, row)
     rows = list(by_seq.values())
     cleared = max((row.seq for row in rows if row.op == log.CLEAR), default=0)
-    needed = stood_on(rows, kept)
+    needed = needed_by(rows, kept)
     needed |= {by_seq[seq].view for seq in needed}  # restoring a pinned checkpoint needs the row of its view
-    gone = [
+    unneeded = [
         row.seq
-        for row in reversed(rows)  # the newest first: at any time the remaining states can be read
+        for row in reversed(rows)  # newest first: after each removal, all remaining states can be read
         if row.seq not in needed
         and row.seq != newest.seq
         and (row.seq < cleared or (row.op in log.CHECKPOINTS and row.hidden))
     ]
     removed = 0
-    for part in throttle.slices(gone):
+    for part in throttle.slices(unneeded):
         with paced.write():
             removed += reader.backend.remove_rows(record.no, part)
-    if removed == len(gone):  # else another process showed one of them again meanwhile
-        went = set(gone)
-        _shorten(reader, record, [row for row in rows[:-1] if row.seq not in went], paced)
+    if removed == len(unneeded):  # else another process has made one of them visible again
+        removed_seqs = set(unneeded)
+        _shorten(reader, record, [row for row in rows[:-1] if row.seq not in removed_seqs], paced)
     return removed
 
 
 def _shorten(reader: StoreReader, record: ThreadRecord, rows: list[Row], paced: throttle.Upkeep) -> None:
-    """Rewrite rows that move the head without the ranges of which no checkpoint is left.
+    """Rewrite rows that move the head: remove the ranges that have no checkpoints any more.
 
-    Readers may use the old or the new row: no new row is ever added to an old range.
+    Readers may use the old or the new row, because an old range never gets new rows.
     """
-    left = [row.seq for row in rows if row.op in log.CHECKPOINTS]
+    remaining = [row.seq for row in rows if row.op in log.CHECKPOINTS]
     shorter: list[Row] = []
     for row in rows:
         if row.op not in log.CHECKPOINTS and len(row.extra) > _LONG:
             ranges = log.unpack_extra(row)[1] or ()
-            fewer = log.shortened(ranges, left)
-            if fewer != ranges:
-                shorter.append(log.checked(row._replace(extra=log.pack_extra(b"", fewer, None)), record.uid))
+            remaining_ranges = log.shortened(ranges, remaining)
+            if remaining_ranges != ranges:
+                shorter.append(log.checked(row._replace(extra=log.pack_extra(b"", remaining_ranges, None)), record.uid))
     for part in throttle.slices(shorter):
         with paced.write():
             reader.backend.rewrite(record.no, part)
 
 
 def make_base(reader: StoreReader, record: ThreadRecord, row: Row) -> Row:
-    """Rewrite a delta row as a base row, so that its hidden parent can be removed; return the row as stored then.
+    """Rewrite a delta row as a base row, so that its hidden parent can be removed; return the new row.
 
-    If the state cannot be read, or the row changed meanwhile, return the row unchanged.
+    Return the old row if the state cannot be read, or if another process changed the row.
     """
     try:
         tree = reader.chain(record, row).tree
@@ -204,14 +204,14 @@ def as_base(reader: StoreReader, record: ThreadRecord, row: Row, tree: Tree) -> 
     return log.checked(row._replace(base=row.seq, depth=0, payload=stored.payload), record.uid), chunks
 
 
-def stood_on(rows: list[Row], kept: Container[int]) -> set[int]:
-    """Return the seqs of all rows that the states of the kept checkpoints are read from, their own rows included."""
+def needed_by(rows: list[Row], kept: Container[int]) -> set[int]:
+    """Return the seqs of all rows that reading the kept checkpoints needs, including their own rows."""
     by_seq = {row.seq: row for row in rows}
     return {seq for row in rows if row.op in log.CHECKPOINTS and row.seq in kept for seq in _chain(row, by_seq)}
 
 
 def _chain(row: Row, by_seq: dict[int, Row]) -> Iterator[int]:
-    """Yield the seqs of the rows that a checkpoint's state is read from: its own, then its parents up to the base."""
+    """Yield the seqs of the rows that make up a checkpoint's state: its own, then its parents up to the base row."""
     while True:
         yield row.seq
         if row.base == row.seq or row.parent not in by_seq:
@@ -220,7 +220,7 @@ def _chain(row: Row, by_seq: dict[int, Row]) -> Iterator[int]:
 
 
 def _mark(reader: StoreReader, record: ThreadRecord, live: set[bytes]) -> int:
-    """Add the digests of all chunks that a thread's rows refer to to `live`; return the seq of the newest row."""
+    """Add to `live` the digests of all chunks that a thread's rows refer to; return the seq of the newest row."""
     newest = reader.backend.newest(record.no)
     last = newest.seq if newest is not None else 0
     for page in row_pages(reader, record, last):
@@ -245,28 +245,28 @@ def _mark_row(reader: StoreReader, record: ThreadRecord, row: Row, live: set[byt
     try:
         below = chunks_below(reader.nodes(), row, live)
     except Corrupt as error:
-        found_now = reader.backend.rows(record.no, [(row.seq, row.seq)], payload=True)
-        if not found_now:
-            return  # another process collected the row meanwhile
-        (there,) = found_now
-        if there.payload != row.payload:  # another process repacked the row meanwhile, or made it a base
-            _mark_row(reader, record, there, live)
+        current_rows = reader.backend.rows(record.no, [(row.seq, row.seq)], payload=True)
+        if not current_rows:
+            return  # another process has collected the row
+        (current,) = current_rows
+        if current.payload != row.payload:  # another process has rewritten the row
+            _mark_row(reader, record, current, live)
             return
         raise reader.damaged(
-            record, row.seq, f"{error}; nothing was collected, because what this one stands on is not known"
+            record, row.seq, f"{error}; nothing was collected, because the chunks of this checkpoint are unknown"
         ) from error
-    live.update(below)  # only after all chunks below were followed: a digest in `live` is not followed again
+    live.update(below)  # not earlier: chunks below a digest in `live` are not read again
 
 
 def chunks_below(nodes: Nodes, row: Row, known: Container[bytes]) -> dict[bytes, Node]:
     """Return the chunks below a checkpoint's row by digest, except `known` chunks and those below them."""
     if row.base == row.seq:
         tree, inlined = payload.read_base(row.payload or b"", nodes)
-        found = payload.refs_of(tree.rep) + [c for d in inlined for c in nodes.fresh[d].children()]
+        refs = payload.refs_of(tree.rep) + [c for d in inlined for c in nodes.fresh[d].children()]
     else:
-        found = payload.refs_of_ops(payload.read_delta(row.payload or b"", nodes))
+        refs = payload.refs_of_ops(payload.read_delta(row.payload or b"", nodes))
     below: dict[bytes, Node] = {}
-    todo = [digest for digest in found if digest not in known and digest not in nodes.fresh]
+    todo = [digest for digest in refs if digest not in known and digest not in nodes.fresh]
     while todo:
         loaded = nodes.load(todo)
         below.update(loaded)
@@ -279,17 +279,17 @@ def _repack(
 ) -> int:
     """Repack the rows of all threads; return how many changed.
 
-    This comes before the sweep, so that no row is stored beside a chunk that the sweep removes.
+    This must run before the sweep, so that no row is stored beside a chunk that the sweep removes.
     """
     repacked = 0
     for record in threads(reader):
         before = repacked
 
-        def told(count: int, before: int = before) -> None:
+        def report_count(count: int, before: int = before) -> None:
             if progress:
                 progress("repack", before + count)
 
-        repacked += repack(reader, record, live, told, paced)
+        repacked += repack(reader, record, live, report_count, paced)
     return repacked
 
 
@@ -319,7 +319,7 @@ def _sweep(
 
 
 class _Waiting(NamedTuple):
-    """A row that waits for a chunk with the same parts; `parts` are hashes, `tried` counts vain attempts."""
+    """A row that waits for a chunk with the same parts. `parts` are hashes; `tried` counts failed attempts."""
 
     row: Row
     parts: frozenset[int]
@@ -330,15 +330,15 @@ def repack(
     reader: StoreReader,
     record: ThreadRecord,
     live: set[bytes],
-    told: Callable[[int], None],
+    report_count: Callable[[int], None],
     paced: throttle.Upkeep | None = None,
 ) -> int:
     """Compress the rows of a thread beside live chunks; return how many rows changed.
 
-    `live` has the digests of the chunks that states refer to. The chunks that damaged rows are stored beside are added
-    to it. `told` is called with the growing count.
+    `live` has the digests of the chunks that states refer to. This function adds the chunks that damaged rows need.
+    `report_count` gets the number of changed rows so far.
     """
-    repacker = _Repacker(reader, record, live, told, paced)
+    repacker = _Repacker(reader, record, live, report_count, paced)
     newest = reader.backend.newest(record.no)
     for page in row_pages(reader, record, newest.seq if newest is not None else 0):
         for row in page:
@@ -349,20 +349,20 @@ def repack(
 
 
 class _Repacker:
-    """Repacks one thread, from its first row on: rows wait until a base refers to chunks with the same parts."""
+    """Repacks one thread from its first row on. A row waits until a base row refers to chunks with the same parts."""
 
     def __init__(
         self,
         reader: StoreReader,
         record: ThreadRecord,
         live: set[bytes],
-        told: Callable[[int], None],
+        report_count: Callable[[int], None],
         paced: throttle.Upkeep | None = None,
     ) -> None:
         self._reader = reader
         self._record = record
         self._live = live
-        self._told = told
+        self._report_count = report_count
         self._paced = paced or throttle.Upkeep(longest=0.0)
         self._nodes = reader.nodes()
         self._seen: set[bytes] = set()
@@ -374,27 +374,27 @@ class _Repacker:
         self.changed = 0
 
     def take(self, row: Row) -> None:
-        """Take the next row: store it without dead chunks, show a base's new chunks to waiting rows, let it wait."""
+        """Process the next row: detach it from dead chunks, try a base's new chunks on waiting rows, let it wait."""
         stored = row.payload or b""
         beside: tuple[bytes, ...] = ()
         try:
             beside = stands_beside(stored)
             if not self._live.issuperset(beside):
                 if not log.is_sound(row, self._record.uid):
-                    self._live.update(beside)  # a damaged row is not rewritten, so the chunks beside it must stay
+                    self._live.update(beside)  # a damaged row is not rewritten, so its chunks must stay
                     return
-                row = row._replace(payload=self._alone(stored))
+                row = row._replace(payload=self._without_chunks(stored))
                 self._write_later(row, ())
                 beside = ()
             if row.base == row.seq and self._waiting:
-                for shown in self._new_nodes(row):
-                    self._show(shown)
+                for group in self._new_nodes(row):
+                    self._try_chunks(group)
             if not beside and len(row.payload or b"") >= PAYLOAD_MIN and self._reader.options.compression:
                 self._wait(row)
-        except Corrupt:  # a reader of the row gets this error, too
+        except Corrupt:  # reading the row raises this error, too
             self._live.update(beside)
 
-    def _alone(self, stored: bytes) -> bytes:
+    def _without_chunks(self, stored: bytes) -> bytes:
         return squeeze(payload.plain(stored, self._nodes), enabled=self._reader.options.compression)
 
     # -- waiting ------------------------------------------------------------------------------------
@@ -421,32 +421,32 @@ class _Repacker:
     # -- chunks -------------------------------------------------------------------------------------
 
     def _new_nodes(self, row: Row) -> Iterator[dict[bytes, Node]]:
-        """Yield the live leaf and inner chunks below a base that no earlier base refers to, in groups."""
+        """Yield in groups the live leaf and inner chunks below a base row, without those of earlier base rows."""
         nodes = self._reader.nodes()
         tree, _ = payload.read_base(row.payload or b"", nodes)
         todo = payload.refs_of(tree.rep)
         while todo:
             group = [digest for digest in dict.fromkeys(todo[-_BATCH:]) if digest not in self._seen]
             del todo[-_BATCH:]
-            found = nodes.load(group)
-            todo += [child for node in found.values() for child in node.children() if child not in self._seen]
-            chunks = found.keys() - nodes.fresh.keys()  # a node inside the row is no chunk, and changes soon
+            loaded = nodes.load(group)
+            todo += [child for node in loaded.values() for child in node.children() if child not in self._seen]
+            chunks = loaded.keys() - nodes.fresh.keys()  # a node inside the row is not a chunk
             self._seen |= chunks
-            yield {d: found[d] for d in group if d in chunks and d in self._live and found[d].kind in (LEAF, INNER)}
+            yield {d: loaded[d] for d in group if d in chunks and d in self._live and loaded[d].kind in (LEAF, INNER)}
 
-    def _show(self, shown: dict[bytes, Node]) -> None:
+    def _try_chunks(self, group: dict[bytes, Node]) -> None:
         """Try to store waiting rows beside the chunks that have the same parts."""
-        covered: dict[int, dict[bytes, int]] = {}
-        for digest, node in shown.items():
+        common_sizes: dict[int, dict[bytes, int]] = {}
+        for digest, node in group.items():
             for part in _parts(msgpack.split(node.data), inside=node.kind == LEAF):
                 for seq in self._places.get(hash(part), ()):
-                    sizes = covered.setdefault(seq, {})
+                    sizes = common_sizes.setdefault(seq, {})
                     sizes[digest] = sizes.get(digest, 0) + len(part)
         packers: dict[tuple[bytes, ...], tuple[Beside, list[bytes]]] = {}
-        for seq, sizes in covered.items():
+        for seq, sizes in common_sizes.items():
             digests = tuple(sorted(sizes, key=lambda digest: -sizes[digest])[:BESIDE_MAX])
             if digests not in packers:
-                contents = [shown[digest].data for digest in digests]
+                contents = [group[digest].data for digest in digests]
                 packers[digests] = (Beside(digests, contents), contents)
             self._put_beside(seq, digests, *packers[digests])
 
@@ -469,33 +469,33 @@ class _Repacker:
         if not log.is_sound(row, self._record.uid):
             return
         if digests and row.seq in self._done:
-            self.write()  # first write the row detached from its dead chunks: the second version may be dropped
+            self.write()  # write the version without dead chunks first: the second version may be dropped
         self._done[row.seq] = (row, digests)
         if len(self._done) >= _BATCH:
             self.write()
 
     def write(self) -> None:
-        """Write the repacked rows, together with the chunks that they are stored beside."""
+        """Write the repacked rows, and put or touch the chunks that they refer to."""
         done, self._done = list(self._done.values()), {}
         if not done:
             return
-        there = self._reader.backend.chunks(list({digest for _, digests in done for digest in digests}))
+        chunk_data = self._reader.backend.chunks(list({digest for _, digests in done for digest in digests}))
         stored = {
-            digest: data for digest, data in there.items() if is_chunk_sound(digest, data)
+            digest: data for digest, data in chunk_data.items() if is_chunk_sound(digest, data)
         }  # a chunk may have been damaged since it was read
         rows = [row for row, digests in done if all(digest in stored for digest in digests)]
         needed = sorted({digest for _, digests in done for digest in digests if digest in stored})
         chunks = [(digest, stored[digest]) for digest in needed]
         with self._paced.write():
             self.changed += self._reader.backend.rewrite(self._record.no, rows, chunks)
-        self._told(self.changed)
+        self._report_count(self.changed)
 
 
 # -- the parts that rows and chunks share -----------------------------------------------------------
 
 
 def _parts_of_row(row: Row, nodes: Nodes) -> Iterator[bytes]:
-    """Yield the encoded values of a row that a chunk may contain, too."""
+    """Yield the encoded values in a row that may also be in a chunk."""
     if row.base != row.seq:
         for op in payload.read_delta(row.payload or b"", nodes):
             if op[0] == SET:
@@ -514,14 +514,14 @@ def _parts_of_row(row: Row, nodes: Nodes) -> Iterator[bytes]:
 
 
 def _parts(values: Iterable[bytes], *, inside: bool = True) -> Iterator[bytes]:
-    """Yield the values of at least `PART_MIN` bytes, and with `inside` also their entries.
+    """Yield the values of at least `PART_MIN` bytes; with `inside`, yield their entries, too.
 
-    A message that was changed still shares its text.
+    The entries matter: a changed message still shares its text with the old one.
     """
     for value in values:
         if len(value) < PART_MIN:
             continue
         yield value
-        opened = msgpack.take_apart(value) if inside else None
-        if opened is not None:
-            yield from (entry for entry in opened[2] if len(entry) >= PART_MIN)
+        container = msgpack.take_apart(value) if inside else None
+        if container is not None:
+            yield from (entry for entry in container[2] if len(entry) >= PART_MIN)

@@ -1,7 +1,7 @@
 """Repair the journal of a run whose newest rows are lost.
 
 The run continues from its newest checkpoint, if that is newer than the rest of the journal, else from the rest. A row
-of the rest may hold the lease of a worker that has left the run since; `let_go` removes that lease.
+of the rest may hold the lease of a worker that has left the run since; `drop_lease` removes that lease.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _PLAIN: Final = Types()
 
 
-def let_go(reader: LogReader, record: ThreadRecord) -> None:
+def drop_lease(reader: LogReader, record: ThreadRecord) -> None:
     """Remove the lease from the head of a journal."""
     tip = reader.tip_of(record)
     if tip is None or tip.head is None:

@@ -1,8 +1,8 @@
-"""Migration: save heads again whose states were saved by older versions of their classes.
+"""Migration: update heads that older versions of their classes saved.
 
-Each thread is one save on top of its head. If another process saves meanwhile, the thread is read again. Older
-checkpoints do not change: their states are upcast when they are read. A run with a worker is skipped, because the
-worker may know only the older classes. A run whose head was moved stays at the head that it was moved to.
+A migration makes one save per thread, on top of its head. If another process saves at the same time, the migration
+reads the thread again. Older checkpoints do not change: their states are upcast when they are read. A run with a worker
+is skipped, because the worker may know only the older classes. A rewound run stays at its current head.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ _RUNS: Final = (journal.RUN, journal.SPACE)
 
 
 def migrate(engine: Engine, progress: Callable[[str, int], None] | None) -> MigrateReport:
-    """Save the heads of all threads again whose states have older versions; return the report."""
+    """Update the heads of all threads whose states have older versions; return the report."""
     check_progress(progress)
-    newest = _newest(engine.types)
+    newest = _newest_versions(engine.types)
     count = migrated = 0
     failed: list[tuple[str, str, str]] = []
     for count, record in enumerate(gc.threads(engine.session.reader), 1):
         if record.space != manifests.SPACE:
             try:
-                migrated += _migrated(engine, record, newest)
+                migrated += _migrate_thread(engine, record, newest)
             except Error as error:
                 failed.append((record.space, record.name, str(error)))
         if progress:
@@ -55,7 +55,7 @@ def migrate(engine: Engine, progress: Callable[[str, int], None] | None) -> Migr
     return MigrateReport(count, migrated, tuple(failed))
 
 
-def _newest(types: Types) -> dict[str, int]:
+def _newest_versions(types: Types) -> dict[str, int]:
     """Return the newest version of each class by schema name; 0 for a class without upcasters."""
     versions = (
         (each.cls, each.name, each.version) if isinstance(each, Type) else (each, *schema_of(each)) for each in types
@@ -63,13 +63,13 @@ def _newest(types: Types) -> dict[str, int]:
     return {name: version if upcasters_of(cls) else 0 for cls, name, version in versions}
 
 
-def _migrated(engine: Engine, record: ThreadRecord, newest: dict[str, int]) -> bool:
-    """Save the head of a thread again if its state is out of date; tell whether it was."""
-    types = (Message,) if record.space in _RUNS else None  # as a worker reads them
+def _migrate_thread(engine: Engine, record: ThreadRecord, newest: dict[str, int]) -> bool:
+    """Update the head of a thread if its state is out of date; tell whether it was."""
+    types = (Message,) if record.space in _RUNS else None  # the types with which a worker reads a run
     thread: Thread[Any] = Thread(engine, record.space, record.name, types=types)
     for _ in range(_TRIES):
         head = thread.latest() if newest or record.space == manifests.AGENT else None
-        state = None if head is None else _renewed(record, head, newest)
+        state = None if head is None else _updated_state(record, head, newest)
         if head is None or state is None:
             return False
 
@@ -91,7 +91,7 @@ def _migrated(engine: Engine, record: ThreadRecord, newest: dict[str, int]) -> b
             continue
         return True
     raise Conflict(
-        f"thread {record.name!r} is being written by other processes all the time; try again", code="conflict.stale"
+        f"thread {record.name!r} keeps changing: other processes write to it; try again later", code="conflict.stale"
     )
 
 
@@ -101,30 +101,30 @@ def _refuse_leased(reader: LogReader, session_id: str) -> None:
     if lease is not None:
         until = f"{when(lease[2]):%Y-%m-%d %H:%M:%S} UTC"
         raise Conflict(
-            f"run {session_id!r} is being worked on by {lease[0]}, until {until} at least: migrate again when that has "
-            "ended; if it is opened before, it is brought up to date then",
+            f"run {session_id!r} is leased by worker {lease[0]} until {until}: migrate again after the worker ends; "
+            "opening the run also migrates it",
             code="conflict.lease",
         )
 
 
-def _renewed(record: ThreadRecord, head: Checkpoint[Any], newest: dict[str, int]) -> tuple[Any] | None:
+def _updated_state(record: ThreadRecord, head: Checkpoint[Any], newest: dict[str, int]) -> tuple[Any] | None:
     """Return the state in the newest versions of its classes, as a 1-tuple; None if it is up to date."""
     tree = head._opened()  # noqa: SLF001 - a checkpoint's state, before its classes are made
-    seen = _SchemaVersions()
-    plain = Decoder(tree.nodes, seen).value(tree.rep)
+    collector = _SchemaVersions()
+    plain = Decoder(tree.nodes, collector).value(tree.rep)
     of_agent = record.space == manifests.AGENT and isinstance(plain, dict)
     if of_agent and newest_version() not in (1, plain.get("version", 1)):
         return (current(head.state),)
-    if not any(schema in newest for schema, _ in seen.versions):
+    if not any(schema in newest for schema, _ in collector.versions):
         return None
-    state = head.state  # also if no version is old: an error names a state that cannot be upcast
-    return (state,) if any(version < newest.get(schema, 0) for schema, version in seen.versions) else None
+    state = head.state  # decode even a current state: a state that cannot be upcast raises an error here
+    return (state,) if any(version < newest.get(schema, 0) for schema, version in collector.versions) else None
 
 
 class _SchemaVersions(Types):
-    """Collects the schema versions of all records and members of a state while it is decoded.
+    """Collects the schema versions of all records and enum members of a state while it is decoded.
 
-    Each record and member is decoded as None, which is hashable: a set or dict key may need that.
+    Each record and member is decoded as None, which can be an item of a set or the key of a dict.
     """
 
     __slots__ = ("versions",)

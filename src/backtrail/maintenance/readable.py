@@ -1,7 +1,7 @@
 """Check whether a checkpoint can be read: its row, its state, and the values of that state.
 
-A correct hash shows that bytes did not change, not that a writer of backtrail wrote them. So every value is also
-decoded, without the classes that a caller may have registered.
+A correct hash proves that bytes did not change, not that backtrail wrote them. So every value is also decoded, but
+without the classes that a caller may have registered.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 
 class Reading:
-    """Reads the checkpoints of a thread in order, and applies a delta to the tree of the checkpoint before it."""
+    """Reads the checkpoints of a thread in order. It keeps the last tree, to apply the next delta to it."""
 
     def __init__(self, reader: LogReader, record: ThreadRecord, weights: dict[bytes, int] | None = None) -> None:
         self._reader = reader
         self._weights = weights
-        """The bytes of a node and all nodes below it, by digest; None if sizes are not compared with `Row.size`."""
+        """The bytes of each node with all nodes below it, by digest; None if `Row.size` is not checked."""
         self._record = record
         self._last: tuple[int, Tree] | None = None
         self.pinned = manifests.pinned_seqs(reader, record)
-        """The seqs of the rows that were pinned at the start: they must be readable even if they are hidden."""
+        """The seqs of the rows that were pinned at the start. They must be readable even if they are hidden."""
         self._unpack = _unpacker()
         self.read = self.size = 0
         """The seq and the size in bytes of the last state that was read."""
@@ -42,19 +42,21 @@ class Reading:
     def reason(self, row: Row, good: set[bytes]) -> str | None:
         """Return why a checkpoint cannot be read, or None; add the digests of the chunks below it to `good`.
 
-        Before it returns a reason, it reads the checkpoint again without caches: a repair relies on the answer.
+        If the first read fails, the checkpoint is read again without caches, because a repair relies on the answer.
         """
         first = self._reason(row, good)
         if first is None:
             return None
-        again = Reading(self._reader.uncached(), self._record, self._weights)
-        return again._reason(row, good)
+        second = Reading(self._reader.uncached(), self._record, self._weights)
+        return second._reason(row, good)
 
     def _reason(self, row: Row, good: set[bytes]) -> str | None:
         if not log.is_sound(row, self._record.uid):
             return "its row is damaged"
-        held = row.hidden and row.seq in self.pinned  # it was deleted, and an agent's restore may show it again
-        if (row.hidden and not held) or row.op not in log.CHECKPOINTS:
+        restorable = (
+            row.hidden and row.seq in self.pinned
+        )  # a deleted row, which restoring an agent may make visible again
+        if (row.hidden and not restorable) or row.op not in log.CHECKPOINTS:
             return None
         try:
             tree = self._tree(row)
@@ -63,9 +65,9 @@ class Reading:
             if self._weights is not None:
                 require_size(len(tree.rep) + sum(map(self._weights.__getitem__, payload.refs_of(tree.rep))), row.size)
         except NotFound as error:
-            return str(error) if held else None
+            return str(error) if restorable else None
         except Corrupt as error:
-            return str(error) if held or _still_shown(self._reader, self._record, row) else None
+            return str(error) if restorable or _still_shown(self._reader, self._record, row) else None
         self._last = row.seq, tree
         self.read, self.size = row.seq, tree.size
         good |= below
@@ -78,7 +80,7 @@ class Reading:
                 self._ops = payload.read_delta(row.payload or b"", self._reader.nodes())
                 tree = self._last[1].apply(self._ops)
             except Corrupt:
-                pass  # another process may have rewritten the row meanwhile
+                pass  # another process may have rewritten the row
             else:
                 if tree.root == row.root:
                     return tree
@@ -86,7 +88,7 @@ class Reading:
         return self._reader.chain(self._record, row).tree
 
     def _require_values(self, row: Row, tree: Tree) -> None:
-        """Raise `Corrupt` unless the values in a row's payload can be decoded: correct hashes do not ensure that."""
+        """Raise `Corrupt` if a value in a row's payload cannot be decoded."""
         _require_value(self._unpack, tree.rep)
         if row.base == row.seq:
             for node in tree.nodes.fresh.values():
@@ -105,16 +107,16 @@ def _require_value(unpack: unpacker.Unpacker, data: bytes) -> Any:
     unpacker.require_height(data)
     try:
         return unpack(data)
-    except Invalid:  # an unknown time zone, or a value that is hashable only as its class: no damage
+    except Invalid:  # not damage: an unknown time zone, or a value that needs its class to be hashable
         return []
 
 
 def _require_parts(unpack: unpacker.Unpacker, node: Node) -> None:
-    """Raise `Corrupt` unless the content of a node can be decoded."""
+    """Raise `Corrupt` if the content of a node cannot be decoded."""
     if node.kind in (LEAF, SPINE):
         data = node.data if node.kind == LEAF else read_levels(node.data)[-1]
         if type(_require_value(unpack, data)) is not list:
-            raise Corrupt("a node does not hold the parts of a container", code="corrupt.chunk")
+            raise Corrupt("a node does not contain a list of parts", code="corrupt.chunk")
 
 
 def read_below(
@@ -122,7 +124,7 @@ def read_below(
 ) -> set[bytes]:
     """Read and check all chunks below a tree, except chunks in `good` and those below them; return their digests.
 
-    Add to `weights` the bytes of each node and all nodes below it; a node counts once per reference.
+    `weights` gets the bytes of each node with all nodes below it. A node counts once per reference.
     """
     unpack = _unpacker()
     todo = payload.refs_of(tree.rep)
@@ -159,7 +161,7 @@ def read_below_all(reader: LogReader, trees: Iterable[Tree], good: set[bytes]) -
 
 
 def _chunks_of(tree: Tree) -> Iterator[bytes]:
-    """Yield the digests of the chunks that a tree refers to, also through nodes that its rows contain."""
+    """Yield the digests of the chunks that a tree refers to, directly or through nodes inside its rows."""
     todo = payload.refs_of(tree.rep)
     while todo:
         digest = todo.pop()
@@ -194,6 +196,6 @@ def is_chunk_sound(digest: bytes, stored: bytes) -> bool:
 
 
 def _still_shown(reader: LogReader, record: ThreadRecord, row: Row) -> bool:
-    """Tell whether a row is still visible and has the same base; if not, another process changed it meanwhile."""
-    there = reader.row(record, row.seq)
-    return there is not None and not there.hidden and there.base == row.base
+    """Tell whether a row is still visible and has the same base. If not, another process has changed it."""
+    current = reader.row(record, row.seq)
+    return current is not None and not current.hidden and current.base == row.base

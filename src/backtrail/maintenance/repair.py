@@ -47,11 +47,11 @@ if TYPE_CHECKING:
 
 _TRIES: Final = 20
 _PAGE: Final = 500
-_MENDED: Final = (
-    "files, tables and indexes are mended, and what belongs to nothing is removed for good; "
-    "if that cannot be done in place, nothing is changed"
+_STORAGE_STEP: Final = (
+    "the storage is repaired: files, tables and indexes are rebuilt in place, and orphaned rows are removed for good; "
+    "if that fails, nothing is changed"
 )
-_NEW_RECORD: Final = "agent {!r}: the record of its threads is rebuilt, and its restores can no longer be undone"
+_MANIFEST_STEP: Final = "agent {!r}: the list of its threads is rebuilt, and its restores can no longer be undone"
 
 
 def verify(engine: Engine, *, repair: bool, progress: Progress) -> VerifyReport:
@@ -64,24 +64,22 @@ def verify(engine: Engine, *, repair: bool, progress: Progress) -> VerifyReport:
         )
     faults = list(reader.backend.check(progress))
     if repair and faults:
-        _mend(engine)
+        _repair_storage(engine)
     findings = _examined(reader, progress)
     faults += findings.faults
-    if repair and findings.faults:  # threads that are not found or not listed may be whole after this
-        _mend(engine)
+    if repair and findings.faults:  # this may fix threads that lookups or listings miss
+        _repair_storage(engine)
         findings = _examined(reader, progress)
-    repairs = (*([_MENDED] if faults else []), *steps(findings, reindex=bool(faults)))
+    repairs = (*([_STORAGE_STEP] if faults else []), *steps(findings, reindex=bool(faults)))
     if repair:
         write_off(reader, findings, progress, reindex=bool(faults))
     return report(findings, faults, repairs, repaired=repair and bool(repairs))
 
 
-def _mend(engine: Engine) -> None:
+def _repair_storage(engine: Engine) -> None:
     """Let the backend repair its storage, and drop the caches of the engine."""
     if engine.opened:
-        raise Unavailable(
-            "transactions are open in this store: end them before it is repaired", code="unavailable.transaction"
-        )
+        raise Unavailable("this store has open transactions: end them, then repair it", code="unavailable.transaction")
     try:
         engine.outside().backend.repair()
     finally:
@@ -102,15 +100,15 @@ def _examined(reader: StoreReader, progress: Progress) -> Findings:
 
 
 def steps(findings: Findings, *, reindex: bool = False) -> Iterator[str]:
-    """Yield a sentence for each step of a repair; `reindex` if the index is rebuilt even without wrong lists."""
+    """Yield a sentence for each step of a repair. With `reindex`, the search index is rebuilt in any case."""
     if findings.chunks:
         count = len(findings.chunks)
         what = "1 damaged chunk is" if count == 1 else f"{count} damaged chunks are"
         yield f"{what} removed: the next save of the same content stores {'it' if count == 1 else 'them'} again"
     for damage in findings.damaged:
         yield from _thread_steps(damage)
-    for held in findings.held:
-        yield from _agent_steps(held)
+    for agent in findings.agents:
+        yield from _agent_steps(agent)
     if findings.misindexed or reindex:
         yield "the search index is rebuilt"
 
@@ -121,46 +119,46 @@ def _thread_steps(damage: ThreadDamage) -> Iterator[str]:
     if damage.lost:
         lost = "1 checkpoint or move is" if len(damage.lost) == 1 else f"{len(damage.lost)} checkpoints or moves are"
         stay = "1 checkpoint stays" if damage.loads == 1 else f"{damage.loads} checkpoints stay"
-        yield f"{what}: {lost} given up, {stay}"
+        yield f"{what}: {lost} lost, {stay}"
     if damage.views:
-        yield f"{what}: a move of its head is lost: checkpoints before it may leave its history, and load by their ids"
+        yield f"{what}: a rewind or undo is lost: older checkpoints may be missing in its history; they load by id"
     if damage.created_at is not None:
-        yield f"{what}: its time of creation becomes that of its first row"
+        yield f"{what}: its creation time is reset to that of its first row"
     if damage.head_hidden:
-        yield f"{what}: its head, {log.checkpoint_id(record.uid, damage.head)}, is shown again"
+        yield f"{what}: its hidden head {log.checkpoint_id(record.uid, damage.head)} becomes visible again"
     if damage.head_lost:
         head = log.checkpoint_id(record.uid, damage.head) if damage.head else None
-        yield f"{what}: {f'its head is {head} again' if head else 'it has no head any more'}"
+        yield f"{what}: {f'its head moves back to {head}' if head else 'it has no head any more'}"
         if record.space == journal.SPACE:
-            since = "then" if damage.head else "its newest checkpoint, from which it goes on,"
-            yield f"run {record.name!r}: calls made since {since} may be made again: look at it before it goes on"
+            since = "that point" if damage.head else "its newest checkpoint, where it continues,"
+            yield f"run {record.name!r}: calls after {since} may be repeated: check the run before you resume it"
         if record.space == manifests.SPACE:
-            yield _NEW_RECORD.format(record.name)
+            yield _MANIFEST_STEP.format(record.name)
 
 
-def _agent_steps(held: AgentDamage) -> Iterator[str]:
-    agent = f"agent {held.record.name!r}"
-    for seq, lost in held.lost.items():
-        if seq in held.checkpoints:
-            checkpoint_id = log.checkpoint_id(held.record.uid, seq)
-            if (manifests.AGENT, held.record.name) in lost:
-                yield f"{agent}: its checkpoint {checkpoint_id} is given up, since the state of the agent in it is lost"
+def _agent_steps(damage: AgentDamage) -> Iterator[str]:
+    name = f"agent {damage.record.name!r}"
+    for seq, lost in damage.lost.items():
+        if seq in damage.checkpoints:
+            checkpoint_id = log.checkpoint_id(damage.record.uid, seq)
+            if (manifests.AGENT, damage.record.name) in lost:
+                yield f"{name}: its checkpoint {checkpoint_id} is removed, because its agent state is lost"
             else:
                 names = ", ".join(sorted(repr(conversation) for _, conversation in lost))
-                yield f"{agent}: its checkpoint {checkpoint_id} no longer holds {names}"
-    if held.stale:
-        yield _NEW_RECORD.format(held.record.name)
-    if held.unpinned or held.untouched:
-        yield f"{agent}: {len(held.unpinned)} pins are restored, {len(held.untouched)} threads are marked as changed"
+                yield f"{name}: its checkpoint {checkpoint_id} loses the conversations {names}"
+    if damage.stale:
+        yield _MANIFEST_STEP.format(damage.record.name)
+    if damage.unpinned or damage.untouched:
+        yield f"{name}: {len(damage.unpinned)} pins are restored, {len(damage.untouched)} threads are marked as changed"
 
 
 # -- the repair ------------------------------------------------------------------------------------------
 
 
 def write_off(reader: StoreReader, findings: Findings, progress: Progress = None, *, reindex: bool = False) -> None:
-    """Repair the threads, agents, chunks and index that are still damaged; `reindex` as for `steps`.
+    """Repair the threads, agents, chunks and search index that are still damaged; `reindex` as for `steps`.
 
-    Rows that were lost after the examination are added to the findings.
+    Rows that were lost after `examine` are added to the findings.
     """
     reader = reader.uncached()
     count = itertools.count(1)
@@ -174,21 +172,21 @@ def write_off(reader: StoreReader, findings: Findings, progress: Progress = None
         _remove_chunks(reader, findings.chunks)
         report_step()
     repaired: list[ThreadDamage] = []
-    more = False
-    for before in findings.damaged:
-        damage = _ThreadRepair(reader, before.record).run()
+    new_losses = False
+    for finding in findings.damaged:
+        damage = _ThreadRepair(reader, finding.record).run()
         if damage is not None:
-            more = more or not damage.lost.keys() <= before.lost.keys()
-            before.lost = damage.lost | before.lost
+            new_losses = new_losses or not damage.lost.keys() <= finding.lost.keys()
+            finding.lost = damage.lost | finding.lost
             repaired.append(damage)
         report_step()
     lost = {(each.record.space, each.record.name): each.lost for each in repaired}
-    behind = {each.record.no for each in repaired if each.head_lost}
-    held = agent_pointers.check(reader, lost) if more else findings.held
-    records = [each.record for each in repaired] + [each.record for each in held]
+    without_head = {each.record.no for each in repaired if each.head_lost}
+    agents = agent_pointers.check(reader, lost) if new_losses else findings.agents
+    records = [each.record for each in repaired] + [each.record for each in agents]
     for record in {record.no: record for record in records}.values():
         if record.space == manifests.SPACE:
-            _AgentRepair(reader, record, lost).run(rebuild=record.no in behind)
+            _AgentRepair(reader, record, lost).run(rebuild=record.no in without_head)
             report_step()
     _unpin(reader, repaired)
     if findings.misindexed or reindex:
@@ -215,7 +213,7 @@ def _remove_chunks(reader: StoreReader, digests: Sequence[bytes]) -> None:
             reader.backend.remove_chunks(page, epoch)
         else:
             raise Unavailable(
-                "other processes keep using damaged chunks; stop them and repair again", code="unavailable.contended"
+                "other processes keep writing damaged chunks; stop them and repair again", code="unavailable.contended"
             )
 
 
@@ -236,7 +234,7 @@ class _ThreadRepair:
         self._record = record
 
     def run(self) -> ThreadDamage | None:
-        """Scan the thread and repair it; return the damage that was repaired, None if there was none any more."""
+        """Scan the thread and repair it; return the repaired damage, or None if the thread is sound now."""
         for _ in range(_TRIES):
             self._reader = self._reader.uncached()
             damage, _ = scan_thread(self._reader, self._record, set())
@@ -245,13 +243,13 @@ class _ThreadRepair:
             try:
                 self._repair(damage)
             except (Stale, Vanished):
-                continue  # another process wrote meanwhile
+                continue  # another process wrote to the thread
             if self._record.space == journal.SPACE and damage.head_lost:
-                with suppress(Conflict):  # a worker has taken the run meanwhile
-                    journal_remnants.let_go(self._reader, self._record)
+                with suppress(Conflict):  # a worker opened the run
+                    journal_remnants.drop_lease(self._reader, self._record)
             return damage
         raise Unavailable(
-            f"thread {self._record.name!r} is written by other processes all the time; stop them and repair again",
+            f"thread {self._record.name!r} keeps changing; stop the processes that write to it, then repair again",
             code="unavailable.contended",
         )
 
@@ -265,7 +263,7 @@ class _ThreadRepair:
             newest=((no, damage.newest.seq),),
             rows=() if move is None else ((no, move),),
             gaps=bool(damage.last),
-            renew=() if renewed is None else (_again(renewed),),
+            renew=() if renewed is None else (_touched(renewed),),
             visible=((no, damage.head),) if move is not None and damage.head and not damage.head_hidden else (),
             show=((no, damage.head),) if damage.head_hidden else (),
             hide=tuple((no, seq) for seq in damage.lost),
@@ -283,7 +281,7 @@ class _ThreadRepair:
     def _move(self, damage: ThreadDamage) -> Row:
         """Return the row that moves the head to `damage.head`; if that is 0, the thread has no head afterwards.
 
-        The row is a DROP, as for a deleted head: a REWIND would make the run of this thread go back.
+        The row is a DROP, as for a deleted head. A REWIND would rewind the run of this thread, too.
         """
         head = self._reader.sound_row(self._record, damage.head) if damage.head else None
         if damage.head and head is None:
@@ -306,41 +304,41 @@ class _AgentRepair:
         self._lost = lost
 
     def run(self, *, rebuild: bool) -> None:
-        """Repair the checkpoints until no damage is left; `rebuild` if the newest manifest was lost."""
+        """Repair the checkpoints until no damage is left. Set `rebuild` if the newest manifest is lost."""
         for _ in range(_TRIES):
-            held = agent_pointers.look_at(self._reader, self._record, self._lost)
-            if held is None and not rebuild:
+            damage = agent_pointers.check_agent(self._reader, self._record, self._lost)
+            if damage is None and not rebuild:
                 return
             try:
-                if held is not None:
-                    self._restore_pins(held)
-                if rebuild or (held is not None and held.stale):
-                    self._rebuild_manifest(held)
-                if held is not None:
-                    self._write_off(held)
+                if damage is not None:
+                    self._restore_pins(damage)
+                if rebuild or (damage is not None and damage.stale):
+                    self._rebuild_manifest(damage)
+                if damage is not None:
+                    self._write_off(damage)
             except (Stale, Vanished, Conflict):
                 continue
             rebuild = False
         raise Unavailable(
-            f"agent {self._record.name!r} is written by other processes all the time; stop them and repair again",
+            f"agent {self._record.name!r} keeps changing; stop the processes that write to it, then repair again",
             code="unavailable.contended",
         )
 
-    def _restore_pins(self, held: AgentDamage) -> None:
+    def _restore_pins(self, damage: AgentDamage) -> None:
         """Pin the rows that have lost their pins, and mark changed threads as touched."""
-        pin = tuple((no, seq, self._record.uid) for no, seq in held.unpinned)
-        if pin or held.untouched:
-            self._backend.commit(Batch(pin=pin, renew=tuple(map(_again, held.untouched))))
+        pin = tuple((no, seq, self._record.uid) for no, seq in damage.unpinned)
+        if pin or damage.untouched:
+            self._backend.commit(Batch(pin=pin, renew=tuple(map(_touched, damage.untouched))))
 
-    def _rebuild_manifest(self, held: AgentDamage | None) -> None:
-        """Save an AFTER manifest without lost rows for the next one to build on; touch all threads of the agent."""
+    def _rebuild_manifest(self, damage: AgentDamage | None) -> None:
+        """Save an AFTER manifest without lost rows, as the base of the next one; touch all threads of the agent."""
         tip = self._reader.tip_of(self._record)
         tips = self._backend.tips(self._record.name, touched=False)
-        self._backend.commit(Batch(renew=tuple(_again(each.record) for each in tips)))
+        self._backend.commit(Batch(renew=tuple(_touched(each.record) for each in tips)))
         if tip is None or tip.head is None:
             return  # no manifest can be read: the next one is made from all threads
         manifest = manifests.manifest_of(self._reader, self._record, tip.head)
-        manifest = _without(manifest, self._record.name, held.lost.get(tip.head.seq, {}) if held else {})
+        manifest = _without_pointers(manifest, self._record.name, damage.lost.get(tip.head.seq, {}) if damage else {})
         tree = edits.Replace(manifest.state(), self._reader.nodes(), manifests.PLAIN)(None).tree
         note = manifests.ManifestInfo(manifests.AFTER, size=manifest.size, conversations=len(manifest.conversations))
         meta = rows.Meta(log.AUTOMATIC, metadata=self._packed(note))
@@ -348,10 +346,12 @@ class _AgentRepair:
         after = LogWriter(self._reader).save(
             Key(manifests.SPACE, self._record.name), lambda _: Proposal(tree, None), meta, expect=expect
         )
-        shown = self._backend.rows(self._record.no, [(1, tip.newest.seq)], visible=True)
-        over = [row.seq for row in shown if self._role(row) != manifests.CHECKPOINT and row.seq != after.newest.seq]
-        if over:
-            self._backend.commit(Batch(hide=tuple((self._record.no, seq) for seq in over)))
+        visible_rows = self._backend.rows(self._record.no, [(1, tip.newest.seq)], visible=True)
+        obsolete = [
+            row.seq for row in visible_rows if self._role(row) != manifests.CHECKPOINT and row.seq != after.newest.seq
+        ]
+        if obsolete:
+            self._backend.commit(Batch(hide=tuple((self._record.no, seq) for seq in obsolete)))
 
     def _role(self, row: Row) -> str:
         try:
@@ -359,32 +359,34 @@ class _AgentRepair:
         except Corrupt:
             return ""
 
-    def _write_off(self, held: AgentDamage) -> None:
+    def _write_off(self, damage: AgentDamage) -> None:
         """Hide checkpoints whose agent state is lost, and rewrite the others without pointers to lost rows."""
         own = (manifests.AGENT, self._record.name)
-        hide = [seq for seq in held.checkpoints if own in held.lost[seq]]
+        hide = [seq for seq in damage.checkpoints if own in damage.lost[seq]]
         if hide:
             self._backend.commit(Batch(hide=tuple((self._record.no, seq) for seq in hide)))
-        fewer = {seq: held.lost[seq] for seq in held.checkpoints if own not in held.lost[seq]}
-        if not fewer:
+        reduced = {seq: damage.lost[seq] for seq in damage.checkpoints if own not in damage.lost[seq]}
+        if not reduced:
             return
-        later = self._backend.rows(self._record.no, [(min(fewer), log.MAX_SEQ)], payload=True, visible=True)
-        made = [self._fewer(row, fewer[row.seq]) if row.seq in fewer else self._alone(row) for row in later]
-        changed = [each for each in made if each is not None]
+        later = self._backend.rows(self._record.no, [(min(reduced), log.MAX_SEQ)], payload=True, visible=True)
+        rewritten = [
+            self._without_lost(row, reduced[row.seq]) if row.seq in reduced else self._as_base(row) for row in later
+        ]
+        changed = [each for each in rewritten if each is not None]
         put = {digest: stored for _, chunks in changed for digest, stored in chunks}
         self._backend.rewrite(self._record.no, [row for row, _ in changed], list(put.items()))
 
-    def _fewer(self, row: Row, lost: dict[tuple[str, str], str]) -> tuple[Row, list[tuple[bytes, bytes]]]:
-        manifest = _without(manifests.manifest_of(self._reader, self._record, row), self._record.name, lost)
+    def _without_lost(self, row: Row, lost: dict[tuple[str, str], str]) -> tuple[Row, list[tuple[bytes, bytes]]]:
+        manifest = _without_pointers(manifests.manifest_of(self._reader, self._record, row), self._record.name, lost)
         tree = edits.Replace(manifest.state(), self._reader.nodes(), manifests.PLAIN)(None).tree
         note = manifests.info_of(row)._replace(size=manifest.size, conversations=len(manifest.conversations))
         extra = log.pack_extra(self._packed(note), None, None)
         return gc.as_base(self._reader, self._record, row._replace(root=tree.root, size=tree.size, extra=extra), tree)
 
-    def _alone(self, row: Row) -> tuple[Row, list[tuple[bytes, bytes]]] | None:
+    def _as_base(self, row: Row) -> tuple[Row, list[tuple[bytes, bytes]]] | None:
         """Return a manifest's row as a base row, with its chunks, because its parent may be rewritten.
 
-        None if it is a base already, or cannot be read.
+        Return None if the row is a base row already, or cannot be read.
         """
         if row.base == row.seq or not log.is_sound(row, self._record.uid):
             return None
@@ -397,12 +399,12 @@ class _AgentRepair:
         return bytes(Encoder(self._reader.nodes(), manifests.PLAIN, what="metadata").rep(note.metadata()))
 
 
-def _again(record: ThreadRecord) -> tuple[int, NewThread]:
+def _touched(record: ThreadRecord) -> tuple[int, NewThread]:
     """Return a `Batch.renew` entry that leaves a thread's record unchanged and touches the thread."""
     return record.no, NewThread(*record[1:])
 
 
-def _without(manifest: Manifest, agent: str, lost: dict[tuple[str, str], str]) -> Manifest:
+def _without_pointers(manifest: Manifest, agent: str, lost: dict[tuple[str, str], str]) -> Manifest:
     """Return a manifest without the pointers to lost rows."""
     kept = {name: at for name, at in manifest.conversations.items() if (manifests.CONVERSATION, name) not in lost}
     return manifest._replace(agent=None if (manifests.AGENT, agent) in lost else manifest.agent, conversations=kept)

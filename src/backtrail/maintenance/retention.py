@@ -1,6 +1,6 @@
 """Pruning: hide the checkpoints that a policy does not keep, and delete idle threads.
 
-A report can name millions of checkpoints. So it holds seqs, and makes ids and words when they are read.
+A report can name millions of checkpoints. So it stores only seqs, and makes the ids and reasons when they are read.
 """
 
 from __future__ import annotations
@@ -53,31 +53,31 @@ _COUNTS: Final = ("keep_last", "keep_hourly", "keep_daily", "keep_weekly")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """The rules of pruning: a checkpoint stays if one of the fields keeps it, and is removed otherwise.
+    """The rules of pruning: a checkpoint stays if at least one field keeps it; all others are removed.
 
-    `idle` removes whole threads. If only `idle` is given, other threads stay unchanged.
+    `idle` deletes whole threads. If only `idle` is given, the other threads do not change.
 
-    A policy must keep something: `Invalid` if it keeps nothing. The head always stays, and so do checkpoints that an
-    agent checkpoint holds. Checkpoints that were rewound away are counted apart from those in view.
+    A policy that keeps nothing raises `Invalid`. The head always stays, and so do checkpoints that an agent checkpoint
+    points at. Checkpoints that a rewind took out of view are counted separately from those in view.
     """
 
     keep_last: int | None = None
     """Keep this many of the newest checkpoints."""
     keep_hourly: int | None = None
-    """Keep the newest checkpoint of each of the last `keep_hourly` hours that have one. Hours, days, weeks: UTC."""
+    """Keep the newest checkpoint of each of the last `keep_hourly` hours that have one. All times are in UTC."""
     keep_daily: int | None = None
     keep_weekly: int | None = None
     """Weeks begin on Mondays, as in ISO 8601."""
     older_than: dt.timedelta | float | None = None
     """Keep checkpoints that are not older than this."""
     keep_tagged: bool | tuple[str, ...] = True
-    """Keep checkpoints that have a tag, or one of the given tags."""
+    """True: keep checkpoints that have a tag. A tuple: keep checkpoints that have one of these tags."""
     keep_labelled: bool = True
     """Keep checkpoints that have a label of the user. Labels that adapters put on every checkpoint do not count."""
     idle: dt.timedelta | float | None = None
-    """Delete threads, conversations and runs that were last written to longer ago than this: a timedelta, or days.
+    """Delete threads, conversations and runs without a write for longer than this: a timedelta, or a number of days.
 
-    A thread stays if one of its checkpoints is tagged, labelled or held by an agent checkpoint.
+    A thread stays if one of its checkpoints has a tag or a label, or if an agent checkpoint points at it.
     """
 
     def __post_init__(self) -> None:
@@ -95,8 +95,8 @@ class Policy:
         keeps = any(getattr(self, name) for name in given) or self.older_than is not None
         if not keeps and self.keep_tagged in (True, False, ()) and (given or self.idle is None):
             raise Invalid(
-                f"a policy needs one of {', '.join(_COUNTS)} above 0, or older_than, or idle, or the names of tags, or "
-                "all would go but heads and what is marked; to remove everything, delete the thread",
+                f"this policy keeps nothing but heads and marked checkpoints: set one of {', '.join(_COUNTS)} above 0, "
+                "or older_than, idle or keep_tagged=[...]; to remove everything, delete the thread",
                 code="invalid.policy",
             )
 
@@ -120,10 +120,10 @@ def rules_of(policy: Policy, now: int) -> Rules:
 
 
 def check_policy(policy: Any, keep_last: Any, older_than: Any, keep_tagged: Any) -> Policy:
-    """Return the `policy` argument, or a policy made of the other arguments; `Invalid` if both or none are given."""
+    """Return the `policy` argument, or a policy from the other arguments; `Invalid` if both or none are given."""
     if policy is None:
-        _require_words(keep_last, older_than)
-        labelled = keep_tagged is not False  # one word for both
+        _require_rule(keep_last, older_than)
+        labelled = keep_tagged is not False  # keep_tagged is for tags and labels
         return Policy(keep_last=keep_last, older_than=older_than, keep_tagged=keep_tagged, keep_labelled=labelled)
     if not isinstance(policy, Policy):
         raise Invalid(f"a policy must be a backtrail.Policy, not {policy!r:.100}", code="invalid.policy")
@@ -133,13 +133,13 @@ def check_policy(policy: Any, keep_last: Any, older_than: Any, keep_tagged: Any)
 
 
 def rules_for_one(policy: Any, keep_last: Any, older_than: Any, keep_tagged: Any, now: int) -> Rules:
-    """Return the rules for pruning one thread. Unlike a policy, keep_last=0 may keep nothing but the head."""
+    """Return the rules for pruning one thread. Unlike in a policy, keep_last=0 is allowed: it keeps only the head."""
     if policy is None and keep_last == 0 and older_than is None and isinstance(keep_tagged, bool):
         return Rules(keep_last=check_count(keep_last, "keep_last"), keep_tagged=keep_tagged, keep_labelled=keep_tagged)
     return rules_of(check_policy(policy, keep_last, older_than, keep_tagged), now)
 
 
-def _require_words(keep_last: Any, older_than: Any) -> None:
+def _require_rule(keep_last: Any, older_than: Any) -> None:
     if keep_last is None and older_than is None:
         raise Invalid(
             "prune needs a policy, keep_last or older_than; to remove everything, delete the thread",
@@ -161,17 +161,17 @@ class _ThreadPart(NamedTuple):
 
 
 class _Entries(Sequence[T]):
-    """The entries of all threads in a report, as a sequence that makes each entry when it is read."""
+    """The entries of all threads in a report: a sequence that makes each entry when it is read."""
 
     def __init__(self, parts: list[_ThreadPart], make: Callable[[_ThreadPart, int], T]) -> None:
         self._parts = parts
         self._make = make
-        self._begins = [0]
+        self._starts = [0]
         for part in parts:
-            self._begins.append(self._begins[-1] + len(part.seqs))
+            self._starts.append(self._starts[-1] + len(part.seqs))
 
     def __len__(self) -> int:
-        return self._begins[-1]
+        return self._starts[-1]
 
     @overload
     def __getitem__(self, index: int) -> T: ...
@@ -182,8 +182,8 @@ class _Entries(Sequence[T]):
         return tuple(map(self._at, places)) if isinstance(places, range) else self._at(places)
 
     def _at(self, place: int) -> T:
-        number = bisect_right(self._begins, place) - 1
-        return self._make(self._parts[number], place - self._begins[number])
+        number = bisect_right(self._starts, place) - 1
+        return self._make(self._parts[number], place - self._starts[number])
 
     def __iter__(self) -> Iterator[T]:
         return (self._make(part, at) for part in self._parts for at in range(len(part.seqs)))
@@ -200,7 +200,7 @@ class _Entries(Sequence[T]):
 
 
 def _kind_of(reason: str) -> str:
-    """Return the kind of a reason: without the hour, the tag or the holder of one checkpoint."""
+    """Return the kind of a reason, without the hour, tag or agent that differs between checkpoints."""
     word = reason.partition(" ")[0]
     kinds = {"hour": "newest of an hour", "day": "newest of a day", "week": "newest of a week", "tagged": "tagged"}
     return "held by a checkpoint of an agent" if word == "held" else kinds.get(word, reason)
@@ -212,51 +212,51 @@ class Account:
     def __init__(self, rules: Rules, *, dry_run: bool) -> None:
         self._reason = rules.reason
         self._dry_run = dry_run
-        self._gone: list[_ThreadPart] = []
+        self._removed: list[_ThreadPart] = []
         self._kept: list[_ThreadPart] = []
         self._reasons: dict[tuple[str, ...], tuple[str, ...]] = {}
         self._untouched = 0
         self._damaged: list[str] = []
         self._idle = retention.idle_reason(rules)
         self._removed_threads: list[tuple[str, str, str]] = []
-        self._why: Counter[str] = Counter()
+        self._reason_counts: Counter[str] = Counter()
 
-    def add(self, record: ThreadRecord, found: Sorted) -> None:
+    def add(self, record: ThreadRecord, sorted_rows: Sorted) -> None:
         """Add the removed and the kept checkpoints of a thread."""
-        if found.gone:
-            self._gone.append(_ThreadPart(record.uid, record.name, record.space, array("I", found.gone)))
-        if found.kept:
-            seqs = array("I", (seq for seq, _ in found.kept))
-            reasons = tuple(self._reasons.setdefault(each, each) for _, each in found.kept)
+        if sorted_rows.gone:
+            self._removed.append(_ThreadPart(record.uid, record.name, record.space, array("I", sorted_rows.gone)))
+        if sorted_rows.kept:
+            seqs = array("I", (seq for seq, _ in sorted_rows.kept))
+            reasons = tuple(self._reasons.setdefault(each, each) for _, each in sorted_rows.kept)
             self._kept.append(_ThreadPart(record.uid, record.name, record.space, seqs, reasons))
-            self._count(found)
+            self._count(sorted_rows)
 
-    def settle(self, record: ThreadRecord, found: Idle, *, alone: bool) -> None:
-        """Add a thread that was tested for idleness; `alone` if the policy has no rules for its checkpoints."""
-        if found.seqs is not None:
-            self._removed_threads.append((found.kind, record.name, self._idle))
-            if found.seqs:
-                self._gone.append(
-                    _ThreadPart(record.uid, record.name, found.kind, array("I", found.seqs), ((self._idle,),))
+    def settle(self, record: ThreadRecord, decision: Idle, *, alone: bool) -> None:
+        """Add the decision about an idle thread; `alone` means that the policy has no rules for single checkpoints."""
+        if decision.seqs is not None:
+            self._removed_threads.append((decision.kind, record.name, self._idle))
+            if decision.seqs:
+                self._removed.append(
+                    _ThreadPart(record.uid, record.name, decision.kind, array("I", decision.seqs), ((self._idle,),))
                 )
-        elif found.head is not None:
-            self.add(record, Sorted({}, [(found.head, found.why)]))
-        elif found.why and alone:
-            self.pass_over(why=found.why[0])
+        elif decision.head is not None:
+            self.add(record, Sorted({}, [(decision.head, decision.why)]))
+        elif decision.why and alone:
+            self.add_unchanged(why=decision.why[0])
 
-    def pass_over(self, found: Sorted | None = None, *, why: str | None = None, count: int = 1) -> None:
+    def add_unchanged(self, sorted_rows: Sorted | None = None, *, why: str | None = None, count: int = 1) -> None:
         """Add a thread that keeps all its checkpoints, and count the reasons."""
         self._untouched += 1
-        if found is not None:
-            self._count(found)
+        if sorted_rows is not None:
+            self._count(sorted_rows)
         elif why is not None and count:
-            self._why[why] += count
+            self._reason_counts[why] += count
 
-    def _count(self, found: Sorted) -> None:
-        for _, reasons in found.kept:
-            self._why.update({_kind_of(reason) for reason in reasons})
+    def _count(self, sorted_rows: Sorted) -> None:
+        for _, reasons in sorted_rows.kept:
+            self._reason_counts.update({_kind_of(reason) for reason in reasons})
 
-    def leave(self, record: ThreadRecord) -> None:
+    def add_damaged(self, record: ThreadRecord) -> None:
         """Add a damaged thread: it is not pruned."""
         self._damaged.append(record.name)
 
@@ -264,21 +264,21 @@ class Account:
         """Return the report of all added threads."""
         reason = self._reason
 
-        def gone(part: _ThreadPart, at: int) -> tuple[str, str]:
+        def removed(part: _ThreadPart, at: int) -> tuple[str, str]:
             return log.checkpoint_id(part.uid, part.seqs[at]), part.reasons[0][0] if part.reasons else reason
 
         def kept(part: _ThreadPart, at: int) -> tuple[str, str, tuple[str, ...]]:
             return log.checkpoint_id(part.uid, part.seqs[at]), part.name, part.reasons[at]
 
         return PruneReport(
-            _Entries(self._gone, gone),
+            _Entries(self._removed, removed),
             _Entries(self._kept, kept),
-            removed_from=_Entries(self._gone, lambda part, _: (part.kind, part.name)),
+            removed_from=_Entries(self._removed, lambda part, _: (part.kind, part.name)),
             kinds=_Entries(self._kept, lambda part, _: part.kind),
             untouched=self._untouched,
             damaged=tuple(self._damaged),
             threads=tuple(self._removed_threads),
-            reasons=dict(self._why.most_common()),
+            reasons=dict(self._reason_counts.most_common()),
             dry_run=self._dry_run,
         )
 
@@ -294,7 +294,7 @@ def prune(
     dry_run: bool = False,
     progress: Callable[[str, int], None] | None = None,
 ) -> PruneReport:
-    """Prune threads of the name spaces: all, those of an agent, or those with the given ids, and of the given kind."""
+    """Prune the threads of the name spaces: all, or those of one agent, or those with the given ids and kind."""
     check_progress(progress)
     spaces = check_kind_of_ids(kind, threads, spaces)
     reader = engine.session.reader
@@ -304,11 +304,11 @@ def prune(
     workers = _Workers(reader)
     if rules.idle is not None and journal.RUN in spaces:
         spaces = (*spaces, journal.SPACE)  # a run without checkpoints is known by its journal alone
-    for count, record in enumerate(_chosen(reader, spaces, agent, threads), 1):
+    for count, record in enumerate(_selected(reader, spaces, agent, threads), 1):
         try:
             _prune(engine, record, rules, account, holders=holders, keepers=keepers, workers=workers, dry_run=dry_run)
         except Corrupt:  # the head is unknown
-            account.leave(record)
+            account.add_damaged(record)
         if progress:
             progress("threads", count)
     return account.report()
@@ -327,33 +327,33 @@ def _prune(
 ) -> None:
     """Delete one thread if it is idle, or prune its checkpoints; add the result to the account."""
     if rules.idle is not None:
-        found = remove_idle(engine, record, rules, keepers, dry_run=dry_run, workers=workers)
+        decision = remove_idle(engine, record, rules, keepers, dry_run=dry_run, workers=workers)
         alone = record.space == journal.SPACE or not rules.prunes
-        account.settle(record, found, alone=alone)
-        if not found.why or alone:
+        account.settle(record, decision, alone=alone)
+        if not decision.why or alone:
             return
     few = retention.few(engine.session.reader, record, rules)
-    pruned = None if few is not None else _pruned(engine, record, rules, holders, dry_run=dry_run)
+    pruned = None if few is not None else _prune_checkpoints(engine, record, rules, holders, dry_run=dry_run)
     if pruned is not None and pruned.gone:
         account.add(record, pruned)
     else:
-        account.pass_over(pruned, why=f"newest {rules.keep_last}", count=few or 0)
+        account.add_unchanged(pruned, why=f"newest {rules.keep_last}", count=few or 0)
 
 
 # -- checkpoints ----------------------------------------------------------------------------------------
 
 
-def _pruned(
+def _prune_checkpoints(
     engine: Engine, record: ThreadRecord, rules: Rules, holders: manifests.PinIndex, *, dry_run: bool
 ) -> Sorted | None:
-    """Prune the checkpoints of one thread; return the removed and the kept ones, None if the thread is gone."""
+    """Prune the checkpoints of one thread; return the removed and the kept ones. None: there is no such thread."""
     reader = engine.session.reader
-    found: Sorted | None = None
+    result: Sorted | None = None
 
     def choose(tip: Tip) -> Tagged:
-        nonlocal found
-        found = retention.sort_out(reader, tip, rules, holders)
-        return found.gone
+        nonlocal result
+        result = retention.sort_out(reader, tip, rules, holders)
+        return result.gone
 
     if dry_run:
         tip = reader.tip_of(record)
@@ -361,30 +361,30 @@ def _pruned(
             choose(tip)
     else:
         hidden = engine.session.mover.hide(Key(record.space, record.name, record.agent), choose)
-        found = found and found._replace(gone=dict(sorted(hidden.items())))
-    return found
+        result = result and result._replace(gone=dict(sorted(hidden.items())))
+    return result
 
 
-def _chosen(reader: LogReader, spaces: tuple[str, ...], agent: Any, threads: Any) -> Iterator[ThreadRecord]:
+def _selected(reader: LogReader, spaces: tuple[str, ...], agent: Any, threads: Any) -> Iterator[ThreadRecord]:
     if agent is not None and threads is not None:
         raise Invalid("pass threads= or agent=, not both", code="invalid.argument")
     if agent is not None:
         tips = reader.backend.tips(check_id(agent, "an agent's id"), touched=False)
         return (tip.record for tip in tips if tip.record.space in spaces)
     if threads is not None:
-        return iter(_named(reader, spaces, check_ids(threads)))
+        return iter(_by_name(reader, spaces, check_ids(threads)))
     return (record for record in gc.threads(reader) if record.space in spaces)
 
 
-def _named(reader: LogReader, spaces: tuple[str, ...], names: tuple[str, ...]) -> list[ThreadRecord]:
-    found: list[ThreadRecord] = []
+def _by_name(reader: LogReader, spaces: tuple[str, ...], names: tuple[str, ...]) -> list[ThreadRecord]:
+    records: list[ThreadRecord] = []
     for name in names:
-        there = [record for space in spaces if (record := reader.backend.find_thread(space, name)) is not None]
-        if not there:
+        matches = [record for space in spaces if (record := reader.backend.find_thread(space, name)) is not None]
+        if not matches:
             what = spaces[0] if len(spaces) == 1 else "thread"
             raise NotFound(f"there is no {what} {name!r}", code="not_found.thread")
-        found += there
-    return found
+        records += matches
+    return records
 
 
 # -- idle threads ---------------------------------------------------------------------------------------
@@ -411,35 +411,35 @@ def remove_idle(
     dry_run: bool,
     workers: _Workers | None = None,
 ) -> Idle:
-    """Delete a thread and those that belong to it if it is idle, in one transaction; return the decision."""
+    """Delete a thread and its dependent threads if it is idle, in one transaction; return the decision."""
     workers = workers or _Workers(engine.session.reader)
 
     def work(session: Session) -> Idle:
-        found = _looked_at(session.reader, record, rules, holders)
-        if found.seqs is not None and record.space == manifests.CONVERSATION and workers.have(record.name):
-            found = Idle(found.kind, why=("a worker has its run",), head=max(found.seqs, default=None))
-        if found.seqs is not None and not dry_run:
-            for space in _together(record.space):
+        decision = _decision(session.reader, record, rules, holders)
+        if decision.seqs is not None and record.space == manifests.CONVERSATION and workers.use(record.name):
+            decision = Idle(decision.kind, why=("a worker has its run",), head=max(decision.seqs, default=None))
+        if decision.seqs is not None and not dry_run:
+            for space in _spaces_of(record.space):
                 session.mover.delete_thread(Key(space, record.name))
-        return found
+        return decision
 
     return work(engine.session) if dry_run else engine.atomic(work)
 
 
-def _together(space: str) -> tuple[str, ...]:
+def _spaces_of(space: str) -> tuple[str, ...]:
     """Return the name spaces of the threads that are deleted together with a thread, its own included."""
     if space in (journal.RUN, journal.SPACE):
         return journal.RUN, journal.SPACE
     return (space, ASIDE) if space == _THREAD else (space,)
 
 
-def _looked_at(reader: LogReader, record: ThreadRecord, rules: Rules, holders: manifests.PinIndex) -> Idle:
+def _decision(reader: LogReader, record: ThreadRecord, rules: Rules, holders: manifests.PinIndex) -> Idle:
     kind = journal.RUN if record.space == journal.SPACE else record.space
     tip = reader.tip_of(record)
     if tip is None or tip.head is None:
         return Idle(kind)
-    if record.space == journal.SPACE and _is_there(reader, journal.RUN, record.name):
-        return Idle(kind)  # the thread of the run's checkpoints decides for both
+    if record.space == journal.SPACE and _has_head(reader, journal.RUN, record.name):
+        return Idle(kind)  # the thread with the run's checkpoints decides for both threads of the run
     if record.space == manifests.AGENT or _last_written(reader, tip) >= (rules.idle_since or 0):
         return Idle(kind, why=("agent",) if record.space == manifests.AGENT else ("in use",))
     working = kind == journal.RUN and lease_of(reader, record.name) is not None
@@ -465,35 +465,35 @@ def _is_needed(reader: LogReader, record: ThreadRecord) -> bool:
     return False
 
 
-def _is_there(reader: LogReader, space: str, name: str) -> bool:
+def _has_head(reader: LogReader, space: str, name: str) -> bool:
     tip = reader.tip(space, name)
     return tip is not None and tip.head is not None
 
 
 def _last_written(reader: LogReader, tip: Tip) -> int:
-    """Return when a thread, its journal, its asides or the namespaces of its graph were last written to.
+    """Return the time of the last write to a thread, its journal, its asides or the namespaces of its graph.
 
-    In microseconds since 1970.
+    The time is in microseconds since 1970.
     """
     record = tip.record
     names = {record.name}
-    found = [tip.newest.created_at]
+    times = [tip.newest.created_at]
     if record.space == _THREAD and tip.head is not None and adapter_labels.mark_of(tip.head, reader.types) is not None:
         outer = adapter_labels.outermost(record.name)
         names.add(outer)
-        for space in _together(record.space):
+        for space in _spaces_of(record.space):
             page = reader.backend.threads(space=space, agent=None, prefix=f"{outer}|", after=None, limit=1)
-            found += [newest.created_at for _, newest in page]
-    for space in _together(record.space):
+            times += [newest.created_at for _, newest in page]
+    for space in _spaces_of(record.space):
         for name in names:
             other = reader.backend.find_thread(space, name)
             newest = None if other is None else reader.backend.newest(other.no)
-            found += [] if newest is None or not newest.head else [newest.created_at]
-    return max(found)
+            times += [] if newest is None or not newest.head else [newest.created_at]
+    return max(times)
 
 
 def lease_of(reader: LogReader, session_id: str) -> Any:
-    """Return the lease of a run, whose third field is its end; None if no worker has the run."""
+    """Return the lease of a run, or None if no worker has one. The third field is the time at which it ends."""
     lease = _field(reader, session_id, "lease")
     return lease if lease is not None and lease[2] > reader.shared_time() else None
 
@@ -511,14 +511,14 @@ def _field(reader: LogReader, session_id: str, name: str) -> Any:
 
 
 class _Workers:
-    """The conversations of leased runs, read once, when the first conversation is about to be deleted."""
+    """The conversations of leased runs. They are read once, before the first conversation is deleted."""
 
     def __init__(self, reader: LogReader) -> None:
         self._reader = reader
         self._conversations: set[Any] | None = None
 
-    def have(self, conversation: str) -> bool:
-        """Tell whether a worker has a lease of a run that writes its messages to this conversation."""
+    def use(self, conversation: str) -> bool:
+        """Tell whether a leased run writes its messages to this conversation."""
         if self._conversations is None:
             self._conversations = {_field(self._reader, name, "conversation") for name in self._runs()}
         return conversation in self._conversations
@@ -529,13 +529,13 @@ class _Workers:
             page = self._reader.backend.threads(space=journal.SPACE, agent=None, prefix=None, after=after, limit=_RUNS)
             for record, newest in page:
                 with suppress(Corrupt):  # a run that cannot be read keeps no conversation
-                    if _goes_on(record, newest) and lease_of(self._reader, record.name) is not None:
+                    if _may_be_leased(record, newest) and lease_of(self._reader, record.name) is not None:
                         yield record.name
             if len(page) < _RUNS:
                 return
             after = (page[-1][1].created_at, page[-1][0].no)
 
 
-def _goes_on(record: ThreadRecord, newest: Row) -> bool:
-    """Tell whether a run may have a worker: the newest journal row of an ended or waiting run has a status."""
+def _may_be_leased(record: ThreadRecord, newest: Row) -> bool:
+    """Tell whether a run may have a worker: if it has ended or waits, its newest journal row has a status."""
     return not log.unpack_extra(log.checked(newest, record.uid))[0]

@@ -17,8 +17,8 @@ _PAGE: Final = 500
 
 
 def count_messages(reader: StoreReader, usage: Usage) -> int:
-    """Return the number of messages in all conversations: from the search index, or from heads not yet indexed."""
-    found = usage.items.get(manifests.CONVERSATION, 0)
+    """Return the number of messages in all conversations. A head that is not indexed yet is read."""
+    count = usage.items.get(manifests.CONVERSATION, 0)
     after = 0
     while numbers := reader.backend.unindexed(after, _PAGE):
         after = numbers[-1]
@@ -29,13 +29,13 @@ def count_messages(reader: StoreReader, usage: Usage) -> int:
                     tip = reader.tip_of(record)
                     head = tip.head if tip else None
                     spine = None if head is None else extract.listed(reader.chain(record, head).tree)
-                    found += 0 if spine is None else spine.length
-    return found
+                    count += 0 if spine is None else spine.length
+    return count
 
 
 def count_checkpoints(reader: LogReader) -> int:
     """Return the number of visible agent checkpoints."""
-    found = 0
+    count = 0
     after: tuple[int, int] | None = None
     while page := reader.backend.threads(space=manifests.SPACE, agent=None, prefix=None, after=after, limit=_PAGE):
         after = (page[-1][1].created_at, page[-1][0].no)
@@ -43,7 +43,7 @@ def count_checkpoints(reader: LogReader) -> int:
             rows = reader.backend.rows(record.no, [(1, newest.seq)], visible=True)
             for row in rows:
                 with suppress(Corrupt):
-                    found += manifests.info_of(row).role == manifests.CHECKPOINT
-        if len(page) < _PAGE:  # the cursor of a damaged row could repeat a page without end
+                    count += manifests.info_of(row).role == manifests.CHECKPOINT
+        if len(page) < _PAGE:  # a cursor from a damaged row could repeat a page forever
             break
-    return found
+    return count

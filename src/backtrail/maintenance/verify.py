@@ -1,10 +1,10 @@
 """Verification: read everything, compare it with its checksums, and name the damage.
 
-Rows have checksums, states have roots, chunks have digests. The head of each thread, the names and listings of threads,
-the search index and the pointers of agent checkpoints are checked, too.
+Rows have checksums, states have root hashes, chunks have digests. Verification also checks the head of each thread,
+the lookups and listings of threads, the search index, and the pointers of agent checkpoints.
 
-Nothing in this module writes. `ThreadDamage` describes the damage of one thread. `repair` acts on it, so a report can
-list the steps of a repair.
+This module only reads. `ThreadDamage` describes the damage of one thread. `repair` works from it, and a report lists
+the steps of a repair from it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _PAGE: Final = 500
 _LOOKS: Final = 5
-"""The most scans of a thread that seems damaged while other processes write to it."""
+"""How often a thread that seems damaged is scanned while other processes write to it."""
 
 
 @dataclass(slots=True)
@@ -45,19 +45,19 @@ class ThreadDamage:
     unsound: set[int] = field(default_factory=set)
     """The seqs of the rows whose checksum does not match."""
     views: set[int] = field(default_factory=set)
-    """The seqs of unsound rows that later checkpoints name as their view."""
+    """The seqs of rows with wrong checksums that later checkpoints refer to in `view`."""
     loads: int = 0
     """How many visible checkpoints can be read."""
     head: int = 0
-    """The seq of the head, or of the newest readable head, which a repair makes the head; 0 if there is none."""
+    """The seq of the head; if that cannot be read, of the newest readable head, for a repair; 0 if there is none."""
     head_lost: bool = False
-    """Whether the head must be moved: the newest row is lost or unsound, or its head cannot be read."""
+    """Whether a repair must move the head: the newest row is lost or unsound, or its head cannot be read."""
     head_hidden: bool = False
-    """Whether the head can be read, but is marked as hidden."""
+    """Whether the head can be read, but is hidden."""
     last: int = 0
-    """The seq of the newest row if the index has seen it and the row is missing; else 0."""
+    """The seq of the newest row if the index knows it and the row is missing; else 0."""
     created_at: int | None = None
-    """The created_at for a repair to set, if the record's own is impossible: that of the first sound row, or now."""
+    """If the record's creation time is impossible: the time that a repair sets, of the first sound row, or now."""
 
     @property
     def sound(self) -> bool:
@@ -72,8 +72,8 @@ class Findings:
     threads: int = 0
     checkpoints: int = 0
     damaged: list[ThreadDamage] = field(default_factory=list)
-    held: list[AgentDamage] = field(default_factory=list)
-    """The damage of agents whose checkpoints point at lost rows, or whose newest manifest misses a change."""
+    agents: list[AgentDamage] = field(default_factory=list)
+    """The agents whose checkpoints point at lost rows, or whose newest manifest misses a change."""
     chunks: list[bytes] = field(default_factory=list)
     """The digests of damaged chunks."""
     misindexed: list[ThreadRecord] = field(default_factory=list)
@@ -81,13 +81,13 @@ class Findings:
 
 
 def examine(reader: StoreReader, progress: Progress = None) -> Findings:
-    """Read everything in the store and return the damage that was found."""
-    reader = reader.uncached()  # a cached node must not stand in for a damaged chunk
+    """Read the whole store and return the damage."""
+    reader = reader.uncached()  # a cached node would hide a damaged chunk
     findings = Findings()
     good: set[bytes] = set()
     _scan_threads(reader, findings, good, progress)
     lost = {(each.record.space, each.record.name): each.lost for each in findings.damaged}
-    findings.held = list(agent_pointers.check(reader, lost))
+    findings.agents = list(agent_pointers.check(reader, lost))
     findings.misindexed = list(misindexed(reader))
     _scan_chunks(reader, findings, good, progress)
     return findings
@@ -108,7 +108,7 @@ def _scan_threads(reader: StoreReader, findings: Findings, good: set[bytes], pro
 
         try:
             damage, count = scan_thread(reader, record, good, report_count)
-        except Corrupt as error:  # the storage itself cannot be read there
+        except Corrupt as error:  # the storage itself is damaged
             findings.faults.append(f"{record.space} {record.name!r}: {error}")
             continue
         findings.checkpoints += count if record.space != manifests.SPACE else 0
@@ -120,9 +120,9 @@ def _scan_threads(reader: StoreReader, findings: Findings, good: set[bytes], pro
 def scan_thread(
     reader: StoreReader, record: ThreadRecord, good: set[bytes], report_count: Callable[[int], None] = lambda _: None
 ) -> tuple[ThreadDamage | None, int]:
-    """Read a thread; return its damage, or None, and the number of its visible checkpoints.
+    """Read a thread; return its damage (None if it is sound) and the number of its visible checkpoints.
 
-    Add the digests of sound chunks to `good`; call `report_count` with the number of checkpoints read so far.
+    The digests of sound chunks are added to `good`. `report_count` gets the number of checkpoints read so far.
     """
     result: tuple[ThreadDamage | None, int] = (None, 0)
     for _ in range(_LOOKS):
@@ -133,7 +133,7 @@ def scan_thread(
         damage = scan.run()
         result = (None if damage.sound else damage, scan.count)
         if damage.sound or scan.is_current():
-            break  # else another process wrote or collected meanwhile, which can look like damage
+            break  # else scan again: a write or collection by another process can look like damage
     return result
 
 
@@ -180,7 +180,7 @@ class _ThreadScan:
         return damage
 
     def is_current(self) -> bool:
-        """Tell whether the thread still has the same newest row and pins: without its pin, a row may be collected."""
+        """Tell whether the thread still has the same newest row and the same pins."""
         newest = self._reader.backend.newest(self._record.no)
         same = newest is not None and newest.op_id == self._damage.newest.op_id
         return same and self._reading.pinned <= manifests.pinned_seqs(self._reader, self._record)
@@ -209,76 +209,83 @@ class _ThreadScan:
         elif newest.head and newest.head not in self._loads:
             row = self._reader.row(self._record, newest.head)
             if row is None:
-                damage.lost[newest.head] = "it is the head, and its row is missing"
+                damage.lost[newest.head] = "its row is missing, and it is the head"
             if row is not None and row.hidden and newest.head not in damage.lost and self._can_be_read(row):
                 damage.head, damage.head_hidden = newest.head, True
             else:
                 damage.head_lost = True
 
     def _check_last(self) -> None:
-        """Record the newest row as lost if the index has seen a higher seq than the thread has."""
-        last = self._reader.backend.last_seq(self._record.no)  # first: rows that are added meanwhile are not lost
+        """Record the newest row as lost if the index knows a higher seq than the thread has."""
+        last = self._reader.backend.last_seq(self._record.no)  # read this first: rows added later are not lost
         newest = self._reader.backend.newest(self._record.no)
         if newest is not None and newest.seq < last <= newest.seq + JUMP:
             self._damage.last, self._damage.head_lost = last, True
-            self._damage.lost[last] = "the index has seen it as the newest row, and it is missing"
+            self._damage.lost[last] = "its row is missing, and the index has it as the newest row"
 
     def _can_be_read(self, row: Row) -> bool:
         try:
             read_below(self._reader, self._reader.chain(self._record, row).tree, self._good)
         except (Corrupt, NotFound):
-            self._damage.lost[row.seq] = "it is the head, is hidden, and cannot be read"
+            self._damage.lost[row.seq] = "it is the head, but it is hidden and cannot be read"
             return False
         return True
 
 
 def _listed(reader: StoreReader) -> set[tuple[int, int]]:
     """Return (number, newest seq) of every thread that `Reader.threads` lists."""
-    found: set[tuple[int, int]] = set()
+    entries: set[tuple[int, int]] = set()
     after: tuple[int, int] | None = None
     while page := reader.backend.threads(space=None, agent=None, prefix=None, after=after, limit=_PAGE):
-        listed = {(record.no, newest.seq) for record, newest in page}
-        if listed <= found:
-            break  # the cursor came from a damaged row and repeats a page: `_is_listed` looks up the other threads
-        found |= listed
+        page_entries = {(record.no, newest.seq) for record, newest in page}
+        if page_entries <= entries:
+            break  # a damaged row made a cursor that repeats a page: `_is_listed` looks up the other threads
+        entries |= page_entries
         after = (page[-1][1].created_at, page[-1][0].no)
-    return found
+    return entries
 
 
 def _misfiled(reader: StoreReader, record: ThreadRecord, listed: Container[tuple[int, int]]) -> list[str]:
-    """Return a message for each way in which a thread is not found: by name, by uid, or in listings."""
+    """Return a message for each lookup that misses the thread: by name, by uid, or in listings."""
     backend = reader.backend
     what = f"{record.space} {record.name!r}"
-    found: list[str] = []
-    for way, there in (
+    faults: list[str] = []
+    for lookup, result in (
         ("by its name", backend.find_thread(record.space, record.name)),
         ("by the ids of its checkpoints", backend.thread_with_uid(record.uid)),
     ):
-        if there is None or there.no != record.no:
-            found.append(f"{what} is not found {way}")
+        if result is None or result.no != record.no:
+            faults.append(f"{what} is not found {lookup}")
     newest = backend.newest(record.no)
     if newest is not None and bool(newest.head) != ((record.no, newest.seq) in listed):
-        found += [] if _is_listed(reader, record, newest) else [f"{what} is not listed as what it is"]
-    return found
+        faults += (
+            []
+            if _is_listed(reader, record, newest)
+            else [f"{what} is missing in listings, or listed although it has no head"]
+        )
+    return faults
 
 
 def _is_listed(reader: StoreReader, record: ThreadRecord, newest: Row) -> bool:
-    """Tell whether a second lookup lists the thread correctly, or another process wrote to the thread meanwhile."""
-    after = (newest.created_at, record.no + 1)  # the thread comes first behind this cursor, unless it has a newer row
+    """Tell whether a second lookup lists the thread correctly, or another process has written to the thread."""
+    after = (
+        newest.created_at,
+        record.no + 1,
+    )  # a listing after this cursor begins with the thread, unless it has a newer row
     page = reader.backend.threads(space=record.space, agent=record.agent, prefix=record.name, after=after, limit=1)
     if bool(newest.head) == ([(each.no, row.seq) for each, row in page] == [(record.no, newest.seq)]):
         return True
-    there, again = reader.backend.thread(record.no), reader.backend.newest(record.no)
-    return again is None or again.op_id != newest.op_id or there != record
+    current, newest_now = reader.backend.thread(record.no), reader.backend.newest(record.no)
+    return newest_now is None or newest_now.op_id != newest.op_id or current != record
 
 
 # -- the rest -----------------------------------------------------------------------------------------
 
 
 def misindexed(reader: StoreReader) -> Iterator[ThreadRecord]:
-    """Yield the threads whose list in the search index is wrong, or is out of date although the thread has no mark."""
+    """Yield the threads whose search index list is wrong, or is out of date without a mark that says so."""
     for record in gc.threads(reader):
-        if not indexer.is_true(reader, record) or (not reader.backend.read_only and _unmarked(reader, record)):
+        if not indexer.is_correct(reader, record) or (not reader.backend.read_only and _unmarked(reader, record)):
             yield record
 
 
@@ -288,16 +295,16 @@ def _unmarked(reader: StoreReader, record: ThreadRecord) -> bool:
     newest = backend.newest(record.no)
     if newest is None or backend.unindexed(record.no - 1, 1) == [record.no]:
         return False
-    seen = backend.indexed(record.no)
-    head = newest.head if log.is_sound(newest, record.uid) else seen.seq
-    if (seen.as_of, seen.seq) == (newest.seq, head) or backend.unindexed(record.no - 1, 1) == [record.no]:
+    indexed = backend.indexed(record.no)
+    head = newest.head if log.is_sound(newest, record.uid) else indexed.seq
+    if (indexed.as_of, indexed.seq) == (newest.seq, head) or backend.unindexed(record.no - 1, 1) == [record.no]:
         return False
-    again = backend.newest(record.no)  # else another process wrote meanwhile
-    return again is not None and again.op_id == newest.op_id
+    newest_now = backend.newest(record.no)  # another process may have written since
+    return newest_now is not None and newest_now.op_id == newest.op_id
 
 
 def _scan_chunks(reader: StoreReader, findings: Findings, good: set[bytes], progress: Progress) -> None:
-    """Read the chunks that no state refers to: a later save of the same content would rely on them."""
+    """Check the chunks that no state refers to, because a later save of the same content would reuse them."""
     count = 0
     after = b""
     while page := reader.backend.chunk_page(after, _PAGE):
@@ -309,7 +316,7 @@ def _scan_chunks(reader: StoreReader, findings: Findings, good: set[bytes], prog
 
 
 def damaged_chunks(reader: StoreReader, digests: Sequence[bytes]) -> list[bytes]:
-    """Return the digests of the chunks whose stored bytes do not match their digest; absent chunks are left out."""
+    """Return the digests of the chunks whose stored bytes do not match their digest. Missing chunks are ignored."""
     return [digest for digest, stored in reader.backend.chunks(digests).items() if not is_chunk_sound(digest, stored)]
 
 
@@ -319,7 +326,7 @@ def damaged_chunks(reader: StoreReader, digests: Sequence[bytes]) -> list[bytes]
 def report(findings: Findings, faults: list[str], repairs: tuple[str, ...], *, repaired: bool) -> VerifyReport:
     """Return the findings as the `VerifyReport` for callers."""
     times = [
-        f"{each.record.space} {each.record.name!r}: its time of creation is damaged"
+        f"{each.record.space} {each.record.name!r}: its creation time is damaged"
         for each in findings.damaged
         if each.created_at is not None
     ]
@@ -328,10 +335,10 @@ def report(findings: Findings, faults: list[str], repairs: tuple[str, ...], *, r
         checkpoints=findings.checkpoints,
         damaged=(
             *(damage for each in findings.damaged for damage in _checkpoint_damage(each)),
-            *(damage for each in findings.held for damage in _agent_damage(each)),
+            *(damage for each in findings.agents for damage in _agent_damage(each)),
         ),
         misindexed=tuple(record.name for record in findings.misindexed),
-        faults=(*faults, *times, *(fault for each in findings.held for fault in _agent_faults(each))),
+        faults=(*faults, *times, *(fault for each in findings.agents for fault in _agent_faults(each))),
         chunks=tuple(digest.hex() for digest in findings.chunks),
         salvage=tuple(_salvage(each) for each in findings.damaged),
         repairs=repairs,
@@ -343,26 +350,26 @@ def _checkpoint_damage(damage: ThreadDamage) -> Iterator[Damage]:
     record = damage.record
     reasons = dict(damage.lost)
     if damage.head_hidden:
-        reasons.setdefault(damage.head, "it loads; but it is the head, and is marked as deleted")
+        reasons.setdefault(damage.head, "it is the head and loads, but it is marked as deleted")
     for seq, reason in sorted(reasons.items()):
         yield Damage(log.checkpoint_id(record.uid, seq), record.name, reason, record.space)
 
 
-def _agent_damage(held: AgentDamage) -> Iterator[Damage]:
-    for seq in sorted(held.checkpoints):
-        losses = "; ".join(f"{space} {name!r}: {why}" for (space, name), why in sorted(held.lost[seq].items()))
-        checkpoint_id = log.checkpoint_id(held.record.uid, seq)
-        yield Damage(checkpoint_id, held.record.name, f"what it holds is lost: {losses}", manifests.SPACE)
+def _agent_damage(damage: AgentDamage) -> Iterator[Damage]:
+    for seq in sorted(damage.checkpoints):
+        losses = "; ".join(f"{space} {name!r}: {reason}" for (space, name), reason in sorted(damage.lost[seq].items()))
+        checkpoint_id = log.checkpoint_id(damage.record.uid, seq)
+        yield Damage(checkpoint_id, damage.record.name, f"it points at lost data: {losses}", manifests.SPACE)
 
 
-def _agent_faults(held: AgentDamage) -> Iterator[str]:
-    agent = f"agent {held.record.name!r}"
-    if held.stale:
-        yield f"{agent}: its next checkpoint cannot build on the record of its threads: {held.stale}"
-    if held.unpinned:
-        yield f"{agent}: a collection may remove {len(held.unpinned)} checkpoints that its own checkpoints hold"
-    if held.untouched:
-        names = ", ".join(repr(record.name) for record in held.untouched[:5])
+def _agent_faults(damage: AgentDamage) -> Iterator[str]:
+    agent = f"agent {damage.record.name!r}"
+    if damage.stale:
+        yield f"{agent}: its next checkpoint cannot build on the last one: {damage.stale}"
+    if damage.unpinned:
+        yield f"{agent}: gc may remove {len(damage.unpinned)} checkpoints that the agent's checkpoints need"
+    if damage.untouched:
+        names = ", ".join(repr(record.name) for record in damage.untouched[:5])
         yield f"{agent}: its next checkpoint would miss changes of {names}"
 
 

@@ -1,7 +1,7 @@
 """The port's test suite, for authors of backends. It needs pytest and hypothesis.
 
-`BackendConformance` tests all that `backtrail.backends.port` promises. Its parts can be used alone. A test class says
-how to open an empty store:
+`BackendConformance` tests all promises of `backtrail.backends.port`. Its parts can be used alone. A test class only has
+to open an empty store:
 
     class TestMyBackend(BackendConformance):
         def open_backend(self, folder):
@@ -12,7 +12,7 @@ docs/backends.md shows more.
 
 import pytest
 
-# Asserts explain themselves when they fail, as those of a test file do.
+# pytest explains failed asserts in these modules, as in a test file.
 _PARTS = ("against_memory", "change_feed", "lifecycle", "maintenance", "reader_writer", "search_index")
 pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in _PARTS))
 

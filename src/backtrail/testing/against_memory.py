@@ -1,4 +1,4 @@
-"""Random batches and maintenance: a backend answers as the memory backend does."""
+"""Random batches and maintenance: a backend must give the same answers as the memory backend."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ maintenance: Any = st.sampled_from(["epoch", "sweep", "remove", "rewrite", "recl
 
 
 def _without_guesses(backend: Any, batch: Batch) -> Batch:
-    """Leave out entries that name a thread by a number that it is about to get."""
+    """Remove entries that name a thread by a number that it does not have yet."""
     known = {-2, -1, 0, 99, *backend.thread_numbers(0, 99)}
     kept: dict[str, Any] = {
         field: tuple(entry for entry in getattr(batch, field) if entry[0] in known)
@@ -114,7 +114,7 @@ def _skipped_numbers(wanted: Any, given: Any) -> bool:
 
 
 def compare(backend: Any, actions: list[Any], look: Callable[[Any], Any]) -> None:
-    """Do the actions on an empty store and in memory: answers, and what `look` sees after each, must be the same."""
+    """Do the actions on an empty store and in memory: the answers, and the results of `look`, must be equal."""
     memory = MemoryBackend()
     batches = [action for action in actions if isinstance(action, Batch)]
     for at, chosen in enumerate(actions):

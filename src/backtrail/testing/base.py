@@ -1,4 +1,4 @@
-"""What the parts of the suite share: how they open a backend."""
+"""The base class of the suite's parts: it opens the backend."""
 
 from __future__ import annotations
 

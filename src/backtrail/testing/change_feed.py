@@ -1,4 +1,4 @@
-"""What `ChangeFeed` promises."""
+"""Tests of `ChangeFeed`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from backtrail.testing.samples import digest, new, row, start
 
 
 class ChangeFeedConformance(Conformance):
-    """News of commits."""
+    """Tests of listeners and of `changed_since`."""
 
     def test_mark_tells_which_threads_changed_since(self, backend: Any) -> None:
         first, second = start(backend, rows=2), start(backend, "y")

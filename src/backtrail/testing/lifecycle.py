@@ -1,4 +1,4 @@
-"""What a backend promises about groups, snapshots, forks and `close`."""
+"""Tests of groups, snapshots, forks and `close`."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class LifecycleConformance(Conformance):
             worker.join(60)
         assert [backend.newest(no).seq for no in numbers] == [19] * 4
 
-    def test_group_refuses_calls_that_cannot_be_part_of_it(self, backend: Any) -> None:
+    def test_group_refuses_calls_that_cannot_be_grouped(self, backend: Any) -> None:
         no = start(backend)
         with backend.group():
             backend.commit(Batch(rows=((no, row(2)),)))

@@ -1,4 +1,4 @@
-"""What `Maintenance` promises."""
+"""Tests of `Maintenance`."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class MaintenanceConformance(Conformance):
             backend.commit(Batch(rows=((no, row(4)),), visible=((no, 2),)))
         backend.commit(Batch(rows=((no, row(4)),)))
 
-    def test_row_may_be_hidden_at_first_and_removed_in_its_group(self, backend: Any) -> None:
+    def test_new_hidden_row_may_be_removed_in_its_group(self, backend: Any) -> None:
         with backend.group():
             rows = tuple((-1, row(seq, hidden=seq < 3)) for seq in range(1, 5))
             (no,) = backend.commit(Batch(threads=(new("x"),), rows=rows, tag=((-1, 2, "t"),)))

@@ -1,4 +1,4 @@
-"""What `Reader` and `Writer` promise."""
+"""Tests of `Reader` and `Writer`."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def refused_batches(no: int) -> dict[str, tuple[type[Exception], Batch]]:
 
 
 class ReaderWriterConformance(Conformance):
-    """Threads, rows, tags, chunks, and the one way to write them."""
+    """Tests of threads, rows, tags, chunks and commits."""
 
     # -- threads ----------------------------------------------------------------------------------
 
@@ -84,7 +84,7 @@ class ReaderWriterConformance(Conformance):
         assert [backend.thread(no) for no in (-1, 0, 2)] == [None, None, None]
 
     @pytest.mark.parametrize("name", ODD_TEXTS)
-    def test_any_text_is_a_name_an_owner_and_an_origin(self, backend: Any, name: str) -> None:
+    def test_name_owner_and_origin_may_be_any_text(self, backend: Any, name: str) -> None:
         (no,) = backend.commit(Batch(threads=(new(name, agent=name, origin=name),), rows=((-1, row(1)),)))
         found = backend.find_thread("thread", name)
         assert (found.no, found.name, found.agent, found.origin) == (no, name, name, name)
@@ -402,7 +402,7 @@ class ReaderWriterConformance(Conformance):
         assert backend.present([*stored, digest("none")]) == set(stored)
         backend.commit(Batch(touch=tuple(stored)))
 
-    # -- what a batch requires --------------------------------------------------------------------
+    # -- requirements of a batch --------------------------------------------------------------------
 
     @pytest.mark.parametrize("case", refused_batches(1))
     def test_refused_batch_writes_nothing(self, backend: Any, case: str) -> None:
@@ -443,7 +443,7 @@ class ReaderWriterConformance(Conformance):
         backend.commit(batch)
         assert [each.seq for each in backend.rows(no, [(1, 9)], visible=True)] == [3, 4, 5]
         backend.commit(Batch(show=((no, 1),), tag=((no, 1, "later"),)))
-        backend.commit(batch)  # it is there: what it required then does not matter any more
+        backend.commit(batch)  # the batch was committed, so its requirements do not matter any more
         assert [each.seq for each in backend.rows(no, [(1, 9)], visible=True)] == [1, 3, 4, 5]
 
     def test_rows_with_gaps_follow_the_newest(self, backend: Any) -> None:
@@ -511,7 +511,7 @@ class ReaderWriterConformance(Conformance):
         backend.commit(Batch(newest=((no, 0),), rows=((no, row(1)),)))
         assert backend.newest(no).seq == 1
 
-    # -- what a batch does ------------------------------------------------------------------------
+    # -- changes of a batch ------------------------------------------------------------------------
 
     def test_batch_names_new_threads_by_negative_numbers(self, backend: Any) -> None:
         first, second = backend.commit(
@@ -580,7 +580,7 @@ class ReaderWriterConformance(Conformance):
         assert backend.commit(Batch()) == ()
         assert contents(backend) == before
 
-    def test_one_of_two_writers_extends_a_row(self, backend: Any) -> None:
+    def test_only_one_of_two_writers_extends_a_row(self, backend: Any) -> None:
         no = start(backend)
         backend.commit(Batch(rows=((no, row(2, payload=b"mine")),)))
         with pytest.raises(Stale):

@@ -1,4 +1,4 @@
-"""Threads, rows and batches for tests of a backend, and all that a backend says about what it holds."""
+"""Threads, rows and batches for tests of a backend, and functions that return its whole content."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def hidden(backend: Any, no: int) -> list[int]:
 
 
 def contents(backend: Any) -> dict[str, Any]:
-    """Return all that a Reader says; of chunks, those with short names."""
+    """Return all answers of a Reader; of chunks, only those with short names."""
     numbers = backend.thread_numbers(0, 1000)
     return {
         "threads": [backend.thread(no) for no in numbers],
@@ -113,7 +113,7 @@ def contents(backend: Any) -> dict[str, Any]:
 
 
 def everything(backend: Any) -> dict[str, Any]:
-    """Return all that a backend says about what it holds."""
+    """Return the whole content of a backend, through all its read methods."""
     page = backend.chunk_page(b"", 1000)
     return contents(backend) | {
         "chunk page": (page, backend.chunks([name for name, _ in page])),

@@ -1,4 +1,4 @@
-"""What `SearchIndex` promises."""
+"""Tests of `SearchIndex`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class SearchIndexConformance(Conformance):
         backend.commit(Batch(rows=((second, row(2)),), hide=((first, 1),), tag=((first, 1, "t"),)))
         assert backend.unindexed(0, 9) == [second]
 
-    def test_mark_stays_if_the_list_is_of_an_older_row(self, backend: Any) -> None:
+    def test_mark_stays_if_the_list_has_an_older_row(self, backend: Any) -> None:
         no = start(backend, rows=2)
         put(backend, no, "old")
         assert backend.unindexed(0, 9) == [no]

@@ -1,4 +1,4 @@
-"""What is true of the file backend alone: directories, locks, forks, failing disks."""
+"""Tests of the file backend only: directories, locks, forks, failing disks."""
 
 import errno
 import os
@@ -48,12 +48,12 @@ def seqs(backend, no):
 
 
 class TestOpening:
-    def test_a_new_store_is_made_with_the_directories_above_it(self, tmp_path):
+    def test_new_store_creates_its_parent_directories(self, tmp_path):
         path = tmp_path / "a" / "b" / "store"
         FileBackend(path).close()
         assert set(contents(path)) == {"backtrail.lock", "backtrail.store", "log-000000000001"}
 
-    def test_what_was_committed_is_there_when_it_is_opened_again(self, path):
+    def test_commits_survive_reopening(self, path):
         backend = FileBackend(path)
         no = start(backend)
         added = append(backend, no)
@@ -70,7 +70,7 @@ class TestOpening:
         assert [entry.name for entry in path.parent.iterdir()] == ["store"]
 
     @pytest.mark.parametrize("name", ["a?b", "a%20b", "with space", "é😀"])
-    def test_any_directory_will_do_and_its_url_leads_to_it(self, tmp_path, name):
+    def test_store_opens_in_any_directory_by_its_url(self, tmp_path, name):
         with backtrail.open((tmp_path / name).as_uri()) as store:
             store.thread("t").save(1)
         assert [entry.name for entry in tmp_path.iterdir()] == [name]
@@ -81,7 +81,7 @@ class TestOpening:
             backtrail.open(url)
 
     @pytest.mark.parametrize("read_only", [False, True])
-    def test_a_directory_of_something_else_is_refused_and_left_alone(self, path, read_only):
+    def test_foreign_directory_is_refused_and_unchanged(self, path, read_only):
         path.mkdir()
         (path / "letter.txt").write_text("dear")
         with raises(Invalid, "invalid.store"):
@@ -166,7 +166,7 @@ class TestOpening:
         unprivileged(work)
         tmp_path.chmod(0o755)
 
-    def test_processes_that_make_the_same_store_at_once_all_succeed(self, tmp_path):
+    def test_processes_can_create_one_store_at_once(self, tmp_path):
         for attempt in range(5):
             path = tmp_path / str(attempt)
             children = []
@@ -187,7 +187,7 @@ class TestOpening:
 
 
 class TestReadOnly:
-    def test_what_is_missing_is_not_found_and_not_made(self, path):
+    def test_missing_store_is_not_found_and_not_created(self, path):
         with raises(NotFound, "not_found.store"):
             FileBackend(path, read_only=True)
         assert not path.exists()
@@ -196,7 +196,7 @@ class TestReadOnly:
             FileBackend(path, read_only=True)
         assert contents(path) == {}
 
-    def test_it_sees_what_others_commit_and_writes_nothing(self, backend, path, disk):
+    def test_read_only_store_sees_commits_and_writes_nothing(self, backend, path, disk):
         no = start(backend)
         disk.calls.clear()
         reader = FileBackend(path, read_only=True)
@@ -221,7 +221,7 @@ class TestReadOnly:
         reader.close()
         assert not disk.calls
 
-    def test_a_store_that_may_not_be_written_can_be_read(self, path):
+    def test_unwritable_store_can_be_read(self, path):
         made = FileBackend(path)
         no = start(made)
         made.close()
@@ -309,7 +309,7 @@ class TestDurability:
 
 
 class TestOthers:
-    def test_what_another_one_writes_is_seen_at_once(self, backend, path):
+    def test_other_handle_sees_a_write_at_once(self, backend, path):
         other = FileBackend(path)
         no = start(backend)
         assert other.newest(no) == backend.newest(no)
@@ -534,7 +534,7 @@ class TestReclaiming:
         backend.reclaim()
         assert contents(path) == before
 
-    def test_what_was_removed_is_in_no_file(self, backend, path):
+    def test_removed_data_is_in_no_file(self, backend, path):
         canary = b"the canary that is to be gone"
         no = start(backend)
         for at in range(9):
@@ -579,18 +579,18 @@ class TestReclaiming:
             assert sorted(op_ids(each, no)[-len(written) :]) == sorted(written)
             each.close()
 
-    def test_of_two_at_once_one_gives_way(self, path, monkeypatch):
+    def test_one_of_two_concurrent_collections_gives_up(self, path, monkeypatch):
         backend, other = FileBackend(path), FileBackend(path)
         fill(backend)
         expected = whole(backend)
-        switched = FileBackend._switched
+        switched = FileBackend._switch
 
         def late(self, *rest):
-            monkeypatch.setattr(FileBackend, "_switched", switched)
+            monkeypatch.setattr(FileBackend, "_switch", switched)
             other.reclaim()
             return switched(self, *rest)
 
-        monkeypatch.setattr(FileBackend, "_switched", late)
+        monkeypatch.setattr(FileBackend, "_switch", late)
         backend.reclaim()
         assert whole(backend) == whole(other) == expected
         assert len(contents(path)) == 4

@@ -1,4 +1,4 @@
-"""Crashes and damage, on stores in files: what was acknowledged is there, what is damaged is named, the rest loads."""
+"""Crashes and damage of file stores: no acknowledged write is lost, damage is named, other data loads."""
 
 import os
 import random
@@ -81,7 +81,7 @@ class TestCutShort:
         (path / FIRST).write_bytes(data)
         again = opened(path)
         assert seqs(again, no) == [1, 2, 3]
-        assert "cut short" in caplog.text
+        assert "was interrupted" in caplog.text
         append(again, no)
         again.close()
         assert seqs(opened(path, read_only=True), no) == [1, 2, 3, 4]
@@ -133,7 +133,7 @@ def together(store, how, path):
 
 
 def damage_row(path, uid, seq):
-    """Flip a bit in what a file says of a row of its first thread."""
+    """Flip a bit in the record of a row of the first thread."""
     data = bytearray(path.read_bytes())
     for frame in frames_of(path, uid):
         at = frame.at + frames.HEADER
@@ -174,7 +174,7 @@ class TestDamage:
             thread.tag("@", "last")
         return path
 
-    def test_a_flipped_bit_anywhere_is_found_and_the_rest_loads(self, made, caplog):
+    def test_any_flipped_bit_is_found_and_other_data_loads(self, made, caplog):
         self.flip(made, caplog, 24)
 
     @pytest.mark.torture
@@ -211,7 +211,7 @@ class TestDamage:
                     tip = heads(store)
                     moved = {thread for thread in stood if tip[thread] != stood[thread]}
                     assert all(isinstance(tip[thread], backtrail.Corrupt) for thread in moved), (name, at)
-                    assert store._backend._storage.log.blind is None
+                    assert store._backend._storage.log.fatal_damage is None
                     assert name == "backtrail.store" or at < 40 or store.verify().faults, (name, at)
                 if wrong:
                     hurt += 1
@@ -227,7 +227,7 @@ class TestDamage:
 
     @staticmethod
     def repair(made, left, given):
-        """Repair a copy: what can be read is left, and it goes on with ids that were not given before."""
+        """Repair a copy: readable data stays, and new rows get unused ids."""
         copy = made.with_name("copy")
         shutil.copytree(made, copy)
         with backtrail.open(copy.as_uri()) as store:
@@ -255,7 +255,7 @@ class TestDamage:
             assert [damage.checkpoint_id for damage in store.verify().damaged] == [given[lost - 1]]
         self.repair(path, left, given)
 
-    def test_one_can_write_to_what_is_not_damaged(self, made):
+    def test_undamaged_threads_can_be_written(self, made):
         with backtrail.open(made.as_uri(), read_only=True) as store:
             uid = store._backend._storage.generation.uid
         name = min(name for name in contents(made) if name.startswith(("base", "log")))
@@ -315,7 +315,7 @@ class TestKilled:
 
     @staticmethod
     def every(tmp_path, prepare, work, check):
-        """Do it in a child that is killed before its k-th call, for every k; then look at what is there."""
+        """Do it in a child that is killed before its k-th call, for every k; then check the store."""
         if prepare is not None:
             prepare(tmp_path / "prepared")
         status, at = 77, -1
@@ -417,7 +417,7 @@ class TestKilled:
 
 
 class TestPowerCuts:
-    """Every prefix of what a store asked of the disk, with what was not synced dropped, torn and reordered."""
+    """Replay every prefix of the disk calls, with unsynced calls dropped, torn or reordered."""
 
     @staticmethod
     def use(path, disk, durability):
@@ -448,7 +448,7 @@ class TestPowerCuts:
         self.crash(tmp_path, durability, monkeypatch, 3)
 
     @pytest.mark.torture
-    def test_what_was_acknowledged_is_there_after_any_of_many_crashes(self, tmp_path, monkeypatch):
+    def test_acknowledged_writes_survive_any_crash(self, tmp_path, monkeypatch):
         self.crash(tmp_path, "full", monkeypatch, 80)
 
     def crash(self, tmp_path, durability, monkeypatch, times):

@@ -1,4 +1,4 @@
-"""Hard times for a store in files: lost files, damage between processes, Ctrl-C, few descriptors, long waits."""
+"""Hard cases of file stores: lost files, damage between processes, Ctrl-C, few descriptors, long waits."""
 
 import errno
 import os
@@ -67,7 +67,7 @@ def first_frames(path):
 
 
 class TestDamageBetweenProcesses:
-    """What others wrote was on disk, too: one damaged byte does not take what came after it."""
+    """Writes of other processes were on disk, too: one damaged byte does not affect later frames."""
 
     def look(self, path, count, hurt):
         """All threads are there, one of them damaged, and nothing is cut off."""
@@ -105,7 +105,7 @@ class TestDamageBetweenProcesses:
             append(other if at % 2 else one, no)
         assert disk.count("sync") == 6
 
-    def test_without_the_lock_file_it_is_made_sure_of_once(self, path, disk):
+    def test_missing_lock_file_causes_one_locked_read(self, path, disk):
         backend = opened(path)
         no = start(backend)
         backend.close()
@@ -191,7 +191,7 @@ def refused(path):
 
 
 def mended(path):
-    """See that a repair gives up what is lost, that the rest is as it was, and that the store goes on."""
+    """Check that a repair removes only lost data, and that the store can be written afterwards."""
     with backtrail.open(path.as_uri()) as store:
         left = {thread.id: store.thread(thread.id).load().state for thread in store.threads()}
         assert left
@@ -291,7 +291,7 @@ class TestAnotherStoreInItsPlace:
     @pytest.mark.parametrize("name", [file_directory.STORE, FIRST])
     @pytest.mark.parametrize("read_only", [True, False])
     @pytest.mark.parametrize("lock", [True, False])
-    def test_a_file_of_another_store_is_refused_and_left_alone(self, path, name, read_only, lock):
+    def test_file_of_another_store_is_refused_and_unchanged(self, path, name, read_only, lock):
         other = path.with_name("other")
         for each in (path, other):
             with backtrail.open(each.as_uri()) as store:
@@ -304,7 +304,7 @@ class TestAnotherStoreInItsPlace:
             backtrail.open(path.as_uri(), read_only=read_only)
         assert {each.name: each.read_bytes() for each in path.iterdir() if each.name in before} == before
 
-    def test_a_file_of_the_log_under_another_name_is_refused(self, path, small):
+    def test_log_file_under_another_name_is_refused(self, path, small):
         del small
         with backtrail.open(path.as_uri()) as store:
             for n in range(12):
@@ -389,7 +389,7 @@ class TestOrderOnDisk:
 
 class TestInterrupted:
     @pytest.mark.parametrize("where", ["echo", "_write", "end", "settle"])
-    def test_anywhere_around_a_write_all_agree_what_is_there(self, path, where, monkeypatch):
+    def test_processes_agree_at_every_point_of_a_write(self, path, where, monkeypatch):
         backend, other = opened(path), opened(path)
         no = start(backend)
         owner = {"echo": file_log, "settle": Tables}.get(where, file_log.Log)
@@ -472,7 +472,7 @@ class TestFewDescriptors:
         backend.close()
 
     @pytest.mark.parametrize("failing", range(12))
-    def test_a_collection_that_cannot_open_a_file_leaves_none_open(self, path, failing, monkeypatch):
+    def test_failed_collection_leaves_no_file_open(self, path, failing, monkeypatch):
         backend = opened(path)
         no = start(backend)
         backend.next_epoch()
@@ -533,7 +533,7 @@ class TestUpkeep:
             assert store.verify().ok
             assert len(store.thread("t")) == 1
 
-    def test_a_base_that_is_the_present_one_is_not_removed(self, path, monkeypatch):
+    def test_current_base_is_not_removed(self, path, monkeypatch):
         with backtrail.open(path.as_uri()) as store:
             for n in range(4):
                 store.thread("t").save({"n": n})
@@ -583,7 +583,7 @@ class TestUpkeep:
         assert len(found) == 1
         backend.close()
 
-    def test_a_directory_among_what_is_left_over_is_left_alone(self, path):
+    def test_directory_among_leftovers_is_not_removed(self, path):
         opened(path).close()
         (path / "snapshot.new-kept").mkdir()
         (path / "snapshot.new-left").touch()
@@ -591,7 +591,7 @@ class TestUpkeep:
         assert (path / "snapshot.new-kept").is_dir()
         assert not (path / "snapshot.new-left").exists()
 
-    def test_what_cannot_be_swept_is_an_error_of_ours(self, path, disk):
+    def test_failed_sweep_raises_a_backtrail_error(self, path, disk):
         opened(path).close()
         (path / "snapshot.new-left").touch()
 
@@ -616,7 +616,7 @@ class TestWaiting:
             yield no
         other.close()
 
-    def test_a_thread_reads_beside_one_that_waits_for_another_process(self, path, monkeypatch):
+    def test_thread_reads_while_another_waits_for_a_process(self, path, monkeypatch):
         backend, other = opened(path), opened(path)
         no = start(backend)
         waiting = threading.Event()
@@ -674,7 +674,7 @@ class TestWaiting:
         for each in (writer, other):
             each.close()
 
-    def test_other_processes_do_not_wait_for_a_thread_that_loads(self, path, monkeypatch):
+    def test_loading_thread_does_not_block_other_processes(self, path, monkeypatch):
         backend, other = opened(path), opened(path)
         no = start(backend)
         loading, go_on = threading.Event(), threading.Event()

@@ -45,7 +45,7 @@ def numbers(store):
 
 
 class Hole:
-    """A part of the log that will be lost: what is written in the block."""
+    """A context whose writes go to a part of the log that the test then loses."""
 
     def __init__(self, path):
         self._log = path / FIRST
@@ -137,7 +137,7 @@ def _loads(store, name):
         return False
 
 
-def test_saved_piece_of_a_log_is_not_read_as_log(path):
+def test_log_bytes_saved_as_data_are_not_frames(path):
     with opened(path, compression=False) as store:
         store.thread("big").save({"n": 0, "x": os.urandom(20_000)})
         head = (path / FIRST).read_bytes()[40:140]
@@ -361,7 +361,7 @@ def test_next_collection_removes_leftovers_of_a_killed_one(path, erased):
     assert found_in(path) == []
 
 
-def test_what_could_not_be_removed_goes_with_the_next_collection(path, erased, monkeypatch):
+def test_next_collection_removes_leftover_files(path, erased, monkeypatch):
     unlink = Path.unlink
 
     def refused(self, **rest):
@@ -417,7 +417,7 @@ def test_ctrl_c_during_a_reload_mixes_no_generations(path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["files", "memory"])
-def test_ctrl_c_at_the_start_of_a_group_releases_the_lock(path, kind):
+def test_ctrl_c_as_a_group_begins_releases_the_lock(path, kind):
     backend = FileBackend(path, busy_timeout=0.5) if kind == "files" else MemoryBackend()
     no = start(backend)
     begin = Tables.begin
@@ -552,7 +552,7 @@ def test_files_behind_a_gap_are_read_without_the_seal(path, monkeypatch, lock):
         assert store.verify().ok
 
 
-def test_old_frames_saved_in_a_damaged_file_are_not_applied(path, monkeypatch):
+def test_old_frames_inside_saved_data_are_not_applied(path, monkeypatch):
     with opened(path, compression=False) as store:
         store.thread("x").save({"n": 0}, label="l")
         store.thread("x").tag("l", "taken off")

@@ -50,7 +50,7 @@ def url_of(own, role, password=SECRET, *, database="postgres"):
 
 @contextlib.contextmanager
 def refused(kind, code):
-    """What the block does is refused so, in a sentence or two."""
+    """Require that the block raises this error, with a message of one or two sentences."""
     with pytest.raises(backtrail.Error) as caught:
         yield caught
     assert (type(caught.value), caught.value.code) == (kind, code), caught.value
@@ -130,7 +130,7 @@ def test_malformed_url_is_refused_without_being_shown(url, tmp_path, monkeypatch
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_libpq_knows_of_addresses_goes(own):
+def test_any_libpq_address_works(own):
     """Parameters with spaces in them, several hosts, and our own parameter among libpq's."""
     options = "options=-c%20jit%3Doff%20-c%20work_mem%3D4321kB"
     url = f"postgresql://postgres@127.0.0.1:{servers.free_port()},127.0.0.1:{own.port}/postgres"
@@ -142,7 +142,7 @@ def test_what_libpq_knows_of_addresses_goes(own):
                 assert connection.execute("SHOW work_mem").fetchone() == ("4321kB",)
 
 
-def test_what_cannot_be_reached_is_said_at_once(own):
+def test_unreachable_server_is_reported_at_once(own):
     began = time.monotonic()
     with refused(backtrail.Unavailable, "unavailable.connection") as caught:
         backtrail.open(f"postgresql://me:{SECRET}@no-such-host.invalid/db")
@@ -225,7 +225,7 @@ def test_a_schema_may_have_any_name(own, name):
 
 
 @pytest.mark.parametrize("name", ["", "a" * 64, "é" * 32, "pg_mine", "information_schema", "a$$b", "a\0b", "\ud800", 7])
-def test_what_cannot_be_the_name_of_a_schema_is_refused(own, name):
+def test_invalid_schema_name_is_refused(own, name):
     with refused(backtrail.Invalid, "invalid.argument"):
         backtrail.open(own.url, schema=name)
 
@@ -241,7 +241,7 @@ def test_a_server_that_is_too_old_is_refused(opener, monkeypatch):
 
 
 def check_read_only(opener, *, code):
-    """What is there can be read; a write is refused, and leaves everything as it was."""
+    """The store can be read; a write is refused and changes nothing."""
     for options in ({"read_only": True}, {}):
         with opener(**options) as store:
             assert store.thread("t").load().state == {"n": 1, "text": "x" * 20_000}
@@ -279,7 +279,7 @@ def test_role_without_select_gets_a_permission_error(own, opener, role):
         backtrail.open(url_of(own, role), schema=opener.keywords["schema"])
 
 
-def test_a_database_that_is_read_only_by_default_is_read(own, opener, role):
+def test_read_only_database_can_be_read(own, opener, role):
     a_store(opener)
     schema = opener.keywords["schema"]
     own.execute(f"GRANT ALL ON SCHEMA {schema} TO {role}")
@@ -309,7 +309,7 @@ def test_a_hot_standby_is_read(own, opener):
 # ---- a server that cannot just now ----------------------------------------------------------------------------------
 
 
-def test_when_no_connection_is_left_it_is_said(own, opener, role):
+def test_error_names_a_lack_of_connections(own, opener, role):
     a_store(opener)
     own.execute(f"ALTER ROLE {role} CONNECTION LIMIT 1")
     own.execute(f"GRANT ALL ON SCHEMA {opener.keywords['schema']} TO {role}")
@@ -437,7 +437,7 @@ def test_dropped_schema_is_reported_as_gone(own, opener):
             store.thread("t").save({"n": 2})
 
 
-def test_a_role_that_is_ended_by_an_administrator_comes_back(own, opener):
+def test_terminated_session_reconnects(own, opener):
     with opener() as store:
         thread = store.thread("t")
         thread.save({"items": []})

@@ -59,7 +59,7 @@ def store(proxy, schema):
 
 
 class Deeds:
-    """Each deed takes a number and writes; `check` compares what is there with what was done."""
+    """Operations that each write a number; `check` compares the store with the acknowledged operations."""
 
     def __init__(self, store):
         self.store = store
@@ -174,7 +174,7 @@ def test_any_exchange_of_any_write_may_be_lost(proxy, schema, direct, kind, ever
 
 
 @pytest.mark.parametrize("kind", [SWALLOW, DURING])
-def test_replies_that_are_lost_in_front_of_pgbouncer_change_nothing(own, schema, direct, kind):
+def test_lost_replies_behind_pgbouncer_write_once(own, schema, direct, kind):
     with (
         servers.pgbouncer(own, pool=2) as bouncer,
         Proxy(bouncer.url) as proxy,
@@ -321,7 +321,7 @@ def test_transaction_with_unknown_end_is_whole_or_absent(impatient, proxy, direc
             assert store.thread("a").load().state == store.thread("b").load().state == {"items": [0]}
 
 
-def test_a_server_that_comes_back_in_time_is_waited_for(store, proxy):
+def test_restarting_server_is_waited_for(store, proxy):
     thread = store.thread("t")
     thread.save({"n": 1})
     for n in range(2, 5):
@@ -336,7 +336,7 @@ def test_a_server_that_comes_back_in_time_is_waited_for(store, proxy):
 
 @pytest.mark.usefixtures("patience")
 @pytest.mark.parametrize(("kind", "there"), [(SWALLOW, [0, 1, 2]), (BEFORE, [0])])
-def test_an_awaited_write_whose_end_is_unknown_is_reported_so(proxy, schema, direct, kind, there):
+def test_async_write_without_reply_is_commit_unknown(proxy, schema, direct, kind, there):
     async def run(name):
         async with await backtrail.aio.open(proxy.url, schema=schema) as store:
             thread = store.thread(name)

@@ -1,4 +1,4 @@
-"""The life of a store in PostgreSQL: what is left of it when it is dropped, or when the interpreter ends."""
+"""The end of a PostgreSQL store: it is dropped without close, or the interpreter ends."""
 
 import gc
 import random
@@ -44,7 +44,7 @@ store.thread("u").save({})
 """
 
 
-def test_what_is_saved_while_the_interpreter_ends_is_saved():
+def test_save_during_interpreter_shutdown_is_stored():
     with place() as opener:
         where = opener.args[0], opener.keywords["schema"]
         done = subprocess.run(
@@ -69,7 +69,7 @@ def filled(store):
     return thread, store.stats().stored_bytes
 
 
-def test_gc_frees_space_for_what_is_saved_next():
+def test_new_data_reuses_space_freed_by_gc():
     with place() as opener, opener() as store:
         thread, before = filled(store)
         store.gc()

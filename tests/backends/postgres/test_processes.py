@@ -40,7 +40,7 @@ def run(target, *jobs):
 
 @contextlib.contextmanager
 def running(target, *jobs):
-    """The same, for a block that goes on meanwhile; it is given a function that waits for the results."""
+    """The same, for a block that runs at the same time; it gets a function that waits for the results."""
     pipes = [spawn.Pipe(duplex=False) for _ in jobs]
     workers = [
         spawn.Process(target=_report, args=(sender, target, job)) for (_, sender), job in zip(pipes, jobs, strict=True)
@@ -134,7 +134,7 @@ def _append_forever(opener, told):
             told.send((os.getpid(), i))
 
 
-def test_writers_that_are_killed_leave_all_that_they_had_acknowledged(opener):
+def test_killed_writers_lose_no_acknowledged_write(opener):
     with opener() as store:
         store.thread("t").save({"items": []})
     acknowledged = []
@@ -164,7 +164,7 @@ def test_writers_that_are_killed_leave_all_that_they_had_acknowledged(opener):
 
 
 class Writer:
-    """Appends numbered items until it is told to stop, and keeps what became of each."""
+    """Appends numbered items until it gets a stop signal, and records the outcome of each."""
 
     def __init__(self, store, process, number, stop):
         self.store, self.process, self.stop = store, process, stop

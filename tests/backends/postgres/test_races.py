@@ -27,7 +27,7 @@ def opener():
 
 @contextlib.contextmanager
 def holding(statement, *values):
-    """Have another connection hold what a statement locks; gives a function that lets go of it."""
+    """Let another connection hold the locks of a statement; yield a function that releases them."""
     with contextlib.closing(server().connect()) as connection:
         connection.execute("BEGIN")
         connection.execute(statement, values)
@@ -71,7 +71,7 @@ def test_gc_spares_chunks_of_a_writer_with_older_snapshot(opener, isolation):
         assert fresh.thread("b").load().state == blob
 
 
-def test_a_group_does_not_wait_for_others_but_is_undone(opener):
+def test_blocked_group_is_undone_without_waiting(opener):
     with opener() as store:
         backend = store._backend
         one, two = start(backend, "one"), start(backend, "two")
@@ -86,7 +86,7 @@ def test_a_group_does_not_wait_for_others_but_is_undone(opener):
         assert backend.newest(one).seq == 2
 
 
-def test_a_batch_in_pieces_that_comes_again_marks_nothing_again(opener, monkeypatch):
+def test_repeated_large_batch_marks_no_thread_again(opener, monkeypatch):
     monkeypatch.setattr(commit, "PIECE", 100)
     with opener() as store:
         backend = store._backend
@@ -151,7 +151,7 @@ def test_store_is_not_converted_while_others_would_wait(opener):
         store.thread("t").save({})
 
 
-def test_opening_is_tried_again_when_others_are_in_the_way(opener):
+def test_open_is_retried_after_a_conflict(opener):
     real, failures = postgres_schema.format_of, iter([psycopg.errors.DuplicatePreparedStatement("it exists")])
 
     def failing(*arguments):
@@ -182,7 +182,7 @@ def test_gc_does_not_wait_for_indexing(opener):
         assert mock.call("lock_vocabulary") not in text.mock_calls  # nothing to clean: nothing is locked
 
 
-def test_undone_group_of_the_index_is_repeated_one_by_one(opener):
+def test_undone_index_group_is_repeated_in_single_writes(opener):
     with opener() as store:
         for n in range(5):
             store.thread(f"t{n}").save({"messages": [f"fox {n}"]})

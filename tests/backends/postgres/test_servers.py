@@ -1,4 +1,4 @@
-"""The lab itself: servers crash and come back with what was committed, and each fault does what it says."""
+"""Tests of the test tools: servers restart after a crash with all commits, and each fault has its effect."""
 
 import contextlib
 import os
@@ -45,7 +45,7 @@ def connect(proxy, **options):
 # ---- servers --------------------------------------------------------------------------------------------------------
 
 
-def test_a_crash_leaves_what_was_committed_and_nothing_else():
+def test_crash_keeps_exactly_the_committed_data():
     with servers.Server() as server:
         server.execute("CREATE TABLE t (n int)")
         address = server.url, server.tcp_url
@@ -114,7 +114,7 @@ def test_schemas_of_a_place_are_dropped():
 
 
 def everything_in(schema):
-    """All rows of a schema, its sequences, and what is there to hold them."""
+    """All rows, sequences and definitions of a schema."""
     found = {}
     listed = "SELECT relname, relkind::text FROM pg_class WHERE relnamespace = %s::regnamespace ORDER BY 1"
     for name, kind in servers.server().execute(listed, (schema,)):
@@ -124,7 +124,7 @@ def everything_in(schema):
 
 
 @pytest.mark.parametrize("slack", [0, 1 << 30])
-def test_a_schema_that_was_swept_is_as_a_new_one(monkeypatch, slack):
+def test_swept_schema_equals_a_new_one(monkeypatch, slack):
     monkeypatch.setattr(schemas, "_spare", [])
     monkeypatch.setattr(schemas, "_SLACK", slack)
     with schemas.swept() as opener:
@@ -221,7 +221,7 @@ def test_without_faults_everything_passes(proxy, own):
 
 
 @pytest.mark.parametrize("prepare", [0, None])
-def test_a_swallowed_answer_is_one_to_what_was_done(proxy, table, prepare):
+def test_dropped_reply_follows_a_completed_statement(proxy, table, prepare):
     with connect(proxy, prepare_threshold=prepare) as connection:
         connection.execute(INSERT, (0,))
         fault = proxy.fault(SWALLOW, sql="insert", skip=1)
@@ -257,7 +257,7 @@ def test_swallowed_reply_in_a_transaction_is_an_error(proxy, table):
     assert [(f.status, f.failed) for f in fault.fired] == [("T", False), ("E", True)]
 
 
-def test_what_is_cut_before_never_happens(proxy, table):
+def test_connection_cut_before_a_statement_prevents_it(proxy, table):
     fault = proxy.fault(BEFORE, sql="insert")
     with connect(proxy) as connection, pytest.raises(psycopg.OperationalError):
         connection.execute(INSERT, (1,))
@@ -266,7 +266,7 @@ def test_what_is_cut_before_never_happens(proxy, table):
     assert len(fault.fired) == 1
 
 
-def test_what_is_cut_during_goes_on_by_itself(proxy, table):
+def test_cut_statement_still_completes_on_the_server(proxy, table):
     fault = proxy.fault(DURING, sql="insert")
     with connect(proxy) as connection, pytest.raises(psycopg.OperationalError):
         connection.execute("INSERT INTO t SELECT 1 FROM pg_sleep(0.3)")

@@ -1,4 +1,4 @@
-"""What is true of the SQLite backend alone: files, locks, forks, failing disks, formats."""
+"""Tests of the SQLite backend only: files, locks, forks, failing disks, formats."""
 
 import itertools
 import os
@@ -136,7 +136,7 @@ def quick_path(tmp_path):
 
 @pytest.fixture
 def public_path(path):
-    """The same, in directories that everybody may enter."""
+    """The same, in directories that all users can enter."""
     for place in (path.parent, *itertools.islice(path.parents, 1, 4)):
         if place.owner() == path.owner() and place != Path("/"):
             place.chmod(place.stat().st_mode | 0o055)
@@ -144,12 +144,12 @@ def public_path(path):
 
 
 class TestOpening:
-    def test_a_new_store_is_made_with_the_directories_above_it(self, tmp_path):
+    def test_new_store_creates_its_parent_directories(self, tmp_path):
         path = tmp_path / "a" / "b" / "store"
         SqliteBackend(path).close()
         assert [entry.name for entry in path.parent.iterdir()] == ["store"]
 
-    def test_what_was_committed_is_there_when_it_is_opened_again(self, path):
+    def test_commits_survive_reopening(self, path):
         with_rows = SqliteBackend(path)
         no = start(with_rows)
         added = append(with_rows, no)
@@ -158,7 +158,7 @@ class TestOpening:
         assert again.rows(no, [(2, 2)], payload=True) == [added]
         again.close()
 
-    def test_the_file_says_what_it_is(self, backend, path):
+    def test_file_has_the_application_id_and_format(self, backend, path):
         with backend._shared.use() as connection:
             found = {
                 name: connection.pragma(name)
@@ -192,7 +192,7 @@ class TestOpening:
         other.close()
 
     @pytest.mark.parametrize("name", ["", ":memory:", "a\0b"])
-    def test_what_is_not_a_file_name_is_refused(self, name):
+    def test_invalid_file_name_is_refused(self, name):
         with raises(Invalid, "invalid.store"):
             SqliteBackend(name)
 
@@ -204,12 +204,12 @@ class TestOpening:
 
     def test_directory_with_a_file_store_is_named_as_such(self, tmp_path):
         backtrail.open(tmp_path.as_uri()).close()
-        with pytest.raises(Invalid, match=f"say {tmp_path.as_uri()}$"):
+        with pytest.raises(Invalid, match=f"use the URL {tmp_path.as_uri()}$"):
             SqliteBackend(tmp_path)
 
     @pytest.mark.parametrize("read_only", [False, True])
     @pytest.mark.parametrize("text", [b"x", b"hello\n" * 1000, bytes(4096), b"SQLite format 3\0" + bytes(100)])
-    def test_a_file_of_another_kind_is_refused_and_left_alone(self, tmp_path, text, read_only):
+    def test_foreign_file_is_refused_and_unchanged(self, tmp_path, text, read_only):
         (tmp_path / "file").write_bytes(text)
         with raises(Invalid, "invalid.store"):
             SqliteBackend(tmp_path / "file", read_only=read_only)
@@ -337,7 +337,7 @@ class TestOpening:
         SqliteBackend(tmp_path / "store").close()
         other.close()
 
-    def test_processes_that_open_a_new_file_at_once_all_succeed(self, quick_path):
+    def test_processes_can_create_one_file_at_once(self, quick_path):
         for attempt in range(10):
             path = quick_path / str(attempt)
             gate = os.pipe()
@@ -363,7 +363,7 @@ class TestOpening:
 
 
 class TestReadOnly:
-    def test_what_is_missing_is_not_found_and_not_made(self, tmp_path):
+    def test_missing_store_is_not_found_and_not_created(self, tmp_path):
         with raises(NotFound, "not_found.store"):
             SqliteBackend(tmp_path / "a" / "store", read_only=True)
         (tmp_path / "empty").touch()
@@ -371,7 +371,7 @@ class TestReadOnly:
             SqliteBackend(tmp_path / "empty", read_only=True)
         assert contents(tmp_path) == {"empty": b""}
 
-    def test_it_sees_what_others_commit_and_writes_nothing(self, backend, path):
+    def test_read_only_store_sees_commits_and_writes_nothing(self, backend, path):
         reader = SqliteBackend(path, read_only=True)
         no = start(backend)
         assert reader.newest(no) == backend.newest(no)
@@ -447,7 +447,7 @@ class TestFormats:
         finally:
             connection.close()
 
-    def test_an_older_store_is_converted_and_keeps_what_it_had(self, path, next_step):
+    def test_older_store_is_converted_without_loss(self, path, next_step):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(schema, "STEPS", schema.STEPS[:-1])
             old = SqliteBackend(path)
@@ -462,7 +462,7 @@ class TestFormats:
         SqliteBackend(tmp_path / "new").close()
         assert self.look(tmp_path / "new") == (FORMAT + 1, 1)
 
-    def test_a_step_that_fails_leaves_the_format_it_began_with(self, path, next_step):
+    def test_failed_migration_step_keeps_the_old_format(self, path, next_step):
         def fail():
             raise KeyboardInterrupt
 
@@ -561,7 +561,7 @@ class TestTurns:
         append(backend, no)
         other.close()
 
-    def test_call_of_a_thread_that_has_the_connection_is_locked(self, path):
+    def test_nested_call_of_one_thread_is_locked(self, path):
         backend = SqliteBackend(path, busy_timeout=0.05)
         with backend._shared.use(), raises(Unavailable, "unavailable.locked"):
             backend.newest(1)
@@ -594,7 +594,7 @@ class TestTurns:
 
 
 class TestFork:
-    def test_child_does_not_use_a_store_that_replaced_its_own(self, backend, path):
+    def test_forked_child_refuses_a_replaced_store(self, backend, path):
         start(backend)
         (path.parent / "away").mkdir()
         for part in path.parent.glob(f"{path.name}*"):
@@ -613,7 +613,7 @@ class TestFork:
 
     @pytest.mark.parametrize("inherited", [True, False])
     def test_a_childs_commits_survive_its_parents_close(self, backend, path, inherited):
-        """The child must hold locks of its own, or the parent deletes the WAL beneath it when it closes."""
+        """The child needs its own locks; otherwise the parent deletes the child's WAL when it closes."""
         no = start(backend)
         ready, closed = os.pipe(), os.pipe()
         child = os.fork()
@@ -633,7 +633,7 @@ class TestFork:
         again.close()
 
     @pytest.mark.parametrize("use", ["none", "read", "write", "close", "delete", "another"])
-    def test_whatever_a_child_does_its_parent_goes_on(self, backend, path, use):
+    def test_parent_continues_after_anything_in_a_child(self, backend, path, use):
         no = start(backend)
         append(backend, no)
         second = SqliteBackend(path)
@@ -870,7 +870,7 @@ class TestDisk:
         backend.close()
 
     @pytest.mark.parametrize("every", lengths(3, 1))
-    def test_creation_that_is_killed_leaves_nothing_or_a_good_store(self, disk, quick_path, every):
+    def test_killed_creation_leaves_no_store_or_a_good_one(self, disk, quick_path, every):
         SqliteBackend(quick_path / "count").close()
         total = len(disk.calls)
         assert total > 20
@@ -1099,7 +1099,7 @@ class TestGroup:
         assert backend.newest(no).seq == 1
         append(backend, no)
 
-    def test_what_sqlite_refuses_is_refused_alone(self, backend):
+    def test_refused_statement_fails_alone(self, backend):
         no = start(backend)
         with backend.group():
             append(backend, no)
@@ -1248,7 +1248,7 @@ class TestSpace:
         assert backend.usage().stored_bytes == path.stat().st_size
         assert Path(f"{path}-wal").stat().st_size == 0
 
-    def test_what_was_removed_is_overwritten_with_zeros(self, backend, path):
+    def test_removed_data_is_overwritten_with_zeros(self, backend, path):
         canary = b"the canary that is to be gone"
         no = start(backend)
         for at in range(30):

@@ -1,4 +1,4 @@
-"""A backup that is put in the place of a store whose process was killed, with the log of that process beside it.
+"""A backup replaces a store whose process was killed, and the old log of that process is still there.
 
 What opens the store afterwards finds the backup, or is refused: the log is never replayed over a file that it does not
 belong to. Without a restore, the log is always replayed: whatever was acknowledged is there.
@@ -70,7 +70,7 @@ def work(path, backups, told, seed):
 
 
 def killed(path, backups, seed):
-    """Let a process work until it is killed at some moment; return how many writes it was told of."""
+    """Kill a process at a random moment; return how many of its writes were acknowledged."""
     told = spawn.Value("i", 0)
     child = spawn.Process(target=work, args=(path, backups, told, seed))
     child.start()
@@ -178,7 +178,7 @@ def test_log_of_another_file_is_refused(tmp_path, read_only):
     assert states(path, read_only=read_only) == before
 
 
-def test_log_is_replayed_over_its_own_file_wherever_it_is(tmp_path):
+def test_log_is_replayed_into_its_moved_file(tmp_path):
     path = tmp_path / "agents.db"
     crashed_store(path)
     elsewhere = tmp_path / "elsewhere"
@@ -189,7 +189,7 @@ def test_log_is_replayed_over_its_own_file_wherever_it_is(tmp_path):
     assert len(states(path)["t0"][-1]["n"]) == 4
 
 
-def test_restore_keeps_what_was_there_with_its_log(tmp_path):
+def test_restore_keeps_the_replaced_store_and_its_log(tmp_path):
     path = tmp_path / "agents.db"
     backup = crashed_store(path)
     wanted = states(backup, read_only=True)
@@ -280,7 +280,7 @@ def test_backup_of_files_is_restored(tmp_path):
         ("b.db", "text", "invalid.store"),
     ],
 )
-def test_restore_refuses_what_is_no_backup_or_no_place(tmp_path, monkeypatch, backup, store, code):
+def test_restore_refuses_wrong_backup_and_target(tmp_path, monkeypatch, backup, store, code):
     monkeypatch.chdir(tmp_path)
     backtrail.open("b.db").close()
     Path("text").write_text("so long", encoding="utf-8")
@@ -290,7 +290,7 @@ def test_restore_refuses_what_is_no_backup_or_no_place(tmp_path, monkeypatch, ba
     assert sorted(each.name for each in tmp_path.iterdir()) == ["b.db", "text"]
 
 
-def test_journal_of_a_new_store_does_not_empty_a_backup(tmp_path):
+def test_leftover_journal_does_not_empty_a_backup(tmp_path):
     path = tmp_path / "agents.db"
     with backtrail.open(tmp_path / "backup.db") as store:
         append(store, 1)
@@ -312,7 +312,7 @@ def journal_of_a_new_file():
 
 
 @pytest.mark.parametrize("has_log", [False, True])
-def test_file_that_is_replaced_under_a_process_is_left_alone(tmp_path, has_log):
+def test_replacement_of_an_open_file_is_not_changed(tmp_path, has_log):
     path = tmp_path / "agents.db"
     with backtrail.open(path) as store:
         append(store, 1)
@@ -379,7 +379,7 @@ def replace_and_exit(path, backup):
     subprocess.run(["cp", backup, path], check=True)  # and end without closing the store
 
 
-def test_store_that_was_replaced_stays_so_when_its_process_ends(tmp_path):
+def test_exit_does_not_undo_a_replaced_store(tmp_path):
     path, backup = tmp_path / "agents.db", tmp_path / "backup.db"
     # a process of its own: one of multiprocessing ends without closing what it has open
     code = f"from {__name__} import replace_and_exit; replace_and_exit({str(path)!r}, {str(backup)!r})"
@@ -389,7 +389,7 @@ def test_store_that_was_replaced_stays_so_when_its_process_ends(tmp_path):
     assert states(path) == states(backup, read_only=True)
 
 
-def test_long_reader_does_not_have_each_append_read_the_log(tmp_path, monkeypatch):
+def test_appends_beside_a_long_reader_do_not_reread_the_log(tmp_path, monkeypatch):
     path = tmp_path / "agents.db"
     with backtrail.open(path) as store:
         append(store, 1)

@@ -1,4 +1,4 @@
-"""An SQLite file that is moved, removed or replaced while a process has it open: every save can be found again."""
+"""An SQLite file is moved, removed or replaced while a process has it open: no save is lost."""
 
 import os
 import shutil

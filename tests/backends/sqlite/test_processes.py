@@ -55,7 +55,7 @@ def _run(target: object, path: Path) -> list[tuple[int, int]]:
     return seen
 
 
-def test_eight_processes_appending_lose_nothing_and_keep_each_writers_order(tmp_path: Path) -> None:
+def test_eight_appending_processes_lose_nothing_and_keep_order(tmp_path: Path) -> None:
     path = tmp_path / "s.db"
     with backtrail.open(path) as store:
         store.thread("shared").save({"messages": []})
@@ -152,7 +152,7 @@ with backtrail.open(sys.argv[1]) as store:
 """
 
 
-def test_save_in_a_new_process_costs_what_append_does(tmp_path):
+def test_first_save_of_a_process_costs_one_append(tmp_path):
     state = {"messages": [{"role": "user", "content": f"message {at} " + "some words " * 8} for at in range(10_000)]}
     with backtrail.open(tmp_path / "s.db") as store:
         for name in ("t", "other"):

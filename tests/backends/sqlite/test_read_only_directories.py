@@ -14,7 +14,7 @@ from tests.backends.sqlite.test_backend import unprivileged
 
 @pytest.fixture
 def public_path():
-    """The name of a store in a directory that everybody may enter."""
+    """The path of a store in a directory that all users can enter."""
     compression.dictionary1()  # which the user to whom the permissions apply may not read
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)  # noqa: PTH101
@@ -31,7 +31,7 @@ def made(place):
 
 
 def writer(place, orders, answers):
-    """Do what is ordered, a letter at a time, in another process that may write."""
+    """Execute commands, one letter each, in another process that has write permission."""
     store = None
     while order := os.read(orders, 1):
         if order == b"o":
@@ -75,7 +75,7 @@ def beside(place, read):
 
 
 @pytest.mark.parametrize("letters", ["oa", "oac", "oamc", "oam"])
-def test_reader_sees_what_is_written_later(public_path, letters):
+def test_reader_sees_later_writes(public_path, letters):
     made(public_path)
 
     def read(tell):
@@ -122,7 +122,7 @@ def test_log_that_may_not_be_read_is_an_error(public_path):
     beside(public_path, read)
 
 
-def test_missing_files_do_not_keep_a_store_from_being_read(public_path):
+def test_store_without_wal_files_can_be_read(public_path):
     made(public_path)
 
     def read():

@@ -1,7 +1,7 @@
 """The file backend: a directory of plain files, with tables in memory and a log of their changes on disk.
 
-With durability "full" a commit is on disk when it returns. "relaxed" syncs only now and then: a power cut may lose the
-last commits. If a commit is lost, all later commits are lost, too.
+With durability "full" a commit is on disk when it returns. "relaxed" syncs only from time to time: a power cut may lose
+the last commits. If a commit is lost, all later commits are lost, too.
 
 `tables` has the state, `log` the changes, `lock` keeps processes apart, and `storage` combines the three. This module
 adds snapshots, backups, collections and repairs.
@@ -37,7 +37,7 @@ _ATTEMPTS: Final = 3
 
 
 class FileBackend(TableBackend):
-    """The port on files. `busy_timeout` bounds, in seconds, the wait for another thread or process."""
+    """The backend for file stores. `busy_timeout` is the longest wait for another thread or process, in seconds."""
 
     interval = 0.05
     beside = ()
@@ -56,7 +56,7 @@ class FileBackend(TableBackend):
             raise Invalid(f"busy_timeout must be a number of seconds, not {busy_timeout!r}", code="invalid.option")
         name = os.fspath(path)
         if not name or "\0" in name:
-            raise Invalid(f"{name!r} is not the name of a directory", code="invalid.store")
+            raise Invalid(f"{name!r} is not a valid directory name", code="invalid.store")
         self.path = Path(os.path.realpath(name))
         self.read_only = read_only
         self._files = FileStorage(
@@ -90,13 +90,13 @@ class FileBackend(TableBackend):
         return None
 
     def backup(self, path: Path, progress: Callable[[str, int], None] | None) -> int:
-        """Copy the files up to the current end of the log. Other processes keep writing: files only grow at the end."""
+        """Copy the files up to the current end of the log. Other processes may write: files only grow at the end."""
         self._refuse_in_group()
         if self.path in (place := Path(os.path.realpath(path.parent)), *place.parents):
-            raise Invalid(f"{place}: is a part of the store: name another place", code="invalid.argument")
+            raise Invalid(f"{place}: is inside the store: pass another path", code="invalid.argument")
         with self._read():
             log, generation = self._files.log.duplicate(), self._files.generation
-            end = log.end()._replace(synced=log.number) if log.blind is None else self._files.lock.published()
+            end = log.end()._replace(synced=log.number) if log.fatal_damage is None else self._files.lock.published()
         try:
             path.mkdir(0o700)
             directory.switch(path, generation)
@@ -126,36 +126,36 @@ class FileBackend(TableBackend):
             raise translated(error, self.path) from error
 
     def reclaim(self, *, erase: bool = False) -> None:
-        """Write the state to new files, and remove the old ones. Other processes wait only for two moments."""
+        """Write the state to new files, and remove the old ones. Other processes wait only twice, for a moment."""
         self._refuse_in_group()
-        if not self._rewrite(repair=False) and erase:  # nothing that was removed would be in the new files
+        if not self._rewrite(repair=False) and erase:  # only new files are free of removed data
             raise Unavailable(
-                f"{self.path}: other processes collect it at the same time, so what was removed may still be in their "
-                "files: let them end, and collect again",
+                f"{self.path}: other processes run gc at the same time, so removed data may still be in their files: "
+                "wait until they end, then run gc again",
                 code="unavailable.locked",
             )
 
     def repair(self) -> None:
         """Begin another generation with all readable data, without the lost frames.
 
-        If the changes of lost frames are unknown, the store gets a new uid: thread numbers and seqs of lost frames are
-        used again, and other processes may still know the old ones.
+        If the changes of lost frames are unknown, the store gets a new uid. The reason: thread numbers and seqs of lost
+        frames are used again, and other processes may still know the old ones.
         """
         self._refuse_in_group()
         if self.check(None):
             self._rewrite(repair=True)
 
     def _rewrite(self, *, repair: bool) -> bool:
-        """Begin another generation, unless nothing is gained; return False if other processes were first each time."""
+        """Begin another generation if that frees or repairs something; return False if others were always first."""
         try:
-            return any(self._rewritten(repair=repair) for _ in range(_ATTEMPTS))
+            return any(self._try_rewrite(repair=repair) for _ in range(_ATTEMPTS))
         except OSError as error:
             raise translated(error, self.path) from error
 
-    def _rewritten(self, *, repair: bool) -> bool:
-        """Begin another generation, unless the files have no waste; return False if another process was first."""
+    def _try_rewrite(self, *, repair: bool) -> bool:
+        """Begin another generation if the files have waste or damage; return False if another process was first."""
         files = self._files
-        with files.locked(blind=repair):
+        with files.locked(even_damaged=repair):
             log, old = files.log, files.generation
             if not (files.tables.wasted or log.damage or (repair and files.tables.orphans())):
                 directory.sweep(self.path, old)  # the last collection may have been killed before its sweep
@@ -164,7 +164,7 @@ class FileBackend(TableBackend):
             copy = files.tables.copy()
             if repair:
                 copy.drop_orphans()
-            if log.blind is not None:
+            if log.fatal_damage is not None:
                 self._begin_store(copy)
                 return True
             log.roll()
@@ -173,20 +173,20 @@ class FileBackend(TableBackend):
         try:
             tables, count = base.write(self.path / name, old.uid, copy, source.body)
             new = Generation(old.uid, old.generation + 1, name, count, source.file, source.number + 1)
-            return self._switched(old, new, tables)
+            return self._switch(old, new, tables)
         except BaseException:
             self._discard(name)
             raise
         finally:
             source.close()
 
-    def _switched(self, old: Generation, new: Generation, tables: Tables) -> bool:
+    def _switch(self, old: Generation, new: Generation, tables: Tables) -> bool:
         """Switch to a new generation, whose base has the tables; return False if another process was first."""
         try:
             log = Log(self.path, new, read_only=False)
             try:
                 log.leave_base()
-                with self._files.locked(blind=True):
+                with self._files.locked(even_damaged=True):
                     if self._files.generation == old:
                         log.read(tables, self._files.log.end())
                         self._begin(new, log, tables)
@@ -222,7 +222,7 @@ class FileBackend(TableBackend):
         """Switch the directory to a new generation, and use its log and tables."""
         directory.switch(self.path, new)
         self._files.adopt(log, tables)
-        with suppress(Error):  # the published end only saves time
+        with suppress(Error):  # readers work without the published end, only slower
             self._files.lock.publish(log.end())
 
     def _discard(self, name: str) -> None:

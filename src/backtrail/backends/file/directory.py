@@ -2,10 +2,10 @@
 
 `backtrail.store` makes the directory a store, and names its current files: a base, if there is one, and the first log
 file behind it. It has one line, written twice, each with a checksum. A rename replaces it as a whole: at that moment
-another generation begins, and processes with the old file open see another inode. Files of older generations are left
-over from an interrupted collection, and the next process that opens the store removes them.
+another generation begins, and processes with the old file open see another inode. If gc was interrupted, files of older
+generations are left; the next process that opens the store removes them.
 
-A directory with other files, or of a newer format, is refused before anything in it is touched.
+A directory with other files, or of a newer format, is refused before anything in it is changed.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def look(path: Path) -> bool:
     except FileNotFoundError:
         return False
     except NotADirectoryError as error:
-        raise Invalid(f"{path}: is not a directory: name another place", code="invalid.store") from error
+        raise Invalid(f"{path}: is not a directory: pass another path", code="invalid.store") from error
     except OSError as error:
         raise translated(error, path) from error
     if STORE in entries:
@@ -115,9 +115,9 @@ def look(path: Path) -> bool:
         return True  # another process has just created the store
     if any(_OURS.fullmatch(name) for name in entries):
         raise Corrupt(
-            f"{path}: the file {STORE} is missing: docs/format.md says how to write it by hand", code="corrupt.store"
+            f"{path}: the file {STORE} is missing: docs/format.md shows how to write it by hand", code="corrupt.store"
         )
-    raise Invalid(f"{path}: has files of something else in it: name an empty directory", code="invalid.store")
+    raise Invalid(f"{path}: contains other files: pass an empty directory", code="invalid.store")
 
 
 def is_store(path: Path) -> bool:
@@ -142,7 +142,7 @@ def read(path: Path) -> tuple[Generation, int]:
     try:
         fd = os.open(name, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise NotFound(f"{path}: there is no such store", code="not_found.store") from error
+        raise NotFound(f"{path}: this store does not exist", code="not_found.store") from error
     except OSError as error:
         raise translated(error, name) from error
     try:
@@ -158,14 +158,14 @@ def read(path: Path) -> tuple[Generation, int]:
         os.close(fd)
         raise
     os.close(fd)
-    raise Corrupt(f"{name}: is damaged: docs/format.md says how to write it by hand", code="corrupt.store")
+    raise Corrupt(f"{name}: is damaged: docs/format.md shows how to write it by hand", code="corrupt.store")
 
 
 def _parsed(line: str, path: Path) -> Generation:
     form = int(line.split()[1])
     if form > frames.FORMAT:
         raise Invalid(
-            f"{path}: has format {form}, and this version of backtrail knows formats up to {frames.FORMAT}: "
+            f"{path}: has format {form}, but this version of backtrail knows only formats up to {frames.FORMAT}: "
             "upgrade backtrail",
             code="invalid.format",
             format=form,
@@ -194,7 +194,7 @@ def make_directory(path: Path) -> None:
         for place in missing:
             synced_directory(place.parent)
     except (FileExistsError, NotADirectoryError) as error:
-        raise Invalid(f"{path}: is not a directory: name another place", code="invalid.store") from error
+        raise Invalid(f"{path}: is not a directory: pass another path", code="invalid.store") from error
     except OSError as error:
         raise translated(error, path) from error
 
@@ -215,7 +215,7 @@ def begin_file(path: Path, uid: bytes, file: int, first: int) -> None:
         try:
             empty = os.fstat(fd).st_size <= frames.FILE_HEADER
             if not empty:
-                raise Corrupt(f"{name}: has frames already, but the file before it goes on", code="corrupt.store")
+                raise Corrupt(f"{name}: already has frames, but the file before it has not ended", code="corrupt.store")
             write_at(fd, 0, frames.file_header(uid, file, first))
             synced(fd)
         finally:
@@ -242,10 +242,11 @@ def switch(path: Path, to: Generation) -> None:
 def sweep(path: Path, now: Generation) -> None:
     """Remove the files of older generations. The caller has the lock.
 
-    Another process may be writing the base of the next generation: a later sweep removes it, if it is not used.
+    The base of the next generation stays, because another process may be writing it. If it is not used, a later sweep
+    removes it.
     """
     try:
-        left = [Path(entry.path) for entry in os.scandir(path) if _is_left(entry.name, now) and not entry.is_dir()]
+        left = [Path(entry.path) for entry in os.scandir(path) if _is_leftover(entry.name, now) and not entry.is_dir()]
         if left:
             synced_directory(path)  # the process that switched may have been killed before
         for each in left:
@@ -254,7 +255,7 @@ def sweep(path: Path, now: Generation) -> None:
         raise translated(error, path) from error
 
 
-def _is_left(name: str, now: Generation) -> bool:
+def _is_leftover(name: str, now: Generation) -> bool:
     """Tell whether a file is left over from an older generation or an interrupted write."""
     if name == _SNAPSHOT or name.startswith((STORE + NEW, _SNAPSHOT + NEW)):
         return True
@@ -266,14 +267,14 @@ def _is_left(name: str, now: Generation) -> bool:
 
 
 def refuse_if_full(path: Path, size: int) -> None:
-    """Raise `Unavailable` if a collection of `size` bytes would fill the disk: each attempt leaves a log file."""
+    """Raise `Unavailable` if the disk has less than the `size` bytes for gc: a failed attempt leaves a log file."""
     try:
         disk = os.statvfs(path)
     except OSError as error:
         raise translated(error, path) from error
     if disk.f_bavail * disk.f_frsize < size:
         raise Unavailable(
-            f"{path}: there is no room for the {size} bytes that a collection needs: free some space and try again",
+            f"{path}: gc needs {size} free bytes on the disk: free some space and try again",
             code="unavailable.full",
         )
 

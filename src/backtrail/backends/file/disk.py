@@ -125,11 +125,15 @@ def translated(error: OSError, path: object) -> Error:
         )
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return Unavailable(
-            f"{reason}: close stores that are not needed, or let the process open more (ulimit -n)",
+            f"{reason}: too many files are open: close unused stores, or raise the limit (ulimit -n)",
             code="unavailable.open",
         )
     if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
-        return Invalid(f"{reason}: name another place", code="invalid.store")
+        return Invalid(f"{reason}: pass another path", code="invalid.store")
     if error.errno == errno.EROFS:
-        return Unavailable(f"{reason}: open the store with read_only=True, or elsewhere", code="unavailable.read_only")
-    return Unavailable(f"{reason}: the disk or its file system fails: try again, or elsewhere", code="unavailable.io")
+        return Unavailable(
+            f"{reason}: open the store with read_only=True, or use another path", code="unavailable.read_only"
+        )
+    return Unavailable(
+        f"{reason}: the disk or its file system has failed: try again, or use another disk", code="unavailable.io"
+    )

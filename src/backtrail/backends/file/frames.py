@@ -2,9 +2,9 @@
 
 A frame is one commit or a group of commits: it is applied as a whole. Its header has its own checksum and the length of
 the frame, so that readers find the next frame even if this one is damaged. The header also names the last frame that
-was on disk when it was written (`synced`), which tells damage from a write that was cut short. Each record has a
-checksum, too, so that damage affects only the records that it hits. The checksums of headers and frames include the
-store's uid: frames of another store are not accepted.
+was on disk when it was written (`synced`). So readers can distinguish damage from an interrupted write. Each record has
+a checksum, too, so that damage affects only the damaged records. The checksums of headers and frames include the
+store's uid, so that frames of another store are not accepted.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def records_of(data: bytes, *, checked: bool) -> list[bytes | None]:
             continue
         records.append(None)
         if at > size:
-            return records  # the length itself is wrong: the next record cannot be found
+            return records  # the length is wrong, so the next record cannot be found
     if at != size:
         records.append(None)
     return records
@@ -162,7 +162,7 @@ class Window:
     def frames_behind(self, at: int) -> Iterator[Frame]:
         """Yield the frames with good headers from an offset on, at any byte.
 
-        A frame with a wrong content checksum may be part of a body of another frame: a user may save a part of a log.
+        A frame with a wrong content checksum may be data inside another frame, if a user saved a part of a log.
         """
         while at < self.size:
             data = self.piece(at, min(_WINDOW, self.size - at))
@@ -180,7 +180,7 @@ class Window:
     def is_good(self, frame: Frame) -> bool:
         """Tell whether the records and bodies of a frame match its checksum."""
         at, end = frame.at + HEADER, frame.end
-        if end - at <= _WINDOW:  # most are: in one go it is faster
+        if end - at <= _WINDOW:  # faster, and most frames are good
             return blake3(self._uid + self.piece(at, end - at)).digest(CHECK_BYTES) == frame.check
         hasher = blake3(self._uid)
         while at < end and (piece := self.piece(at, min(_WINDOW, end - at))):

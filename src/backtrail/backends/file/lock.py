@@ -1,10 +1,10 @@
 """The lock of a file store: one lock among the threads of a process, and one among processes, on a file.
 
-A thread that needs both takes the lock among processes first: while it waits for another process, other threads read.
+A thread that needs both takes the lock among processes first, so that other threads can read while it waits.
 
 The lock file contains the end of the log, published by the last writer. All frames up to it are as durable as their
 writers asked for, so readers need no lock among processes. It also contains the last frame that was on disk then, so
-the next writer need not sync it again. A log can be read without both.
+the next writer need not sync it again. A log can be read without this information, too.
 
 A forked child shares its parent's lock among processes. It closes that file without unlocking it, and opens its own. A
 fork waits for running calls, so that the child's memory is consistent. It does not wait for calls that themselves wait
@@ -52,7 +52,7 @@ class Lock:
     def __init__(self, path: Path, wait: float, *, read_only: bool, after_fork: Callable[[], None]) -> None:
         if fcntl is None:
             raise Unavailable(
-                "a store in files needs the file locks of Unix, which this system does not have: use sqlite:///path",
+                "file stores need Unix file locks, which this system does not have: use sqlite:///path",
                 code="unavailable.platform",
             )
         self._path = path
@@ -66,9 +66,9 @@ class Lock:
         self._cached = b"", End(0, 0, 0)  # the bytes of the published end, and the end
         self._threads = threading.RLock()
         self.release = self._threads.release
-        """Let other threads in. This is the lock's own method, in C: Ctrl-C cannot interrupt it before it begins."""
-        self._processes = threading.RLock()  # the thread that has it locks the file, or waits for that
-        self._paused = False  # while a fork is under way
+        """Unlocks the threads' lock. This is the lock's own method in C, so Ctrl-C cannot interrupt its start."""
+        self._processes = threading.RLock()  # its owner locks the file, or waits for that
+        self._paused = False  # True during a fork
         forks.watch(self)
 
     # -- threads ----------------------------------------------------------------------------------
@@ -90,21 +90,21 @@ class Lock:
     @contextmanager
     def processes(self, *, shared: bool = False) -> Iterator[None]:
         """Lock out all other processes, or only their writers, and all other threads."""
-        how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        mode = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         with self.alone():
             try:
-                while self._open():  # else no process has ever written here
-                    self._flock(how)
+                while self._open():  # False: no process has written to this store yet
+                    self._flock(mode)
                     if self._is_current():
                         break
                     with self._threads:
-                        self.close()  # other processes lock another file of that name
+                        self.close()  # the path is another file now, which other processes lock
                 self.acquire()
                 try:
                     yield
                 finally:
                     self.release()
-            finally:  # here, and not in a function: Ctrl-C could come where that begins
+            finally:  # not in a function, because Ctrl-C could interrupt its start
                 if self._fd >= 0:
                     fcntl.flock(self._fd, fcntl.LOCK_UN)
 
@@ -120,7 +120,7 @@ class Lock:
 
     @contextmanager
     def if_idle(self) -> Iterator[bool]:
-        """Lock out the writers of all processes and yield True; if one is writing, yield False.
+        """Lock out the writers of all processes and yield True; if a process is writing, yield False.
 
         The caller has locked the threads.
         """
@@ -128,7 +128,7 @@ class Lock:
             yield False
             return
         try:
-            yield self._open() and self._flocked(fcntl.LOCK_SH)
+            yield self._open() and self._try_flock(fcntl.LOCK_SH)
         finally:
             try:
                 if self._fd >= 0:
@@ -136,26 +136,26 @@ class Lock:
             finally:
                 self._processes.release()
 
-    def _flock(self, how: int) -> None:
+    def _flock(self, mode: int) -> None:
         pause, deadline = _FIRST_PAUSE, 0.0
-        while not self._flocked(how):
+        while not self._try_flock(mode):
             deadline = deadline or time.monotonic() + self.wait
             if time.monotonic() > deadline:
                 raise self._busy("another process has been writing")
             time.sleep(pause)
             pause = min(pause * 1.5, _LONGEST_PAUSE)
 
-    def _flocked(self, how: int) -> bool:
+    def _try_flock(self, mode: int) -> bool:
         try:
-            fcntl.flock(self._fd, how | fcntl.LOCK_NB)
+            fcntl.flock(self._fd, mode | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         except OSError as error:
             raise translated(error, self._path) from error
         return True
 
-    def _busy(self, why: str) -> Unavailable:
-        text = f"{self._path.parent}: {why} for {self.wait:g} s: try again"
+    def _busy(self, reason: str) -> Unavailable:
+        text = f"{self._path.parent}: {reason} for {self.wait:g} s: try again"
         return Unavailable(text, code="unavailable.locked")
 
     # -- the end of the log -----------------------------------------------------------------------
@@ -165,7 +165,7 @@ class Lock:
             try:
                 write_at(self._fd, 0, end_bytes(end))
             except OSError:
-                os.ftruncate(self._fd, 0)  # readers then take the lock
+                os.ftruncate(self._fd, 0)  # without a published end, readers take the lock
         except OSError as error:
             raise CommitUnknown(
                 f"{self._path}: {error}: other processes may not see the write: read again before you repeat it",
@@ -201,14 +201,14 @@ class Lock:
             except FileNotFoundError as error:
                 if self._read_only:
                     return False
-                text = f"{self._path.parent}: the store was removed: open another one"
+                text = f"{self._path.parent}: the store was removed while it was open"
                 raise NotFound(text, code="not_found.store") from error
             except OSError as error:
                 raise translated(error, self._path) from error
         return True
 
     def _is_current(self) -> bool:
-        """Tell whether the path of the lock still leads to the open file."""
+        """Tell whether the path of the lock file still names the open file."""
         try:
             return inode(os.stat(self._name)) == self._inode  # noqa: PTH116 - every write does it
         except FileNotFoundError:
@@ -229,7 +229,7 @@ class Lock:
 
     # -- forks ------------------------------------------------------------------------------------
     def pause(self) -> None:
-        """Wait for running calls, and let no other begin."""
+        """Wait for running calls, and let no other call begin."""
         self._paused = self._threads.acquire(timeout=2 * self.wait + 1)
 
     def resume(self) -> None:
@@ -240,12 +240,12 @@ class Lock:
 
     def resume_in_child(self) -> None:
         """Let calls begin again in the child, without the parent's lock."""
-        if not self._paused:  # a thread of the parent has the lock
+        if not self._paused:  # a thread of the parent had the lock
             self._threads = threading.RLock()
             self.release = self._threads.release
         if self._processes.acquire(blocking=False):
             self._processes.release()
-        else:  # a thread of the parent has the lock
+        else:  # a thread of the parent had the lock
             self._processes = threading.RLock()
         self.close()
         self._after_fork()

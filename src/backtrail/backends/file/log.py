@@ -4,10 +4,10 @@ A `Log` has a position: all frames up to it were applied to tables. `read` appli
 one more frame. A process that appends has the store's lock, and has read to the end. A process that reads has the lock,
 or reads only up to the published end, so that it sees durable frames only.
 
-A bad frame is one of two things. If nothing shows that the frame was on disk, its write was cut short: the log ends
+There are two kinds of bad frames. If nothing shows that the frame was on disk, its write was interrupted: the log ends
 before it (`torn`). Otherwise the frame is damaged: its readable records are applied, and the next frame repeats its
-changes in short, so that lost rows are known. If several frames in a row are lost, the changes of the first of them are
-unknown (`blind`): nothing is appended until a repair.
+changes in short form, so that lost rows are known. If several frames in a row are lost, the changes of the first ones
+are unknown (`fatal_damage`): nothing is appended until a repair.
 
 A durable frame is written after all frames before it are on disk, and its header says so. For frames of another process
 the published end says that they are on disk; otherwise this process syncs again. A file is on disk before the next file
@@ -48,7 +48,7 @@ SYNC_FRAMES: Final = 1000
 SYNC_SECONDS: Final = 10.0
 """With durability "relaxed", a writer syncs after `SYNC_FRAMES` frames or `SYNC_SECONDS` seconds."""
 FILE_BYTES: Final = 128 * 1024 * 1024
-"""The most bytes of a log file: before it would grow larger, it is sealed, and the next file is begun."""
+"""The most bytes of a log file. Before a file would grow larger, it is sealed, and the next file begins."""
 _COPY_BYTES: Final = 1024 * 1024
 _ECHO_BYTES: Final = bytes((0x92, ECHO))  # an array of two, of which the first is ECHO
 _SEAL_RECORD: Final = ormsgpack.packb([SEAL])
@@ -120,7 +120,7 @@ class Log:
         self._torn_status: tuple[int, int] | None = None
         """The size and mtime of the file when its torn end was found."""
         self.damage: list[str] = []
-        self.blind: str | None = None
+        self.fatal_damage: str | None = None
         """The damage that makes the changes of lost frames unknown, or None. While it is set, nothing is appended."""
         self._missing_end: End | None = None
         """A published end that the log does not reach."""
@@ -142,7 +142,7 @@ class Log:
         return self._directory / (base if file == BASE and base is not None else log_name(file))
 
     def _open(self, file: int) -> None:
-        """Open a file; `Corrupt` if it belongs to another store: its frames would be taken for torn, and cut off."""
+        """Open a file; `Corrupt` if it belongs to another store, because its frames would be cut off as torn."""
         if file in self._fds:
             return
         fd = os.open(self.name(file), self._flags)
@@ -151,8 +151,8 @@ class Log:
         if header is not None and header[:2] != (self.uid, file):
             other = "of another store" if header[0] != self.uid else f"number {header[1]} of the log"
             raise Corrupt(
-                f"{self.name(file)}: is the file {other}, and not what backtrail.store names: nothing was changed; "
-                "put back what belongs together",
+                f"{self.name(file)}: is the file {other}, not the one that backtrail.store names; nothing was changed: "
+                "put the right file back",
                 code="corrupt.store",
             )
 
@@ -167,7 +167,7 @@ class Log:
             self.close()
 
     def duplicate(self) -> Log:
-        """Return a copy with its own file descriptors: they can be read even after a collection removed the files."""
+        """Return a copy with its own file descriptors, which can be read even after gc has removed the files."""
         other = object.__new__(type(self))
         vars(other).update(vars(self), _fds={})
         try:
@@ -182,12 +182,12 @@ class Log:
         """Copy the files up to the position of the log to another directory. Raises OSError."""
         total = 0
         for file, fd in sorted(self._fds.items()):
-            # In a blind log, the bytes behind the position may be lost frames: copy the whole file.
-            size = self.at if file == self.file and self.blind is None else os.fstat(fd).st_size
+            # With fatal damage, the bytes behind the position may be lost frames: copy the whole file.
+            size = self.at if file == self.file and self.fatal_damage is None else os.fstat(fd).st_size
             into = created(directory / self.name(file).name, os.O_WRONLY | os.O_EXCL)
             try:
                 for at in range(0, size, _COPY_BYTES):
-                    piece = self._copied(file, at, min(_COPY_BYTES, size - at))
+                    piece = self._read_piece(file, at, min(_COPY_BYTES, size - at))
                     write_at(into, at, piece)
                     total += len(piece)
                     if progress:
@@ -196,14 +196,14 @@ class Log:
             finally:
                 os.close(into)
 
-    def _copied(self, file: int, at: int, length: int) -> bytes:
+    def _read_piece(self, file: int, at: int, length: int) -> bytes:
         try:
             piece = read_at(self._fds[file], at, length)
         except OSError as error:
             raise translated(error, self.name(file)) from error
         if len(piece) < length:
             raise Corrupt(
-                f"{self.name(file)}: ends at {at + len(piece)}, and was longer: verify() tells more",
+                f"{self.name(file)}: is truncated at {at + len(piece)}: verify() lists the damage",
                 code="corrupt.store",
             )
         return piece
@@ -258,13 +258,13 @@ class Log:
                 raise
             except Exception as error:
                 raise Corrupt(
-                    f"{self.name(self.file)}: frame {self.number + 1} at {self.at} is whole, but this version of "
-                    f"backtrail does not understand it ({error!r}): upgrade backtrail, or restore a backup",
+                    f"{self.name(self.file)}: frame {self.number + 1} at {self.at} is complete, but this version of "
+                    f"backtrail cannot decode it ({error!r}): upgrade backtrail, or restore a backup",
                     code="corrupt.store",
                 ) from error
             if self.torn:
                 name = self.name(self.file)
-                LOG.warning("%s: a write was cut short: %d bytes at %d do not count", name, self.torn, self.at)
+                LOG.warning("%s: a write was interrupted: %d bytes at %d are ignored", name, self.torn, self.at)
                 status = os.fstat(fd)
                 self._torn_status = (status.st_size, status.st_mtime_ns)
                 break
@@ -311,21 +311,21 @@ class Log:
         if self._lost:
             self._apply_remains(tables, repeated)
         if not good:
-            what = "bytes of rows or chunks, or its header" if whole else "a part of its records is lost"
+            what = "payloads, chunks or the header" if whole else "some records are lost"
             self._note(f"frame {frame.number} at {frame.at} is damaged: {what}")
             changes = [DropList(change.thread) if isinstance(change, PutList) else change for change in changes]
         if whole:
             for change in changes:
                 tables.do(change)
-        else:  # the next frame repeats the missing records in short
+        else:  # the next frame repeats the missing records in short form
             self._lost, self._remains = 1, changes
         self.number, self.at, self.synced = frame.number, frame.end, max(self.synced, frame.synced)
         return changes
 
     def _apply_remains(self, tables: Tables, repeated: list[Change] | None) -> None:
-        """Apply the readable changes of a damaged frame, and the changes that the next frame repeats of it."""
+        """Apply the readable changes of a damaged frame, and its changes that the next frame repeats."""
         if self._lost > 1 or repeated is None:
-            self._go_blind()
+            self._set_fatal_damage()
         threads = [change for change in repeated or () if isinstance(change, PutThread)]
         for change in (*threads, *self._remains, *(repeated or ())):
             tables.do(change)
@@ -337,9 +337,9 @@ class Log:
         self._on_disk = 0
         if published != self._missing_end:
             self._missing_end = published
-            self._note(f"ends with frame {self.number} at {self.at}, and frame {published.synced} was on disk")
-            if published.file > self.file or self.torn:  # keep the remains of the missing frames: nothing is cut off
-                self._go_blind()
+            self._note(f"ends with frame {self.number} at {self.at}, but frame {published.synced} was on disk")
+            if published.file > self.file or self.torn:  # do not cut off the rest of the missing frames
+                self._set_fatal_damage()
 
     def _was_on_disk(self, window: frames.Window, behind: int) -> bool:
         """Tell whether a later frame or file shows that the next frame was on disk."""
@@ -348,7 +348,7 @@ class Log:
         if any(max(frame.synced, self._on_disk) > self.number for frame in window.frames_behind(behind)):
             return True
         following = self._following(far=True)
-        return following is not None and following[1] > self.number + 1  # a file is on disk before the next is begun
+        return following is not None and following[1] > self.number + 1  # a file is synced before the next one begins
 
     def _has_records(self, records: bytes) -> bool:
         """Tell whether the next frame was on disk and all its records are good, so that it can be applied."""
@@ -368,7 +368,7 @@ class Log:
                 records = window.piece(self.at + frames.HEADER, between.records)
                 self._apply(tables, between, records, good=False)
                 return
-        self._note(f"there is no frame at {self.at}: the next one is {end - self.at} bytes further on")
+        self._note(f"there is no frame at {self.at}: the next one is {end - self.at} bytes later")
         self.at = end
         if frame is not None:
             self._lost += frame.number - 1 - self.number
@@ -383,8 +383,8 @@ class Log:
         fields = [ormsgpack.unpackb(each) for each in records if each[:2] != _ECHO_BYTES and each != _SEAL_RECORD]
         changes = [change_of(each, self.file, 0) for each in fields]
         places = [body for change in changes for body in bodies_of(change) if isinstance(body, Place)]
-        reach = max((place.at + place.length for place in places), default=0)
-        if not size or size + reach != len(content):
+        bodies_size = max((place.at + place.length for place in places), default=0)
+        if not size or size + bodies_size != len(content):
             return None
         return frames.Frame(self.at, self.number + 1, self.number, size, start + size, end, b"")
 
@@ -392,8 +392,8 @@ class Log:
         self.damage.append(f"{self.name(self.file)}: {what}")
         LOG.warning("%s", self.damage[-1])
 
-    def _go_blind(self) -> None:
-        self.blind = self.damage[-1] if self.damage else f"{self.name(self.file)}: is damaged"
+    def _set_fatal_damage(self) -> None:
+        self.fatal_damage = self.damage[-1] if self.damage else f"{self.name(self.file)}: is damaged"
 
     # -- the next file ----------------------------------------------------------------------------
     def leave_base(self) -> None:
@@ -412,8 +412,8 @@ class Log:
         if self.file == BASE:
             last = self._generation.frames
             if self.number != last:
-                self._note(f"ends with frame {self.number}, and should end with frame {last}")
-            if self.number < last - 1 or (self.number < last and self._lost):  # the last one only repeats
+                self._note(f"ends with frame {self.number}, but should end with frame {last}")
+            if self.number < last - 1 or (self.number < last and self._lost):  # the last frame only repeats changes
                 self._apply_remains(tables, None)
             self.leave_base()
             return True
@@ -475,26 +475,26 @@ class Log:
             self._begin_file()
         if durable or self._is_sync_due():
             self.sync()
-        frame = self._built(changes)
+        frame = self._new_frame(changes)
         if self.at + frame.size > FILE_BYTES and self.at > frames.FILE_HEADER:
             self.roll()
-            frame = self._built(changes)
+            frame = self._new_frame(changes)
         placed, repeated = frame.changes(self.file, self.at), echo(changes)
         self._write(frame.pieces, durable=durable)
         self._echo = repeated
         return placed
 
     def _is_sync_due(self) -> bool:
-        """Tell whether a relaxed writer must sync now, to bound the loss by damage or a power cut.
+        """Tell whether a relaxed writer must sync now, to limit the loss after damage or a power cut.
 
-        Damage to a frame is taken for a write that was cut short if nothing says that the frame was on disk.
+        If nothing shows that a frame was on disk, damage to it counts as an interrupted write.
         """
         now = time.monotonic()
         if self.synced == self.number:
             self._sync_due = now + SYNC_SECONDS
         return self.number - self.synced >= SYNC_FRAMES or now > self._sync_due
 
-    def _built(self, changes: Sequence[Change]) -> NewFrame:
+    def _new_frame(self, changes: Sequence[Change]) -> NewFrame:
         number = self.number + 1
         return build(self.uid, number, changes, on_disk=self.synced, repeated=self._echo, read=self.body)
 
@@ -521,13 +521,13 @@ class Log:
         try:
             synced(fd)
         except BaseException as error:
-            # The frame may be on disk. After a truncation that is itself synced, it is certainly not.
+            # The frame may be on disk. After a truncation and a sync, it is certainly not.
             try:
                 self._truncate()
                 synced(fd)
             except (Error, OSError) as again:
                 raise CommitUnknown(
-                    f"the disk failed during a commit ({error}), and again when the commit was to be undone ({again}): "
+                    f"the disk failed during a commit ({error}), and again when undoing it ({again}): "
                     "read again before you repeat it",
                     code="commit_unknown.io",
                 ) from error
@@ -561,7 +561,7 @@ class Log:
             self._begin_file()
 
     def _begin_file(self) -> None:
-        self.sync()  # another process may have sealed this one
+        self.sync()  # another process may have sealed this file
         begin_file(self._directory, self.uid, self.file + 1, self.number + 1)
         try:
             self._enter(self.file + 1)

@@ -3,8 +3,8 @@
 A record is a MessagePack array: the kind of the change, then its fields. Text of users is UTF-8 bytes, lone surrogates
 included. A body is not in its record, but among the bodies of the frame; the record has its [offset, length] there.
 
-Each frame repeats the records of the frame before it in short, in case they get lost: see `echo`. All repeated records
-can be applied twice. For a row the echo says only that it existed, for an index list that it must be rebuilt.
+Each frame repeats the records of the frame before it in short form, in case they get lost: see `echo`. All repeated
+records can be applied twice. The echo of a row says only that it existed; that of an index list, to rebuild it.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _pack_listed(listed: Listed | None, put: Callable[[Body], Any]) -> list[Any]
 def change_of(fields: list[Any], file: int, start: int) -> Change:  # noqa: PLR0911 - one for each kind
     """Return the change of a record; `start` is the offset of its frame's bodies in the file.
 
-    The caller has compared the record with its checksum. Any exception means that this version does not understand it.
+    The caller has checked the record's checksum. Any exception means that this version cannot decode the record.
     """
     kind = fields[0]
     if kind == ROW:
@@ -122,7 +122,7 @@ def _listed(fields: list[Any] | None, file: int, start: int) -> Listed | None:
 
 
 def echo(changes: Iterable[Change]) -> list[list[Any]]:
-    """Return the fields of the records that repeat changes in short."""
+    """Return the fields of the records that repeat changes in short form."""
     repeated: list[list[Any]] = []
     for change in changes:
         match change:
@@ -134,7 +134,7 @@ def echo(changes: Iterable[Change]) -> list[list[Any]]:
                     repeated.append([LOST, thread, row.seq])
             case PutList(thread):
                 repeated.append([UNLIST, thread])
-            case PutChunk() | Stamp():  # readers notice a missing chunk; a stamp matters only while it is new
+            case PutChunk() | Stamp():  # readers notice a missing chunk; a stamp matters only for a short time
                 pass
             case _:
                 repeated.append(fields_of(change, lambda _: None))

@@ -2,8 +2,8 @@
 
 A write is checked against the tables, appended to the log as one frame, synced, and published: one lock, one fsync, one
 commit point. Before each call, the storage applies the frames of other processes to its tables. Readers do not wait for
-other processes: up to the published end, the log is known to be good. A writer locks other processes out, and reads
-only the tail of the log while it has the lock.
+other processes, because the log is known to be good up to the published end. A writer locks out other processes, and
+reads only the tail of the log while it has the lock.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _ATTEMPTS: Final = 3
 _PAUSES: Final = (0.0, 0.002, 0.005, 0.01, 0.02)
 _FAR: Final = 100
-"""A writer that is more than this many frames behind reads them before it locks other processes out."""
+"""If the tables lack more frames than this, a writer reads them before it locks out other processes."""
 
 
 class FileStorage:
@@ -43,16 +43,16 @@ class FileStorage:
         self.tables = Tables()
         self.lock = Lock(path / directory.LOCK, busy_timeout, read_only=read_only, after_fork=self._after_fork)
         self.unlock_tables = self.lock.release
-        """Ends what `lock_tables` began. It is no function of this class: Ctrl-C could come where that begins."""
+        """Ends `lock_tables`. It is the lock's own method in C, so Ctrl-C cannot interrupt its start."""
         self._durable = durable
         self._read_only = read_only
         self._closed = False
         self._opened = False
-        """Whether `open` has returned. Until then, a repair by another process only makes this one read again."""
+        """Whether `open` has returned. Before that, a repair by another process is not an error: read again."""
         self._log: Log | None = None
-        """None if the tables have to be read from the files: at first, and after an interrupt or a failure."""
+        """None if the tables must be read from the files: at first, and after an interrupt or a failure."""
         self._in_doubt = False
-        """Whether a write of this process may be in the log without being published: read with the lock then."""
+        """Whether the log may have an unpublished write of this process. Then reads need the lock."""
         self._generation: Generation | None = None
         self._store = -1, (0, 0)
         """The descriptor and the inode of `backtrail.store`. While it is open, no other file can get its inode."""
@@ -79,13 +79,13 @@ class FileStorage:
         try:
             if not directory.look(self.path):
                 self._make()
-            os.close(directory.read(self.path)[1])  # a newer format is refused before its lock is touched
+            os.close(directory.read(self.path)[1])  # refuses a newer format before the lock file is changed
             if self._read_only:
                 self.lock_tables(in_group=False)
                 self.unlock_tables()
             else:
-                with self.locked(blind=True):
-                    if self.log.blind is None:  # else it can only be read, and repaired
+                with self.locked(even_damaged=True):
+                    if self.log.fatal_damage is None:  # else the store can only be read and repaired
                         self.log.sync()
                         self.lock.publish(self.log.end())
                         directory.sweep(self.path, self.generation)
@@ -97,7 +97,7 @@ class FileStorage:
 
     def _make(self) -> None:
         if self._read_only:
-            raise NotFound(f"{self.path}: there is no such store", code="not_found.store")
+            raise NotFound(f"{self.path}: this store does not exist", code="not_found.store")
         directory.make_directory(self.path)
         with self.lock.processes():
             if not directory.look(self.path):  # else another process has made it
@@ -166,13 +166,13 @@ class FileStorage:
                 self.lock.acquire()
                 acquired = True
         except BaseException:
-            if acquired:  # Ctrl-C came where the block ends
+            if acquired:  # Ctrl-C interrupted the end of the block
                 self.lock.release()
             raise
         return self.tables
 
     def bytes_of(self, bodies: Sequence[Body]) -> list[bytes]:
-        """Return the bytes of bodies. The caller has locked the tables."""
+        """Return the bytes of bodies: payloads, chunks or texts. The caller has locked the tables."""
         try:
             return [body if isinstance(body, bytes) else self.log.body(body) for body in bodies]
         except OSError as error:
@@ -191,24 +191,24 @@ class FileStorage:
                 self.tables.rollback()
 
     @contextmanager
-    def locked(self, *, blind: bool = False) -> Iterator[None]:
-        """Lock out all other processes and threads, with tables that have all frames of the log.
+    def locked(self, *, even_damaged: bool = False) -> Iterator[None]:
+        """Lock out all other processes and threads, and apply all frames of the log to the tables.
 
-        Unless `blind`, raise `Corrupt` if the log has lost frames whose changes are unknown.
+        Raise `Corrupt` if the log has lost frames whose changes are unknown, unless `even_damaged`.
         """
         if self._read_only and not self._closed:
             raise Unavailable(f"{self.path}: was opened read-only: open it for writing", code="unavailable.read_only")
         for at_once in (False, True):
-            with self.lock.threads():  # while another thread reads the log, other processes need not wait
+            with self.lock.threads():  # do not lock out other processes while another thread reads the log
                 self._refuse_if_closed()
             with self.lock.processes():
                 self._refuse_if_closed()
                 if self._catch_up(at_once=at_once):
-                    damage = self.log.blind
+                    damage = self.log.fatal_damage
                     if damage is None:
                         self.log.cut()
-                    elif not blind:
-                        raise _is_blind(damage)
+                    elif not even_damaged:
+                        raise _fatal_damage_error(damage)
                     yield
                     return
             with self.lock.threads():
@@ -234,8 +234,8 @@ class FileStorage:
         self._log, self._in_doubt = log, False
 
     def _after_fork(self) -> None:
-        """Undo in a child what its parent was writing."""
-        self.unlock_tables = self.lock.release  # of another lock, if a thread of the parent had the one before
+        """Undo the parent's unfinished write in a forked child."""
+        self.unlock_tables = self.lock.release  # a new lock, if a thread of the parent had the old one
         self.tables.undo()
 
     # -- frames of other processes ------------------------------------------------------------------
@@ -249,7 +249,7 @@ class FileStorage:
             raise translated(error, self.path) from error
 
     def _new_end(self) -> End | None:
-        """Return the published end if it is behind the position of the log and not known to be missing; else None."""
+        """Return the published end if it is after the position of the log and not known to be missing; else None."""
         end = self.lock.published()
         if end is None or end == self._missing_end or (self._log is not None and end.number <= self._log.number):
             return None
@@ -265,7 +265,7 @@ class FileStorage:
                 first = self._log is None or self._is_replaced()
                 if first:
                     self._load()
-                log, self._log = self.log, None  # should this be interrupted
+                log, self._log = self.log, None  # in case of an interrupt
                 with uncollected():
                     log.read(self.tables, end, beyond=False)
                 if self._is_replaced():
@@ -278,16 +278,16 @@ class FileStorage:
                 if first or log.has_news():
                     self._look_beyond(_PAUSES if first else _PAUSES[:1])
                 return True
-            except OSError:  # a collection may have removed a file
+            except OSError:  # gc may have removed a file
                 self._log = None
         return False
 
     def _look_beyond(self, pauses: Sequence[float]) -> None:
-        """Read the frames behind the published end, unless a process is writing.
+        """Read the frames after the published end, unless a process is writing.
 
-        After a power cut the log may have more frames than the published end says: the log was synced, and the lock
-        file was not. A writer that was killed between the two leaves the same. A process that opens the store for
-        writing publishes all frames. So if a process keeps writing, the published end is up to date.
+        There may be such frames after a power cut, if the log was synced and the lock file was not, or if a writer was
+        killed between the two. A process that opens the store for writing publishes all frames. So while a process is
+        writing, the published end is up to date.
         """
         for pause in pauses:
             time.sleep(pause)
@@ -298,12 +298,12 @@ class FileStorage:
                     return
 
     def _publish_news(self) -> None:
-        """Publish the frames that were read behind the published end. The caller has locked all writers out."""
+        """Publish the frames that were read after the published end. The caller has locked out all writers."""
         log, end = self.log, self.lock.published()
-        if log.blind is not None or (end is not None and end.number >= log.number):
+        if log.fatal_damage is not None or (end is not None and end.number >= log.number):
             return
         with suppress(Error):  # the files may be read-only
-            log.sync()  # readers must not see frames that a power cut could still remove
+            log.sync()  # a power cut must not remove frames that readers see
             if end is not None and not self._read_only:
                 self.lock.publish(log.end())
 
@@ -311,7 +311,7 @@ class FileStorage:
         """Apply the rest of the log to the tables and return True.
 
         Unless `at_once`, apply nothing and return False if more than `_FAR` frames are missing. The caller has locked
-        all writers out.
+        out all writers.
         """
         self.tables.rollback()  # undo a write that Ctrl-C interrupted
         try:
@@ -324,19 +324,19 @@ class FileStorage:
             if first or end is not None or log.has_news():
                 if not at_once and end is not None and end.number > log.number + _FAR:
                     return False
-                self._read_on(log)
+                self._read_rest(log)
         except FileNotFoundError as error:
             raise Corrupt(
-                f"{error.filename}: is missing, and the store needs it: put it back, or restore a backup",
+                f"{error.filename}: this file of the store is missing: put it back, or restore a backup",
                 code="corrupt.store",
             ) from error
         except OSError as error:
             raise translated(error, self.path) from error
         return True
 
-    def _read_on(self, log: Log) -> None:
+    def _read_rest(self, log: Log) -> None:
         end = self.lock.published()
-        self._log = None  # should this be interrupted
+        self._log = None  # in case of an interrupt
         with uncollected():
             log.read(self.tables, end)
         self._missing_end = end if end is not None and end.number > log.number else None
@@ -345,7 +345,7 @@ class FileStorage:
     def _is_replaced(self) -> bool:
         """Tell whether another generation has begun, or the store was moved or removed.
 
-        The link count of the open file does not show that: its directory may have been moved, or copied by hard links.
+        The link count of the open file is not enough: its directory may have been moved, or copied by hard links.
         """
         try:
             return inode(os.stat(self._name)) != self._store[1]  # noqa: PTH116 - every read does it
@@ -354,22 +354,22 @@ class FileStorage:
 
     def _load(self) -> None:
         """Open the log of the current generation at its beginning, with empty tables."""
-        self._log = None  # should this be interrupted
-        self._stand_in(*self._present())
+        self._log = None  # in case of an interrupt
+        self._use_generation(*self._present())
         self.tables = Tables()
         self._log = Log(self.path, self.generation, read_only=self._read_only)
 
     def adopt(self, log: Log, tables: Tables) -> None:
         """Use the log and the tables of a generation that this process has begun."""
-        self._log = None  # should this be interrupted
-        self._stand_in(*directory.read(self.path))
+        self._log = None  # in case of an interrupt
+        self._use_generation(*directory.read(self.path))
         self._log, self.tables = log, tables
 
     def _present(self) -> tuple[Generation, int]:
         """Return the current generation and the descriptor of `backtrail.store`; `NotFound` if the store was replaced.
 
-        A collection increments the generation. If the file has another inode but not a later generation, a user has put
-        another store or a copy there, and the tables of this process may not match it.
+        gc increments the generation. If the file has another inode but no later generation, a user has put another
+        store or a copy there, and the tables of this process may not match it.
         """
         before, (_, known) = self._generation if self._opened else None, self._store
         now, fd = directory.read(self.path)
@@ -378,19 +378,19 @@ class FileStorage:
             os.close(fd)
             what = "another store" if before.uid != now.uid else "another copy of it"
             raise NotFound(
-                f"{self.path}: the store was removed or repaired, and {what} is in its place: open it again",
+                f"{self.path}: the store was replaced by {what}: open it again",
                 code="not_found.store",
             )
         return now, fd
 
-    def _stand_in(self, generation: Generation, fd: int) -> None:
+    def _use_generation(self, generation: Generation, fd: int) -> None:
         self._let_go()
         self._generation, self._store = generation, (fd, inode(os.fstat(fd)))
 
 
-def _is_blind(damage: str) -> Corrupt:
+def _fatal_damage_error(damage: str) -> Corrupt:
     return Corrupt(
-        f"{damage}; what was there is not known, so nothing can be written: verify(repair=True) gives up what is lost, "
-        "and goes on with the rest; see docs/files.md",
+        f"{damage}; the lost changes are unknown, so the store is read-only: verify(repair=True) gives up the lost "
+        "data and keeps the rest; see docs/files.md",
         code="corrupt.store",
     )

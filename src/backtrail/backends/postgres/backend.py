@@ -47,12 +47,12 @@ _MANY: Final = 512
 """The most keys per statement."""
 _SECOND: Final = 1_000_000
 _EPOCH_WAIT: Final = "50ms"
-"""How long an attempt to begin an epoch waits for its lock, and so may delay writers."""
+"""How long an attempt to begin an epoch waits for its lock. Writers may wait as long."""
 _EPOCH_SECONDS: Final = 60.0
 
 
 class PostgresBackend(SqlBackend[PostgresGroup]):
-    """The port on PostgreSQL. `patience` is the longest wait for an unreachable server, in seconds."""
+    """The backend for PostgreSQL. `patience` is the longest wait for an unreachable server, in seconds."""
 
     shows_texts = True
     undoes_groups = True
@@ -229,10 +229,10 @@ class PostgresBackend(SqlBackend[PostgresGroup]):
                 listener.end()
 
     def changed_since(
-        self, mark: object | None, told: Collection[int], others: Collection[int] | None
+        self, mark: object | None, notified: Collection[int], others: Collection[int] | None
     ) -> tuple[object, dict[int, int]]:
         self._refuse_in_group()
-        return changed_since(self._read, mark if isinstance(mark, FeedCursor) else None, told, others)
+        return changed_since(self._read, mark if isinstance(mark, FeedCursor) else None, notified, others)
 
     # -- the index ------------------------------------------------------------------------------
     def index(self, thread: int, was: IndexState, now: IndexState, splices: Sequence[Splice]) -> bool:
@@ -258,7 +258,7 @@ class PostgresBackend(SqlBackend[PostgresGroup]):
 
     # -- maintenance ----------------------------------------------------------------------------
     def next_epoch(self) -> int:
-        """Begin an epoch while no transaction writes chunks; retry with short waits, so that writers hardly wait."""
+        """Begin an epoch while no transaction writes chunks. Each attempt is short, so that writers hardly wait."""
 
         def begin(session: PgSession) -> int:
             wait = _EPOCH_WAIT if self._calling.group is None else "0"

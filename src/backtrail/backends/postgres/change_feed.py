@@ -1,10 +1,10 @@
 """The change feed of a PostgreSQL store: notifications between processes, and polling.
 
-NOTIFY inside a save would make all writers of the database queue for it. So a process sends it a moment later, for many
-commits at once: a `Notifier` collects thread numbers and sends them at most every 50 ms, after a random word by which
-the process recognises its own messages. A `Listener` has its own connection. It can miss commits if a process dies
-before it sends, or behind a pooler that does not forward notifications. So callers also poll `changed_since`: seldom if
-notifications arrive, often if they do not.
+With NOTIFY inside a save, all writers of the database would wait for each other. So a process sends it a moment later,
+for many commits at once: a `Notifier` collects thread numbers and sends them at most every 50 ms. Each message begins
+with a random word, by which the process recognises its own messages. A `Listener` has its own connection. It misses
+commits if a process dies before it sends, or if a pooler does not forward notifications. So callers also poll
+`changed_since`: seldom if notifications arrive, often if they do not.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Notifier:
         self._pid = os.getpid()
         self.word = secrets.token_hex(8)
         self._news: deque[int] = deque()
-        self._bell = threading.Event()
+        self._wakeup = threading.Event()
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
         self._ended = threading.Event()
@@ -67,22 +67,22 @@ class Notifier:
         self._news.extend(numbers)
         if self._thread is None:
             self._start()
-        if not self._bell.is_set():
-            self._bell.set()
+        if not self._wakeup.is_set():
+            self._wakeup.set()
 
     def _start(self) -> None:
         with self._starting:
             if self._thread is not None:
                 return
             thread = threading.Thread(target=self._run, name="backtrail notifier", daemon=True)
-            with suppress(RuntimeError):  # an interpreter that is shutting down starts no thread; others poll
+            with suppress(RuntimeError):  # the interpreter is shutting down and starts no thread; other processes poll
                 thread.start()
                 self._thread = thread
 
     def _run(self) -> None:
         while not self._ended.is_set():
-            self._bell.wait()
-            self._bell.clear()
+            self._wakeup.wait()
+            self._wakeup.clear()
             self._send_all()
             self._ended.wait(_PAUSE)  # `close` does not wait for that
 
@@ -92,9 +92,9 @@ class Notifier:
             while True:
                 numbers.add(self._news.popleft())
         while numbers:
-            listed = ",".join(str(numbers.pop()) for _ in range(min(len(numbers), _AT_ONCE)))
+            numbers_text = ",".join(str(numbers.pop()) for _ in range(min(len(numbers), _AT_ONCE)))
             try:
-                self.send(f"{self.word} {listed}")
+                self.send(f"{self.word} {numbers_text}")
             except Error:
                 return  # listeners poll, too
 
@@ -105,7 +105,7 @@ class Notifier:
     def stop(self) -> None:
         """Tell the thread to end, without waiting for it."""
         self._ended.set()
-        self._bell.set()
+        self._wakeup.set()
 
     def end(self) -> None:
         """End the thread, and send the queued numbers."""
@@ -168,15 +168,15 @@ class Listener:
             try:
                 if connection is None:
                     connection = self._connected()
-                    self._wake(())  # messages may have been missed meanwhile
-                self._pass_on(connection)
+                    self._wake(())  # messages may have been missed
+                self._wake_for_messages(connection)
             except (psycopg.Error, Error):
                 connection = None
                 time.sleep(OFTEN)
         if connection is not None:
             connection.close()
 
-    def _pass_on(self, connection: psycopg.Connection[Any]) -> None:
+    def _wake_for_messages(self, connection: psycopg.Connection[Any]) -> None:
         """Call `wake` for the messages of other processes that arrive within a second."""
         try:
             for note in connection.notifies(timeout=1.0):
@@ -194,7 +194,7 @@ class Listener:
 def changed_since(
     read: Callable[..., list[tuple[Any, ...]]],
     cursor: FeedCursor | None,
-    told: Collection[int],
+    notified: Collection[int],
     others: Collection[int] | None,
 ) -> tuple[FeedCursor, dict[int, int]]:
     """See `ChangeFeed.changed_since`. `read` runs a named statement; `cursor.whole`: all threads were read before."""
@@ -207,7 +207,7 @@ def changed_since(
     if others is None:
         seqs = dict(read("newest_seqs"))
     else:
-        seqs = dict(read("newest_seqs_of", list({*told, *others}), cursor.last - _LATE))
+        seqs = dict(read("newest_seqs_of", list({*notified, *others}), cursor.last - _LATE))
     news = dict(_news(cursor, seqs))
     cursor.newest.update(seqs)
     cursor.last = max(cursor.last, *seqs, 0)

@@ -6,19 +6,19 @@ writes nothing. All other batches are one call of the store's function `commit_1
 it writes, or of `commit_2`, which also shows and untouches.
 
 A batch that is too large for one message, or has gaps, is sent in pieces, in one transaction. So is a batch that
-requires tags: the tags are compared after it has hidden the rows. A writer that tags a row locks it until its commit,
-and a writer that hides it waits for that lock. The statement that waited does not see the new tag, but the next one
-does.
+requires tags: it hides the rows first, and then compares the tags. The reason: a writer that tags a row locks it until
+its commit, and a writer that hides the row waits for that lock. The statement that waited does not see the new tag, but
+the next statement does.
 
 A batch is recognised by the uids of its threads and the op_ids of its rows, so repeating it after a lost reply is a
 success. If the first attempt is still running, the second waits for it: both update the same thread.
 
-A group is one transaction, begun by its first write. Each commit in it is accepted or refused by itself: a refused
-commit has written nothing, and a failed one is rolled back to a savepoint. If other writers are in the way, or the
-connection is lost, the whole group is rolled back: `Undone`. A group does not wait for locks: it locks several threads
-in any order, so two groups could wait for each other. A transaction whose COMMIT got no reply may still be running when
-the next connection asks for it. So every group holds an advisory lock with a random number: when another session gets
-that lock, the transaction has ended.
+A group is one transaction, which its first write begins. Each commit in it is accepted or refused separately: a refused
+commit has written nothing, and a failed one is rolled back to a savepoint. If other writers hold a lock that it needs,
+or the connection is lost, the whole group is rolled back: `Undone`. A group does not wait for locks: it locks several
+threads in any order, so two groups could wait for each other. If COMMIT gets no reply, the transaction may still be
+running. So every group holds an advisory lock with a random number: when another session gets that lock, the
+transaction has ended.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import psycopg
 
 from backtrail.backends.columns import encoded, text_of
 from backtrail.backends.port import Batch, MissingChunks, Row, Stale, Undone, Vanished, as_tagged
-from backtrail.backends.postgres.errors import AGAIN, is_alone, is_in_the_way, is_lost, translated
+from backtrail.backends.postgres.errors import AGAIN, is_conflict, is_lost, is_single_write, translated
 from backtrail.backends.postgres.session import refuse_if_forked
 from backtrail.backends.sql.batch import is_one_row, number_of, thread_columns
 from backtrail.errors import Invalid
@@ -105,7 +105,7 @@ class CommitWriter:
 
     def _append_row(self, session: PgSession, thread: int, row: Row) -> None:
         _check_sizes((row.payload,))
-        if not session.count(self._sql["append_row"], (thread, *_values(row))) and not self.is_there(
+        if not session.count(self._sql["append_row"], (thread, *_values(row))) and not self.has_row(
             session, thread, row
         ):
             raise Stale
@@ -124,7 +124,7 @@ class CommitWriter:
             if not session.count(self._sql["append_rows_after_gap"], (*place, *columns)):
                 raise Stale
 
-    def is_there(self, session: PgSession, thread: int, row: Row) -> bool:
+    def has_row(self, session: PgSession, thread: int, row: Row) -> bool:
         """Tell whether the thread has this row, with the same op_id."""
         rows = session.run(self._sql["op_id"], (thread, row.seq))
         return bool(rows) and bool(rows[0][0] == row.op_id)
@@ -135,7 +135,7 @@ class CommitWriter:
         if batch.untouch or batch.show:
             more = (*_columns(batch.show, 2), *_columns(batch.untouch, 2))
             (answer,) = session.run(self._sql["commit_and_show"], (*self._arguments(batch), *more))
-            if answer[0] == "vanished":  # ask commit_1, which also recognises a batch that was committed before
+            if answer[0] == "vanished":  # commit_1 also recognises a batch that was committed before
                 required = batch._replace(visible=(*batch.visible, answer[-2:]))
                 (answer,) = session.run(self._sql["commit"], tuple(self._arguments(required)))
         else:
@@ -156,7 +156,7 @@ class CommitWriter:
         pieces = list(_pieces(batch.rows, lambda row: len(row[1].payload or b""))) or [[]]
         first = batch._replace(chunks=(), rows=tuple(pieces[0]), hide=(), show=(), tag=(), untag=(), untouch=())
         numbers, already = self._write_piece(session, first)
-        if already:  # then all pieces were committed, in one transaction
+        if already:  # then all pieces were committed: they are one transaction
             return numbers, True
         for rows in pieces[1:]:
             self._write_piece(session, Batch(rows=tuple((number_of(no, numbers), row) for no, row in rows)))
@@ -165,9 +165,9 @@ class CommitWriter:
 
     def _write_sparse(self, session: PgSession, batch: Batch) -> tuple[tuple[int, ...], bool]:
         """Write a batch with gaps: its requirements and threads first, then its rows, then the rest."""
-        there = self._committed(session, batch)
-        if there is not None:
-            return there, True
+        committed = self._committed(session, batch)
+        if committed is not None:
+            return committed, True
         first = batch._replace(rows=(), chunks=(), touch=(), hide=(), tag=(), untag=(), untouch=(), gaps=False)
         numbers, already = self._write_piece(session, first)
         if already:
@@ -183,9 +183,13 @@ class CommitWriter:
         """Return the numbers of the batch's new threads if the same batch was committed before, else None."""
         if not batch.threads and not batch.rows:
             return None
-        wanted = [(new.space, encoded(new.name), new.uid) for new in batch.threads]
-        numbers = tuple(no for (no,) in session.run(self._sql["same_threads"], _columns(wanted, 3))) if wanted else ()
-        if len(numbers) < len(wanted):
+        new_threads = [(new.space, encoded(new.name), new.uid) for new in batch.threads]
+        numbers = (
+            tuple(no for (no,) in session.run(self._sql["same_threads"], _columns(new_threads, 3)))
+            if new_threads
+            else ()
+        )
+        if len(numbers) < len(new_threads):
             return None
         rows = [(number_of(no, numbers), row.seq, row.op_id) for no, row in batch.rows]
         ((count,),) = session.run(self._sql["same_rows"], _columns(rows, 3))
@@ -292,7 +296,7 @@ def _check_sizes(payloads: Iterable[bytes | None]) -> None:
     for payload in payloads:
         if payload is not None and len(payload) > _MAX_VALUE:
             raise Invalid(
-                f"a single value of {len(payload)} bytes is more than PostgreSQL takes: cut it into parts",
+                f"one value has {len(payload)} bytes, which is more than PostgreSQL can store: split it",
                 code="invalid.size",
             )
 
@@ -308,8 +312,8 @@ class PostgresGroup:
         self._lost: Exception | None = None
         self._lock = 0
         self._pid = os.getpid()
-        self._sign: tuple[int, Any] | None = None
-        """Evidence that the group was committed: (thread number, row) of its last row."""
+        self._last_row: tuple[int, Any] | None = None
+        """(thread number, row) of the group's last row. If the store has this row, the group was committed."""
 
     def read(self, work: Callable[[PgSession], T]) -> T:
         """Return `work(session)`, which reads the store with the writes of the group."""
@@ -328,7 +332,7 @@ class PostgresGroup:
         numbers = self.write(lambda session: self._writer.write(session, batch, alone=False), safe=is_one_row(batch))
         if batch.rows:
             thread, row = batch.rows[-1]
-            self._sign = number_of(thread, numbers), row
+            self._last_row = number_of(thread, numbers), row
         return numbers
 
     def write(self, work: Callable[[PgSession], T], *, safe: bool = False) -> T:
@@ -354,7 +358,7 @@ class PostgresGroup:
             try:
                 result = work(session)
             except psycopg.Error as error:
-                if not is_alone(error) and error.sqlstate != AGAIN:
+                if not is_single_write(error) and error.sqlstate != AGAIN:
                     raise
                 session.script("ROLLBACK TO part; RELEASE part")
                 if error.sqlstate != AGAIN:
@@ -374,7 +378,7 @@ class PostgresGroup:
             # The timeout ends the transaction if this process dies without closing the connection.
             session.script(
                 "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = '20s';"
-                # The group holds locks that others wait for, so it must not wait for theirs.
+                # The group has locks that other writers wait for, so it must not wait for their locks.
                 "SET LOCAL lock_timeout = '20ms';"
                 f"SELECT pg_advisory_xact_lock({self._lock})"
             )
@@ -384,14 +388,14 @@ class PostgresGroup:
 
     def _lose(self, error: psycopg.Error) -> Exception:
         """Roll back the group after an error, and return the exception to raise: `Undone` if a retry may succeed."""
-        again = is_lost(error) or is_in_the_way(error) or error.sqlstate == _LOCKED
+        again = is_lost(error) or is_conflict(error) or error.sqlstate == _LOCKED
         self._lost = Undone(str(error)) if again else translated(error, self._pool.where)
         self._lost.__cause__ = error
         self.drop()
         return self._lost
 
     def end(self) -> None:
-        """Make all commits durable. After `CommitUnknown` that is unknown; after other errors none of them happened."""
+        """Make all commits durable. `CommitUnknown`: the outcome is unknown. Any other error: nothing is written."""
         if self._lost is not None:
             raise self._lost
         session = self._session
@@ -401,19 +405,19 @@ class PostgresGroup:
         try:
             session.script("COMMIT")
         except psycopg.Error as error:
-            doubtful = error.sqlstate is None
+            no_reply = error.sqlstate is None
             lost = self._lose(error)
-            if not doubtful or not self._is_there(error):
+            if not no_reply or not self._was_committed(error):
                 raise lost from error
         finally:
             self.drop()
 
-    def _is_there(self, doubt: psycopg.Error) -> bool:
+    def _was_committed(self, doubt: psycopg.Error) -> bool:
         """Wait until the group's transaction is over, and tell whether it was committed."""
 
         def look(session: PgSession) -> bool:
             session.run(self._sql["wait_for_group"], (self._lock,))
-            return self._sign is not None and self._writer.is_there(session, *self._sign)
+            return self._last_row is not None and self._writer.has_row(session, *self._last_row)
 
         return self._pool.do(look, doubt=doubt)
 

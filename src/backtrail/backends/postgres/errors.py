@@ -1,7 +1,7 @@
 """Classify PostgreSQL's errors by their SQLSTATE, and translate them.
 
-libpq does not report the SQLSTATE of a refused connection. Those errors are told apart by the English words of the
-message; in other languages they are all treated alike.
+libpq does not report the SQLSTATE of a refused connection. This module recognises such errors by the English text of
+the message; in other languages it treats them all alike.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 AGAIN: Final = "BT001"
 """The SQLSTATE that our own functions raise if another writer was first between a read and a write."""
 
-# The server goes down, starts up, or has cut the connection.
+# The server shuts down, starts, or has closed the connection.
 _AWAY: Final = frozenset({"57P01", "57P02", "57P03", "57P05", "25P03", "25P04"})
 # Two transactions conflicted; or a pooler has mixed up sessions in the middle of a transaction.
 _IN_THE_WAY: Final = frozenset({"40001", "40P01", AGAIN, "26000", "42P05"})
@@ -45,34 +45,34 @@ def is_lost(error: psycopg.Error) -> bool:
     return state is None or state.startswith("08") or state in _AWAY or state == _BUSY
 
 
-def is_in_the_way(error: psycopg.Error) -> bool:
+def is_conflict(error: psycopg.Error) -> bool:
     """Tell whether the transaction conflicted with another one, so that a retry may succeed."""
     return error.sqlstate in _IN_THE_WAY
 
 
-def is_alone(error: psycopg.Error) -> bool:
+def is_single_write(error: psycopg.Error) -> bool:
     """Tell whether the error concerns a single write, and not the other writes of its group."""
     return (error.sqlstate or "").startswith(_ALONE)
 
 
 # By SQLSTATE, or its first two letters: the error class, its code, and the advice.
 _MEANINGS: Final[dict[str, tuple[type[Error], str, str]]] = {
-    "08": (Unavailable, "unavailable.connection", "check that it runs and can be reached from here"),
+    "08": (Unavailable, "unavailable.connection", "check that the server runs and can be reached from here"),
     "28": (Unavailable, "unavailable.login", "check the user, the password and the server's pg_hba.conf"),
-    "3D000": (Unavailable, "unavailable.open", "create the database, or name another"),
-    "25006": (Unavailable, "unavailable.read_only", "it takes no writes: use the primary, or say read_only=True"),
-    "42501": (Unavailable, "unavailable.permission", "grant the role what it needs: docs/postgresql.md says what"),
-    "3F000": (NotFound, "not_found.store", "the schema of this store is gone"),
-    "42P01": (NotFound, "not_found.store", "the tables of this store are gone"),
-    "42883": (NotFound, "not_found.store", "the functions of this store are gone"),
+    "3D000": (Unavailable, "unavailable.open", "create the database, or use another one"),
+    "25006": (Unavailable, "unavailable.read_only", "the server is read-only: use the primary, or read_only=True"),
+    "42501": (Unavailable, "unavailable.permission", "grant the role the rights in docs/postgresql.md"),
+    "3F000": (NotFound, "not_found.store", "the schema of this store was removed"),
+    "42P01": (NotFound, "not_found.store", "the tables of this store were removed"),
+    "42883": (NotFound, "not_found.store", "the functions of this store were removed"),
     "53100": (Unavailable, "unavailable.full", "the server's disk is full: free some space and try again"),
-    "53300": (Unavailable, "unavailable.connections", "no connection is left: use a smaller pool_size, or a pooler"),
-    "53": (Unavailable, "unavailable.resources", "the server is short of something: try again later"),
-    "54": (Invalid, "invalid.size", "this is too large for one value"),
+    "53300": (Unavailable, "unavailable.connections", "the server has no free connection: use a smaller pool_size"),
+    "53": (Unavailable, "unavailable.resources", "the server lacks a resource: try again later"),
+    "54": (Invalid, "invalid.size", "this value is too large"),
     "55P03": (Unavailable, "unavailable.locked", "another transaction holds a lock on it: try again"),
-    "57014": (Unavailable, "unavailable.cancelled", "the server ended the statement: its statement_timeout is short"),
-    "57": (Unavailable, "unavailable.connection", "the server is going down or starting: try again"),
-    "58030": (Unavailable, "unavailable.io", "the server's disk fails"),
+    "57014": (Unavailable, "unavailable.cancelled", "the server canceled the statement: raise its statement_timeout"),
+    "57": (Unavailable, "unavailable.connection", "the server is shutting down or starting: try again"),
+    "58030": (Unavailable, "unavailable.io", "the server's disk has failed"),
     "XX001": (Corrupt, "corrupt.store", "the database is damaged: restore a backup"),
     "XX002": (Corrupt, "corrupt.store", "an index of the database is damaged: reindex it, or restore a backup"),
 }  # fmt: skip

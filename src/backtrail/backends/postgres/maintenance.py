@@ -1,7 +1,7 @@
 """Maintenance of a PostgreSQL store: free space, check the tables against each other, and repair them.
 
-PostgreSQL itself is responsible for its pages and indexes (`pg_amcheck` checks them). This module compares the tables.
-If the newest row of a thread is lost, only the table `thread` still knows its seq.
+PostgreSQL itself takes care of its pages and indexes (`pg_amcheck` checks them). This module compares the tables with
+each other. If the newest row of a thread is lost, only the table `thread` still has its seq.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _WITHOUT_OWNER: Final = {
 def vacuum(session: PgSession, sql: Statements, *, erase: bool) -> None:
     """Make free space reusable, and return free space at the ends of files to the operating system.
 
-    `erase` rewrites the tables (VACUUM FULL), under a lock that all others wait for.
+    `erase` rewrites the tables (VACUUM FULL). All other sessions wait for that.
     """
     session.script(sql.text("vacuum", options="FULL" if erase else "SKIP_LOCKED"), seconds=None)
 

@@ -1,14 +1,14 @@
 """Connection pool with retries.
 
-`pool.do(work)` runs `work(session)` and returns its result. It runs the work again with another connection if the
-connection is lost, up to `patience` seconds, and if two transactions conflicted. So all work must be idempotent. If the
-server stays away after work that writes was sent to it, the outcome is unknown: `CommitUnknown`.
+`pool.do(work)` runs `work(session)` and returns its result. If the connection is lost, it runs the work again with
+another connection, for up to `patience` seconds. It also repeats the work if two transactions conflicted. So all work
+must be idempotent. If the server is unreachable after a write was sent to it, the outcome is unknown: `CommitUnknown`.
 
-The pool counts the sessions that exist, by weak references. If Ctrl-C kept a session from being given back, it stops
-counting when Python has collected it.
+The pool counts its sessions by weak references. If Ctrl-C prevented the return of a session, the session counts until
+Python has collected it.
 
-A forked process has the connections of its parent. It must neither use nor close them: it keeps them untouched, and
-opens its own.
+A forked process inherits the connections of its parent. It must neither use nor close them. So it keeps references to
+them, and opens its own.
 
 `psycopg_pool` is not used: it connects in its own threads, which a fork does not copy, and reports a refused login only
 by a timeout; each use takes 3 to 6 us of CPU instead of 1.
@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
 
-from backtrail.backends.postgres.errors import is_in_the_way, is_lost, message_of, translated
+from backtrail.backends.postgres.errors import is_conflict, is_lost, message_of, translated
 from backtrail.backends.postgres.session import PgSession
 from backtrail.errors import CommitUnknown, Error, Unavailable
 
@@ -41,7 +41,7 @@ TURN_SECONDS: Final = 10.0
 """The longest wait of a thread for a free connection, in seconds."""
 _LOOK_SECONDS: Final = 1.0
 
-# These options make libpq notice a server that has vanished without closing the connection.
+# With these options, libpq notices that a server is gone without having closed the connection.
 _CONNECTING: Final = {
     "application_name": "backtrail",
     "client_encoding": "UTF8",
@@ -51,7 +51,7 @@ _CONNECTING: Final = {
     "keepalives_count": 3,
     "tcp_user_timeout": 40_000,
 }
-# The sessions of a parent process: referenced for ever, so that nothing closes them.
+# The sessions of a parent process. These references keep Python from closing them.
 _inherited: Final[list[PgSession]] = []
 
 
@@ -63,17 +63,17 @@ class Pool:
         self.where = where
         self._size = size
         self._patience = patience
-        self._unnamed = threading.Event()
+        self._no_prepare = threading.Event()
         self._closed = False
         self._begin()
 
     def _begin(self) -> None:
         self._pid = os.getpid()
-        self._free: deque[PgSession] = deque()  # the newest is taken first
+        self._free: deque[PgSession] = deque()  # used as a stack
         self._sessions: weakref.WeakSet[PgSession] = weakref.WeakSet()
         self._connecting = 0
         self._waiting = 0
-        self._given = threading.Condition()
+        self._returned = threading.Condition()
         weakref.finalize(self, _close_all, self._free, self._pid)
 
     # -- work ---------------------------------------------------------------------------------------
@@ -86,9 +86,9 @@ class Pool:
         patience: float | None = None,
         doubt: psycopg.Error | None = None,
     ) -> T:
-        """Return `work(session)`, with retries. The work must be idempotent; `writes` if it changes the store.
+        """Return `work(session)`, with retries. The work must be idempotent. Set `writes` if it changes the store.
 
-        `doubt` is the error of an earlier write without a reply, whose outcome this work finds out.
+        `doubt` is the error of an earlier write that got no reply; this work finds out its outcome.
         """
         return self._retry(work, writes=writes, patience=patience, doubt=doubt)[0]
 
@@ -121,14 +121,14 @@ class Pool:
                     self.give(session)
             except psycopg.Error as error:
                 began = began or time.monotonic()
-                in_the_way = is_in_the_way(error)
-                # The caller's patience applies to an unreachable server, not to conflicts.
-                limit = self._patience if patience is None or in_the_way else patience
-                if not (in_the_way or is_lost(error)) or time.monotonic() >= began + limit:
+                conflicted = is_conflict(error)
+                # The caller's limit is for an unreachable server, not for conflicts.
+                limit = self._patience if patience is None or conflicted else patience
+                if not (conflicted or is_lost(error)) or time.monotonic() >= began + limit:
                     raise self._failure(translated(error, self.where), doubt) from error
                 tries += 1
                 time.sleep(random.random() * min(0.005 * 2**tries, 0.25))  # noqa: S311 - only to get out of step
-            except Unavailable as error:  # no session was to be had
+            except Unavailable as error:  # no session was free
                 if doubt is None:
                     raise
                 raise self._failure(error, doubt) from error
@@ -140,8 +140,8 @@ class Pool:
         if doubt is None:
             return error
         return CommitUnknown(
-            f"{self.where}: the connection was lost during a write ({message_of(doubt)}), and its outcome cannot be "
-            f"found out ({error}): read again before you repeat it",
+            f"{self.where}: the connection was lost during a write ({message_of(doubt)}), and its outcome is unknown "
+            f"({error}): read again before you repeat it",
             code="commit_unknown.connection",
         )
 
@@ -162,7 +162,7 @@ class Pool:
     def _wait_for_one(self) -> PgSession | None:
         """Wait for a free session and return it; return None if the caller may open another session."""
         until = time.monotonic() + TURN_SECONDS
-        with self._given:
+        with self._returned:
             self._waiting += 1
             try:
                 while True:
@@ -178,18 +178,18 @@ class Pool:
                             "use a larger pool_size, or fewer threads",
                             code="unavailable.locked",
                         )
-                    if not self._given.wait(min(left, _LOOK_SECONDS)):
-                        gc.collect()  # collects sessions that an interrupt kept from being given back
+                    if not self._returned.wait(min(left, _LOOK_SECONDS)):
+                        gc.collect()  # collects sessions that an interrupt kept from being returned
             finally:
                 self._waiting -= 1
 
     def _open(self) -> PgSession:
         """Open a session and return it. `_wait_for_one` has counted it in `_connecting`."""
         try:
-            session = PgSession(self.connect(), self._unnamed)
+            session = PgSession(self.connect(), self._no_prepare)
             self._sessions.add(session)
         finally:
-            with self._given:
+            with self._returned:
                 self._connecting -= 1
         return session
 
@@ -202,8 +202,8 @@ class Pool:
             if not self._closed:
                 self._close_free()
         if self._waiting:
-            with self._given:
-                self._given.notify()
+            with self._returned:
+                self._returned.notify()
 
     def _close(self, session: PgSession) -> None:
         self._sessions.discard(session)

@@ -17,7 +17,7 @@ lock, exclusively. So no transaction stamps chunks with an old epoch.
 A schema of another program, or of a newer format, is refused before anything in it is touched.
 """
 
-# ruff: noqa: S608 - what the statements are made of are constants of this package, and a quoted name
+# ruff: noqa: S608 - the statements are made from constants of this package and a quoted name
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ def schema_name(schema: object) -> SchemaName:
     try:
         size = len(name.encode())
     except UnicodeEncodeError as error:
-        raise Invalid(f"{schema!r} cannot be the name of a schema", code="invalid.argument") from error
+        raise Invalid(f"{schema!r} is not a valid name of a schema", code="invalid.argument") from error
     if size > _MAX_NAME:
         raise Invalid(f"schema {schema!r} is longer than {_MAX_NAME} bytes", code="invalid.argument")
     if "$$" in name:  # which is how the bodies of our functions are quoted
-        raise Invalid(f"schema {schema!r} has $$ in its name: name another", code="invalid.argument")
+        raise Invalid(f"schema {schema!r} has $$ in its name: choose another name", code="invalid.argument")
     if name.startswith("pg_") or name == "information_schema":
-        raise Invalid(f"schema {schema!r} belongs to PostgreSQL: name another", code="invalid.argument")
+        raise Invalid(f"schema {schema!r} belongs to PostgreSQL: choose another name", code="invalid.argument")
     return SchemaName(name)
 
 
@@ -88,13 +88,13 @@ def prepare(session: PgSession, schema: SchemaName, where: str, *, read_only: bo
     server = session.connection.info.server_version
     if server < OLDEST_SERVER:
         raise Unavailable(
-            f"{where}: this is PostgreSQL {server // 10000}: backtrail needs {OLDEST_SERVER // 10000} or later",
+            f"{where}: PostgreSQL {server // 10000} is too old: backtrail needs {OLDEST_SERVER // 10000} or later",
             code="unavailable.server",
         )
     encoding = session.connection.info.parameter_status("server_encoding")
     if encoding != "UTF8":
         raise Unavailable(
-            f"{where}: the encoding of this database is {encoding}: backtrail needs one whose encoding is UTF8",
+            f"{where}: the database has the encoding {encoding}, but backtrail needs UTF8: use another database",
             code="unavailable.server",
         )
     version = format_of(session, schema, where)
@@ -122,7 +122,7 @@ def format_of(session: PgSession, schema: SchemaName, where: str) -> int:
     version = int(meta.get("format", 0))
     if version > len(STEPS):
         raise Invalid(
-            f"{where}: has format {version}, and this version of backtrail knows formats up to {len(STEPS)}: "
+            f"{where}: has format {version}, but this version of backtrail knows only formats up to {len(STEPS)}: "
             "upgrade backtrail",
             code="invalid.format",
             format=version,
@@ -133,7 +133,7 @@ def format_of(session: PgSession, schema: SchemaName, where: str) -> int:
 def _step(session: PgSession, schema: SchemaName, where: str) -> int:
     """Make one migration step, unless another process has made it; return the new format."""
     sql = Statements(schema)
-    session.script("BEGIN ISOLATION LEVEL READ COMMITTED")  # after the lock, later statements see new commits
+    session.script("BEGIN ISOLATION LEVEL READ COMMITTED")  # READ COMMITTED: statements after the lock see new commits
     try:
         session.run(sql["lock_steps"], (schema.steps_lock,), seconds=None)
         version = format_of(session, schema, where)
@@ -175,7 +175,7 @@ def _refuse_other_formats(version: int, schema: SchemaName, where: str) -> None:
         raise NotFound(f"{where}: there is no store in schema {schema.name!r}", code="not_found.store")
     if version < READABLE_FROM:
         raise Unavailable(
-            f"{where}: has the older format {version}: open it once for writing, which converts it",
+            f"{where}: has the older format {version}: open it once for writing to convert it",
             code="unavailable.read_only",
             format=version,
         )

@@ -1,8 +1,8 @@
 """The search index in PostgreSQL: the index list of each thread, and the search for entries.
 
-The words of an entry are a `tsvector` without positions, with a GIN index; the engine checks the order of words. Parts
-of words are looked up in `vocabulary`, the table of all indexed words. Search statements are planned for their values:
-whether to go by words or by time depends on how common the words are.
+The words of an entry are a `tsvector` without positions, with a GIN index. The engine checks the order of words. Parts
+of words are looked up in `vocabulary`, the table of all indexed words. The server plans each search for its values:
+whether the index of words or the index of times is faster depends on how common the words are.
 
 The statement that writes to a thread also marks it (`dirty`). Indexing takes the same lock, on the thread's row.
 """

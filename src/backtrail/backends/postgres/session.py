@@ -1,8 +1,8 @@
 """One connection to PostgreSQL, used by one thread at a time, that runs statements and returns rows.
 
-It uses libpq through `psycopg.pq`, because psycopg's cursors take as long as the insert of a row. Values are sent in
-binary. A statement is prepared once per connection, under a name made from its text. Behind a pooler that mixes up the
-sessions of its clients, the name may be unknown or already known, but it never means another statement. After such an
+It uses libpq through `psycopg.pq`, because a psycopg cursor takes as much time as the insert of a row. Values are sent
+in binary. A statement is prepared once per connection, under a name made from its text. A pooler may give one session
+to several clients. Then the name may be unknown, or exist already, but it never means another statement. After such an
 error, all statements are sent with their text.
 
 Errors are psycopg's; an error without an `sqlstate` means that the connection was lost. After an exception a session
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from psycopg.pq.abc import PGresult
 
 REPLY_SECONDS: Final = 60.0
-"""How long a server may be silent before the connection counts as lost, in seconds."""
+"""If the server is silent for this many seconds, the connection counts as lost."""
 
 _BINARY: Final = pq.Format.BINARY
 _FINE: Final = (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK)
@@ -126,7 +126,7 @@ class Parameters:
 class PgSession:
     """A connection that runs statements.
 
-    `unnamed` is shared by all sessions of a pool. It is set when a pooler has lost a prepared statement.
+    All sessions of a pool share `unnamed`. It is set when a pooler has lost a prepared statement.
     """
 
     __slots__ = ("__weakref__", "_pg", "_poll", "_prepared", "_reading", "_unnamed", "connection", "whole")
@@ -143,7 +143,7 @@ class PgSession:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the session is outside of any transaction, and no reply is missing."""
+        """Whether no transaction is open, and the session waits for no reply."""
         return self.whole and self._pg.transaction_status == pq.TransactionStatus.IDLE
 
     def run(
@@ -170,7 +170,7 @@ class PgSession:
                 self._pg.send_query_prepared(statement.name, parameters, statement.formats, _BINARY)
                 return self._reply(seconds)
             except (psycopg.errors.InvalidSqlStatementName, psycopg.errors.DuplicatePreparedStatement):
-                # There is a pooler in between, and it does not keep a session for us.
+                # A pooler is in between, and does not keep one session for this client.
                 self._unnamed.set()
                 if not self.is_idle:
                     raise  # the error has aborted the transaction
@@ -230,7 +230,7 @@ class PgSession:
 
 
 def refuse_if_forked(pid: int) -> None:
-    """Refuse to use a connection in which another process, this one's parent, has a transaction."""
+    """Raise `Unavailable` if the transaction of a connection belongs to the parent process."""
     if pid != os.getpid():
         raise Unavailable(
             "this process was forked in the middle of a group or an export, which is its parent's: begin it again",
@@ -251,8 +251,8 @@ def _poller(socket: int) -> Callable[[int, float | None], int]:
         return wait
 
     def wait_otherwise(events: int, seconds: float | None) -> int:
-        wanted = [socket] if events & _WRITABLE else []
-        readable, writable, _ = select.select([socket], wanted, [], seconds)
+        writers = [socket] if events & _WRITABLE else []
+        readable, writable, _ = select.select([socket], writers, [], seconds)
         return (_READABLE if readable else 0) | (_WRITABLE if writable else 0)
 
     return wait_otherwise

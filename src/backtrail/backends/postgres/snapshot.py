@@ -36,7 +36,7 @@ class Snapshot:
         self._session = pool.keep(lambda session: session.script(_BEGIN))
 
     def read(self, work: Callable[[PgSession], T]) -> T:
-        """Read what was there."""
+        """Return `work(session)`, which reads the snapshot."""
         refuse_if_forked(self._pid)
         try:
             return work(self._session)
@@ -44,7 +44,7 @@ class Snapshot:
             raise translated(error, self._pool.where) from error
 
     def end(self) -> None:
-        """Give the connection back. A forked child leaves it to its parent."""
+        """Return the connection to the pool. A forked child leaves it to its parent."""
         if self._pid != os.getpid():
             return
         try:

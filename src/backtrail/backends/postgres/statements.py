@@ -30,16 +30,16 @@ class Statements:
             "durable": str(durable).lower(),
             "jump": str(JUMP),
         }
-        self._made: dict[str, Statement] = {}
+        self._statements: dict[str, Statement] = {}
 
     def __getitem__(self, name: str) -> Statement:
         """Return the named statement, ready to run."""
-        made = self._made.get(name)
-        if made is None:
+        statement = self._statements.get(name)
+        if statement is None:
             letters = "".join(map(_letters, self._sections[name].types))
             places = ", ".join(f"${at}" for at in range(1, len(letters) + 1))
-            made = self._made[name] = Statement(self.text(name, parameters=places), letters)
-        return made
+            statement = self._statements[name] = Statement(self.text(name, parameters=places), letters)
+        return statement
 
     def text(self, name: str, **values: str) -> str:
         """Return the text of a section, with its placeholders filled."""

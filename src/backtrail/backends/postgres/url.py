@@ -1,7 +1,7 @@
 """Parse the URL of a PostgreSQL store into options for libpq and a name for error messages.
 
 All URLs of libpq are accepted: with any of its parameters, several hosts, a service, a password file. `pool_size` is
-backtrail's own parameter. A password is never shown: libpq's messages about a URL quote it, so they are not passed on.
+backtrail's own parameter. A password is never shown: libpq's messages about a URL contain it, so they are dropped.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from backtrail.backends.sqlite import listing, maintenance, search
 from backtrail.backends.sqlite.change_feed import INTERVAL, changed_since
 from backtrail.backends.sqlite.commit import SqliteGroup, commit, key_of
 from backtrail.backends.sqlite.connection import SharedConnection, savepoint
-from backtrail.backends.sqlite.schema import open_store, planted_objects, put_right
+from backtrail.backends.sqlite.schema import open_store, planted_objects, restore_objects
 from backtrail.backends.sqlite.snapshot import copy
 from backtrail.backends.sqlite.statements import SQL, fetch, fetch_each
 from backtrail.errors import Invalid
@@ -64,7 +64,7 @@ _RANGE: Final = {
 
 
 class SqliteBackend(SqlBackend[SqliteGroup]):
-    """The port on SQLite. `busy_timeout` is the longest wait for other threads and processes, in seconds."""
+    """The backend for SQLite. `busy_timeout` is the longest wait for other threads and processes, in seconds."""
 
     shows_texts = False
     undoes_groups = False
@@ -83,7 +83,7 @@ class SqliteBackend(SqlBackend[SqliteGroup]):
             raise Invalid(f"busy_timeout must be a number of seconds, not {busy_timeout!r}", code="invalid.option")
         name = os.fspath(path)
         if not name or "\0" in name or name == ":memory:":
-            raise Invalid(f"{name!r} is not the name of a file", code="invalid.store")
+            raise Invalid(f"{name!r} is not a valid file name", code="invalid.store")
         # SQLite keeps the WAL beside the file itself, not beside a link to it.
         self.path = os.path.realpath(name)
         super().__init__(self.path, read_only=read_only)
@@ -179,14 +179,14 @@ class SqliteBackend(SqlBackend[SqliteGroup]):
         return self._run(_rows, _RANGE[payload, visible, newest_first], thread, spans, limit)
 
     def newest_of(self, threads: Collection[int]) -> dict[int, Row]:
-        wanted = [no for no in threads if key_of(no, 0) > 0]
-        rows = self._read("newest_rows_of", json.dumps(wanted)) if wanted else []
+        numbers = [no for no in threads if key_of(no, 0) > 0]
+        rows = self._read("newest_rows_of", json.dumps(numbers)) if numbers else []
         return {no: as_row(values) for no, *values in rows}
 
     def rows_of(self, spans: Sequence[tuple[int, int, int]], *, payload: bool = False) -> dict[tuple[int, int], Row]:
         keys = [(key_of(no, max(low, 1)), key_of(no, min(high, MAX_SEQ))) for no, low, high in sorted(spans)]
-        wanted = [span for span in keys if min(span) > 0]
-        rows = self._read("whole_rows_of" if payload else "rows_of", json.dumps(wanted)) if wanted else []
+        valid = [span for span in keys if min(span) > 0]
+        rows = self._read("whole_rows_of" if payload else "rows_of", json.dumps(valid)) if valid else []
         return {(no, values[0]): as_row(values) for no, *values in rows}
 
     def count(self, thread: int, ranges: Sequence[tuple[int, int]]) -> int:
@@ -225,10 +225,10 @@ class SqliteBackend(SqlBackend[SqliteGroup]):
             yield INTERVAL
 
     def changed_since(
-        self, mark: object | None, told: Collection[int], others: Collection[int] | None
+        self, mark: object | None, notified: Collection[int], others: Collection[int] | None
     ) -> tuple[object, dict[int, int]]:
         self._refuse_in_group()
-        return changed_since(self._shared, mark if isinstance(mark, FeedCursor) else None, told, others)
+        return changed_since(self._shared, mark if isinstance(mark, FeedCursor) else None, notified, others)
 
     # -- the index ------------------------------------------------------------------------------
     def unindexed(self, after: int, limit: int) -> list[int]:
@@ -236,7 +236,7 @@ class SqliteBackend(SqlBackend[SqliteGroup]):
         return super().unindexed(after, limit)
 
     def indexed(self, thread: int) -> IndexState:
-        if self.read_only and not self._run(search.is_there):
+        if self.read_only and not self._run(search.has_index):
             return IndexState(0, 0, 0)
         return super().indexed(thread)
 
@@ -296,11 +296,11 @@ class SqliteBackend(SqlBackend[SqliteGroup]):
                 if self._shared.log is not None:
                     self._shared.log.prepare(connection)
                 connection.execute("BEGIN IMMEDIATE")
-                put_right(connection, self.path)
+                restore_objects(connection, self.path)
                 connection.execute("COMMIT")
                 self._shared.planted = ()
         with self._shared.use() as connection:
-            connection.execute("BEGIN IMMEDIATE")  # the log is not marked first: if this fails, nothing is written
+            connection.execute("BEGIN IMMEDIATE")  # the log need not be marked first: if this fails, nothing is written
             maintenance.repair(connection, self.path)
             connection.execute("COMMIT")
 

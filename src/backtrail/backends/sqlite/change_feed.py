@@ -24,16 +24,16 @@ _SLICE = 1000
 
 
 def changed_since(
-    shared: SharedConnection, cursor: FeedCursor | None, told: Collection[int], others: Collection[int] | None
+    shared: SharedConnection, cursor: FeedCursor | None, notified: Collection[int], others: Collection[int] | None
 ) -> tuple[FeedCursor, dict[int, int]]:
-    """See `ChangeFeed.changed_since`. The cursor is changed at the very end, so that a failed call can be repeated."""
+    """See `ChangeFeed.changed_since`. The cursor changes only at the end, so that a failed call can be repeated."""
     with shared.use() as connection:
         # The data_version belongs to its connection. It is read first, so that the next call finds later commits.
         version = (connection, connection.execute(SQL["data_version"]).get)
         last = cursor.last if cursor else connection.execute(SQL["last_thread"]).get
         changed = cursor is None or version != (cursor.whole if others is None else cursor.some)
-        wanted = {*told, *others} if changed and others else told
-        seqs: dict[int, int] = dict(fetch_each(connection, "newest_seqs_of", wanted)) if wanted else {}
+        numbers = {*notified, *others} if changed and others else notified
+        seqs: dict[int, int] = dict(fetch_each(connection, "newest_seqs_of", numbers)) if numbers else {}
     if changed:
         seqs.update(_seqs(shared, 0 if others is None else last))
     if cursor is None:

@@ -46,13 +46,13 @@ def remove_chunks(connection: apsw.Connection, digests: Sequence[bytes], before_
 
 def remove_rows(connection: apsw.Connection, thread: int, seqs: Sequence[int]) -> int:
     """Remove the given rows that are hidden and not the newest, with their tags; return the number removed."""
-    gone = 0
+    count = 0
     for seq in seqs:
         connection.execute(SQL["remove_row"], (key_of(thread, seq),))
         if connection.changes():
             connection.execute(SQL["remove_tags"], (thread, seq))
-            gone += 1
-    return gone
+            count += 1
+    return count
 
 
 def rewrite(
@@ -61,20 +61,20 @@ def rewrite(
     """Put the chunks and replace the rows, see `Maintenance.rewrite`; return the number replaced."""
     connection.executemany(SQL["put_chunk"], chunks)
     # Delete all rows before inserting them again: an UPDATE would leave partly empty pages behind.
-    kept: list[tuple[Any, ...]] = []
+    replacements: list[tuple[Any, ...]] = []
     for row in rows:
         values = row_columns(key_of(thread, row.seq), row)
         for hidden, payload in connection.execute(SQL["take_row_out"], (values[0], row.op_id, row.base)).fetchall():
-            kept.append((*values[:-2], payload if row.payload is None else row.payload, hidden))
+            replacements.append((*values[:-2], payload if row.payload is None else row.payload, hidden))
     marked = connection.execute(SQL["is_marked"], (thread,)).get
     touched = connection.execute(SQL["is_touched"], (thread,)).get
-    connection.executemany(SQL["put_row_back"], kept)
+    connection.executemany(SQL["put_row_back"], replacements)
     if not marked:  # triggers mark and touch the thread for each inserted row, but these rows are not new
         connection.execute(SQL["unmark"], (thread,))
     if not touched:
         connection.execute(SQL["untouch"], (thread,))
     connection.execute(SQL["activity_of"], (thread,))
-    return len(kept)
+    return len(replacements)
 
 
 def reclaim(shared: SharedConnection, busy_timeout: float, *, erase: bool) -> None:
@@ -105,8 +105,8 @@ def reclaim(shared: SharedConnection, busy_timeout: float, *, erase: bool) -> No
                     shared.log.forget()
     if erase and busy:
         raise Unavailable(
-            f"{shared.path}: other connections read it, so what was removed is still in its log: let them end, and "
-            "collect again",
+            f"{shared.path}: other connections are reading, so removed data is still in the log: close them, then "
+            "run gc again",
             code="unavailable.locked",
         )
 
@@ -114,7 +114,7 @@ def reclaim(shared: SharedConnection, busy_timeout: float, *, erase: bool) -> No
 def usage(connection: apsw.Connection, path: str) -> Usage:
     """Return the counts and sizes of the stored data; `path` is the database file."""
     with one_view(connection):
-        has_index = search.is_there(connection)
+        has_index = search.has_index(connection)
         threads: Any = connection.execute(SQL["count_threads"]).fetchall()
         checkpoints: Any = connection.execute(SQL["count_checkpoints"]).fetchall()
         items: Any = connection.execute(SQL["count_items"]).fetchall() if has_index else ()
@@ -166,9 +166,9 @@ def _integrity_errors(connection: apsw.Connection) -> list[str]:
 
 def _without_owner(connection: apsw.Connection) -> list[tuple[str, int]]:
     """Return a message for each kind of orphan, with the number of orphans."""
-    names = WITHOUT_OWNER | (INDEX_WITHOUT_OWNER if search.is_there(connection) else {})
+    names = WITHOUT_OWNER | (INDEX_WITHOUT_OWNER if search.has_index(connection) else {})
     if connection.execute(SQL["has_activity"]).get:
-        names |= {"threads_without_activity": "threads have a wrong time in the table that listings read"}
+        names |= {"threads_without_activity": "threads have a wrong time in the table for listings"}
     return [(words, connection.execute(f"SELECT count(*) {SQL[name]}").get) for name, words in names.items()]
 
 
@@ -181,13 +181,13 @@ def repair(connection: apsw.Connection, path: str) -> None:
         connection.execute(SQL["activity_of"], (None,))
         if any(number for _, number in _without_owner(connection)) or _integrity_errors(connection):
             search.forget(connection)
-        left = _integrity_errors(connection)
+        errors = _integrity_errors(connection)
     except (apsw.CorruptError, apsw.ConstraintError) as error:
-        left = [str(error)]
-    if left:
+        errors = [str(error)]
+    if errors:
         raise Corrupt(
-            f"{path}: pages of its tables are damaged ({left[0]}), which cannot be mended in place, and nothing was "
-            "changed: restore a backup; or export the threads that can be read, one by one, with export(path, "
-            "threads=[id]), and import them into a new store",
+            f"{path}: pages of its tables are damaged ({errors[0]}), which cannot be repaired in place; nothing was "
+            "changed: restore a backup; or export the readable threads one by one, with export(path, threads=[id]), "
+            "and import them into a new store",
             code="corrupt.store",
         )

@@ -80,8 +80,8 @@ def open_store(path: str, *, synchronous: str, read_only: bool, busy_timeout: fl
             _refuse_foreign(path, size)
         elif log > 0:
             raise Conflict(
-                f"{path}: is gone or empty, and what was committed to it last is in {path}-wal, which a new store "
-                "would remove: put the two together again, or remove that one, too, or name another file",
+                f"{path}: is missing or empty, but its last commits are in {path}-wal, which a new store would delete: "
+                "put the file back, or remove the -wal file, or pass another path",
                 code="conflict.exists",
             )
         if read_only:
@@ -92,11 +92,9 @@ def open_store(path: str, *, synchronous: str, read_only: bool, busy_timeout: fl
     except apsw.NotADBError as error:
         raise _not_ours(path) from error
     except (apsw.CantOpenError, apsw.ReadOnlyError) as error:
-        advice = "check the permissions of the file, of its directory and of what is beside it"
+        advice = "check the permissions of the file, of its directory and of the files next to it"
         if _has_no_descriptors():
-            advice = (
-                "too many files are open: close stores that are not needed, or let the process open more (ulimit -n)"
-            )
+            advice = "too many files are open: close unused stores, or raise the limit (ulimit -n)"
         raise Unavailable(f"{path}: {error}: {advice}", code="unavailable.open") from error
     except apsw.Error as error:
         raise translated(error, path) from error
@@ -110,7 +108,7 @@ class PlantedObject(NamedTuple):
     name: str
 
     def __str__(self) -> str:
-        return f"the {self.kind} {self.name!r} is not one that backtrail has made"
+        return f"the {self.kind} {self.name!r} was not made by backtrail"
 
 
 def planted_objects(connection: apsw.Connection, path: str) -> tuple[PlantedObject, ...]:
@@ -124,8 +122,8 @@ def planted_objects(connection: apsw.Connection, path: str) -> tuple[PlantedObje
     return (*others, *(PlantedObject("trigger", name) for name in ours if name in lost))
 
 
-def put_right(connection: apsw.Connection, path: str) -> None:
-    """Remove all triggers and views, and create those of backtrail again, in the open transaction."""
+def restore_objects(connection: apsw.Connection, path: str) -> None:
+    """Remove all triggers and views, and create those of backtrail, in the open transaction."""
     ours = triggers(format_of(connection, path))
     for kind, name, _ in connection.execute(SQL["planted"]).fetchall():
         quoted = str(name).replace('"', '""')
@@ -141,17 +139,19 @@ def _size(path: str, *, read_only: bool) -> int:
         status = Path(path).stat()
     except (FileNotFoundError, NotADirectoryError) as error:
         if read_only:
-            raise NotFound(f"{path}: there is no such store", code="not_found.store") from error
+            raise NotFound(f"{path}: this store does not exist", code="not_found.store") from error
         _make_directory(Path(path).parent)
         return 0
     except OSError as error:
         raise Unavailable(f"{path}: {error.strerror}", code="unavailable.open") from error
     if stat.S_ISDIR(status.st_mode):
         if Path(path, "backtrail.store").exists():
-            raise Invalid(f"{path}: is a store in files: say {Path(path).absolute().as_uri()}", code="invalid.store")
-        raise Invalid(f"{path}: is a directory: name a file in it", code="invalid.store")
+            raise Invalid(
+                f"{path}: is a file store: use the URL {Path(path).absolute().as_uri()}", code="invalid.store"
+            )
+        raise Invalid(f"{path}: is a directory: pass the path of a file", code="invalid.store")
     if not stat.S_ISREG(status.st_mode):
-        raise Invalid(f"{path}: is not a regular file: name another", code="invalid.store")
+        raise Invalid(f"{path}: is not a regular file: pass another path", code="invalid.store")
     return status.st_size
 
 
@@ -175,13 +175,13 @@ def _make_directory(directory: Path) -> None:
             finally:
                 os.close(above)
     except (FileExistsError, NotADirectoryError) as error:
-        raise Invalid(f"{directory}: is not a directory: name another", code="invalid.store") from error
+        raise Invalid(f"{directory}: is not a directory: pass another path", code="invalid.store") from error
     except OSError as error:
-        raise Unavailable(f"{directory}: cannot be made: {error.strerror}", code="unavailable.open") from error
+        raise Unavailable(f"{directory}: cannot be created: {error.strerror}", code="unavailable.open") from error
 
 
 def _make_private(path: str) -> None:
-    """Create an empty file for its owner only; SQLite gives the files beside it the same mode."""
+    """Create an empty file that only its owner can use. SQLite gives the files next to it the same mode."""
     with suppress(OSError):  # another process was faster, or SQLite will report the error
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_CLOEXEC", 0), 0o600))
 
@@ -206,7 +206,7 @@ def format_of(connection: apsw.Connection, path: str) -> int:
     version = format_in(version)
     if version > len(STEPS):
         raise Invalid(
-            f"{path}: has format {version}, and this version of backtrail knows formats up to {len(STEPS)}: "
+            f"{path}: has format {version}, but this version of backtrail knows only formats up to {len(STEPS)}: "
             "upgrade backtrail",
             code="invalid.format",
             format=version,
@@ -215,11 +215,11 @@ def format_of(connection: apsw.Connection, path: str) -> int:
 
 
 def _not_ours(path: str) -> Error:
-    return Invalid(f"{path}: is not a backtrail store: name another file", code="invalid.store")
+    return Invalid(f"{path}: is not a backtrail store: pass another file", code="invalid.store")
 
 
 def _refuse_foreign(path: str, size: int) -> None:
-    """Raise if the file is no store, or the log or journal beside it belongs to another file.
+    """Raise if the file is not a store, or if the log or journal next to it belongs to another file.
 
     This reads the file alone: it takes no lock, creates no file, and replays no journal. So it may see a store in the
     middle of a change, and `format_of` checks the file again after opening it.
@@ -286,7 +286,7 @@ def _open_writable(path: str, synchronous: str, busy_timeout: float) -> Database
 def _refuse_unwritable(connection: apsw.Connection, path: str) -> None:
     if connection.readonly("main"):
         raise Unavailable(
-            f"{path}: may not be written: change its permissions or open it read-only", code="unavailable.open"
+            f"{path}: is not writable: change its permissions, or open it with read_only=True", code="unavailable.open"
         )
 
 
@@ -297,13 +297,13 @@ def _enter_wal(connection: apsw.Connection, path: str, busy_timeout: float) -> N
         try:
             mode = connection.pragma("journal_mode", "wal")
         except apsw.BusyError:
-            # Another process is creating the file. SQLite does not wait in this one case, for fear of a deadlock.
+            # Another process is creating the file. Only in this case SQLite does not wait, to avoid a deadlock.
             if time.monotonic() >= deadline:
                 raise
             time.sleep(0.005)
     if mode != "wal":
         raise Unavailable(
-            f"{path}: SQLite cannot keep a write-ahead log there: use a local file system", code="unavailable.open"
+            f"{path}: SQLite cannot use a write-ahead log on this file system: use a local one", code="unavailable.open"
         )
 
 
@@ -311,8 +311,8 @@ def _open_read_only(path: str, busy_timeout: float) -> Database:
     try:
         return Database(_checked(_connect(path, "mode=ro", apsw.SQLITE_OPEN_READONLY, busy_timeout), path))
     except (apsw.CantOpenError, apsw.ReadOnlyError):
-        # SQLite must create the WAL's files, and may not. If there is no WAL, no process is writing, so the file is
-        # complete until it changes. Otherwise the last commits may be in the WAL.
+        # SQLite would have to create the files of the WAL, but has no permission. If there is no WAL, no process is
+        # writing, so the file is complete until it changes. Otherwise the last commits may be in the WAL.
         if _has_no_descriptors():
             raise
         immutable = ImmutableFile(path)
@@ -343,10 +343,10 @@ def _checked(connection: apsw.Connection, path: str) -> apsw.Connection:
 
 def _refuse_other_formats(version: int, path: str) -> None:
     if version == 0:
-        raise NotFound(f"{path}: is empty: there is no store in it yet", code="not_found.store")
+        raise NotFound(f"{path}: is empty: it has no store yet", code="not_found.store")
     if version < READABLE_FROM:
         raise Unavailable(
-            f"{path}: has the older format {version}: open it once for writing, which converts it",
+            f"{path}: has the older format {version}: open it once for writing to convert it",
             code="unavailable.read_only",
             format=version,
         )

@@ -1,8 +1,8 @@
 """The search index in SQLite: the marks of threads, the index list of each thread, and the search for entries.
 
 Entries are rows of `message`. They are found by words (`word`, an FTS5 table without texts), by parts of words (looked
-up in `vocabulary`, the table of all indexed words), or by time. A query goes by words if few entries have them, and
-else by time: then many entries match, and the engine checks each of them anyway.
+up in `vocabulary`, the table of all indexed words), or by time. A query searches by words if few entries have them.
+Otherwise it searches by time, because then many entries match, and the engine checks each of them anyway.
 
 Words consist of letters and digits of any script, and are separated by spaces. So FTS5's `ascii` tokenizer splits only
 between words, and no word contains FTS5 syntax.
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
     from backtrail.backends.sqlite.connection import SharedConnection
 
 FEW = 5000
-"""A search goes by words if at most this many entries have them, and then sorts them."""
+"""A search uses the index of words if at most this many entries have the words; it then sorts them."""
 FEW_LOOSE = 50_000
-"""The same limit for queries with parts of words, for which many entries with the words do not match."""
+"""The same limit for queries with parts of words: many of these entries do not match."""
 _MERGE_PAGES = 500
 TOP = (1 << 63) - 1, 0
 """A (time, number) pair above those of all entries."""
 
 
-def is_there(connection: apsw.Connection) -> bool:
+def has_index(connection: apsw.Connection) -> bool:
     """Tell whether the store has an index. A store of an older format that is opened read-only has none."""
     return bool(connection.execute(SQL["has_index"]).get)
 
 
 def refuse_if_missing(connection: apsw.Connection) -> None:
     """Raise `Unavailable` if the store has no index."""
-    if not is_there(connection):
+    if not has_index(connection):
         raise Unavailable(
             "this store has an older format without search: open it once for writing to convert it",
             code="unavailable.read_only",
@@ -85,10 +85,10 @@ def index(
 
 def _remove(connection: apsw.Connection, thread: int, splice: Splice) -> None:
     place = (thread, splice.at, splice.at + splice.removed - 1)
-    gone = connection.execute(SQL["messages_at"], place).fetchall()
-    connection.executemany(SQL["remove_words"], gone)
-    connection.executemany(SQL["remove_message"], gone)
-    connection.execute(SQL["count_unindexed"], (len(gone),))
+    removed = connection.execute(SQL["messages_at"], place).fetchall()
+    connection.executemany(SQL["remove_words"], removed)
+    connection.executemany(SQL["remove_message"], removed)
+    connection.execute(SQL["count_unindexed"], (len(removed),))
 
 
 def _insert(connection: apsw.Connection, thread: int, position: int, entry: IndexEntry) -> None:
@@ -145,13 +145,13 @@ def _quoted(words: str) -> str:
 
 
 def clean(shared: SharedConnection) -> None:
-    """Remove the words of removed entries from the index, in slices, so that other writers get their turn.
+    """Remove the words of removed entries from the index, in slices, so that other writers can write in between.
 
     FTS5 only marks an entry as removed. Merging all of its segments into one drops removed entries.
     """
     with shared.use() as connection:
-        gone = connection.execute(SQL["unindexed"]).get
-    if not gone:
+        removed = connection.execute(SQL["unindexed"]).get
+    if not removed:
         return
     pages = -_MERGE_PAGES  # negative: begin to merge all segments; positive: continue
     merging = True
@@ -164,5 +164,5 @@ def clean(shared: SharedConnection) -> None:
     with shared.use() as connection:
         connection.execute("BEGIN IMMEDIATE")
         connection.execute(SQL["remove_unused_words"])
-        connection.execute(SQL["count_cleaned"], (gone,))
+        connection.execute(SQL["count_cleaned"], (removed,))
         connection.execute("COMMIT")

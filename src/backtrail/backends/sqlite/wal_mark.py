@@ -1,7 +1,7 @@
 """The mark that ties a write-ahead log to its database file.
 
-SQLite replays `agents.db-wal` over any file that is called `agents.db`. The salts in a log tell its generations apart,
-not the databases. So if a process is killed, and a backup is copied over `agents.db`, the next open replays the old
+SQLite replays `agents.db-wal` over any file with the name `agents.db`. The salts in a log identify its generation, not
+its database. So if a process is killed, and a user then copies a backup over `agents.db`, the next open replays the old
 log into the backup. That undoes the restore, or mixes pages of two databases.
 
 So the file and its log carry a *mark*: 23 bits of `PRAGMA user_version`, above the 8 bits of the format. SQLite
@@ -10,7 +10,7 @@ compares the mark of the file with those of the log before SQLite opens the log.
 
     bit 0        settled: 0 when the mark is begun, 1 when it is settled
     bits 1-11    a random nonce
-    bits 12-22   a hash of the nonce and of the mark before: which one it follows
+    bits 12-22   a hash of the nonce and of the previous mark, which it follows
 
 Each generation of the log gets a mark, in three steps:
 
@@ -21,13 +21,13 @@ Each generation of the log gets a mark, in three steps:
 So these always hold:
 
 - a log with a settled mark belongs to a file that has this mark, begun or settled, or another mark of the log;
-- a log with nothing but begun marks belongs to a file that has one of them, or the mark that the first one follows;
-- no write is acknowledged before its log has a settled mark, unless a reader keeps the checkpoint from completing. Then
-  the three steps are tried again later.
+- a log with only begun marks belongs to a file that has one of them, or the mark that the first one follows;
+- no write is acknowledged before its log has a settled mark, except if a reader prevents the checkpoint from
+  completing. Then the three steps are tried again later.
 
-A copy of the file that was made before the log was begun has another mark, and `Store.backup` gives each copy a mark of
-its own. Two cases pass unnoticed: a copy that another tool made while this log was written, and a log without a settled
-mark. To refuse a log that does belong would lock users out.
+A copy of the file from before the log began has another mark, and `Store.backup` gives each copy its own mark. Two
+cases are not detected: a copy that another tool made while this log was written, and a log without a settled mark. The
+check accepts these, because refusing a log that belongs to its file would lock users out.
 
 Only SQLite opens the database file: closing another descriptor of it would drop the process's POSIX locks. The log has
 no locks, so it is read like any file.
@@ -55,14 +55,14 @@ if TYPE_CHECKING:
 PAGES: Final = 1000
 """The length of the log, in pages, at which it is copied into the file."""
 _RETRY: Final = 50
-"""The least number of new pages before the next attempt, if a reader kept the log from being copied."""
+"""If a reader prevented copying the log, the next attempt is after at least this many new pages."""
 _ATTEMPTS: Final = 50
 _PAUSE: Final = 0.005
 
 _FORMAT: Final = 0xFF
 _SETTLED: Final = 1
 _MARK: Final = 0x7FFFFF
-"""With one bit less than there is room for, a user_version is never negative."""
+"""One bit stays unused, so that a user_version is never negative."""
 _NONCE: Final = 0xFFE
 _TAG: Final = 12
 
@@ -108,10 +108,10 @@ def make_another(connection: apsw.Connection) -> None:
 def next_mark(mark: int) -> int:
     """Return a new begun mark that follows the given mark."""
     while True:
-        made = secrets.randbits(11) << 1
-        made |= _tag(mark, made) << _TAG
-        if made and not _same(made, mark):
-            return made
+        candidate = secrets.randbits(11) << 1
+        candidate |= _tag(mark, candidate) << _TAG
+        if candidate and not _same(candidate, mark):
+            return candidate
 
 
 def _tag(mark: int, nonce: int) -> int:
@@ -146,8 +146,8 @@ def _read_marks(fd: int, *, verify: bool = False) -> LogMarks:
     if len(header) < _HEADER or header[:4] not in _MAGIC:
         return LogMarks()
     order = ">" if header[3] & 1 else "<"
-    sums = _checksum(order, header[:24], (0, 0))
-    if verify and sums != struct.unpack(">2I", header[24:]):
+    checksum = _checksum(order, header[:24], (0, 0))
+    if verify and checksum != struct.unpack(">2I", header[24:]):
         return LogMarks()
     salts = header[16:24]
     page_size = int.from_bytes(header[8:12], "big") or 1
@@ -157,8 +157,8 @@ def _read_marks(fd: int, *, verify: bool = False) -> LogMarks:
     at = _HEADER
     while len(frame := _pread(fd, read, at)) == read and frame[8:16] == salts:
         if verify:
-            sums = _checksum(order, frame[:8] + frame[_FRAME:], sums)
-            if sums != struct.unpack(">2I", frame[16:_FRAME]):
+            checksum = _checksum(order, frame[:8] + frame[_FRAME:], checksum)
+            if checksum != struct.unpack(">2I", frame[16:_FRAME]):
                 break
         if frame[:4] == _PAGE_1:
             _add(marks, frame[_FRAME:] if verify else _pread(fd, _VERSION_AT + 4, at + _FRAME))
@@ -168,9 +168,9 @@ def _read_marks(fd: int, *, verify: bool = False) -> LogMarks:
     return LogMarks(salts, tuple(marks[:committed]))
 
 
-def _checksum(order: str, data: bytes, sums: tuple[int, int]) -> tuple[int, int]:
+def _checksum(order: str, data: bytes, checksum: tuple[int, int]) -> tuple[int, int]:
     """Return SQLite's checksum of log data, continued from the checksum of the data before."""
-    one, two = sums
+    one, two = checksum
     words = struct.unpack(f"{order}{len(data) // 4}I", data)
     for first, second in zip(words[::2], words[1::2], strict=True):
         one = one + first + two & 0xFFFFFFFF
@@ -215,7 +215,7 @@ def _seen_by(connection: apsw.Connection) -> int:
 
 
 def belongs(path: str, connection: apsw.Connection | None = None) -> bool:
-    """Tell whether the log beside a file belongs to it; True if others write too often to find out.
+    """Tell whether the log next to a file belongs to it; True if constant writes make it impossible to find out.
 
     If there is no log, the file must have the mark that the connection sees, which may come from its page cache.
     """
@@ -227,12 +227,10 @@ def belongs(path: str, connection: apsw.Connection | None = None) -> bool:
         try:
             mark = mark_of(path)
         except apsw.CorruptError:
-            return True  # perhaps the log was copied into it only in part: SQLite will report damage
+            return True  # perhaps the log was copied into the file only in part: SQLite will report damage
         if fits(mark, marks):
             return True
-        if log.marks and fits(
-            mark, _marks_beside(path, verify=True).marks
-        ):  # frames that a power cut left do not count
+        if log.marks and fits(mark, _marks_beside(path, verify=True).marks):  # ignore frames that a power cut left
             return True
         if _marks_beside(path) == log:  # the log did not change while the file was read
             return False
@@ -247,7 +245,7 @@ def refuse_foreign_log(path: str) -> None:
 
 
 def refuse_foreign_journal(path: str) -> None:
-    """Raise `Conflict` if the journal beside a store is left from the creation of another store: it would empty it."""
+    """Raise `Conflict` if the journal next to a store comes from another store: replaying it would empty the store."""
     try:
         with Path(path + "-journal").open("rb") as journal:
             head = journal.read(20)
@@ -259,8 +257,8 @@ def refuse_foreign_journal(path: str) -> None:
 
 def _foreign(path: str, ending: str) -> str:
     return (
-        f"{path}: is not the file that {path}{ending} belongs to, which SQLite would replay over it: perhaps it was "
-        "copied over a store that was not closed. To go back to a backup, say `backtrail restore-backup`; to use the "
+        f"{path}: {path}{ending} belongs to another file, and SQLite would replay it into this one: perhaps this file "
+        "was copied over a store that was not closed. To restore a backup, use `backtrail restore-backup`; to use this "
         f"file as it is, move {path}{ending} away while no process has the store open"
     )
 
@@ -276,7 +274,7 @@ class WriteAheadLog:
         self._salts = b""
         """The salts of the log that is known to have a settled mark."""
         self._next = 0
-        """The length of the log, in pages, at which to try again, if a reader kept the log from being copied."""
+        """The length of the log, in pages, at which to try again, if a reader prevented copying the log."""
         self._seen = 0
         """The length of the log after the last commit, in pages."""
         self._busy = False
@@ -325,7 +323,7 @@ class WriteAheadLog:
             connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
 
     def _committed(self, connection: apsw.Connection, _: str, pages: int) -> int:
-        """Mark the log after a commit, before that is acknowledged, if it is new or long. A hook of SQLite."""
+        """A hook of SQLite after a commit, before it is acknowledged: mark the log if it is new or long."""
         if self._busy:
             return 0
         if pages < self._seen:  # SQLite has begun another log
@@ -348,15 +346,15 @@ class WriteAheadLog:
                 return
             self._salts = b""
             begun = self._move(connection, None)
-            kept, copied = connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
-            if kept == copied and self._move(connection, begun) == begun:
+            total, copied = connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+            if total == copied and self._move(connection, begun) == begun:
                 self._salts = self._marks().salts
             self._next = 0 if self._salts else self._seen + max(_RETRY, self._seen // 4)
         finally:
             self._busy = False
 
     def is_same_file(self, connection: apsw.Connection) -> bool:
-        """Tell whether the file has the mark that the connection sees, or a mark of its log; else set `replaced`."""
+        """Tell whether the file has the mark that the connection sees, or a mark of its log. If not, set `replaced`."""
         with suppress(apsw.Error):  # if the disk fails, nothing is known
             same = _same(mark_of(self._path), _seen_by(connection)) or belongs(self._path, connection)
             self.replaced = self.replaced or not same

@@ -1,10 +1,10 @@
 """The port on tables in memory: the base class of the memory backend and the file backend.
 
-A `Storage` has the tables: it locks them for a call, and makes changes durable. One lock is held during every call, so
-a call sees all of a batch or none of it. A group holds the lock from its first write to its end.
+A `Storage` has the tables: it locks them for a call, and makes changes durable. Each call has the lock, so it sees all
+of a batch or none of it. A group has the lock from its first write to its end.
 
-A signal handler that uses the store in the middle of a call of its own thread gets `Unavailable`
-(`unavailable.locked`): the lock is re-entrant, and would let the handler see half of a change.
+A signal handler that uses the store during a call of the same thread gets `Unavailable` (`unavailable.locked`): the
+lock is re-entrant, so the handler would see half of a change.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ class Storage(Protocol):
     """The owner of the tables: it locks them, and makes their changes durable."""
 
     def lock_tables(self, *, in_group: bool) -> Tables:
-        """Lock the tables for a read and return them, with all commits; in a group also with the group's writes."""
+        """Lock the tables for a read and return them, with all commits and, in a group, the group's writes."""
 
     def unlock_tables(self) -> None:
-        """Unlock the tables. Best the method of a lock, which is in C: Ctrl-C cannot interrupt it before it begins."""
+        """Unlock the tables. This should be a lock's own method: it is in C, so Ctrl-C cannot interrupt its start."""
 
     def write(self) -> AbstractContextManager[Tables]:
         """Lock the tables for changes, which become durable at the end of the block, or are undone if it fails."""
 
     def bytes_of(self, bodies: Sequence[Body]) -> list[bytes]:
-        """Return the bytes of bodies. The caller has locked the tables."""
+        """Return the bytes of bodies: payloads, chunks or texts. The caller has locked the tables."""
 
     def close(self) -> None:
         """Release everything; closing twice is allowed."""
@@ -77,10 +77,10 @@ class _Group:
         self.error: Error | None = None
         """The error that made the group fail; later writes raise it again."""
         self.threads: set[int] = set()
-        """The threads to tell listeners of when the group ends."""
+        """The threads whose listeners are called when the group ends."""
 
     def refuse_if_lost(self) -> None:
-        """Raise if it cannot be written any more, or a parent process has begun it."""
+        """Raise if the group has failed, or if a parent process began it."""
         if self.error is not None:
             raise self.error
         _refuse_if_forked(self.pid)
@@ -181,7 +181,7 @@ class TableBackend:
             yield
             group.refuse_if_lost()
         except BaseException:
-            # No ExitStack: it keeps the exception of an interrupted exit in a cycle, and so the lock, for a while.
+            # No ExitStack: after an interrupted exit it would keep the exception, and so the lock, in a cycle.
             if group.write is not None:
                 group.write.__exit__(*sys.exc_info())
             raise
@@ -194,7 +194,7 @@ class TableBackend:
 
     def _refuse_in_group(self) -> None:
         if self._local.group is not None:
-            raise Invalid("a group is open in this thread: end it first", code="invalid.transaction")
+            raise Invalid("this thread has an open group: end it first", code="invalid.transaction")
 
     def commit(self, batch: Batch) -> tuple[int, ...]:
         numbers: tuple[int, ...] = ()
@@ -215,7 +215,7 @@ class TableBackend:
 
     # -- news of commits ----------------------------------------------------------------------------
     def _tell(self, numbers: set[int]) -> None:
-        """Tell listeners of a commit; in a group, after the group has ended."""
+        """Call the listeners after a commit; in a group, after the group has ended."""
         group = self._local.group
         if group is not None:
             group.threads |= numbers
@@ -235,19 +235,19 @@ class TableBackend:
             del self._listeners[token]
 
     def changed_since(
-        self, mark: object | None, told: Collection[int], others: Collection[int] | None
+        self, mark: object | None, notified: Collection[int], others: Collection[int] | None
     ) -> tuple[object, dict[int, int]]:
         with self._read() as tables:
             version = (tables, tables.appended)
             if not isinstance(mark, _Mark):
                 return _Mark({no: tables.last(no) or 0 for no in tables.threads}, version), {}
             changed = version != (mark.whole if others is None else mark.some)
-            looked_at: Iterable[int] = told
+            checked: Iterable[int] = notified
             if changed:
                 new = range(mark.last + 1, tables.last_thread() + 1)
                 mark.last = tables.last_thread()
-                looked_at = tables.threads if others is None else {*told, *others, *new}
-            newest = {no: seq for no in looked_at if (seq := tables.last(no)) is not None}
+                checked = tables.threads if others is None else {*notified, *others, *new}
+            newest = {no: seq for no in checked if (seq := tables.last(no)) is not None}
         news = {no: mark.newest.get(no, 0) for no, seq in newest.items() if seq != mark.newest.get(no, 0)}
         mark.newest.update(newest)
         mark.some = version
@@ -283,7 +283,7 @@ class TableBackend:
         limit: int,
     ) -> list[tuple[ThreadRecord, Row]]:
         with self._read() as tables:
-            found = [
+            matches = [
                 (record, newest)
                 for record in tables.threads.values()
                 if (space is None or record.space == space)
@@ -294,13 +294,13 @@ class TableBackend:
                 and newest.head
                 and (after is None or (newest.created_at, record.no) < after)
             ]
-        return heapq.nlargest(limit, found, key=lambda entry: (entry[1].created_at, entry[0].no))
+        return heapq.nlargest(limit, matches, key=lambda entry: (entry[1].created_at, entry[0].no))
 
     def tips(self, agent: str, *, touched: bool) -> list[ThreadTip]:
         with self._read() as tables:
             numbers = sorted((tables.touched if touched else tables.agents).get(agent, ()))
-            found = [(tables.threads[no], newest) for no in numbers if (newest := tables.newest(no)) is not None]
-            return [ThreadTip(record, newest, tables.logs[record.no].get(newest.head)) for record, newest in found]
+            tips = [(tables.threads[no], newest) for no in numbers if (newest := tables.newest(no)) is not None]
+            return [ThreadTip(record, newest, tables.logs[record.no].get(newest.head)) for record, newest in tips]
 
     # -- many threads at once -----------------------------------------------------------------------
     def threads_named(self, space: str, names: Sequence[str]) -> dict[str, ThreadRecord]:
@@ -337,16 +337,16 @@ class TableBackend:
         limit: int | None = None,
     ) -> list[Row]:
         with self._read() as tables:
-            found = tables.between(thread, ranges)
+            rows = tables.between(thread, ranges)
             if visible:
-                found = [row for row in found if _is_checkpoint(row)]
+                rows = [row for row in rows if _is_checkpoint(row)]
             if newest_first:
-                found.reverse()
-            found = found[:limit]
+                rows.reverse()
+            rows = rows[:limit]
             if not payload:
-                return found
-            bodies = self._storage.bytes_of([tables.payloads[thread, row.seq] for row in found])
-        return [row._replace(payload=body) for row, body in zip(found, bodies, strict=True)]
+                return rows
+            bodies = self._storage.bytes_of([tables.payloads[thread, row.seq] for row in rows])
+        return [row._replace(payload=body) for row, body in zip(rows, bodies, strict=True)]
 
     def count(self, thread: int, ranges: Sequence[tuple[int, int]]) -> int:
         with self._read() as tables:
@@ -365,8 +365,8 @@ class TableBackend:
 
     def _stored_tags(self, thread: int, seqs: Iterable[int] | None) -> dict[int, tuple[str, ...]]:
         with self._read() as tables:
-            wanted = sorted(tables.logs.get(thread, {}) if seqs is None else set(seqs))
-            return {seq: tables.tags[thread, seq] for seq in wanted if (thread, seq) in tables.tags}
+            numbers = sorted(tables.logs.get(thread, {}) if seqs is None else set(seqs))
+            return {seq: tables.tags[thread, seq] for seq in numbers if (thread, seq) in tables.tags}
 
     def tagged(self, thread: int, tag: str) -> list[int]:
         with self._read() as tables:
@@ -377,8 +377,8 @@ class TableBackend:
     # -- chunks -------------------------------------------------------------------------------------
     def chunks(self, digests: Sequence[bytes]) -> dict[bytes, bytes]:
         with self._read() as tables:
-            there = {digest: tables.chunks[digest][0] for digest in digests if digest in tables.chunks}
-            return dict(zip(there, self._storage.bytes_of(list(there.values())), strict=True))
+            bodies = {digest: tables.chunks[digest][0] for digest in digests if digest in tables.chunks}
+            return dict(zip(bodies, self._storage.bytes_of(list(bodies.values())), strict=True))
 
     def present(self, digests: Sequence[bytes]) -> set[bytes]:
         with self._read() as tables:
@@ -386,8 +386,8 @@ class TableBackend:
 
     def chunk_page(self, after: bytes, limit: int) -> list[tuple[bytes, int]]:
         with self._read() as tables:
-            found = heapq.nsmallest(limit, (digest for digest in tables.chunks if digest > after))
-            return [(digest, tables.chunks[digest][1]) for digest in found]
+            digests = heapq.nsmallest(limit, (digest for digest in tables.chunks if digest > after))
+            return [(digest, tables.chunks[digest][1]) for digest in digests]
 
     # -- the index ----------------------------------------------------------------------------------
     def unindexed(self, after: int, limit: int) -> list[int]:
@@ -420,7 +420,7 @@ class TableBackend:
         left_out = set(without)
         with self._read() as tables:
             matching = [
-                (record, indexed.seq, position, held)
+                (record, indexed.seq, position, listed_entry)
                 for record, indexed, listed in [
                     (tables.threads[no], *tables.lists[no])
                     for no in (tables.lists if threads is None else tables.lists.keys() & set(threads))
@@ -429,18 +429,21 @@ class TableBackend:
                 if (space is None or record.space == space)
                 and (agent is None or record.agent == agent)
                 and record.no not in left_out
-                for position, held in enumerate(listed)
-                if held is not None
-                and all(words in f" {held.entry.words} " for words in sought)
-                and (after is None or (held.entry.time, held.no) < after)
+                for position, listed_entry in enumerate(listed)
+                if listed_entry is not None
+                and all(words in f" {listed_entry.entry.words} " for words in sought)
+                and (after is None or (listed_entry.entry.time, listed_entry.no) < after)
             ]
             best = heapq.nlargest(limit, matching, key=lambda each: (each[3].entry.time, each[3].no))
-            texts = self._storage.bytes_of([held.text for *_, held in best])
-        if any(held.check not in (None, zlib.crc32(text)) for (*_, held), text in zip(best, texts, strict=True)):
+            texts = self._storage.bytes_of([listed_entry.text for *_, listed_entry in best])
+        if any(
+            listed_entry.check not in (None, zlib.crc32(text))
+            for (*_, listed_entry), text in zip(best, texts, strict=True)
+        ):
             raise Corrupt("the search index is damaged: `reindex` rebuilds it", code="corrupt.index")
         return [
-            IndexHit(record, seq, position, held.no, held.entry._replace(words="", text=text))
-            for (record, seq, position, held), text in zip(best, texts, strict=True)
+            IndexHit(record, seq, position, listed_entry.no, listed_entry.entry._replace(words="", text=text))
+            for (record, seq, position, listed_entry), text in zip(best, texts, strict=True)
         ]
 
     def clear_index(self) -> None:
@@ -468,12 +471,12 @@ class TableBackend:
     def remove_rows(self, thread: int, seqs: Sequence[int]) -> int:
         with self._write() as tables:
             log = tables.logs.get(thread, {})
-            gone = tuple(
+            removed = tuple(
                 seq for seq in dict.fromkeys(seqs) if seq in log and log[seq].hidden and seq != tables.last(thread)
             )
-            if gone:
-                tables.do(RemoveRows(thread, gone))
-            return len(gone)
+            if removed:
+                tables.do(RemoveRows(thread, removed))
+            return len(removed)
 
     def rewrite(self, thread: int, rows: Sequence[Row], chunks: Sequence[tuple[bytes, bytes]] = ()) -> int:
         with self._write() as tables:
@@ -551,7 +554,7 @@ class _Frozen:
 
 
 class TableView(TableBackend):
-    """A snapshot of a backend on tables."""
+    """A read-only snapshot of a `TableBackend`."""
 
     read_only = True
 

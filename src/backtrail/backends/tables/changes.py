@@ -56,12 +56,12 @@ class PutRow(NamedTuple):
 
 
 class LoseRow(NamedTuple):
-    """A change: fill lost seqs with rows that match no checksum, so that readers find the damage."""
+    """A change: fill lost seqs with rows that have a wrong checksum, so that readers find the damage."""
 
     thread: int
     seq: int
     last: int = 0
-    """The last seq of several, 0 if only `seq` is lost."""
+    """The last lost seq, if several are lost; 0 if only `seq` is lost."""
 
 
 class RemoveRows(NamedTuple):

@@ -3,7 +3,7 @@
 Every write is a list of `changes`. `whole` yields the changes that turn empty tables into the same state.
 
 A batch is checked as a whole before its first change is made, and no change after the checks can fail. After `begin`
-the tables keep a journal of old values: `undo` restores them, back to the beginning or to a place in between.
+the tables keep a journal of old values. `undo` restores them, up to the beginning or to a position in between.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ class Tables:
         self.marks: dict[int, None] = {}
         self.lists: dict[int, tuple[IndexState, list[Listed | None]]] = {}
         self.unlisted: dict[int, None] = {}
-        """Threads whose list was dropped or lost. They stay marked, and accept only a complete list."""
+        """Threads whose index list was dropped or lost. They stay marked, and accept only a complete list."""
         self.adrift: set[tuple[int, int]] = set()
         """(thread, seq) of rows whose thread a damaged log has lost."""
         self.appended = 0
-        """How many rows were added since these tables were made: another count means that a thread has a new row."""
+        """How many rows were added since these tables were made. If the count changes, a thread has a new row."""
         self.wasted = 0
-        """How many values were removed or replaced that the log still contains."""
+        """How many removed or replaced values the log still contains."""
         self.changes: list[Change] = []
         """The changes since `begin`."""
         self._before: list[tuple[dict[Any, Any], Any, Any]] | None = None  # (the dict, the key, the value before)
@@ -111,7 +111,7 @@ class Tables:
         return len(self._before or ()), len(self.changes)
 
     def undo(self, place: tuple[int, int] = (0, 0)) -> None:
-        """Restore what was before the changes behind a place. If Ctrl-C interrupts it, the next one does the rest."""
+        """Undo the changes after a position in the journal. If Ctrl-C interrupts it, the next `undo` does the rest."""
         before = self._before or []
         while len(before) > place[0]:
             mapping, key, old = before[-1]
@@ -140,7 +140,7 @@ class Tables:
         self.changes = []
 
     def settle(self, placed: Iterable[Change]) -> None:
-        """End the journal, and replace bodies by their places in the log, which the changes in `placed` name."""
+        """End the journal, and replace bodies by their places in the log, from the changes in `placed`."""
         self.end()
         for change in placed:
             if isinstance(change, PutRow):
@@ -172,17 +172,17 @@ class Tables:
 
     def _put_thread(self, change: PutThread) -> None:
         record = change.record
-        there = self.threads.get(record.no)
-        if there is not None and there.agent is not None and there.agent != record.agent:
+        previous = self.threads.get(record.no)
+        if previous is not None and previous.agent is not None and previous.agent != record.agent:
             for mapping in (self.agents, self.touched):
-                self._set(mapping.setdefault(there.agent, {}), record.no, _ABSENT)
+                self._set(mapping.setdefault(previous.agent, {}), record.no, _ABSENT)
         late = record.no < self.last_thread()
         self._set(self.threads, record.no, record)
-        self.wasted += there is not None
+        self.wasted += previous is not None
         if record.agent is not None:
             self._set(self.agents.setdefault(record.agent, {}), record.no, None)
-        if there is None:
-            if late:  # the log lost its first record, and the thread began again
+        if previous is None:
+            if late:  # the log has lost the thread's first record, and the thread was started again
                 _sort(self.threads)
             self._set(self.names, (record.space, record.name), record.no)
             self._set(self.uids, record.uid, record.no)
@@ -210,7 +210,7 @@ class Tables:
         for seq in range(first, max(first, last) + 1):
             if seq in log:
                 continue
-            # It may have been a checkpoint and the head, so it matches no checksum: readers find it damaged.
+            # The lost row may have been the head. This row has a wrong checksum, so that readers find the damage.
             lost = Row(
                 seq, 0, seq - 1, 0, seq, 0, 0, 0, seq, 0, 0, 0, None, 0, 0, bytes(32), b"", b"", b"", None, hidden=False
             )
@@ -291,7 +291,7 @@ class Tables:
         try:
             self._check(batch)
         except (Stale, Vanished, MissingChunks):
-            # A repeated batch is refused because its own rows exist: that is a success.
+            # The rows of a repeated batch exist already. That is a success.
             numbers = self._committed(batch)
             if numbers is None:
                 raise
@@ -341,8 +341,8 @@ class Tables:
             if self.names.get((new.space, new.name)) != no:
                 return None
         for thread, row in batch.rows:
-            there = self.logs.get(_number(thread, numbers), {}).get(row.seq)
-            if there is None or there.op_id != row.op_id:
+            stored = self.logs.get(_number(thread, numbers), {}).get(row.seq)
+            if stored is None or stored.op_id != row.op_id:
                 return None
         return numbers
 
@@ -398,20 +398,20 @@ class Tables:
         """Put the absent chunks, and set the epoch of the others to the current epoch."""
         epoch = self.meta["epoch"]
         for digest, stored in chunks:
-            there = self.chunks.get(digest)
-            if there is None:
+            known = self.chunks.get(digest)
+            if known is None:
                 self.do(PutChunk(digest, epoch, stored))
-            elif there[1] != epoch:
+            elif known[1] != epoch:
                 self.do(Stamp(epoch, (digest,)))
 
     def rewrite(self, thread: int, row: Row) -> bool:
         """Replace a row if it still has the same op_id; tell whether it was replaced. See `Maintenance.rewrite`."""
-        there = self.logs.get(thread, {}).get(row.seq)
-        if there is None or there.op_id != row.op_id or (there.base == there.seq and row.base != row.seq):
+        stored = self.logs.get(thread, {}).get(row.seq)
+        if stored is None or stored.op_id != row.op_id or (stored.base == stored.seq and row.base != row.seq):
             return False
         # The stored mark and, if the new row brings no payload, the stored payload stay.
         payload = self.payloads[thread, row.seq] if row.payload is None else row.payload
-        self.do(PutRow(thread, row._replace(hidden=there.hidden, payload=None), payload, news=False))
+        self.do(PutRow(thread, row._replace(hidden=stored.hidden, payload=None), payload, news=False))
         return True
 
     def index(self, thread: int, now: IndexState, splices: Sequence[Splice]) -> None:
@@ -461,12 +461,12 @@ class Tables:
         """Return the rows whose seq lies in one of the ranges, in order of seq."""
         log = self.logs.get(thread, {})
         last = next(reversed(log), 0)
-        wanted = [(low, min(high, last)) for low, high in merged(ranges) if low <= last]
-        if sum(high - low + 1 for low, high in wanted) > len(log):  # there are gaps, which may be wide
-            lows = [low for low, _ in wanted]
+        clipped = [(low, min(high, last)) for low, high in merged(ranges) if low <= last]
+        if sum(high - low + 1 for low, high in clipped) > len(log):  # there may be wide gaps
+            lows = [low for low, _ in clipped]
             places = ((bisect_right(lows, seq) - 1, seq, row) for seq, row in log.items())
-            return [row for at, seq, row in places if at >= 0 and seq <= wanted[at][1]]
-        return [log[seq] for low, high in wanted for seq in range(low, high + 1) if seq in log]
+            return [row for at, seq, row in places if at >= 0 and seq <= clipped[at][1]]
+        return [log[seq] for low, high in clipped for seq in range(low, high + 1) if seq in log]
 
     def payload_bytes(self) -> int:
         """Return the size of all payloads and chunks in bytes."""
@@ -496,20 +496,20 @@ class Tables:
 
     def copy(self) -> Tables:
         """Return a copy that later changes do not affect."""
-        made = Tables()
+        copied = Tables()
         for name in ("threads", "names", "uids", "payloads", "chunks", "tags", "meta", "marks", "lists", "unlisted"):
-            setattr(made, name, dict(getattr(self, name)))
+            setattr(copied, name, dict(getattr(self, name)))
         for name in ("agents", "touched", "logs"):
             outer: Mapping[Any, dict[Any, Any]] = getattr(self, name)
-            setattr(made, name, {key: dict(inner) for key, inner in outer.items()})
-        return made
+            setattr(copied, name, {key: dict(inner) for key, inner in outer.items()})
+        return copied
 
     # -- orphans ----------------------------------------------------------------------------------
     def orphans(self) -> list[str]:
         """Return a message for each kind of orphan: data of threads that a damaged log lost, threads without rows."""
         counts = {
             f"rows belong to no thread{REMOVED}": len(self.adrift),
-            f"threads have no row{REMOVED}": sum(not log for log in self.logs.values()),
+            f"threads have no rows{REMOVED}": sum(not log for log in self.logs.values()),
             "tags belong to no checkpoint": sum(seq not in self.logs.get(no, ()) for no, seq in self.tags),
             "lists of the index belong to no thread": len(self.lists.keys() - self.threads.keys()),
             "marks of the index belong to no thread": len(self.marks.keys() - self.threads.keys()),
@@ -530,7 +530,7 @@ class Tables:
 
 
 def _sort(mapping: dict[Any, Any]) -> None:
-    """Put the keys in ascending order. No entry is missing where Ctrl-C may come, which is where a loop goes on."""
+    """Sort the keys in place. Ctrl-C may interrupt the loop between two steps; no entry is missing then."""
     for key, value in sorted(mapping.items(), key=lambda entry: entry[0]):
         del mapping[key]
         mapping[key] = value

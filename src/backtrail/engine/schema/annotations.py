@@ -1,4 +1,4 @@
-"""The classes that an annotation names: a caller that names the type of a state also names the classes inside it.
+"""The classes that an annotation names. A caller that passes the type of a state also allows the classes inside it.
 
 `reachable` walks through generics, unions, aliases and the fields of classes. Loading may build instances of the
 classes that it returns. So it skips annotations that describe no data: class variables, parameters of functions, and

@@ -147,9 +147,9 @@ def unset(obj: object, name: str) -> NoReturn:
     refuse(obj, f"has no value for its field {name!r}; set it before saving")
 
 
-def refuse(obj: object, why: str) -> NoReturn:
+def refuse(obj: object, reason: str) -> NoReturn:
     """Raise `Invalid`: an instance cannot be saved."""
-    raise Invalid(f"an instance of {type(obj).__qualname__} {why}", code="invalid.value")
+    raise Invalid(f"an instance of {type(obj).__qualname__} {reason}", code="invalid.value")
 
 
 HIDDEN: Final = ""
@@ -194,18 +194,18 @@ class Shape:
         raise NotImplementedError
 
     def build(self, cls: type, fields: dict[str, Any], hidden: dict[str, Any]) -> object:
-        """Return an instance of `cls` with these fields. `hidden` is the reserved field without its "unset"."""
+        """Return an instance of `cls` with these fields. `hidden` is the reserved field without its "unset" entry."""
         raise NotImplementedError
 
     def held(self, obj: Any) -> tuple[dict[str, Any], frozenset[str] | None] | None:  # noqa: ARG002 - see below
-        """Return an instance's own `__dict__` and the set of its set fields (None: all). This is a fast `take`.
+        """Return an instance's own `__dict__`, and the names of the fields that were set (None: all). A fast `take`.
 
-        Returns None if the instance has other attributes, or if its dict is in another order.
+        Return None if the instance has other attributes, or if its dict has another order.
         """
         return None
 
     def opener(self, was_set: frozenset[str]) -> Callable[[Any], dict[str, Any] | None] | None:  # noqa: ARG002
-        """Return a function that returns an instance's own `__dict__`, or None if other fields than `was_set` were set.
+        """Return a function that returns an instance's own `__dict__`; None if the set fields are not `was_set`.
 
         The dict may be in any order.
         """
@@ -217,8 +217,8 @@ class Shape:
 
     def refuse_rest(self, obj: Any) -> None:
         """Raise `Invalid` if an instance has an attribute that is not a field."""
-        held = getattr(obj, "__dict__", ())
-        rest = [name for name in held if name not in self.nameset and name not in self.derived]
+        attributes = getattr(obj, "__dict__", ())
+        rest = [name for name in attributes if name not in self.nameset and name not in self.derived]
         rest += [name for name in self.slots if _has(obj, name)]
         if rest:
             refuse(
@@ -253,22 +253,22 @@ class _Dataclass(Shape):
 
     def take(self, obj: Any) -> dict[str, Any]:
         if self.plain:
-            held: dict[str, Any] = obj.__dict__
-            if tuple(held) == self.names:
-                return held
+            attributes: dict[str, Any] = obj.__dict__
+            if tuple(attributes) == self.names:
+                return attributes
         elif self.slotted:
             with contextlib.suppress(AttributeError):
                 return {name: getattr(obj, name) for name in self.names}
         if self.native is not None:
             refuse(obj, f"is a dataclass and also a {self.native}, whose content would be lost; make that a field")
         self.refuse_rest(obj)
-        held = getattr(obj, "__dict__", {})
+        attributes = getattr(obj, "__dict__", {})
         fields = {}
         for name in self.names:
-            if name in held and name not in self.described:
-                fields[name] = held[name]
+            if name in attributes and name not in self.described:
+                fields[name] = attributes[name]
                 continue
-            try:  # not through `__getattr__`, which may invent a value; a default in the class counts
+            try:  # do not call `__getattr__`, which may return anything; a default in the class counts
                 fields[name] = object.__getattribute__(obj, name)
             except AttributeError:
                 unset(obj, name)
@@ -284,9 +284,9 @@ class _Dataclass(Shape):
         if not self.plain or self.generic or was_set != self.nameset:
             return None
 
-        def make(held: dict[str, Any], new: Any = object.__new__, put: Any = object.__setattr__) -> object:
+        def make(fields: dict[str, Any], new: Any = object.__new__, put: Any = object.__setattr__) -> object:
             obj: object = new(cls)
-            put(obj, "__dict__", held)
+            put(obj, "__dict__", fields)
             return obj
 
         return make
@@ -428,13 +428,13 @@ class _Model(Shape):
         allows = self.allows
         if not self.plain:
             return None
-        slots = vars(loaded("pydantic.main", "BaseModel"))  # a lookup by name would take longer than the assignment
-        put_held, put_set = slots["__dict__"].__set__, slots["__pydantic_fields_set__"].__set__
+        slots = vars(loaded("pydantic.main", "BaseModel"))  # faster than an attribute lookup by name
+        put_dict, put_set = slots["__dict__"].__set__, slots["__pydantic_fields_set__"].__set__
         put_extra, put_private = slots["__pydantic_extra__"].__set__, slots["__pydantic_private__"].__set__
 
-        def make(held: dict[str, Any], new: Any = object.__new__) -> object:
+        def make(fields: dict[str, Any], new: Any = object.__new__) -> object:
             obj: object = new(cls)
-            put_held(obj, held)
+            put_dict(obj, fields)
             put_set(obj, set(was_set))
             put_extra(obj, {} if allows else None)
             put_private(obj, None)
@@ -443,12 +443,12 @@ class _Model(Shape):
         return make
 
     def _take_fields(self, obj: Any) -> dict[str, Any]:
-        held, fields = obj.__dict__, {}
+        values, fields = obj.__dict__, {}
         for name in self.names:
-            if name not in held:
+            if name not in values:
                 unset(obj, name)
-            fields[name] = held[name]
-        if self.slots or len(held) != len(fields):
+            fields[name] = values[name]
+        if self.slots or len(values) != len(fields):
             self.refuse_rest(obj)
         return fields
 
@@ -470,13 +470,13 @@ class _Model(Shape):
             unknown_field(cls, unknown[0])
         extra = hidden.get("extra", rest if self.allows else None)
         was_set = hidden["set"] if "set" in hidden else [*self.nameset.intersection(fields), *(extra or ())]
-        held = self._build_fields(cls, fields)
+        values = self._build_fields(cls, fields)
         for name, has_default in self.privates.items():
             if has_default and name not in private:
-                private[name] = _model_default(cls.__private_attributes__[name], {**held, **private})
+                private[name] = _model_default(cls.__private_attributes__[name], {**values, **private})
         obj = _blank(cls)
         setattribute = object.__setattr__
-        setattribute(obj, "__dict__", held)
+        setattribute(obj, "__dict__", values)
         setattribute(obj, "__pydantic_fields_set__", set(was_set))
         if extra is not None or not self.root:
             setattribute(obj, "__pydantic_extra__", extra)
@@ -485,24 +485,24 @@ class _Model(Shape):
         return obj
 
     def _build_fields(self, cls: Any, fields: dict[str, Any]) -> dict[str, Any]:
-        held: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for name in self.names:
             if name in fields:
-                held[name] = fields[name]
+                values[name] = fields[name]
                 continue
             field = cls.model_fields[name]
             if field.is_required():
                 missing_field(cls, name)
-            held[name] = _model_default(field, held)
-        return held
+            values[name] = _model_default(field, values)
+        return values
 
 
-def _model_default(attribute: Any, held: dict[str, Any]) -> object:
-    """Return the default of a field or private attribute, as pydantic makes it; `held` are the fields before it."""
+def _model_default(attribute: Any, values: dict[str, Any]) -> object:
+    """Return the default of a field or private attribute, as pydantic makes it; `values` are the fields before it."""
     if attribute.default_factory is None:
         return copy.deepcopy(attribute.default)
     if getattr(attribute, "default_factory_takes_validated_data", False):
-        return attribute.default_factory(held)
+        return attribute.default_factory(values)
     return attribute.default_factory()
 
 
@@ -533,7 +533,7 @@ class _NamedTuple(Shape):
 
 def _has(obj: object, name: str) -> bool:
     try:
-        object.__getattribute__(obj, name)  # not through `__getattr__`, which may answer for any name
+        object.__getattribute__(obj, name)  # do not call `__getattr__`, which may return a value for any name
     except AttributeError:
         return False
     return True

@@ -41,7 +41,7 @@ _ARRAYS: Final = {0xDC: 3, 0xDD: 5}
 
 
 class RecordCache:
-    """The writers and variants of a registry's classes, until `schema` or `upcast` changes a class."""
+    """A cache of the writers and variants of a registry's classes. A new `schema` or `upcast` declaration clears it."""
 
     __slots__ = ("variants", "writers")
 
@@ -63,17 +63,17 @@ def writer(info: ClassSchema) -> Writer | None:
     if shape is None:
         return None
     attrs = msgpack.pack_attrs(info.name, info.version, shape.form)
-    count, held_of = len(shape.names), shape.held
+    count, fields_of = len(shape.names), shape.held
     skip = 1 if count <= _FIXMAP else 3
     whole, partly = msgpack.array_head(3 + 2 * count) + attrs, msgpack.array_head(5 + 2 * count) + attrs
     tails: dict[frozenset[str], bytes] = {}
 
     def write(value: object, pack: Pack) -> bytes | None:
-        held = held_of(value)
-        data = None if held is None else pack(held[0])
-        if held is None or data is None:
+        fields = fields_of(value)
+        data = None if fields is None else pack(fields[0])
+        if fields is None or data is None:
             return None
-        was_set = held[1]
+        was_set = fields[1]
         if was_set is None:
             return whole + data[skip:]
         tail = tails.get(was_set)
@@ -94,7 +94,7 @@ class Variant(NamedTuple):
     cls: type
     names: tuple[str, ...]
     take: Callable[[Any], dict[str, Any] | None]
-    """Returns the dict of an instance whose record is of this variant; None for any other instance."""
+    """Returns the dict of an instance if its record has this variant, else None."""
     make: Callable[[dict[str, Any]], object]
     """Makes an instance from the dict of its fields."""
 
@@ -128,7 +128,7 @@ class RecordReader:
         known = self.find(payload)
         if known is None:
             return None
-        fields, end = unpack(_PAIR + known.fields(payload) + _NIL)  # extra bytes would come before the nil
+        fields, end = unpack(_PAIR + known.fields(payload) + _NIL)  # extra bytes would be before the nil
         return known.make(fields) if end is None and type(fields) is dict and tuple(fields) == known.names else None
 
     def meet(self, payload: bytes, parts: list[Any]) -> Variant | None:
@@ -140,30 +140,30 @@ class RecordReader:
             return None
         was_set, end = target[1].nameset, b""
         if rest:
-            listed = _listed(rest)
-            if listed is None:
+            was_set_names = _set_names(rest)
+            if was_set_names is None:
                 return None
-            was_set, end = frozenset(listed), msgpack.pack(HIDDEN) + msgpack.pack({"set": listed})
+            was_set, end = frozenset(was_set_names), msgpack.pack(HIDDEN) + msgpack.pack({"set": was_set_names})
         cls, shape = target
         take, make = shape.opener(was_set), shape.maker(cls, was_set)
         if take is None or make is None:
             return None
         start = msgpack.array_head(len(parts)) + msgpack.pack_attrs(*parts[:3])
-        made = Variant(start, end, msgpack.head(count, 0x80, _FIXMAP, 0xDE), cls, shape.names, take, make)
+        variant = Variant(start, end, msgpack.head(count, 0x80, _FIXMAP, 0xDE), cls, shape.names, take, make)
         known = self._known.setdefault(payload[:_KEY], [])
-        if not made.matches(payload):
+        if not variant.matches(payload):
             return None
-        if len(known) < _VARIANTS and not any(each[:2] == made[:2] for each in known):
-            known.append(made)
-        return made
+        if len(known) < _VARIANTS and not any(each[:2] == variant[:2] for each in known):
+            known.append(variant)
+        return variant
 
 
-def _listed(rest: list[Any]) -> list[str] | None:
+def _set_names(rest: list[Any]) -> list[str] | None:
     """Return the names of the fields that were set, if the reserved field holds nothing else."""
     if len(rest) != 2 or rest[0] != HIDDEN or type(rest[1]) is not dict or rest[1].keys() != {"set"}:  # noqa: PLR2004
         return None
-    listed = rest[1]["set"]
-    return listed if type(listed) is list and all(type(name) is str for name in listed) else None
+    names = rest[1]["set"]
+    return names if type(names) is list and all(type(name) is str for name in names) else None
 
 
 _apart: Final = slice
@@ -171,7 +171,7 @@ _apart: Final = slice
 
 
 class FlatLeaf(NamedTuple):
-    """A leaf that holds only common records, as an array of their dicts. One call unpacks or compares all of them."""
+    """A leaf of common records as an array of their dicts, so that one call can decode or compare them all."""
 
     data: bytes
     """An array of the dicts."""

@@ -262,7 +262,7 @@ class Types:
 
     @staticmethod
     def named(classes: Any) -> tuple[type | Type, ...]:
-        """Return the classes of a `types=` argument as a tuple. A single class is allowed, also an iterable Enum."""
+        """Return the classes of a `types=` argument as a tuple. A single class is allowed, too."""
         if isinstance(classes, type | Type):
             return (classes,)
         if classes is None or isinstance(classes, str | bytes) or not isinstance(classes, Iterable):
@@ -499,9 +499,9 @@ def _is_instance(value: object, cls: type) -> bool:
         return True
 
 
-def _mismatch(value: object, wanted: object) -> Invalid:
+def _mismatch(value: object, expected: object) -> Invalid:
     saved = value.schema if isinstance(value, Record | Member) else type(value).__qualname__
-    name = wanted.__qualname__ if isinstance(wanted, type) else str(wanted)
+    name = expected.__qualname__ if isinstance(expected, type) else str(expected)
     return invalid(f"the state is of type {saved}, not {name}; pass the type that it has", saved=saved, wanted=name)
 
 

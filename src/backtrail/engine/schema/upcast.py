@@ -3,9 +3,9 @@
 Tables in this module hold them by weak references to the classes. The classes themselves do not change, and subclasses
 inherit nothing. A parametrised pydantic model (`Box[int]`, a class of its own) shares the declarations of its origin.
 
-A class's schema name is the declared one, else its qualified name from its innermost function on. Its version is the
-declared one, else one more than the last upcaster starts from, else 1. An upcaster that could never run is refused
-when it is declared.
+The schema name of a class is the declared name, or else its qualified name without enclosing functions. Its version is
+the declared version, or else the version after the last upcaster, or else 1. An upcaster that could never run is
+refused when it is declared.
 """
 
 from __future__ import annotations
@@ -172,13 +172,13 @@ def upcasted(cls: type, name: str, version: int, target: int, fields: dict[str, 
                 from_version=step,
             )
         try:
-            made: object = function(dict(fields))
-            if not is_fields(made):
-                raise TypeError(f"an upcaster must return a dict with str keys, not {made!r:.200}")  # noqa: TRY301
+            result: object = function(dict(fields))
+            if not is_fields(result):
+                raise TypeError(f"an upcaster must return a dict with str keys, not {result!r:.200}")  # noqa: TRY301
         except Exception as error:
             message = f"the upcaster of {name!r} from version {step} failed: {error!r}"
             raise invalid(message, from_version=step) from error
-        fields = dict(made)
+        fields = dict(result)
     return fields
 
 
@@ -208,7 +208,7 @@ def check_version(version: object, what: str) -> None:
 
 
 def check_reach(cls: type, version: int | None, upcasters: Mapping[int, Upcaster]) -> None:
-    """Raise `Invalid` if an upcaster leads beyond the declared version, so that it could never run."""
+    """Raise `Invalid` if an upcaster starts at the declared version or later: it could never run."""
     last = max(upcasters, default=0)
     if version is not None and last >= version:
         raise invalid(

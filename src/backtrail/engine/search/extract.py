@@ -2,8 +2,8 @@
 
 A message is a dict, or an instance of a class, whose text is its `content`: a string, or a list of parts, some with a
 `text`. It may have a `role` (or a `type`), an `id`, and a time: `created_at` or `timestamp`. A plain string is a
-message, too. An item without text is not a message. Only the start of a long text is read, and only these fields of a
-message with nodes of its own.
+message, too. An item without text is not a message. Of a long text, only the start is read; of a large message, only
+these fields.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def read(nodes: Nodes, rep: bytes) -> MessageText | None:
 
 
 def _value(rep: bytes) -> Any:
-    """Return the value of inline bytes, with Records for instances; None if they hold REFs or cannot be decoded."""
+    """Return the value of encoded bytes, with Records for instances; None if they contain REFs or cannot be decoded."""
     if msgpack.may_hold_refs(rep):
         return None
     try:
@@ -96,7 +96,7 @@ def _value(rep: bytes) -> Any:
 
 
 def _large(nodes: Nodes, rep: bytes) -> Any:
-    """Return the fields that search reads of a message that holds REFs."""
+    """Return the fields for search of a large message, which contains REFs."""
     text = _text(nodes, rep)
     spine = None if text is not None else chunked.open_rep(rep, nodes)
     if spine is None or not spine.is_mapping:

@@ -3,9 +3,9 @@
 Every commit marks the threads that it writes to. `catch_up` compares, for each marked thread, the messages that the
 index holds with the messages of the head, and changes the index where they differ.
 
-A message without a time of its own gets the time of the checkpoint with which the list last grew past it.
-`ArrivalTimes` finds it from the lengths of the list at the checkpoints that led to the head, from the head backwards.
-The ops of a checkpoint tell by how much the list grew, so only states that are stored as a whole are read.
+A message without its own time gets the time of the checkpoint that added it. `ArrivalTimes` finds that checkpoint from
+the lengths of the list at the checkpoints before the head. The ops of a delta show by how much the list grew, so only
+base rows are read as states.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _KEY: Final = encode.atom("messages", Types())
 
 
 class ArrivalTimes:
-    """The arrival times of a head's messages, from position `lowest` on, for checkpoints after the row `since`."""
+    """The times at which checkpoints added the head's messages, from position `lowest` on, after the row `since`."""
 
     def __init__(self, reader: StoreReader, record: ThreadRecord, head: Row, *, lowest: int, since: int) -> None:
         starts: list[tuple[int, int]] = []  # (first position, time), from the right
@@ -74,13 +74,13 @@ def _lengths(reader: StoreReader, record: ThreadRecord, head: Row) -> Iterator[t
     while row is not None:
         try:
             rows = reader.chain_rows(record, row)
-            yield from reversed(_along(reader, record, rows))
+            yield from reversed(_chain_lengths(reader, record, rows))
         except (Corrupt, NotFound):
             return
         row = reader.row(record, rows[0].parent) if rows[0].parent else None
 
 
-def _along(reader: StoreReader, record: ThreadRecord, rows: list[Row]) -> list[tuple[Row, int]]:
+def _chain_lengths(reader: StoreReader, record: ThreadRecord, rows: list[Row]) -> list[tuple[Row, int]]:
     """Return the rows of a chain, each with the length of its list of messages."""
     nodes = reader.nodes()
     nodes.load([digest for row in rows for digest in stands_beside(row.payload or b"")])  # in one read
@@ -95,12 +95,12 @@ def _along(reader: StoreReader, record: ThreadRecord, rows: list[Row]) -> list[t
 
 
 def _length(tree: Tree) -> int:
-    listed = extract.listed(tree)
-    return 0 if listed is None else listed.length
+    spine = extract.listed(tree)
+    return 0 if spine is None else spine.length
 
 
 def _grown(length: int, op: Op, nodes: Nodes) -> int | None:
-    """Return the length of the list after an op; None if the op does not tell, so that the state must be read."""
+    """Return the length of the list after an op; None if the op does not show it, so that the state must be read."""
     kind, path, *arguments = op
     if not path:
         return None
@@ -116,13 +116,13 @@ def _grown(length: int, op: Op, nodes: Nodes) -> int | None:
 
 def _length_of(rep: Any, nodes: Nodes) -> int | None:
     ref = as_ref(rep)
-    listed = chunked.open_rep(rep, nodes) if ref is None else None
-    return ref.length if ref is not None else listed.length if listed is not None else None
+    spine = chunked.open_rep(rep, nodes) if ref is None else None
+    return ref.length if ref is not None else spine.length if spine is not None else None
 
 
 _PAGE: Final = 500
 _LOOKS: Final = 3
-"""The number of attempts to read a thread from which checkpoints are deleted meanwhile."""
+"""The number of attempts to read a thread while other processes delete its checkpoints."""
 _GROUP: Final = 64
 """The most threads that one group of commits updates."""
 _SLICE: Final = 128
@@ -130,7 +130,7 @@ _SLICE: Final = 128
 _SLICE_BYTES: Final = 1024 * 1024
 """A change adds no further message after this many bytes."""
 _MOST: Final = 1 << 24
-"""No thread has more messages; an index that claims more is damaged."""
+"""The most messages of a thread; an index with more is damaged."""
 
 
 def catch_up(reader: StoreReader, *, known: bool = False, progress: Callable[[str, int], None] | None = None) -> None:
@@ -144,30 +144,30 @@ def catch_up(reader: StoreReader, *, known: bool = False, progress: Callable[[st
             record = backend.thread(number)
             if record is not None and not (known and backend.indexed(number).seq == 0):
                 queue.append(_ThreadIndexer(reader, record))
-        _work_off(backend, queue)
+        _process(backend, queue)
         count += len(numbers)
         if progress:
             progress("index", count)
 
 
-def _work_off(backend: Backend, queue: deque[_ThreadIndexer]) -> None:
-    """Update the index for the threads in the queue. Several changes are one durable write, of about one slice."""
+def _process(backend: Backend, queue: deque[_ThreadIndexer]) -> None:
+    """Update the index for the threads in the queue. Several changes become one durable write of about one slice."""
     while queue:
-        begun: list[tuple[_ThreadIndexer, _IndexChange]] = []
+        changes: list[tuple[_ThreadIndexer, _IndexChange]] = []
         size = 0
-        while queue and size < _SLICE and len(begun) < _GROUP:
-            catching = queue.popleft()
-            change = catching.next_change()
+        while queue and size < _SLICE and len(changes) < _GROUP:
+            indexer = queue.popleft()
+            change = indexer.next_change()
             if change is not None:
-                begun.append((catching, change))
+                changes.append((indexer, change))
                 size += sum(len(splice.entries) for splice in change.splices)
-        if begun:
+        if changes:
             try:
                 with backend.group():
-                    taken = [backend.index(each.record.no, *change) for each, change in begun]
-            except Undone:  # one by one: the backend refuses a change that it has made, and the thread is read again
-                taken = [backend.index(each.record.no, *change) for each, change in begun]
-            for (each, change), good in zip(reversed(begun), reversed(taken), strict=True):
+                    accepted = [backend.index(each.record.no, *change) for each, change in changes]
+            except Undone:  # repeat one by one; a change that was made is refused, and its thread is read again
+                accepted = [backend.index(each.record.no, *change) for each, change in changes]
+            for (each, change), good in zip(reversed(changes), reversed(accepted), strict=True):
                 each.settle(change, taken=good)
                 queue.appendleft(each)
 
@@ -206,7 +206,7 @@ class _ThreadIndexer:
         self._done = False
 
     def next_change(self) -> _IndexChange | None:
-        """Return the next change, or None. The caller reports with `settle` whether the backend took it."""
+        """Return the next change, or None. The caller then calls `settle` with the answer of the backend."""
         if self._done:
             return None
         was = self._was or self._reader.backend.indexed(self.record.no)  # read before the head
@@ -216,7 +216,7 @@ class _ThreadIndexer:
             self._look()
             if self._target is not None:
                 return self._slice(self._target, was, *self._plan(was, self._target))
-        if self._target is not None:  # a part of the list is damaged, or was deleted meanwhile
+        if self._target is not None:  # a part of the list is damaged, or was deleted
             self._seq, self._target, self._newest = 0, None, None
         now = IndexState(0, 0, 0) if self._newest is None else IndexState(self._seq, 0, self._newest)
         if now == was and self._newest is None:
@@ -233,7 +233,7 @@ class _ThreadIndexer:
         return _IndexChange(was, IndexState(self._seq, end, was.as_of if newest is None else newest), splices)
 
     def settle(self, change: _IndexChange, *, taken: bool) -> None:
-        """Record the result of a change. If the backend refused it (not `taken`), the index is read again next."""
+        """Record whether the backend accepted a change (`taken`). If not, the index is read again next."""
         self._was = change.now if taken else None
         self._done = taken and (self._target is None or change.now.items == self._target.spine.length)
 
@@ -285,14 +285,14 @@ class _ThreadIndexer:
         return splices, start
 
     def _by_content(self, was: IndexState, target: _MessageList) -> list[diff.Block]:
-        """Align the entries of the index with the head, because the checkpoint of the index's list was deleted."""
+        """Compare the entries of the index with the head's messages, because the indexed checkpoint was deleted."""
         indexed: list[Any] = [None] * was.items
-        for hit in _held(self._reader, self.record):
+        for hit in _index_entries(self._reader, self.record):
             if 0 <= hit.position < was.items:
-                indexed[hit.position] = _held_content(hit.entry)
+                indexed[hit.position] = _entry_content(hit.entry)
         reps = chunked.entries(target.nodes, target.spine)
-        held = [_content(extract.read(target.nodes, rep)) for rep in reps]
-        blocks = diff.aligned_blocks(0, 0, indexed, held)
+        contents = [_content(extract.read(target.nodes, rep)) for rep in reps]
+        blocks = diff.aligned_blocks(0, 0, indexed, contents)
         return [block._replace(new=reps[block.to : block.to + len(block.new)]) for block in blocks]
 
     # -- entries --------------------------------------------------------------------------------
@@ -340,8 +340,8 @@ def _divided(blocks: list[diff.Block], items: int, end: int) -> tuple[list[diff.
     return inner, items, end
 
 
-def is_true(reader: StoreReader, record: ThreadRecord) -> bool:
-    """Tell whether the index of a thread holds exactly the messages of its checkpoint; True if that is unreadable."""
+def is_correct(reader: StoreReader, record: ThreadRecord) -> bool:
+    """Tell whether the index of a thread has exactly the messages of its checkpoint; True if that cannot be read."""
     indexed = reader.backend.indexed(record.no)
     if indexed.seq == 0:
         return True
@@ -355,19 +355,19 @@ def is_true(reader: StoreReader, record: ThreadRecord) -> bool:
         expected = [_content(extract.read(tree.nodes, rep)) for rep in reps] if tree is not None else []
     except (Corrupt, NotFound):
         return True
-    held: list[Any] = [None] * len(expected)
+    contents: list[Any] = [None] * len(expected)
     try:
-        for hit in _held(reader, record):
+        for hit in _index_entries(reader, record):
             if 0 <= hit.position < len(expected):
-                held[hit.position] = _held_content(hit.entry)
+                contents[hit.position] = _entry_content(hit.entry)
             else:
-                held.append(hit)
+                contents.append(hit)
     except Corrupt:
         return False
-    return row is None or held == expected or reader.backend.indexed(record.no) != indexed
+    return row is None or contents == expected or reader.backend.indexed(record.no) != indexed
 
 
-def _held(reader: StoreReader, record: ThreadRecord) -> Iterator[IndexHit]:
+def _index_entries(reader: StoreReader, record: ThreadRecord) -> Iterator[IndexHit]:
     """Yield the entries of the index for a thread, newest first."""
     after: tuple[int, int] | None = None
     while page := reader.backend.find((), space=None, agent=None, threads=[record.no], after=after, limit=_PAGE):
@@ -381,7 +381,7 @@ def _content(message: extract.MessageText | None) -> Any:
     return None if message is None else (message.id, message.role, message.text.encode("utf-8", "surrogatepass"))
 
 
-def _held_content(entry: IndexEntry) -> Any:
+def _entry_content(entry: IndexEntry) -> Any:
     return entry.message_id, entry.role, text_of(entry).encode("utf-8", "surrogatepass")
 
 

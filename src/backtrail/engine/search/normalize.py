@@ -1,9 +1,9 @@
 """Text without case and accents, and as words, for search.
 
-`folded` drops how a character is written: its case, accents, width, ligatures. `words` also splits the text: a
-character that is neither a letter nor a digit ends a word. Each character of a script without spaces is a word, and so
-is each emoji; a piece of such text is a phrase. Both functions work character by character on text in Unicode's
-composed form (NFC), so a position in their result leads to a position in the text.
+`folded` removes case, accents, width and ligatures of characters. `words` also splits the text: a character that is
+neither a letter nor a digit ends a word. In scripts without spaces each character is a word, and so is each emoji; a
+piece of such text is a phrase. Both functions work character by character on text in Unicode's composed form (NFC), so
+a position in their result can be mapped to a position in the text.
 
 Queries and texts go through the same functions. So these need not be right for every language, only consistent.
 """

@@ -19,9 +19,9 @@ SNIPPET: Final = 160
 _BEFORE: Final = 40
 """The approximate number of characters of a snippet before the match."""
 _ROUND: Final = 16
-"""How many characters shorter a snippet may be to start or end between two words."""
+"""A snippet may be this many characters shorter, in order to start or end between two words."""
 _USUAL: Final = 100
-"""The usual number of words of a message. Of two texts with as many matches, the shorter one scores higher."""
+"""The usual number of words of a message. If two texts have equally many matches, the shorter one scores higher."""
 _QUOTES: Final = str.maketrans("\u201c\u201d\u201e\u201f\u00ab\u00bb", '""""""')
 _PARTS: Final = re.compile(r'"([^"]*)"?(\*?)|([^\s"]+)')
 _JOINER: Final = "\u200d"
@@ -47,7 +47,7 @@ class TextMatch(NamedTuple):
 
 
 class Query(NamedTuple):
-    """A query: phrases, or one piece of text."""
+    """A query: phrases of words, or one text that is searched as it is."""
 
     phrases: tuple[Phrase, ...]
     """The phrases that a text must hold."""
