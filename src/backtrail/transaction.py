@@ -183,7 +183,7 @@ class Engine:
         self.options = options
         self.reader = reader = StoreReader(backend, types, options)
         """The reader of the store itself, even if the caller has a transaction open."""
-        self._direct = Session(reader, LogWriter(reader, self._trim), HeadMover(reader))
+        self._direct = Session(reader, LogWriter(reader, self._trim if options.retires else None), HeadMover(reader))
         self._hub = Hub(reader)
         self._written: dict[int, int] = {}
         self._calling = _Calling()
@@ -222,6 +222,11 @@ class Engine:
         if self._hub.pid != os.getpid():
             self._hub = Hub(self.reader)
         return self._hub
+
+    @property
+    def open_group(self) -> OpenGroup | None:
+        """The open group of the calling thread."""
+        return self._calling.group
 
     def known(self, space: str, name: str) -> Known:
         """Return the `Known` that all handles of a thread share. It lives as long as one of the handles."""
@@ -268,8 +273,6 @@ class Engine:
 
         Errors are suppressed: the write has succeeded, and must not look as if it had failed.
         """
-        if not self.options.retires:
-            return
         self._written[record.no] = self._written.get(record.no, 0) + 1
         if self._written[record.no] % _TRIM_EVERY:
             return

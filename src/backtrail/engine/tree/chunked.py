@@ -105,11 +105,14 @@ class Spine:
             self._start = about + msgpack.array_head(len(self.levels) - 1) + levels
         return self._start
 
-    def encode(self) -> bytes:
-        """Return the bytes of the spine's node: code, attributes, levels from the top, open entries as an array."""
+    def encode(self, kind: bytes = b"") -> bytes:
+        """Return the bytes of the spine's node: code, attributes, levels from the top, open entries as an array.
+
+        `kind` stands before them: the digest of a node covers its kind, too.
+        """
         entries = self.levels[0]
         head = msgpack.array_head(len(entries) * (2 if self.is_mapping else 1))
-        return b"".join([self.start, msgpack.bytes_head(len(head) + self.weights[0]), head, *entries])
+        return b"".join([kind, self.start, msgpack.bytes_head(len(head) + self.weights[0]), head, *entries])
 
     def close(self, nodes: Nodes) -> bytes:
         """Return the container's representation: inline bytes, or a REF to this spine, which `nodes` then holds."""
@@ -117,10 +120,10 @@ class Spine:
         if len(self.levels) == 1 and self.weights[0] <= INLINE:
             data = msgpack.inline(self.code, self.attrs, entries)
             rep = Rep(data, len(data) + self.size - 5 - self.weights[0])
-            rep.opened = self
-            return rep
-        digest = nodes.add(SPINE, self.encode(), self)
-        return Ref(self.code, digest, self.length, self.size).encode()
+        else:
+            rep = Ref(self.code, nodes.add_spine(self), self.length, self.size).encode()
+        rep.opened = self
+        return rep
 
 
 def array(entries: Sequence[Entry], *, mapping: bool) -> bytes:
@@ -339,6 +342,16 @@ def entries(nodes: Nodes, spine: Spine, start: int = 0, stop: int | None = None)
     return wanted
 
 
+def entry_at(nodes: Nodes, spine: Spine, pos: int) -> Entry:
+    """Return the entry at a position."""
+    open_pos = pos - spine.length + len(spine.levels[0])
+    if open_pos >= 0:
+        entry: Entry = spine.levels[0][open_pos]
+        return entry
+    (entry,) = entries(nodes, spine, pos, pos + 1)
+    return entry
+
+
 def find_key(nodes: Nodes, spine: Spine, key: bytes) -> int | None:
     """Return the position of a key in a mapping, or None. Only inner nodes and likely leaves are read."""
     pos = 0
@@ -368,7 +381,10 @@ def _key_below(nodes: Nodes, level: int, chunk: Chunk, key: bytes, mark: bytes) 
 
 
 def _key_among(entries: Sequence[Entry], key: bytes) -> int | None:
-    return next((pos for pos, entry in enumerate(entries) if entry.startswith(key)), None)
+    for pos, entry in enumerate(entries):
+        if entry.startswith(key):
+            return pos
+    return None
 
 
 def _has(keys: bytes | None, mark: bytes) -> bool:
@@ -388,6 +404,10 @@ def splice(nodes: Nodes, spine: Spine, start: int, stop: int, new: Sequence[Entr
     """Replace the entries from `start` to `stop`; return the new spine and whether an append closed a leaf."""
     open_entries = spine.levels[0]
     length = spine.length
+    if start == length and len(new) == 1:
+        longer = with_one_more(spine, new[0])
+        if longer is not None:
+            return longer, False
     closed = length - len(open_entries)
     if start < closed:
         return _Splice(nodes, spine, start, stop, new).run(), False

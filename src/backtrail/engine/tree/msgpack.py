@@ -129,7 +129,7 @@ def inline(code: int, attrs: tuple[str, int, str] | None, entries: Iterable[byte
     body = b"".join(entries)
     if code == LIST:
         return array_head(len(entries)) + body
-    if code == DICT and all(is_plain_key(entry) for entry in entries):
+    if code == DICT and _STR_HEADS.issuperset([entry[0] for entry in entries]):
         return head(len(entries), 0x80, 15, 0xDE) + body
     if code == RECORD:
         if attrs is None:

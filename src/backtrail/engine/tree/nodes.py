@@ -70,6 +70,9 @@ class Ref(NamedTuple):
         return rep
 
 
+_new_bytes: Final = bytes.__new__
+
+
 class Rep(bytes):
     """A representation with the logical size of its value, which differs from its length if it holds REFs.
 
@@ -86,7 +89,7 @@ class Rep(bytes):
 
     def __new__(cls, data: bytes, size: int) -> Self:
         """Make a representation with its size."""
-        made = super().__new__(cls, data)
+        made = _new_bytes(cls, data)
         made.size = size
         return made
 
@@ -141,6 +144,8 @@ def as_ref(rep: bytes) -> Ref | None:
 
 def measured(data: bytes) -> bytes:
     """Return stored bytes as a representation that knows its size: a Rep if it holds REFs."""
+    if type(data) is Rep:
+        return data
     if not isinstance(data, bytes):
         raise Corrupt("a value has no bytes", code="corrupt.encoding")
     if not msgpack.may_hold_refs(data):
@@ -215,19 +220,31 @@ def read_levels(data: bytes) -> tuple[int, tuple[str, int, str] | None, list[lis
 
 
 class Node:
-    """A node's kind and bytes, and objects that were read from them."""
+    """A node's kind and bytes, and objects that were read from them.
 
-    __slots__ = ("data", "exact", "flat", "kind", "opened")
+    A fresh spine has no bytes: it makes them when they are asked for. Most spines are replaced by the next change and
+    never written.
+    """
 
-    def __init__(self, kind: bytes, data: bytes, opened: Any = None) -> None:
+    __slots__ = ("_data", "exact", "flat", "kind", "opened")
+
+    def __init__(self, kind: bytes, data: bytes | None, opened: Any = None) -> None:
         self.kind = kind
-        self.data = data
+        self._data = data
         self.opened = opened
         """A spine's `Spine`, an inner node's chunks, or the digests of the nodes that a leaf refers to."""
         self.exact: tuple[bytes, int] | None = None
         """The bytes of a leaf without bytes values, and the number of its extensions, after a check: see `scan`."""
         self.flat: Any = None
         """A leaf's records as a `FlatLeaf`, with the cache that it was made for: see `records`."""
+
+    @property
+    def data(self) -> bytes:
+        """The node's bytes."""
+        data = self._data
+        if data is None:
+            data = self.opened.encode()
+        return data
 
     @property
     def weight(self) -> int:
@@ -347,17 +364,24 @@ class Nodes:
 
     def forked(self) -> Nodes:
         """Return the same source with a copy of the fresh nodes."""
-        return self.with_fresh(dict(self.fresh))
+        return Nodes(self._read, self._cache, self.fresh.copy())
 
     def with_fresh(self, fresh: dict[bytes, Node]) -> Nodes:
         """Return the same source with `fresh` as its fresh nodes."""
         return Nodes(self._read, self._cache, fresh)
 
-    def add(self, kind: bytes, data: bytes, opened: Any = None) -> bytes:
+    def add(self, kind: bytes, data: bytes) -> bytes:
         """Add a fresh node and return its digest."""
         throttle.rest()
         digest = digest_of(kind, data)
-        self.fresh[digest] = Node(kind, data, opened)
+        self.fresh[digest] = Node(kind, data)
+        return digest
+
+    def add_spine(self, spine: Any) -> bytes:
+        """Add the fresh node of a `Spine` and return its digest."""
+        throttle.rest()
+        digest = blake3(spine.encode(SPINE)).digest()
+        self.fresh[digest] = Node(SPINE, None, spine)
         return digest
 
     def at_hand(self, digest: bytes) -> Node | None:

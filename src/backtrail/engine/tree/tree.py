@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from backtrail.engine.tree import chunked, msgpack, text
 from backtrail.engine.tree.decode import Unpacker
 from backtrail.engine.tree.encode import Encoder, atom
-from backtrail.engine.tree.nodes import SPINE, Nodes, Rep, as_ref, digest_of, measured, size_of
+from backtrail.engine.tree.nodes import Nodes, Rep, digest_of, measured, size_of
 from backtrail.errors import Corrupt, Invalid, NotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from backtrail.engine.schema.registry import Types
     from backtrail.engine.tree.path import Path
@@ -101,94 +101,94 @@ class Tree(NamedTuple):
         """The logical size of the whole state."""
         return size_of(self.rep)
 
-    def apply(self, ops: Iterable[Op], *, own: bool = False) -> Tree:
-        """Return the tree after these ops; `Corrupt` if one does not fit. `own`: no other tree has these `nodes`."""
-        editor = _Applier(self.nodes if own else self.nodes.forked())
-        rep = self.rep
+    def apply(self, ops: Iterable[Op], *, own: bool = False, place: Place | None = None) -> Tree:
+        """Return the tree after these ops; `Corrupt` if one does not fit. `own`: no other tree has these `nodes`.
+
+        `place` is where the first op leads, if the caller has found it in this tree.
+        """
+        nodes = self.nodes if own else self.nodes.forked()
+        rep, sealed = self.rep, False
         for op in ops:
             try:
-                rep = editor.edit(rep, op[1], 0, op)
+                rep, closed = _applied(nodes, rep, op, place)
             except (ValueError, TypeError, IndexError) as error:
                 if isinstance(error, Invalid | Corrupt):
                     raise
                 raise Corrupt(f"a stored change does not fit its state ({error})", code="corrupt.row") from error
-        return Tree(rep, editor.nodes, editor.sealed)
+            sealed = sealed or closed
+            place = None
+        return Tree(rep, nodes, sealed)
 
 
-class _Applier:
-    """Applies ops to representations; adds the new nodes to `nodes`."""
-
-    def __init__(self, nodes: Nodes) -> None:
-        self.nodes = nodes
-        self.sealed = False
-
-    def edit(self, rep: bytes, path: list[Step], at: int, op: Op) -> bytes:
-        kind = op[0]
-        if at == len(path):
-            if kind == SET:
-                return measured(op[2])
-            return text.patched(self.nodes, rep, *op[2:]) if kind == PATCH else self._splice(rep, op)
-        spine = self._open(rep)
-        step = path[at]
-        pos = position(self.nodes, spine, step)
-        if at == len(path) - 1 and kind == CUT and pos is not None:
-            return self._close(spine, pos, pos + 1, [])
-        if at == len(path) - 1 and kind == SET and pos is None:
-            return self._close(spine, spine.length, spine.length, [self._entry(spine, step, op[2])])
-        if pos is None:
-            raise Corrupt("a stored change names a missing key", code="corrupt.row")
-        (entry,) = chunked.entries(self.nodes, spine, pos, pos + 1)
-        changed = self.edit(value_of(entry) if spine.is_mapping else entry, path, at + 1, op)
-        new = [chunked.join(chunked.key_of(entry), changed) if spine.is_mapping else changed]
-        return self._close(spine, pos, pos + 1, new)
-
-    def _open(self, rep: bytes) -> chunked.Spine:
-        spine = chunked.open_rep(rep, self.nodes)
-        if spine is None:
-            raise Corrupt("a stored change leads into a value without parts", code="corrupt.row")
-        return spine
-
-    def _entry(self, spine: chunked.Spine, step: Step, rep: bytes) -> bytes:
-        if isinstance(step, int) or not spine.is_mapping:
-            raise Corrupt("a stored change names a missing index", code="corrupt.row")
-        return chunked.join(step, measured(rep))
-
-    def _splice(self, rep: bytes, op: Op) -> bytes:
-        spine = self._open(rep)
-        _, _, start, removed, reps = op
-        if not 0 <= start <= start + removed <= spine.length:
-            raise Corrupt("a stored change extends beyond the end of its container", code="corrupt.row")
-        if spine.is_mapping:
-            entries = [chunked.join(chunked.key_of(e), measured(value_of(e))) for e in reps]
-        else:
-            entries = [measured(e) for e in reps]
-        return self._close(spine, start, start + removed, entries)
-
-    def _close(self, spine: chunked.Spine, start: int, stop: int, new: list[bytes]) -> bytes:
-        changed, sealed = chunked.splice(self.nodes, spine, start, stop, new)
-        self.sealed |= sealed
-        return changed.close(self.nodes)
+Around = list[tuple[chunked.Spine, int, bytes | None]]
+"""The containers around a value, from the root down: the spine, the position in it, the key if it is a mapping."""
+Place = tuple[bytes, Around]
+"""A value in a tree: its representation, and the containers around it."""
 
 
-def grown(nodes: Nodes, rep: bytes, key: bytes, make: Callable[[int], bytes]) -> tuple[bytes, int, bytes] | None:
-    """Append one item to a list that is the value of a short mapping's key: the case of most appends.
+def _applied(nodes: Nodes, rep: bytes, op: Op, place: Place | None) -> tuple[bytes, bool]:
+    """Return the representation after an op, and whether the op closed a chunk at the end of a container."""
+    kind = op[0]
+    around: Around = []
+    if place is not None:
+        rep, around = place
+    else:
+        path = op[1]
+        last = len(path) - 1
+        for at, step in enumerate(path):
+            spine = _open(rep, nodes)
+            pos = position(nodes, spine, step)
+            if at == last and kind == CUT and pos is not None:
+                return _closed(nodes, spine, pos, pos + 1, [], around)
+            if at == last and kind == SET and pos is None:
+                entry = _new_entry(spine, step, op[2])
+                return _closed(nodes, spine, spine.length, spine.length, [entry], around)
+            if pos is None:
+                raise Corrupt("a stored change names a missing key", code="corrupt.row")
+            rep = step_into(nodes, spine, pos, around)
+    if kind == SET:
+        return _put_back(nodes, measured(op[2]), around), False
+    if kind == PATCH:
+        return _put_back(nodes, text.patched(nodes, rep, *op[2:]), around), False
+    _, _, start, removed, reps = op
+    spine = _open(rep, nodes)
+    if not 0 <= start <= start + removed <= spine.length:
+        raise Corrupt("a stored change extends beyond the end of its container", code="corrupt.row")
+    if spine.is_mapping:
+        entries = [chunked.join(chunked.key_of(e), measured(value_of(e))) for e in reps]
+    else:
+        entries = [measured(e) for e in reps]
+    return _closed(nodes, spine, start, start + removed, entries, around)
 
-    `make` returns the item's representation, given its index. Returns the new representation of the mapping, the index
-    and the item; None in all other cases. `apply` gives the same result.
-    """
-    top = rep.opened if type(rep) is Rep else None
-    if top is None or not top.is_mapping or len(top.levels) > 1:
-        return None
-    at = next((at for at, entry in enumerate(top.levels[0]) if entry.startswith(key)), None)
-    value = getattr(top.levels[0][at], "value", None) if at is not None else None
-    ref = None if value is None else as_ref(value)
-    node = nodes.at_hand(ref.digest) if ref is not None and ref.code == msgpack.LIST else None
-    if at is None or node is None or node.kind != SPINE or node.opened is None:
-        return None
-    item = make(node.opened.length)
-    longer = chunked.with_one_more(node.opened, measured(item))
-    changed = None if longer is None else chunked.with_one_replaced(top, at, chunked.join(key, longer.close(nodes)))
-    return None if changed is None else (changed.close(nodes), node.opened.length, item)
+
+def _open(rep: bytes, nodes: Nodes) -> chunked.Spine:
+    spine = chunked.open_rep(rep, nodes)
+    if spine is None:
+        raise Corrupt("a stored change leads into a value without parts", code="corrupt.row")
+    return spine
+
+
+def _new_entry(spine: chunked.Spine, step: Step, rep: bytes) -> bytes:
+    if isinstance(step, int) or not spine.is_mapping:
+        raise Corrupt("a stored change names a missing index", code="corrupt.row")
+    return chunked.join(step, measured(rep))
+
+
+def _closed(
+    nodes: Nodes, spine: chunked.Spine, start: int, stop: int, new: list[bytes], around: Around
+) -> tuple[bytes, bool]:
+    """Replace entries of a container, and put it back into those around it; see `_applied` for the result."""
+    changed, sealed = chunked.splice(nodes, spine, start, stop, new)
+    return _put_back(nodes, changed.close(nodes), around), sealed
+
+
+def _put_back(nodes: Nodes, rep: bytes, around: Around) -> bytes:
+    """Put a changed value into the containers around it, from the innermost to the root; return the root."""
+    for spine, pos, key in reversed(around):
+        entry = rep if key is None else chunked.join(key, rep)
+        changed, _ = chunked.splice(nodes, spine, pos, pos + 1, [entry])
+        rep = changed.close(nodes)
+    return rep
 
 
 def value_of(entry: bytes) -> bytes:
@@ -213,18 +213,35 @@ def position(nodes: Nodes, spine: chunked.Spine, step: Step) -> int | None:
 
 def locate(tree: Tree, path: Path, types: Types) -> tuple[bytes, list[Step]]:
     """Return the representation at a user's path, and the path as an op's steps; `NotFound` if a step is missing."""
-    rep = tree.rep
+    rep, steps, _ = find(tree, path, types)
+    return rep, steps
+
+
+def find(tree: Tree, path: Path, types: Types) -> tuple[bytes, list[Step], Around]:
+    """Return what `locate` does, and the containers around the value."""
+    nodes, rep = tree.nodes, tree.rep
     steps: list[Step] = []
-    for at, step in enumerate(path):
-        spine = chunked.open_rep(rep, tree.nodes)
-        match = find_step(tree.nodes, spine, step, types)
+    around: Around = []
+    for step in path:
+        spine = chunked.open_rep(rep, nodes)
+        match = find_step(nodes, spine, step, types)
         if spine is None or match is None:
-            raise NotFound(missing(path, at, spine), code="not_found.path", path=str(path))
+            raise NotFound(missing(path, len(steps), spine), code="not_found.path", path=str(path))
         op_step, pos = match
         steps.append(op_step)
-        (entry,) = chunked.entries(tree.nodes, spine, pos, pos + 1)
-        rep = value_of(entry) if spine.is_mapping else entry
-    return rep, steps
+        rep = step_into(nodes, spine, pos, around)
+    return rep, steps, around
+
+
+def step_into(nodes: Nodes, spine: chunked.Spine, pos: int, around: Around) -> bytes:
+    """Return the value at a position of a container, which is added to those around the value."""
+    entry = chunked.entry_at(nodes, spine, pos)
+    if not spine.is_mapping:
+        around.append((spine, pos, None))
+        return entry
+    value = value_of(entry)
+    around.append((spine, pos, entry[: -len(value)]))
+    return value
 
 
 def find_step(nodes: Nodes, spine: chunked.Spine | None, step: Any, types: Types) -> tuple[Step, int] | None:
