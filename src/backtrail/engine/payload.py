@@ -32,11 +32,6 @@ INLINE_TOTAL: Final = 16 * 1024
 """The most bytes of all spines that a base includes."""
 
 
-def is_full(depth: int, weight: int) -> bool:
-    """Tell whether a chain with so many deltas, of so many bytes, takes no more."""
-    return depth >= DEPTH_MAX or weight > CHAIN_MAX
-
-
 class Stored(NamedTuple):
     """A payload ready to be written, and the nodes that must be stored as chunks with it."""
 

@@ -26,34 +26,23 @@ class Meta(NamedTuple):
 def checkpoint(tip: Tip | None, uid: bytes, tree: Tree, stored: Stored, meta: Meta, created_at: int) -> Row:
     """Return the row of a new checkpoint on top of the head. It states that only its payload is added to the store."""
     kind, label, _, metadata = meta
-    newest = head = None
+    seq, parent, step, undo, view, base, depth = 1, 0, 1, 0, 0, 1, 0
     if tip is not None:
         newest, head = tip.newest, tip.head
-    seq = 1 if newest is None else newest.seq + 1
-    base, depth = seq, 0
-    if head is not None and not stored.is_base:
-        base, depth = head.base, head.depth + 1
+        base = seq = newest.seq + 1
+        view = log.view_for(newest)
+        if head is not None:
+            parent, step, undo = head.seq, head.step + 1, newest.seq
+            if not stored.is_base:
+                base, depth = head.base, head.depth + 1
+    root, size, op_id = tree.root, tree.size, os.urandom(log.OP_BYTES)
+    extra = log.pack_extra(metadata, None, None) if metadata else log.NO_EXTRA
+    data = stored.payload
     columns = (
-        seq,
-        log.SAVE,
-        0 if head is None else head.seq,  # parent
-        1 if head is None else head.step + 1,
-        seq,  # head
-        0 if head is None or newest is None else newest.seq,  # undo
-        0,  # redo
-        0 if newest is None else log.view_for(newest),
-        base,
-        depth,
-        created_at,
-        kind,
-        label,
-        tree.size,
-        len(stored.payload),
-        tree.root,
-        os.urandom(log.OP_BYTES),  # op_id
-        log.pack_extra(metadata, None, None) if metadata else log.NO_EXTRA,
-    )
-    return new_tuple(Row, (*columns, log.check_of(columns, uid), stored.payload, False))
+        seq, log.SAVE, parent, step, seq, undo, 0, view, base, depth,  # the head is this row, redo is none
+        created_at, kind, label, size, len(data), root, op_id, extra,
+    )  # fmt: skip
+    return new_tuple(Row, (*columns, log.check_of(columns, uid), data, False))
 
 
 def forked(row: Row, source: Row, origin: str, meta: Meta) -> Row:

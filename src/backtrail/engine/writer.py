@@ -295,9 +295,11 @@ class LogWriter:
         compress = self._compress
         if chain is None:
             return payload.base(tree, frozenset(), compress=compress)
-        if ops is not None and not tree.sealed and not payload.is_full(chain.depth + 1, chain.weight):
+        full = chain.depth + 1 >= payload.DEPTH_MAX or chain.weight > payload.CHAIN_MAX
+        if ops is not None and not full and not tree.sealed:
             data = payload.packed(ops)
-            if len(data) <= payload.DELTA_MAX and not _says_all(data, tree):
+            size = len(data)
+            if size <= payload.DELTA_MAX and (len(tree.rep) > size or not _is_whole(tree)):
                 return payload.delta(ops, data, tree.nodes, compress=compress)
         return payload.base(tree, chain.settled, compress=compress)
 
@@ -378,6 +380,8 @@ class LogWriter:
     def _require(self, tip: Tip | None, expect: Expect, key: Key) -> None:
         """Raise `Conflict` if the head is not the expected one, or the thread belongs to another agent."""
         head = tip.newest.head if tip else 0
+        if head and expect is ANYTHING and key.agent is None:
+            return
         if tip and head and key.agent is not None and tip.record.agent != key.agent:
             raise Conflict(
                 f"thread {key.name!r} belongs to agent {tip.record.agent!r}, not {key.agent!r}",
@@ -427,9 +431,9 @@ def _stored(node: Node, compress: bool) -> bytes:  # noqa: FBT001 - private
     return squeeze(node.kind + node.data, enabled=compress)
 
 
-def _says_all(delta: bytes, tree: Tree) -> bool:
-    """Tell whether a delta is at least as long as the whole state, so that a base is the better choice."""
-    return len(tree.rep) <= len(delta) and not msgpack.may_hold_refs(tree.rep)
+def _is_whole(tree: Tree) -> bool:
+    """Tell whether a state has no nodes: if a delta is as long as such a state, a base is the better choice."""
+    return not msgpack.may_hold_refs(tree.rep)
 
 
 def _extended(chain: Chain | None, tree: Tree, stored: payload.Stored) -> Chain:
@@ -441,7 +445,7 @@ def _extended(chain: Chain | None, tree: Tree, stored: payload.Stored) -> Chain:
         for digest, node in kept.items():
             if node.kind == SPINE:  # the next write starts from the spine
                 nodes.keep(digest, node)
-        tree = Tree(tree.rep, nodes)
+        tree = tree._replace(nodes=nodes)
     if stored.is_base or chain is None:
         return Chain(tree, 0, 0, stored.inlined)
     return new_tuple(Chain, (tree, chain.depth + 1, chain.weight + len(stored.payload), chain.settled))

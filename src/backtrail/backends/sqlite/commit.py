@@ -58,8 +58,14 @@ def row_columns(key: int, row: Row) -> tuple[Any, ...]:
 def commit(connection: apsw.Connection, batch: Batch) -> tuple[int, ...]:
     """Write the batch and return the numbers of its new threads, or write nothing and raise."""
     try:
-        if is_one_row(batch):
-            return _append(connection, batch)
+        if is_one_row(batch):  # the most common kind: one statement is its own transaction
+            ((thread, row),) = batch.rows
+            key = key_of(thread, row.seq)
+            try:
+                end(connection, batch, _APPEND_ROW, row_columns(key, row))
+            except apsw.ConstraintError as error:
+                _refuse(connection, key, error)
+            return ()
         connection.execute("BEGIN IMMEDIATE")
         _check(connection, batch)
         numbers = _write(connection, batch)
@@ -95,17 +101,6 @@ def _take(connection: apsw.Connection, batch: Batch) -> tuple[tuple[int, ...], b
             raise
         return there, False
     return numbers, True
-
-
-def _append(connection: apsw.Connection, batch: Batch) -> tuple[int, ...]:
-    """Write a batch of a single row, the most common kind: one statement is its own transaction."""
-    ((thread, row),) = batch.rows
-    key = key_of(thread, row.seq)
-    try:
-        end(connection, batch, _APPEND_ROW, row_columns(key, row))
-    except apsw.ConstraintError as error:
-        _refuse(connection, key, error)
-    return ()
 
 
 def _refuse(connection: apsw.Connection, key: int, error: apsw.ConstraintError, *, gaps: bool = False) -> NoReturn:

@@ -14,6 +14,9 @@ from __future__ import annotations
 import zlib
 from typing import TYPE_CHECKING, Any, Final
 
+from blake3 import blake3
+
+from backtrail.backends.port import new_tuple
 from backtrail.engine.tree import msgpack
 from backtrail.engine.tree.nodes import (
     INLINE,
@@ -21,6 +24,7 @@ from backtrail.engine.tree.nodes import (
     LEAF,
     SPINE,
     Chunk,
+    Node,
     Nodes,
     Ref,
     Rep,
@@ -53,14 +57,15 @@ INNER_WIDTH: Final = 4
 
 Attrs = tuple[str, int, str] | None
 Entry = bytes
-_Measures = tuple[int, int, list[int], bytes | None]
+_Measures = tuple[int, int, tuple[int, ...], bytes | None]
 
 
 def join(key: bytes, value: bytes) -> Entry:
     """Return the entry of a mapping, made from the bytes of its key and value."""
     if type(value) is not Rep:
         return key + value
-    entry = Rep(key + value, len(key) + value.size)
+    entry = Rep(key + value)
+    entry.size = len(key) + value.size
     entry.value = value
     return entry
 
@@ -88,7 +93,7 @@ class Spine:
             closed = [chunk for level in levels[1:] for chunk in level]
             length: int = len(levels[0]) + sum([chunk.length for chunk in closed])
             size: int = sum(map(size_of, levels[0])) + sum([chunk.size for chunk in closed]) + 5
-            weights = [sum(map(len, levels[0])), *(sum([len(chunk.data) for chunk in level]) for level in levels[1:])]
+            weights = (sum(map(len, levels[0])), *(sum([len(chunk.data) for chunk in level]) for level in levels[1:]))
             measures = length, size, weights, None
         self.length, self.size, self.weights, self._start = measures
         """The number of entries, their size, the bytes of each level's elements, and the start of the node."""
@@ -116,12 +121,13 @@ class Spine:
 
     def close(self, nodes: Nodes) -> bytes:
         """Return the container's representation: inline bytes, or a REF to this spine, which `nodes` then holds."""
-        entries = self.levels[0]
         if len(self.levels) == 1 and self.weights[0] <= INLINE:
-            data = msgpack.inline(self.code, self.attrs, entries)
-            rep = Rep(data, len(data) + self.size - 5 - self.weights[0])
+            rep = Rep(msgpack.inline(self.code, self.attrs, self.levels[0]))
+            rep.size = len(rep) + self.size - 5 - self.weights[0]
         else:
-            rep = Ref(self.code, nodes.add_spine(self), self.length, self.size).encode()
+            digest = blake3(self.encode(SPINE)).digest()
+            nodes.fresh[digest] = Node(SPINE, None, self)
+            rep = new_tuple(Ref, (self.code, digest, self.length, self.size)).encode()
         rep.opened = self
         return rep
 
@@ -207,7 +213,7 @@ class Builder:
 
     def spine(self) -> Spine:
         """Return the spine of all entries so far."""
-        measures = self._length, self._size, self._weights, self._start
+        measures = self._length, self._size, tuple(self._weights), self._start
         return Spine(self._code, self._attrs, tuple(self._levels), measures)
 
     def at_boundary(self, level: int) -> bool:
@@ -426,26 +432,37 @@ def splice(nodes: Nodes, spine: Spine, start: int, stop: int, new: Sequence[Entr
     return builder.spine(), builder.sealed and start == stop == length
 
 
+def replaced(nodes: Nodes, spine: Spine, at: int, entry: Entry) -> Spine:
+    """Return the spine with one entry replaced."""
+    short = with_one_replaced(spine, at, entry) if len(spine.levels) == 1 else None
+    return short or splice(nodes, spine, at, at + 1, [entry])[0]
+
+
 def with_one_replaced(spine: Spine, at: int, entry: Entry) -> Spine | None:
     """Return a spine without chunks with one entry replaced; None if the result would need a chunk."""
-    entries = spine.levels[0]
-    old = entries[at]
+    entries = spine.levels[0].copy()
+    old, entries[at] = entries[at], entry
     weight = spine.weights[0] - len(old) + len(entry)
     if weight >= LEAF_MIN:
         return None
-    measures = spine.length, spine.size - size_of(old) + size_of(entry), [weight], None
-    return Spine(spine.code, spine.attrs, ([*entries[:at], entry, *entries[at + 1 :]],), measures)
+    before = old.size if type(old) is Rep else len(old)
+    after = entry.size if type(entry) is Rep else len(entry)
+    measures = spine.length, spine.size - before + after, (weight,), None
+    return Spine(spine.code, spine.attrs, (entries,), measures)
 
 
 def with_one_more(spine: Spine, entry: Entry) -> Spine | None:
     """Return the spine with one more entry at its end; None if that closes a chunk."""
-    entries, weight = spine.levels[0], spine.weights[0] + len(entry)
+    entries, *levels = spine.levels
+    weight, *weights = spine.weights
+    weight += len(entry)
     if weight >= LEAF_MIN and (
         len(entries) + 1 >= LEAF_ENTRIES or _closes(entry, weight, LEAF_MIN, LEAF_TARGET, LEAF_MAX)
     ):
         return None
-    measures = spine.length + 1, spine.size + size_of(entry), [weight, *spine.weights[1:]], spine.start
-    return Spine(spine.code, spine.attrs, ([*entries, entry], *spine.levels[1:]), measures)
+    size = entry.size if type(entry) is Rep else len(entry)
+    measures = spine.length + 1, spine.size + size, (weight, *weights), spine.start
+    return Spine(spine.code, spine.attrs, ([*entries, entry], *levels), measures)
 
 
 class _Splice:

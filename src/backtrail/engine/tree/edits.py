@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from backtrail.backends.port import new_tuple
 from backtrail.engine.tree import chunked, msgpack, scan, text
 from backtrail.engine.tree.decode import Decoder
 from backtrail.engine.tree.encode import MAX_NESTED, Encoder
@@ -60,20 +61,20 @@ class Replace:
 class Edit:
     """A change at a path."""
 
+    _place: Place | None = None
+    """Where the only op of the last `ops` leads, if that is known."""
+
     def __init__(self, path: Path, types: Types, name: str) -> None:
         self._path = path
         self._types = types
         self._name = name
-        self._place: Place | None = None
-        """Where the first op of the last `ops` leads, if that is known."""
 
     def __call__(self, tip: Tip | None) -> Proposal:
         """Return the proposal: the head's tree with this change; `NotFound` if the thread has no state."""
         if tip is None or tip.chain is None:
             raise NotFound(f"there is no thread {self._name!r}; save a state first", code="not_found.thread")
-        rep, nodes, _ = tip.chain.tree
-        tree = Tree(rep, nodes.forked())
-        return self.change(tree)
+        rep, nodes, _, place = tip.chain.tree
+        return self.change(new_tuple(Tree, (rep, nodes.forked(), False, place)))
 
     def change(self, tree: Tree) -> tuple[Tree, list[Op]]:
         """Return the tree after this change, which adds to its nodes, and the change as ops."""
@@ -106,13 +107,14 @@ class Edit:
     def _parent(self, tree: Tree) -> tuple[chunked.Spine, list[Step], tuple[Step, int] | None]:
         """Return the container of the path's last step, the steps to it, and the last step with its position."""
         above = type(self._path)(self._path[:-1])
-        rep, steps, around = find(tree, above, self._types)
+        _, rep, steps, around = find(tree, above, self._types)
         spine = chunked.open_rep(rep, tree.nodes)
         if spine is None or spine.code in (msgpack.SET, msgpack.FROZENSET):
             raise NotFound(missing(self._path, len(above), spine), code="not_found.path", path=str(self._path))
         match = find_step(tree.nodes, spine, self._path[-1], self._types)
         if match is not None:
-            self._place = step_into(tree.nodes, spine, match[1], around), around
+            rep = step_into(tree.nodes, spine, match[1], around)
+            self._place = self._path, rep, [*steps, match[0]], around
         return spine, steps, match
 
 
@@ -120,13 +122,14 @@ class Append(Edit):
     """Append items to a list, or text to a str."""
 
     def __init__(self, path: Path, items: tuple[Any, ...], types: Types, name: str) -> None:
-        super().__init__(path, types, name)
+        self._path = path
+        self._types = types
+        self._name = name
         self._items = items
 
     def ops(self, tree: Tree) -> list[Op]:
         """Return the change as ops on the state `tree`."""
-        rep, steps, around = find(tree, self._path, self._types)
-        self._place = rep, around
+        _, rep, steps, _ = self._place = find(tree, self._path, self._types)
         spine = chunked.open_rep(rep, tree.nodes)
         if spine is None and text.code_of(rep) in (msgpack.STR, msgpack.TEXT):
             return self._text(rep, steps)
@@ -156,6 +159,9 @@ class Put(Edit):
         rep = self._encoder(tree, self._path).rep(self._value)
         if not self._path:
             return [[SET, [], rep]]
+        if tree.place is not None and tree.place[0] is self._path:
+            self._place = tree.place
+            return [[SET, tree.place[2], rep]]
         spine, steps, match = self._parent(tree)
         if match is not None:
             return [[SET, [*steps, match[0]], rep]]
@@ -235,7 +241,7 @@ class Several:
         """Return the proposal: the head's tree with all changes; `NotFound` if the thread has no state."""
         if tip is None or tip.chain is None:
             raise NotFound("there is no such thread; save a state first", code="not_found.thread")
-        rep, nodes, _ = tip.chain.tree
+        rep, nodes, *_ = tip.chain.tree
         tree = Tree(rep, nodes.forked())
         ops: list[Op] = []
         sealed = False

@@ -257,7 +257,7 @@ _cells: list[tuple[list[Any], list[Any]]] = []
 class Packer:
     """Encodes each value in one call of ormsgpack, and is the `default` hook of that call. Not shared by threads."""
 
-    __slots__ = ("_depth", "_inner", "_interrupt", "_kinds", "_types", "_writers", "extensions")
+    __slots__ = ("_cache", "_depth", "_inner", "_interrupt", "_kinds", "_types", "extensions")
 
     def __init__(self, types: Types) -> None:
         self._types = types
@@ -265,11 +265,21 @@ class Packer:
         self._interrupt: BaseException | None = None
         self.extensions = 0
         """How many values that ormsgpack handed back have become extensions."""
-        self._kinds = set(_SCALARS)
+        self._kinds = _SCALARS
         """Classes whose instances ormsgpack packs exactly, or hands back to this object."""
         self._inner: dict[int, tuple[list[Any], list[Any]]] = {}
-        self._writers = records.record_cache(types).writers
-        """Functions that encode the instances of a class quickly."""
+        self._cache: records.RecordCache | None = None
+
+    def _writers(self) -> dict[type, records.Writer | None]:
+        """Return the functions that encode the instances of a class quickly."""
+        if self._cache is None:
+            self._cache = records.record_cache(self._types)
+        return self._cache.writers
+
+    def _accept(self, kind: type) -> None:
+        """Add a class whose instances this object encodes exactly."""
+        if kind not in self._kinds:
+            self._kinds |= {kind}
 
     def fast(self, value: object) -> bytes | None:
         """Encode a value in one call; None if the result may not be exact."""
@@ -298,11 +308,11 @@ class Packer:
     def __call__(self, value: object) -> Any:
         """Encode a value that ormsgpack hands back; TypeError if that is not possible in one call."""
         try:
-            write = self._writers.get(type(value))
+            write = self._writers().get(type(value))
             data = None if write is None else write(value, self._quick)
             if data is None:
                 return self._extension(value)
-            self._kinds.add(type(value))
+            self._accept(type(value))
             self.extensions += 1
             return ormsgpack.Ext(msgpack.RECORD, data)
         except Exception:
@@ -320,13 +330,13 @@ class Packer:
         if plain is not value:
             if type(plain) not in _PLAIN:  # its parts may not be exact: encode them one by one
                 raise TypeError
-            self._kinds.add(kind)
+            self._accept(kind)
             return plain
         self.extensions += 1
         encoded = atom(value, self._types)
         if encoded is not None:
             if kind not in _ATOMS:
-                self._kinds.add(kind)
+                self._accept(kind)
             return ormsgpack.Ext(*msgpack.split_ext(encoded))
         opened = open_container(value, self._types)
         if opened is None or opened[0] != msgpack.RECORD:
@@ -336,10 +346,11 @@ class Packer:
         data = self._deeper(parts)
         if not self.is_exact(data, parts):
             raise TypeError
-        self._kinds.add(kind)
-        if kind not in self._writers:
+        self._accept(kind)
+        writers = self._writers()
+        if kind not in writers:
             plan = self._types.fielded(kind)
-            self._writers[kind] = None if plan is None else records.writer(plan)
+            writers[kind] = None if plan is None else records.writer(plan)
         return ormsgpack.Ext(msgpack.RECORD, data)
 
     def _quick(self, fields: dict[str, Any]) -> bytes | None:

@@ -24,14 +24,16 @@ import threading
 import weakref
 import zlib
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import ormsgpack
 from blake3 import blake3
+from ormsgpack import Ext
 
 from backtrail.engine import throttle
 from backtrail.engine.compression import unsqueeze
 from backtrail.engine.tree import msgpack
+from backtrail.engine.tree.msgpack import pack
 from backtrail.errors import Corrupt
 
 if TYPE_CHECKING:
@@ -65,12 +67,10 @@ class Ref(NamedTuple):
 
     def encode(self) -> Rep:
         """Return the REF."""
-        rep = Rep(msgpack.ext(msgpack.REF, msgpack.pack([self.code, self.digest, self.length, self.size])), self.size)
+        rep = Rep(pack(Ext(msgpack.REF, pack(self[:]))))
+        rep.size = self.size
         rep.ref = self
         return rep
-
-
-_new_bytes: Final = bytes.__new__
 
 
 class Rep(bytes):
@@ -87,11 +87,12 @@ class Rep(bytes):
     value: bytes | None = None
     """The entry's value, if the bytes are an entry of a mapping."""
 
-    def __new__(cls, data: bytes, size: int) -> Self:
-        """Make a representation with its size."""
-        made = _new_bytes(cls, data)
-        made.size = size
-        return made
+
+def sized(data: bytes, size: int) -> Rep:
+    """Return a representation with its size."""
+    rep = Rep(data)
+    rep.size = size
+    return rep
 
 
 def size_of(rep: bytes) -> int:
@@ -154,7 +155,7 @@ def measured(data: bytes) -> bytes:
     for payload in msgpack.refs_in(data):
         ref = decode_ref(payload)
         extra += ref.size - len(ref.encode())
-    return Rep(data, len(data) + extra) if extra else data
+    return sized(data, len(data) + extra) if extra else data
 
 
 class Chunk(NamedTuple):
@@ -375,13 +376,6 @@ class Nodes:
         throttle.rest()
         digest = digest_of(kind, data)
         self.fresh[digest] = Node(kind, data)
-        return digest
-
-    def add_spine(self, spine: Any) -> bytes:
-        """Add the fresh node of a `Spine` and return its digest."""
-        throttle.rest()
-        digest = blake3(spine.encode(SPINE)).digest()
-        self.fresh[digest] = Node(SPINE, None, spine)
         return digest
 
     def at_hand(self, digest: bytes) -> Node | None:

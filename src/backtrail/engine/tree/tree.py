@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from backtrail.backends.port import new_tuple
 from backtrail.engine.tree import chunked, msgpack, text
 from backtrail.engine.tree.decode import Unpacker
 from backtrail.engine.tree.encode import Encoder, atom
-from backtrail.engine.tree.nodes import Nodes, Rep, digest_of, measured, size_of
+from backtrail.engine.tree.nodes import Nodes, Rep, digest_of, measured, size_of, sized
 from backtrail.errors import Corrupt, Invalid, NotFound
 
 if TYPE_CHECKING:
@@ -78,6 +79,12 @@ def merged(ops: Iterable[Op]) -> list[Op]:
     return result
 
 
+Around = list[tuple[chunked.Spine, int, bytes | None]]
+"""The containers around a value, from the root down: the spine, the position in it, the key if it is a mapping."""
+Place = tuple["Path", bytes, list[Step], Around]
+"""A user's path in a tree: the value there, the path as an op's steps, the containers around the value."""
+
+
 class Tree(NamedTuple):
     """A state: the representation of its root, and the nodes below."""
 
@@ -85,6 +92,8 @@ class Tree(NamedTuple):
     nodes: Nodes
     sealed: bool = False
     """Whether the last change closed a chunk at the end of a container."""
+    place: Place | None = None
+    """The place of the last change. The next change often has the same path, so it need not be found again."""
 
     @classmethod
     def of(cls, value: object, nodes: Nodes, types: Types) -> Tree:
@@ -104,52 +113,52 @@ class Tree(NamedTuple):
     def apply(self, ops: Iterable[Op], *, own: bool = False, place: Place | None = None) -> Tree:
         """Return the tree after these ops; `Corrupt` if one does not fit. `own`: no other tree has these `nodes`.
 
-        `place` is where the first op leads, if the caller has found it in this tree.
+        `place` is where the only op leads, if the caller has found it in this tree.
         """
-        nodes = self.nodes if own else self.nodes.forked()
-        rep, sealed = self.rep, False
-        for op in ops:
-            try:
-                rep, closed = _applied(nodes, rep, op, place)
-            except (ValueError, TypeError, IndexError) as error:
-                if isinstance(error, Invalid | Corrupt):
-                    raise
-                raise Corrupt(f"a stored change does not fit its state ({error})", code="corrupt.row") from error
-            sealed = sealed or closed
-            place = None
-        return Tree(rep, nodes, sealed)
+        rep, nodes, *_ = self
+        if not own:
+            nodes = nodes.forked()
+        sealed = False
+        try:
+            for op in ops:
+                changed, around, closed = _changed(nodes, rep, op, place)
+                rep, around = _put_back(nodes, changed, around)
+                sealed |= closed
+                if place is not None:
+                    place = (place[0], changed, place[2], around)
+        except (ValueError, TypeError, IndexError) as error:
+            if isinstance(error, Invalid | Corrupt):
+                raise
+            raise Corrupt(f"a stored change does not fit its state ({error})", code="corrupt.row") from error
+        return new_tuple(Tree, (rep, nodes, sealed, place))
 
 
-Around = list[tuple[chunked.Spine, int, bytes | None]]
-"""The containers around a value, from the root down: the spine, the position in it, the key if it is a mapping."""
-Place = tuple[bytes, Around]
-"""A value in a tree: its representation, and the containers around it."""
+def _changed(nodes: Nodes, rep: bytes, op: Op, place: Place | None) -> tuple[bytes, Around, bool]:
+    """Return the value that an op changes, after the change, and the containers around it, before the change.
 
-
-def _applied(nodes: Nodes, rep: bytes, op: Op, place: Place | None) -> tuple[bytes, bool]:
-    """Return the representation after an op, and whether the op closed a chunk at the end of a container."""
+    Also tells whether the op closed a chunk at the end of a container.
+    """
     kind = op[0]
-    around: Around = []
-    if place is not None:
-        rep, around = place
-    else:
-        path = op[1]
+    if place is None:
+        path, around = op[1], []
         last = len(path) - 1
         for at, step in enumerate(path):
             spine = _open(rep, nodes)
             pos = position(nodes, spine, step)
             if at == last and kind == CUT and pos is not None:
-                return _closed(nodes, spine, pos, pos + 1, [], around)
+                return chunked.splice(nodes, spine, pos, pos + 1, [])[0].close(nodes), around, False
             if at == last and kind == SET and pos is None:
-                entry = _new_entry(spine, step, op[2])
-                return _closed(nodes, spine, spine.length, spine.length, [entry], around)
+                changed, sealed = chunked.splice(nodes, spine, spine.length, spine.length, [_entry(spine, step, op[2])])
+                return changed.close(nodes), around, sealed
             if pos is None:
                 raise Corrupt("a stored change names a missing key", code="corrupt.row")
             rep = step_into(nodes, spine, pos, around)
+    else:
+        _, rep, _, around = place
     if kind == SET:
-        return _put_back(nodes, measured(op[2]), around), False
+        return measured(op[2]), around, False
     if kind == PATCH:
-        return _put_back(nodes, text.patched(nodes, rep, *op[2:]), around), False
+        return text.patched(nodes, rep, *op[2:]), around, False
     _, _, start, removed, reps = op
     spine = _open(rep, nodes)
     if not 0 <= start <= start + removed <= spine.length:
@@ -157,8 +166,9 @@ def _applied(nodes: Nodes, rep: bytes, op: Op, place: Place | None) -> tuple[byt
     if spine.is_mapping:
         entries = [chunked.join(chunked.key_of(e), measured(value_of(e))) for e in reps]
     else:
-        entries = [measured(e) for e in reps]
-    return _closed(nodes, spine, start, start + removed, entries, around)
+        entries = list(map(measured, reps))
+    changed, sealed = chunked.splice(nodes, spine, start, start + removed, entries)
+    return changed.close(nodes), around, sealed
 
 
 def _open(rep: bytes, nodes: Nodes) -> chunked.Spine:
@@ -168,27 +178,22 @@ def _open(rep: bytes, nodes: Nodes) -> chunked.Spine:
     return spine
 
 
-def _new_entry(spine: chunked.Spine, step: Step, rep: bytes) -> bytes:
+def _entry(spine: chunked.Spine, step: Step, rep: bytes) -> bytes:
     if isinstance(step, int) or not spine.is_mapping:
         raise Corrupt("a stored change names a missing index", code="corrupt.row")
     return chunked.join(step, measured(rep))
 
 
-def _closed(
-    nodes: Nodes, spine: chunked.Spine, start: int, stop: int, new: list[bytes], around: Around
-) -> tuple[bytes, bool]:
-    """Replace entries of a container, and put it back into those around it; see `_applied` for the result."""
-    changed, sealed = chunked.splice(nodes, spine, start, stop, new)
-    return _put_back(nodes, changed.close(nodes), around), sealed
-
-
-def _put_back(nodes: Nodes, rep: bytes, around: Around) -> bytes:
-    """Put a changed value into the containers around it, from the innermost to the root; return the root."""
+def _put_back(nodes: Nodes, rep: bytes, around: Around) -> tuple[bytes, Around]:
+    """Put a changed value into the containers around it; return the root, and the containers after the change."""
+    changed: Around = []
     for spine, pos, key in reversed(around):
         entry = rep if key is None else chunked.join(key, rep)
-        changed, _ = chunked.splice(nodes, spine, pos, pos + 1, [entry])
-        rep = changed.close(nodes)
-    return rep
+        after = chunked.replaced(nodes, spine, pos, entry)
+        changed.append((after, pos, key))
+        rep = after.close(nodes)
+    changed.reverse()
+    return rep, changed
 
 
 def value_of(entry: bytes) -> bytes:
@@ -196,7 +201,7 @@ def value_of(entry: bytes) -> bytes:
     if type(entry) is Rep and entry.value is not None:
         return entry.value
     key = len(chunked.key_of(entry))
-    return Rep(entry[key:], entry.size - key) if type(entry) is Rep else entry[key:]
+    return sized(entry[key:], entry.size - key) if type(entry) is Rep else entry[key:]
 
 
 def position(nodes: Nodes, spine: chunked.Spine, step: Step) -> int | None:
@@ -213,12 +218,15 @@ def position(nodes: Nodes, spine: chunked.Spine, step: Step) -> int | None:
 
 def locate(tree: Tree, path: Path, types: Types) -> tuple[bytes, list[Step]]:
     """Return the representation at a user's path, and the path as an op's steps; `NotFound` if a step is missing."""
-    rep, steps, _ = find(tree, path, types)
+    _, rep, steps, _ = find(tree, path, types)
     return rep, steps
 
 
-def find(tree: Tree, path: Path, types: Types) -> tuple[bytes, list[Step], Around]:
-    """Return what `locate` does, and the containers around the value."""
+def find(tree: Tree, path: Path, types: Types) -> Place:
+    """Return the place of a user's path in a tree; `NotFound` if a step is missing."""
+    place = tree.place
+    if place is not None and place[0] is path:  # paths that are written as text are made once
+        return place
     nodes, rep = tree.nodes, tree.rep
     steps: list[Step] = []
     around: Around = []
@@ -230,7 +238,7 @@ def find(tree: Tree, path: Path, types: Types) -> tuple[bytes, list[Step], Aroun
         op_step, pos = match
         steps.append(op_step)
         rep = step_into(nodes, spine, pos, around)
-    return rep, steps, around
+    return path, rep, steps, around
 
 
 def step_into(nodes: Nodes, spine: chunked.Spine, pos: int, around: Around) -> bytes:
