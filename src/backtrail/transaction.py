@@ -44,7 +44,7 @@ class _Acting(threading.local):
 
 
 acting: Final = _Acting()
-_asked: Final[ContextVar[tuple[object, Any] | None]] = ContextVar("backtrail asked", default=None)
+asked: Final[ContextVar[tuple[object, Any] | None]] = ContextVar("backtrail asked", default=None)
 """The caller of a coroutine, and the task that runs it. Tasks made by that task inherit the variable and ignore it."""
 
 
@@ -56,30 +56,9 @@ def current() -> object:
     if asyncio is not None and asyncio._get_running_loop() is not None:  # noqa: SLF001 - the cheap way to ask
         task = asyncio.current_task()
         if task is not None:
-            asked = _asked.get()
-            return task if asked is None or asked[1] is not task else asked[0]
+            caller = asked.get()
+            return task if caller is None or caller[1] is not task else caller[0]
     return threading.current_thread()
-
-
-@contextmanager
-def asked_by(caller: object) -> Iterator[None]:
-    """Make `caller` the caller of the block, while it runs in this task."""
-    asyncio = sys.modules["asyncio"]
-    before = _asked.set((caller, asyncio.current_task()))
-    try:
-        yield
-    finally:
-        _asked.reset(before)
-
-
-@contextmanager
-def acting_for(caller: object) -> Iterator[None]:
-    """Make `caller` the caller of the block, while it runs in this thread."""
-    before, acting.caller = acting.caller, caller
-    try:
-        yield
-    finally:
-        acting.caller = before
 
 
 T = TypeVar("T")

@@ -168,7 +168,10 @@ def open_rep(rep: bytes, nodes: Nodes) -> Spine | None:
     if type(rep) is Rep or msgpack.may_hold_refs(rep):
         mapping = code in msgpack.MAPPINGS
         entries = _entries(array(entries, mapping=mapping), mapping=mapping)
-    return Spine(code, attrs, (entries,))
+    spine = Spine(code, attrs, (entries,))
+    if type(rep) is Rep:
+        rep.opened = spine
+    return spine
 
 
 def read_spine(nodes: Nodes, ref: Ref) -> Spine:

@@ -16,7 +16,7 @@ from backtrail.engine.tree import chunked, msgpack, scan, text
 from backtrail.engine.tree.decode import Decoder
 from backtrail.engine.tree.encode import MAX_NESTED, Encoder
 from backtrail.engine.tree.path import Path, parse
-from backtrail.engine.tree.tree import CUT, PATCH, SET, SPLICE, Op, Place, Step, Tree, find, find_step, locate, missing, step_into
+from backtrail.engine.tree.tree import CUT, PATCH, SET, SPLICE, Op, Place, Step, Tree, find, find_step, locate, missing, step_into, walk
 from backtrail.engine.writer import Unchanged
 from backtrail.errors import Invalid, NotFound
 from backtrail.models import MISSING
@@ -107,7 +107,7 @@ class Edit:
     def _parent(self, tree: Tree) -> tuple[chunked.Spine, list[Step], tuple[Step, int] | None]:
         """Return the container of the path's last step, the steps to it, and the last step with its position."""
         above = type(self._path)(self._path[:-1])
-        _, rep, steps, around = find(tree, above, self._types)
+        rep, steps, around = walk(tree, above, self._types)
         spine = chunked.open_rep(rep, tree.nodes)
         if spine is None or spine.code in (msgpack.SET, msgpack.FROZENSET):
             raise NotFound(missing(self._path, len(above), spine), code="not_found.path", path=str(self._path))

@@ -257,7 +257,7 @@ _cells: list[tuple[list[Any], list[Any]]] = []
 class Packer:
     """Encodes each value in one call of ormsgpack, and is the `default` hook of that call. Not shared by threads."""
 
-    __slots__ = ("_cache", "_depth", "_inner", "_interrupt", "_kinds", "_types", "extensions")
+    __slots__ = ("_depth", "_inner", "_interrupt", "_kinds", "_types", "_writers", "extensions")
 
     def __init__(self, types: Types) -> None:
         self._types = types
@@ -268,13 +268,8 @@ class Packer:
         self._kinds = _SCALARS
         """Classes whose instances ormsgpack packs exactly, or hands back to this object."""
         self._inner: dict[int, tuple[list[Any], list[Any]]] = {}
-        self._cache: records.RecordCache | None = None
-
-    def _writers(self) -> dict[type, records.Writer | None]:
-        """Return the functions that encode the instances of a class quickly."""
-        if self._cache is None:
-            self._cache = records.record_cache(self._types)
-        return self._cache.writers
+        self._writers = records.record_cache(types).writers
+        """Functions that encode the instances of a class quickly."""
 
     def _accept(self, kind: type) -> None:
         """Add a class whose instances this object encodes exactly."""
@@ -308,7 +303,7 @@ class Packer:
     def __call__(self, value: object) -> Any:
         """Encode a value that ormsgpack hands back; TypeError if that is not possible in one call."""
         try:
-            write = self._writers().get(type(value))
+            write = self._writers.get(type(value))
             data = None if write is None else write(value, self._quick)
             if data is None:
                 return self._extension(value)
@@ -347,10 +342,9 @@ class Packer:
         if not self.is_exact(data, parts):
             raise TypeError
         self._accept(kind)
-        writers = self._writers()
-        if kind not in writers:
+        if kind not in self._writers:
             plan = self._types.fielded(kind)
-            writers[kind] = None if plan is None else records.writer(plan)
+            self._writers[kind] = None if plan is None else records.writer(plan)
         return ormsgpack.Ext(msgpack.RECORD, data)
 
     def _quick(self, fields: dict[str, Any]) -> bytes | None:

@@ -56,6 +56,8 @@ MAX_DEPTH: Final = 64
 """How deep extensions may be nested in a value that is packed in one call."""
 _STR_HEADS: Final = frozenset([*range(0xA0, 0xC0), 0xD9, 0xDA, 0xDB])
 
+PLAIN_HEADS: Final = frozenset([*range(0x80, 0xA0), 0xDC, 0xDD, 0xDE, 0xDF])
+"""The first bytes of lists and dicts. Their headers depend on the number of entries alone."""
 _first: Final = operator.itemgetter(0)
 
 SUBCLASSES: Final = ormsgpack.OPT_PASSTHROUGH_SUBCLASS

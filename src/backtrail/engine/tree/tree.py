@@ -15,11 +15,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from blake3 import blake3
+
 from backtrail.backends.port import new_tuple
 from backtrail.engine.tree import chunked, msgpack, text
 from backtrail.engine.tree.decode import Unpacker
 from backtrail.engine.tree.encode import Encoder, atom
-from backtrail.engine.tree.nodes import Nodes, Rep, digest_of, measured, size_of, sized
+from backtrail.engine.tree.nodes import INLINE, Nodes, Rep, measured, size_of, sized
 from backtrail.errors import Corrupt, Invalid, NotFound
 
 if TYPE_CHECKING:
@@ -81,8 +83,21 @@ def merged(ops: Iterable[Op]) -> list[Op]:
 
 Around = list[tuple[chunked.Spine, int, bytes | None]]
 """The containers around a value, from the root down: the spine, the position in it, the key if it is a mapping."""
-Place = tuple["Path", bytes, list[Step], Around]
-"""A user's path in a tree: the value there, the path as an op's steps, the containers around the value."""
+
+
+class Frame(NamedTuple):
+    """A tree around a value, as bytes, if all containers around it are short lists and dicts."""
+
+    before: bytes
+    after: bytes
+    rest: int
+    """The size of the state without the value."""
+    room: int
+    """The most bytes of a value with which the containers stay short."""
+
+
+Place = tuple["Path", bytes, list[Step], "Around | Frame"]
+"""A user's path in a tree: the value there, the path as an op's steps, and what is around the value."""
 
 
 class Tree(NamedTuple):
@@ -103,12 +118,13 @@ class Tree(NamedTuple):
     @property
     def root(self) -> bytes:
         """The digest of the whole state."""
-        return digest_of(b"V", self.rep)
+        return blake3(b"V" + self.rep).digest()
 
     @property
     def size(self) -> int:
         """The logical size of the whole state."""
-        return size_of(self.rep)
+        rep = self.rep
+        return rep.size if type(rep) is Rep else len(rep)
 
     def apply(self, ops: Iterable[Op], *, own: bool = False, place: Place | None = None) -> Tree:
         """Return the tree after these ops; `Corrupt` if one does not fit. `own`: no other tree has these `nodes`.
@@ -121,11 +137,11 @@ class Tree(NamedTuple):
         sealed = False
         try:
             for op in ops:
-                changed, around, closed = _changed(nodes, rep, op, place)
-                rep, around = _put_back(nodes, changed, around)
+                if place is None:
+                    rep, closed = _applied(nodes, rep, op)
+                else:
+                    rep, closed, place = _applied_at(nodes, rep, op, place)
                 sealed |= closed
-                if place is not None:
-                    place = (place[0], changed, place[2], around)
         except (ValueError, TypeError, IndexError) as error:
             if isinstance(error, Invalid | Corrupt):
                 raise
@@ -133,34 +149,69 @@ class Tree(NamedTuple):
         return new_tuple(Tree, (rep, nodes, sealed, place))
 
 
-def _changed(nodes: Nodes, rep: bytes, op: Op, place: Place | None) -> tuple[bytes, Around, bool]:
-    """Return the value that an op changes, after the change, and the containers around it, before the change.
+def _applied_at(nodes: Nodes, rep: bytes, op: Op, place: Place) -> tuple[bytes, bool, Place | None]:
+    """Return what `_applied` does for an op whose place is known, and the place after the op."""
+    path, value, steps, around = place
+    changed, sealed = _changed(nodes, value, op)
+    if type(around) is Frame:
+        before, after, rest, room = around
+        if len(changed) > room:  # the containers around it change their form: begin at the root
+            return *_applied(nodes, rep, op), None
+        root = Rep(before + changed + after)
+        root.size = rest + (changed.size if type(changed) is Rep else len(changed))
+        return root, sealed, (path, changed, steps, around)
+    rep, around = _put_back(nodes, changed, around)
+    return rep, sealed, (path, changed, steps, _frame(rep, around, changed) or around)
 
-    Also tells whether the op closed a chunk at the end of a container.
-    """
+
+def _frame(rep: bytes, around: Around, value: bytes) -> Frame | None:
+    """Return the tree around a value as bytes; None unless all containers are short lists and dicts."""
+    if not around:
+        return None
+    before = after = b""
+    room, rest = INLINE, size_of(rep) - size_of(value)
+    for at, (spine, pos, key) in enumerate(around):
+        if rep[0] not in msgpack.PLAIN_HEADS:
+            return None
+        entries, last = spine.levels[0], at == len(around) - 1
+        inner = value if last else (value_of(entries[pos]) if spine.is_mapping else entries[pos])
+        start = len(rep) - spine.weights[0] + sum(map(len, entries[:pos])) + len(key or b"")
+        before, after = before + rep[:start], rep[start + len(inner) :] + after
+        room = min(room, INLINE - spine.weights[0] + len(value))
+        rep = inner
+    return Frame(before, after, rest, room)
+
+
+def _applied(nodes: Nodes, rep: bytes, op: Op) -> tuple[bytes, bool]:
+    """Return the representation after an op, and whether the op closed a chunk at the end of a container."""
+    kind, path = op[0], op[1]
+    around: Around = []
+    last = len(path) - 1
+    for at, step in enumerate(path):
+        spine = _open(rep, nodes)
+        pos = position(nodes, spine, step)
+        if at == last and kind == CUT and pos is not None:
+            changed, sealed = chunked.splice(nodes, spine, pos, pos + 1, [])
+            return _put_back(nodes, changed.close(nodes), around)[0], sealed
+        if at == last and kind == SET and pos is None:
+            changed, sealed = chunked.splice(nodes, spine, spine.length, spine.length, [_entry(spine, step, op[2])])
+            return _put_back(nodes, changed.close(nodes), around)[0], sealed
+        if pos is None:
+            raise Corrupt("a stored change names a missing key", code="corrupt.row")
+        rep = step_into(nodes, spine, pos, around)
+    rep, sealed = _changed(nodes, rep, op)
+    return _put_back(nodes, rep, around)[0], sealed
+
+
+def _changed(nodes: Nodes, rep: bytes, op: Op) -> tuple[bytes, bool]:
+    """Return the value that an op leads to, after the op, and whether the op closed a chunk at its end."""
     kind = op[0]
-    if place is None:
-        path, around = op[1], []
-        last = len(path) - 1
-        for at, step in enumerate(path):
-            spine = _open(rep, nodes)
-            pos = position(nodes, spine, step)
-            if at == last and kind == CUT and pos is not None:
-                return chunked.splice(nodes, spine, pos, pos + 1, [])[0].close(nodes), around, False
-            if at == last and kind == SET and pos is None:
-                changed, sealed = chunked.splice(nodes, spine, spine.length, spine.length, [_entry(spine, step, op[2])])
-                return changed.close(nodes), around, sealed
-            if pos is None:
-                raise Corrupt("a stored change names a missing key", code="corrupt.row")
-            rep = step_into(nodes, spine, pos, around)
-    else:
-        _, rep, _, around = place
     if kind == SET:
-        return measured(op[2]), around, False
+        return measured(op[2]), False
     if kind == PATCH:
-        return text.patched(nodes, rep, *op[2:]), around, False
+        return text.patched(nodes, rep, *op[2:]), False
     _, _, start, removed, reps = op
-    spine = _open(rep, nodes)
+    spine = chunked.open_rep(rep, nodes) or _open(rep, nodes)
     if not 0 <= start <= start + removed <= spine.length:
         raise Corrupt("a stored change extends beyond the end of its container", code="corrupt.row")
     if spine.is_mapping:
@@ -168,7 +219,7 @@ def _changed(nodes: Nodes, rep: bytes, op: Op, place: Place | None) -> tuple[byt
     else:
         entries = list(map(measured, reps))
     changed, sealed = chunked.splice(nodes, spine, start, start + removed, entries)
-    return changed.close(nodes), around, sealed
+    return changed.close(nodes), sealed
 
 
 def _open(rep: bytes, nodes: Nodes) -> chunked.Spine:
@@ -218,7 +269,7 @@ def position(nodes: Nodes, spine: chunked.Spine, step: Step) -> int | None:
 
 def locate(tree: Tree, path: Path, types: Types) -> tuple[bytes, list[Step]]:
     """Return the representation at a user's path, and the path as an op's steps; `NotFound` if a step is missing."""
-    _, rep, steps, _ = find(tree, path, types)
+    rep, steps, _ = walk(tree, path, types)
     return rep, steps
 
 
@@ -227,6 +278,12 @@ def find(tree: Tree, path: Path, types: Types) -> Place:
     place = tree.place
     if place is not None and place[0] is path:  # paths that are written as text are made once
         return place
+    rep, steps, around = walk(tree, path, types)
+    return path, rep, steps, around
+
+
+def walk(tree: Tree, path: Path, types: Types) -> tuple[bytes, list[Step], Around]:
+    """Return the value at a user's path, the path as an op's steps, and the containers around the value."""
     nodes, rep = tree.nodes, tree.rep
     steps: list[Step] = []
     around: Around = []
@@ -238,7 +295,7 @@ def find(tree: Tree, path: Path, types: Types) -> Place:
         op_step, pos = match
         steps.append(op_step)
         rep = step_into(nodes, spine, pos, around)
-    return path, rep, steps, around
+    return rep, steps, around
 
 
 def step_into(nodes: Nodes, spine: chunked.Spine, pos: int, around: Around) -> bytes:
