@@ -49,7 +49,7 @@ class Checkpoint(Generic[S]):
 
     tags: tuple[str, ...]
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - by position: every write makes one
         self,
         row: Row,
         record: ThreadRecord,

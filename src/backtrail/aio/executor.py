@@ -198,7 +198,7 @@ def _write_group(jobs: _Jobs, job: Job[Any], group: Callable[[], AbstractContext
                         break
                 now = time.monotonic()
                 until = until or now + GROUP_SECONDS  # the wait for the lock does not count
-                if len(done) == GROUP_MAX or now > until:
+                if len(done) == GROUP_MAX or now >= until:
                     break
     except Undone:
         for each in done:

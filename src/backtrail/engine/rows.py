@@ -23,7 +23,9 @@ class Meta(NamedTuple):
     metadata: bytes = b""
 
 
-def checkpoint(tip: Tip | None, uid: bytes, tree: Tree, stored: Stored, meta: Meta, created_at: int) -> Row:
+def checkpoint(  # noqa: PLR0917 - by position: every write calls it
+    tip: Tip | None, uid: bytes, tree: Tree, stored: Stored, meta: Meta, created_at: int
+) -> Row:
     """Return the row of a new checkpoint on top of the head. It states that only its payload is added to the store."""
     kind, label, _, metadata = meta
     seq, parent, step, undo, view, base, depth = 1, 0, 1, 0, 0, 1, 0

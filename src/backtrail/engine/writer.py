@@ -189,7 +189,7 @@ class LogWriter:
 
     # -- checkpoints ----------------------------------------------------------------------------
 
-    def save(
+    def save(  # noqa: PLR0917 - by position: every write calls it
         self,
         key: Key,
         propose: Propose,
@@ -201,15 +201,8 @@ class LogWriter:
         """Append a checkpoint and return the new tip. `onto` returns the parent, if that is not to be the head."""
 
         def attempt(tip: Tip | None) -> Tip:
-            if expect is not ANYTHING or key.agent is not None or tip is None or not tip.newest.head:
-                self._require(tip, expect, key)
-            if onto is not None:
-                tip = self._turned(tip, onto, key)
-            if tip is not None and tip.chain is None:
-                try:
-                    tip = self._reader.with_chain(tip)
-                except NotFound:  # the head was deleted meanwhile
-                    raise Stale from None
+            if not (tip and tip.chain and expect is ANYTHING and key.agent is None and onto is None):
+                tip = self._ready(tip, expect, onto, key)
             try:
                 tree, ops = propose(tip)
             except Stale:
@@ -227,6 +220,16 @@ class LogWriter:
         if self._after_write:
             self._after_write(after.record)
         return after
+
+    def _ready(self, tip: Tip | None, expect: Expect, onto: Callable[[Tip], Row] | None, key: Key) -> Tip | None:
+        """Return the tip to write on, with its chain; `Conflict` if its head is not the expected one."""
+        self._require(tip, expect, key)
+        if onto is not None:
+            tip = self._turned(tip, onto, key)
+        try:
+            return self._reader.with_chain(tip) if tip is not None else None
+        except NotFound:  # the head was deleted meanwhile
+            raise Stale from None
 
     def _turned(self, tip: Tip | None, find: Callable[[Tip], Row], key: Key) -> Tip:
         """Return the tip with another checkpoint as its head. Its newest row is a rewind that is not written yet."""
@@ -249,7 +252,7 @@ class LogWriter:
             row = rows.checkpoint(tip, record.uid, tree, stored, meta, at)
             self._backend.commit(one_row(record.no, row))
         else:
-            record, row = self._commit_checkpoint(tip, tree, stored, key, meta, at)
+            record, row = self._commit_checkpoint(tip, tree, stored, key, meta, at=at)
         return new_tuple(Tip, (record, row, row, _extended(chain, tree, stored), None, None))
 
     def fork(
@@ -282,8 +285,8 @@ class LogWriter:
                 raise exists(key, tip)
             if tip is not None:
                 manifests.refuse_other_agent(self._reader, tip.record, key.agent)
-            forked = Fork(source.record.no, at, origin)
-            record, row = self._commit_checkpoint(tip, tree, stored, key, meta, self._reader.clock(), forked)
+            fork, now = Fork(source.record.no, at, origin), self._reader.clock()
+            record, row = self._commit_checkpoint(tip, tree, stored, key, meta, at=now, fork=fork)
             return Tip(record, row, row, _extended(None, tree, stored))
 
         try:
@@ -311,6 +314,7 @@ class LogWriter:
         stored: payload.Stored,
         key: Key,
         meta: Meta,
+        *,
         at: int,
         fork: Fork | None = None,
     ) -> tuple[ThreadRecord, Row]:

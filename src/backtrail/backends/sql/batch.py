@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from backtrail.backends.port import NewThread
 
+
 def number_of(thread: int, created: Sequence[int]) -> int:
     """Return the number of a thread in a batch: -1, -2 ... stand for the threads that the batch created."""
     return created[-thread - 1] if -len(created) <= thread < 0 else thread

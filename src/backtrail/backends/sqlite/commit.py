@@ -21,7 +21,17 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, NoReturn, ParamSpec, 
 import apsw
 
 from backtrail.backends.columns import MAX_SEQ, encoded, text_of
-from backtrail.backends.port import Batch, MissingChunks, NewThread, Row, Stale, Vanished, as_tagged, is_one_row, one_row
+from backtrail.backends.port import (
+    Batch,
+    MissingChunks,
+    NewThread,
+    Row,
+    Stale,
+    Vanished,
+    as_tagged,
+    is_one_row,
+    one_row,
+)
 from backtrail.backends.sql.batch import number_of, thread_columns
 from backtrail.backends.sqlite.connection import roll_back, savepoint, translated
 from backtrail.backends.sqlite.statements import SQL, fetch_each

@@ -435,6 +435,9 @@ def splice(nodes: Nodes, spine: Spine, start: int, stop: int, new: Sequence[Entr
     return builder.spine(), builder.sealed and start == stop == length
 
 
+_new: Final = object.__new__
+
+
 def replaced(nodes: Nodes, spine: Spine, at: int, entry: Entry) -> Spine:
     """Return the spine with one entry replaced."""
     short = with_one_replaced(spine, at, entry) if len(spine.levels) == 1 else None
@@ -456,16 +459,20 @@ def with_one_replaced(spine: Spine, at: int, entry: Entry) -> Spine | None:
 
 def with_one_more(spine: Spine, entry: Entry) -> Spine | None:
     """Return the spine with one more entry at its end; None if that closes a chunk."""
-    entries, *levels = spine.levels
-    weight, *weights = spine.weights
-    weight += len(entry)
+    levels, weights, length = spine.levels, spine.weights, len(entry)
+    weight = weights[0] + length
     if weight >= LEAF_MIN and (
-        len(entries) + 1 >= LEAF_ENTRIES or _closes(entry, weight, LEAF_MIN, LEAF_TARGET, LEAF_MAX)
+        len(levels[0]) + 1 >= LEAF_ENTRIES or _closes(entry, weight, LEAF_MIN, LEAF_TARGET, LEAF_MAX)
     ):
         return None
-    size = entry.size if type(entry) is Rep else len(entry)
-    measures = spine.length + 1, spine.size + size, (weight, *weights), spine.start
-    return Spine(spine.code, spine.attrs, ([*entries, entry], *levels), measures)
+    longer = _new(Spine)
+    longer.code, longer.attrs, longer.is_mapping = spine.code, spine.attrs, spine.is_mapping
+    longer.levels = ([*levels[0], entry], *levels[1:])
+    longer.length = spine.length + 1
+    longer.size = spine.size + (entry.size if type(entry) is Rep else length)
+    longer.weights = (weight, *weights[1:])
+    longer._start = spine.start  # noqa: SLF001 - its own class
+    return longer
 
 
 class _Splice:

@@ -16,7 +16,22 @@ from backtrail.engine.tree import chunked, msgpack, scan, text
 from backtrail.engine.tree.decode import Decoder
 from backtrail.engine.tree.encode import MAX_NESTED, Encoder
 from backtrail.engine.tree.path import Path, parse
-from backtrail.engine.tree.tree import CUT, PATCH, SET, SPLICE, Op, Place, Step, Tree, find, find_step, locate, missing, step_into, walk
+from backtrail.engine.tree.tree import (
+    CUT,
+    PATCH,
+    SET,
+    SPLICE,
+    Op,
+    Place,
+    Step,
+    Tree,
+    find,
+    find_step,
+    locate,
+    missing,
+    step_into,
+    walk,
+)
 from backtrail.engine.writer import Unchanged
 from backtrail.errors import Invalid, NotFound
 from backtrail.models import MISSING
@@ -135,7 +150,7 @@ class Append(Edit):
             return self._text(rep, steps)
         if spine is None or spine.code != msgpack.LIST:
             raise self._invalid("is neither a list nor a str, so nothing can be appended to it; use set()")
-        encoder = self._encoder(tree, self._path)
+        encoder = Encoder(tree.nodes, self._types, self._path)
         reps = [encoder.part(at, item) for at, item in enumerate(self._items, spine.length)]
         return [[SPLICE, steps, spine.length, 0, reps]]
 

@@ -153,7 +153,7 @@ def _applied_at(nodes: Nodes, rep: bytes, op: Op, place: Place) -> tuple[bytes, 
     """Return what `_applied` does for an op whose place is known, and the place after the op."""
     path, value, steps, around = place
     changed, sealed = _changed(nodes, value, op)
-    if type(around) is Frame:
+    if isinstance(around, Frame):
         before, after, rest, room = around
         if len(changed) > room:  # the containers around it change their form: begin at the root
             return *_applied(nodes, rep, op), None
