@@ -99,6 +99,11 @@ class Spine:
         """The number of entries, their size, the bytes of each level's elements, and the start of the node."""
 
     @property
+    def room(self) -> int:
+        """The number of bytes by which the open entries may grow, so that a container without chunks stays inline."""
+        return INLINE - self.weights[0]
+
+    @property
     def start(self) -> bytes:
         """The bytes of the spine's node before the open entries. An append that closes no chunk keeps them."""
         if self._start is None:

@@ -21,7 +21,7 @@ from backtrail.backends.port import new_tuple
 from backtrail.engine.tree import chunked, msgpack, text
 from backtrail.engine.tree.decode import Unpacker
 from backtrail.engine.tree.encode import Encoder, atom
-from backtrail.engine.tree.nodes import INLINE, Nodes, Rep, measured, size_of, sized
+from backtrail.engine.tree.nodes import Nodes, Rep, measured, size_of, sized
 from backtrail.errors import Corrupt, Invalid, NotFound
 
 if TYPE_CHECKING:
@@ -169,7 +169,8 @@ def _frame(rep: bytes, around: Around, value: bytes) -> Frame | None:
     if not around:
         return None
     before = after = b""
-    room, rest = INLINE, size_of(rep) - size_of(value)
+    room = min([spine.room for spine, _, _ in around]) + len(value)
+    rest = size_of(rep) - size_of(value)
     for at, (spine, pos, key) in enumerate(around):
         if rep[0] not in msgpack.PLAIN_HEADS:
             return None
@@ -177,7 +178,6 @@ def _frame(rep: bytes, around: Around, value: bytes) -> Frame | None:
         inner = value if last else (value_of(entries[pos]) if spine.is_mapping else entries[pos])
         start = len(rep) - spine.weights[0] + sum(map(len, entries[:pos])) + len(key or b"")
         before, after = before + rep[:start], rep[start + len(inner) :] + after
-        room = min(room, INLINE - spine.weights[0] + len(value))
         rep = inner
     return Frame(before, after, rest, room)
 
