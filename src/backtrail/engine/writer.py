@@ -329,6 +329,9 @@ class LogWriter:
                 "conversations.thread(id, agent_id=...)",
                 code="invalid.argument",
             )
+        row = rows.checkpoint(tip, b"", tree, stored, meta, at)  # it gets its checksum with its chunks
+        if fork is not None:
+            row = rows.forked(row, fork.row, fork.origin, meta)
         origin = None if fork is None else fork.origin
         created = NewThread(key.space, key.name, os.urandom(log.UID_BYTES), agent, at, origin)
         no, uid = (tip.record.no, tip.record.uid) if tip else (-1, created.uid)
@@ -339,9 +342,6 @@ class LogWriter:
         )
         if tip is not None and tip.before is not None and tip.head is not None:  # the head is moved first
             batch = batch._replace(rows=((no, tip.newest),), visible=(*batch.visible, (no, tip.head.seq)))
-        row = rows.checkpoint(tip, uid, tree, stored, meta, at)
-        if fork is not None:
-            row = rows.forked(row, fork.row, fork.origin, meta)
         hide, examined = retention.retired(self._reader, tip, row) if tip and not fork else retention.Retired()
         batch = batch._replace(
             hide=tuple((no, seq) for seq in hide),
