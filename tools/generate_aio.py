@@ -19,6 +19,7 @@ WIDTH = 120
 # Becomes what: see `Maker`.
 CHECKPOINT = {
     "id": "known",
+    "thread_id": "known",
     "parent_id": "known",
     "op_id": "known",
     "seq": "known",
@@ -446,12 +447,11 @@ S = TypeVar("S")
 class Checkpoint(Generic[S]):
     """An immutable point in a thread. Two are equal if they have the same id."""
 
-    __slots__ = ("_executor", "_sync", "tags", "thread_id")
+    __slots__ = ("_executor", "_sync", "tags")
 
     def __init__(self, executor: Executor, checkpoint: sync.Checkpoint[S]) -> None:
         self._executor = executor
         self._sync = checkpoint
-        self.thread_id = checkpoint.thread_id
         self.tags = checkpoint.tags
 
 '''

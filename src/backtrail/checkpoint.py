@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import ormsgpack
 
-from backtrail.backends.port import Row
+from backtrail.backends.port import Row, ThreadRecord
 from backtrail.engine import log, payload
 from backtrail.engine.compression import squeeze, unsqueeze
 from backtrail.engine.schema.registry import Types
@@ -38,54 +38,54 @@ class Checkpoint(Generic[S]):
     __slots__ = (
         "_damaged",
         "_load",
+        "_record",
         "_row",
         "_state",
         "_tree",
         "_type",
         "_types",
-        "_uid",
         "tags",
-        "thread_id",
     )
 
-    thread_id: str
     tags: tuple[str, ...]
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - by position: every write makes one
         self,
         row: Row,
-        *,
-        thread_id: str,
-        uid: bytes,
+        record: ThreadRecord,
         tags: tuple[str, ...],
         types: Types,
         type: type[S] | None,  # noqa: A002 - the name of the public parameter
-        load: Callable[[], Tree],
+        load: Callable[[ThreadRecord, Row], Tree],
         damaged: Corrupt | None = None,
     ) -> None:
         self._row = row
+        self._record = record
         self._types = types
         self._type = type
         self._load = load
         self._tree: Tree | None = None
         self._state: Any = MISSING
         self._damaged = damaged
-        self._uid = uid
-        self.thread_id = thread_id
         self.tags = tags
 
     # -- fields -----------------------------------------------------------------------------------
 
     @property
+    def thread_id(self) -> str:
+        """The id of the thread."""
+        return self._record.name
+
+    @property
     def id(self) -> str:
         """The id of the checkpoint, the same in every store that has it."""
-        return log.checkpoint_id(self._uid, self._row.seq)
+        return log.checkpoint_id(self._record.uid, self._row.seq)
 
     @property
     def parent_id(self) -> str | None:
         """The id of the parent checkpoint; for the first checkpoint of a fork, the id of the forked checkpoint."""
         origin = None if self.damaged else log.unpack_extra(self._row)[2]
-        return origin or (log.checkpoint_id(self._uid, self._row.parent) if self._row.parent else None)
+        return origin or (log.checkpoint_id(self._record.uid, self._row.parent) if self._row.parent else None)
 
     @property
     def op_id(self) -> bytes:
@@ -184,7 +184,7 @@ class Checkpoint(Generic[S]):
         if self._damaged is not None:
             raise self._damaged
         if self._tree is None:
-            self._tree = self._load()
+            self._tree = self._load(self._record, self._row)
         return self._tree
 
     # -- to bytes and back --------------------------------------------------------------------------
@@ -224,7 +224,8 @@ class Checkpoint(Generic[S]):
         if tree.root != row.root or not log.is_sound(row, uid) or not row.size == tree.size <= _LARGE + _DENSEST * held:
             raise Corrupt("the bytes of the checkpoint are damaged: their hash differs", code="corrupt.bytes")
         registry = Types(types).for_state(type)
-        return cls(row, thread_id=thread_id, uid=uid, tags=words, types=registry, type=type, load=lambda: tree)
+        record = ThreadRecord(0, "", thread_id, uid, None, row.created_at, None)
+        return cls(row, record, words, registry, type, lambda *_: tree)
 
     # -- as a value -----------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from backtrail import transaction
+from backtrail.backends.port import new_tuple
 from backtrail.checkpoint import Checkpoint
 from backtrail.engine import asides, lineage, log, manifests, namespaces, refs, retention
 from backtrail.engine.retention import Sorted
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from backtrail.engine.head import Tagged
     from backtrail.engine.manifests import Pointer
     from backtrail.engine.namespaces import Above
-    from backtrail.engine.reader import LogReader, Tip
+    from backtrail.engine.reader import Chain, LogReader, Tip
     from backtrail.engine.retention import Rules
     from backtrail.engine.tree.diff import Difference
     from backtrail.engine.tree.tree import Tree
@@ -86,7 +87,8 @@ class Handle(Generic[S]):
         self._type = type
         self._types = engine.types_with(types).for_state(type)
         self._shared = engine.known(space, self.id)
-        self._expected: weakref.WeakKeyDictionary[object, Expect] = weakref.WeakKeyDictionary()
+        self._expected: weakref.WeakKeyDictionary[object, list[Expect]] = weakref.WeakKeyDictionary()
+        """By caller, in a list of one."""
 
     def _tip(self) -> Tip | None:
         return self._engine.session.reader.tip(self._key.space, self._key.name)
@@ -141,15 +143,15 @@ class Handle(Generic[S]):
 
     def _expectation(self) -> Expect:
         """Return the head that the current caller's next save expects."""
-        return self._expected.get(transaction.current(), ANYTHING)
+        return self._expectation_of(transaction.current())[0]
+
+    def _expectation_of(self, caller: object) -> list[Expect]:
+        return self._expected.get(caller) or self._expected.setdefault(caller, [ANYTHING])
 
     def _expect(self, tip: Tip | None) -> None:
         """Set the head that the current caller's next save expects. It is reset if its transaction is dropped."""
-        me, head = transaction.current(), tip.head if tip else None
         undo = self._engine.undo_log(tip.record.uid) if tip else None
-        if undo is not None:
-            undo.append(partial(self._expected.__setitem__, me, self._expected.get(me, ANYTHING)))
-        self._expected[me] = Expect(head.seq, head.op_id) if head else Expect(NOTHING)
+        _set_expectation(self._expectation_of(transaction.current()), tip.head if tip else None, undo)
 
     def _remember(self, tip: Tip) -> None:
         """Keep the tip after a write: the next write of this handle starts from it, and the caller expects its head."""
@@ -165,20 +167,30 @@ class Handle(Generic[S]):
         default: Expect,
         onto: Ref | None = None,
     ) -> Checkpoint[S]:
-        session = self._engine.session
+        engine, shared = self._engine, self._shared
         expected = default if expect is None else self._explicit(expect)
-        known = self._engine.known_tip(self._shared) if session.overlay is None else None
-        before = self._expectation()
         find = None if onto is None else lambda there: self._stand_on(there, onto)
-        tip = session.writer.save(self._key, propose, meta, expect=expected, known=known, onto=find)
+        session, group = engine.session, engine.open_group
+        expectation = self._expectation_of(transaction.current())
+        before = expectation[0].head
+        if session.overlay is None:
+            known = shared.tip if group is None else group.tips.get(shared, shared.tip)
+            tip = session.writer.save(self._key, propose, meta, expected, known, find)
+            undo = None if group is None else group.undo
+            if group is None:
+                shared.tip = tip
+            else:
+                group.tips[shared] = tip
+        else:
+            tip = session.writer.save(self._key, propose, meta, expected, None, find)
+            undo = session.overlay.after_drop
         head = tip.head
         if head is None:
             raise Corrupt(f"thread {self.id!r} has lost its head", code="corrupt.row")
-        if before.head in (ANY, head.parent) or expected.head != ANY:
-            self._remember(tip)
-        else:  # an append to a head that this caller has not read: the caller's next save must still conflict
-            self._engine.keep_tip(self._shared, tip)
-        return self._make(tip, head, meta.tags, written=True)
+        # After an append to a head that this caller has not read, the caller's next save must still conflict.
+        if expected.head != ANY or before in (ANY, head.parent):
+            _set_expectation(expectation, head, undo)
+        return Checkpoint(head, tip.record, meta.tags, self._types, self._type, self._load_written)
 
     def _explicit(self, expect: Checkpoint[Any] | str | Sentinel) -> Expect:
         if expect is NEW:
@@ -226,37 +238,34 @@ class Handle(Generic[S]):
         return [self._make(tip, row, tags.get(row.seq, ())) for row in rows]
 
     def _make(self, tip: Tip, row: Row, tags: tuple[str, ...], *, written: bool = False) -> Checkpoint[S]:
-        engine, record = self._engine, tip.record
+        record = tip.record
         damaged = None
         if not written and not log.is_sound(row, record.uid):
-            damaged = engine.session.reader.damaged(record, row.seq, "its row is damaged")
+            damaged = self._engine.session.reader.damaged(record, row.seq, "its row is damaged")
+        load = self._load_written if written or damaged else self._load
+        return Checkpoint(row, record, tags, self._types, self._type, load, damaged)
 
-        def load() -> Tree:
-            latest = engine.known_tip(
-                self._shared
-            )  # look up the tree of the last write, so that checkpoints need not hold references to trees
-            if latest is not None and latest.chain and latest.head and latest.head.op_id == row.op_id:
-                return latest.chain.tree
-            reader = engine.session.reader
-            known = record if record.no > 0 else reader.backend.thread_with_uid(record.uid)  # created in a transaction
-            if known is None:
-                raise NotFound(
-                    f"there is no thread {record.name!r}: its transaction was dropped", code="not_found.thread"
-                )
-            # a row that this handle wrote may have been dropped since: then read it from the store
-            at_hand = None if written or damaged else reader.at_hand(row)
-            return (at_hand or reader.chain(known, row)).tree
+    def _load(self, record: ThreadRecord, row: Row) -> Tree:
+        """Return the tree of a row that was read, which may be a base with its payload."""
+        return self._known_tree(row) or self._read(record, row, self._engine.session.reader.at_hand(row))
 
-        return Checkpoint(
-            row,
-            thread_id=record.name,
-            uid=record.uid,
-            tags=tags,
-            types=self._types,
-            type=self._type,
-            load=load,
-            damaged=damaged,
-        )
+    def _load_written(self, record: ThreadRecord, row: Row) -> Tree:
+        """Return the tree of a row that this handle wrote. It may have been dropped since, so it is not at hand."""
+        return self._known_tree(row) or self._read(record, row, None)
+
+    def _known_tree(self, row: Row) -> Tree | None:
+        """Return the tree of a row if it is the last write, so that checkpoints need not hold references to trees."""
+        latest = self._engine.known_tip(self._shared)
+        if latest is not None and latest.chain and latest.head and latest.head.op_id == row.op_id:
+            return latest.chain.tree
+        return None
+
+    def _read(self, record: ThreadRecord, row: Row, at_hand: Chain | None) -> Tree:
+        reader = self._engine.session.reader
+        known = record if record.no > 0 else reader.backend.thread_with_uid(record.uid)  # created in a transaction
+        if known is None:
+            raise NotFound(f"there is no thread {record.name!r}: its transaction was dropped", code="not_found.thread")
+        return (at_hand or reader.chain(known, row)).tree
 
     def _held(self, pointer: Pointer) -> Checkpoint[S]:
         """Return the checkpoint that a manifest's pointer names, even if it is hidden; `Corrupt` if it is missing."""
@@ -276,6 +285,14 @@ class Handle(Generic[S]):
         return self._checkpoint(tip, row, tags=()).state, Expect(row.seq, row.op_id)
 
 
+def _set_expectation(expected: list[Expect], head: Row | None, undo: list[Callable[[], None]] | None) -> None:
+    """Set the head that a caller expects; `undo` gets an action that resets it."""
+    if undo is not None:
+        undo.append(partial(expected.__setitem__, 0, expected[0]))
+    expected[0] = _NO_HEAD if head is None else new_tuple(Expect, (head.seq, head.op_id, None))
+
+
+_NO_HEAD: Final = Expect(NOTHING)
 _PAGE: Final = 200
 _FEW: Final = 16
 

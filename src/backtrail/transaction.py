@@ -44,7 +44,7 @@ class _Acting(threading.local):
 
 
 acting: Final = _Acting()
-_asked: Final[ContextVar[tuple[object, Any] | None]] = ContextVar("backtrail asked", default=None)
+asked: Final[ContextVar[tuple[object, Any] | None]] = ContextVar("backtrail asked", default=None)
 """The caller of a coroutine, and the task that runs it. Tasks made by that task inherit the variable and ignore it."""
 
 
@@ -56,30 +56,9 @@ def current() -> object:
     if asyncio is not None and asyncio._get_running_loop() is not None:  # noqa: SLF001 - the cheap way to ask
         task = asyncio.current_task()
         if task is not None:
-            asked = _asked.get()
-            return task if asked is None or asked[1] is not task else asked[0]
+            caller = asked.get()
+            return task if caller is None or caller[1] is not task else caller[0]
     return threading.current_thread()
-
-
-@contextmanager
-def asked_by(caller: object) -> Iterator[None]:
-    """Make `caller` the caller of the block, while it runs in this task."""
-    asyncio = sys.modules["asyncio"]
-    before = _asked.set((caller, asyncio.current_task()))
-    try:
-        yield
-    finally:
-        _asked.reset(before)
-
-
-@contextmanager
-def acting_for(caller: object) -> Iterator[None]:
-    """Make `caller` the caller of the block, while it runs in this thread."""
-    before, acting.caller = acting.caller, caller
-    try:
-        yield
-    finally:
-        acting.caller = before
 
 
 T = TypeVar("T")
@@ -183,7 +162,7 @@ class Engine:
         self.options = options
         self.reader = reader = StoreReader(backend, types, options)
         """The reader of the store itself, even if the caller has a transaction open."""
-        self._direct = Session(reader, LogWriter(reader, self._trim), HeadMover(reader))
+        self._direct = Session(reader, LogWriter(reader, self._trim if options.retires else None), HeadMover(reader))
         self._hub = Hub(reader)
         self._written: dict[int, int] = {}
         self._calling = _Calling()
@@ -222,6 +201,11 @@ class Engine:
         if self._hub.pid != os.getpid():
             self._hub = Hub(self.reader)
         return self._hub
+
+    @property
+    def open_group(self) -> OpenGroup | None:
+        """The open group of the calling thread."""
+        return self._calling.group
 
     def known(self, space: str, name: str) -> Known:
         """Return the `Known` that all handles of a thread share. It lives as long as one of the handles."""
@@ -268,8 +252,6 @@ class Engine:
 
         Errors are suppressed: the write has succeeded, and must not look as if it had failed.
         """
-        if not self.options.retires:
-            return
         self._written[record.no] = self._written.get(record.no, 0) + 1
         if self._written[record.no] % _TRIM_EVERY:
             return

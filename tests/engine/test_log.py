@@ -478,7 +478,7 @@ def forge(body, change):
         label = fields[12].decode("utf-8", "surrogatepass") if type(fields[12]) is bytes else fields[12]
         row = Row(*fields[:12], label, *fields[13:19], payload=None, hidden=False)
         with contextlib.suppress(AttributeError):
-            fields[18] = log.check_of(row, body[1])
+            fields[18] = log.check_of(row[:18], body[1])
     return _MAGIC + squeeze(ormsgpack.packb(body))
 
 

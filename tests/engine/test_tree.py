@@ -365,7 +365,7 @@ def test_ever_deeper_values_load_or_are_refused():
             path = (*path, *([0] * 30 if isinstance(part, list | tuple) else [next(iter(part))] * 30))
             tip = Tip(None, None, None, Chain(tree, 0, 0, frozenset()))
             try:
-                tree = edits.Put(Path(path), part, TYPES, "t")(tip).tree
+                tree = edits.Put(Path(path), part, TYPES, "t")(tip)[0]
             except Invalid:
                 break
             value = on_deep_stack(200, lambda tree=tree: decode(tree))
@@ -651,6 +651,12 @@ def test_checkpoint_bytes_load_or_raise_an_error(value):
 
 
 @pytest.mark.hypothesis
+def apply_from_the_root(tree, ops, *, own=False, place=None, apply=Tree.apply):
+    """Apply ops without the place that the edit has found."""
+    assert place is not None
+    return apply(tree, ops, own=own)
+
+
 @given(
     items=st.lists(
         st.one_of(st.text(max_size=400), st.binary(max_size=3000), st.dictionaries(st.text(max_size=3), st.integers())),
@@ -664,7 +670,7 @@ def test_appends_ops_and_saves_give_equal_trees(items):
             thread.save({"a": 1, "list": ["x" * 5000], "z": {}})
         for item in items:
             made = quick.append("list", item)
-            with mock.patch.object(edits.Append, "_quickly", return_value=None):
+            with mock.patch.object(Tree, "apply", apply_from_the_root):
                 other = slow.append("list", item)
             assert (made.root, made.size, made.stored) == (other.root, other.size, other.stored)
         whole = {"a": 1, "list": ["x" * 5000, *items], "z": {}}
@@ -681,3 +687,56 @@ def test_one_leaf_may_belong_to_a_list_and_to_a_dict():
         assert chunked.leaf_entries(node, mapping=True) == pairs
         assert chunked.leaf_entries(node, mapping=False) == parts
         assert chunked.leaf_entries(node, 3, 5, mapping=True) == pairs[3:5]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_changes_at_one_place_give_the_root_of_the_whole_state(depth):
+    """The containers around the place are short at first, then long, and short again."""
+    path = ".".join("abc"[:depth])
+
+    def around(value, filler):
+        for key in reversed("abc"[:depth]):
+            value = {"first": 1, key: value, (2, 3): None} if key == "b" else {"x": filler, key: value, "last": [1]}
+        return value
+
+    with backtrail.open("memory://") as store, backtrail.open("memory://") as whole:
+        thread, again = store.thread("t"), whole.thread("t")
+        filler = "f" * 1500
+        items, value = [], []
+        thread.save(around([], filler))
+        for n in [*range(0, 400, 7), *range(1000, 1010)]:
+            items = [*items, "y" * n]
+            made = thread.append(path, items[-1])
+            assert made.root == again.save(around(items, filler)).root
+        for value in ("", "v" * 900, "w" * 2600, "v" * 3000, "short", ["l"] * 2000, None):
+            made = thread.set(path, value)
+            assert made.root == again.save(around(value, filler)).root
+        assert store.thread("t").load().state == around(value, filler)
+        assert store.verify().ok
+
+
+def test_the_place_of_a_change_is_not_used_in_another_tree(tmp_path):
+    """Another process moves the key in the dict between two appends."""
+    with backtrail.open(tmp_path / "s.db") as store, backtrail.open(tmp_path / "s.db") as process:
+        thread, other = store.thread("t"), process.thread("t")
+        thread.save({"a": 1, "list": ["x" * 5000], "z": {}})
+        thread.append("list", 1)
+        other.delete_at("a")
+        other.set("b", "y" * 300)
+        thread.append("list", 2)
+        with process.thread("t").step() as state:
+            state["a"] = state.pop("list")
+            state["list"] = []
+        thread.append("list", 3)
+        assert thread.load().state == {"z": {}, "b": "y" * 300, "a": ["x" * 5000, 1, 2], "list": [3]}
+
+
+def test_an_equal_path_of_other_steps_is_another_path():
+    """True is no index, but it equals 1."""
+    with backtrail.open("memory://") as store:
+        thread = store.thread("t")
+        thread.save([[], []])
+        thread.append((1,), "x")
+        with pytest.raises(NotFound):
+            thread.append((True,), "y")
+        assert thread.load().state == [[], ["x"]]

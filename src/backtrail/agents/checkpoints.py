@@ -16,7 +16,7 @@ from backtrail.engine.bulk import BulkReader, pages
 from backtrail.engine.manifests import AFTER, AGENT, BEFORE, CHECKPOINT, CONVERSATION, Manifest, ManifestInfo, Pointer
 from backtrail.engine.tree import edits
 from backtrail.engine.tree.decode import Decoder
-from backtrail.engine.writer import NOTHING, Expect, Proposal
+from backtrail.engine.writer import NOTHING, Expect
 from backtrail.errors import Conflict, Corrupt, Invalid, NotFound
 from backtrail.maintenance import readable
 from backtrail.models import AgentCheckpoint
@@ -464,7 +464,7 @@ class Manifests(Handle[Any]):
             session.reader.backend.commit(Batch(visible=((record.no, row.seq),)))  # fails if the row is hidden now
         except (NotFound, Vanished) as error:
             raise self._overtaken() from error
-        self._put(session, lambda _: Proposal(tree, None), info, "automatic", on=on)
+        self._put(session, lambda _: (tree, None), info, "automatic", on=on)
 
     # -- deleting -----------------------------------------------------------------------------------------
 

@@ -49,8 +49,11 @@ def called(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine
 async def _for(caller: object, method: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
     if transaction.current() is caller:
         return await method(*args, **kwargs)
-    with transaction.asked_by(caller):
+    before = transaction.asked.set((caller, asyncio.current_task()))  # the caller, while it runs in this task
+    try:
         return await method(*args, **kwargs)
+    finally:
+        transaction.asked.reset(before)
 
 
 class Step(Generic[S]):

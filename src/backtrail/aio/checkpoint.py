@@ -20,13 +20,17 @@ S = TypeVar("S")
 class Checkpoint(Generic[S]):
     """An immutable point in a thread. Two are equal if they have the same id."""
 
-    __slots__ = ("_executor", "_sync", "tags", "thread_id")
+    __slots__ = ("_executor", "_sync", "tags")
 
     def __init__(self, executor: Executor, checkpoint: sync.Checkpoint[S]) -> None:
         self._executor = executor
         self._sync = checkpoint
-        self.thread_id = checkpoint.thread_id
         self.tags = checkpoint.tags
+
+    @property
+    def thread_id(self) -> str:
+        """The id of the thread."""
+        return self._sync.thread_id
 
     @property
     def id(self) -> str:

@@ -76,16 +76,21 @@ class Job(Generic[T]):
     def repeat(self) -> None:
         """Do the work, and keep its result or error. Also called to repeat the work."""
         self.result = self._error = None
-        with transaction.acting_for(self._owner):
-            try:
-                self.result = self._work()
-            except BaseException as error:  # noqa: BLE001 - raised in the task that waits
-                self._error = error
+        acting = transaction.acting
+        before, acting.caller = acting.caller, self._owner
+        try:
+            self.result = self._work()
+        except BaseException as error:  # noqa: BLE001 - raised in the task that waits
+            self._error = error
+        finally:
+            acting.caller = before
 
     @property
     def locked_out(self) -> Unavailable | None:
         """The error of the job if another process held the store's lock for too long; otherwise None."""
         error = self._error
+        if error is None:
+            return None
         return error if isinstance(error, Unavailable) and error.code == "unavailable.locked" else None
 
     def give_up(self, error: BaseException) -> bool:
@@ -189,8 +194,11 @@ def _write_group(jobs: _Jobs, job: Job[Any], group: Callable[[], AbstractContext
             for more in _arriving(jobs, job):
                 if more.begin():
                     done.append(more)
-                until = until or time.monotonic() + GROUP_SECONDS  # the wait for the lock does not count
-                if len(done) == GROUP_MAX or time.monotonic() > until or (done and done[-1].locked_out):
+                    if more.locked_out:
+                        break
+                now = time.monotonic()
+                until = until or now + GROUP_SECONDS  # the wait for the lock does not count
+                if len(done) == GROUP_MAX or now >= until:
                     break
     except Undone:
         for each in done:
@@ -294,7 +302,7 @@ class Executor:
 
     async def write(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Do a write in a group with others; alone if it is large or in the caller's transaction."""
-        together = throttle.is_light(args) and not self.in_transaction
+        together = throttle.is_light(*args) and not self.in_transaction
         return await self.begin(functools.partial(work, *args, **kwargs), together=together).outcome()
 
     async def apart(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -340,8 +348,9 @@ class Executor:
         Jobs of one transaction are done one at a time. With `surely`, a cancellation does not withdraw the job.
         """
         overlay = self._engine.session.overlay if self._engine else None
-        kind: type[Job[T]] = _Lead if surely else Job
-        job = kind(work if overlay is None else functools.partial(_in_turn, overlay.turn, work))
+        if overlay is not None:
+            work = functools.partial(_in_turn, overlay.turn, work)
+        job = _Lead(work) if surely else Job(work)
         with self._turn():
             self._refuse_if_closed()
             threads = self._writer if together and self._writer else self._others

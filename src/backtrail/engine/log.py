@@ -35,7 +35,7 @@ from typing import Any, Final
 import ormsgpack
 from blake3 import blake3
 
-from backtrail.backends.port import Row
+from backtrail.backends.port import Row, new_tuple
 from backtrail.engine.tree import msgpack
 from backtrail.errors import Corrupt
 
@@ -61,13 +61,15 @@ ID_LENGTH: Final = 8 + 2 * UID_BYTES
 MAX_SEQ: Final = (1 << 32) - 1
 _COLUMNS: Final = frozenset((*[int] * 12, label, int, int, bytes, bytes, bytes) for label in (str, type(None)))
 _CHECK: Final = Row._fields.index("check")
+_LABEL: Final = Row._fields.index("label")
 LATEST: Final = 253_402_300_800_000_000
 """Microseconds from 1970 to the end of the year 9999."""
 
 
 _MOST: Final = 1 << 53
 """The limit for the columns of bytes and steps. It fits into the integers of every backend."""
-_NO_EXTRA: Final = msgpack.pack([b"", None, None])
+NO_EXTRA: Final = msgpack.pack([b"", None, None])
+"""The `extra` of most checkpoints: no metadata."""
 
 
 # -- ids ----------------------------------------------------------------------------------------------
@@ -101,13 +103,13 @@ def seqs_of(uid: bytes, prefix: str) -> list[int]:
 def pack_extra(metadata: bytes, ranges: Ranges | None, origin: str | None) -> bytes:
     """Return a row's `extra`: encoded metadata, the ranges of a row that moves the head, a fork's origin."""
     if not metadata and ranges is None and origin is None:
-        return _NO_EXTRA
+        return NO_EXTRA
     return msgpack.pack([metadata, [list(pair) for pair in ranges] if ranges is not None else None, origin])
 
 
 def unpack_extra(row: Row) -> tuple[bytes, Ranges | None, str | None]:
     """Return the encoded metadata, the ranges and the origin in a row's `extra`; `Corrupt` if they are damaged."""
-    if row.extra == _NO_EXTRA:
+    if row.extra == NO_EXTRA:
         return b"", None, None
     try:
         metadata, listed, origin = ormsgpack.unpackb(row.extra)
@@ -120,22 +122,23 @@ def unpack_extra(row: Row) -> tuple[bytes, Ranges | None, str | None]:
     return metadata, ranges, origin
 
 
-def check_of(row: Row, uid: bytes) -> bytes:
-    """Return the checksum of a row of a thread, over all columns but the payload and the hidden mark."""
-    fields: list[Any] = list(row[:18])
-    fields[12] = row.label.encode("utf-8", "surrogatepass") if row.label is not None else None
-    return blake3(uid + msgpack.pack(fields)).digest(length=8)
+def check_of(columns: tuple[Any, ...], uid: bytes) -> bytes:
+    """Return the checksum of a row of a thread, over its columns up to `extra`."""
+    label = columns[_LABEL]
+    if label is not None:
+        columns = (*columns[:_LABEL], label.encode("utf-8", "surrogatepass"), *columns[_LABEL + 1 :])
+    return blake3(uid + msgpack.pack(columns)).digest(length=8)
 
 
 def checked(row: Row, uid: bytes) -> Row:
     """Return the row with its checksum."""
-    return Row._make((*row[:_CHECK], check_of(row, uid), *row[_CHECK + 1 :]))  # _replace takes three times as long
+    return new_tuple(Row, (*row[:_CHECK], check_of(row[:_CHECK], uid), *row[_CHECK + 1 :]))
 
 
 def is_sound(row: Row, uid: bytes) -> bool:
     """Tell whether a row is undamaged."""
     try:
-        return row.check == check_of(row, uid) and _is_row(row)
+        return row.check == check_of(row[:_CHECK], uid) and _is_row(row)
     except (TypeError, ValueError, AttributeError, OverflowError):  # a damaged column may have another type
         return False
 

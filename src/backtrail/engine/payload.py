@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import ormsgpack
 
+from backtrail.backends.port import new_tuple
 from backtrail.engine import throttle
 from backtrail.engine.compression import squeeze, stands_beside, unsqueeze, unsqueeze_beside
 from backtrail.engine.tree import msgpack
@@ -62,6 +63,9 @@ def reachable(nodes: Nodes, digests: Iterable[bytes]) -> dict[bytes, Node]:
     return found
 
 
+_NO_NODES: Final[frozenset[bytes]] = frozenset()
+
+
 def packed(ops: list[Op]) -> bytes:
     """Return ops as the uncompressed bytes of a delta."""
     return msgpack.pack(ops, default=bytes, option=msgpack.SUBCLASSES)
@@ -70,7 +74,7 @@ def packed(ops: list[Op]) -> bytes:
 def delta(ops: list[Op], data: bytes, nodes: Nodes, *, compress: bool) -> Stored:
     """Return the payload of a delta. `data` must be `packed(ops)`."""
     chunks = reachable(nodes, refs_of_ops(ops)) if msgpack.may_hold_refs(data) else {}
-    return Stored(squeeze(data, enabled=compress), len(data), chunks, frozenset(), is_base=False)
+    return new_tuple(Stored, (squeeze(data, enabled=compress), len(data), chunks, _NO_NODES, False))
 
 
 def refs_of_ops(ops: list[Op]) -> list[bytes]:

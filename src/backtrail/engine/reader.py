@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from backtrail.backends.port import Backend, LogStore, Row, ThreadRecord
     from backtrail.engine.schema.registry import Types
 
-CACHE_BYTES: Final = 64 * 1024 * 1024
+CACHE_BYTES: Final = 24 * 1024 * 1024
 _WAYS_OUT: Final = (
     "; older checkpoints can be read by id, label or tag; verify(repair=True) makes the newest readable one the head"
 )

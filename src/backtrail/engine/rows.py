@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
-from backtrail.backends.port import Row
+from backtrail.backends.port import Row, new_tuple
 from backtrail.engine import log
 
 if TYPE_CHECKING:
@@ -23,39 +23,35 @@ class Meta(NamedTuple):
     metadata: bytes = b""
 
 
-def checkpoint(tip: Tip | None, tree: Tree, stored: Stored, meta: Meta, *, created_at: int) -> Row:
-    """Return the row of a new checkpoint on top of the head, without its checksum."""
-    head = tip.head if tip else None
-    newest = tip.newest if tip else None
-    seq = newest.seq + 1 if newest else 1
-    alone = stored.is_base or head is None
-    return Row(  # by position: half the time of keywords
-        seq,
-        log.SAVE,
-        head.seq if head else 0,  # parent
-        head.step + 1 if head else 1,
-        seq,  # head
-        newest.seq if newest and head else 0,  # undo
-        0,  # redo
-        log.view_for(newest) if newest else 0,
-        seq if alone or head is None else head.base,
-        0 if alone or head is None else head.depth + 1,
-        created_at,
-        meta.kind,
-        meta.label,
-        tree.size,
-        len(stored.payload),
-        tree.root,
-        os.urandom(log.OP_BYTES),  # op_id
-        log.pack_extra(meta.metadata, None, None),
-        b"",  # check
-        stored.payload,
-        False,  # noqa: FBT003 - hidden
-    )
+def checkpoint(  # noqa: PLR0917 - by position: every write calls it
+    tip: Tip | None, uid: bytes, tree: Tree, stored: Stored, meta: Meta, created_at: int
+) -> Row:
+    """Return the row of a new checkpoint on top of the head. It states that only its payload is added to the store."""
+    kind, label, _, metadata = meta
+    seq, parent, step, undo, view, base, depth = 1, 0, 1, 0, 0, 1, 0
+    if tip is not None:
+        newest, head = tip.newest, tip.head
+        base = seq = newest.seq + 1
+        view = log.view_for(newest)
+        if head is not None:
+            parent, step, undo = head.seq, head.step + 1, newest.seq
+            if not stored.is_base:
+                base, depth = head.base, head.depth + 1
+    root, size, op_id = tree.root, tree.size, os.urandom(log.OP_BYTES)
+    extra = log.pack_extra(metadata, None, None) if metadata else log.NO_EXTRA
+    data = stored.payload
+    columns = (
+        seq, log.SAVE, parent, step, seq, undo, 0, view, base, depth,  # the head is this row, redo is none
+        created_at, kind, label, size, len(data), root, op_id, extra,
+    )  # fmt: skip
+    return new_tuple(Row, (*columns, log.check_of(columns, uid), data, False))
 
 
 def forked(row: Row, source: Row, origin: str, meta: Meta) -> Row:
-    """Return the first row of a fork, made from the row of a new checkpoint. `source` is the forked checkpoint."""
+    """Return the first row of a fork, without its checksum, made from the row of a new checkpoint.
+
+    `source` is the forked checkpoint.
+    """
     return row._replace(op=log.FORK, step=source.step, extra=log.pack_extra(meta.metadata, None, origin))
 
 

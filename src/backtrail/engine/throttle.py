@@ -24,6 +24,9 @@ LIGHT: Final = 64 * 1024
 _PARTS: Final = 400
 """The most parts that a light value may have."""
 _PLAIN: Final = frozenset({int, float, bool, type(None), complex})
+_TEXT_TYPES: Final = (str, bytes, bytearray)
+_TEXTS: Final = frozenset(_TEXT_TYPES)
+_CONTAINERS: Final = (dict, list, tuple, set, frozenset)
 _STRETCH: Final = 0.001
 """Seconds that a slow thread works between two rests."""
 _REST: Final = 0.00005
@@ -87,30 +90,27 @@ def slices(items: Sequence[T]) -> Iterator[Sequence[T]]:
 def is_light(*values: Any) -> bool:
     """Tell whether values are certainly small. Looks at no more than a few hundred parts of them."""
     todo: list[Any] = list(values)
-    size = parts = 0
-    while todo:
-        value = todo.pop()
+    size = 0
+    for value in todo:  # it grows meanwhile
         kind = type(value)
-        parts += 1
-        if kind in _PLAIN:
-            continue
-        if isinstance(value, str | bytes | bytearray):
+        if kind in _TEXTS:
             size += len(value)
-        elif isinstance(value, dict | list | tuple | set | frozenset):
-            if parts + len(value) > _PARTS:
-                return False
-            if isinstance(value, dict):
-                todo += value.keys()
-                todo += value.values()
-            else:
+        elif kind not in _PLAIN:
+            if isinstance(value, _TEXT_TYPES):
+                size += len(value)
+            elif isinstance(value, _CONTAINERS):
+                if len(todo) + len(value) > _PARTS:
+                    return False
                 todo += value
-        else:
-            inner = getattr(value, "__dict__", None)
-            todo += inner.values() if inner else ()
-            todo += [getattr(value, name, None) for name in _fields(kind)]
-        if size > LIGHT or parts > _PARTS:
-            return False
-    return True
+                if isinstance(value, dict):
+                    todo += value.values()
+            else:
+                inner = getattr(value, "__dict__", None)
+                todo += inner.values() if inner else ()
+                todo += [getattr(value, name, None) for name in _fields(kind)]
+            if len(todo) > _PARTS:
+                return False
+    return size <= LIGHT
 
 
 def _fields(kind: type) -> tuple[str, ...]:

@@ -12,7 +12,17 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
-from backtrail.backends.port import Batch, MissingChunks, NewThread, Row, Stale, ThreadRecord, Vanished
+from backtrail.backends.port import (
+    Batch,
+    MissingChunks,
+    NewThread,
+    Row,
+    Stale,
+    ThreadRecord,
+    Vanished,
+    new_tuple,
+    one_row,
+)
 from backtrail.engine import log, manifests, payload, retention, rows
 from backtrail.engine.compression import squeeze
 from backtrail.engine.manifests import AGENT, CONVERSATION
@@ -99,7 +109,7 @@ def with_retries(reader: LogReader, key: Key, attempt: Callable[[Tip | None], T]
     `CommitUnknown` are raised at once: a second write might be a duplicate.
     """
     tip = known if known is not None else reader.tip(key.space, key.name)
-    until = time.monotonic() + PATIENCE
+    until = 0.0
     tries = 0
     while True:
         try:
@@ -108,6 +118,7 @@ def with_retries(reader: LogReader, key: Key, attempt: Callable[[Tip | None], T]
             raise
         except Stale:
             tries += 1
+            until = until or time.monotonic() + PATIENCE
             if time.monotonic() > until:
                 raise Unavailable(
                     f"other writers were first in thread {key.name!r} for {PATIENCE:.0f} s; try again later",
@@ -133,11 +144,8 @@ def with_retries(reader: LogReader, key: Key, attempt: Callable[[Tip | None], T]
 _FRESH_MAX: Final = 24
 
 
-class Proposal(NamedTuple):
-    """The next state: as a tree, and as ops on the state before it (None: write a base)."""
-
-    tree: Tree
-    ops: list[Op] | None
+Proposal = tuple[Tree, "list[Op] | None"]
+"""The next state: as a tree, and as ops on the state before it (None: write a base)."""
 
 
 class Propose(Protocol):
@@ -145,6 +153,14 @@ class Propose(Protocol):
 
     def __call__(self, tip: Tip | None) -> Proposal:
         """Return the next state."""
+
+
+class Fork(NamedTuple):
+    """The checkpoint that a new thread starts with: its thread's number, its row and its id."""
+
+    thread: int
+    row: Row
+    origin: str
 
 
 class LogWriter:
@@ -160,6 +176,8 @@ class LogWriter:
     ) -> None:
         self._reader = reader
         self._backend = reader.backend
+        self._compress = reader.options.compression
+        self._retires = reader.options.retires
         self._after_write = after_write
         self._spare = spare
         """Gets, for each chunk that the backend already had, a function that makes its bytes.
@@ -171,12 +189,11 @@ class LogWriter:
 
     # -- checkpoints ----------------------------------------------------------------------------
 
-    def save(
+    def save(  # noqa: PLR0917 - by position: every write calls it
         self,
         key: Key,
         propose: Propose,
         meta: Meta,
-        *,
         expect: Expect = ANYTHING,
         known: Tip | None = None,
         onto: Callable[[Tip], Row] | None = None,
@@ -184,16 +201,10 @@ class LogWriter:
         """Append a checkpoint and return the new tip. `onto` returns the parent, if that is not to be the head."""
 
         def attempt(tip: Tip | None) -> Tip:
-            self._require(tip, expect, key)
-            if onto is not None:
-                tip = self._turned(tip, onto, key)
-            if tip is not None and tip.head is not None:
-                try:
-                    tip = self._reader.with_chain(tip)
-                except NotFound:  # the head was deleted meanwhile
-                    raise Stale from None
+            if not (tip and tip.chain and expect is ANYTHING and key.agent is None and onto is None):
+                tip = self._ready(tip, expect, onto, key)
             try:
-                proposal = propose(tip)
+                tree, ops = propose(tip)
             except Stale:
                 raise
             except Exception as error:  # noqa: BLE001 - raised again
@@ -201,14 +212,24 @@ class LogWriter:
                     self._relied_on(tip.record.no, (tip.before or tip.newest).seq)
                 raise Decided(error) from None
             try:
-                return self._save_on(tip, proposal, key, meta)
+                return self._save_on(tip, tree, ops, key, meta)
             except Vanished:  # its parent was deleted
                 raise Stale from None
 
-        after = self._retrying(key, attempt, known)
+        after = with_retries(self._reader, key, attempt, known)
         if self._after_write:
             self._after_write(after.record)
         return after
+
+    def _ready(self, tip: Tip | None, expect: Expect, onto: Callable[[Tip], Row] | None, key: Key) -> Tip | None:
+        """Return the tip to write on, with its chain; `Conflict` if its head is not the expected one."""
+        self._require(tip, expect, key)
+        if onto is not None:
+            tip = self._turned(tip, onto, key)
+        try:
+            return self._reader.with_chain(tip) if tip is not None else None
+        except NotFound:  # the head was deleted meanwhile
+            raise Stale from None
 
     def _turned(self, tip: Tip | None, find: Callable[[Tip], Row], key: Key) -> Tip:
         """Return the tip with another checkpoint as its head. Its newest row is a rewind that is not written yet."""
@@ -222,15 +243,17 @@ class LogWriter:
         row = rows.move(tip, log.REWIND, target, ranges, undo=undo, redo=0, at=self._reader.clock())
         return Tip(tip.record, log.checked(row, tip.record.uid), target, None, tip.newest)
 
-    def _save_on(self, tip: Tip | None, proposal: Proposal, key: Key, meta: Meta) -> Tip:
+    def _save_on(self, tip: Tip | None, tree: Tree, ops: list[Op] | None, key: Key, meta: Meta) -> Tip:
         chain = tip.chain if tip else None
-        stored = self._pack(proposal, chain)
-        row = rows.checkpoint(tip, proposal.tree, stored, meta, created_at=self._reader.clock())
-        hide, examined = retention.retired(self._reader, tip, row) if tip else retention.Retired()
-        after = self._commit_checkpoint(tip, row, stored, key, tags=meta.tags, hide=hide)
-        if examined is not None:
-            self._reader.examined[after.record.no] = examined
-        return Tip(after.record, after.newest, after.head, _extended(chain, proposal.tree, stored))
+        stored = self._pack(tree, ops, chain)
+        at = self._reader.clock()
+        if tip is not None and tip.before is None and not (stored.chunks or meta.tags or self._retires) and tip.head:
+            record = tip.record  # the case of most saves: the batch is one row
+            row = rows.checkpoint(tip, record.uid, tree, stored, meta, at)
+            self._backend.commit(one_row(record.no, row))
+        else:
+            record, row = self._commit_checkpoint(tip, tree, stored, key, meta, at=at)
+        return new_tuple(Tip, (record, row, row, _extended(chain, tree, stored), None, None))
 
     def fork(
         self,
@@ -252,7 +275,7 @@ class LogWriter:
         tree = self._reader.chain(source.record, at).tree
         if edit is not None:
             tree = edit(tree)
-        stored = payload.base(tree, frozenset(), compress=self._reader.options.compression)
+        stored = payload.base(tree, frozenset(), compress=self._compress)
         metadata, _, _ = log.unpack_extra(at)
         meta = rows.Meta(at.kind, at.label, tags, metadata)
         origin = log.checkpoint_id(source.record.uid, at.seq)
@@ -262,46 +285,40 @@ class LogWriter:
                 raise exists(key, tip)
             if tip is not None:
                 manifests.refuse_other_agent(self._reader, tip.record, key.agent)
-            row = rows.checkpoint(tip, tree, stored, meta, created_at=self._reader.clock())
-            row = rows.forked(row, at, origin, meta)
-            source_row = ((source.record.no, at.seq),)
-            after = self._commit_checkpoint(tip, row, stored, key, tags=tags, origin=origin, visible=source_row)
-            return after._replace(chain=_extended(None, tree, stored))
+            fork, now = Fork(source.record.no, at, origin), self._reader.clock()
+            record, row = self._commit_checkpoint(tip, tree, stored, key, meta, at=now, fork=fork)
+            return Tip(record, row, row, _extended(None, tree, stored))
 
         try:
-            return self._retrying(key, attempt, None)
+            return with_retries(self._reader, key, attempt)
         except Vanished:
             raise NotFound(f"checkpoint {origin} was deleted meanwhile", code="not_found.checkpoint") from None
 
-    def _pack(self, proposal: Proposal, chain: Chain | None) -> payload.Stored:
-        tree, compress = proposal.tree, self._reader.options.compression
-        deep = chain is None or chain.depth + 1 >= payload.DEPTH_MAX or chain.weight > payload.CHAIN_MAX
-        if proposal.ops is not None and not deep and not tree.sealed:
-            data = payload.packed(proposal.ops)
-            if len(data) <= payload.DELTA_MAX and not _says_all(data, tree):
-                return payload.delta(proposal.ops, data, tree.nodes, compress=compress)
-        return payload.base(tree, chain.settled if chain else frozenset(), compress=compress)
+    def _pack(self, tree: Tree, ops: list[Op] | None, chain: Chain | None) -> payload.Stored:
+        """Return the payload of the next checkpoint: a delta if possible and short enough, else a base."""
+        compress = self._compress
+        if chain is None:
+            return payload.base(tree, frozenset(), compress=compress)
+        full = chain.depth + 1 >= payload.DEPTH_MAX or chain.weight > payload.CHAIN_MAX
+        if ops is not None and not full and not tree.sealed:
+            data = payload.packed(ops)
+            size = len(data)
+            if size <= payload.DELTA_MAX and (len(tree.rep) > size or not _is_whole(tree)):
+                return payload.delta(ops, data, tree.nodes, compress=compress)
+        return payload.base(tree, chain.settled, compress=compress)
 
     def _commit_checkpoint(
         self,
         tip: Tip | None,
-        row: Row,
+        tree: Tree,
         stored: payload.Stored,
         key: Key,
+        meta: Meta,
         *,
-        tags: tuple[str, ...],
-        hide: tuple[int, ...] = (),
-        origin: str | None = None,
-        visible: tuple[tuple[int, int], ...] = (),
-    ) -> Tip:
-        moved = tip is not None and tip.before is not None
-        if tip is not None and moved and tip.head is not None:
-            visible = (*visible, (tip.record.no, tip.head.seq))
-        if tip is not None and tip.newest.head and not (stored.chunks or tags or hide or visible):
-            record = tip.record  # the case of most saves: the batch is one row
-            row = log.checked(row, record.uid)
-            self._backend.commit(Batch(rows=((record.no, row),)))
-            return Tip(record, row, row)
+        at: int,
+        fork: Fork | None = None,
+    ) -> tuple[ThreadRecord, Row]:
+        """Commit a checkpoint that is more than one row; return its thread and its row."""
         renewed = tip is not None and not tip.newest.head
         agent = key.agent
         if tip is not None and agent is None and key.space == CONVERSATION:
@@ -312,22 +329,32 @@ class LogWriter:
                 "conversations.thread(id, agent_id=...)",
                 code="invalid.argument",
             )
-        created = NewThread(key.space, key.name, os.urandom(log.UID_BYTES), agent, row.created_at, origin)
+        row = rows.checkpoint(tip, b"", tree, stored, meta, at)  # it gets its checksum with its chunks
+        if fork is not None:
+            row = rows.forked(row, fork.row, fork.origin, meta)
+        origin = None if fork is None else fork.origin
+        created = NewThread(key.space, key.name, os.urandom(log.UID_BYTES), agent, at, origin)
         no, uid = (tip.record.no, tip.record.uid) if tip else (-1, created.uid)
         batch = Batch(
             threads=() if tip else (created,),
             renew=((no, created),) if renewed else (),
-            visible=visible,
+            visible=() if fork is None else ((fork.thread, fork.row.seq),),
+        )
+        if tip is not None and tip.before is not None and tip.head is not None:  # the head is moved first
+            batch = batch._replace(rows=((no, tip.newest),), visible=(*batch.visible, (no, tip.head.seq)))
+        hide, examined = retention.retired(self._reader, tip, row) if tip and not fork else retention.Retired()
+        batch = batch._replace(
             hide=tuple((no, seq) for seq in hide),
             tags=tuple((no, seq, ()) for seq in hide),  # if another writer adds a tag meanwhile, the commit fails
-            tag=tuple((no, row.seq, tag) for tag in tags),
-            rows=((no, tip.newest),) if tip is not None and moved else (),
+            tag=tuple((no, row.seq, tag) for tag in meta.tags),
         )
         row, numbers = self._commit_chunks(batch, row, stored.chunks, no=no, uid=uid)
         record = tip.record if tip else ThreadRecord(numbers[0], *created)
         if renewed:
             record = record._replace(agent=created.agent, created_at=created.created_at, origin=origin)
-        return Tip(record, row, row)
+        if examined is not None:
+            self._reader.examined[record.no] = examined
+        return record, row
 
     def _commit_chunks(
         self, batch: Batch, row: Row, nodes: dict[bytes, Node], *, no: int, uid: bytes
@@ -336,7 +363,7 @@ class LogWriter:
 
         Chunks that the backend has are not sent. If gc removed one of them meanwhile, the commit is repeated with it.
         """
-        compress = self._reader.options.compression
+        compress = self._compress
         present = self._backend.present(list(nodes)) if nodes else set()
         while True:
             chunks = tuple((digest, _stored(node, compress)) for digest, node in nodes.items() if digest not in present)
@@ -402,29 +429,26 @@ class LogWriter:
                 actual=log.checkpoint_id(tip.record.uid, head.seq),
             )
 
-    def _retrying(self, key: Key, attempt: Callable[[Tip | None], Tip], known: Tip | None) -> Tip:
-        return with_retries(self._reader, key, attempt, known)
-
 
 def _stored(node: Node, compress: bool) -> bytes:  # noqa: FBT001 - private
     return squeeze(node.kind + node.data, enabled=compress)
 
 
-def _says_all(delta: bytes, tree: Tree) -> bool:
-    """Tell whether a delta is at least as long as the whole state, so that a base is the better choice."""
-    return len(tree.rep) <= len(delta) and not msgpack.may_hold_refs(tree.rep)
+def _is_whole(tree: Tree) -> bool:
+    """Tell whether a state has no nodes: if a delta is as long as such a state, a base is the better choice."""
+    return not msgpack.may_hold_refs(tree.rep)
 
 
 def _extended(chain: Chain | None, tree: Tree, stored: payload.Stored) -> Chain:
     """Return the chain with the row just written at its end. Nodes that became chunks are no longer fresh."""
-    nodes = tree.nodes
-    if stored.chunks or len(nodes.fresh) > _FRESH_MAX:
+    if stored.chunks or len(tree.nodes.fresh) > _FRESH_MAX:
+        nodes = tree.nodes
         kept = payload.reachable(nodes, payload.refs_of(tree.rep))
         nodes = nodes.with_fresh({digest: node for digest, node in kept.items() if digest not in stored.chunks})
         for digest, node in kept.items():
             if node.kind == SPINE:  # the next write starts from the spine
                 nodes.keep(digest, node)
-    slim = Tree(tree.rep, nodes)
+        tree = tree._replace(nodes=nodes)
     if stored.is_base or chain is None:
-        return Chain(slim, 0, 0, stored.inlined)
-    return Chain(slim, chain.depth + 1, chain.weight + len(stored.payload), chain.settled)
+        return Chain(tree, 0, 0, stored.inlined)
+    return new_tuple(Chain, (tree, chain.depth + 1, chain.weight + len(stored.payload), chain.settled))

@@ -26,7 +26,7 @@ from backtrail.engine.reader import Tip
 from backtrail.engine.search import indexer
 from backtrail.engine.tree import edits
 from backtrail.engine.tree.encode import Encoder
-from backtrail.engine.writer import Expect, Key, LogWriter, Proposal
+from backtrail.engine.writer import Expect, Key, LogWriter
 from backtrail.errors import Conflict, Corrupt, NotFound, Unavailable
 from backtrail.maintenance import agent_pointers, gc, journal_remnants
 from backtrail.maintenance.verify import Findings, damaged_chunks, examine, report, scan_thread
@@ -339,12 +339,12 @@ class _AgentRepair:
             return  # no manifest can be read: the next one is made from all threads
         manifest = manifests.manifest_of(self._reader, self._record, tip.head)
         manifest = _without_pointers(manifest, self._record.name, damage.lost.get(tip.head.seq, {}) if damage else {})
-        tree = edits.Replace(manifest.state(), self._reader.nodes(), manifests.PLAIN)(None).tree
+        tree = edits.Replace(manifest.state(), self._reader.nodes(), manifests.PLAIN)(None)[0]
         note = manifests.ManifestInfo(manifests.AFTER, size=manifest.size, conversations=len(manifest.conversations))
         meta = rows.Meta(log.AUTOMATIC, metadata=self._packed(note))
         expect = Expect(tip.head.seq, tip.head.op_id)
         after = LogWriter(self._reader).save(
-            Key(manifests.SPACE, self._record.name), lambda _: Proposal(tree, None), meta, expect=expect
+            Key(manifests.SPACE, self._record.name), lambda _: (tree, None), meta, expect=expect
         )
         visible_rows = self._backend.rows(self._record.no, [(1, tip.newest.seq)], visible=True)
         obsolete = [
@@ -378,7 +378,7 @@ class _AgentRepair:
 
     def _without_lost(self, row: Row, lost: dict[tuple[str, str], str]) -> tuple[Row, list[tuple[bytes, bytes]]]:
         manifest = _without_pointers(manifests.manifest_of(self._reader, self._record, row), self._record.name, lost)
-        tree = edits.Replace(manifest.state(), self._reader.nodes(), manifests.PLAIN)(None).tree
+        tree = edits.Replace(manifest.state(), self._reader.nodes(), manifests.PLAIN)(None)[0]
         note = manifests.info_of(row)._replace(size=manifest.size, conversations=len(manifest.conversations))
         extra = log.pack_extra(self._packed(note), None, None)
         return gc.as_base(self._reader, self._record, row._replace(root=tree.root, size=tree.size, extra=extra), tree)

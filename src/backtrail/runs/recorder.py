@@ -27,7 +27,7 @@ from backtrail.engine.tree.decode import Decoder
 from backtrail.engine.tree.encode import Encoder
 from backtrail.engine.tree.path import Path
 from backtrail.engine.tree.tree import locate
-from backtrail.engine.writer import NOTHING, Expect, Key, LogWriter, Proposal
+from backtrail.engine.writer import NOTHING, Expect, Key, LogWriter
 from backtrail.errors import CommitUnknown, Conflict, Corrupt, Error, NotFound
 from backtrail.maintenance import gc
 from backtrail.models import MISSING
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from backtrail.checkpoint import Checkpoint
     from backtrail.engine.reader import Tip
     from backtrail.engine.tree.tree import Op
-    from backtrail.engine.writer import Propose
+    from backtrail.engine.writer import Proposal, Propose
     from backtrail.runs.delivery import Delivery
     from backtrail.runs.journal import Pending, Picture, RunJournal
     from backtrail.runs.strategies import RunStatus
@@ -616,11 +616,11 @@ class _InTurn:
         ops: list[Op] = []
         sealed = False
         for change in self._changes:
-            proposal = change(tip._replace(chain=chain))
-            chain = chain._replace(tree=proposal.tree)
-            sealed |= proposal.tree.sealed
-            ops += proposal.ops or ()
-        return Proposal(chain.tree._replace(sealed=sealed), ops if len(ops) <= edits.OPS_MAX else None)
+            tree, more = change(tip._replace(chain=chain))
+            chain = chain._replace(tree=tree)
+            sealed |= tree.sealed
+            ops += more or ()
+        return chain.tree._replace(sealed=sealed), ops if len(ops) <= edits.OPS_MAX else None
 
 
 class CheckpointThread(Handle[Any]):

@@ -32,10 +32,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import psycopg
 
 from backtrail.backends.columns import encoded, text_of
-from backtrail.backends.port import Batch, MissingChunks, Row, Stale, Undone, Vanished, as_tagged
+from backtrail.backends.port import Batch, MissingChunks, Row, Stale, Undone, Vanished, as_tagged, is_one_row
 from backtrail.backends.postgres.errors import AGAIN, is_conflict, is_lost, is_single_write, translated
 from backtrail.backends.postgres.session import refuse_if_forked
-from backtrail.backends.sql.batch import is_one_row, number_of, thread_columns
+from backtrail.backends.sql.batch import number_of, thread_columns
 from backtrail.errors import Invalid
 
 if TYPE_CHECKING:

@@ -149,13 +149,16 @@ class SqlBackend(ABC, Generic[G]):
     def commit(self, batch: Batch) -> tuple[int, ...]:
         if self.read_only:
             self._refuse_if_read_only()
-        batch = pins_as_tags(batch)
-        group = self._calling.group
+        if batch.pins or batch.pin or batch.unpin:
+            batch = pins_as_tags(batch)
+        commit = self._commit if self._calling.group is None else self._calling.group.commit
+        if not self._listeners:
+            return commit(batch)
         numbers: tuple[int, ...] = ()
         try:
-            numbers = self._commit(batch) if group is None else group.commit(batch)
+            numbers = commit(batch)
         finally:  # a commit that raised CommitUnknown may be in the store
-            if self._listeners and batch.rows:
+            if batch.rows:
                 self._announce(written(batch, numbers))
         return numbers
 

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from backtrail.backends.columns import encoded
-from backtrail.backends.port import Batch, NewThread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_AFTER_ROWS: Final = Batch._fields.index("rows") + 1
-_NOTHING: Final = Batch()[_AFTER_ROWS:]
-
-
-def is_one_row(batch: Batch) -> bool:
-    """Tell whether the batch is a single row and nothing else, like most batches."""
-    return len(batch.rows) == 1 and batch[_AFTER_ROWS:] == _NOTHING and not (batch.threads or batch.renew)
+    from backtrail.backends.port import NewThread
 
 
 def number_of(thread: int, created: Sequence[int]) -> int:

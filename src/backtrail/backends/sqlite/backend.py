@@ -128,11 +128,7 @@ class SqliteBackend(SqlBackend[SqliteGroup]):
             connection.execute("COMMIT")
 
     def _commit(self, batch: Batch) -> tuple[int, ...]:
-        return self._shared.run(self._commit_on, batch)
-
-    def _commit_on(self, connection: apsw.Connection, batch: Batch) -> tuple[int, ...]:
-        self._shared.prepare_write()
-        return commit(connection, batch)
+        return self._shared.write(commit, batch)
 
     def _new_group(self) -> SqliteGroup:
         return SqliteGroup(self._shared)

@@ -21,8 +21,18 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, NoReturn, ParamSpec, 
 import apsw
 
 from backtrail.backends.columns import MAX_SEQ, encoded, text_of
-from backtrail.backends.port import Batch, MissingChunks, NewThread, Row, Stale, Vanished, as_tagged
-from backtrail.backends.sql.batch import is_one_row, number_of, thread_columns
+from backtrail.backends.port import (
+    Batch,
+    MissingChunks,
+    NewThread,
+    Row,
+    Stale,
+    Vanished,
+    as_tagged,
+    is_one_row,
+    one_row,
+)
+from backtrail.backends.sql.batch import number_of, thread_columns
 from backtrail.backends.sqlite.connection import roll_back, savepoint, translated
 from backtrail.backends.sqlite.statements import SQL, fetch_each
 from backtrail.errors import CommitUnknown, Unavailable
@@ -58,8 +68,14 @@ def row_columns(key: int, row: Row) -> tuple[Any, ...]:
 def commit(connection: apsw.Connection, batch: Batch) -> tuple[int, ...]:
     """Write the batch and return the numbers of its new threads, or write nothing and raise."""
     try:
-        if is_one_row(batch):
-            return _append(connection, batch)
+        if is_one_row(batch):  # the most common kind: one statement is its own transaction
+            ((thread, row),) = batch.rows
+            key = key_of(thread, row.seq)
+            try:
+                end(connection, batch, _APPEND_ROW, row_columns(key, row))
+            except apsw.ConstraintError as error:
+                _refuse(connection, key, error)
+            return ()
         connection.execute("BEGIN IMMEDIATE")
         _check(connection, batch)
         numbers = _write(connection, batch)
@@ -95,17 +111,6 @@ def _take(connection: apsw.Connection, batch: Batch) -> tuple[tuple[int, ...], b
             raise
         return there, False
     return numbers, True
-
-
-def _append(connection: apsw.Connection, batch: Batch) -> tuple[int, ...]:
-    """Write a batch of a single row, the most common kind: one statement is its own transaction."""
-    ((thread, row),) = batch.rows
-    key = key_of(thread, row.seq)
-    try:
-        end(connection, batch, _APPEND_ROW, row_columns(key, row))
-    except apsw.ConstraintError as error:
-        _refuse(connection, key, error)
-    return ()
 
 
 def _refuse(connection: apsw.Connection, key: int, error: apsw.ConstraintError, *, gaps: bool = False) -> NoReturn:
@@ -278,11 +283,14 @@ class SqliteGroup:
 
     def commit(self, batch: Batch) -> tuple[int, ...]:
         """Write a batch in the group and return the numbers of its new threads, or raise and write nothing."""
-        with self.writing() as connection:
+        connection = self._usable()
+        try:
             numbers, new = _take(connection, batch)
+        except apsw.Error as error:
+            raise self._failure(error) from error
         if new and batch.rows:
             thread, row = batch.rows[-1]
-            self._sign = Batch(rows=((number_of(thread, numbers), row),))
+            self._sign = one_row(number_of(thread, numbers), row)
         elif new and batch.threads and not self._sign.rows:
             self._sign = Batch(threads=batch.threads)
         return numbers
@@ -290,15 +298,27 @@ class SqliteGroup:
     @contextmanager
     def writing(self) -> Iterator[apsw.Connection]:
         """Yield the connection for a write; the first write begins the transaction."""
+        connection = self._usable()
+        try:
+            yield connection
+        except apsw.Error as error:
+            raise self._failure(error) from error
+
+    def _usable(self) -> apsw.Connection:
+        """Return the connection for a write; the first write begins the transaction."""
         if self._lost is not None:
             raise self._lost
         self._refuse_if_forked()
         try:
-            yield self._connection or self._begin()
+            return self._connection or self._begin()
         except apsw.Error as error:
-            if isinstance(error, _ALONE) and self._connection is not None and self._connection.in_transaction:
-                raise translated(error, self._shared.path) from error
-            raise self._lose(translated(error, self._shared.path)) from error
+            raise self._failure(error) from error
+
+    def _failure(self, error: apsw.Error) -> Error:
+        """Return the error of a failed write. Unless the write failed alone, the group is rolled back."""
+        if isinstance(error, _ALONE) and self._connection is not None and self._connection.in_transaction:
+            return translated(error, self._shared.path)
+        return self._lose(translated(error, self._shared.path))
 
     def _begin(self) -> apsw.Connection:
         """Begin the transaction. If it is refused, the group has no connection: a write would be durable by itself."""

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
+V = TypeVar("V")
 
 
 class ImmutableFile:
@@ -110,8 +111,8 @@ class SharedConnection:
         self._connect = connect
         self._connection: apsw.Connection | None = None
         self._immutable: ImmutableFile | None = None
-        self._stamp = (0, 0)
-        """Size and modification time of the file when it was last checked."""
+        self._stamp = (0, 0, 0, 0)
+        """Device, inode, size and modification time of the file when it was last checked."""
         self._lock = threading.RLock()  # never taken twice by one thread: an RLock knows its owner
         self._snapshot = False
         """Whether a transaction stays open between two uses."""
@@ -143,7 +144,7 @@ class SharedConnection:
             lock.release()
 
     def run(self, work: Callable[Concatenate[apsw.Connection, P], T], *values: P.args, **options: P.kwargs) -> T:
-        """Return `work(connection, ...)`: what `use` does, at the cost of fewer calls."""
+        """Return `work(connection, ...)`, which reads: what `use` does, at the cost of fewer calls."""
         connection, lock = self._acquire(), self._lock
         try:
             result = work(connection, *values, **options)
@@ -159,6 +160,21 @@ class SharedConnection:
         finally:
             lock.release()
 
+    def write(self, work: Callable[[apsw.Connection, V], T], value: V) -> T:
+        """Return `work(connection, value)`, which writes."""
+        connection, lock = self._acquire(), self._lock
+        try:
+            if self.planted or self.log is None or not self.log.is_prepared:
+                self.prepare_write()
+            return work(connection, value)
+        except apsw.Error as error:
+            raise self._failure(connection, error) from error
+        except BaseException:
+            self._undo(connection)
+            raise
+        finally:
+            lock.release()
+
     def _acquire(self) -> apsw.Connection:
         if self._pid != os.getpid():
             _close_inherited()
@@ -169,13 +185,12 @@ class SharedConnection:
                 self._wait_for_turn()
             connection = self._connection
             if connection is None:
-                connection = self._connection = self._open()
-            else:
-                self._refuse_if_moved()
-                if self._immutable is not None and self._immutable.has_changed():
-                    connection = self._connection = self._reopen(connection)
-                elif connection.in_transaction and not self._snapshot:
-                    roll_back(connection)  # Ctrl-C kept the previous block from doing this
+                return self._open()
+            self._refuse_if_moved()
+            if self._immutable is not None and self._immutable.has_changed():
+                return self._reopen(connection)
+            if connection.in_transaction and not self._snapshot:
+                roll_back(connection)  # Ctrl-C kept the previous block from doing this
         except BaseException:
             if self._is_mine():
                 self._lock.release()
@@ -258,10 +273,9 @@ class SharedConnection:
         except OSError:
             return  # a process that gave up its rights may still use its open file
         else:
-            if (stat.st_dev, stat.st_ino) != self.file:
-                self.refuse_other((stat.st_dev, stat.st_ino))
-            stamp = stat.st_size, stat.st_mtime_ns
-            if stamp != self._stamp:  # a log was copied into it, or another file over it
+            stamp = stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
+            if stamp != self._stamp:  # a log was copied into it, or another file was put in its place or over it
+                self.refuse_other(stamp[:2])
                 self._stamp = stamp
                 if self.log is not None and self._connection is not None:
                     self.log.is_same_file(self._connection)
@@ -295,9 +309,9 @@ class SharedConnection:
                 code="unavailable.forked",
             )
         self.refuse_other(_file_at(self.path))  # a child process opens it again
-        connection, self.log, self._immutable, self.planted = self._connect()
+        self._connection, self.log, self._immutable, self.planted = self._connect()
         self.file = self.file or _file_at(self.path)
-        return connection
+        return self._connection
 
     def _reopen(self, connection: apsw.Connection) -> apsw.Connection:
         """Open an immutable file again that has changed, and return the new connection."""

@@ -329,8 +329,7 @@ class WriteAheadLog:
         if pages < self._seen:  # SQLite has begun another log
             self._next = 0
         self._seen = pages
-        due = max(self._next, self._pages if self._is_marked() else 0)
-        if pages >= due:
+        if pages >= self._next and (pages >= self._pages or not self._is_marked()):
             try:
                 self._settle(connection)
             except apsw.Error:

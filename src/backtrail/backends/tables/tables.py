@@ -24,6 +24,7 @@ from backtrail.backends.port import (
     ThreadRecord,
     Vanished,
     as_tagged,
+    new_tuple,
 )
 from backtrail.backends.tables.changes import (
     DropList,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 
 
 _ABSENT = object()
+_PAYLOAD = Row._fields.index("payload")
 NO_LIST = IndexState(0, 0, 0)
 
 
@@ -303,18 +305,21 @@ class Tables:
         for thread, seq in batch.newest:
             if self.last(thread) != seq:
                 raise Stale
-        self._check_there(batch)
-        self._check_threads(batch.threads)
+        if batch.visible or batch.show:
+            self._check_there(batch)
+        if batch.threads:
+            self._check_threads(batch.threads)
         last = {-(at + 1): 0 for at in range(len(batch.threads))}
         for thread, row in batch.rows:
             before = last.get(thread, self.last(thread))
             if before is None or not (before < row.seq if batch.gaps else row.seq == before + 1):
                 raise Stale
             last[thread] = row.seq
-        missing = frozenset(batch.touch) - self.chunks.keys() - {digest for digest, _ in batch.chunks}
-        if missing:
-            raise MissingChunks(missing)
-        if not as_tagged(batch, lambda *row: self.tags.get(row, ())):
+        if batch.touch:
+            missing = frozenset(batch.touch) - self.chunks.keys() - {digest for digest, _ in batch.chunks}
+            if missing:
+                raise MissingChunks(missing)
+        if batch.tags and not as_tagged(batch, lambda *row: self.tags.get(row, ())):
             raise Stale
 
     def _check_there(self, batch: Batch) -> None:
@@ -348,20 +353,21 @@ class Tables:
 
     def _apply(self, batch: Batch) -> tuple[int, ...]:
         last = self.last_thread()
-        numbers = tuple(last + at for at in range(1, len(batch.threads) + 1))
+        numbers = tuple(range(last + 1, last + 1 + len(batch.threads)))
         for no, new in zip(numbers, batch.threads, strict=True):
             self.do(PutThread(ThreadRecord(no, *new)))
         for thread, new in batch.renew:
             self._renew(_number(thread, numbers), new)
         for thread, row in batch.rows:
             no = _number(thread, numbers)
-            self.do(PutRow(no, row._replace(payload=None), row.payload or b"", news=True))
+            self.do(PutRow(no, new_tuple(Row, (*row[:_PAYLOAD], None, row.hidden)), row.payload or b"", news=True))
         self.put(batch.chunks)
         epoch = self.meta["epoch"]
-        old = tuple(digest for digest in batch.touch if self.chunks[digest][1] != epoch)
+        old = tuple([digest for digest in batch.touch if self.chunks[digest][1] != epoch])
         if old:
             self.do(Stamp(epoch, old))
-        self._notice(batch, numbers)
+        if batch.hide or batch.show or batch.tag or batch.untag:
+            self._notice(batch, numbers)
         for thread, seq in batch.untouch:
             no = _number(thread, numbers)
             if self.last(no) == seq:

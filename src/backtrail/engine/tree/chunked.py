@@ -17,6 +17,9 @@ from bisect import bisect_left
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Final
 
+from blake3 import blake3
+
+from backtrail.backends.port import new_tuple
 from backtrail.engine.tree import msgpack
 from backtrail.engine.tree.nodes import (
     INLINE,
@@ -35,6 +38,7 @@ from backtrail.engine.tree.nodes import (
     read_levels,
     require_size,
     size_of,
+    sized,
 )
 from backtrail.errors import Corrupt
 
@@ -64,7 +68,8 @@ def join(key: bytes, value: bytes) -> Entry:
     """Return the entry of a mapping, made from the bytes of its key and value."""
     if type(value) is not Rep:
         return key + value
-    entry = Rep(key + value, len(key) + value.size)
+    entry = Rep(key + value)
+    entry.size = len(key) + value.size
     entry.value = value
     return entry
 
@@ -100,6 +105,11 @@ class Spine:
         """The number of entries, their size, the bytes of the open entries, and the start of the node."""
 
     @property
+    def room(self) -> int:
+        """The number of bytes by which the open entries may grow, so that a container without chunks stays inline."""
+        return INLINE - self.weight
+
+    @property
     def start(self) -> bytes:
         """The bytes of the spine's node before the open entries. An append that closes no chunk keeps them."""
         if self._start is None:
@@ -111,22 +121,26 @@ class Spine:
             self._start = about + msgpack.array_head(len(self.levels) - 1) + levels
         return self._start
 
-    def encode(self) -> bytes:
-        """Return the bytes of the spine's node: code, attributes, levels from the top, open entries as an array."""
+    def encode(self, kind: bytes = b"") -> bytes:
+        """Return the bytes of the spine's node: code, attributes, levels from the top, open entries as an array.
+
+        `kind` stands before them: the digest of a node covers its kind, too.
+        """
         entries = self.levels[0]
         head = msgpack.array_head(len(entries) * (2 if self.is_mapping else 1))
-        return b"".join([self.start, msgpack.bytes_head(len(head) + self.weight), head, *entries])
+        return b"".join([kind, self.start, msgpack.bytes_head(len(head) + self.weight), head, *entries])
 
     def close(self, nodes: Nodes) -> bytes:
         """Return the container's representation: inline bytes, or a REF to this spine, which `nodes` then holds."""
-        entries = self.levels[0]
         if len(self.levels) == 1 and self.weight <= INLINE:
-            data = msgpack.inline(self.code, self.attrs, entries)
-            rep = Rep(data, len(data) + self.size - 5 - self.weight)
-            rep.opened = self
-            return rep
-        digest = nodes.add(SPINE, self.encode(), self)
-        return Ref(self.code, digest, self.length, self.size).encode()
+            data = msgpack.inline(self.code, self.attrs, self.levels[0])
+            rep = sized(data, len(data) + self.size - 5 - self.weight)
+        else:
+            digest = blake3(self.encode(SPINE)).digest()
+            nodes.fresh[digest] = Node(SPINE, None, self)
+            rep = new_tuple(Ref, (self.code, digest, self.length, self.size)).encode()
+        rep.opened = self
+        return rep
 
 
 def hidden_size(entries: Iterable[Entry]) -> int:
@@ -167,7 +181,10 @@ def open_rep(rep: bytes, nodes: Nodes) -> Spine | None:
     if type(rep) is Rep or msgpack.may_hold_refs(rep):
         mapping = code in msgpack.MAPPINGS
         entries = _entries(array_of(entries, mapping=mapping), mapping=mapping)
-    return Spine(code, attrs, (entries,))
+    spine = Spine(code, attrs, (entries,))
+    if type(rep) is Rep:
+        rep.opened = spine
+    return spine
 
 
 def read_spine(nodes: Nodes, ref: Ref) -> Spine:
@@ -370,6 +387,16 @@ def entries(nodes: Nodes, spine: Spine, start: int = 0, stop: int | None = None)
             break
         pos = walk(pos, level, element)
     return wanted
+
+
+def entry_at(nodes: Nodes, spine: Spine, pos: int) -> Entry:
+    """Return the entry at a position."""
+    open_pos = pos - spine.length + len(spine.levels[0])
+    if open_pos >= 0:
+        entry: Entry = spine.levels[0][open_pos]
+        return entry
+    (entry,) = entries(nodes, spine, pos, pos + 1)
+    return entry
 
 
 def find_key(nodes: Nodes, spine: Spine, key: bytes) -> int | None:

@@ -11,12 +11,28 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from backtrail.backends.port import new_tuple
 from backtrail.engine.tree import chunked, msgpack, scan, text
 from backtrail.engine.tree.decode import Decoder
-from backtrail.engine.tree.encode import MAX_NESTED, Encoder, atom
+from backtrail.engine.tree.encode import MAX_NESTED, Encoder
 from backtrail.engine.tree.path import Path, parse
-from backtrail.engine.tree.tree import CUT, PATCH, SET, SPLICE, Op, Step, Tree, find_step, grown, locate, missing
-from backtrail.engine.writer import Proposal, Unchanged
+from backtrail.engine.tree.tree import (
+    CUT,
+    PATCH,
+    SET,
+    SPLICE,
+    Op,
+    Place,
+    Step,
+    Tree,
+    find,
+    find_step,
+    locate,
+    missing,
+    step_into,
+    walk,
+)
+from backtrail.engine.writer import Unchanged
 from backtrail.errors import Invalid, NotFound
 from backtrail.models import MISSING
 
@@ -26,6 +42,7 @@ if TYPE_CHECKING:
     from backtrail.engine.reader import Tip
     from backtrail.engine.schema.registry import Types
     from backtrail.engine.tree.nodes import Nodes
+    from backtrail.engine.writer import Proposal
 
 OPS_MAX: Final = 256
 """The most ops of a delta. More ops take longer to apply at each load than a base takes to write once."""
@@ -52,12 +69,15 @@ class Replace:
             if few or (
                 self._changed is not None and any(each is MISSING for each in self._state.values())
             ):  # a MISSING value stands for the old value, so the state cannot be encoded alone
-                return Proposal(Tree(before.rep, nodes).apply(ops), ops if few else None)
-        return Proposal(Tree.of(self._state, self._nodes.with_fresh({}), self._types), None)
+                return Tree(before.rep, nodes).apply(ops, own=True), ops if few else None
+        return Tree.of(self._state, self._nodes.with_fresh({}), self._types), None
 
 
 class Edit:
     """A change at a path."""
+
+    _place: Place | None = None
+    """Where the only op of the last `ops` leads, if that is known."""
 
     def __init__(self, path: Path, types: Types, name: str) -> None:
         self._path = path
@@ -68,10 +88,14 @@ class Edit:
         """Return the proposal: the head's tree with this change; `NotFound` if the thread has no state."""
         if tip is None or tip.chain is None:
             raise NotFound(f"there is no thread {self._name!r}; save a state first", code="not_found.thread")
-        rep, nodes, _ = tip.chain.tree
-        tree = Tree(rep, nodes.forked())
+        rep, nodes, _, place = tip.chain.tree
+        return self.change(new_tuple(Tree, (rep, nodes.forked(), False, place)))
+
+    def change(self, tree: Tree) -> tuple[Tree, list[Op]]:
+        """Return the tree after this change, which adds to its nodes, and the change as ops."""
+        self._place = None
         ops = self.ops(tree)
-        return Proposal(tree.apply(ops, own=True), ops)
+        return tree.apply(ops, own=True, place=self._place), ops
 
     @property
     def path(self) -> Path:
@@ -98,49 +122,35 @@ class Edit:
     def _parent(self, tree: Tree) -> tuple[chunked.Spine, list[Step], tuple[Step, int] | None]:
         """Return the container of the path's last step, the steps to it, and the last step with its position."""
         above = type(self._path)(self._path[:-1])
-        rep, steps = locate(tree, above, self._types)
+        rep, steps, around = walk(tree, above, self._types)
         spine = chunked.open_rep(rep, tree.nodes)
         if spine is None or spine.code in (msgpack.SET, msgpack.FROZENSET):
             raise NotFound(missing(self._path, len(above), spine), code="not_found.path", path=str(self._path))
-        return spine, steps, find_step(tree.nodes, spine, self._path[-1], self._types)
+        match = find_step(tree.nodes, spine, self._path[-1], self._types)
+        if match is not None:
+            rep = step_into(tree.nodes, spine, match[1], around)
+            self._place = self._path, rep, [*steps, match[0]], around
+        return spine, steps, match
 
 
 class Append(Edit):
     """Append items to a list, or text to a str."""
 
     def __init__(self, path: Path, items: tuple[Any, ...], types: Types, name: str) -> None:
-        super().__init__(path, types, name)
+        self._path = path
+        self._types = types
+        self._name = name
         self._items = items
-
-    def __call__(self, tip: Tip | None) -> Proposal:
-        """Return the proposal: the head's tree with the items appended."""
-        chain = tip.chain if tip is not None else None
-        quick = self._quickly(chain.tree) if chain is not None and len(self._items) == len(self._path) == 1 else None
-        return super().__call__(tip) if quick is None else quick
-
-    def _quickly(self, tree: Tree) -> Proposal | None:
-        """Return the proposal of a common append, to a list under a top-level key; None in all other cases."""
-        step = self._path[0]
-        key = atom(step, self._types) if type(step) is str else None
-        if key is None:
-            return None
-        nodes = tree.nodes.forked()
-        encoder = Encoder(nodes, self._types, self._path)
-        result = grown(nodes, tree.rep, key, lambda at: encoder.part(at, self._items[0]))
-        if result is None:
-            return None
-        rep, at, item = result
-        return Proposal(Tree(rep, nodes), [[SPLICE, [key], at, 0, [item]]])
 
     def ops(self, tree: Tree) -> list[Op]:
         """Return the change as ops on the state `tree`."""
-        rep, steps = locate(tree, self._path, self._types)
-        if text.code_of(rep) in (msgpack.STR, msgpack.TEXT):
-            return self._text(rep, steps)
+        _, rep, steps, _ = self._place = find(tree, self._path, self._types)
         spine = chunked.open_rep(rep, tree.nodes)
+        if spine is None and text.code_of(rep) in (msgpack.STR, msgpack.TEXT):
+            return self._text(rep, steps)
         if spine is None or spine.code != msgpack.LIST:
             raise self._invalid("is neither a list nor a str, so nothing can be appended to it; use set()")
-        encoder = self._encoder(tree, self._path)
+        encoder = Encoder(tree.nodes, self._types, self._path)
         reps = [encoder.part(at, item) for at, item in enumerate(self._items, spine.length)]
         return [[SPLICE, steps, spine.length, 0, reps]]
 
@@ -164,6 +174,9 @@ class Put(Edit):
         rep = self._encoder(tree, self._path).rep(self._value)
         if not self._path:
             return [[SET, [], rep]]
+        if tree.place is not None and tree.place[0] is self._path:
+            self._place = tree.place
+            return [[SET, tree.place[2], rep]]
         spine, steps, match = self._parent(tree)
         if match is not None:
             return [[SET, [*steps, match[0]], rep]]
@@ -229,6 +242,7 @@ class Cut(Edit):
             raise NotFound(missing(self._path, at, spine), code="not_found.path", path=str(self._path))
         if spine.code not in (msgpack.DICT, msgpack.LIST):
             raise self._invalid("is a part of a tuple or of a typed value, and only dicts and lists can lose parts")
+        self._place = None  # the op leads to the container, not to the part
         return [[CUT, [*steps, match[0]]]]
 
 
@@ -242,16 +256,15 @@ class Several:
         """Return the proposal: the head's tree with all changes; `NotFound` if the thread has no state."""
         if tip is None or tip.chain is None:
             raise NotFound("there is no such thread; save a state first", code="not_found.thread")
-        rep, nodes, _ = tip.chain.tree
+        rep, nodes, *_ = tip.chain.tree
         tree = Tree(rep, nodes.forked())
         ops: list[Op] = []
         sealed = False
         for edit in self._edits:
-            more = edit.ops(tree)
-            tree = tree.apply(more, own=True)
+            tree, more = edit.change(tree)
             sealed |= tree.sealed
             ops += more
-        return Proposal(tree._replace(sealed=sealed), ops if len(ops) <= OPS_MAX else None)
+        return tree._replace(sealed=sealed), ops if len(ops) <= OPS_MAX else None
 
 
 class Match(Edit):
@@ -328,8 +341,7 @@ class Editor:
     def _apply(self, change: Edit) -> None:
         if not self.exists:
             raise NotFound(f"there is no thread {self._name!r}; call set((), state) first", code="not_found.thread")
-        ops = change.ops(self._tree)
-        self._tree = self._tree.apply(ops, own=True)
+        self._tree, ops = change.change(self._tree)
         self._sealed |= self._tree.sealed
         self._ops += ops
 
@@ -339,7 +351,7 @@ class Editor:
             raise Unchanged(tip)
         begun = tip is None or tip.chain is None
         ops = None if begun or len(self._ops) > OPS_MAX else self._ops
-        return Proposal(self._tree._replace(sealed=self._sealed), ops)
+        return self._tree._replace(sealed=self._sealed), ops
 
 
 class FunctionEdit:

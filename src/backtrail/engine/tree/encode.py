@@ -274,11 +274,16 @@ class Packer:
         self._interrupt: BaseException | None = None
         self.extensions = 0
         """How many values that ormsgpack handed back have become extensions."""
-        self._kinds = set(_SCALARS)
+        self._kinds = _SCALARS
         """Classes whose instances ormsgpack packs exactly, or hands back to this object."""
         self._inner: dict[int, tuple[list[Any], list[Any]]] = {}
         self._writers = records.record_cache(types).writers
         """Functions that encode the instances of a class quickly."""
+
+    def _accept(self, kind: type) -> None:
+        """Add a class whose instances this object encodes exactly."""
+        if kind not in self._kinds:
+            self._kinds |= {kind}
 
     def fast(self, value: object) -> bytes | None:
         """Encode a value in one call; None if the result may not be exact."""
@@ -349,7 +354,7 @@ class Packer:
             data = None if write is None else write(value, self._quick)
             if data is None:
                 return self._extension(value)
-            self._kinds.add(type(value))
+            self._accept(type(value))
             self.extensions += 1
             return ormsgpack.Ext(msgpack.RECORD, data)
         except Exception:
@@ -367,13 +372,13 @@ class Packer:
         if plain is not value:
             if type(plain) not in _PLAIN:  # its parts may not be exact: encode them one by one
                 raise TypeError
-            self._kinds.add(kind)
+            self._accept(kind)
             return plain
         self.extensions += 1
         encoded = atom(value, self._types)
         if encoded is not None:
             if kind not in _ATOMS:
-                self._kinds.add(kind)
+                self._accept(kind)
             return ormsgpack.Ext(*msgpack.split_ext(encoded))
         opened = open_container(value, self._types)
         if opened is None or opened[0] != msgpack.RECORD:
@@ -383,7 +388,7 @@ class Packer:
         data = self._deeper(parts)
         if not self.is_exact(data, parts):
             raise TypeError
-        self._kinds.add(kind)
+        self._accept(kind)
         if kind not in self._writers:
             plan = self._types.fielded(kind)
             self._writers[kind] = None if plan is None else records.writer(plan)

@@ -11,6 +11,7 @@ values from them.
 from __future__ import annotations
 
 import functools
+import operator
 import struct
 from typing import TYPE_CHECKING, Any, Final
 
@@ -54,6 +55,10 @@ NESTED: Final = frozenset({TUPLE, SET, FROZENSET, DICT, RECORD, MEMBER})
 MAX_DEPTH: Final = 64
 """How deep extensions may be nested in a value that is packed in one call."""
 _STR_HEADS: Final = frozenset([*range(0xA0, 0xC0), 0xD9, 0xDA, 0xDB])
+
+PLAIN_HEADS: Final = frozenset([*range(0x80, 0xA0), 0xDC, 0xDD, 0xDE, 0xDF])
+"""The first bytes of lists and dicts. Their headers depend on the number of entries alone."""
+_first: Final = operator.itemgetter(0)
 
 SUBCLASSES: Final = ormsgpack.OPT_PASSTHROUGH_SUBCLASS
 pack = ormsgpack.packb
@@ -129,7 +134,7 @@ def inline(code: int, attrs: tuple[str, int, str] | None, entries: Iterable[byte
     body = b"".join(entries)
     if code == LIST:
         return array_head(len(entries)) + body
-    if code == DICT and all(map(is_plain_key, entries)):
+    if code == DICT and _STR_HEADS.issuperset(map(_first, entries)):
         return head(len(entries), 0x80, 15, 0xDE) + body
     if code == RECORD:
         if attrs is None:

@@ -25,14 +25,16 @@ import threading
 import weakref
 import zlib
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import ormsgpack
 from blake3 import blake3
+from ormsgpack import Ext
 
 from backtrail.engine import throttle
 from backtrail.engine.compression import unsqueeze
 from backtrail.engine.tree import msgpack
+from backtrail.engine.tree.msgpack import pack
 from backtrail.errors import Corrupt
 
 if TYPE_CHECKING:
@@ -66,7 +68,8 @@ class Ref(NamedTuple):
 
     def encode(self) -> Rep:
         """Return the REF."""
-        rep = Rep(msgpack.ext(msgpack.REF, msgpack.pack([self.code, self.digest, self.length, self.size])), self.size)
+        rep = Rep(pack(Ext(msgpack.REF, pack(self[:]))))
+        rep.size = self.size
         rep.ref = self
         return rep
 
@@ -85,11 +88,12 @@ class Rep(bytes):
     value: bytes | None = None
     """The entry's value, if the bytes are an entry of a mapping."""
 
-    def __new__(cls, data: bytes, size: int) -> Self:
-        """Make a representation with its size."""
-        made = super().__new__(cls, data)
-        made.size = size
-        return made
+
+def sized(data: bytes, size: int) -> Rep:
+    """Return a representation with its size."""
+    rep = Rep(data)
+    rep.size = size
+    return rep
 
 
 def size_of(rep: bytes) -> int:
@@ -142,6 +146,8 @@ def as_ref(rep: bytes) -> Ref | None:
 
 def measured(data: bytes) -> bytes:
     """Return stored bytes as a representation that knows its size: a Rep if it holds REFs."""
+    if type(data) is Rep:
+        return data
     if not isinstance(data, bytes):
         raise Corrupt("a value has no bytes", code="corrupt.encoding")
     if not msgpack.may_hold_refs(data):
@@ -150,7 +156,7 @@ def measured(data: bytes) -> bytes:
     for payload in msgpack.refs_in(data):
         ref = decode_ref(payload)
         extra += ref.size - len(ref.encode())
-    return Rep(data, len(data) + extra) if extra else data
+    return sized(data, len(data) + extra) if extra else data
 
 
 class Chunk(NamedTuple):
@@ -217,13 +223,17 @@ def read_levels(data: bytes) -> tuple[int, tuple[str, int, str] | None, list[lis
 
 
 class Node:
-    """A node's kind and bytes, and objects that were read from them."""
+    """A node's kind and bytes, and objects that were read from them.
 
-    __slots__ = ("bounds", "data", "exact", "flat", "kind", "opened")
+    A fresh spine has no bytes: it makes them when they are asked for. Most spines are replaced by the next change and
+    never written.
+    """
 
-    def __init__(self, kind: bytes, data: bytes, opened: Any = None) -> None:
+    __slots__ = ("_data", "bounds", "exact", "flat", "kind", "opened")
+
+    def __init__(self, kind: bytes, data: bytes | None, opened: Any = None) -> None:
         self.kind = kind
-        self.data = data
+        self._data = data
         self.opened = opened
         """A spine's `Spine`, an inner node's chunks, or the digests of the nodes that a leaf refers to."""
         self.exact: tuple[bytes, int] | None = None
@@ -232,6 +242,14 @@ class Node:
         """Where the entries of a leaf begin and end, if it is a mapping's (or is not): see `chunked`."""
         self.flat: Any = None
         """A leaf's records as a `FlatLeaf`, with the cache that it was made for: see `records`."""
+
+    @property
+    def data(self) -> bytes:
+        """The node's bytes."""
+        data = self._data
+        if data is None:
+            data = self.opened.encode()
+        return data
 
     @property
     def weight(self) -> int:
@@ -356,17 +374,17 @@ class Nodes:
 
     def forked(self) -> Nodes:
         """Return the same source with a copy of the fresh nodes."""
-        return self.with_fresh(dict(self.fresh))
+        return Nodes(self._read, self._cache, self.fresh.copy())
 
     def with_fresh(self, fresh: dict[bytes, Node]) -> Nodes:
         """Return the same source with `fresh` as its fresh nodes."""
         return Nodes(self._read, self._cache, fresh)
 
-    def add(self, kind: bytes, data: bytes, opened: Any = None) -> bytes:
+    def add(self, kind: bytes, data: bytes) -> bytes:
         """Add a fresh node and return its digest."""
         throttle.rest()
         digest = digest_of(kind, data)
-        self.fresh[digest] = Node(kind, data, opened)
+        self.fresh[digest] = Node(kind, data)
         return digest
 
     def at_hand(self, digest: bytes) -> Node | None:

@@ -56,6 +56,8 @@ class Path(tuple[Any, ...]):
 
 def parse(path: Any) -> Path:
     """Return the path that a caller wrote as text or as a tuple."""
+    if type(path) is str:
+        return _read(path)
     if isinstance(path, tuple | list):
         return Path(path)
     if not isinstance(path, str):

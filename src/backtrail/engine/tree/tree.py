@@ -15,14 +15,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from blake3 import blake3
+
+from backtrail.backends.port import new_tuple
 from backtrail.engine.tree import chunked, msgpack, text
 from backtrail.engine.tree.decode import Unpacker
 from backtrail.engine.tree.encode import Encoder, atom
-from backtrail.engine.tree.nodes import SPINE, Nodes, Rep, as_ref, digest_of, measured, size_of
+from backtrail.engine.tree.nodes import Nodes, Rep, measured, size_of, sized
 from backtrail.errors import Corrupt, Invalid, NotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from backtrail.engine.schema.registry import Types
     from backtrail.engine.tree.path import Path
@@ -78,6 +81,25 @@ def merged(ops: Iterable[Op]) -> list[Op]:
     return result
 
 
+Around = list[tuple[chunked.Spine, int, bytes | None]]
+"""The containers around a value, from the root down: the spine, the position in it, the key if it is a mapping."""
+
+
+class Frame(NamedTuple):
+    """A tree around a value, as bytes, if all containers around it are short lists and dicts."""
+
+    before: bytes
+    after: bytes
+    rest: int
+    """The size of the state without the value."""
+    room: int
+    """The most bytes of a value with which the containers stay short."""
+
+
+Place = tuple["Path", bytes, list[Step], "Around | Frame"]
+"""A user's path in a tree: the value there, the path as an op's steps, and what is around the value."""
+
+
 class Tree(NamedTuple):
     """A state: the representation of its root, and the nodes below."""
 
@@ -85,6 +107,8 @@ class Tree(NamedTuple):
     nodes: Nodes
     sealed: bool = False
     """Whether the last change closed a chunk at the end of a container."""
+    place: Place | None = None
+    """The place of the last change. The next change often has the same path, so it need not be found again."""
 
     @classmethod
     def of(cls, value: object, nodes: Nodes, types: Types) -> Tree:
@@ -94,103 +118,133 @@ class Tree(NamedTuple):
     @property
     def root(self) -> bytes:
         """The digest of the whole state."""
-        return digest_of(b"V", self.rep)
+        return blake3(b"V" + self.rep).digest()
 
     @property
     def size(self) -> int:
         """The logical size of the whole state."""
-        return size_of(self.rep)
-
-    def apply(self, ops: Iterable[Op], *, own: bool = False) -> Tree:
-        """Return the tree after these ops; `Corrupt` if one does not fit. `own`: no other tree has these `nodes`."""
-        editor = _Applier(self.nodes if own else self.nodes.forked())
         rep = self.rep
-        for op in ops:
-            try:
-                rep = editor.edit(rep, op[1], 0, op)
-            except (ValueError, TypeError, IndexError) as error:
-                if isinstance(error, Invalid | Corrupt):
-                    raise
-                raise Corrupt(f"a stored change does not fit its state ({error})", code="corrupt.row") from error
-        return Tree(rep, editor.nodes, editor.sealed)
+        return rep.size if type(rep) is Rep else len(rep)
+
+    def apply(self, ops: Iterable[Op], *, own: bool = False, place: Place | None = None) -> Tree:
+        """Return the tree after these ops; `Corrupt` if one does not fit. `own`: no other tree has these `nodes`.
+
+        `place` is where the only op leads, if the caller has found it in this tree.
+        """
+        rep, nodes, *_ = self
+        if not own:
+            nodes = nodes.forked()
+        sealed = False
+        try:
+            for op in ops:
+                if place is None:
+                    rep, closed = _applied(nodes, rep, op)
+                else:
+                    rep, closed, place = _applied_at(nodes, rep, op, place)
+                sealed |= closed
+        except (ValueError, TypeError, IndexError) as error:
+            if isinstance(error, Invalid | Corrupt):
+                raise
+            raise Corrupt(f"a stored change does not fit its state ({error})", code="corrupt.row") from error
+        return new_tuple(Tree, (rep, nodes, sealed, place))
 
 
-class _Applier:
-    """Applies ops to representations; adds the new nodes to `nodes`."""
+def _applied_at(nodes: Nodes, rep: bytes, op: Op, place: Place) -> tuple[bytes, bool, Place | None]:
+    """Return what `_applied` does for an op whose place is known, and the place after the op."""
+    path, value, steps, around = place
+    changed, sealed = _changed(nodes, value, op)
+    if isinstance(around, Frame):
+        before, after, rest, room = around
+        if len(changed) > room:  # the containers around it change their form: begin at the root
+            return *_applied(nodes, rep, op), None
+        root = Rep(before + changed + after)
+        root.size = rest + (changed.size if type(changed) is Rep else len(changed))
+        return root, sealed, (path, changed, steps, around)
+    rep, around = _put_back(nodes, changed, around)
+    return rep, sealed, (path, changed, steps, _frame(rep, around, changed) or around)
 
-    def __init__(self, nodes: Nodes) -> None:
-        self.nodes = nodes
-        self.sealed = False
 
-    def edit(self, rep: bytes, path: list[Step], at: int, op: Op) -> bytes:
-        kind = op[0]
-        if at == len(path):
-            if kind == SET:
-                return measured(op[2])
-            return text.patched(self.nodes, rep, *op[2:]) if kind == PATCH else self._splice(rep, op)
-        spine = self._open(rep)
-        step = path[at]
-        pos = position(self.nodes, spine, step)
-        if at == len(path) - 1 and kind == CUT and pos is not None:
-            return self._close(spine, pos, pos + 1, [])
-        if at == len(path) - 1 and kind == SET and pos is None:
-            return self._close(spine, spine.length, spine.length, [self._entry(spine, step, op[2])])
+def _frame(rep: bytes, around: Around, value: bytes) -> Frame | None:
+    """Return the tree around a value as bytes; None unless all containers are short lists and dicts."""
+    if not around:
+        return None
+    before = after = b""
+    room = min([spine.room for spine, _, _ in around]) + len(value)
+    rest = size_of(rep) - size_of(value)
+    for at, (spine, pos, key) in enumerate(around):
+        if rep[0] not in msgpack.PLAIN_HEADS:
+            return None
+        entries, last = spine.levels[0], at == len(around) - 1
+        inner = value if last else (value_of(entries[pos]) if spine.is_mapping else entries[pos])
+        start = len(rep) - spine.weight + sum(map(len, entries[:pos])) + len(key or b"")
+        before, after = before + rep[:start], rep[start + len(inner) :] + after
+        rep = inner
+    return Frame(before, after, rest, room)
+
+
+def _applied(nodes: Nodes, rep: bytes, op: Op) -> tuple[bytes, bool]:
+    """Return the representation after an op, and whether the op closed a chunk at the end of a container."""
+    kind, path = op[0], op[1]
+    around: Around = []
+    last = len(path) - 1
+    for at, step in enumerate(path):
+        spine = _open(rep, nodes)
+        pos = position(nodes, spine, step)
+        if at == last and kind == CUT and pos is not None:
+            changed, sealed = chunked.splice(nodes, spine, pos, pos + 1, [])
+            return _put_back(nodes, changed.close(nodes), around)[0], sealed
+        if at == last and kind == SET and pos is None:
+            changed, sealed = chunked.splice(nodes, spine, spine.length, spine.length, [_entry(spine, step, op[2])])
+            return _put_back(nodes, changed.close(nodes), around)[0], sealed
         if pos is None:
             raise Corrupt("a stored change names a missing key", code="corrupt.row")
-        (entry,) = chunked.entries(self.nodes, spine, pos, pos + 1)
-        changed = self.edit(value_of(entry) if spine.is_mapping else entry, path, at + 1, op)
-        new = [chunked.join(chunked.key_of(entry), changed) if spine.is_mapping else changed]
-        return self._close(spine, pos, pos + 1, new)
-
-    def _open(self, rep: bytes) -> chunked.Spine:
-        spine = chunked.open_rep(rep, self.nodes)
-        if spine is None:
-            raise Corrupt("a stored change leads into a value without parts", code="corrupt.row")
-        return spine
-
-    def _entry(self, spine: chunked.Spine, step: Step, rep: bytes) -> bytes:
-        if isinstance(step, int) or not spine.is_mapping:
-            raise Corrupt("a stored change names a missing index", code="corrupt.row")
-        return chunked.join(step, measured(rep))
-
-    def _splice(self, rep: bytes, op: Op) -> bytes:
-        spine = self._open(rep)
-        _, _, start, removed, reps = op
-        if not 0 <= start <= start + removed <= spine.length:
-            raise Corrupt("a stored change extends beyond the end of its container", code="corrupt.row")
-        if spine.is_mapping:
-            entries = [chunked.join(chunked.key_of(e), measured(value_of(e))) for e in reps]
-        else:
-            entries = [measured(e) for e in reps]
-        return self._close(spine, start, start + removed, entries)
-
-    def _close(self, spine: chunked.Spine, start: int, stop: int, new: list[bytes]) -> bytes:
-        changed, sealed = chunked.splice(self.nodes, spine, start, stop, new)
-        self.sealed |= sealed
-        return changed.close(self.nodes)
+        rep = step_into(nodes, spine, pos, around)
+    rep, sealed = _changed(nodes, rep, op)
+    return _put_back(nodes, rep, around)[0], sealed
 
 
-def grown(nodes: Nodes, rep: bytes, key: bytes, make: Callable[[int], bytes]) -> tuple[bytes, int, bytes] | None:
-    """Append one item to a list that is the value of a short mapping's key: the case of most appends.
+def _changed(nodes: Nodes, rep: bytes, op: Op) -> tuple[bytes, bool]:
+    """Return the value that an op leads to, after the op, and whether the op closed a chunk at its end."""
+    kind = op[0]
+    if kind == SET:
+        return measured(op[2]), False
+    if kind == PATCH:
+        return text.patched(nodes, rep, *op[2:]), False
+    _, _, start, removed, reps = op
+    spine = chunked.open_rep(rep, nodes) or _open(rep, nodes)
+    if not 0 <= start <= start + removed <= spine.length:
+        raise Corrupt("a stored change extends beyond the end of its container", code="corrupt.row")
+    if spine.is_mapping:
+        entries = [chunked.join(chunked.key_of(e), measured(value_of(e))) for e in reps]
+    else:
+        entries = list(map(measured, reps))
+    changed, sealed = chunked.splice(nodes, spine, start, start + removed, entries)
+    return changed.close(nodes), sealed
 
-    `make` returns the item's representation, given its index. Returns the new representation of the mapping, the index
-    and the item; None in all other cases. `apply` gives the same result.
-    """
-    top = rep.opened if type(rep) is Rep else None
-    if top is None or not top.is_mapping or len(top.levels) > 1:
-        return None
-    at = next((at for at, entry in enumerate(top.levels[0]) if entry.startswith(key)), None)
-    value = getattr(top.levels[0][at], "value", None) if at is not None else None
-    ref = None if value is None else as_ref(value)
-    node = nodes.at_hand(ref.digest) if ref is not None and ref.code == msgpack.LIST else None
-    if at is None or node is None or node.kind != SPINE or node.opened is None:
-        return None
-    item = make(node.opened.length)
-    longer = chunked.with_one_more(node.opened, measured(item))
-    if longer is None:
-        return None
-    changed = chunked.with_one_replaced(top, at, at + 1, chunked.join(key, longer.close(nodes)))
-    return None if changed is None else (changed.close(nodes), node.opened.length, item)
+
+def _open(rep: bytes, nodes: Nodes) -> chunked.Spine:
+    spine = chunked.open_rep(rep, nodes)
+    if spine is None:
+        raise Corrupt("a stored change leads into a value without parts", code="corrupt.row")
+    return spine
+
+
+def _entry(spine: chunked.Spine, step: Step, rep: bytes) -> bytes:
+    if isinstance(step, int) or not spine.is_mapping:
+        raise Corrupt("a stored change names a missing index", code="corrupt.row")
+    return chunked.join(step, measured(rep))
+
+
+def _put_back(nodes: Nodes, rep: bytes, around: Around) -> tuple[bytes, Around]:
+    """Put a changed value into the containers around it; return the root, and the containers after the change."""
+    changed: Around = []
+    for spine, pos, key in reversed(around):
+        entry = rep if key is None else chunked.join(key, rep)
+        after, _ = chunked.splice(nodes, spine, pos, pos + 1, [entry])
+        changed.append((after, pos, key))
+        rep = after.close(nodes)
+    changed.reverse()
+    return rep, changed
 
 
 def value_of(entry: bytes) -> bytes:
@@ -198,7 +252,7 @@ def value_of(entry: bytes) -> bytes:
     if type(entry) is Rep and entry.value is not None:
         return entry.value
     key = len(chunked.key_of(entry))
-    return Rep(entry[key:], entry.size - key) if type(entry) is Rep else entry[key:]
+    return sized(entry[key:], entry.size - key) if type(entry) is Rep else entry[key:]
 
 
 def position(nodes: Nodes, spine: chunked.Spine, step: Step) -> int | None:
@@ -215,18 +269,44 @@ def position(nodes: Nodes, spine: chunked.Spine, step: Step) -> int | None:
 
 def locate(tree: Tree, path: Path, types: Types) -> tuple[bytes, list[Step]]:
     """Return the representation at a user's path, and the path as an op's steps; `NotFound` if a step is missing."""
-    rep = tree.rep
+    rep, steps, _ = walk(tree, path, types)
+    return rep, steps
+
+
+def find(tree: Tree, path: Path, types: Types) -> Place:
+    """Return the place of a user's path in a tree; `NotFound` if a step is missing."""
+    place = tree.place
+    if place is not None and place[0] is path:  # paths that are written as text are made once
+        return place
+    rep, steps, around = walk(tree, path, types)
+    return path, rep, steps, around
+
+
+def walk(tree: Tree, path: Path, types: Types) -> tuple[bytes, list[Step], Around]:
+    """Return the value at a user's path, the path as an op's steps, and the containers around the value."""
+    nodes, rep = tree.nodes, tree.rep
     steps: list[Step] = []
-    for at, step in enumerate(path):
-        spine = chunked.open_rep(rep, tree.nodes)
-        match = find_step(tree.nodes, spine, step, types)
+    around: Around = []
+    for step in path:
+        spine = chunked.open_rep(rep, nodes)
+        match = find_step(nodes, spine, step, types)
         if spine is None or match is None:
-            raise NotFound(missing(path, at, spine), code="not_found.path", path=str(path))
+            raise NotFound(missing(path, len(steps), spine), code="not_found.path", path=str(path))
         op_step, pos = match
         steps.append(op_step)
-        (entry,) = chunked.entries(tree.nodes, spine, pos, pos + 1)
-        rep = value_of(entry) if spine.is_mapping else entry
-    return rep, steps
+        rep = step_into(nodes, spine, pos, around)
+    return rep, steps, around
+
+
+def step_into(nodes: Nodes, spine: chunked.Spine, pos: int, around: Around) -> bytes:
+    """Return the value at a position of a container, which is added to those around the value."""
+    entry = chunked.entry_at(nodes, spine, pos)
+    if not spine.is_mapping:
+        around.append((spine, pos, None))
+        return entry
+    value = value_of(entry)
+    around.append((spine, pos, entry[: -len(value)]))
+    return value
 
 
 def find_step(nodes: Nodes, spine: chunked.Spine | None, step: Any, types: Types) -> tuple[Step, int] | None:
