@@ -35,6 +35,7 @@ from backtrail.adapters.langgraph.config import (
 from backtrail.adapters.langgraph.delta_channels import delta_history
 from backtrail.adapters.langgraph.graph_threads import GraphThreads
 from backtrail.adapters.langgraph.headers import KEY, channel_values, encode_header, read_header
+from backtrail.adapters.langgraph.row_writes import save_checkpoint
 from backtrail.adapters.langgraph.task_writes import GraphTask, save_writes, writes_on
 from backtrail.engine.schema.annotations import reachable
 from backtrail.errors import Conflict, Invalid
@@ -145,20 +146,21 @@ class BacktrailSaver(BaseCheckpointSaver[Any]):
         versions = None if base is None else base.header.fields.get("channel_versions")
         state, changed = _changed_channels(checkpoint, new_versions, versions)
         on: dict[str, Any] = {"expect": label_of(parent)} if base is None else {"onto": base.row}
-        threads.thread(namespace).save({**state, **more}, changed=[*changed, KEY], **on, **row)
+        save_checkpoint(threads.thread(namespace), {**state, **more}, changed=[*changed, KEY], **on, **row)
         return namespace.config(str(name))
 
     def _begin(self, namespace: GraphNamespace, state: dict[str, Any], row: dict[str, Any], *, first: bool) -> None:
         """Save a checkpoint that has no parent, or whose parent was deleted; `first`: only into an empty thread."""
-        head = None if first else self._threads.thread(namespace).latest()
+        thread = self._threads.thread(namespace)
+        head = None if first else thread.latest()
         if head is not None and read_header(head) is None:
             text = f"thread {namespace.id!r} exists already and is not LangGraph's: use another thread_id"
             raise Conflict(text, code="conflict.exists", actual=head.id)
-        self._threads.thread(namespace).save(state, expect=NEW if first else None, **row)
+        save_checkpoint(thread, state, expect=NEW if first else None, **row)
 
     def _put_writes(self, namespace: GraphNamespace, task: GraphTask, writes: Sequence[tuple[str, Any]]) -> None:
-        aside, lock = self._threads.handle(namespace.id, aside=True)
-        is_locked = lock.acquire(timeout=_WRITES_TIMEOUT)  # writes never conflict, but retries are slower than waiting
+        aside, _, lock = self._threads.handle(namespace.id, aside=True)
+        is_locked = lock.acquire(timeout=_WRITES_TIMEOUT)
         try:
             save_writes(aside, task, writes)
         finally:
