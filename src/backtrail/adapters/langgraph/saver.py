@@ -264,16 +264,9 @@ class BacktrailSaver(BaseCheckpointSaver[Any]):
 
     # -- asynchronous ---------------------------------------------------------------------------------
 
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await self._adapter_store.aio._executor.apart(work)  # noqa: SLF001 - the store's own worker threads
-
-    async def _write(self, work: Callable[[], T], value: Any) -> T:
-        """Make a write, grouped with others if its value is small."""
-        return await self._adapter_store.aio._executor.write(lambda *_: work(), value)  # noqa: SLF001
-
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Await `get_tuple`."""
-        return await self._in_thread(partial(self.get_tuple, config))
+        return await self._adapter_store.read(partial(self.get_tuple, config))
 
     async def alist(
         self,
@@ -285,7 +278,7 @@ class BacktrailSaver(BaseCheckpointSaver[Any]):
     ) -> AsyncIterator[CheckpointTuple]:
         """Await `list`. The channel values are loaded."""
         listed = self._list(config, filter, before, limit, channel_values)
-        while page := await self._in_thread(lambda: [*islice(listed, _ASYNC_PAGE)]):
+        while page := await self._adapter_store.read(lambda: [*islice(listed, _ASYNC_PAGE)]):
             for each in page:
                 yield each
 
@@ -300,36 +293,36 @@ class BacktrailSaver(BaseCheckpointSaver[Any]):
         values = checkpoint["channel_values"]
         new = {channel: snapshot(values[channel]) for channel in new_versions if channel in values}
         copied: Any = {**checkpoint, "channel_values": {**values, **new}}
-        return await self._write(partial(self.put, config, copied, metadata, new_versions), new)
+        return await self._adapter_store.write(partial(self.put, config, copied, metadata, new_versions), new)
 
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
         """Await `put_writes`. The saver copies the writes before the first await."""
         copied = snapshot([*writes])
-        await self._write(partial(self.put_writes, config, copied, task_id, task_path), copied)
+        await self._adapter_store.write(partial(self.put_writes, config, copied, task_id, task_path), copied)
 
     async def adelete_thread(self, thread_id: str) -> None:
         """Await `delete_thread`."""
-        await self._in_thread(partial(self.delete_thread, thread_id))
+        await self._adapter_store.read(partial(self.delete_thread, thread_id))
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Await `delete_for_runs`."""
-        await self._in_thread(partial(self.delete_for_runs, run_ids))
+        await self._adapter_store.read(partial(self.delete_for_runs, run_ids))
 
     async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Await `copy_thread`."""
-        await self._in_thread(partial(self.copy_thread, source_thread_id, target_thread_id))
+        await self._adapter_store.read(partial(self.copy_thread, source_thread_id, target_thread_id))
 
     async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """Await `prune`."""
-        await self._in_thread(partial(self.prune, thread_ids, strategy=strategy))
+        await self._adapter_store.read(partial(self.prune, thread_ids, strategy=strategy))
 
     async def aget_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
         """Await `get_delta_channel_history`."""
-        return await self._in_thread(partial(self.get_delta_channel_history, config=config, channels=channels))
+        return await self._adapter_store.read(partial(self.get_delta_channel_history, config=config, channels=channels))
 
     # -- versions and classes -------------------------------------------------------------------------
 
