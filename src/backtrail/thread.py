@@ -176,7 +176,7 @@ class Handle(Generic[S]):
     ) -> Checkpoint[S]:
         session = self._engine.session
         expected = default if expect is None else self._explicit(expect)
-        known = self._known_tip(session)
+        known = self._engine.known_tip(self._shared) if session.overlay is None else None
         before = self._expectation()
         find = None if onto is None else lambda there: self._stand_on(there, onto)
         tip = session.writer.save(self._key, propose, meta, expect=expected, known=known, onto=find)
