@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from backtrail.engine.rows import Meta
 from backtrail.engine.tree.edits import Replace
-from backtrail.engine.tree.tree import Tree
-from backtrail.engine.writer import ANYTHING, Proposal
+from backtrail.engine.writer import ANYTHING
 from backtrail.validation import check_label
 
 if TYPE_CHECKING:
@@ -41,9 +40,9 @@ def save_checkpoint(
 
 def save_alone(thread: Thread[Any], state: dict[str, Any], label: str | None, metadata: RowMetadata) -> Checkpoint[Any]:
     """Save a state that has nothing in common with the one before: neither is read to write or read the other."""
-    tree = Tree.of(state, thread._nodes(), thread._types)  # noqa: SLF001 - a part of Thread.save
+    proposal = Replace(state, thread._nodes(), thread._types)(None)  # noqa: SLF001 - a part of Thread.save
     meta = _meta(thread, label, metadata)
-    return thread._write(lambda _: Proposal(tree, None), meta, None, default=ANYTHING)  # noqa: SLF001 - as above
+    return thread._write(lambda _: proposal, meta, None, default=ANYTHING)  # noqa: SLF001 - as above
 
 
 def _meta(thread: Thread[Any], label: str | None, metadata: RowMetadata) -> Meta:
