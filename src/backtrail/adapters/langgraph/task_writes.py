@@ -2,8 +2,8 @@
 
 Writes arrive at any time, from any number of workers, even before their checkpoint, and must not delay a save. So each
 namespace has a second thread, aside of its own. One call of `put_writes` is one row there; the row's label is the
-checkpoint's id, and no row ever changes. Readers decide which writes count: the first of several writes with the same
-task and index, and the last of those to LangGraph's special channels.
+checkpoint's id, and no row ever changes or needs another row. Readers decide which writes count: the first of several
+writes with the same task and index, and the last of those to LangGraph's special channels.
 
 A row names the run that wrote it. A thread that was rewound to a checkpoint goes on without the runs that had continued
 from there. A read of the latest checkpoint leaves their writes out, and the rows of the run that begins with this read
