@@ -13,6 +13,8 @@ from backtrail.adapters.plain_values import packed_plain, plain_data
 class Text(str):
     """A string of its own class."""
 
+    __slots__ = ()
+
 
 class Level(enum.IntEnum):
     """A number of its own class."""
