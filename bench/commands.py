@@ -43,7 +43,20 @@ def commands(directory: Path, scale: Scale) -> Result:
     for _ in range(size.rounds):
         for name, command in runs.items():
             taken[name].append(_milliseconds(command))
-    return Result([_figure(name, times, name.endswith(_told(size))) for name, times in taken.items()])
+    figures = [_figure(name, times, name.endswith(_told(size))) for name, times in taken.items()]
+    return Result([*figures, _listing(large, size)])
+
+
+def _listing(path: Path, size: Commands) -> Figure:
+    """Measure a listing of the 20 threads that were written to last, in a process that has the store open."""
+    times = []
+    with backtrail.open(path) as store:
+        for _ in range(size.rounds):
+            begin = time.perf_counter()
+            list(store.threads(limit=20))
+            times.append(1000 * (time.perf_counter() - begin))
+    name = f"store.threads(limit=20) of {size.threads:,} threads"
+    return Figure(name, statistics.median(times), gate=5.0, goal=1.0, unit="ms", samples=len(times))
 
 
 def fill(path: Path, threads: int, checkpoints: int) -> None:

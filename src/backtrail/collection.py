@@ -213,7 +213,9 @@ def cursor_of(record: ThreadRecord, newest: Row) -> str:
 def _place_of(cursor: str) -> tuple[int, int]:
     found = _CURSOR.fullmatch(str(cursor))
     if found is None:
-        raise Invalid(f"after= is the cursor of an entry of this listing, not {cursor!r:.60}", code="invalid.argument")
+        raise Invalid(
+            f"after= must be the cursor of an entry of this listing, not {cursor!r:.60}", code="invalid.argument"
+        )
     return int(found[1]), int(found[2])
 
 

@@ -34,9 +34,9 @@ def scope_of(kind: str | None, agent: str | None = None, prefix: str | None = No
     """Return the filter for a caller's arguments; `Invalid` if one is wrong. Without a kind: plain threads."""
     space = kind or THREAD
     if space not in (*SPACES, ASIDE):
-        raise Invalid(f"kind is one of {', '.join((*SPACES, ASIDE))}, not {kind!r}", code="invalid.argument")
+        raise Invalid(f"kind must be one of {', '.join((*SPACES, ASIDE))}, not {kind!r}", code="invalid.argument")
     if prefix is not None and not isinstance(prefix, str):
-        raise Invalid(f"prefix is the beginning of an id, not {prefix!r}", code="invalid.argument")
+        raise Invalid(f"prefix must be the beginning of an id, not {prefix!r}", code="invalid.argument")
     owner = None if agent is None else check_id(agent, "an agent's id")
     return Scope(plain(space), owner, None if prefix is None else plain(prefix))
 
@@ -85,7 +85,7 @@ def place_of(session: Session, space: str, after: ThreadInfo | str) -> tuple[int
     name = after.id if isinstance(after, ThreadInfo) else after
     found = _found(session.reader, space, check_id(name, "a thread's id"))
     if found is None:
-        raise NotFound(f"there is no thread {name!r} to go on behind", code="not_found.thread")
+        raise NotFound(f"there is no thread {name!r} to continue after", code="not_found.thread")
     record, newest = found
     return micros(after.updated_at) if isinstance(after, ThreadInfo) else newest.created_at, record.no
 

@@ -83,7 +83,7 @@ def open(  # noqa: A001 - users write backtrail.open
     classes that loading may construct, with the classes that their annotations name.
     """
     if durability not in ("full", "relaxed"):
-        raise Invalid(f'durability is "full" or "relaxed", not {durability!r}', code="invalid.argument")
+        raise Invalid(f'durability must be "full" or "relaxed", not {durability!r}', code="invalid.argument")
     options = Options(
         compression=bool(compression),
         max_checkpoints=None if max_checkpoints is None else check_count(max_checkpoints, "max_checkpoints", least=1),
@@ -304,10 +304,10 @@ class Store:
 
         sought = check_query(query, contains=contains)
         if order not in ("newest", "score"):
-            raise Invalid(f'order is "newest" or "score", not {order!r}', code="invalid.argument")
+            raise Invalid(f'order must be "newest" or "score", not {order!r}', code="invalid.argument")
         agent = None if agent is None else check_id(agent, "an agent's id")
         if kind is not None and kind not in SPACES:
-            raise Invalid(f"kind is one of {', '.join(SPACES)}, not {kind!r}", code="invalid.argument")
+            raise Invalid(f"kind must be one of {', '.join(SPACES)}, not {kind!r}", code="invalid.argument")
         kind = None if kind is None else plain(kind)
         reader = self._engine.outside()
         threads = None

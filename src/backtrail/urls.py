@@ -48,10 +48,12 @@ def check_url(url: Any) -> str:
     name = os.fspath(name) if isinstance(name, os.PathLike) else name
     if not isinstance(name, str):
         hint = ": os.fsdecode() makes a str of bytes" if isinstance(name, bytes) else ""
-        raise Invalid(f"a store is named by a str or a Path, not by {type(name).__name__}{hint}", code="invalid.url")
+        raise Invalid(
+            f"the name of a store must be a str or a Path, not {type(name).__name__}{hint}", code="invalid.url"
+        )
     if _BLANK.fullmatch(name):
         raise Invalid(
-            f"{name!r} names no store: write a path, or a URL such as sqlite:///agents.db", code="invalid.url"
+            f"{name!r} does not name a store: write a path, or a URL such as sqlite:///agents.db", code="invalid.url"
         )
     if name.strip().rpartition("/")[2] == ":memory:":
         raise Invalid(f"a store in memory is memory://, not {name!r}", code="invalid.url")
@@ -85,7 +87,8 @@ def backend_at(url: str, *, durability: str, read_only: bool, schema: str | None
     url = _lowered(url)
     if _WORDS.match(url) or (url != url.lstrip() and _SCHEME.match(url.lstrip())):
         raise Invalid(
-            "this is no path, and no URL: write postgresql://user:password@host:5432/database, and no blank in front",
+            "this is neither a path nor a URL: write postgresql://user:password@host:5432/database, "
+            "without a leading space",
             code="invalid.url",
         )
     if in_postgres(url):

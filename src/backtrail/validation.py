@@ -57,9 +57,9 @@ def plain(text: str) -> str:
 def check_id(text: Any, what: str) -> str:
     """Check an id: a string of 1 to 512 characters of any kind. `what` names it in the error."""
     if not isinstance(text, str):
-        raise Invalid(f"{what} is a string, not {type(text).__name__}", code="invalid.id")
+        raise Invalid(f"{what} must be a string, not {type(text).__name__}", code="invalid.id")
     if not 0 < len(text) <= MAX_ID:
-        raise Invalid(f"{what} has 1 to {MAX_ID} characters; this one has {len(text)}", code="invalid.id")
+        raise Invalid(f"{what} must have 1 to {MAX_ID} characters; this one has {len(text)}", code="invalid.id")
     return plain(text)
 
 
@@ -73,7 +73,7 @@ def check_progress(progress: Callable[[str, int], None] | None) -> Callable[[str
 def refuse(path: str, wanted: str, value: object) -> Invalid:
     """Return the error for a field of the wrong type or value. `wanted` describes a right value."""
     shown = _shown(value) if value is None or isinstance(value, str | int | float) else type(value).__name__
-    return Invalid(f"{path} is {wanted}, not {shown}", code="invalid.argument", path=path)
+    return Invalid(f"{path} must be {wanted}, not {shown}", code="invalid.argument", path=path)
 
 
 def _shown(value: object) -> str:
@@ -363,7 +363,7 @@ LEASE: Final = 60.0
 def check_count(value: Any, what: str, *, least: int = 0) -> int:
     """Check a whole number that is `least` or more."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise Invalid(f"{what} is a whole number, {least} or more, not {value!r}", code="invalid.argument")
+        raise Invalid(f"{what} must be a whole number, {least} or more, not {value!r}", code="invalid.argument")
     return value
 
 
@@ -374,7 +374,7 @@ def check_ids(threads: Any) -> tuple[str, ...]:
     except TypeError:
         listed = None
     if not listed:
-        raise Invalid(f"threads= is a list of ids, not {threads!r}", code="invalid.argument")
+        raise Invalid(f"threads= must be a list of ids, not {threads!r}", code="invalid.argument")
     return tuple(dict.fromkeys(check_id(each, "a thread's id") for each in listed))
 
 
@@ -383,7 +383,7 @@ def check_kind_of_ids(kind: Any, threads: Any, kinds: tuple[str, ...]) -> tuple[
     if kind is None:
         return kinds
     if kind not in kinds:
-        raise Invalid(f"kind is one of {', '.join(kinds)}, not {kind!r}", code="invalid.argument")
+        raise Invalid(f"kind must be one of {', '.join(kinds)}, not {kind!r}", code="invalid.argument")
     if threads is None:
         raise Invalid("kind= requires threads=", code="invalid.argument")
     return (plain(kind),)
@@ -392,7 +392,7 @@ def check_kind_of_ids(kind: Any, threads: Any, kinds: tuple[str, ...]) -> tuple[
 def check_kind(kind: Any) -> int:
     """Return the number of a checkpoint's kind in `log.KINDS`; `Invalid` if it is not a kind."""
     if kind not in log.KINDS:
-        raise Invalid(f"kind is one of {', '.join(log.KINDS)}, not {kind!r}", code="invalid.argument")
+        raise Invalid(f"kind must be one of {', '.join(log.KINDS)}, not {kind!r}", code="invalid.argument")
     return log.KINDS.index(kind)
 
 
@@ -401,7 +401,7 @@ def check_label(label: Any) -> str | None:
     if label is None:
         return None
     if not isinstance(label, str) or not 0 < len(label) <= MAX_ID:
-        raise Invalid(f"a label is a string of 1 to {MAX_ID} characters, not {label!r}", code="invalid.argument")
+        raise Invalid(f"a label must be a string of 1 to {MAX_ID} characters, not {label!r}", code="invalid.argument")
     if label.startswith("@"):
         raise Invalid(f"a label cannot begin with @, which begins a ref: {label!r}", code="invalid.argument")
     return plain(label)
@@ -414,7 +414,9 @@ def check_tags(tags: Any, what: str = "tags") -> tuple[str, ...]:
     words = check_several(tags, what)
     for word in words:
         if not isinstance(word, str) or not 0 < len(word) <= MAX_ID:
-            raise Invalid(f"a tag is a string of 1 to {MAX_ID} characters, not {word!r:.100}", code="invalid.argument")
+            raise Invalid(
+                f"a tag must be a string of 1 to {MAX_ID} characters, not {word!r:.100}", code="invalid.argument"
+            )
     if any(word.startswith("@") for word in words):
         raise Invalid(f"a tag cannot begin with @, which begins a ref: {tags!r}", code="invalid.argument")
     return tuple(dict.fromkeys(map(plain, words)))
@@ -434,7 +436,7 @@ def check_text(value: Any, what: str) -> str | None:
     """Check a string to compare with, or None."""
     if value is None or isinstance(value, str):
         return None if value is None else plain(value)
-    raise Invalid(f"{what}= is a string, not {value!r:.100}", code="invalid.argument")
+    raise Invalid(f"{what}= must be a string, not {value!r:.100}", code="invalid.argument")
 
 
 def check_metadata(metadata: Any) -> dict[str, Any]:
@@ -442,7 +444,7 @@ def check_metadata(metadata: Any) -> dict[str, Any]:
     if metadata is None:
         return {}
     if not isinstance(metadata, Mapping) or not all(isinstance(key, str) for key in metadata):
-        raise Invalid(f"metadata is a mapping with strings as keys, not {metadata!r}", code="invalid.argument")
+        raise Invalid(f"metadata must be a mapping with strings as keys, not {metadata!r}", code="invalid.argument")
     return mapping(metadata, "metadata")
 
 
@@ -450,7 +452,9 @@ def check_duration(value: Any, what: str) -> int:
     """Return a duration, given as a timedelta or in seconds, in microseconds."""
     seconds = value.total_seconds() if isinstance(value, dt.timedelta) else value
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 1e-6 <= seconds < 1e12:  # noqa: PLR2004
-        raise Invalid(f"{what} is a timedelta or a number of seconds above 0, not {value!r}", code="invalid.argument")
+        raise Invalid(
+            f"{what} must be a timedelta or a number of seconds above 0, not {value!r}", code="invalid.argument"
+        )
     return int(seconds * 1_000_000)
 
 
@@ -458,7 +462,7 @@ def check_days(value: Any, what: str) -> int:
     """Return a duration, given as a timedelta or in days, in microseconds."""
     days = value.total_seconds() / 86_400 if isinstance(value, dt.timedelta) else value
     if isinstance(days, bool) or not isinstance(days, int | float) or not 0 < days < 1e7:  # noqa: PLR2004
-        raise Invalid(f"{what} is a timedelta or a number of days above 0, not {value!r}", code="invalid.argument")
+        raise Invalid(f"{what} must be a timedelta or a number of days above 0, not {value!r}", code="invalid.argument")
     return max(int(days * 86_400_000_000), 1)
 
 
@@ -469,7 +473,8 @@ def check_timeout(value: Any) -> float | None:
         return None
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 1e12:  # noqa: PLR2004
         raise Invalid(
-            f"timeout is a timedelta, a number of seconds from 0 on, or None, not {value!r}", code="invalid.argument"
+            f"timeout must be a timedelta, a number of seconds from 0 on, or None, not {value!r}",
+            code="invalid.argument",
         )
     return float(seconds)
 
@@ -477,7 +482,7 @@ def check_timeout(value: Any) -> float | None:
 def check_query(text: Any, *, contains: bool) -> query.Query:
     """Return the query of a search: one piece of text with `contains`, else words and phrases."""
     if not isinstance(text, str):
-        raise Invalid(f"a query is a string, not {type(text).__name__}", code="invalid.query")
+        raise Invalid(f"a query must be a string, not {type(text).__name__}", code="invalid.query")
     if len(text) > MAX_QUERY:
         raise Invalid(f"a query has at most {MAX_QUERY} characters; this one has {len(text)}", code="invalid.query")
     text = plain(text)
@@ -498,5 +503,5 @@ def check_cursor(after: Any) -> str:
     """Return the cursor of `after=`, which is a hit or a cursor."""
     cursor = after.cursor if isinstance(after, Hit) else after
     if not isinstance(cursor, str):
-        raise Invalid(f"after= is a hit of this search, or its cursor, not {after!r}", code="invalid.argument")
+        raise Invalid(f"after= must be a hit of this search, or its cursor, not {after!r}", code="invalid.argument")
     return plain(cursor)

@@ -672,16 +672,16 @@ def test_leaving_waits_for_a_renewal_of_the_lease(opener):
     store = opener()
     run = store.run("s", lease=0.15)
     renewed = threading.Event()
-    put = run._worker.recorder.journal.put
+    extend = run._worker.recorder.journal.extend
 
-    def putting(*args, **kwargs):
+    def extending(*args, **kwargs):
         if threading.current_thread().name == "backtrail leases":
             renewed.set()
             time.sleep(0.05)
-        put(*args, **kwargs)
+        extend(*args, **kwargs)
 
     with run:
-        run._worker.recorder.journal.put = putting
+        run._worker.recorder.journal.extend = extending
         assert renewed.wait(5)
     found = store.runs.load("s")
     assert (found.status.name, found.owner) == ("completed", None)

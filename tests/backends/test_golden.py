@@ -105,7 +105,7 @@ def test_there_is_a_golden_store_of_every_format() -> None:
     assert {path.name: format_of_files(path) for path in DIRECTORIES} == {
         f"files{n}": n for n in range(1, frames.FORMAT + 1)
     }
-    assert {path.stem: format_of(path) for path in FORMATS} == {f"format{n}": n for n in range(1, 5)}
+    assert {path.stem: format_of(path) for path in FORMATS} == {f"format{n}": n for n in range(1, 6)}
     assert len(sqlite_schema.STEPS) == len(FORMATS)
     assert [path.name for path in EXPORTS] == [f"export{n}" for n in range(1, layout.VERSION + 1)]
     assert [path.name for path in DUMPS] == [f"postgres{n}.sql.zst" for n in range(1, len(schema.STEPS) + 1)]
@@ -233,11 +233,12 @@ def test_a_golden_store_goes_on(golden: Golden) -> None:
         assert thread.load("grown").state == contents.histories()["long"][1][2]
 
 
-@pytest.mark.parametrize("file", ["runs1.db", "runs2.db"])
+@pytest.mark.parametrize("file", ["runs1.db", "runs2.db", "runs3.db"])
 def test_runs_of_a_golden_store_go_on_where_they_were(tmp_path: Path, file: str) -> None:
     """As they were left: killed inside of a call, rewound, forked; and then they are forked and rewound here."""
     with backtrail.open(shutil.copy(GOLDEN / file, tmp_path / "s.db")) as store:
-        found = {run.session_id: (str(run.status), run.iteration, len(run.messages)) for run in store.runs.list()}
+        listed = {run.session_id: (str(run.status), run.iteration, len(run.messages)) for run in store.runs.list()}
+        found = {name: run for name, run in listed.items() if name != "left"}
         assert found == {
             "killed": ("halted(interrupted)", 3, 5),
             "rewound": ("halted(rewound)", 2, 3),
@@ -256,4 +257,19 @@ def test_runs_of_a_golden_store_go_on_where_they_were(tmp_path: Path, file: str)
             assert (run.status.name, len(run.messages), len(run.tool_calls)) == ("completed", 7, 7)
             assert [each["nights"] for each in run.state["booked"]] == [(1, 2)] * 3
         assert len(store.runs.irreversible("rewound")) == 2  # one of them it went back behind
+        assert store.verify().ok
+
+
+def test_run_of_a_golden_store_whose_worker_died_goes_on(tmp_path: Path) -> None:
+    """Its journal continues a checkpoint: the finished calls are not made again, and the other one is in doubt."""
+    with backtrail.open(shutil.copy(GOLDEN / "runs3.db", tmp_path / "s.db")) as store:
+        left = store.runs.load("left")
+        assert (str(left.status), left.iteration, len(left.messages)) == ("in_progress", 2, 2)
+        assert [(call.id, call.name) for call in left.in_doubt] == [("2.3", "tip")]
+        with pytest.raises(backtrail.InDoubt):
+            runs.go_on(store)
+        store.runs.settle("left", "2.3", result=5)
+        run = runs.go_on(store)
+        assert (run.status.name, run.state, len(run.messages)) == ("completed", {"paid": [1, 2]}, 3)
+        assert [call.result for call in run.tool_calls] == [1, 2, "THANKS", 5]
         assert store.verify().ok

@@ -1,4 +1,4 @@
-"""What names no store: each says what to write instead, and makes nothing."""
+"""What does not name a store: each says what to write instead, and makes nothing."""
 
 import asyncio
 import os
@@ -14,13 +14,13 @@ from tests.support.commands import bad
 NAMES = {
     ":memory:": "memory://",
     "sqlite:///:memory:": "memory://",
-    "   ": "names no store",
-    "": "names no store",
-    "\t\n": "names no store",
-    "sqlite:///   ": "names no store",
-    "file:///  ": "names no store",
-    b"agents.db": r"not by bytes: os\.fsdecode",
-    5: "not by int",
+    "   ": "does not name a store",
+    "": "does not name a store",
+    "\t\n": "does not name a store",
+    "sqlite:///   ": "does not name a store",
+    "file:///  ": "does not name a store",
+    b"agents.db": r"not bytes: os\.fsdecode",
+    5: "not int",
 }
 
 
@@ -42,14 +42,14 @@ class Encoded:
 
 def test_path_of_bytes_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(Invalid, match=r"not by bytes: os\.fsdecode"):
+    with pytest.raises(Invalid, match=r"not bytes: os\.fsdecode"):
         backtrail.open(Encoded())
 
 
 def test_blank_environment_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("BACKTRAIL_URL", "  ")
-    with pytest.raises(Invalid, match="names no store"):
+    with pytest.raises(Invalid, match="does not name a store"):
         backtrail.open()
 
 

@@ -79,7 +79,7 @@ WRONG = [
     (
         "conversation_save",
         {"agent_id": "a", "messages": [{"role": "user", "content": "Hi", "timestamp": "noon"}]},
-        r"messages\[0\]: timestamp is a time in ISO 8601",
+        r"messages\[0\]: timestamp must be a time in ISO 8601",
     ),
     ("conversation_save", {"agent_id": "a", "conversation_id": "c"}, r"nothing to save"),
     ("conversation_save", {"agent_id": "b", "conversation_id": "c", "tags": ["x"]}, r"belongs to agent 'a'"),

@@ -290,7 +290,7 @@ def test_reindex_rebuilds_the_index(trip_store):
     done = run("verify", "--store", "agents.db")
     assert done.code == 5
     assert done.err.splitlines()[-1] == "`backtrail reindex --store agents.db` rebuilds the search index"
-    assert "`backtrail reindex` makes a new one" in bad(5, "search", "lisbon")
+    assert "`backtrail reindex` rebuilds it" in bad(5, "search", "lisbon")
     indexed = good("reindex", "--json").json["indexed"]
     assert good("reindex").out.startswith(f"{indexed} messages in the index, ")
     assert [row["message_id"] for row in good("search", "lisbon", "--jsonl").rows] == [

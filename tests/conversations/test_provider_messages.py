@@ -243,9 +243,9 @@ def test_mixed_formats_are_all_named():
         ({}, "it has no keys"),
         ({"text": "hi"}, "it has the keys 'text'"),
         ({"type": "text", "text": "hi"}, "it has the keys 'type', 'text'"),
-        ({"role": "boss", "content": "hi"}, "role is one of system, user, assistant, tool, not 'boss'"),
+        ({"role": "boss", "content": "hi"}, "role must be one of system, user, assistant, tool, not 'boss'"),
         ({"role": "user", "contents": "hi"}, "a Message has no field 'contents'"),
-        ({"role": "user", "content": 7}, "content is a string, not 7"),
+        ({"role": "user", "content": 7}, "content must be a string, not 7"),
         ({"role": "user"}, "needs 'content'"),
     ],
 )

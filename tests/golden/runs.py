@@ -1,4 +1,4 @@
-"""What the golden store of runs holds: one that was killed inside of a call, one that was rewound, one that is a fork.
+"""What the golden stores of runs hold: one killed inside of a call, one rewound, one fork; since runs3.db, one left.
 
 `python tests/golden/runs.py PATH` writes it with the code at hand. One that has been checked in is never written again.
 """
@@ -44,6 +44,35 @@ def work(store: backtrail.Store, session: str, *, dies: bool = False, hotel: str
     return run
 
 
+def leave(store: backtrail.Store) -> None:
+    """Begin a run, and never leave its block, as a process that dies: its journal continues a checkpoint."""
+    run = store.run("left", messages=[FIRST], state={"paid": []}, lease=0.001).__enter__()
+    for number in run.iterations():
+        run.message(Message.assistant(f"paying {number}", id=f"pay {number}"))
+        run.state["paid"].append(run.tool("pay", abs, -number))
+        if number == 2:
+            run.tool("thank", str.upper, "thanks")
+            with suppress(Killed):
+                run.tool("tip", _die, 5)
+            return
+
+
+def _die(_: int) -> None:
+    raise Killed
+
+
+def go_on(store: backtrail.Store) -> backtrail.Run:
+    """Resume the run that was left, and come to its end."""
+    with store.run("left") as run:
+        for number in run.iterations():
+            run.message(Message.assistant(f"paying {number}"))
+            run.state["paid"].append(run.tool("pay", _die, -number))
+            run.tool("thank", _die, "thanks")
+            run.tool("tip", _die, 5)
+            break
+    return run
+
+
 def write(path: str) -> None:
     """Write the store."""
     with backtrail.open(path) as store:
@@ -53,6 +82,7 @@ def write(path: str) -> None:
         store.runs.thread("rewound").fork("fork", at=2)
         store.runs.thread("rewound").rewind(1)
         store.gc()
+        leave(store)
 
 
 if __name__ == "__main__":

@@ -440,9 +440,12 @@ def test_a_writer_of_upkeep_that_fails_is_noticed(tmp_path):
 
 def test_commands_are_run_on_a_small_store_and_on_a_large_one(tmp_path):
     result = program.GROUPS["commands"](tmp_path, TINY)
-    assert len(result.figures) == 2 + 2 * 4
-    assert all(figure.value > 1 and figure.samples == 1 and figure.unit == "ms" for figure in result.figures)
-    assert [figure.gate for figure in result.figures] == [None] + [150] * 5 + [1000] * 4
+    *commands, listing = result.figures
+    assert len(commands) == 2 + 2 * 4
+    assert all(figure.value > 1 and figure.samples == 1 and figure.unit == "ms" for figure in commands)
+    assert [figure.gate for figure in commands] == [None] + [150] * 5 + [1000] * 4
+    assert (listing.name, listing.unit, listing.gate) == ("store.threads(limit=20) of 8 threads", "ms", 5)
+    assert listing.value > 0
     with backtrail.open(tmp_path / "large.db", read_only=True) as store:
         assert (store.stats().threads, len(store.thread("long"))) == (9, 6)
 

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 import backtrail
-from backtrail import Message
+from backtrail import Done, Message, NotDone
 from backtrail.runs.lease import renewals_of
 
 
@@ -241,10 +241,17 @@ def test_conflict_on_checkpoints_is_no_takeover(store, monkeypatch):
     assert store.runs.steps("s")[-1].state["status"] == "completed"
 
 
-@pytest.mark.parametrize("lost_at", range(1, 7))
-def test_unknown_commit_ends_block_and_run_goes_on(store, monkeypatch, lost_at):
+@pytest.mark.parametrize(
+    ("lost_at", "pure"), [*((each, False) for each in range(1, 7)), *((each, True) for each in range(1, 5))]
+)
+def test_unknown_commit_ends_block_and_run_goes_on(store, monkeypatch, lost_at, pure):
     """Intents, results with a checkpoint, the end of an iteration and the end of the run: each was written, unseen."""
     commit, done = store._backend.commit, []
+
+    def look(call):
+        return Done() if call.arguments["args"][0] in done else NotDone
+
+    options = {"policy": "pure"} if pure else {"verify": look}
     writes = iter(range(1, 100))
 
     def unsure(batch):
@@ -259,10 +266,10 @@ def test_unknown_commit_ends_block_and_run_goes_on(store, monkeypatch, lost_at):
                 monkeypatch.setattr(store._backend, "commit", unsure)
                 run.message(Message.user(f"message {number}"))
                 try:
-                    run.tool("first", done.append, number, policy="pure")
+                    run.tool("first", done.append, number, **options)
                 except backtrail.CommitUnknown:
                     with pytest.raises(backtrail.CommitUnknown):  # asked for again, it is not guessed
-                        run.tool("first", done.append, number, policy="pure")
+                        run.tool("first", done.append, number, **options)
                     raise
                 run.state["n"] += 1
                 if number == 2:

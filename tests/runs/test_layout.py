@@ -1,4 +1,4 @@
-"""What the two threads of a run hold: each result once, and lists that follow from the entries of the journal."""
+"""What the two threads of a run hold: each result once, in the journal or in a checkpoint."""
 
 import random
 from contextlib import suppress
@@ -7,6 +7,7 @@ import pytest
 
 import backtrail
 from backtrail import AfterToolCall, EveryN, Message, Never
+from tests.conformance.repair import payload
 
 
 class Cut(Exception):  # noqa: N818
@@ -38,12 +39,93 @@ def work(store, strategy, *, iterations=3, session="s", cut=None):
     return run
 
 
-@pytest.mark.parametrize("strategy", [AfterToolCall(), EveryN(2), Never()])
-def test_journal_holds_what_iterations_did_once(store, strategy):
-    work(store, strategy)
+def test_journal_without_checkpoints_holds_what_iterations_did_once(store):
+    work(store, Never())
     text = repr(stored(store, "journal"))
     whats = [f"{what} {n}'" for what in ("result", "message", "partial") for n in (1, 2, 3)]
     assert [text.count(what) for what in whats] == [1] * 9
+
+
+@pytest.mark.parametrize("strategy", [AfterToolCall(), EveryN(2)])
+def test_journal_holds_nothing_that_its_checkpoint_has(store, strategy):
+    with store.run("s", strategy=strategy) as run:
+        for number in run.iterations():
+            run.tool("look", lambda n: f"result {n}", number)
+            if number == 4:
+                run.checkpoint()
+                run.tool("pay", abs, -1)
+                point = stored(store, "journal")
+                break
+    assert point["entries"][0][0] == "c"
+    assert "'result " not in repr(point)
+
+
+@pytest.mark.parametrize("strategy", [AfterToolCall(), Never()])
+def test_result_is_in_one_row(strategy):
+    def rows(backend):
+        for no in backend.thread_numbers(0, 10):
+            yield from backend.rows(no, [(1, 1000)], payload=True)
+
+    with (
+        backtrail.open("memory://", compression=False) as store,
+        suppress(Cut),
+        store.run("s", strategy=strategy) as run,
+    ):
+        for _ in run.iterations():
+            for _ in range(5):
+                result = run.tool("noise", random.randbytes, 100)
+                assert sum(result in row.payload for row in rows(store._backend)) == 1
+            raise Cut
+
+
+def test_run_without_a_worker_needs_no_checkpoint(store):
+    with suppress(Cut):
+        work(store, AfterToolCall(), cut=2)
+    before = store.runs.load("s")
+    backtrail.Thread(store._engine, "run", "s").delete()
+    assert store.runs.load("s") == before
+    assert work(store, AfterToolCall()).status.name == "completed"
+
+
+@pytest.mark.parametrize("intent", [False, True])
+def test_run_that_lost_its_newest_checkpoint_goes_on_after_a_rewind(store, intent):
+    """A worker that died, and damage: nothing is taken for not done, until a user says where to go on."""
+    run = store.run("s", lease=0.05).__enter__()
+    for number in run.iterations():
+        run.tool("pay", abs, -number)
+        if number == 3:
+            break
+    if intent:
+        with suppress(KeyboardInterrupt):
+            run.tool("die", interrupt)
+    payload("run", "s", 3)(store)
+    store.verify(repair=True)
+    if intent:
+        with pytest.raises(backtrail.Corrupt, match="rewind"):
+            store.runs.load("s")
+    store.runs.thread("s").rewind(2)
+    assert store.runs.load("s").iteration == 2
+    with store.run("s", takeover=True) as run:
+        for number in run.iterations():
+            assert run.tool("pay", (lambda n: -1) if number == 2 else abs, -number) == number
+            if number == 3:
+                break
+    assert [call.result for call in run.tool_calls] == [1, 2, 3]
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+def test_call_with_checkpoint_writes_two_rows_and_a_pure_one_writes_one(store):
+    with store.run("s") as run:
+        for number in run.iterations():
+            for policy, rows in (("ask", 2), ("pure", 1)):
+                before = store._backend.usage().rows
+                run.tool(policy, abs, -number, policy=policy)
+                assert store._backend.usage().rows - before == rows
+            if number == 2:
+                break
 
 
 def test_checkpoint_holds_each_result_once(store):
@@ -53,23 +135,13 @@ def test_checkpoint_holds_each_result_once(store):
         assert [text.count(f"result {n}'") for n in range(1, number + 1)] == [1] * number
 
 
+@pytest.mark.parametrize("strategy", [AfterToolCall(), Never()])
 @pytest.mark.parametrize("cut", [None, 1, 2])
-def test_versions_that_do_not_know_ended_iterations_refuse_them(store, cut):
+def test_versions_that_do_not_know_this_layout_refuse_it(store, cut, strategy):
     with suppress(Cut):
-        work(store, Never(), cut=cut)
-    point = stored(store, "journal")
-    counted = "ended" in point and point["ended"] != [0, 0]
-    assert counted == (cut != 1)
-    assert type(point["iteration"]) is (list if counted else int)  # those versions take a number only
+        work(store, strategy, cut=cut)
+    assert "calls" not in stored(store, "journal")  # those versions require it
     assert store.runs.load("s").iteration == (cut or 3)
-
-
-def test_number_of_an_iteration_is_plain_after_a_replay(store):
-    with suppress(Cut):
-        work(store, Never(), cut=2)
-    work(store, Never(), iterations=2)
-    point = stored(store, "journal")
-    assert (point["iteration"], point["ended"], len(point["tool_calls"])) == (2, [0, 0], 4)
 
 
 def test_completed_run_replays_calls_behind_its_loop(store):
@@ -149,3 +221,57 @@ def test_run_that_is_cut_often_equals_one_that_is_not(store, seed):
     assert [(c.id, c.result) for c in one.tool_calls] == [(c.id, c.result) for c in other.tool_calls]
     assert one.partial_results == other.partial_results
     assert work(store, Never(), iterations=5).tool_calls == [*one.tool_calls]
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_stale_worker_cannot_write_a_checkpoint(store, joined):
+    """A pure call writes nothing before its checkpoint: that must require the lease, too."""
+    store.agents.save(backtrail.AgentState("a", "Ann", "model"))
+    options = {"agent": "a", "conversation": "c"} if joined else {}
+    with pytest.raises(backtrail.Conflict) as caught, store.run("s", **options) as old:
+        for _ in old.iterations():
+            old.tool("first", abs, -1)
+            with store.run("s", takeover=True) as new:
+                new.halt("mine")
+            steps = len(store.runs.steps("s"))
+            old.message(Message.user("late"))
+            old.tool("second", abs, -2, policy="pure")
+    assert caught.value.code == "conflict.lease"
+    assert len(store.runs.steps("s")) == steps
+    assert "second" not in repr(stored(store, "run"))
+    assert store.conversations.get("c") is None
+
+
+def test_deleting_the_newest_checkpoint_of_a_dead_worker_loses_no_result(store):
+    run = store.run("s", lease=0.05).__enter__()
+    for number in run.iterations():
+        run.tool("pay", abs, -number)
+        if number == 2:
+            break
+    store.runs.thread("s").delete_checkpoint("@")
+    assert store.runs.thread("s").delete()
+    with store.run("s", takeover=True) as run:
+        for number in run.iterations():
+            assert run.tool("pay", lambda n: 0, -number) == number
+            break
+    assert [call.result for call in run.tool_calls] == [1, 2]
+
+
+def test_worker_goes_on_after_its_newest_checkpoint_was_deleted(store):
+    with store.run("s") as run:
+        for number in run.iterations():
+            run.tool("pay", abs, -number)
+            if number == 2:
+                store.runs.thread("s").delete_checkpoint("@")
+            if number == 4:
+                break
+    assert run.status.name == "completed"
+    assert [call.result for call in store.runs.load("s").tool_calls] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("strategy", [AfterToolCall(), Never()])
+def test_old_rows_of_a_journal_are_hidden_when_its_worker_leaves(store, strategy):
+    for cut in (1, 2, None):
+        with suppress(Cut):
+            work(store, strategy, cut=cut)
+        assert len(list(backtrail.Thread(store._engine, "journal", "s").history(everything=True))) == 1

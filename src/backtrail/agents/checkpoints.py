@@ -184,7 +184,10 @@ class Manifests(Handle[Any]):
         try:
             session.reader.backend.commit(batch)
         except Vanished as error:
-            raise Conflict(f"a thread of agent {self.id!r} moved on meanwhile", code="conflict.transaction") from error
+            raise Conflict(
+                f"a thread of agent {self.id!r} was written to by another process meanwhile; try again",
+                code="conflict.transaction",
+            ) from error
         return made, info
 
     def _put(
@@ -212,7 +215,10 @@ class Manifests(Handle[Any]):
         return self._make(tip, tip.head, (), written=True)
 
     def _overtaken(self) -> Conflict:
-        return Conflict(f"the checkpoints of agent {self.id!r} moved on meanwhile", code="conflict.transaction")
+        return Conflict(
+            f"the checkpoints of agent {self.id!r} was written to by another process meanwhile; try again",
+            code="conflict.transaction",
+        )
 
     def _learn(self, tip: Tip) -> None:
         """Keep the tip in the cache of this process, for the next manifest."""
@@ -417,7 +423,10 @@ class Manifests(Handle[Any]):
         tips = bulk.tips(bulk.records([*moved, *left]))
         for names in (*moved, *left):
             if names not in tips or tips[names].newest.head != now.get(names, 0):
-                raise Conflict(f"thread {names[1]!r} moved on meanwhile", code="conflict.transaction")
+                raise Conflict(
+                    f"thread {names[1]!r} was written to by another process meanwhile; try again",
+                    code="conflict.transaction",
+                )
         batch = _moves(session.reader, [(tips[names], row) for names, row in moved.items()])
         clock = session.reader.clock
         leaves = [rows.move(tips[names], log.LEAVE, None, (), undo=0, redo=0, at=clock()) for names in sorted(left)]
@@ -426,7 +435,10 @@ class Manifests(Handle[Any]):
         try:
             session.reader.backend.commit(batch._replace(rows=(*batch.rows, *away)))
         except (Stale, Vanished) as error:
-            raise Conflict(f"a thread of agent {self.id!r} moved on meanwhile", code="conflict.transaction") from error
+            raise Conflict(
+                f"a thread of agent {self.id!r} was written to by another process meanwhile; try again",
+                code="conflict.transaction",
+            ) from error
 
     def _record_after(
         self,

@@ -81,7 +81,7 @@ class Agents(Collection):
         A new state must be the first with its id. `replace` saves in either case.
         """
         if not isinstance(state, AgentState):
-            raise Invalid(f"this is {type(state).__name__}, not an AgentState", code="invalid.value")
+            raise Invalid(f"save() takes an AgentState, not {type(state).__name__}", code="invalid.value")
         self._put(state.agent_id, state.agent_id, to_data(state), state._saved, replace=replace)  # noqa: SLF001
         return state
 
@@ -286,14 +286,16 @@ def check_ids(agent_ids: Any) -> list[str]:
     try:
         ids = [agent_ids] if isinstance(agent_ids, str) else [*agent_ids]
     except TypeError:
-        raise Invalid(f"agent_ids takes one id or several, not {agent_ids!r:.100}", code="invalid.argument") from None
+        raise Invalid(
+            f"agent_ids must be an id or a list of ids, not {agent_ids!r:.100}", code="invalid.argument"
+        ) from None
     return [check_id(agent_id, "an agent's id") for agent_id in ids]
 
 
 def _check_texts(name: Any, description: Any) -> tuple[str, str | None]:
     for what, text in (("name", name), ("description", "" if description is None else description)):
         if not isinstance(text, str):
-            raise Invalid(f"the {what} of a checkpoint is a string, not {text!r:.100}", code="invalid.argument")
+            raise Invalid(f"the {what} of a checkpoint must be a string, not {text!r:.100}", code="invalid.argument")
     size = len(f"{name}{description or ''}".encode("utf-8", "surrogatepass"))
     if size > _TEXTS_MAX:
         raise Invalid(
@@ -306,7 +308,7 @@ def _check_texts(name: Any, description: Any) -> tuple[str, str | None]:
 def current(data: dict[str, Any]) -> dict[str, Any]:
     """Return the data of an agent's state in the newest version, updated by the upcasters of `AgentState`."""
     if not isinstance(data, dict):
-        raise Corrupt(f"the state of an agent is a dict, not {type(data).__name__}", code="corrupt.state")
+        raise Corrupt(f"the state of an agent must be a dict, not {type(data).__name__}", code="corrupt.state")
     newest, version = newest_version(), data.get("version", 1)
     if newest == 1:  # without upcasters, the user decides what a version means
         return data

@@ -40,7 +40,7 @@ def copy(
     """
     for given in (src, dst):
         if not isinstance(given, Store | str | os.PathLike):
-            raise Invalid(f"a copy is between stores or their URLs, not {given!r}", code="invalid.argument")
+            raise Invalid(f"a copy must be between stores or their URLs, not {given!r}", code="invalid.argument")
     check_progress(progress)
     with _store(src, read_only=True) as source:
         return copy_to(source, lambda: _store(dst, read_only=False), progress=progress)

@@ -91,7 +91,7 @@ def export(
     """Write a store, or a part of it, to a new file."""
     check_progress(progress)
     if threads is not None and agent is not None:
-        raise Invalid("say threads=, or agent=, not both", code="invalid.argument")
+        raise Invalid("pass threads= or agent=, not both", code="invalid.argument")
     scope = ExportScope(
         None if agent is None else check_id(agent, "an agent's id"),
         None if threads is None else check_ids(threads),

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from backtrail.cli.parameters import Invocation
 
 _PHRASES: Final = (
-    ("say threads=, or agent=, not both", "pass --thread or --agent, not both"),
+    ("pass threads= or agent=, not both", "pass --thread or --agent, not both"),
     ("export without since=", "export without --since"),
     (
         "a policy needs one of keep_last, keep_hourly, keep_daily, keep_weekly above 0",
@@ -26,7 +26,7 @@ _PHRASES: Final = (
     ("schema= is for", "--schema is for"),
     ("use set()", "use --set"),
     ("verify(repair=True) makes", "`backtrail verify --repair` makes"),
-    ("`reindex` makes", "`backtrail reindex` makes"),
+    ("`reindex` rebuilds", "`backtrail reindex` rebuilds"),
     (", or give a tuple of keys and indexes", ""),
 )
 _COMMAND: Final = re.compile("`backtrail ([^`]*)`")

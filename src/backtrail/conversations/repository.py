@@ -58,7 +58,7 @@ class Conversations(Collection):
     def save(self, conversation: Conversation, *, replace: bool = False) -> Conversation:
         """Save a conversation on top of its head; a new one expects that its id is free, unless `replace`."""
         if not isinstance(conversation, Conversation):
-            raise Invalid(f"this is {type(conversation).__name__}, not a Conversation", code="invalid.value")
+            raise Invalid(f"save() takes a Conversation, not {type(conversation).__name__}", code="invalid.value")
         data = to_data(conversation)
         self._put(conversation.id, conversation.agent_id, data, conversation._saved, replace=replace)  # noqa: SLF001
         return conversation
@@ -186,11 +186,11 @@ class Conversations(Collection):
         if limit is not None:
             check_count(limit, "limit")
         if not isinstance(archived, bool | None):
-            raise Invalid(f"archived is True, False or None, not {archived!r:.100}", code="invalid.argument")
+            raise Invalid(f"archived must be True, False or None, not {archived!r:.100}", code="invalid.argument")
         if not isinstance(tag, str | None):
-            raise Invalid(f"tag is a text, not {tag!r:.100}", code="invalid.argument")
+            raise Invalid(f"tag must be a string, not {tag!r:.100}", code="invalid.argument")
         if not isinstance(prefix, str | None):
-            raise Invalid(f"prefix is the beginning of an id, not {prefix!r:.100}", code="invalid.argument")
+            raise Invalid(f"prefix must be the beginning of an id, not {prefix!r:.100}", code="invalid.argument")
         prefix = None if prefix is None else plain(prefix)
         found: Infos = []
         for record, newest, header in self._headers(agent, after, prefix=prefix):
@@ -237,7 +237,7 @@ class Conversations(Collection):
     def edit(self, id: str, message_id: str, content: str, *, new_id: str | None = None) -> Conversation:  # noqa: A002
         """Start a new conversation that ends with a message of this one, with new content."""
         if not isinstance(content, str):
-            raise Invalid(f"content is a string, not {content!r:.100}", code="invalid.value")
+            raise Invalid(f"content must be a string, not {content!r:.100}", code="invalid.value")
         return self._branch(id, message_id, new_id, content)
 
     def branches(self, id: str) -> Infos:  # noqa: A002
@@ -337,7 +337,7 @@ class _Branching:
         if self._at is None:
             return length - 1, None
         if not isinstance(self._at, str):
-            raise Invalid(f"at= is the id of a message, not {self._at!r:.100}", code="invalid.argument")
+            raise Invalid(f"at= must be the id of a message, not {self._at!r:.100}", code="invalid.argument")
         for end in range(length, 0, -_PAGE):
             start = max(end - _PAGE, 0)
             ids = self._ids(tree, start, end)
@@ -371,7 +371,7 @@ def _message(value: Any) -> Message:
     data = convert.unwrapped(value)
     if not isinstance(data, Mapping):
         raise Invalid(
-            f"this is {type(value).__name__}, not a Message: say append(id, message, message, ...)",
+            f"append() takes messages, not {type(value).__name__}: append(id, message, message, ...)",
             code="invalid.value",
         )
     provider = convert.provider_of(value)

@@ -13,6 +13,8 @@ Entries are short lists, in the order in which they were written:
     ["n", id]                                          the call was not done
     ["m", key, message], ["p", key, value]             a message, a partial result
 
+The first entry of a stored journal may be ["c", seq]: the checkpoint with that seq has everything before it.
+
 `main` tells whether the thread or task that opened the run made the call. `sent` is the idempotency key that the tool
 got. *Free* entries come from the checkpoint that the run continues from: a replay may repeat them, but need not. All
 other entries must be repeated. The functions of this module take plain data and return plain data.
@@ -26,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from backtrail.errors import Corrupt, Invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 SPACE: Final = "journal"
 """The name space of the threads that hold the journals of runs. Listings leave them out."""
@@ -38,6 +40,7 @@ AGAIN: Final = "a"
 NOT_DONE: Final = "n"
 MESSAGE: Final = "m"
 PARTIAL: Final = "p"
+CHECKPOINT: Final = "c"
 
 
 class Result(NamedTuple):
@@ -225,37 +228,57 @@ class Journal:
         ]
 
 
-_LISTS: Final = ("messages", "tool_calls", "partial_results", "zero", "calls")
-SEEN: Final = frozenset({"session_id", "iteration", *_LISTS[:3]})
+LISTS: Final = ("messages", "tool_calls", "partial_results")
+"""The lists of a run to which an iteration only appends."""
+SEEN: Final = frozenset({"session_id", "iteration", *LISTS})
 """The keys that every checkpoint of a run has."""
+_POINT: Final = frozenset({"agent", "status", "iteration", "state", "lease", "created_at", "zero", *LISTS})
 
 
 def is_point(data: Any) -> bool:
     """Tell whether `data` is a valid state of a journal thread, from which a run can continue."""
-    if (
-        not isinstance(data, dict)
-        or not {"agent", "status", "iteration", "state", "lease", "created_at"} <= data.keys()
-    ):
+    if not isinstance(data, dict) or not data.keys() >= _POINT:
         return False
-    status, lease = data["status"], data["lease"]
+    status, lease, entries = data["status"], data["lease"], entries_of(data)
     return (
         isinstance(data["agent"], str | None)
-        and _is_number(data["iteration"])
+        and type(iteration_of(data)) is int
         and type(status) is list
         and [*map(type, status)] in ([str, str], [str, type(None)])
-        and all(type(data.get(name)) is list for name in _LISTS)
-        and _is_span(data.get("ended", [0, 0]), len(data["calls"]))
+        and all(type(each) is list for each in (entries, data["zero"], *(data[name] for name in LISTS)))
+        and _is_span(data.get("ended", [0, 0]), len(entries))
         and (lease is None or (type(lease) is list and [*map(type, lease)] == [str, str, int]))
         and isinstance(data["created_at"], dt.datetime)
     )
 
 
-def _is_number(iteration: Any) -> bool:
-    return type(iteration) is int or (type(iteration) is list and [*map(type, iteration)] == [int])
-
-
 def _is_span(span: Any, size: int) -> bool:
     return type(span) is list and [*map(type, span)] == [int, int] and 0 <= span[0] <= span[1] <= size
+
+
+def entries_of(data: Mapping[str, Any]) -> Any:
+    """Return the entries of a stored journal. Older layouts have them under `calls`; those of iteration 0 in `zero`."""
+    return data.get("entries", data.get("calls"))
+
+
+def iteration_of(data: Mapping[str, Any]) -> Any:
+    """Return the number of the iteration of a stored journal. An older layout has it in a list of one item."""
+    number = data["iteration"]
+    return number[0] if type(number) is list and len(number) == 1 else number
+
+
+def checkpoint_of(data: Mapping[str, Any]) -> int:
+    """Return the seq of the checkpoint that a stored journal continues; 0 if the journal is complete by itself."""
+    first: Any = next(iter(entries_of(data)), None)
+    is_checkpoint = type(first) is list and [*map(type, first)] == [str, int] and first[0] == CHECKPOINT
+    return int(first[1]) if is_checkpoint else 0
+
+
+def check_entries(data: Mapping[str, Any]) -> None:
+    """Raise `Corrupt` if entries of a stored journal are damaged. The rest may depend on the journal's checkpoint."""
+    Journal(data["zero"])
+    if not checkpoint_of(data):
+        Journal(entries_of(data)[data.get("ended", (0, 0))[0] :])
 
 
 def is_seen(state: Any) -> bool:

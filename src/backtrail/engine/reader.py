@@ -27,11 +27,13 @@ if TYPE_CHECKING:
     from backtrail.engine.schema.registry import Types
 
 CACHE_BYTES: Final = 64 * 1024 * 1024
-_STORED: Final = Row._fields.index("payload")
-"""The number of columns that a row is read with."""
 _WAYS_OUT: Final = (
     "; older checkpoints can be read by id, label or tag; verify(repair=True) makes the newest readable one the head"
 )
+
+
+_STORED: Final = Row._fields.index("payload")
+"""The number of columns that a row is read with."""
 
 
 class Chain(NamedTuple):

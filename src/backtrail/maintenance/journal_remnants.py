@@ -1,67 +1,24 @@
-"""Repair the journal of a run whose newest rows are lost: decide where the run continues.
+"""Repair the journal of a run whose newest rows are lost.
 
-A journal row names the last checkpoint of the run (`at`). If the run has a newer checkpoint, the remaining journal is
-out of date: a worker that continued from it would repeat calls that ended before that checkpoint. Without a journal, a
-run continues from its newest checkpoint. A journal row that is up to date may hold the lease of a worker that has left
-the run since; `let_go` removes that lease.
+The run continues from its newest checkpoint, if that is newer than the rest of the journal, else from the rest. A row
+of the rest may hold the lease of a worker that has left the run since; `let_go` removes that lease.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from backtrail.engine import journal, log, rows
+from backtrail.engine import log, rows
 from backtrail.engine.schema.registry import Types
 from backtrail.engine.tree import edits
-from backtrail.engine.tree.decode import Decoder
 from backtrail.engine.tree.path import Path
-from backtrail.engine.tree.tree import locate
 from backtrail.engine.writer import Expect, Key, LogWriter
-from backtrail.errors import Corrupt, NotFound
-from backtrail.maintenance.readable import read_below
 
 if TYPE_CHECKING:
-    from backtrail.backends.port import Row, ThreadRecord
+    from backtrail.backends.port import ThreadRecord
     from backtrail.engine.reader import LogReader
-    from backtrail.engine.tree.tree import Tree
-    from backtrail.maintenance.verify import ThreadDamage
 
 _PLAIN: Final = Types()
-
-
-def is_behind(reader: LogReader, damage: ThreadDamage) -> bool:
-    """Tell whether a run has a newer checkpoint than the one named by the row that becomes the journal's head."""
-    left = reader.row(damage.record, damage.head) if damage.head else None
-    run = reader.backend.find_thread(journal.RUN, damage.record.name)
-    if left is None or run is None:
-        return False
-    point = _read(reader, damage.record, left)
-    told = None if point is None else _part(point, "at")
-    at = 0 if point is None or told is None else Decoder(point.nodes, _PLAIN).value(told)
-    for row in reader.downwards(run):  # a repair of the run's thread finds its head in the same way
-        head = reader.row(run, row.head) if row.head and log.is_sound(row, run.uid) else None
-        seen = None if head is None or head.hidden else _read(reader, run, head)
-        if head is not None and seen is not None:
-            return head.seq > at and all(_part(seen, name) is not None for name in journal.SEEN)
-    return False
-
-
-def _read(reader: LogReader, record: ThreadRecord, row: Row) -> Tree | None:
-    """Return the tree of a row, None if a part of it cannot be read. Values are not decoded: classes are unknown."""
-    try:
-        tree = reader.chain(record, row).tree
-        read_below(reader, tree, ())
-    except (Corrupt, NotFound):
-        return None
-    return tree
-
-
-def _part(tree: Tree, name: str) -> bytes | None:
-    """Return the encoded value of a top-level key of a state; None if it has no such key."""
-    try:
-        return locate(tree, Path((name,)), _PLAIN)[0]
-    except NotFound:
-        return None
 
 
 def let_go(reader: LogReader, record: ThreadRecord) -> None:

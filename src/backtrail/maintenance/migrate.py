@@ -76,9 +76,12 @@ def _migrated(engine: Engine, record: ThreadRecord, newest: dict[str, int]) -> b
         def save(session: Session, head: Checkpoint[Any] = head, state: Any = state[0]) -> None:
             if record.space in _RUNS:
                 _refuse_leased(session.reader, record.name)
-            if record.space == journal.RUN:  # a move counts only while it is the newest row: settle it before the save
-                JournalThread(engine, record.name).settle_move(session)
-            thread.save(state, kind="automatic", metadata=_NOTE, expect=head)
+            run = JournalThread(engine, record.name) if record.space == journal.RUN else None
+            if run is not None:  # a move counts only while it is the newest row: settle it before the save
+                run.settle(session)
+            made = thread.save(state, kind="automatic", metadata=_NOTE, expect=head)
+            if run is not None and run.place.tip is not None:
+                run.extend(session, (), {"at": made.seq})
 
         try:
             engine.atomic(save)
@@ -87,7 +90,9 @@ def _migrated(engine: Engine, record: ThreadRecord, newest: dict[str, int]) -> b
                 raise
             continue
         return True
-    raise Conflict(f"thread {record.name!r} is written to without pause; try again", code="conflict.stale")
+    raise Conflict(
+        f"thread {record.name!r} is being written by other processes all the time; try again", code="conflict.stale"
+    )
 
 
 def _refuse_leased(reader: LogReader, session_id: str) -> None:

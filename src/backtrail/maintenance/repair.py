@@ -214,7 +214,9 @@ def _remove_chunks(reader: StoreReader, digests: Sequence[bytes]) -> None:
                 break
             reader.backend.remove_chunks(page, epoch)
         else:
-            raise Unavailable("damaged chunks are relied on without pause", code="unavailable.contended")
+            raise Unavailable(
+                "other processes keep using damaged chunks; stop them and repair again", code="unavailable.contended"
+            )
 
 
 def _unpin(reader: StoreReader, repaired: list[ThreadDamage]) -> None:
@@ -248,7 +250,10 @@ class _ThreadRepair:
                 with suppress(Conflict):  # a worker has taken the run meanwhile
                     journal_remnants.let_go(self._reader, self._record)
             return damage
-        raise Unavailable(f"thread {self._record.name!r} is written to without pause", code="unavailable.contended")
+        raise Unavailable(
+            f"thread {self._record.name!r} is written by other processes all the time; stop them and repair again",
+            code="unavailable.contended",
+        )
 
     def _repair(self, damage: ThreadDamage) -> None:
         no = self._record.no
@@ -316,7 +321,10 @@ class _AgentRepair:
             except (Stale, Vanished, Conflict):
                 continue
             rebuild = False
-        raise Unavailable(f"agent {self._record.name!r} is written to without pause", code="unavailable.contended")
+        raise Unavailable(
+            f"agent {self._record.name!r} is written by other processes all the time; stop them and repair again",
+            code="unavailable.contended",
+        )
 
     def _restore_pins(self, held: AgentDamage) -> None:
         """Pin the rows that have lost their pins, and mark changed threads as touched."""

@@ -91,7 +91,7 @@ class Policy:
         if not isinstance(self.keep_tagged, bool):
             object.__setattr__(self, "keep_tagged", check_tags(self.keep_tagged, "keep_tagged"))
         if not isinstance(self.keep_labelled, bool):
-            raise Invalid(f"keep_labelled is True or False, not {self.keep_labelled!r}", code="invalid.argument")
+            raise Invalid(f"keep_labelled must be True or False, not {self.keep_labelled!r}", code="invalid.argument")
         keeps = any(getattr(self, name) for name in given) or self.older_than is not None
         if not keeps and self.keep_tagged in (True, False, ()) and (given or self.idle is None):
             raise Invalid(
@@ -126,9 +126,9 @@ def check_policy(policy: Any, keep_last: Any, older_than: Any, keep_tagged: Any)
         labelled = keep_tagged is not False  # one word for both
         return Policy(keep_last=keep_last, older_than=older_than, keep_tagged=keep_tagged, keep_labelled=labelled)
     if not isinstance(policy, Policy):
-        raise Invalid(f"a policy is a backtrail.Policy, not {policy!r:.100}", code="invalid.policy")
+        raise Invalid(f"a policy must be a backtrail.Policy, not {policy!r:.100}", code="invalid.policy")
     if keep_last is not None or older_than is not None or keep_tagged is not True:
-        raise Invalid("say a policy, or keep_last, older_than and keep_tagged, not both", code="invalid.policy")
+        raise Invalid("pass a policy, or keep_last, older_than and keep_tagged, not both", code="invalid.policy")
     return policy
 
 
@@ -367,7 +367,7 @@ def _pruned(
 
 def _chosen(reader: LogReader, spaces: tuple[str, ...], agent: Any, threads: Any) -> Iterator[ThreadRecord]:
     if agent is not None and threads is not None:
-        raise Invalid("say threads=, or agent=, not both", code="invalid.argument")
+        raise Invalid("pass threads= or agent=, not both", code="invalid.argument")
     if agent is not None:
         tips = reader.backend.tips(check_id(agent, "an agent's id"), touched=False)
         return (tip.record for tip in tips if tip.record.space in spaces)

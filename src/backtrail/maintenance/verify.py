@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from backtrail.backends.port import JUMP
-from backtrail.engine import journal, log, manifests
+from backtrail.engine import log, manifests
 from backtrail.engine.search import indexer
 from backtrail.errors import Corrupt, NotFound
-from backtrail.maintenance import agent_pointers, gc, journal_remnants
+from backtrail.maintenance import agent_pointers, gc
 from backtrail.maintenance.readable import Reading, is_chunk_sound, read_below
 from backtrail.models import Damage, Salvage, VerifyReport
 
@@ -175,9 +175,6 @@ class _ThreadScan:
         damage.views = damage.unsound & self._views
         self._check_head()
         self._check_last()
-        is_journal = self._record.space == journal.SPACE
-        if is_journal and damage.head_lost and journal_remnants.is_behind(self._reader, damage):
-            damage.head = 0
         if abs(self._record.created_at) >= log.LATEST:
             damage.created_at = self._reader.clock() if self._first_time is None else self._first_time
         return damage

@@ -321,7 +321,10 @@ class Attempt:
         expected = run.book.expected() if main else None
         if expected is not None:
             raise journal.diverged(expected, described(self.call))
-        calls.recorder.record(run, [self.call.entry()])
+        if options.policy == "pure" and options.verify is None and not options.irreversible:
+            run.defer(self.call)  # it may be made again: its intent can wait for its result
+        else:
+            calls.recorder.record(run, [self.call.entry()])
         run.book.begin(self.call)
         self._is_new = True
 

@@ -110,6 +110,10 @@ class Delivery:
         """Return the journal fields of the next write: the conversation that the run joins, if any."""
         return {} if self._joining is None else {"conversation": self._joining}
 
+    def is_due(self, entries: Sequence[Any]) -> bool:
+        """Tell whether the write of these entries adds messages to the conversation."""
+        return self.is_active and (bool(self._owed) or any(entry[0] == journal.MESSAGE for entry in entries))
+
     def send(self, entries: Sequence[Any]) -> None:
         """Add owed messages, then the messages among `entries`, to the conversation.
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from backtrail.transaction import Engine, Session
 
 _PAGE: Final = 200
+_TRIES: Final = 10
 
 
 class Irreversible(UserWarning):
@@ -88,15 +89,15 @@ class RunThread(Thread[Any]):
         change, write = propose, super()._write
 
         def work(session: Session) -> Checkpoint[Any]:
-            point = JournalThread(self._engine, self.id)
-            point.settle_move(session)
-            data = point.read(session)
+            thread = JournalThread(self._engine, self.id)
+            point = thread.settle(session)
+            data = None if point is None else point.data
             if data is not None:
                 check_free(self.id, data, session.reader.shared_time())
             try:
                 made = write(edits.Several(self._everywhere(change)), meta, expect, default=default, onto=onto)
                 if data is not None:
-                    point.put(session, edits.Several([change, *point.puts(_edited(data, made.seq))]))
+                    thread.edit(session, change, _edited(data, made.seq))
             except NotFound as error:
                 if error.code != "not_found.path" or data is None:
                     raise
@@ -133,28 +134,31 @@ class RunThread(Thread[Any]):
             point["created_at"] = when(session.reader.shared_time())
             made = JournalThread(self._engine, new_id, point["agent"])
             made.read(session)
-            made.put(session, edits.Replace(point, session.reader.nodes(), self._types), point["status"])
+            made.put_whole(session, point)
 
         self._engine.atomic(work)
         return RunThread(self._engine, new_id)
 
     def delete_checkpoint(self, ref: Ref) -> bool:
         """Delete a checkpoint and tell whether it existed. The run resumes from the same point as before."""
-
-        def settle(session: Session) -> None:
+        with suppress(NotFound):
             tip = self._tip()
-            head = tip.head if tip else None
-            with suppress(NotFound):
-                if tip and head and head.seq == self._resolve(tip, ref).seq:  # keep a rewind to this checkpoint
-                    JournalThread(self._engine, self.id).settle_move(session)
-
-        self._engine.atomic(settle)
+            if tip is not None and tip.head is not None and tip.head.seq == self._resolve(tip, ref).seq:
+                self._settle()
         return super().delete_checkpoint(ref)
 
     def delete(self) -> bool:
         """Delete all checkpoints and tell whether there were any. The run resumes from the same point as before."""
-        self._engine.atomic(JournalThread(self._engine, self.id).settle_move)
+        self._settle()
         return super().delete()
+
+    def _settle(self) -> None:
+        """Write what the head has to the journal, so that the run does not need it. A worker may renew its lease."""
+        for _ in range(_TRIES):
+            with suppress(Conflict):
+                self._engine.atomic(JournalThread(self._engine, self.id).settle)
+                return
+        self._engine.atomic(JournalThread(self._engine, self.id).settle)
 
     def rewind(self, ref: Ref) -> Checkpoint[Any]:
         """Make an older checkpoint the head again: the run resumes from it. The later checkpoints stay."""
@@ -179,11 +183,11 @@ class RunThread(Thread[Any]):
         session = self._engine.session
         tree = session.reader.chain(tip.record, self._resolve(tip, ref)).tree
         seen = Decoder(tree.nodes, self._types).value(tree.rep)
-        data, _ = JournalThread(self._engine, self.id).point(session)
-        if data is None or not journal.is_seen(seen):
+        point = JournalThread(self._engine, self.id).point(session, lenient=True)
+        if point is None or not journal.is_seen(seen):
             return []
         known = {known_as(each) for each in irreversible({**seen, **journal_of(seen)})}
-        return [record_of(each) for each in irreversible(data) if known_as(each) not in known]
+        return [record_of(each) for each in irreversible(point.data) if known_as(each) not in known]
 
 
 def _edited(data: Mapping[str, Any], seq: int) -> dict[str, Any]:
@@ -205,8 +209,8 @@ def since(engine: Engine, agent: str, moment: dt.datetime) -> list[ToolCallRecor
             if when(newest.created_at) < moment:
                 return [*calls.values()]
             with suppress(Corrupt, Invalid):  # a run that cannot be read lists no calls
-                data, _ = JournalThread(engine, record.name).point(engine.session)
-                records = [] if data is None else irreversible(data)
+                point = JournalThread(engine, record.name).point(engine.session)
+                records = [] if point is None else irreversible(point.data)
                 late = (each for each in records if each["ended_at"] is None or each["ended_at"] > moment)
                 calls |= {known_as(each): record_of(each) for each in late}  # forks have the calls of their source
         if len(page) < _PAGE:  # the row that names the next page may be damaged

@@ -12,13 +12,14 @@ This module neither reads nor writes a store.
 from __future__ import annotations
 
 import datetime as dt
+import marshal
 import threading
 from operator import is_
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from backtrail.conversations.models import Message
 from backtrail.engine import journal
-from backtrail.engine.journal import Journal
+from backtrail.engine.journal import LISTS, Journal
 from backtrail.errors import Corrupt, Invalid
 from backtrail.models import MISSING
 from backtrail.runs.strategies import RunState, RunStatus, as_record
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from backtrail.runs.delivery import Delivery
     from backtrail.runs.values import RunValues
 
-LISTS: Final = ("messages", "tool_calls", "partial_results")
-"""The lists of a run to which an iteration only appends."""
 OVER: Final[dict[str, Any]] = {"zero": [], "calls": [], "begun": None, "past": []}
 """The `journal` of a checkpoint at the end of an iteration, with empty lists."""
 
@@ -72,7 +71,7 @@ class RunJournal:
         self._began: Any = MISSING
         """The state at the beginning of the iteration; MISSING until a checkpoint needs it."""
         self._past: list[dict[str, Any]] = []
-        self._own = False
+        self._own = self._is_free = False
         self._written: dict[str, list[Any]] = {"zero": [], "calls": []}
         self._waiting: list[list[Any]] = []
         """Entries for the next write."""
@@ -90,8 +89,9 @@ class RunJournal:
         self._counts = self._lengths()
         self._past, self._own = list(data.get("past", ())), bool(data.get("own", False))
         self._written = {"zero": list(data["zero"]), "calls": list(data["calls"])}
-        self.is_replay = bool(data["calls"])
+        self.is_replay = bool(data["calls"] if self.iteration else data["zero"])
         free = data.get("free", 0)
+        self._is_free = bool(free)
         self.zero = Journal(data["zero"], 0 if self.iteration else free)
         self.current = self.zero if self.iteration == 0 else Journal(data["calls"], free)
 
@@ -114,11 +114,6 @@ class RunJournal:
     def number(self) -> int:
         """The number of the iteration of new calls; 0 before the loop."""
         return self.iteration if self.is_looping else 0
-
-    @property
-    def place(self) -> str:
-        """The key in the point to which new entries are appended: "zero" before the loop, else "calls"."""
-        return "calls" if self.is_looping else "zero"
 
     @property
     def is_completed(self) -> bool:
@@ -282,6 +277,11 @@ class RunJournal:
         old = ["all"] if start == 0 and stop >= began else [start, min(stop, began)] if start < began else []
         return [*old, *self._digests[max(start - began, 0) : max(stop - began, 0)]]
 
+    def defer(self, call: journal.Call) -> None:
+        """Queue the intent of a call for the next write."""
+        with self.lock:
+            self._waiting.append(call.entry())
+
     def withdraw(self, call: journal.Call) -> None:
         """Mark a call whose intent was written as not made. The next write records that."""
         with self.lock:
@@ -290,13 +290,14 @@ class RunJournal:
 
     # -- data for the recorder ----------------------------------------------------------------------------
 
-    def pending(self, entries: Sequence[Any] = ()) -> list[Any]:
-        """Return the entries of the next write: queued entries, then `entries`."""
-        return [*self._waiting, *entries]
+    def pending(self, entries: Sequence[Any] = ()) -> Pending:
+        """Return the data of the next write: queued entries, then `entries`."""
+        with self.lock:
+            return Pending([*self._waiting, *entries], self._lengths())
 
     def wrote(self, items: list[Any], entries: Sequence[Any] = ()) -> None:
         """Record that `items` (from `pending`) were written. Entries queued since then stay for the next write."""
-        self._written[self.place] += items
+        self._written["calls" if self.iteration else "zero"] += items
         del self._waiting[: len(items) - len(entries)]
 
     @property
@@ -304,20 +305,27 @@ class RunJournal:
         """The written entries of the current iteration."""
         return self._written["calls"]
 
-    def ending(self) -> Ending:
+    def ending(self) -> Pending:
         """Return the data that the end of the iteration writes."""
-        with self.lock:
-            return Ending(self.pending(), self._lengths(), self._passing())
+        return self.pending()._replace(past=self._passing())
 
-    def lists(self, ending: Ending, *, whole: bool) -> dict[str, list[Any]]:
-        """Return the messages, tool calls and partial results: all (`whole`), or only those of the iteration."""
-        lists = self._message_data, self.calls, self.partials
-        starts = (0, 0, 0) if whole else self._counts
+    def point(self, pending: Pending, began: Any = MISSING) -> dict[str, Any]:
+        """Return the fields of a point with the pending entries, without those that outlast iterations.
+
+        `began` is the state at the beginning of the iteration; MISSING if the iteration ends.
+        """
+        is_over = began is MISSING
+        lists, stops = (self._message_data, self.calls, self.partials), pending.lengths if is_over else self._counts
         return {
-            name: each[start:stop] for name, each, start, stop in zip(LISTS, lists, starts, ending.lengths, strict=True)
+            **{name: each[:stop] for name, each, stop in zip(LISTS, lists, stops, strict=True)},
+            "iteration": self.iteration,
+            "state": self.state if is_over else began,
+            "zero": [*self._written["zero"], *(() if self.iteration else pending.items)],
+            "calls": [*self._written["calls"], *pending.items] if self.iteration else [],
+            "past": [*self._past, *pending.past],
         }
 
-    def end_iteration(self, ending: Ending, status: RunStatus | None) -> None:
+    def end_iteration(self, ending: Pending, status: RunStatus | None) -> None:
         """Take note that the end of the iteration was written, and of the run if there is a status."""
         self.wrote(ending.items)
         for kind, at in ((journal.MESSAGE, 0), (journal.PARTIAL, 2)):
@@ -333,7 +341,7 @@ class RunJournal:
 
     def _next_iteration(self) -> None:
         self._written["calls"] = []
-        self.is_replay = False
+        self.is_replay = self._is_free = False
         self.iteration += 1
         self.current = Journal()
 
@@ -348,48 +356,94 @@ class RunJournal:
         return _irreversible(calls)
 
     def picture(
-        self, state: Any, status: RunStatus, items: Sequence[Any], began: Callable[[], Any], *, over: bool = False
-    ) -> dict[str, Any]:
-        """Return the data of a checkpoint.
+        self, state: Any, status: RunStatus, pending: Pending, began: Callable[[], Any], *, over: bool = False
+    ) -> Picture:
+        """Return the data of a checkpoint that has the pending entries.
 
-        `items` are the entries of the same write. `began` returns the state at the beginning of the iteration. `over`
-        tells that the checkpoint is at the end of its iteration.
+        `began` returns the state at the beginning of the iteration. `over` tells that the checkpoint is at the end of
+        its iteration.
         """
-        first = self.iteration == 0
         begun: dict[str, Any] | None = None
         if not over:
             if self._began is MISSING:
                 self._began = began()
             begun = {**dict(zip(LISTS, self._counts, strict=True)), "state": self._began}
-        return {
-            "session_id": self.session_id,
-            "agent": self.agent,
-            **({} if self.conversation is None else {"conversation": self.conversation}),
-            "status": status.name,
-            "reason": status.reason,
-            "iteration": self.iteration,
-            "messages": list(self._message_data),
-            "tool_calls": list(self.calls),
-            "partial_results": list(self.partials),
-            "state": state,
-            "journal": {
-                "zero": [*self._written["zero"], *(items if first else ())],
-                "calls": [] if over or first else [*self._written["calls"], *items],
-                "begun": begun,
-                "past": [*self._past, *(self._passing() if over else ())],
-            },
-        }
+        fields = {"status": status.name, "reason": status.reason, "iteration": self.iteration}
+        zero, calls, past = self._written["zero"], self._written["calls"], self._past
+        if not self.iteration:
+            zero = [*zero, *pending.items]
+        calls = [] if over or not self.iteration else [*calls, *pending.items]
+        past = [*past, *self._passing()] if over else past
+        lasting = {"session_id": self.session_id, "agent": self.agent}
+        if self.conversation is not None:
+            lasting["conversation"] = self.conversation
+        lists = self._message_data, self.calls, self.partials
+        counts = len(zero), len(calls), len(past)
+        return Picture(
+            lasting,
+            fields,
+            lists,
+            pending.lengths,
+            state,
+            _bytes_of(state),
+            zero,
+            calls,
+            past,
+            counts,
+            begun,
+            self._is_free,
+        )
 
 
-class Ending(NamedTuple):
-    """The data that the end of an iteration writes."""
+class Pending(NamedTuple):
+    """The data of the next write."""
 
     items: list[Any]
     """Entries that are not yet written."""
     lengths: tuple[int, int, int]
-    """The numbers of messages, tool calls and partial results of the run."""
-    past: list[dict[str, Any]]
+    """The numbers of messages, tool calls and partial results of the run, with these entries."""
+    past: Sequence[dict[str, Any]] = ()
     """Records of irreversible calls that no list of the run has."""
+
+
+class Picture(NamedTuple):
+    """The run at the moment of a checkpoint. Lists may grow later; `lengths` and `counts` are those of then."""
+
+    lasting: dict[str, Any]
+    fields: dict[str, Any]
+    lists: tuple[list[Any], ...]
+    lengths: tuple[int, int, int]
+    state: Any
+    state_bytes: bytes | None
+    """Bytes that only an equal state has; None if there are none."""
+    zero: list[Any]
+    calls: list[Any]
+    past: list[dict[str, Any]]
+    counts: tuple[int, int, int]
+    begun: dict[str, Any] | None
+    """How the iteration began; None at its end."""
+    is_free: bool
+    """Whether the iteration has free entries."""
+
+    def short(self, entries: Sequence[Any], records: Sequence[Mapping[str, Any]]) -> list[Any]:
+        """Return entries without what the records of the checkpoint hold."""
+        return abridged(entries, records, free=self.is_free)
+
+    def whole(self) -> dict[str, Any]:
+        """Return the state of the checkpoint."""
+        lists = {name: items[:stop] for name, items, stop in zip(LISTS, self.lists, self.lengths, strict=True)}
+        records = lists["tool_calls"]
+        zero, entries = self.short(self.zero, records), self.short(self.calls, records)
+        journaled = {"zero": zero, "entries": entries, "begun": self.begun, "past": list(self.past)}
+        return {**self.lasting, **self.fields, **lists, "state": self.state, "journal": journaled}
+
+
+def _bytes_of(state: Any) -> bytes | None:
+    """Return bytes that tell a state of Python's own types from any other; None if it has other types."""
+    try:
+        return marshal.dumps(state, 2)  # since version 3, equal values may have different bytes
+    except ValueError:
+        return None
 
 
 class _Span(dict[str, list[int]]):
@@ -422,32 +476,63 @@ def beginning(agent: str | None, messages: list[Any], state: Any) -> dict[str, A
     }
 
 
-def unfolded(data: dict[str, Any]) -> dict[str, Any]:
-    """Return a stored point in the form of `beginning`: with complete lists, and `calls` of the current iteration only.
+def continued(data: Mapping[str, Any], seq: int, seen: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a stored journal that continues the checkpoint `seq`, which the run made after the journal's last row."""
+    point = _point(seen)
+    same = point["iteration"] == journal.iteration_of(data)
+    return {
+        **{name: value for name, value in data.items() if name != "calls"},
+        **{name: [] for name in (*LISTS, "zero", "past")},
+        "iteration": point["iteration"],
+        "state": data["state"] if same else point["state"],
+        "free": data.get("free", 0) if same else 0,
+        "entries": [[journal.CHECKPOINT, seq]],
+        "ended": [1, 1],
+    }
 
-    The journal's thread keeps the entries of iterations that have ended, instead of the lists that they add to:
-    `ended` is where the entries of this iteration begin, and where those end that count in the lists. The number of the
-    iteration is in a list then: versions that do not know `ended` refuse that.
+
+def unfolded(data: Mapping[str, Any], seen: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the point of a stored journal. `seen` is the checkpoint that the journal continues; None without one.
+
+    The journal's thread keeps the entries since that checkpoint, instead of the lists that they add to: `ended` is
+    where the entries of this iteration begin, and where those end that count in the lists.
     """
+    entries, iteration = journal.entries_of(data), journal.iteration_of(data)
     start, stop = data.get("ended", (0, 0))
-    calls: dict[str, journal.Call] = {}
-    added: dict[str, list[Any]] = {name: [] for name in LISTS}
+    lists = {name: list(data[name]) for name in LISTS}
+    zero, past, calls = data["zero"], data.get("past", []), entries[start:]
+    if seen is not None:
+        fields = journal_of(seen)
+        begun = fields["begun"] if seen["iteration"] == iteration else None
+        counts = dict.fromkeys(LISTS) if begun is None else begun
+        lists = {name: seen[name][: counts[name]] + lists[name] for name in LISTS}
+        zero, past = fields["zero"] + zero, fields.get("past", []) + past
+        calls = calls if begun is None else fields["calls"] + calls
+    if iteration == 0:
+        zero, calls = zero + calls, []
+    _fold(entries[:stop], lists, {} if seen is None else {each.call.id: each.call for each in _recorded(seen)})
+    point = {name: value for name, value in data.items() if name != "entries"}
+    return {**point, **lists, "iteration": iteration, "zero": zero, "calls": calls, "past": past, "ended": [0, 0]}
+
+
+def _recorded(seen: Mapping[str, Any]) -> list[journal.Recorded]:
+    return Journal(journal_of(seen)["calls"]).recorded()
+
+
+def _fold(entries: Sequence[Any], lists: dict[str, list[Any]], calls: dict[str, journal.Call]) -> None:
+    """Add the messages, tool calls and partial results of ended iterations to the lists of a run."""
     try:
-        for kind, *entry in data["calls"][:stop]:
+        for kind, *entry in entries:
             if kind == journal.INTENT:
                 calls[entry[0]] = journal.Call(*entry)
             elif kind == journal.RESULT and calls[entry[0]].kind == "tool":
-                added["tool_calls"].append(as_record(calls[entry[0]], journal.Result(*entry[1:])))
+                lists["tool_calls"].append(as_record(calls[entry[0]], journal.Result(*entry[1:])))
             elif kind == journal.MESSAGE:
-                added["messages"].append(entry[1])
+                lists["messages"].append(entry[1])
             elif kind == journal.PARTIAL:
-                added["partial_results"].append(entry[1])
+                lists["partial_results"].append(entry[1])
     except (TypeError, ValueError, KeyError, IndexError) as error:
         raise Corrupt("an entry of a run's journal is damaged", code="corrupt.state") from error
-    lists = {name: data[name] + each for name, each in added.items()}
-    number = data["iteration"]
-    iteration = number[0] if isinstance(number, list) else number
-    return {**data, **lists, "iteration": iteration, "calls": data["calls"][start:], "ended": [0, 0]}
 
 
 def forked(seen: Any) -> dict[str, Any]:
@@ -480,38 +565,67 @@ def rewound(seen: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
     return _free({**point, **lasting, "past": past, "own": True}, seen, "rewound")
 
 
-def abridged(entries: Sequence[Any], records: Sequence[Mapping[str, Any]]) -> list[Any]:
+def abridged(entries: Sequence[Any], records: Sequence[Mapping[str, Any]], *, free: bool = False) -> list[Any]:
     """Return entries without the data that `records`, the tool calls of the same checkpoint, already hold.
 
-    An intent gets None as its arguments. A successful result keeps only its id. `journal_of` restores both.
+    An intent with its successful result is left out: `journal_of` makes both from the record. `free`: some entries are
+    free, so their order must stay. A result alone keeps its id only.
     """
-    known = {each["id"]: each for each in records}
-    short: list[Any] = []
-    for entry in entries:
-        record = known.get(entry[1])
-        if record is not None and entry[0] == journal.INTENT:
-            short.append([*entry[:5], None, *entry[6:]])
-        elif record is not None and entry[0] == journal.RESULT and entry[2] and record["success"]:
-            short.append(entry[:2])
-        else:
-            short.append(entry)
-    return short
+    known = {each["id"] for each in records if each["success"] and "replay" in each}
+    results = {entry[1] for entry in entries if entry[0] == journal.RESULT and entry[2]} & known
+    again = {entry[1] for entry in entries if entry[0] == journal.AGAIN}
+    both = {entry[1] for entry in entries if entry[0] == journal.INTENT and not free} & results - again
+    return [
+        entry[:2] if entry[0] == journal.RESULT and entry[1] in results and entry[2] else entry
+        for entry in entries
+        if entry[0] not in (journal.INTENT, journal.RESULT) or entry[1] not in both
+    ]
 
 
 def journal_of(seen: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `journal` of a checkpoint with complete entries: the reverse of `abridged`."""
+    """Return the `journal` of a checkpoint with complete entries: the reverse of `abridged`.
+
+    In older layouts, the entries of the iteration are under `calls`, and an intent without arguments has those of its
+    record.
+    """
     fields: dict[str, Any] = seen.get("journal") or OVER
-    known = {each["id"]: each for each in seen["tool_calls"]}
-
-    def whole(entry: list[Any]) -> list[Any]:
-        if entry[0] == journal.INTENT and entry[5] is None:
-            return [*entry[:5], known[entry[1]]["arguments"], *entry[6:]]
-        return result_entry(known[entry[1]]) if entry[0] == journal.RESULT and len(entry) == 2 else entry  # noqa: PLR2004
-
+    records = seen["tool_calls"]
     try:
-        return {**fields, **{name: [whole(entry) for entry in fields[name]] for name in ("zero", "calls")}}
+        begun = fields["begun"]
+        calls = fields["entries"] if "entries" in fields else fields["calls"]
+        zero = [each for each in records if each["iteration"] == 0] if "entries" in fields else []
+        own = records[begun["tool_calls"] :] if "entries" in fields and begun and seen["iteration"] else []
+        return {**fields, "zero": _whole(fields["zero"], zero, records), "calls": _whole(calls, own, records)}
     except (KeyError, IndexError, TypeError) as error:
         raise Corrupt("the journal of a run's checkpoint is damaged", code="corrupt.state") from error
+
+
+def _whole(entries: list[Any], own: list[dict[str, Any]], records: list[dict[str, Any]]) -> list[Any]:
+    """Return abridged entries complete; `own` are the records of their iteration."""
+    known = {each["id"]: each for each in records}
+    whole: list[Any] = []
+    for entry in entries:
+        if entry[0] == journal.INTENT and entry[5] is None:
+            whole.append([*entry[:5], known[entry[1]]["arguments"], *entry[6:]])
+        elif entry[0] == journal.RESULT and len(entry) == 2:  # noqa: PLR2004
+            whole.append(result_entry(known[entry[1]]))
+        else:
+            whole.append(entry)
+    there = {entry[1] for entry in entries if entry[0] == journal.INTENT}
+    left_out = [each for each in own if each["success"] and "replay" in each and each["id"] not in there]
+    if not left_out:
+        return whole
+    intents = [entry for entry in whole if entry[0] == journal.INTENT] + [_intent(each) for each in left_out]
+    rest = [entry for entry in whole if entry[0] != journal.INTENT]
+    intents.sort(key=lambda entry: int(entry[1].partition(".")[2]))
+    return [*intents, *map(result_entry, left_out), *rest]
+
+
+def _intent(record: Mapping[str, Any]) -> list[Any]:
+    """Return the intent of a tool call, made from the call's record."""
+    key, policy, main, sent = record["replay"]
+    about = policy, record["irreversible"], main, record["tool_call_id"], sent
+    return [journal.INTENT, record["id"], "tool", record["tool_name"], key, record["arguments"], *about]
 
 
 def _point(seen: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,12 +12,13 @@ import random
 import threading
 import time
 import uuid
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, cast
 
-from backtrail.backends.port import Batch
+from backtrail.backends.port import Batch, Stale
 from backtrail.engine import journal, log
+from backtrail.engine.reader import LogReader
 from backtrail.engine.rows import Meta
 from backtrail.engine.schema.registry import Types
 from backtrail.engine.tree import decode as unpacker
@@ -26,23 +27,25 @@ from backtrail.engine.tree.decode import Decoder
 from backtrail.engine.tree.encode import Encoder
 from backtrail.engine.tree.path import Path
 from backtrail.engine.tree.tree import locate
-from backtrail.engine.writer import NOTHING, Expect, Key
-from backtrail.errors import CommitUnknown, Conflict, Corrupt, Error
+from backtrail.engine.writer import NOTHING, Expect, Key, LogWriter, Proposal
+from backtrail.errors import CommitUnknown, Conflict, Corrupt, Error, NotFound
 from backtrail.maintenance import gc
-from backtrail.runs.journal import LISTS, abridged, rewound, unfolded
+from backtrail.models import MISSING
+from backtrail.runs.journal import continued, rewound, unfolded
 from backtrail.runs.strategies import RunState
 from backtrail.runs.values import RunValues
 from backtrail.thread import Handle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from backtrail.backends.port import Row, ThreadRecord
+    from backtrail.backends.port import LogStore, Row, ThreadRecord
     from backtrail.checkpoint import Checkpoint
     from backtrail.engine.reader import Tip
-    from backtrail.engine.writer import Proposal, Propose
+    from backtrail.engine.tree.tree import Op
+    from backtrail.engine.writer import Propose
     from backtrail.runs.delivery import Delivery
-    from backtrail.runs.journal import RunJournal
+    from backtrail.runs.journal import Pending, Picture, RunJournal
     from backtrail.runs.strategies import RunStatus
     from backtrail.transaction import Engine, Session
 
@@ -54,6 +57,9 @@ MOVES: Final = (log.REWIND, log.UNDO, log.REDO)
 _TRIES: Final = 100
 _TRIM_EVERY: Final = 32
 _PLAIN: Final = Types()
+_EMPTIED: Final = (*journal.LISTS, "zero", "past")
+"""The lists of a journal that are empty when it continues a checkpoint."""
+_LASTING: Final = ("agent", "created_at", "conversation", "status", "lease", "upto", "own", "free")
 
 
 class Show(NamedTuple):
@@ -78,6 +84,7 @@ class Recorder:
         self.journal = JournalThread(engine, session_id, agent, values)
         self.checkpoints = CheckpointThread(engine, session_id, agent, values)
         self.delivery = delivery
+        self._guard = Fence(engine.direct.reader)
         self.lock = threading.RLock()
         """Held during each write."""
         self.token = uuid.uuid4().hex
@@ -93,6 +100,11 @@ class Recorder:
     def is_broken(self) -> bool:
         """Whether this recorder can no longer write."""
         return self.lost is not None or self.unsure is not None
+
+    @property
+    def last(self) -> int:
+        """The seq of the newest checkpoint that this worker knows; 0 if it knows none."""
+        return max(self.checkpoints.last, self.journal.place.at)
 
     def check(self) -> None:
         """Raise the error after which this recorder can no longer write, if there is one."""
@@ -111,89 +123,97 @@ class Recorder:
         fields: Mapping[str, Any] | None = None,
         show: Show | None = None,
     ) -> Checkpoint[Any] | None:
-        """Write the queued entries, then `entries`, with `fields` of the point and a checkpoint, in one commit.
+        """Write the queued entries, then `entries`, with `fields` of the journal and a checkpoint, in one commit.
 
-        Return the checkpoint, None without `show`.
+        Return the checkpoint, None without `show`. A checkpoint has the entries in it: the journal gets a row only if
+        its fields change. A status means that the worker leaves the run before its end: then the journal gets all that
+        the run needs to resume, so that a run without a worker needs none of its checkpoints.
         """
-        items = run.pending(entries)
-        added = [self.journal.added(run.place, items)] if items else []
+        pending = run.pending(entries)
+        items, given = pending.items, {**(fields or {}), **self.delivery.fields()}
+        made: Checkpoint[Any] | None = None
+
+        def write(session: Session) -> None:
+            nonlocal made
+            self.delivery.send(items)
+            if show is not None:
+                made = self._show(session, run, pending, show)
+            if "status" in given and (show is not None or self.journal.place.checkpoint):
+                point = run.point(pending, self.journal.began_with(session))
+                self.journal.put_whole(session, {**self.journal.fields, **point, "at": self.last, **given})
+            elif given or (items and show is None):
+                self.journal.extend(session, () if show else items, given, self.checkpoints.last)
+            if "status" in given:
+                self.journal.hide_older(session)
+
         with self.uninterrupted():
-            made = self._record(run, items, added, fields or {}, show)
+            if items or given or show:
+                several = "status" in given or (show is not None and bool(given))
+                self.write(write, several=several or self.delivery.is_due(items))
+                self.delivery.sent()
             run.wrote(items, entries)
         return made
 
     def end_iteration(self, run: RunJournal, show: Show | None, status: RunStatus | None) -> None:
         """Write the end of an iteration; with a status, also the end of the run."""
         ending, thread = run.ending(), self.journal
-        fields: dict[str, Any] = {"iteration": run.iteration + 1, "free": 0}
-        if status is not None:
-            fields = {"iteration": run.iteration, "status": [status.name, status.reason], "lease": None}
-        start, changes = thread.start, [thread.matched("state", run.state)]
-        if ending.past:
-            changes.append(thread.added("past", ending.past))
-        if run.iteration == 0:
-            lists = {**run.lists(ending, whole=False), "zero": ending.items}
-            changes += [thread.added(name, each) for name, each in lists.items() if each]
-        elif run.is_replay:  # the lists do not follow from the entries: some may have been left out
-            changes += [thread.matched(name, each) for name, each in run.lists(ending, whole=True).items()]
-            start, fields["ended"] = 0, [0, 0]
-            fields["calls"] = [] if status is None else [*run.entries, *ending.items]
-        else:
-            changes += [thread.added("calls", ending.items)] if ending.items else []
-            stop = start + len(run.entries) + len(ending.items)
-            fields["ended"] = [start if status is not None else stop, stop]
-            fields["iteration"] = [fields["iteration"]]  # versions that do not know `ended` refuse a list
-            start = fields["ended"][0]
+        fields: dict[str, Any] = {"iteration": run.iteration + 1, "free": 0, **self.delivery.fields()}
+        calls: list[Any] = []
+        if status is not None:  # the calls of the last iteration can be replayed
+            fields |= {"iteration": run.iteration, "status": [status.name, status.reason], "lease": None}
+            calls = [*run.entries, *ending.items] if run.iteration else []
+
+        def write(session: Session) -> None:
+            self.delivery.send(ending.items)
+            if show is not None:
+                self._show(session, run, ending, show)
+                thread.extend(session, calls, fields, self.checkpoints.last, state=run.state)
+            else:
+                self._end_without_checkpoint(session, run, ending, fields, calls)
+            if status is not None:
+                thread.hide_older(session)
+
         with self.uninterrupted():
-            self._record(run, ending.items, changes, fields, show, ends=True)
-            thread.start = start
+            several = show is not None or status is not None or self.delivery.is_due(ending.items)
+            self.write(write, several=several)
+            self.delivery.sent()
             run.end_iteration(ending, status)
         thread.trim()
 
-    def _record(
-        self,
-        run: RunJournal,
-        items: list[Any],
-        changes: list[edits.Edit],
-        fields: Mapping[str, Any],
-        show: Show | None,
-        *,
-        ends: bool = False,
-    ) -> Checkpoint[Any] | None:
-        """Write messages to the conversation, a checkpoint, and changes of the journal, in one commit.
+    def _end_without_checkpoint(
+        self, session: Session, run: RunJournal, ending: Pending, fields: dict[str, Any], calls: list[Any]
+    ) -> None:
+        """Write the end of an iteration to the journal: its entries, if the lists follow from them, or the whole."""
+        thread, last, ends_run = self.journal, self.last, "status" in fields
+        if ends_run:  # the end of the run cancels a rewind that came while it was open
+            fields = {**fields, "upto": self.checkpoints.newest(session)}
+        stands_on_checkpoint = last > thread.place.at or thread.place.checkpoint
+        if not run.iteration or run.is_replay or (ends_run and stands_on_checkpoint):
+            point = {**run.point(ending), "calls": calls}
+            thread.put_whole(session, {**thread.fields, **point, "at": last, **fields})
+        else:
+            thread.extend(session, ending.items, fields, last, state=run.state, past=ending.past, ends=True)
 
-        `ends` tells that the iteration ends: then older rows of the journal are hidden.
-        """
-        made: Checkpoint[Any] | None = None
-        status = fields.get("status")
+    def _show(self, session: Session, run: RunJournal, pending: Pending, show: Show) -> Checkpoint[Any]:
+        """Write a checkpoint of the run."""
+        began = partial(self.journal.began_with, session)
+        picture = run.picture(show.state, show.status, pending, began, over=show.is_over)
+        return self.checkpoints.put(picture, show, self._fence(session))
 
-        def write(session: Session) -> None:
-            nonlocal made
-            self.delivery.send(items)
-            given = {**fields, **self.delivery.fields()}
-            if show is not None:
-                began = partial(self.journal.began_with, session)
-                made = self.checkpoints.put(
-                    session, run.picture(show.state, show.status, items, began, over=show.is_over), show
-                )
-                given["at"] = made.seq
-            elif ends and status is not None:  # the end of the run cancels a rewind that came while it was open
-                given["upto"] = self.checkpoints.newest(session)
-            several = [*changes, *self.journal.puts(given)]
-            if several:
-                self.journal.put(session, several[0] if len(several) == 1 else edits.Several(several), status)
-            if ends and status is None:
-                self.journal.hide_older(session)
-
-        self.write(write, several=ends or show is not None or self.delivery.is_active)
-        self.delivery.sent()
-        self.checkpoints.settle()
-        return made
+    def _fence(self, session: Session) -> LogWriter:
+        """Return a writer whose commits also require that no other worker has written to the journal."""
+        tip = self.journal.place.tip
+        if tip is None:
+            raise Corrupt(f"the journal of run {self.journal.id!r} is gone", code="corrupt.state")
+        if session.overlay is not None:
+            session.overlay.rely_on(tip.record.no, tip.newest.seq)
+            return session.writer
+        self._guard.required = tip.record.no, tip.newest.seq
+        return self._guard.writer
 
     def renew(self, term: list[Any]) -> None:
         """Write a later end of the lease to the journal; `term` is the new lease."""
-        change = edits.Several(self.journal.puts({"lease": term}))
-        self.write(lambda session: self.journal.put(session, change), several=False)
+        self.write(lambda session: self.journal.extend(session, (), {"lease": term}), several=False)
 
     def doubt_renewal(self) -> None:
         """Record that a renewal may or may not be committed: the next write reads the journal first."""
@@ -204,8 +224,7 @@ class Recorder:
         data = self.journal.read(self._engine.direct)
         if data is not None and data["lease"] is not None:
             self._look_again()
-            change = edits.Several(self.journal.puts(fields))
-            self._attempt(lambda session: self.journal.put(session, change, fields["status"]), several=False)
+            self._attempt(lambda session: self.journal.extend(session, (), fields), several=False)
 
     # -- writing and retrying -----------------------------------------------------------------------------
 
@@ -223,12 +242,8 @@ class Recorder:
             try:
                 self._attempt(write, several=several)
                 return
-            except Conflict as error:  # another worker wrote to the journal, or a user moved the checkpoints
-                head = self.journal.head
+            except Conflict as error:  # another worker wrote to the journal, or a user changed the checkpoints
                 self._look_again(error)
-                now = self.journal.head
-                if head is None or now is None or head.op_id != now.op_id:
-                    raise self._taken_over() from error
                 if tries == _TRIES or error.code == "conflict.agent":
                     raise
             tries += 1
@@ -236,29 +251,31 @@ class Recorder:
 
     def _attempt(self, write: Callable[[Session], None], *, several: bool) -> None:
         """Call `write` once. After an error, restore the known tips; if the commit is uncertain, set `unsure`."""
-        tips, status = (self.journal.tip, self.checkpoints.tip), self.journal.status
+        place, tip, last = self.journal.place, self.checkpoints.tip, self.checkpoints.last
         try:
             if several:
                 self._engine.at_once(write)
+                self.checkpoints.refresh()
             else:  # one row is atomic without a transaction
                 write(self._engine.direct)
         except BaseException as error:
-            self.journal.tip, self.checkpoints.tip = tips  # the transaction rolled its rows back
-            self.journal.status = status
+            # The transaction rolled its rows back.
+            self.journal.place, self.checkpoints.tip, self.checkpoints.last = place, tip, last
             self.checkpoints.forget()
             if isinstance(error, CommitUnknown) or not isinstance(error, Exception):  # it may have been written
                 self._doubt()
             raise
 
-    @contextmanager
-    def uninterrupted(self) -> Iterator[None]:
+    def uninterrupted(self) -> Self:
         """Stop using the run if Ctrl-C cuts the block short: what is known of the run may not be what was written."""
-        try:
-            yield
-        except BaseException as error:
-            if not isinstance(error, Exception):
-                self._doubt()
-            raise
+        return self
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        if kind is not None and not issubclass(kind, Exception):
+            self._doubt()
 
     def _doubt(self) -> None:
         self.unsure = CommitUnknown(
@@ -284,6 +301,48 @@ class Recorder:
         return self.lost
 
 
+class Fence:
+    """A backend whose commits also require that a row is still the newest row of the run's journal."""
+
+    def __init__(self, reader: LogReader) -> None:
+        self._backend = reader.backend
+        self.required = 0, 0
+        """The number of the journal's thread, and the seq of the row."""
+        fenced = LogReader(cast("LogStore", self), reader.types, reader.options, reader.clock)
+        fenced.cache, fenced.examined, fenced.deltas = reader.cache, reader.examined, reader.deltas
+        self.writer = LogWriter(fenced)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def commit(self, batch: Batch) -> tuple[int, ...]:
+        """Commit the batch; `Conflict` if the journal has a newer row."""
+        thread, seq = self.required
+        try:
+            return self._backend.commit(batch._replace(newest=(*batch.newest, self.required)))
+        except Stale:
+            newest = self._backend.newest(thread)
+            if newest is not None and newest.seq == seq:
+                raise  # the thread of the checkpoints has a newer row
+            raise Conflict("another writer wrote to the journal of this run", code="conflict.stale") from None
+
+
+class Place(NamedTuple):
+    """The journal's thread after the last read or write, as far as the next write depends on it."""
+
+    tip: Tip | None = None
+    status: list[Any] = [str(RunState.IN_PROGRESS), None]  # noqa: RUF012 - never changed in place
+    at: int = 0
+    """The seq of the last checkpoint that the journal knows."""
+    checkpoint: int = 0
+    """The seq of the checkpoint that the journal continues; 0 if the journal is complete by itself."""
+    ended: tuple[int, int] = (0, 0)
+    size: int = 0
+    """The number of entries."""
+    filled: tuple[str, ...] = ()
+    """The lists of the journal that are not empty."""
+
+
 class JournalThread:
     """The thread with the point of a run. While a worker has the lease, only that worker writes to it."""
 
@@ -295,131 +354,232 @@ class JournalThread:
         self._key = Key(JOURNAL, session_id, agent)
         values = values or RunValues(engine)
         self._types, self._exact = values.types, values.exact
-        self.tip: Tip | None = None
-        self.stored: dict[str, Any] | None = None
-        """The point that was last read from the journal, without a later move of the checkpoints' head."""
-        self.status: list[Any] = [str(RunState.IN_PROGRESS), None]
-        """The status of the run at the last read or write."""
-        self.start = 0
-        """The position in `calls` of the first entry of the current iteration; ended iterations come before it."""
+        self.place = Place()
+        self.fields: dict[str, Any] = {}
+        """The fields that outlast iterations: agent, lease, conversation ..."""
         self._iterations = 0
-
-    @property
-    def head(self) -> Row | None:
-        """The head at the last read or write; None without one."""
-        return self.tip.head if self.tip else None
 
     def belongs_to(self, agent: str) -> None:
         """Set the agent that owns the thread. The agent of a fork is known only when the fork is opened."""
         self._key = self._key._replace(agent=agent)
 
+    # -- reading ------------------------------------------------------------------------------------------
+
     def read(self, session: Session) -> dict[str, Any] | None:
-        """Return the stored point; None if the run does not exist."""
+        """Return the journal as it is stored; None if the run does not exist."""
         tip = session.reader.tip(JOURNAL, self.id)
         if tip is None or tip.head is None:
-            self.tip = tip
+            self.place = Place(tip)
             return None
-        self.tip = session.reader.with_chain(tip)
-        tree = self.tip.chain.tree if self.tip.chain else None
+        tip = session.reader.with_chain(tip)
+        tree = tip.chain.tree if tip.chain else None
         data = None if tree is None else Decoder(tree.nodes, self._types).value(tree.rep)
         if not isinstance(data, dict) or not journal.is_point(data):
             raise Corrupt(f"the journal of run {self.id!r} is damaged", code="corrupt.state")
-        self.status = data["status"]
-        self.start = data.get("ended", [0, 0])[0]
-        self.stored = unfolded(data)
-        return self.stored
+        self._take(tip, data)
+        return data
 
-    def point(self, session: Session) -> tuple[dict[str, Any] | None, bool]:
-        """Return the point from which the run resumes, and whether that is a checkpoint instead of the journal.
+    def _take(self, tip: Tip, data: Mapping[str, Any]) -> None:
+        """Remember a journal that was read, or written whole."""
+        checkpoint = journal.checkpoint_of(data)
+        filled = tuple(name for name in _EMPTIED if data.get(name))
+        at, ended = max(checkpoint, data.get("at", 0)), tuple(data.get("ended", (0, 0)))
+        self.place = Place(tip, data["status"], at, checkpoint, ended, len(journal.entries_of(data)), filled)
+        self.fields = {name: data[name] for name in _LASTING if name in data}
 
-        A rewind, undo or redo of the checkpoints moves the run: then it resumes from the checkpoints' head, and later
-        entries of the journal do not count. The point is None if the run does not exist.
+    def point(self, session: Session, *, lenient: bool = False) -> Point | None:
+        """Return the point from which the run resumes; None if the run does not exist.
+
+        If the checkpoint that the journal continues is lost, raise `Corrupt`, or (`lenient`) return what is left.
+
+        The newest checkpoint, if it is newer than the journal's last row, has the entries that the journal lacks. A
+        rewind, undo or redo of the checkpoints moves the run: then it resumes from the checkpoints' head, and later
+        entries do not count.
         """
         data = self.read(session)
+        if data is None:
+            return None
         tip = session.reader.tip(SPACE, self.id)
-        if data is None or tip is None or tip.head is None:
-            return data, False
-        at, newest, head = data.get("at", 0), tip.newest, tip.head
-        if newest.op not in MOVES or newest.seq <= max(at, data.get("upto", 0)):
-            return data, False
+        upto, at, is_old = data.get("upto", 0), self.place.at, "entries" not in data
+        last = None if tip is None else self._newest_checkpoint(session, tip, max(at, upto))
+        seen = None if tip is None or last is None else self._seen(session, tip, last.seq)
+        if last is not None and seen is not None:
+            at, data = last.seq, continued(data, last.seq, seen)
+        else:
+            seen = None if tip is None else self._seen(session, tip, self.place.checkpoint)
+        head = tip.head if tip is not None else None
+        moved = self._moved(session, tip, head, at, upto) if tip and head else None
+        if seen is None and journal.checkpoint_of(data):
+            if moved is None and not lenient:
+                raise Corrupt(
+                    f"run {self.id!r} continues a checkpoint that is lost: rewind it to one that is left",
+                    code="corrupt.state",
+                )
+            data = {**data, "entries": data["entries"][1:], "ended": [0, 0]}
+        stored = {**unfolded(data, seen), "at": at}
+        if moved is None or tip is None or head is None:
+            newer = at if at > self.place.at else 0
+            return Point(stored, stored, newer, is_whole="entries" in data and seen is None, is_old=is_old)
+        return Point({**rewound(moved, stored), "at": head.seq, "upto": tip.newest.seq}, stored, is_moved=True)
+
+    def _newest_checkpoint(self, session: Session, tip: Tip, at: int) -> Row | None:
+        """Return the newest checkpoint above the seq `at`; None if there is none."""
+        if tip.newest.op in log.CHECKPOINTS or tip.newest.seq <= at:
+            return tip.newest if tip.newest.seq > at else None
+        rows = session.reader.backend.rows(tip.record.no, [(at + 1, tip.newest.seq)], newest_first=True)
+        return next((row for row in rows if row.op in log.CHECKPOINTS), None)
+
+    def _seen(self, session: Session, tip: Tip, seq: int) -> dict[str, Any] | None:
+        """Return the state of a checkpoint of the run; None if it is gone, or not a checkpoint of a run."""
+        row = session.reader.row(tip.record, seq) if seq else None
+        try:
+            tree = None if row is None else session.reader.chain(tip.record, row).tree
+        except NotFound:
+            return None
+        seen = None if tree is None else Decoder(tree.nodes, self._types).value(tree.rep)
+        return seen if journal.is_seen(seen) else None
+
+    def _moved(self, session: Session, tip: Tip, head: Row, at: int, upto: int) -> dict[str, Any] | None:
+        """Return the checkpoint to which a rewind, undo or redo has moved the run; None if it was not moved."""
+        newest = tip.newest
+        if newest.op not in MOVES or newest.seq <= max(at, upto):
+            return None
         if head.seq == at and newest.op != log.REWIND:  # an undo or redo brought the head back
-            return data, False
-        tree = session.reader.chain(tip.record, head).tree
-        seen = Decoder(tree.nodes, self._types).value(tree.rep)
-        if not journal.is_seen(seen):  # not a checkpoint of a run
-            return data, False
-        return {**rewound(seen, data), "at": head.seq, "upto": newest.seq}, True
-
-    def settle_move(self, session: Session) -> None:
-        """If a rewind, undo or redo moved the run, write its new point to the journal.
-
-        After that, the run no longer needs its checkpoints to resume.
-        """
-        data, moved = self.point(session)
-        if data is not None and moved:
-            self.put(session, self.whole(session, data), data["status"])
+            return None
+        return self._seen(session, tip, head.seq)
 
     def began_with(self, session: Session) -> Any:
         """Return the state at the beginning of the current iteration, read from the journal."""
-        tip = None if self.tip is None else session.reader.with_chain(self.tip)
+        tip = None if self.place.tip is None else session.reader.with_chain(self.place.tip)
         if tip is None or tip.chain is None:
             raise Corrupt(f"the journal of run {self.id!r} is gone", code="corrupt.state")
         tree = tip.chain.tree
         return Decoder(tree.nodes, self._types).value(locate(tree, Path(("state",)), self._types)[0])
 
-    def put(self, session: Session, propose: Propose, status: list[Any] | None = None) -> None:
-        """Write a row on the head of the last read or write; `Conflict` if the journal has another head.
+    # -- writing ------------------------------------------------------------------------------------------
 
-        `status` is the new status of the run; None if it does not change.
+    def extend(
+        self,
+        session: Session,
+        entries: Sequence[Any],
+        fields: Mapping[str, Any],
+        last: int = 0,
+        *,
+        state: Any = MISSING,
+        past: Sequence[Any] = (),
+        ends: bool = False,
+    ) -> None:
+        """Write entries and fields, and what else is given.
+
+        `ends`: the iteration ends, so that all entries count in the lists of the run. If a status ends the run, the
+        entries of its last iteration can be replayed, too.
+
+        If `last`, the newest checkpoint, is newer than the journal, the journal continues that checkpoint: it has all
+        entries before these.
         """
-        head = self.head
+        tip, status, at, checkpoint, ended, count, filled = self.place
+        several: list[edits.Edit] = []
+        if last > at:
+            at = checkpoint = last
+            count, ended = len(entries) + 1, (1, 1)
+            several.append(self._assign("entries", [[journal.CHECKPOINT, last], *entries]))
+            several += [self._assign(name, []) for name in filled]
+            filled = ()
+        elif entries:
+            several.append(self._added("entries", entries))
+            count += len(entries)
+        if past:
+            several.append(self._added("past", past))
+            filled = (*filled, "past")
+        if ends:
+            ended = (ended[0] if "status" in fields else count, count)
+        if ended != self.place.ended:
+            several.append(self._assign("ended", list(ended)))
+        if state is not MISSING:
+            several.append(edits.Match(Path(("state",)), state, self._exact, self.id))
+        several += [self._assign(name, value) for name, value in fields.items()]
+        status = fields.get("status", status)
+        tip = self._save(session, several[0] if len(several) == 1 else edits.Several(several), status)
+        self.place = Place(tip, status, at, checkpoint, ended, count, filled)
+        self.fields |= {name: value for name, value in fields.items() if name in _LASTING}
+
+    def put_whole(self, session: Session, point: Mapping[str, Any]) -> None:
+        """Write a complete point."""
+        data = {name: value for name, value in point.items() if name != "calls"}
+        data |= {"entries": point["calls"], "ended": [0, 0]}
+        tip = self._save(session, edits.Replace(data, session.reader.nodes(), self._types), data["status"])
+        self._take(tip, data)
+
+    def edit(self, session: Session, change: edits.Edit, fields: Mapping[str, Any]) -> None:
+        """Write a change of the state, with fields."""
+        several = [change, *(self._assign(name, value) for name, value in fields.items())]
+        self.place = self.place._replace(tip=self._save(session, edits.Several(several), self.place.status))
+
+    def settle(self, session: Session) -> Point | None:
+        """Write the point of the run to the journal whole, unless it is there. Return the point.
+
+        After that, the run needs none of its checkpoints to resume.
+        """
+        point = self.point(session)
+        if point is not None and (point.is_moved or not point.is_whole):
+            self.put_whole(session, point.data)
+        return point
+
+    def _save(self, session: Session, propose: Propose, status: list[Any]) -> Tip:
+        """Write a row on the head of the last read or write; `Conflict` if the journal has another head."""
+        known = self.place.tip
+        head = known.head if known else None
         expect = Expect(head.seq, head.op_id) if head else Expect(NOTHING)
-        self.status = self.status if status is None else status
-        note = _note(*self.status)
+        note = _note(*status)
         packed = b"" if note is None else bytes(Encoder(session.reader.nodes(), _PLAIN).rep(note))
         meta = Meta(log.AUTOMATIC, None, (), packed)
-        self.tip = session.writer.save(self._key, propose, meta, expect=expect, known=self.tip if head else None)
+        return session.writer.save(self._key, propose, meta, expect=expect, known=known if head else None)
 
-    def settle(self, session: Session) -> None:
+    def refresh(self, session: Session) -> None:
         """Read the tip again after the transaction that created the thread: inside, the thread has no number yet."""
-        if self.tip is not None and self.tip.record.no < 0:
+        known = self.place.tip
+        if known is not None and known.record.no < 0:
             tip = session.reader.tip(JOURNAL, self.id)
             if tip is None:
                 raise Corrupt(f"the journal of run {self.id!r} is gone", code="corrupt.state")
-            self.tip = tip._replace(chain=self.tip.chain)
+            self.place = self.place._replace(tip=tip._replace(chain=known.chain))
 
     def hide_older(self, session: Session) -> None:
-        """Hide all rows but the newest. A run needs no rows of ended iterations to resume."""
-        if self.tip is not None and self.tip.record.no > 0:
-            no, newest = self.tip.record.no, self.tip.newest.seq
-            shown = session.reader.backend.rows(no, [(1, newest - 1)], visible=True)
-            session.reader.backend.commit(Batch(hide=tuple((no, row.seq) for row in shown)))
+        """Hide all rows but the newest, from which the run resumes. gc removes them."""
+        tip = self.place.tip
+        if tip is not None and tip.record.no > 0:
+            shown = session.reader.backend.rows(tip.record.no, [(1, tip.newest.seq - 1)], visible=True)
+            session.reader.backend.commit(Batch(hide=tuple((tip.record.no, row.seq) for row in shown)))
 
     def trim(self) -> None:
-        """Remove hidden rows at every 32nd call. Errors are ignored: gc removes the rows later."""
+        """At every 32nd iteration, remove older rows. Errors are ignored: gc removes the rows later."""
         self._iterations += 1
-        if self._iterations % _TRIM_EVERY == 0 and self.tip is not None:
+        if self._iterations % _TRIM_EVERY == 0 and self.place.tip is not None:
             with suppress(Error):
-                gc.collect_rows(self._engine.reader, self.tip.record)
+                self.hide_older(self._engine.direct)
+                gc.collect_rows(self._engine.reader, self.place.tip.record)
 
-    # -- changes ------------------------------------------------------------------------------------------
-
-    def whole(self, session: Session, data: dict[str, Any]) -> edits.Replace:
-        """Return the edit that writes a complete point."""
-        self.start = 0
-        return edits.Replace(data, session.reader.nodes(), self._types)
-
-    def puts(self, fields: Mapping[str, Any]) -> list[edits.Put | edits.Cut]:
-        """Return the edits that set these fields of the point."""
-        return [edits.Put(Path((name,)), value, self._types, self.id) for name, value in fields.items()]
-
-    def added(self, name: str, items: Sequence[Any]) -> edits.Edit:
-        """Return the edit that appends items to a list of the point."""
+    def _added(self, name: str, items: Sequence[Any]) -> edits.Edit:
         return edits.Append(Path((name,)), tuple(items), self._types, self.id)
 
-    def matched(self, name: str, value: Any) -> edits.Edit:
-        """Return the edit that makes a field of the point equal to a value and writes only the differences."""
-        return edits.Match(Path((name,)), value, self._exact if name == "state" else self._types, self.id)
+    def _assign(self, name: str, value: Any) -> edits.Edit:
+        return edits.Assign(Path((name,)), value, self._types, self.id)
+
+
+class Point(NamedTuple):
+    """The point from which a run resumes."""
+
+    data: dict[str, Any]
+    stored: dict[str, Any]
+    """The point without the last move of the checkpoints' head."""
+    newer: int = 0
+    """The seq of the checkpoint that is newer than the journal's last row; 0 without one."""
+    is_moved: bool = False
+    """Whether a rewind, undo or redo has moved the run."""
+    is_whole: bool = False
+    """Whether the journal has all of it, so that the run needs none of its checkpoints."""
+    is_old: bool = False
+    """Whether the journal has an older layout."""
 
 
 def _note(name: str, reason: str | None) -> dict[str, Any] | None:
@@ -442,6 +602,27 @@ def status_note(record: ThreadRecord, row: Row) -> dict[str, Any]:
     return {}
 
 
+class _InTurn:
+    """Several changes, each a proposal on top of the one before: so an append to a list takes its short way."""
+
+    def __init__(self, changes: Sequence[edits.Edit]) -> None:
+        self._changes = changes
+
+    def __call__(self, tip: Tip | None) -> Proposal:
+        """Return the proposal of all changes."""
+        if tip is None or tip.chain is None:
+            raise Corrupt("a run has lost its last checkpoint", code="corrupt.row")
+        chain = tip.chain
+        ops: list[Op] = []
+        sealed = False
+        for change in self._changes:
+            proposal = change(tip._replace(chain=chain))
+            chain = chain._replace(tree=proposal.tree)
+            sealed |= proposal.tree.sealed
+            ops += proposal.ops or ()
+        return Proposal(chain.tree._replace(sealed=sealed), ops if len(ops) <= edits.OPS_MAX else None)
+
+
 class CheckpointThread(Handle[Any]):
     """The thread of a run's checkpoints."""
 
@@ -449,76 +630,64 @@ class CheckpointThread(Handle[Any]):
         super().__init__(engine, SPACE, session_id, None, agent)
         self._types, self._exact = values.types, values.exact
         self.tip: Tip | None = None
-        self._last: dict[str, Any] | None = None
-        """The `_shape` of the last checkpoint; None if the next checkpoint has to be written whole."""
+        self.last = 0
+        """The seq of the last checkpoint of this worker; 0 without one."""
+        self._last: Picture | None = None
+        """That checkpoint; None if the next one has to be written whole."""
 
-    def put(self, session: Session, state: dict[str, Any], show: Show) -> Checkpoint[Any]:
+    def put(self, picture: Picture, show: Show, writer: LogWriter) -> Checkpoint[Any]:
         """Write a checkpoint of the run and return it.
 
-        It writes only the changes since the last checkpoint of this process, if that is still the head.
+        It writes only the changes since the last checkpoint of this worker, if that is still the head.
         """
-        last = self.tip.head if self.tip else None
-        added = None if last is None or self._last is None else edits.Several([*self._edits(state, self._last)])
+        known, last, nodes = self.tip.head if self.tip else None, self._last, self._engine.direct.reader.nodes()
+        several = None if known is None or last is None else _InTurn(self._edits(picture, last))
 
         def change(tip: Tip | None) -> Proposal:  # a user may have rewound or deleted the last checkpoint
             head = tip.head if tip else None
-            same = head is not None and last is not None and (head.seq, head.op_id) == (last.seq, last.op_id)
-            if added is not None and same:
-                return added(tip)
-            Encoder(session.reader.nodes(), self._exact).rep(state["state"])  # refuse a state that would not load equal
-            fields, records = state["journal"], state["tool_calls"]
-            short = {name: abridged(fields[name], records) for name in ("zero", "calls")}
-            whole = {**state, "journal": {**fields, **short}}
-            return edits.Replace(whole, session.reader.nodes(), self._types)(tip)
+            same = head is not None and known is not None and (head.seq, head.op_id) == (known.seq, known.op_id)
+            if several is not None and same:
+                return several(tip)
+            Encoder(nodes, self._exact).rep(picture.state)  # refuse a state that would not load equal
+            return edits.Replace(picture.whole(), nodes, self._types)(tip)
 
         meta = self._meta(show.label, (), show.metadata, show.kind)
-        self.tip = session.writer.save(self._key, change, meta, known=self.tip)
+        self.tip = writer.save(self._key, change, meta, known=self.tip)
         if self.tip.head is None:
             raise Corrupt(f"run {self.id!r} has lost its head", code="corrupt.row")
-        self._last = _shape(state)
+        self._last, self.last = picture, self.tip.head.seq
         return self._make(self.tip, self.tip.head, (), written=True)
 
-    def _edits(self, state: dict[str, Any], last: dict[str, Any]) -> Iterator[edits.Edit]:
-        """Give the edits from the last checkpoint, whose shape is `last`, to a checkpoint with this data."""
-        now = _shape(state)
-        for name, value in state.items():
-            if name in LISTS:
-                yield from self._added(Path((name,)), value, last[name])
-            elif name == "journal":
-                again = now["began"] is not None and now["began"] == last["began"]
-                yield from self._journaled(value, state["tool_calls"], last, again=again)
-            elif name == "state":
-                yield edits.Match(Path((name,)), value, self._exact, self.id)
-            elif now[name] != last[name]:
-                yield self._put((name,), value)
+    def _edits(self, picture: Picture, last: Picture) -> list[edits.Edit]:
+        """Return the edits from the last checkpoint to this one."""
+        several = [self._assign((name,), value) for name, value in picture.fields.items() if value != last.fields[name]]
+        for name, items, start, stop in zip(journal.LISTS, picture.lists, last.lengths, picture.lengths, strict=True):
+            self._append(several, (name,), items[start:stop])
+        if picture.state_bytes is None or picture.state_bytes != last.state_bytes:
+            several.append(edits.Match(Path(("state",)), picture.state, self._exact, self.id))
+        records = picture.lists[1][last.lengths[1] : picture.lengths[1]]
+        self._append(several, ("journal", "past"), picture.past[last.counts[2] :])
+        self._append(several, ("journal", "zero"), picture.short(picture.zero[last.counts[0] :], records))
+        begun, calls = picture.begun, picture.calls
+        if begun is not None and last.begun is not None and picture.fields["iteration"] == last.fields["iteration"]:
+            self._append(several, ("journal", "entries"), picture.short(calls[last.counts[1] :], records))
+            return several
+        entries = picture.short(calls, records)
+        if entries or last.counts[1]:
+            several.append(self._assign(("journal", "entries"), entries))
+        if begun is None or last.begun is None:
+            several.append(self._assign(("journal", "begun"), begun))
+            return several
+        several += [self._assign(("journal", "begun", name), begun[name]) for name in journal.LISTS]
+        several.append(edits.Match(Path(("journal", "begun", "state")), begun["state"], self._types, self.id))
+        return several
 
-    def _journaled(
-        self, fields: dict[str, Any], records: list[Any], last: dict[str, Any], *, again: bool
-    ) -> Iterator[edits.Edit]:
-        """Give the edits of a checkpoint's `journal`; `again`: the last checkpoint is of the same iteration."""
-        begun = fields["begun"]
-        records = records[begun["tool_calls"] :] if begun else []
-        yield from self._added(Path(("journal", "past")), fields["past"], last["past"])
-        yield from self._added(Path(("journal", "zero")), abridged(fields["zero"][last["zero"] :], records), 0)
-        if again:
-            yield from self._added(Path(("journal", "calls")), abridged(fields["calls"][last["calls"] :], records), 0)
-            return
-        if fields["calls"] or last["calls"]:
-            yield self._put(("journal", "calls"), abridged(fields["calls"], records))
-        if begun is None or last["began"] is None:
-            yield self._put(("journal", "begun"), begun)
-            return
-        for name in LISTS:
-            yield self._put(("journal", "begun", name), begun[name])
-        yield edits.Match(Path(("journal", "begun", "state")), begun["state"], self._types, self.id)
-
-    def _put(self, steps: tuple[str, ...], value: Any) -> edits.Edit:
+    def _assign(self, steps: tuple[str, ...], value: Any) -> edits.Edit:
         return edits.Assign(Path(steps), value, self._types, self.id)
 
-    def _added(self, path: Path, items: list[Any], count: int) -> Iterator[edits.Edit]:
-        """Give the edit that appends the items after the first `count`; nothing if there are no more."""
-        if len(items) > count:
-            yield edits.Append(path, tuple(items[count:]), self._types, self.id)
+    def _append(self, several: list[edits.Edit], steps: tuple[str, ...], items: Sequence[Any]) -> None:
+        if items:
+            several.append(edits.Append(Path(steps), tuple(items), self._types, self.id))
 
     def newest(self, session: Session) -> int:
         """Return the seq of the newest row, including rewinds and undos; 0 if there is none."""
@@ -529,16 +698,7 @@ class CheckpointThread(Handle[Any]):
         """Forget the last checkpoint, so that the next one is written whole."""
         self._last = None
 
-    def settle(self) -> None:
+    def refresh(self) -> None:
         """Forget the tip after the transaction that created the thread: inside, the thread has no number yet."""
         if self.tip is not None and self.tip.record.no < 0:
             self.tip = self._last = None
-
-
-def _shape(seen: dict[str, Any]) -> dict[str, Any]:
-    """Return a summary of a checkpoint to compare the next one with: scalar fields, and the lengths of lists."""
-    fields = seen["journal"]
-    lists = {name: len(seen[name]) for name in LISTS}
-    entries = {name: len(fields[name]) for name in ("zero", "calls", "past")}
-    began = None if fields["begun"] is None else seen["iteration"]
-    return {**seen, **lists, **entries, "began": began, "journal": None, "state": None}

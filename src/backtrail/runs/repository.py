@@ -77,10 +77,10 @@ class Runs:
     def load(self, session_id: str) -> RunRecord:
         """Return a run, or `NotFound`."""
         session_id = check_id(session_id, "a session's id")
-        data, _ = JournalThread(self._engine, session_id).point(self._engine.session)
-        if data is None:
+        point = JournalThread(self._engine, session_id).point(self._engine.session)
+        if point is None:
             raise NotFound(f"there is no run {session_id!r}", code="not_found.run")
-        return _record(session_id, data)
+        return _record(session_id, point.data)
 
     def get(self, session_id: str) -> RunRecord | None:
         """Return a run, or None."""
@@ -181,8 +181,8 @@ class Runs:
         """Return the irreversible calls of a run; with `ref`, only those that were made after that checkpoint."""
         if ref is not None:
             return RunThread(self._engine, check_id(session_id, "a session's id")).passed(ref)
-        data, _ = JournalThread(self._engine, check_id(session_id, "a session's id")).point(self._engine.session)
-        return [] if data is None else [record_of(each) for each in irreversible(data)]
+        point = JournalThread(self._engine, check_id(session_id, "a session's id")).point(self._engine.session)
+        return [] if point is None else [record_of(each) for each in irreversible(point.data)]
 
     def steps(self, session_id: str) -> Checkpoints:
         """Return the checkpoints of a run, ascending."""
@@ -233,18 +233,16 @@ class Runs:
         thread = JournalThread(self._engine, check_id(session_id, "a session's id"))
 
         def write(session: Session) -> None:
-            thread.settle_move(session)
-            data, _ = thread.point(session)
-            if data is None:
+            point = thread.settle(session)
+            if point is None:
                 raise NotFound(f"there is no run {session_id!r}", code="not_found.run")
-            check_free(session_id, data, session.reader.shared_time())
-            where = next((name for name in ("calls", "zero") if Journal(data[name]).call(call_id)), None)
-            recorded = None if where is None else Journal(data[where]).call(call_id)
-            if where is None or recorded is None:
+            check_free(session_id, point.data, session.reader.shared_time())
+            recorded = next((r for name in ("calls", "zero") if (r := Journal(point.data[name]).call(call_id))), None)
+            if recorded is None:
                 raise NotFound(f"run {session_id!r} has no call {call_id!r}", code="not_found.call")
             if recorded.result is not None:
                 raise Conflict(f"call {call_id!r} of run {session_id!r} is not in doubt", code="conflict.settled")
-            thread.put(session, thread.added(where, [entry]))
+            thread.extend(session, [entry], {})
 
         self._engine.atomic(write)
 

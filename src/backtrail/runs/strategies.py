@@ -144,9 +144,10 @@ def as_record(call: Call, result: Result | None) -> dict[str, Any]:
         "irreversible": call.irreversible,
         "tool_call_id": call.tool_call_id,
         "ended_at": None if result is None else when(result.when),
+        "replay": [call.key, call.policy, call.main, call.sent],
     }
 
 
 def record_of(data: Mapping[str, Any]) -> ToolCallRecord:
     """Return the `ToolCallRecord` of a call's data. It is a deep copy."""
-    return ToolCallRecord(**copy.deepcopy(dict(data)))
+    return ToolCallRecord(**copy.deepcopy({name: value for name, value in data.items() if name != "replay"}))

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from backtrail.conversations.models import Message
 from backtrail.engine.journal import Journal
-from backtrail.engine.tree import edits
 from backtrail.errors import Conflict, Error, Invalid
-from backtrail.models import when
+from backtrail.models import MISSING, when
 from backtrail.runs.calls import CallContext, Halt, Named, name_of, text_of
 from backtrail.runs.delivery import Delivery
 from backtrail.runs.history import RunThread
@@ -74,10 +73,10 @@ class Worker:
         self._is_entered = False
         self._state_hash: str | None = None
         """The hash of the state if the caller read it before the loop, where the caller must not change it."""
-        self._before: dict[str, Any] | None = None
-        """The journal fields that opening the run changed, with their previous values; None for a new run."""
-        self._moved_from: dict[str, Any] | None = None
-        """The journal's point when the run was opened, if a rewind had moved the run to another point."""
+        self._status_before: list[Any] | None = None
+        """The status of the run when it was opened; None for a new run."""
+        self._point_before: dict[str, Any] | None = None
+        """The point of the run when it was opened, if opening the run wrote another point."""
 
     @property
     def thread(self) -> RunThread:
@@ -102,7 +101,7 @@ class Worker:
             except Conflict as error:
                 if error.code not in ("conflict.stale", "conflict.exists"):
                     raise  # otherwise another worker was faster: read the run again
-        self.recorder.journal.settle(self._engine.direct)
+        self.recorder.journal.refresh(self._engine.direct)
         self.stand(data)
         self.lease.begin()
         if not self.journal.is_completed:
@@ -125,13 +124,12 @@ class Worker:
         A completed run gets no lease.
         """
         thread = self.recorder.journal
-        data, moved = thread.point(session)
+        point = thread.point(session)
         now = session.reader.shared_time()
         fields: dict[str, Any] = {"lease": self.lease.term(now), "status": [str(RunState.IN_PROGRESS), None]}
-        if data is None:
+        if point is None:
             return self._begin(session, fields, now)
-        if "past" not in data:
-            fields["past"] = []
+        data = point.data
         self.resumed = True
         if self.journal.agent is not None and data["agent"] != self.journal.agent:
             raise self._others(data["agent"])
@@ -140,17 +138,14 @@ class Worker:
         mended = self._repair(data)
         if data["status"][0] == RunState.COMPLETED:
             return data
-        self._before = {"status": data["status"], "lease": None}
-        if mended is not data:
-            self._before["messages"] = data["messages"]
-        self._moved_from = thread.stored if moved else None  # a later read might find a newer point
+        self._status_before, self._point_before = data["status"], None
         fields |= self.delivery.join(mended, resumed=True)
-        whole = {**mended, **fields}
-        if moved or mended is not data:
-            thread.put(session, thread.whole(session, whole), whole["status"])
+        if point.is_moved or point.is_old or mended is not data:
+            self._point_before = point.stored  # a later read might find a newer point
+            thread.put_whole(session, {**mended, **fields})
         else:
-            thread.put(session, edits.Several(thread.puts(fields)), whole["status"])
-        return whole
+            thread.extend(session, (), fields, point.newer, state=data["state"] if point.newer else MISSING)
+        return {**mended, **fields}
 
     def _begin(self, session: Session, fields: dict[str, Any], now: int) -> dict[str, Any]:
         """Write the journal of a run that has none, and return its point. A run with checkpoints only is a fork."""
@@ -158,9 +153,9 @@ class Worker:
         data = self._repair({**self._beginning(), "lease": None, "created_at": when(now)})
         self._check_classes(data)
         whole = {**data, **fields, **self.delivery.join(data, resumed=self.resumed)}
-        thread.put(session, thread.whole(session, whole), whole["status"])
+        thread.put_whole(session, whole)
         if self.resumed:
-            self._before = {"status": data["status"], "lease": None}
+            self._status_before = data["status"]
         return {**whole, "state": thread.began_with(session)}  # a copy: the caller may change the given object
 
     def _beginning(self) -> dict[str, Any]:
@@ -251,20 +246,21 @@ class Worker:
     def _is_only_read(self) -> bool:
         """Tell whether the caller only read a resumed run: no iteration was entered and nothing was recorded."""
         run = self.journal
-        return self._before is not None and not run.is_looping and not (run.iteration == 0 and run.is_used)
+        return self._status_before is not None and not run.is_looping and not (run.iteration == 0 and run.is_used)
 
     def _put_back(self) -> None:
         """Release a run that was only read: write back its previous status and point."""
-        before, stored, thread = self._before or {}, self._moved_from, self.recorder.journal
+        status, point, thread = self._status_before, self._point_before, self.recorder.journal
+        fields = {"status": status, "lease": None}
 
         def write(session: Session) -> None:
-            if stored is None:
-                thread.put(session, edits.Several(thread.puts(before)), before["status"])
+            if point is None:
+                thread.extend(session, (), fields)
             else:
-                thread.put(session, thread.whole(session, {**stored, "lease": None}), stored["status"])
+                thread.put_whole(session, {**point, "lease": None})
 
         self.recorder.write(write, several=False)
-        self.journal.status = RunStatus(*before["status"])
+        self.journal.status = RunStatus(*(status or ()))
         self.delivery.leave()
 
     def _complete(self) -> None:
@@ -378,7 +374,7 @@ class Worker:
         with self.recorder.lock:
             show = Show(state, run.status, label=label, kind="manual", metadata=metadata)
             made = self.recorder.record(run, show=show)
-            self._moved_from = None  # the rewind that moved the run came before this checkpoint
+            self._point_before = None  # the rewind that moved the run came before this checkpoint
         return cast("Checkpoint[Any]", made)
 
     # -- messages and partial results ---------------------------------------------------------------------

@@ -26,6 +26,7 @@ from tests.support.lengths import lengths
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="these tests fork")
 
+FORMAT = len(schema.STEPS)
 NOBODY = 65534
 _counter = itertools.count(1)
 
@@ -165,7 +166,7 @@ class TestOpening:
             }
         assert found == {
             "application_id": 0x42545231,
-            "user_version": 4,
+            "user_version": FORMAT,
             "journal_mode": "wal",
             "auto_vacuum": 2,
             "page_size": 4096,
@@ -242,7 +243,7 @@ class TestOpening:
     @pytest.mark.parametrize("read_only", [False, True])
     def test_a_newer_format_is_refused_and_left_alone(self, path, read_only):
         newer = apsw.Connection(str(path))
-        newer.pragma("user_version", 5)
+        newer.pragma("user_version", FORMAT + 1)
         newer.close()
         before = contents(path.parent)
         with raises(Invalid, "invalid.format"):
@@ -251,7 +252,7 @@ class TestOpening:
 
     def test_newer_format_in_the_wal_is_refused(self, path):
         newer = apsw.Connection(str(path))
-        newer.pragma("user_version", 5)
+        newer.pragma("user_version", FORMAT + 1)
         with raises(Invalid, "invalid.format"):
             SqliteBackend(path)
         newer.close()
@@ -434,7 +435,7 @@ class TestFormats:
 
         step.failing = lambda: None
         monkeypatch.setattr(schema, "STEPS", (*schema.STEPS, step))
-        monkeypatch.setattr(schema, "READABLE_FROM", 5)
+        monkeypatch.setattr(schema, "READABLE_FROM", FORMAT + 1)
         return step
 
     @staticmethod
@@ -455,11 +456,11 @@ class TestFormats:
         converted = SqliteBackend(path)
         assert converted.newest(no).seq == 1
         converted.close()
-        assert self.look(path) == (5, 1)
+        assert self.look(path) == (FORMAT + 1, 1)
 
     def test_a_new_store_takes_all_steps(self, tmp_path, next_step):
         SqliteBackend(tmp_path / "new").close()
-        assert self.look(tmp_path / "new") == (5, 1)
+        assert self.look(tmp_path / "new") == (FORMAT + 1, 1)
 
     def test_a_step_that_fails_leaves_the_format_it_began_with(self, path, next_step):
         def fail():
@@ -468,15 +469,15 @@ class TestFormats:
         next_step.failing = fail
         with pytest.raises(KeyboardInterrupt):
             SqliteBackend(path)
-        assert self.look(path) == (4, 0)
+        assert self.look(path) == (FORMAT, 0)
         next_step.failing = lambda: None
         SqliteBackend(path).close()
-        assert self.look(path) == (5, 1)
+        assert self.look(path) == (FORMAT + 1, 1)
 
     def test_older_store_is_not_converted_by_reading(self, path, next_step):
         with raises(Unavailable, "unavailable.read_only"):
             SqliteBackend(path, read_only=True)
-        assert self.look(path) == (4, 0)
+        assert self.look(path) == (FORMAT, 0)
 
     def test_format_1_is_converted_when_opened_for_writing(self, path):
         with pytest.MonkeyPatch.context() as patch:
@@ -490,7 +491,7 @@ class TestFormats:
         reader.close()
         assert self.look(first) == (1, 0)
         SqliteBackend(first).close()
-        assert self.look(first) == (4, 0)
+        assert self.look(first) == (FORMAT, 0)
 
     def test_threads_of_an_older_format_are_all_touched(self, tmp_path):
         path = tmp_path / "old"

@@ -45,7 +45,7 @@ class TranscriptKey(NamedTuple):
     def read(cls, key: object, *, sub: bool = True) -> Self:
         """Return a key that the SDK passed, or raise `Invalid`. `sub`: whether it may have a subpath."""
         if not isinstance(key, Mapping):
-            raise Invalid(f"a session's key is a mapping, not {type(key).__name__}", code="invalid.argument")
+            raise Invalid(f"a session's key must be a mapping, not {type(key).__name__}", code="invalid.argument")
         given = {name: value for name, value in key.items() if name != "subpath" or value is not None}
         allowed = _FIELDS if sub else _FIELDS[:2]
         unknown = [name for name in given if name not in allowed]
@@ -127,7 +127,9 @@ class TranscriptEntry(NamedTuple):
     def read(cls, entry: object, path: str) -> Self:
         """Return a copy of an entry that the SDK passed; `Invalid` if JSON cannot hold it exactly."""
         if type(entry) is not dict:
-            raise Invalid(f"{path}: an entry is a dict, not {type(entry).__name__}", code="invalid.value", path=path)
+            raise Invalid(
+                f"{path}: an entry must be a dict, not {type(entry).__name__}", code="invalid.value", path=path
+            )
         return cls.stored(json_value(entry, path))
 
     @classmethod

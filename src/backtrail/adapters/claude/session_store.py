@@ -72,7 +72,7 @@ class BacktrailSessionStore(SessionStore):
         """Add entries to the end, all or none, without those whose uuid the transcript has already."""
         place = TranscriptKey.read(key)
         if not isinstance(entries, list | tuple):
-            raise Invalid(f"entries are a list, not {type(entries).__name__}", code="invalid.argument")
+            raise Invalid(f"entries must be a list, not {type(entries).__name__}", code="invalid.argument")
         append = _EntryAppend(place, entries)
         async with self._locks.setdefault((asyncio.get_running_loop(), place.id), asyncio.Lock()):
             if len(entries) > _FEW:

@@ -51,12 +51,12 @@ class FileBackend(TableBackend):
         busy_timeout: float = 10.0,
     ) -> None:
         if durability not in ("full", "relaxed"):
-            raise Invalid(f"durability is {durability!r}: say 'full' or 'relaxed'", code="invalid.option")
+            raise Invalid(f"durability must be 'full' or 'relaxed', not {durability!r}", code="invalid.option")
         if not 0 <= busy_timeout <= _MAX_TIMEOUT:
-            raise Invalid(f"busy_timeout is {busy_timeout!r}: say how many seconds to wait", code="invalid.option")
+            raise Invalid(f"busy_timeout must be a number of seconds, not {busy_timeout!r}", code="invalid.option")
         name = os.fspath(path)
         if not name or "\0" in name:
-            raise Invalid(f"{name!r} is not the name of a directory: name one", code="invalid.store")
+            raise Invalid(f"{name!r} is not the name of a directory", code="invalid.store")
         self.path = Path(os.path.realpath(name))
         self.read_only = read_only
         self._files = FileStorage(

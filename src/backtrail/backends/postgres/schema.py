@@ -69,7 +69,7 @@ def schema_name(schema: object) -> SchemaName:
     """Return the schema of this name, or the default schema for None; `Invalid` if the name cannot be used."""
     name = DEFAULT_SCHEMA if schema is None else schema
     if not isinstance(name, str) or not name or "\0" in name:
-        raise Invalid(f"schema is the name of a schema, not {schema!r}", code="invalid.argument")
+        raise Invalid(f"schema must be the name of a schema, not {schema!r}", code="invalid.argument")
     try:
         size = len(name.encode())
     except UnicodeEncodeError as error:

@@ -62,7 +62,7 @@ def _has_ports(options: dict[str, Any]) -> bool:
 
 def _pool_size(value: str) -> int:
     if not (value.isascii() and value.isdigit() and 1 <= int(value) <= _MAX_POOL):
-        raise Invalid(f"pool_size is a number from 1 to {_MAX_POOL}, not {value!r}", code="invalid.url")
+        raise Invalid(f"pool_size must be a number from 1 to {_MAX_POOL}, not {value!r}", code="invalid.url")
     return int(value)
 
 

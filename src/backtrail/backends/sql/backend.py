@@ -58,7 +58,7 @@ class SqlBackend(ABC, Generic[G]):
     @staticmethod
     def _check_durability(durability: str) -> None:
         if durability not in ("full", "relaxed"):
-            raise Invalid(f"durability is {durability!r}: say 'full' or 'relaxed'", code="invalid.option")
+            raise Invalid(f"durability must be 'full' or 'relaxed', not {durability!r}", code="invalid.option")
 
     @abstractmethod
     def _read(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 
 from backtrail.atomic_file import PARTS, Access
-from backtrail.backends.columns import MAX_SEQ, as_record, as_row, encoded, merged, names_between
+from backtrail.backends.columns import MAX_SEQ, as_row, encoded, merged, names_between
 from backtrail.backends.port import (
     Batch,
     IndexHit,
@@ -31,7 +31,7 @@ from backtrail.backends.port import (
 )
 from backtrail.backends.sql.backend import SqlBackend
 from backtrail.backends.sql.change_feed import FeedCursor
-from backtrail.backends.sqlite import maintenance, search
+from backtrail.backends.sqlite import listing, maintenance, search
 from backtrail.backends.sqlite.change_feed import INTERVAL, changed_since
 from backtrail.backends.sqlite.commit import SqliteGroup, commit, key_of
 from backtrail.backends.sqlite.connection import SharedConnection, savepoint
@@ -80,10 +80,10 @@ class SqliteBackend(SqlBackend[SqliteGroup]):
     ) -> None:
         self._check_durability(durability)
         if not 0 <= busy_timeout <= _MAX_TIMEOUT:
-            raise Invalid(f"busy_timeout is {busy_timeout!r}: say how many seconds to wait", code="invalid.option")
+            raise Invalid(f"busy_timeout must be a number of seconds, not {busy_timeout!r}", code="invalid.option")
         name = os.fspath(path)
         if not name or "\0" in name or name == ":memory:":
-            raise Invalid(f"{name!r} is not the name of a file: name one", code="invalid.store")
+            raise Invalid(f"{name!r} is not the name of a file", code="invalid.store")
         # SQLite keeps the WAL beside the file itself, not beside a link to it.
         self.path = os.path.realpath(name)
         super().__init__(self.path, read_only=read_only)
@@ -148,9 +148,20 @@ class SqliteBackend(SqlBackend[SqliteGroup]):
         after: tuple[int, int] | None,
         limit: int,
     ) -> list[tuple[ThreadRecord, Row]]:
+        low, high = names_between(prefix)
         uid = None if origin is None else origin.hex().encode()
-        values = (space, encoded(agent), *names_between(prefix), *(after or (None, None)), uid, limit)
-        return [(as_record(entry[:7]), as_row(entry[7:])) for entry in self._read("threads", *values)]
+        if space is not None and (agent, low, uid) == (None, None, None):
+            page = self._run(listing.most_active, space, after, limit)
+            if page is not None:
+                return page
+        filters = {
+            "thread.space = ?": space,
+            "agent = ?": encoded(agent),
+            "name >= ?": low,
+            "name < ?": high,
+            "substr(origin, 9) = ?": uid,
+        }
+        return self._run(listing.matching, filters, after, limit)
 
     def rows(
         self,

@@ -73,6 +73,7 @@ def rewrite(
         connection.execute(SQL["unmark"], (thread,))
     if not touched:
         connection.execute(SQL["untouch"], (thread,))
+    connection.execute(SQL["activity_of"], (thread,))
     return len(kept)
 
 
@@ -166,6 +167,8 @@ def _integrity_errors(connection: apsw.Connection) -> list[str]:
 def _without_owner(connection: apsw.Connection) -> list[tuple[str, int]]:
     """Return a message for each kind of orphan, with the number of orphans."""
     names = WITHOUT_OWNER | (INDEX_WITHOUT_OWNER if search.is_there(connection) else {})
+    if connection.execute(SQL["has_activity"]).get:
+        names |= {"threads_without_activity": "threads have a wrong time in the table that listings read"}
     return [(words, connection.execute(f"SELECT count(*) {SQL[name]}").get) for name, words in names.items()]
 
 
@@ -175,6 +178,7 @@ def repair(connection: apsw.Connection, path: str) -> None:
         run(connection, "REINDEX")
         for name in WITHOUT_OWNER:
             connection.execute(f"DELETE {SQL[name]}")
+        connection.execute(SQL["activity_of"], (None,))
         if any(number for _, number in _without_owner(connection)) or _integrity_errors(connection):
             search.forget(connection)
         left = _integrity_errors(connection)

@@ -46,7 +46,7 @@ def refuse_if_missing(connection: apsw.Connection) -> None:
     """Raise `Unavailable` if the store has no index."""
     if not is_there(connection):
         raise Unavailable(
-            "this store has an older format, which knows no search: open it once for writing, which converts it",
+            "this store has an older format without search: open it once for writing to convert it",
             code="unavailable.read_only",
         )
 
@@ -109,9 +109,7 @@ def find(connection: apsw.Connection, phrases: Sequence[Phrase], filters: Sequen
         with one_view(connection):
             return _hits(connection, phrases, filters, limit)
     except apsw.CorruptError as error:
-        raise Corrupt(
-            f"the index of search is damaged ({error}): `reindex` makes it again", code="corrupt.index"
-        ) from error
+        raise Corrupt(f"the search index is damaged ({error}): `reindex` rebuilds it", code="corrupt.index") from error
 
 
 def _hits(connection: apsw.Connection, phrases: Sequence[Phrase], filters: Sequence[Any], limit: int) -> list[IndexHit]:

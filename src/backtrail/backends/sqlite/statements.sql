@@ -1,7 +1,7 @@
 -- The statements of the SQLite backend. A row's key is (thread << 32) | seq; 4294967295 masks the seq.
 
 -- name: thread_columns
-no, space, name, uid, agent, thread.created_at, origin
+no, thread.space, name, uid, agent, thread.created_at, origin
 
 -- name: fields
 "op", "parent", "step", "head", "undo", "redo", "view", "base", "depth", "created_at", "kind", "label", "size",
@@ -32,14 +32,23 @@ SELECT {thread_columns} FROM thread WHERE no = ?
 -- name: thread_numbers
 SELECT no FROM thread WHERE no > ? ORDER BY no LIMIT ?
 
+-- name: listed_columns
+{thread_columns}, key & 4294967295, "op", "parent", "step", "head", "undo", "redo", "view", "base", "depth",
+row.created_at, "kind", "label", "size", "stored", "root", "op_id", "extra", "check", NULL, hidden
+
 -- name: threads
-SELECT {thread_columns}, key & 4294967295, "op", "parent", "step", "head", "undo", "redo", "view", "base", "depth",
-    row.created_at, "kind", "label", "size", "stored", "root", "op_id", "extra", "check", NULL, hidden
-{with_head}
-AND (?1 IS NULL OR space = ?1) AND (?2 IS NULL OR agent = ?2)
-AND (?3 IS NULL OR name >= ?3) AND (?4 IS NULL OR name < ?4)
-AND (?5 IS NULL OR (row.created_at, no) < (?5, ?6)) AND (?7 IS NULL OR substr(origin, 9) = ?7)
-ORDER BY row.created_at DESC, no DESC LIMIT ?8
+SELECT {listed_columns} {with_head}
+
+-- name: threads_numbered
+SELECT {listed_columns} FROM thread CROSS JOIN row ON key = {newest_key} WHERE no
+
+-- name: active_threads
+SELECT activity.time, no, row.created_at, head FROM (SELECT thread AS no, time FROM activity
+WHERE space = ? AND (time, thread) < (?, ?) ORDER BY time DESC, thread DESC LIMIT ?) activity
+LEFT JOIN row ON key = {newest_key} ORDER BY activity.time DESC, no DESC
+
+-- name: has_activity
+SELECT count(*) FROM sqlite_schema WHERE name = 'activity'
 
 -- name: tip
 -- A CROSS JOIN is done in its order: first the threads that are wanted.
@@ -366,6 +375,11 @@ SELECT count(*) FROM touched JOIN thread USING (agent) WHERE no = ?1 AND thread 
 -- name: untouch
 DELETE FROM touched WHERE (agent, thread) = (SELECT agent, no FROM thread WHERE no = ?)
 
+-- name: activity_of
+-- Of one thread, or of all if ?1 is NULL.
+INSERT OR REPLACE INTO activity SELECT no, space, row.created_at FROM thread JOIN row ON key = {newest_key}
+WHERE ?1 IS NULL OR no = ?1
+
 -- name: count_threads
 SELECT space, count(*) {with_head} GROUP BY space
 
@@ -403,6 +417,11 @@ FROM thread WHERE NOT EXISTS (SELECT 1 FROM row WHERE key BETWEEN no << 32 | 1 A
 
 -- name: tags_without_row
 FROM tag WHERE NOT EXISTS (SELECT 1 FROM row WHERE key = thread << 32 | seq)
+
+-- name: threads_without_activity
+FROM thread JOIN row ON key = {newest_key} WHERE NOT EXISTS
+(SELECT 1 FROM activity WHERE activity.thread = no AND activity.space = thread.space
+AND abs(time - row.created_at) <= 100000)
 
 -- name: messages_without_thread
 FROM message WHERE thread NOT IN (SELECT no FROM thread)

@@ -390,5 +390,5 @@ def text_of(entry: IndexEntry) -> str:
     try:
         return unsqueeze(entry.text, limit=extract.TEXT_MAX).decode("utf-8", "surrogatepass")
     except (Corrupt, UnicodeDecodeError) as error:
-        text = f"the search index is damaged ({error}); `reindex` makes a new one"
+        text = f"the search index is damaged ({error}); `reindex` rebuilds it"
         raise Corrupt(text, code="corrupt.index") from error
