@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from backtrail.engine.reader import Chain, LogReader, Tip
     from backtrail.engine.retention import Rules
     from backtrail.engine.tree.diff import Difference
+    from backtrail.engine.tree.nodes import Nodes
     from backtrail.engine.tree.tree import Tree
     from backtrail.engine.writer import Propose
     from backtrail.maintenance.retention import Account, Policy
@@ -91,7 +92,15 @@ class Handle(Generic[S]):
         """By caller, in a list of one."""
 
     def _tip(self) -> Tip | None:
-        return self._engine.session.reader.tip(self._key.space, self._key.name)
+        """Return the tip of the thread; None if there is no thread. One read, if this process wrote the newest row."""
+        session = self._engine.session
+        known = self._known_tip(session)
+        if known is not None and session.reader.is_current(known):
+            return known
+        return session.reader.tip(self._key.space, self._key.name)
+
+    def _known_tip(self, session: Session) -> Tip | None:
+        return self._engine.known_tip(self._shared) if session.overlay is None else None
 
     def _readable(self) -> Tip | None:
         """Return the tip of the thread, or a readable older tip if its head is lost; None if there is no thread."""
@@ -216,11 +225,15 @@ class Handle(Generic[S]):
             return _NO_META
         return Meta(check_kind(kind), check_label(label), check_tags(tags), self._metadata(metadata))
 
+    def _nodes(self) -> Nodes:
+        """Return a source of nodes for a new state."""
+        return self._engine.session.reader.nodes()
+
     def _metadata(self, metadata: Mapping[str, Any] | None) -> bytes:
         wanted = check_metadata(metadata)
         if not wanted:
             return b""
-        nodes = self._engine.session.reader.nodes()
+        nodes = self._nodes()
         rep = Encoder(nodes, self._types, what="metadata").rep(wanted)
         if nodes.fresh:
             raise Invalid("metadata is larger than 4 KB; keep large data in the state", code="invalid.argument")
@@ -332,7 +345,7 @@ class Thread(Handle[S]):
         if changed is not None and type(state) is not dict:
             name = type(state).__name__
             raise Invalid(f"changed= names keys of a state that is a dict, not {name}", code="invalid.argument")
-        change = edits.Replace(state, self._engine.session.reader.nodes(), self._types, changed)
+        change = edits.Replace(state, self._nodes(), self._types, changed)
         return self._write(change, meta, expect, default=self._expectation(), onto=onto)
 
     def append(
@@ -399,7 +412,7 @@ class Thread(Handle[S]):
         meta = self._meta(label, tags, metadata, kind)
         state, head = self._head_to_change()
         yield state
-        change = edits.Replace(state, self._engine.session.reader.nodes(), self._types)
+        change = edits.Replace(state, self._nodes(), self._types)
         self._write(change, meta, None, default=head)
 
     def edit(
@@ -417,7 +430,7 @@ class Thread(Handle[S]):
         nothing, nothing is written, and the head is returned.
         """
         meta = self._meta(label, tags, metadata, kind)
-        change = FunctionEdit(fn, self._engine.session.reader.nodes(), self._types, self.id)
+        change = FunctionEdit(fn, self._nodes(), self._types, self.id)
         try:
             return self._write(change, meta, None, default=ANYTHING)
         except Unchanged as none:
@@ -454,15 +467,17 @@ class Thread(Handle[S]):
         return self._checkpoint(tip, tip.head) if tip and tip.head else None
 
     def _latest_after(self) -> tuple[Checkpoint[S] | None, frozenset[str]]:
-        """Return the head, and the ids of the graph runs that continued from it before a rewind to it: see `asides`."""
+        """Return the head, and the ids of the graph runs that continued from it before a rewind to it: see `asides`.
+
+        The head is returned without its tags, and the next save does not expect it.
+        """
         tip = self._tip()
-        self._expect(tip)
         head = tip.head if tip else None
         if tip is None or head is None:
             return None, frozenset()
         moved = tip.newest.seq != head.seq
         gone = asides.used(self._engine.session.reader, tip, head) if moved else frozenset()
-        return self._checkpoint(tip, head), gone
+        return self._checkpoint(tip, head, tags=()), gone
 
     def _latest_within(self, outer: str, above: Above | None) -> tuple[Checkpoint[S] | None, frozenset[str], bool]:
         """Return the checkpoint of this namespace that is valid in the thread `outer`: see `namespaces`.
@@ -570,15 +585,19 @@ class Thread(Handle[S]):
         given = [check_text(each, "label") for each in ([label] if one else label or ())]
         labels = {each for each in given if each is not None}
         tag = check_text(tag, "tag")
-        tip = self._readable()
+        session = self._engine.session
+        reader, known = session.reader, self._known_tip(session)
+        record = known.record if known else reader.backend.find_thread(self._key.space, self._key.name)
+        if record is None:
+            return []
+        seqs = None if label is None else {seq for each in labels for seq in reader.backend.labelled(record.no, each)}
+        if tag is not None:
+            tagged = set(reader.backend.tagged(record.no, tag))
+            seqs = tagged if seqs is None else seqs & tagged
+        tip = self._readable() if seqs else None
         if tip is None or tip.head is None:
             return []
-        reader = self._engine.session.reader
-        no, view = tip.record.no, reader.view(tip)
-        seqs = None if label is None else {seq for each in labels for seq in reader.backend.labelled(no, each)}
-        if tag is not None:
-            tagged = set(reader.backend.tagged(no, tag))
-            seqs = tagged if seqs is None else seqs & tagged
+        view = reader.view(tip)
         ranges = tuple((seq, seq) for seq in sorted(seqs or ()) if log.contains(view, seq))
         if not ranges:
             return []

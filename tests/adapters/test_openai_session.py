@@ -55,6 +55,33 @@ def call(call_id, kind="function_call"):
 # -- the protocol ---------------------------------------------------------------------------------------
 
 
+def test_items_of_another_process_are_seen(tmp_path):
+    async def work():
+        async with BacktrailSession("s", tmp_path / "s.db") as here, BacktrailSession("s", tmp_path / "s.db") as there:
+            await here.add_items([user("a")])
+            assert len(await here.get_items()) == 1
+            await there.add_items([user("b")])
+            assert await here.get_items() == [user("a"), user("b")]
+            await here.add_items([user("c")])
+            assert await there.get_items() == [user("a"), user("b"), user("c")]
+            assert await there.pop_item() == user("c")
+            assert await here.get_items() == [user("a"), user("b")]
+            await there.clear_session()
+            assert await here.get_items() == []
+
+    asyncio.run(work())
+
+
+def test_items_that_a_reader_changes_are_its_own(memory):
+    async def work():
+        session = BacktrailSession("s", memory)
+        await session.add_items([user("a")])
+        (await session.get_items())[0]["content"] = "changed"
+        assert await session.get_items() == [user("a")]
+
+    asyncio.run(work())
+
+
 def test_it_is_a_session(memory):
     session = BacktrailSession("s", memory)
     assert isinstance(session, Session)

@@ -296,21 +296,46 @@ def test_eight_threads_at_once_are_exact():
     assert results == [True] * 8
 
 
-def test_threads_share_no_context():
-    seen = []
+def test_no_two_calls_share_a_context():
+    used = []
 
-    def work():
-        squeeze(ROW)
-        squeeze(ROW * 30)
-        _exact(1)
-        seen.append(dict(vars(module._contexts)))
+    def work(context, data):
+        used.append(context)
+        if len(data) > 1:
+            pool.call(work, data[1:])  # as another thread would, in the middle of this call
+        return b""
 
+    pool = module._Pool(object)
+    pool.call(work, b"abc")
+    assert len(set(used)) == 3
+    pool.call(work, b"abc")
+    assert len(set(used)) == 3
+
+
+def test_context_of_a_failed_call_is_dropped():
+    used = []
+
+    def fail(context, data):
+        used.append(context)
+        raise ZeroDivisionError
+
+    pool = module._Pool(object)
     for _ in range(2):
-        thread = threading.Thread(target=work)
+        with pytest.raises(ZeroDivisionError):
+            pool.call(fail, b"")
+    assert used[0] is not used[1]
+
+
+def test_new_threads_make_no_new_contexts(monkeypatch):
+    made = []
+    make = module._small._make
+    monkeypatch.setattr(module._small, "_make", lambda: made.append(1) or make())
+    monkeypatch.setattr(module._small, "_idle", [])
+    for _ in range(3):
+        thread = threading.Thread(target=squeeze, args=(ROW,))
         thread.start()
         thread.join()
-    assert seen[0].keys() == seen[1].keys() == {"large", "small", "plain", "primed"}
-    assert all(seen[0][name] is not seen[1][name] for name in seen[0])
+    assert made == [1]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
@@ -319,7 +344,8 @@ def test_forked_child_compresses_while_its_parent_does(used, monkeypatch):
     if used:
         assert _exact(0)
     else:
-        monkeypatch.setattr(module, "_contexts", module._Contexts())
+        for pool in (module._small, module._large, module._plain, module._primed):
+            monkeypatch.setattr(pool, "_idle", [])
         module.dictionary1.cache_clear()
         module._digested.cache_clear()
     done = threading.Event()
@@ -348,7 +374,7 @@ def test_importing_reads_no_dictionary_and_makes_no_context():
     code = (
         "import backtrail.engine.compression as m; "
         "assert m.dictionary1.cache_info().misses == 0; "
-        "assert not vars(m._contexts); "
+        "assert not m._small._idle + m._large._idle + m._plain._idle + m._primed._idle; "
         "m.squeeze(b'a' * 100); "
         "assert m.dictionary1.cache_info().misses == 1"
     )

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from backtrail import aio
+from backtrail.engine import throttle
 from backtrail.errors import Invalid
 from backtrail.store import Store
 from backtrail.store import open as open_store
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
 StoreSource: TypeAlias = "Store | aio.Store | str | os.PathLike[str]"
 """A synchronous or asynchronous store, or the URL of one."""
 
@@ -27,6 +32,19 @@ class AdapterStore:
         else:
             self.sync = source if isinstance(source, Store) else open_store(source)
             self.aio = aio.Store(self.sync)
+
+    async def read(self, work: Callable[[], T]) -> T:
+        """Do work that only reads, or that takes long, in a worker thread."""
+        return await self.aio._executor.apart(work)  # noqa: SLF001 - the store's own worker threads
+
+    async def write(self, work: Callable[[], T], *values: Any, surely: bool = False) -> T:
+        """Make a write, grouped with others if its values are small.
+
+        Cancelling the task withdraws a write that has not begun; with `surely`, the write is made in any case.
+        """
+        executor = self.aio._executor  # noqa: SLF001 - as above
+        together = throttle.is_light(*values) and not executor.in_transaction
+        return await executor.begin(work, together=together, surely=surely).outcome()
 
     def close(self) -> None:
         """Close the store if the adapter opened it. A second call does nothing."""

@@ -6,8 +6,22 @@ equals a plain value, and the adapter stores that plain value.
 
 from __future__ import annotations
 
+import marshal
 from enum import Enum
-from typing import Any
+from typing import Any, Final
+
+import ormsgpack
+
+from backtrail.engine.tree.encode import may_hold_bytes
+
+_OPTIONS: Final = (
+    ormsgpack.OPT_PASSTHROUGH_DATACLASS
+    | ormsgpack.OPT_PASSTHROUGH_DATETIME
+    | ormsgpack.OPT_PASSTHROUGH_ENUM
+    | ormsgpack.OPT_PASSTHROUGH_SUBCLASS
+    | ormsgpack.OPT_PASSTHROUGH_TUPLE
+    | ormsgpack.OPT_PASSTHROUGH_UUID
+)
 
 
 def plain(value: Any) -> Any:
@@ -40,3 +54,13 @@ def plain_data(value: Any) -> Any:
         base = plain(value)
         return type(base)(map(plain_data, base)) if type(base) in (list, tuple) else base
     return plain(value)
+
+
+def packed_plain(value: Any) -> bytes | None:
+    """Return the bytes of a value that holds only plain dicts, lists, strings, numbers and None; None for any other."""
+    try:
+        data = ormsgpack.packb(value, option=_OPTIONS)
+        marshal.dumps(value)  # refuses ormsgpack's own classes, which carry ready-made bytes
+    except (TypeError, ValueError):
+        return None
+    return None if may_hold_bytes(data) else data

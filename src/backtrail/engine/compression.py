@@ -18,15 +18,14 @@ Always true:
 - with one version of zstd, the same data gives the same stored bytes;
 - malformed bytes, and content larger than `limit`, raise `Corrupt` before the content is decompressed.
 
-Two threads must not use one zstd context at once, so each thread has its own contexts. This module takes no locks, so
-a child process can be forked at any moment.
+Two threads must not use one zstd context at once: a thread takes a context out of a pool and puts it back. This module
+takes no locks, so a child process can be forked at any moment.
 """
 
 from __future__ import annotations
 
 import functools
-import threading
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import zstandard
 
@@ -36,6 +35,7 @@ from backtrail.loading import loading
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+C = TypeVar("C")
 RAW: Final = 0
 ZSTD: Final = 1
 ZSTD_DICTIONARY1: Final = 2
@@ -64,26 +64,25 @@ _DENSEST: Final = 1 << 15
 """The most content bytes per byte of a frame: the densest zstd block holds 128 KB in four bytes."""
 
 
-class _Contexts(threading.local):
-    """The zstd contexts of one thread, each made when the thread first needs it."""
+class _Pool(Generic[C]):
+    """Idle zstd contexts of one kind. Making a context takes as long as compressing 20 small rows.
 
-    large: zstandard.ZstdCompressor
-    small: zstandard.ZstdCompressor
-    plain: zstandard.ZstdDecompressor
-    primed: zstandard.ZstdDecompressor
-    beside: tuple[tuple[bytes, ...], zstandard.ZstdDecompressor | None] = ((), None)
-    """The chunk digests of the last read with codec 3, and its decompressor. Neighbouring rows use the same chunks."""
+    A list's `pop` and `append` are atomic. A context whose call fails is dropped.
+    """
 
-    def __getattr__(self, name: str) -> Any:
-        make = _MAKERS.get(name)
-        if make is None:
-            raise AttributeError(name)
-        context = make()
-        setattr(self, name, context)
-        return context
+    def __init__(self, make: Callable[[], C]) -> None:
+        self._make = make
+        self._idle: list[C] = []
 
-
-_contexts: Final = _Contexts()
+    def call(self, work: Callable[[C, Any], bytes], data: bytes | memoryview) -> bytes:
+        """Return `work(context, data)`, with a context that no other thread uses meanwhile."""
+        try:
+            context = self._idle.pop()
+        except IndexError:
+            context = self._make()
+        result = work(context, data)
+        self._idle.append(context)
+        return result
 
 
 def squeeze(data: bytes, *, enabled: bool = True) -> bytes:
@@ -92,13 +91,13 @@ def squeeze(data: bytes, *, enabled: bool = True) -> bytes:
     if not enabled or size < TINY:
         return _RAW + data
     if size < SMALL:
-        codec, frame = _ZSTD_DICTIONARY1, _contexts.small.compress(data)
+        codec, frame = _ZSTD_DICTIONARY1, _small.call(_compress, data)
         if size >= _LOOK_TWICE and len(frame) * 5 > size * 3:
-            alone = _contexts.large.compress(data)
+            alone = _large.call(_compress, data)
             if len(alone) < len(frame):
                 codec, frame = _ZSTD, alone
     else:
-        codec, frame = _ZSTD, _contexts.large.compress(data)
+        codec, frame = _ZSTD, _large.call(_compress, data)
     return codec + frame if len(frame) < size else _RAW + data
 
 
@@ -145,22 +144,30 @@ def unsqueeze(stored: bytes, *, limit: int) -> bytes:
         _refuse_above(limit, len(stored) - 1)
         return stored[1:]
     if codec == ZSTD_DICTIONARY1:
-        return _read(_contexts.primed, memoryview(stored)[1:], limit)
+        return _read(_primed, memoryview(stored)[1:], limit)
     if codec == ZSTD:
-        return _read(_contexts.plain, memoryview(stored)[1:], limit)
+        return _read(_plain, memoryview(stored)[1:], limit)
     raise Corrupt(f"unknown codec {codec}; it may come from a newer backtrail", code="corrupt.encoding")
 
 
-def _read(decompressor: zstandard.ZstdDecompressor, frame: memoryview, limit: int) -> bytes:
+def _read(pool: _Pool[zstandard.ZstdDecompressor], frame: memoryview, limit: int) -> bytes:
     """Return the content of a frame. Its stated size is checked against `limit` first."""
     try:
         size = zstandard.frame_content_size(frame)
         if not 0 < size <= len(frame) * _DENSEST:  # -1: no size is stated; 0: writers never compress empty data
             raise Corrupt("a compressed frame does not state how much is in it", code="corrupt.encoding")
         _refuse_above(limit, size)
-        return decompressor.decompress(frame, allow_extra_data=False)
+        return pool.call(_decompress, frame)
     except zstandard.ZstdError as error:
         raise Corrupt(f"a compressed frame is damaged ({error})", code="corrupt.encoding") from error
+
+
+def _compress(context: zstandard.ZstdCompressor, data: bytes) -> bytes:
+    return context.compress(data)
+
+
+def _decompress(context: zstandard.ZstdDecompressor, frame: memoryview) -> bytes:
+    return context.decompress(frame, allow_extra_data=False)
 
 
 def _refuse_above(limit: int, size: int) -> None:
@@ -206,26 +213,32 @@ def _digested() -> zstandard.ZstdCompressionDict:
     return dictionary
 
 
-def _primed() -> zstandard.ZstdDecompressor:
-    # Each thread needs its own dictionary object: zstandard digests it at the first decompression, without a lock.
+def _with_dictionary() -> zstandard.ZstdDecompressor:
+    # Each context needs its own dictionary object: zstandard digests it at the first decompression, without a lock.
     dictionary = zstandard.ZstdCompressionDict(dictionary1(), dict_type=zstandard.DICT_TYPE_FULLDICT)
     return zstandard.ZstdDecompressor(dict_data=dictionary)
 
 
-_MAKERS: Final[dict[str, Callable[[], Any]]] = {
-    "large": lambda: zstandard.ZstdCompressor(
-        level=LEVEL, write_content_size=True, write_checksum=False, write_dict_id=False
-    ),
-    "small": lambda: zstandard.ZstdCompressor(compression_params=small_parameters(), dict_data=_digested()),
-    "plain": zstandard.ZstdDecompressor,
-    "primed": _primed,
-}
+_large: Final = _Pool(
+    lambda: zstandard.ZstdCompressor(level=LEVEL, write_content_size=True, write_checksum=False, write_dict_id=False)
+)
+_small: Final = _Pool(lambda: zstandard.ZstdCompressor(compression_params=small_parameters(), dict_data=_digested()))
+_plain: Final = _Pool(zstandard.ZstdDecompressor)
+_primed: Final = _Pool(_with_dictionary)
+_last_beside: tuple[tuple[bytes, ...], _Pool[zstandard.ZstdDecompressor]] = ((), _plain)
+"""The chunk digests of the last read with codec 3, and its contexts. Neighbouring rows use the same chunks."""
 
 
-def _beside(digests: tuple[bytes, ...], contents: Sequence[bytes]) -> zstandard.ZstdDecompressor:
-    last, decompressor = _contexts.beside
-    if decompressor is None or last != digests:
-        dictionary = zstandard.ZstdCompressionDict(b"".join(contents), dict_type=zstandard.DICT_TYPE_RAWCONTENT)
-        decompressor = zstandard.ZstdDecompressor(dict_data=dictionary)
-        _contexts.beside = digests, decompressor
-    return decompressor
+def _beside(digests: tuple[bytes, ...], contents: Sequence[bytes]) -> _Pool[zstandard.ZstdDecompressor]:
+    global _last_beside  # noqa: PLW0603 - one assignment is atomic
+    last, pool = _last_beside
+    if last != digests:
+        joined = b"".join(contents)
+
+        def make() -> zstandard.ZstdDecompressor:
+            dictionary = zstandard.ZstdCompressionDict(joined, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+            return zstandard.ZstdDecompressor(dict_data=dictionary)
+
+        pool = _Pool(make)
+        _last_beside = digests, pool
+    return pool

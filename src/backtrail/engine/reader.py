@@ -11,6 +11,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from backtrail.backends.port import Row
 from backtrail.engine import adapter_labels, log, payload
 from backtrail.engine.compression import stands_beside
 from backtrail.engine.manifests import SPACE, pinned_seqs
@@ -22,13 +23,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, MutableMapping, Sequence
     from typing import Self
 
-    from backtrail.backends.port import Backend, LogStore, Row, ThreadRecord
+    from backtrail.backends.port import Backend, LogStore, ThreadRecord
     from backtrail.engine.schema.registry import Types
 
 CACHE_BYTES: Final = 24 * 1024 * 1024
 _WAYS_OUT: Final = (
     "; older checkpoints can be read by id, label or tag; verify(repair=True) makes the newest readable one the head"
 )
+
+
+_STORED: Final = Row._fields.index("payload")
+"""The number of columns that a row is read with."""
 
 
 class Chain(NamedTuple):
@@ -123,6 +128,11 @@ class LogReader:
         """Return the current tip of a thread; None if there is no such thread."""
         record = self.backend.find_thread(space, name)
         return self.tip_of(record) if record else None
+
+    def is_current(self, tip: Tip) -> bool:
+        """Tell whether the newest row of a tip is still the newest row of its thread, unchanged. One read."""
+        newest = self.backend.newest(tip.record.no)
+        return newest is not None and newest[:_STORED] == tip.newest[:_STORED]
 
     def tip_of(self, record: ThreadRecord) -> Tip | None:
         """Return the current tip of this thread; None if it has no rows."""

@@ -82,17 +82,12 @@ class GraphNamespace(NamedTuple):
     @property
     def id(self) -> str:
         """The id of the namespace's backtrail thread."""
-        thread = _escaped(self.thread_id)
-        if self.ns == "":
-            return thread
-        whole = f"{thread}|{self.ns}"
-        fits = len(whole) <= _ID_MAX and _DIGEST not in self.ns
-        return whole if fits else f"{thread}|{_DIGEST}{_digest(self.ns)}"
+        return _id_of(self)[0]
 
     @property
     def is_in_id(self) -> bool:
         """Whether `id` contains the whole namespace. If not, the metadata of rows have it."""
-        return GraphNamespace.from_id(self.id) == self
+        return _id_of(self)[1]
 
     @staticmethod
     @lru_cache(256)
@@ -110,6 +105,17 @@ class GraphNamespace(NamedTuple):
         """Return the LangGraph config that names a checkpoint of this namespace."""
         names = {"thread_id": self.thread_id, "checkpoint_ns": self.ns, "checkpoint_id": checkpoint_id}
         return {"configurable": names}
+
+
+@lru_cache(512)
+def _id_of(namespace: GraphNamespace) -> tuple[str, bool]:
+    """Return the id of a namespace's thread, and whether the id contains the whole namespace."""
+    thread_id, ns = namespace
+    thread = _escaped(thread_id)
+    name = f"{thread}|{ns}" if ns else thread
+    if ns and (len(name) > _ID_MAX or _DIGEST in ns):
+        name = f"{thread}|{_DIGEST}{_digest(ns)}"
+    return name, GraphNamespace.from_id(name) == namespace
 
 
 def subgraph_prefix(thread_id: str) -> str:

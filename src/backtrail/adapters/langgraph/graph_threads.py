@@ -30,8 +30,17 @@ if TYPE_CHECKING:
     from backtrail.adapters.langgraph.allowed_types import AllowedTypes
     from backtrail.engine.namespaces import Above
 
-_HANDLES: Final = 256
-"""The number of threads whose first handle stays alive, so that new handles need not read its writes again."""
+_HANDLES: Final = 512
+"""The number of handles that stay open. A handle knows what it wrote last, so the next call need not read it."""
+
+
+class ThreadHandle(NamedTuple):
+    """An open handle of a thread, and the classes that it was opened with."""
+
+    thread: Thread[Any]
+    types: tuple[Any, ...]
+    lock: threading.Lock
+    """For task writes: they never conflict, but waiting for this lock is faster than retries."""
 
 
 class GraphCheckpoint(NamedTuple):
@@ -56,32 +65,33 @@ class GraphThreads:
     def __init__(self, store: Store, allowed: AllowedTypes) -> None:
         self.store = store
         self.allowed = allowed
-        self._handles: dict[tuple[str, bool], tuple[Thread[Any], threading.Lock]] = {}
+        self._handles: dict[tuple[str, bool], ThreadHandle] = {}
 
     def with_classes(self, classes: Iterable[type]) -> GraphThreads:
         """Return the same threads with more allowed classes; the same object if all are allowed already."""
         allowed = self.allowed.with_classes(classes)
         if allowed is None:
             return self
-        threads = GraphThreads(self.store, allowed)
-        threads._handles = self._handles
-        return threads
+        return GraphThreads(self.store, allowed)
 
     # -- handles --------------------------------------------------------------------------------------
 
     def thread(self, namespace: GraphNamespace, *, aside: bool = False) -> Thread[Any]:
-        """Return a new handle of a namespace's thread. The handle expects no particular head."""
-        return self.handle(namespace.id, aside=aside)[0]
+        """Return the handle of a namespace's thread, which all callers share. Write with `row_writes`."""
+        return self.handle(namespace.id, aside=aside).thread
 
-    def handle(self, name: str, *, aside: bool) -> tuple[Thread[Any], threading.Lock]:
-        """Return a new handle of a thread, and the lock that all handles of this thread share."""
-        new, handles = self.store.thread(name, types=self.allowed.types, aside=aside), self._handles
-        first, lock = handles.pop((name, aside), (new, threading.Lock()))
-        handles[name, aside] = (first, lock)  # the most recently used comes last
-        if len(handles) > _HANDLES:
-            with suppress(RuntimeError, StopIteration):  # another Python thread may change the dict meanwhile
-                handles.pop(next(iter(handles)), None)
-        return new, lock
+    def handle(self, name: str, *, aside: bool) -> ThreadHandle:
+        """Return the shared handle of a thread."""
+        handles, types = self._handles, self.allowed.types
+        handle = handles.get((name, aside))
+        if handle is None or handle.types is not types:
+            lock = threading.Lock() if handle is None else handle.lock
+            handle = ThreadHandle(self.store.thread(name, types=types, aside=aside), types, lock)
+            handles[name, aside] = handle
+            if len(handles) > _HANDLES:
+                with suppress(RuntimeError, StopIteration):  # another Python thread may change the dict meanwhile
+                    handles.pop(next(iter(handles)), None)
+        return handle
 
     # -- one checkpoint ---------------------------------------------------------------------------------
 

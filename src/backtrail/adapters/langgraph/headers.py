@@ -14,7 +14,7 @@ import ormsgpack
 from langgraph.checkpoint.base import get_checkpoint_metadata
 
 from backtrail.adapters.langgraph.config import GraphNamespace, label_of, outer_checkpoint_of, run_of
-from backtrail.adapters.plain_values import plain_data
+from backtrail.adapters.plain_values import packed_plain, plain_data
 from backtrail.engine.asides import RUN
 from backtrail.errors import Corrupt, Invalid
 
@@ -55,13 +55,16 @@ def encode_header(
     parent: str | None,
     *,
     outer: list[str] | None = None,
-) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """Return the metadata of a checkpoint's row, and the part of the header for the state; None if all fits the row."""
+) -> tuple[dict[str, Any] | bytes, dict[str, Any] | None]:
+    """Return the metadata of a checkpoint's row, and the part of the header for the state; None if all fits the row.
+
+    Plain metadata that fit are returned as their bytes.
+    """
     name = str.__str__(checkpoint["id"])
-    own: dict[str, Any] = plain_data(dict(get_checkpoint_metadata(config, metadata)))  # type: ignore[arg-type]
+    own: dict[str, Any] = dict(get_checkpoint_metadata(config, metadata))  # type: ignore[arg-type]
     if KEY in own or RUN in own or KEY in checkpoint["channel_values"]:
         raise Invalid(f"{KEY!r} and {RUN!r} are reserved: rename the metadata key or channel", code="invalid.argument")
-    fields = plain_data({key: value for key, value in checkpoint.items() if key not in ("id", "channel_values")})
+    fields = {key: value for key, value in checkpoint.items() if key not in ("id", "channel_values")}
     header: dict[str, Any] = {"parent": parent}
     if label_of(name) != name:
         header["id"] = name
@@ -69,9 +72,13 @@ def encode_header(
         header["under"] = under
     if not namespace.is_in_id:
         header["place"] = list(namespace)
-    if type(counters := own.get(DELTA_COUNTERS)) is dict:
+    if isinstance(counters := own.get(DELTA_COUNTERS), dict):
         header["held"] = [channel for channel in counters if channel in checkpoint["channel_values"]]
     run = {RUN: its} if (its := run_of(config)) else {}
+    packed = packed_plain({**own, **run, KEY: {**header, "rest": fields}})
+    if packed is not None and len(packed) <= _METADATA_MAX:
+        return packed, None
+    own, fields = plain_data(own), plain_data(fields)
     whole = {**own, **run, KEY: {**header, "rest": fields}}
     if _size(whole) <= _METADATA_MAX:
         return whole, None

@@ -35,6 +35,7 @@ from backtrail.adapters.langgraph.config import (
 from backtrail.adapters.langgraph.delta_channels import delta_history
 from backtrail.adapters.langgraph.graph_threads import GraphThreads
 from backtrail.adapters.langgraph.headers import KEY, channel_values, encode_header, read_header
+from backtrail.adapters.langgraph.row_writes import save_checkpoint
 from backtrail.adapters.langgraph.task_writes import GraphTask, save_writes, writes_on
 from backtrail.engine.schema.annotations import reachable
 from backtrail.errors import Conflict, Invalid
@@ -145,20 +146,21 @@ class BacktrailSaver(BaseCheckpointSaver[Any]):
         versions = None if base is None else base.header.fields.get("channel_versions")
         state, changed = _changed_channels(checkpoint, new_versions, versions)
         on: dict[str, Any] = {"expect": label_of(parent)} if base is None else {"onto": base.row}
-        threads.thread(namespace).save({**state, **more}, changed=[*changed, KEY], **on, **row)
+        save_checkpoint(threads.thread(namespace), {**state, **more}, changed=[*changed, KEY], **on, **row)
         return namespace.config(str(name))
 
     def _begin(self, namespace: GraphNamespace, state: dict[str, Any], row: dict[str, Any], *, first: bool) -> None:
         """Save a checkpoint that has no parent, or whose parent was deleted; `first`: only into an empty thread."""
-        head = None if first else self._threads.thread(namespace).latest()
+        thread = self._threads.thread(namespace)
+        head = None if first else thread.latest()
         if head is not None and read_header(head) is None:
             text = f"thread {namespace.id!r} exists already and is not LangGraph's: use another thread_id"
             raise Conflict(text, code="conflict.exists", actual=head.id)
-        self._threads.thread(namespace).save(state, expect=NEW if first else None, **row)
+        save_checkpoint(thread, state, expect=NEW if first else None, **row)
 
     def _put_writes(self, namespace: GraphNamespace, task: GraphTask, writes: Sequence[tuple[str, Any]]) -> None:
-        aside, lock = self._threads.handle(namespace.id, aside=True)
-        is_locked = lock.acquire(timeout=_WRITES_TIMEOUT)  # writes never conflict, but retries are slower than waiting
+        aside, _, lock = self._threads.handle(namespace.id, aside=True)
+        is_locked = lock.acquire(timeout=_WRITES_TIMEOUT)
         try:
             save_writes(aside, task, writes)
         finally:
@@ -262,16 +264,9 @@ class BacktrailSaver(BaseCheckpointSaver[Any]):
 
     # -- asynchronous ---------------------------------------------------------------------------------
 
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await self._adapter_store.aio._executor.apart(work)  # noqa: SLF001 - the store's own worker threads
-
-    async def _write(self, work: Callable[[], T], value: Any) -> T:
-        """Make a write, grouped with others if its value is small."""
-        return await self._adapter_store.aio._executor.write(lambda *_: work(), value)  # noqa: SLF001
-
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Await `get_tuple`."""
-        return await self._in_thread(partial(self.get_tuple, config))
+        return await self._adapter_store.read(partial(self.get_tuple, config))
 
     async def alist(
         self,
@@ -283,7 +278,7 @@ class BacktrailSaver(BaseCheckpointSaver[Any]):
     ) -> AsyncIterator[CheckpointTuple]:
         """Await `list`. The channel values are loaded."""
         listed = self._list(config, filter, before, limit, channel_values)
-        while page := await self._in_thread(lambda: [*islice(listed, _ASYNC_PAGE)]):
+        while page := await self._adapter_store.read(lambda: [*islice(listed, _ASYNC_PAGE)]):
             for each in page:
                 yield each
 
@@ -298,36 +293,36 @@ class BacktrailSaver(BaseCheckpointSaver[Any]):
         values = checkpoint["channel_values"]
         new = {channel: snapshot(values[channel]) for channel in new_versions if channel in values}
         copied: Any = {**checkpoint, "channel_values": {**values, **new}}
-        return await self._write(partial(self.put, config, copied, metadata, new_versions), new)
+        return await self._adapter_store.write(partial(self.put, config, copied, metadata, new_versions), new)
 
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
         """Await `put_writes`. The saver copies the writes before the first await."""
         copied = snapshot([*writes])
-        await self._write(partial(self.put_writes, config, copied, task_id, task_path), copied)
+        await self._adapter_store.write(partial(self.put_writes, config, copied, task_id, task_path), copied)
 
     async def adelete_thread(self, thread_id: str) -> None:
         """Await `delete_thread`."""
-        await self._in_thread(partial(self.delete_thread, thread_id))
+        await self._adapter_store.read(partial(self.delete_thread, thread_id))
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Await `delete_for_runs`."""
-        await self._in_thread(partial(self.delete_for_runs, run_ids))
+        await self._adapter_store.read(partial(self.delete_for_runs, run_ids))
 
     async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Await `copy_thread`."""
-        await self._in_thread(partial(self.copy_thread, source_thread_id, target_thread_id))
+        await self._adapter_store.read(partial(self.copy_thread, source_thread_id, target_thread_id))
 
     async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """Await `prune`."""
-        await self._in_thread(partial(self.prune, thread_ids, strategy=strategy))
+        await self._adapter_store.read(partial(self.prune, thread_ids, strategy=strategy))
 
     async def aget_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
         """Await `get_delta_channel_history`."""
-        return await self._in_thread(partial(self.get_delta_channel_history, config=config, channels=channels))
+        return await self._adapter_store.read(partial(self.get_delta_channel_history, config=config, channels=channels))
 
     # -- versions and classes -------------------------------------------------------------------------
 

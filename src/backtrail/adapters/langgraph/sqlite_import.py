@@ -21,6 +21,7 @@ from backtrail.adapters.langgraph.allowed_types import AllowedTypes
 from backtrail.adapters.langgraph.config import GraphNamespace, label_of
 from backtrail.adapters.langgraph.decoder import SaverDecoder, Undecodable, metadata_of
 from backtrail.adapters.langgraph.headers import KEY, encode_header, read_header
+from backtrail.adapters.langgraph.row_writes import save_checkpoint
 from backtrail.adapters.langgraph.task_writes import GraphTask, save_writes, writes_on
 from backtrail.engine.reader import now
 from backtrail.errors import Conflict, Corrupt, Invalid, NotFound, Unavailable
@@ -296,7 +297,7 @@ class _ThreadImport:
         if large is not None:
             state[KEY] = large
         onto = None if each.parent is None or each.parent not in in_store else label_of(each.parent)
-        self._thread(each.ns).save(state, label=label_of(each.id), metadata=row_metadata, onto=onto)
+        save_checkpoint(self._thread(each.ns), state, label_of(each.id), row_metadata, onto=onto)
         in_store.add(each.id)
 
     def _set_head(self, ns: str, name: str) -> None:

@@ -2,8 +2,8 @@
 
 Writes arrive at any time, from any number of workers, even before their checkpoint, and must not delay a save. So each
 namespace has a second thread, aside of its own. One call of `put_writes` is one row there; the row's label is the
-checkpoint's id, and no row ever changes. Readers decide which writes count: the first of several writes with the same
-task and index, and the last of those to LangGraph's special channels.
+checkpoint's id, and no row ever changes or needs another row. Readers decide which writes count: the first of several
+writes with the same task and index, and the last of those to LangGraph's special channels.
 
 A row names the run that wrote it. A thread that was rewound to a checkpoint goes on without the runs that had continued
 from there. A read of the latest checkpoint leaves their writes out, and the rows of the run that begins with this read
@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 from langgraph.checkpoint.base import WRITES_IDX_MAP, writes_sort_key
 
 from backtrail.adapters.langgraph.config import label_of
-from backtrail.adapters.plain_values import plain
+from backtrail.adapters.langgraph.row_writes import save_alone
+from backtrail.adapters.plain_values import packed_plain, plain
 from backtrail.engine.asides import RUN
 from backtrail.errors import Corrupt, Invalid
 
@@ -57,12 +58,10 @@ def save_writes(aside: Thread[Any], task: GraphTask, writes: Sequence[tuple[str,
     pairs = [[channel, value] for channel, value in writes]
     if not pairs:
         return
-    key = plain(task.task_id)
     metadata = {RUN: task.run, **({_SKIPPED: list(task.skipped)} if task.skipped else {})} if task.run else None
     try:
-        # the task is the key, so that a row shares almost nothing with the row before and the save compares nothing
-        state = {key: [plain(task.path), pairs]}
-        aside.save(state, changed=[key], label=label_of(task.checkpoint_id), metadata=metadata)
+        state = {plain(task.task_id): [plain(task.path), pairs]}
+        save_alone(aside, state, label_of(task.checkpoint_id), packed_plain(metadata) if metadata else None)
     except Invalid as error:
         raise _with_channel(error, pairs) from error
 

@@ -8,6 +8,7 @@ from backtrail.adapters.langgraph.config import GraphNamespace, checked_thread_i
 from backtrail.adapters.langgraph.delta_channels import required_ancestors
 from backtrail.adapters.langgraph.graph_threads import GraphCheckpoint
 from backtrail.adapters.langgraph.headers import KEY, read_header
+from backtrail.adapters.langgraph.row_writes import save_alone, save_checkpoint
 from backtrail.errors import Conflict, Invalid, NotFound
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ def delete_thread(threads: GraphThreads, thread_id: str) -> None:
     prefix = subgraph_prefix(name)
     inner = {info.id for kind in (None, "aside") for info in threads.store.threads(prefix=prefix, kind=kind)}
     for each in (*sorted(inner), root.id):
-        threads.handle(each, aside=True)[0].delete()
-        threads.handle(each, aside=False)[0].delete()
+        for aside in (True, False):
+            threads.handle(each, aside=aside).thread.delete()
 
 
 def delete_for_runs(threads: GraphThreads, run_ids: Iterable[str]) -> None:
@@ -80,7 +81,7 @@ def _copy_namespace(threads: GraphThreads, source: GraphNamespace, target: Graph
         copy.rewind(head.label)
     aside = threads.thread(target, aside=True)
     for write in threads.thread(source, aside=True).history():
-        aside.save(write.state, label=write.label, metadata=write.metadata)
+        save_alone(aside, write.state, write.label, write.metadata)
 
 
 def _copy_row(row: Checkpoint[Any], copy: Thread[Any], target: GraphNamespace) -> None:
@@ -91,14 +92,11 @@ def _copy_row(row: Checkpoint[Any], copy: Thread[Any], target: GraphNamespace) -
     metadata[KEY].pop("place", None)
     if not target.is_in_id:
         metadata[KEY]["place"] = list(target)
-    fields: dict[str, Any] = {"label": row.label, "metadata": metadata}
-    if header.parent is None:
-        copy.save(row.state, **fields)
-        return
+    onto = None if header.parent is None else label_of(header.parent)
     try:
-        copy.save(row.state, onto=label_of(header.parent), **fields)
+        save_checkpoint(copy, row.state, row.label, metadata, onto=onto)
     except NotFound:
-        copy.save(row.state, **fields)
+        save_checkpoint(copy, row.state, row.label, metadata)
 
 
 def prune(threads: GraphThreads, thread_ids: Iterable[str], strategy: str) -> None:

@@ -8,6 +8,7 @@ can go back. A paused run is stored in a thread of its own, beside the conversat
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast
 
 from agents.memory import Session, SessionSettings
@@ -73,6 +74,8 @@ class BacktrailSession(Session):
         self._adapter_store = AdapterStore(store)
         self._store = self._adapter_store.aio
         self._conversations = self._store.conversations
+        self._messages = self._adapter_store.sync.conversations.thread(session_id)
+        """A handle that stays open: it knows the tip after the last write, so the next call need not read it."""
         self._awaited = awaited_calls(self._adapter_store.sync)
         self._run: aio.Thread[Any] = self._store.thread(_RUN + session_id, agent=agent)
 
@@ -103,7 +106,9 @@ class BacktrailSession(Session):
         if messages:
             raw = [message.raw for message in messages]
             self._awaited.add_calls(self.session_id, raw)
-            await _uninterrupted(self._conversations.append(self.session_id, *messages, agent_id=self.agent))
+            append = self._adapter_store.sync.conversations.append
+            work = partial(append, self.session_id, *messages, agent_id=self.agent)
+            await self._adapter_store.write(work, raw, surely=True)
             self._awaited.add_answers(self.session_id, raw)
         else:
             await self.thread.latest()  # on a closed store, adding nothing is an error, too
@@ -224,11 +229,14 @@ class BacktrailSession(Session):
 
     async def _items(self, limit: int | None) -> list[Item]:
         """Return the items of the last `limit` messages, or of all messages; `Corrupt` if they are damaged."""
-        head = await self.thread.latest()
+        return await self._adapter_store.read(partial(self._read_items, limit))
+
+    def _read_items(self, limit: int | None) -> list[Item]:
+        head = self._messages.latest()
         if head is None:
             return []
         try:
-            stored = await (head.get("messages") if limit is None else head.tail("messages", limit))
+            stored = head.get("messages") if limit is None else head.tail("messages", limit)
         except (NotFound, Invalid) as error:
             raise self._corrupt("has no list of messages") from error
         if not isinstance(stored, list):
