@@ -1,7 +1,7 @@
 """Scopes: a store that sees and touches the threads of some agents, and nothing else.
 
-`ScopedBackend` is a backend on top of another one. Every read and every write of a scoped store goes through it, so this
-module is the only place that decides what is inside. A thread is inside if its owner is an agent of the scope. The
+`ScopedBackend` is a backend on top of another one. Every read and every write of a scoped store goes through it, so
+this module is the only place that decides what is inside. `ReadOnlyBackend` refuses every change of data. A thread is inside if its owner is an agent of the scope. The
 owner is the agent in its record; the thread of an agent's checkpoints belongs to the agent that it is named after, and
 a thread of notes belongs to the owner of the thread that it is about.
 
@@ -18,7 +18,7 @@ is not stored twice (`Checkpoint.stored` is smaller then).
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, cast
 
 from backtrail.backends.defaults import page
 from backtrail.backends.port import IndexState, Usage
@@ -50,17 +50,21 @@ _PAGE: Final = 500
 class Scope(NamedTuple):
     """What a scoped store may see and do."""
 
-    agents: tuple[str, ...]
+    agents: tuple[str, ...] | None = None
+    """The agents whose things exist; None for all things."""
     read_only: bool = False
 
     @property
     def agent(self) -> str | None:
         """The owner of new threads that name none: the agent of a scope with one agent."""
-        return self.agents[0] if len(self.agents) == 1 else None
+        return self.agents[0] if self.agents is not None and len(self.agents) == 1 else None
 
 
-def scope_for(agent: str | Iterable[str], outer: Scope | None, *, read_only: bool) -> Scope:
-    """Return the scope of one agent or several, inside an outer scope if there is one."""
+def scope_for(agent: str | Iterable[str] | None, outer: Scope | None, *, read_only: bool) -> Scope:
+    """Return the scope of one agent or several, inside an outer scope if there is one; None: of all agents."""
+    read_only = read_only or (outer is not None and outer.read_only)
+    if agent is None:
+        return Scope(None if outer is None else outer.agents, read_only)
     try:
         named = [agent] if isinstance(agent, str) else [*agent]
     except TypeError:
@@ -69,19 +73,45 @@ def scope_for(agent: str | Iterable[str], outer: Scope | None, *, read_only: boo
     if not agents:
         raise Invalid("a scope needs at least one agent", code="invalid.argument")
     for each in agents:
-        if outer is not None and each not in outer.agents:
+        if outer is not None and outer.agents is not None and each not in outer.agents:
             raise _outside(f"agent {each!r}")
-    return Scope(agents, read_only or (outer is not None and outer.read_only))
+    return Scope(agents, read_only)
+
+
+def backend_for(below: Backend, scope: Scope) -> Backend:
+    """Return the part of a backend that a scope allows."""
+    allowed = cast("Backend", ReadOnlyBackend(below)) if scope.read_only else below
+    return allowed if scope.agents is None else ScopedBackend(allowed, scope.agents)
+
+
+class ReadOnlyBackend:
+    """A backend that refuses every change of data. The search index is no data of users: it is kept up to date."""
+
+    read_only = True
+    _CHANGES: Final = frozenset(
+        ("commit", "remove_rows", "rewrite", "next_epoch", "remove_chunks", "reclaim", "repair", "clear_index")
+    )
+
+    def __init__(self, below: Backend) -> None:
+        self._below = below
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a method of the backend; `Unavailable` if it changes data."""
+        if name in self._CHANGES:
+            raise Unavailable("this store is open for reading only", code="unavailable.read_only")
+        return getattr(self._below, name)
+
+    def close(self) -> None:
+        """Do nothing: the store that the scope was made from stays open."""
 
 
 class ScopedBackend:
-    """The part of a backend that a scope allows."""
+    """The threads of some agents in a backend."""
 
-    def __init__(self, below: Backend, scope: Scope) -> None:
+    def __init__(self, below: Backend, agents: tuple[str, ...]) -> None:
         self._below = below
-        self._agents = frozenset(scope.agents)
-        self._scope = scope
-        self.read_only = scope.read_only or below.read_only
+        self._agents = agents
+        self.read_only = below.read_only
         self.undoes_groups = below.undoes_groups
         self.shows_texts = below.shows_texts
 
@@ -155,7 +185,7 @@ class ScopedBackend:
             return self._below.threads(space=space, agent=agent, after=after, limit=limit, **filters)
         found = [
             each
-            for owner in self._scope.agents
+            for owner in self._agents
             for each in self._below.threads(space=space, agent=owner, after=after, limit=limit, **filters)
         ]
         for unowned in (manifests.SPACE, ASIDE):  # threads whose records may name no agent
@@ -237,8 +267,6 @@ class ScopedBackend:
     # -- writing --------------------------------------------------------------------------------------
 
     def commit(self, batch: Batch) -> tuple[int, ...]:
-        if self.read_only:
-            raise Unavailable("this store is open for reading only", code="unavailable.read_only")
         for new in (*batch.threads, *(new for _, new in batch.renew)):
             self._require_new(new, batch.threads)
         pairs = (batch.rows, batch.visible, batch.newest, batch.renew, batch.hide, batch.show, batch.untouch)
@@ -269,7 +297,7 @@ class ScopedBackend:
         return self._below.indexed(thread) if self._has(thread) else IndexState(0, 0, 0)
 
     def index(self, thread: int, was: IndexState, now: IndexState, splices: Sequence[Splice]) -> bool:
-        self._require(thread)  # the index is no data of users: a scope for reading keeps it up to date, too
+        self._require(thread)
         return self._below.index(thread, was, now, splices)
 
     def find(
@@ -283,7 +311,7 @@ class ScopedBackend:
         after: tuple[int, int] | None,
         limit: int,
     ) -> list[IndexHit]:
-        owners = [each for each in self._scope.agents if agent in (None, each)]
+        owners = [each for each in self._agents if agent in (None, each)]
         hits = [
             hit
             for owner in owners
@@ -373,7 +401,7 @@ class ScopedBackend:
     @contextmanager
     def snapshot(self) -> Iterator[Backend]:
         with self._below.snapshot() as view:
-            yield ScopedBackend(view, self._scope)
+            yield ScopedBackend(view, self._agents)
 
     def close(self) -> None:
         """Do nothing: the store that the scope was made from stays open."""

@@ -292,18 +292,18 @@ class Store:
 
     # -- scopes -----------------------------------------------------------------------------------------
 
-    def scoped(self, agent: str | Iterable[str], *, read_only: bool = False) -> Store:
+    def scoped(self, agent: str | Iterable[str] | None = None, *, read_only: bool = False) -> Store:
         """Return a store that sees and touches the things of one agent, or of several, and nothing else.
 
-        All other threads do not exist in it: they are not listed, found, counted or searched, and cannot be changed.
+        `read_only` refuses every change; without an agent, it is all that the scope does. All other threads do not exist in it: they are not listed, found, counted or searched, and cannot be changed.
         New threads belong to the agent. Maintenance of the whole store is refused. It shares the connection of this
         store: close this store, not the scoped one.
         """
         with loading:
-            from backtrail.scope import ScopedBackend, scope_for  # noqa: PLC0415 - not every program uses scopes
+            from backtrail.scope import backend_for, scope_for  # noqa: PLC0415 - not every program uses scopes
 
         scope = scope_for(agent, self.scope, read_only=read_only)
-        return Store(ScopedBackend(self._backend, scope), self._engine.types, self._engine.options, scope=scope)
+        return Store(backend_for(self._backend, scope), self._engine.types, self._engine.options, scope=scope)
 
     # -- search -----------------------------------------------------------------------------------------
 

@@ -46,6 +46,8 @@ class Operation:
     """"agent" if the operation works in the scope of an agent; "store" if it needs the whole store."""
     job: bool = False
     """Whether the operation takes long and reports its progress. Its function takes `progress`."""
+    immutable: tuple[str, ...] = ()
+    """Arguments that name checkpoints. If all of them are ids, the result never changes."""
     function: Callable[..., Answer] = field(default=lambda *_, **__: {}, hash=False, compare=False, repr=False)
 
     def __call__(self, store: Store, arguments: Mapping[str, Any], **options: Any) -> Answer:
@@ -71,10 +73,11 @@ def operation(
     effect: Effect = Effect.READ,
     scope: str = "agent",
     job: bool = False,
+    immutable: tuple[str, ...] = (),
 ) -> Callable[[Callable[..., Answer]], Operation]:
     """Make a row of the table from a function, whose name is the operation's."""
 
     def made(function: Callable[..., Answer]) -> Operation:
-        return Operation(function.__name__, description, schema, result, effect, route, scope, job, function)
+        return Operation(function.__name__, description, schema, result, effect, route, scope, job, immutable, function)
 
     return made

@@ -332,6 +332,7 @@ _ENTRY: Final[Schema] = result(
         entries={"type": "array", "items": _ENTRY},
         next_offset=optional(COUNT),
     ),
+    immutable=("ref",),
 )
 def thread_state(
     store: Store,
@@ -395,6 +396,7 @@ def _state_entry(place: Path, key: Any, part: StatePart) -> Answer:
         changes={"type": "array", "items": result(("old", "new"), op=TEXT, path=TEXT, old=ANY, new=ANY)},
         next_cursor=optional(TEXT),
     ),
+    immutable=("a", "b"),
 )
 def thread_diff(
     store: Store,
