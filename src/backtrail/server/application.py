@@ -15,14 +15,14 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from backtrail.errors import Error
 from backtrail.operations import Effect
-from backtrail.server import api, events, inspector, openai_conversations
+from backtrail.server import api, events, inspector, mcp_endpoint, openai_conversations
 from backtrail.server.access import LOOPBACK, SAFE_METHODS, Access, Gate, Tokens, read_tokens
 from backtrail.server.context import Context
 from backtrail.server.problems import Problem, details, problem_response
 from backtrail.server.routing import Match, Router, segments_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from jinja2 import Environment
     from starlette.types import Message, Receive, Scope, Send
@@ -65,6 +65,7 @@ class Server:
         body_limit: int = 8 * 1024 * 1024,
         time_limit: float = 60.0,
         workers: int = 16,
+        mcp: Mapping[str, Any] | None = None,
     ) -> None:
         agents = None if scope is None else (scope,) if isinstance(scope, str) else tuple(scope)
         self.body_limit = body_limit
@@ -74,10 +75,11 @@ class Server:
         self.templates: Environment = inspector.environment()
         self.events = events.Events()
         self.jobs = api.Jobs()
+        self.mcp = mcp_endpoint.McpSessions(mcp or {})
         self._store = store
         self._stores: dict[Access, Store] = {}
         self._gate = Gate(given, Access(agents, write), hosts)
-        self._router = Router((*api.ROUTES, *events.ROUTES, *openai_conversations.ROUTES, *inspector.ROUTES))
+        self._router = Router((*api.ROUTES, *events.ROUTES, *openai_conversations.ROUTES, *mcp_endpoint.ROUTES, *inspector.ROUTES))
 
     def store_for(self, access: Access) -> Store:
         """Return the store as an access sees it."""
@@ -90,6 +92,7 @@ class Server:
     def close(self) -> None:
         """Stop the watchers and the worker threads. The store stays open."""
         self.events.close()
+        self.mcp.close()
         self.workers.shutdown(wait=False, cancel_futures=True)
 
     # -- ASGI -----------------------------------------------------------------------------------------
