@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-import weakref
 from typing import TYPE_CHECKING, Any, Final
 
 import mcp_types as types
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mcp.server import Server, ServerRequestContext
+    from mcp.server.connection import Connection
     from mcp.shared.subscriptions import ServerEvent
 
     from backtrail.checkpoint import Checkpoint
@@ -85,11 +85,11 @@ class ChangeBus:
 
 
 class Subscribers:
-    """The sessions that asked for `notifications/resources/updated`, with the URIs that they asked for."""
+    """The connections that asked for `notifications/resources/updated`, with the URIs that they asked for."""
 
     def __init__(self, bus: ChangeBus) -> None:
         self._bus = bus
-        self._uris: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
+        self._uris: dict[Connection, set[str]] = {}
         self._unsubscribe: Callable[[], None] | None = None
         self._sending: set[asyncio.Task[None]] = set()
 
@@ -99,7 +99,10 @@ class Subscribers:
         server.add_request_handler("resources/unsubscribe", types.UnsubscribeRequestParams, self._remove)
 
     async def _add(self, ctx: ServerRequestContext[Any], params: types.SubscribeRequestParams) -> types.EmptyResult:
-        self._uris.setdefault(ctx.session, set()).add(str(params.uri))
+        connection = _connection_of(ctx)
+        if connection not in self._uris:
+            connection.exit_stack.callback(self._forget, connection)
+        self._uris.setdefault(connection, set()).add(str(params.uri))
         if self._unsubscribe is None:
             self._unsubscribe = self._bus.subscribe(self._notify)
         return types.EmptyResult()
@@ -107,26 +110,28 @@ class Subscribers:
     async def _remove(
         self, ctx: ServerRequestContext[Any], params: types.UnsubscribeRequestParams
     ) -> types.EmptyResult:
-        self._uris.get(ctx.session, set()).discard(str(params.uri))
+        self._uris.get(_connection_of(ctx), set()).discard(str(params.uri))
         self._end_if_unused()
         return types.EmptyResult()
 
-    def _notify(self, event: ServerEvent) -> None:
-        if isinstance(event, ResourceUpdated):
-            for session, uris in [*self._uris.items()]:
-                if event.uri in uris:
-                    task = asyncio.ensure_future(self._send(session, event.uri))
-                    self._sending.add(task)
-                    task.add_done_callback(self._sending.discard)
+    def _forget(self, connection: Connection) -> None:
+        self._uris.pop(connection, None)
         self._end_if_unused()
-
-    async def _send(self, session: Any, uri: str) -> None:
-        try:
-            await session.send_resource_updated(uri)
-        except Exception:  # noqa: BLE001 - the client is gone: transports raise errors of many kinds
-            self._uris.pop(session, None)
 
     def _end_if_unused(self) -> None:
         if self._unsubscribe is not None and not any(self._uris.values()):
             unsubscribe, self._unsubscribe = self._unsubscribe, None
             unsubscribe()
+
+    def _notify(self, event: ServerEvent) -> None:
+        if not isinstance(event, ResourceUpdated):
+            return
+        for connection, uris in self._uris.items():
+            if event.uri in uris:
+                task = asyncio.ensure_future(connection.notify("notifications/resources/updated", {"uri": event.uri}))
+                self._sending.add(task)  # the event loop holds tasks weakly
+                task.add_done_callback(self._sending.discard)
+
+
+def _connection_of(ctx: ServerRequestContext[Any]) -> Connection:
+    return ctx.session._connection  # noqa: SLF001 - `session` is one request's; nothing public lasts longer

@@ -200,7 +200,7 @@ def _described(operation: Operation) -> types.Tool:
         name=operation.name,
         description=operation.description,
         input_schema=operation.schema,
-        output_schema=operation.result,
+        output_schema={"type": "object", **operation.result},  # older protocols require the type
         annotations=types.ToolAnnotations(
             title=operation.name.replace("_", " ").capitalize(),
             read_only_hint=operation.effect is Effect.READ,
