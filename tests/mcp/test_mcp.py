@@ -21,7 +21,15 @@ from backtrail.mcp import TOOLS, server
 from backtrail.operations import TABLE, Effect
 from tests.support.lengths import lengths
 
-HOSTILE = ["../x", "<script>alert(1)</script>", "a\0b", "\x1b]52;c;eA==\x07", "\ud800", "'; DROP TABLE row --", "🙂" * 60]
+HOSTILE = [
+    "../x",
+    "<script>alert(1)</script>",
+    "a\0b",
+    "\x1b]52;c;eA==\x07",
+    "\ud800",
+    "'; DROP TABLE row --",
+    "🙂" * 60,
+]
 
 
 @pytest.fixture
@@ -127,6 +135,21 @@ def test_an_unknown_tool_is_named_with_the_tools(store):
     assert call(server(store), "agent_lod", agent_id="planner") == "invalid.tool"
 
 
+def test_a_program_adds_a_tool_of_its_own(store):
+    made = server(store)
+
+    @made.tool()
+    def double(number: int) -> int:
+        """Double a number."""
+        return 2 * number
+
+    async def use(client):
+        assert "double" in {tool.name for tool in (await client.list_tools()).tools}
+        return (await client.call_tool("double", {"number": 4})).structured_content
+
+    assert with_client(made, use) == {"result": 8}
+
+
 def test_a_scope_hides_all_other_agents(store):
     made = server(store, scope="planner")
     assert [each["agent_id"] for each in call(made, "agent_list")["agents"]] == ["planner"]
@@ -142,27 +165,21 @@ def test_a_scope_hides_all_other_agents(store):
     assert not [uri for uri in with_client(made, use) if "other" in uri]
 
 
-WORDS = st.sampled_from([*HOSTILE, "planner", "trip", "@", "x" * 513, ""])
+WORDS = st.sampled_from([*(word for word in HOSTILE if word != "\ud800"), "planner", "trip", "@", "x" * 513, ""])
 
 
 def from_schema(schema):
     """Values that a schema of an argument describes, with the words above as texts."""
     if "enum" in schema:
         return st.sampled_from(schema["enum"])
-    match schema.get("type"):
-        case "string":
-            return WORDS
-        case "integer":
-            return st.integers(schema.get("minimum"), schema.get("maximum"))
-        case "boolean":
-            return st.booleans()
-        case "array":
-            return st.lists(from_schema(schema["items"]), max_size=3)
-        case "object":
-            known = {name: from_schema(part) for name, part in schema.get("properties", {}).items()}
-            required = {name: known.pop(name) for name in schema.get("required", ())}
-            return st.fixed_dictionaries(required, optional=known)
-    return WORDS | st.integers() | st.none()
+    if schema.get("type") == "array":
+        return st.lists(from_schema(schema["items"]), max_size=3)
+    if schema.get("type") == "object":
+        known = {name: from_schema(part) for name, part in schema.get("properties", {}).items()}
+        required = {name: known.pop(name) for name in schema.get("required", ())}
+        return st.fixed_dictionaries(required, optional=known)
+    numbers = st.integers(schema.get("minimum"), schema.get("maximum"))
+    return {"string": WORDS, "integer": numbers, "boolean": st.booleans()}.get(schema.get("type"), WORDS | st.none())
 
 
 def wrong_arguments():

@@ -36,6 +36,4 @@ def server(
     """
     if scope is not None or read_only:
         store = store.scoped(scope, read_only=read_only)
-    return StoreServer(
-        store, read_only=read_only, destructive=destructive, max_bytes=max_bytes, max_calls=max_calls
-    )
+    return StoreServer(store, read_only=read_only, destructive=destructive, max_bytes=max_bytes, max_calls=max_calls)

@@ -78,7 +78,7 @@ class StoreServer(MCPServer[Any]):
         self._max_calls = max_calls
         self._calls: deque[float] = deque()
         self._workers = anyio.CapacityLimiter(_WORKERS)
-        self.completion()(self._complete)
+        self.completion()(self._complete)  # type: ignore[no-untyped-call]  # of the SDK
         # Clients of the protocols before 2026-07-28 subscribe with a request, for which MCPServer has no method.
         Subscribers(changes).register(self._lowlevel_server)
 
@@ -88,17 +88,18 @@ class StoreServer(MCPServer[Any]):
     # -- tools ----------------------------------------------------------------------------------------
 
     async def list_tools(self) -> list[types.Tool]:
-        """Return the tools."""
-        return [_described(operation) for operation in self._tools.values()]
+        """Return the tools of the store, and tools that a program has added."""
+        return [*map(_described, self._tools.values()), *await super().list_tools()]
 
     async def call_tool(
         self,
         name: str,
         arguments: dict[str, Any],
         context: Context[Any, Any] | None = None,
-    ) -> types.CallToolResult:
+    ) -> types.CallToolResult | types.InputRequiredResult:
         """Call a tool. An error of the store is an answer that tells the model what to do."""
-        del context
+        if name not in TOOLS and any(tool.name == name for tool in await super().list_tools()):
+            return await super().call_tool(name, arguments, context)
         try:
             operation = self._tool(name)
             self._check_limits(arguments)
@@ -120,9 +121,7 @@ class StoreServer(MCPServer[Any]):
     def _check_limits(self, arguments: dict[str, Any]) -> None:
         size = len(json.dumps(arguments))
         if size > self._max_bytes:
-            raise Invalid(
-                f"the arguments have {size} bytes: a call has at most {self._max_bytes}", code="invalid.size"
-            )
+            raise Invalid(f"the arguments have {size} bytes: a call has at most {self._max_bytes}", code="invalid.size")
         if self._max_calls is None:
             return
         now = time.monotonic()
@@ -146,9 +145,7 @@ class StoreServer(MCPServer[Any]):
         """Return the forms of the resources' URIs."""
         return [*resources.TEMPLATES]
 
-    async def read_resource(
-        self, uri: Any, context: Context[Any, Any] | None = None
-    ) -> list[ReadResourceContents]:
+    async def read_resource(self, uri: Any, context: Context[Any, Any] | None = None) -> list[ReadResourceContents]:
         """Read a resource as JSON."""
         del context
         try:

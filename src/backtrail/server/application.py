@@ -79,7 +79,9 @@ class Server:
         self._store = store
         self._stores: dict[Access, Store] = {}
         self._gate = Gate(given, Access(agents, write), hosts)
-        self._router = Router((*api.ROUTES, *events.ROUTES, *openai_conversations.ROUTES, *mcp_endpoint.ROUTES, *inspector.ROUTES))
+        self._router = Router(
+            (*api.ROUTES, *events.ROUTES, *openai_conversations.ROUTES, *mcp_endpoint.ROUTES, *inspector.ROUTES)
+        )
 
     def store_for(self, access: Access) -> Store:
         """Return the store as an access sees it."""

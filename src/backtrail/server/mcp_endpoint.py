@@ -77,7 +77,7 @@ async def _endpoint(ctx: Context) -> Response:
     async def respond(scope: Scope, receive: Receive, send: Send) -> None:
         await manager.handle_request(scope, receive, send)
 
-    return cast("Any", respond)  # an ASGI application, which is all that is done with a response
+    return cast("Response", respond)  # an ASGI application, which is all that is done with a response
 
 
 ROUTES: Final = tuple(Route(f"{method} /mcp", _endpoint) for method in ("GET", "POST", "DELETE"))

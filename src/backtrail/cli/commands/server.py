@@ -59,7 +59,8 @@ def serve(
         raise click.UsageError(f"other machines can reach {host}: pass a --token, so that only its holders can read")
     with session.write() if write else searchable(session) as store:
         options: dict[str, Any] = {"write": write, "tokens": tokens, "scope": agents or None}
-        _serve(store, host, port, names, partial(_announce, out, write=write), options, dry_run=dry_run)
+        announce = partial(_announce, out, write=write)
+        _serve(store, host, port, names, announce=announce, options=options, dry_run=dry_run)
 
 
 @command()
@@ -83,7 +84,9 @@ def serve(
 @click.option("--read-only", is_flag=True, help="Offer no tools that write.")
 @click.option("--agent", "agents", multiple=True, metavar="ID", help="Offer only the things of this agent; repeatable.")
 @click.option("--allow-destructive", is_flag=True, help="Offer tools that remove data for good.")
-@click.option("--max-bytes", type=click.IntRange(1), default=1_000_000, show_default=True, help="Of a call's arguments.")
+@click.option(
+    "--max-bytes", type=click.IntRange(1), default=1_000_000, show_default=True, help="Of a call's arguments."
+)
 @click.option("--max-calls", type=click.IntRange(1), help="The most calls in a minute. Default: no limit.")
 def mcp(
     session: Invocation,
@@ -118,7 +121,7 @@ def mcp(
     with searchable(session) if read_only else session.write(create=True) as store:
         if http:
             options = {"write": not read_only, "tokens": tokens, "scope": agents or None, "mcp": limits}
-            _serve(store, host, port, (), partial(_announce_mcp, out), options)
+            _serve(store, host, port, (), announce=partial(_announce_mcp, out), options=options)
         else:
             server(store, scope=agents or None, read_only=read_only, **limits).run("stdio")
 
@@ -128,9 +131,9 @@ def _serve(
     host: str,
     port: int,
     names: tuple[str, ...],
+    *,
     announce: Callable[[str, str | None], None],
     options: dict[str, Any],
-    *,
     dry_run: bool = False,
 ) -> None:
     """Serve a store until Ctrl-C. `announce` gets the link and the random token once the server listens."""
