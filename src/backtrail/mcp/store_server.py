@@ -18,6 +18,7 @@ import mcp_types as types
 from mcp.server import MCPServer
 from mcp.server.lowlevel.helper_types import ReadResourceContents
 from mcp.server.mcpserver.exceptions import ResourceError, ResourceNotFoundError
+from mcp.shared.exceptions import MCPError
 
 from backtrail.builtins import TOOLS as BUILTINS
 from backtrail.errors import Error, Invalid, NotFound
@@ -179,16 +180,20 @@ class StoreServer(MCPServer[Any]):
         """Return a prompt, filled with the state of an agent."""
         del context
         if name != handoff.PROMPT.name:
-            raise ValueError(f"there is no prompt {short_repr(name)}; there is: {handoff.PROMPT.name}")
+            raise _wrong(f"there is no prompt {short_repr(name)}; there is: {handoff.PROMPT.name}")
         agent_id = (arguments or {}).get("agent_id")
         if not agent_id:
-            raise ValueError("handoff needs agent_id, the id of an agent: agent_list has the ids")
+            raise _wrong("handoff needs agent_id, the id of an agent: agent_list has the ids")
         try:
             text: str = await self._run(handoff.summary, self._store, agent_id)
         except Error as error:
-            raise ValueError(str(error)[:_MESSAGE_MAX]) from error
+            raise _wrong(str(error)) from error
         message = types.PromptMessage(role="user", content=types.TextContent(text=_encodable(text)))
         return types.GetPromptResult(description=handoff.PROMPT.description, messages=[message])
+
+
+def _wrong(message: str) -> MCPError:
+    return MCPError(types.INVALID_PARAMS, message[:_MESSAGE_MAX])
 
 
 def _described(operation: Operation) -> types.Tool:
