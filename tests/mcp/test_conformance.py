@@ -31,7 +31,7 @@ SCENARIOS = [
     "prompts-list",
     "dns-rebinding-protection",
 ]
-"""All others name tools, prompts or resources of a fixed test server, or need logging, which protocol 2026-07-28 drops."""
+"""All others need tools, prompts or resources of a fixed test server, or logging, which protocol 2026-07-28 drops."""
 
 
 @pytest.fixture(scope="module")
