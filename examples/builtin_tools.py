@@ -47,7 +47,7 @@ def main() -> None:
         model = scripted()
         name, arguments = next(model)
         while True:
-            answer = json.dumps(call_safely(store, name, json.dumps(arguments)))
+            answer = json.dumps(call_safely(store, name, json.dumps(arguments), destructive=True))
             print(f"{name}: {answer[:100]}")
             try:
                 name, arguments = model.send(json.loads(answer))

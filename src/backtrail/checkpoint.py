@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import ormsgpack
@@ -12,11 +13,11 @@ from backtrail.engine.compression import squeeze, unsqueeze
 from backtrail.engine.schema.registry import Types
 from backtrail.engine.tree import chunked, decode, msgpack
 from backtrail.engine.tree.decode import Decoder
-from backtrail.engine.tree.nodes import Cache, Node, Nodes, digest_of, measured
+from backtrail.engine.tree.nodes import Cache, Node, Nodes, Rep, as_ref, digest_of, measured, size_of
 from backtrail.engine.tree.path import parse
-from backtrail.engine.tree.tree import Tree, locate
+from backtrail.engine.tree.tree import Tree, locate, value_of
 from backtrail.errors import Corrupt, Invalid, NotFound
-from backtrail.models import MISSING, when
+from backtrail.models import MISSING, StatePart, when
 from backtrail.validation import check_count
 
 if TYPE_CHECKING:
@@ -180,6 +181,31 @@ class Checkpoint(Generic[S]):
             entries = chunked.entries(tree.nodes, spine, max(spine.length - n, 0))
             return Decoder(tree.nodes, self._types).values(entries)
 
+    def part(
+        self, path: str | tuple[Any, ...] = (), *, start: int = 0, limit: int = 100, most: int = 2_000
+    ) -> StatePart:
+        """Return the value at a path: whole if it has at most `most` bytes, else only its type and size.
+
+        Of a large list or dict, it also returns up to `limit` entries from the position `start` on. Entries of more
+        than `most` bytes are not read. `NotFound` if there is no value at the path.
+        """
+        check_count(start, "start")
+        check_count(limit, "limit")
+        tree = self._opened()
+        with _named(self):
+            rep, _ = locate(tree, parse(path), self._types)
+            decoder = Decoder(tree.nodes, self._types)
+            whole = _summary(rep, decoder, most)
+            spine = chunked.open_rep(rep, tree.nodes) if whole.value is MISSING else None
+            if spine is None:
+                return whole
+            unpack = decode.Unpacker(self._types)
+            entries = []
+            for at, entry in enumerate(chunked.entries(tree.nodes, spine, start, start + limit), start):
+                key, value = (unpack(chunked.key_of(entry)), value_of(entry)) if spine.is_mapping else (at, entry)
+                entries.append((key, _summary(value, decoder, most)))
+            return replace(whole, count=spine.length, entries=tuple(entries))
+
     def _opened(self) -> Tree:
         if self._damaged is not None:
             raise self._damaged
@@ -238,6 +264,41 @@ class Checkpoint(Generic[S]):
     def __repr__(self) -> str:
         label = f" {self.label!r}" if self.label is not None else ""
         return f"<Checkpoint {self.id[:8]} {self.thread_id!r} step {self.step}{label}>"
+
+
+_TYPES: Final = {
+    **dict.fromkeys((msgpack.LIST, msgpack.TUPLE), "array"),
+    **dict.fromkeys((msgpack.SET, msgpack.FROZENSET), "set"),
+    **dict.fromkeys((msgpack.DICT, msgpack.RECORD), "object"),
+    **dict.fromkeys((msgpack.STR, msgpack.TEXT), "text"),
+    **dict.fromkeys((msgpack.BYTES, msgpack.BYTEARRAY), "bytes"),
+}
+_PLAIN: Final = (
+    (dict, "object"),
+    (list | tuple, "array"),
+    (set | frozenset, "set"),
+    (str, "text"),
+    (bytes | bytearray, "bytes"),
+    (bool, "boolean"),
+    (int | float, "number"),
+    (type(None), "null"),
+)
+
+
+def _summary(rep: bytes, decoder: Decoder, most: int) -> StatePart:
+    """Return a value without entries. The value is decoded only if it has at most `most` bytes."""
+    rep = rep if type(rep) is Rep else measured(rep)
+    ref, size = as_ref(rep), size_of(rep)
+    if ref is not None and size > most:
+        return StatePart(_TYPES.get(ref.code, "other"), size, ref.length)
+    parts = msgpack.take_apart(rep) if ref is None and size > most else None
+    if parts is not None:
+        code, _, listed = parts
+        return StatePart(_TYPES[code], size, len(listed) // (2 if code in msgpack.MAPPINGS else 1))
+    value = decoder.value(rep)
+    kind = next((name for cls, name in _PLAIN if isinstance(value, cls)), "other")
+    count = len(value) if kind in ("object", "array", "set") else None
+    return StatePart(kind, size, count, value)
 
 
 class _named:  # noqa: N801 - reads as a word in `with _named(checkpoint):`

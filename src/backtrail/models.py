@@ -179,6 +179,22 @@ class Saved:
         return Saved(other.head if isinstance(other, Saved) else None)
 
 
+@dataclass(frozen=True, slots=True)
+class StatePart:
+    """A value in a state, without its large parts: see `Checkpoint.part`."""
+
+    type: str
+    """One of object, array, set, text, bytes, number, boolean, null, other."""
+    size: int
+    """The bytes of the whole value."""
+    count: int | None = None
+    """The entries of a container, or the bytes of a long text; None for other values."""
+    value: Any = MISSING
+    """The whole value, if it is small; else `MISSING`."""
+    entries: tuple[tuple[Any, StatePart], ...] = ()
+    """Entries of a large container: their keys or positions, and their values without further entries."""
+
+
 # -- agents and conversations ---------------------------------------------------------------------------
 
 

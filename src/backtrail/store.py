@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from backtrail.runs.repository import Runs
     from backtrail.runs.run import Run
     from backtrail.runs.strategies import Strategy
+    from backtrail.scope import Scope
 
 P = TypeVar("P")
 S = TypeVar("S")
@@ -100,7 +101,16 @@ def open(  # noqa: A001 - users write backtrail.open
 class Store:
     """An open store. Safe to share between threads, survives `fork()`, and is a context manager."""
 
-    def __init__(self, backend: Backend, types: Types | None = None, options: Options | None = None) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        types: Types | None = None,
+        options: Options | None = None,
+        *,
+        scope: Scope | None = None,
+    ) -> None:
+        self.scope = scope
+        """What the store may see and do; None for everything."""
         self._backend = backend
         self._engine = Engine(backend, types or Types(), options or Options())
         self._parts: dict[str, Any] = {}
@@ -141,7 +151,11 @@ class Store:
         `types` are classes that its states may hold, in addition to the store's; instances of other classes are
         refused. `aside` means the aside thread of this id: it is not listed, found or counted.
         """
-        return Thread(self._engine, ASIDE if aside else THREAD, id, type, agent, types=types)
+        return Thread(self._engine, ASIDE if aside else THREAD, id, type, self._owner(agent), types=types)
+
+    def _owner(self, agent: str | None) -> str | None:
+        """Return the owner of a new thread: in the scope of one agent, that agent."""
+        return self.scope.agent if agent is None and self.scope is not None else agent
 
     def threads(
         self,
@@ -265,7 +279,7 @@ class Store:
         return Run(
             self._engine,
             session_id,
-            agent=agent,
+            agent=self._owner(agent),
             strategy=strategy,
             messages=messages,
             state=state,
@@ -275,6 +289,21 @@ class Store:
             types=types,
             conversation=conversation,
         )
+
+    # -- scopes -----------------------------------------------------------------------------------------
+
+    def scoped(self, agent: str | Iterable[str] | None = None, *, read_only: bool = False) -> Store:
+        """Return a store that sees and touches the things of one agent, or of several, and nothing else.
+
+        `read_only` refuses every change; without an agent, it is all that the scope does. All other threads do not exist in it: they are not listed, found, counted or searched, and cannot be changed.
+        New threads belong to the agent. Maintenance of the whole store is refused. It shares the connection of this
+        store: close this store, not the scoped one.
+        """
+        with loading:
+            from backtrail.scope import backend_for, scope_for  # noqa: PLC0415 - not every program uses scopes
+
+        scope = scope_for(agent, self.scope, read_only=read_only)
+        return Store(backend_for(self._backend, scope), self._engine.types, self._engine.options, scope=scope)
 
     # -- search -----------------------------------------------------------------------------------------
 

@@ -10,8 +10,8 @@ import pytest
 
 import backtrail
 from backtrail import AgentState, Conversation, Message
-from backtrail.builtins import TOOLS, Builtin, arguments, call, definitions
-from backtrail.builtins.functions import FUNCTIONS
+from backtrail.builtins import TOOLS, Builtin, call
+from backtrail.operations import Effect, arguments, schema
 
 NAMES = [
     "agent_save",
@@ -41,7 +41,7 @@ class Model:
 
     def __call__(self, name, /, **arguments):
         self.used |= set(used_in(TOOLS[name].schema, arguments, (name,)))
-        answer = call(self.store, name, json.dumps(arguments))
+        answer = call(self.store, name, json.dumps(arguments), destructive=True)
         return json.loads(json.dumps(answer, allow_nan=False))
 
 
@@ -277,7 +277,7 @@ def test_stories_cover_every_tool_and_property():
 
 
 def test_there_are_fourteen_builtins():
-    assert [*TOOLS] == [*FUNCTIONS] == NAMES
+    assert [*TOOLS] == NAMES
     assert all(name == tool.name for name, tool in TOOLS.items())
 
 
@@ -317,7 +317,7 @@ def check_schema(schema):
 
 @pytest.mark.parametrize("tool", TOOLS.values(), ids=lambda tool: tool.name)
 def test_schema_matches_function_parameters(tool):
-    _, *parameters = inspect.signature(FUNCTIONS[tool.name]).parameters.values()
+    _, *parameters = inspect.signature(tool.function).parameters.values()
     properties, named = tool.schema["properties"], [each for each in parameters if each.kind is each.KEYWORD_ONLY]
     assert {each.name for each in named} <= properties.keys()
     assert len(named) < len(parameters) or {each.name for each in named} == properties.keys()
@@ -374,4 +374,4 @@ def test_docs_page_lists_all_builtins():
 
 
 def test_largest_page_matches_the_schema():
-    assert TOOLS["agent_list"].schema["properties"]["limit"]["maximum"] == definitions.LIMIT_MAX == 200
+    assert TOOLS["agent_list"].schema["properties"]["limit"]["maximum"] == schema.LIMIT_MAX == 200

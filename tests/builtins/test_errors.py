@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 import backtrail
 from backtrail import AgentState, Conversation, Invalid, Message, aio
 from backtrail.builtins import TOOLS, call, call_safely
-from backtrail.builtins.answers import encode_cursor
+from backtrail.operations import Effect
+from backtrail.operations.answers import encode_cursor
 
 
 @pytest.fixture
@@ -202,6 +203,32 @@ def test_any_call_returns_json(calls):
     store.agents.save(AgentState("a", "A", "m", custom_state={"n": math.inf}))
     store.conversations.save(Conversation("a", id="c", messages=[Message.user("x")]))
     for name, arguments in calls:
-        answer = call_safely(store, name, arguments)
+        answer = call_safely(store, name, arguments, destructive=True)
         assert json.loads(json.dumps(answer, allow_nan=False)) == answer
         assert len(json.dumps(answer, ensure_ascii=False)) < 20 * 1024
+
+
+# -- tools that destroy data -----------------------------------------------------------------------------
+
+DESTRUCTIVE = ["agent_delete", "conversation_delete", "checkpoint_delete"]
+
+
+def test_three_builtins_destroy_data():
+    assert [name for name, tool in TOOLS.items() if tool.effect is Effect.DESTROY] == DESTRUCTIVE
+
+
+@pytest.mark.parametrize("name", DESTRUCTIVE)
+def test_destructive_builtins_are_off_in_a_scope(name, memory):
+    memory.agents.save(AgentState("a", "A", "m"))
+    memory.conversations.save(Conversation("a", id="c"))
+    point = memory.agents.checkpoint("a", "p")
+    arguments = {"agent_id": "a"} if name == "agent_delete" else {"conversation_id": "c"}
+    arguments = {"checkpoint_id": point.id} if name == "checkpoint_delete" else arguments
+    with pytest.raises(Invalid, match="pass destructive=True") as caught:
+        call(memory.scoped("a"), name, arguments)
+    assert caught.value.code == "invalid.destructive"
+    with pytest.raises(Invalid, match="pass destructive=True"):
+        call(memory, name, arguments, destructive=False)
+    with pytest.warns(DeprecationWarning, match=f"{name} removes data for good"):
+        assert call(memory, name, {each: "none" for each in arguments})["deleted"] is False
+    assert call(memory.scoped("a"), name, arguments, destructive=True)["deleted"] is True

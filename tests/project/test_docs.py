@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import importlib.util
 import io
+import json
 import re
 import subprocess
 import sys
@@ -32,7 +33,7 @@ SOURCE = Path(backtrail.__file__).resolve().parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 DEMO = ROOT / "examples" / "demo"
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-LANGUAGES = {"python", "text", "console", "mermaid", "sql"}
+LANGUAGES = {"python", "text", "console", "json", "mermaid", "sql"}
 FENCED = re.compile(r"(?ms)^```.*?^```$")
 
 
@@ -79,6 +80,8 @@ def run(page, tmp_path, monkeypatch):
     for block, after in zip(listed, [*listed[1:], None], strict=True):
         if block.language == "sql":
             server().execute(block.text)
+        if block.language == "json":
+            json.loads(block.text)
         if block.language != "python":
             continue
         shown = after.text if after is not None and after.follows and after.language == "text" else ""

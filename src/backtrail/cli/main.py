@@ -42,7 +42,7 @@ _SECTIONS: Final[dict[str, dict[str, str]]] = {
     "Change": {"edits": "save fork rewind undo redo restore settle tag delete"},
     "Keep": {"maintenance": "prune gc verify reindex migrate backup restore-backup"},
     "Move": {"archives": "export import copy"},
-    "Call": {"builtins": "call"},
+    "Call": {"builtins": "call", "server": "serve mcp"},
 }
 """The sections of `--help`: modules and their commands."""
 _MODULES: Final = {

@@ -122,6 +122,16 @@ class Invocation:
         return backtrail.open(self.url, read_only=read_only, schema=self.schema)
 
 
+def searchable(session: Invocation) -> Store:
+    """Open a store to search, writable if possible: the search first adds the latest messages to the index."""
+    from backtrail.errors import Unavailable
+
+    try:
+        return session.write()
+    except Unavailable:
+        return session.read()
+
+
 def in_memory() -> Store:
     """Return a new empty store in memory."""
     import backtrail

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Sequence
 
-    from backtrail.adapters.openai.items import Item
+    from backtrail.conversations.items import Item
     from backtrail.store import Store
 
 INTERRUPTED: Final = (

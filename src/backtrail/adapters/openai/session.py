@@ -18,7 +18,7 @@ from agents.run_state import RunState
 from backtrail.adapters.adapter_store import AdapterStore
 from backtrail.adapters.openai import turns
 from backtrail.adapters.openai.call_repair import awaited_calls, repair_of, unanswered_calls, with_outputs
-from backtrail.adapters.openai.items import items_of, message_of
+from backtrail.conversations.items import items_of, message_of
 from backtrail.aio.blocks import called
 from backtrail.conversations.models import Role
 from backtrail.errors import Conflict, Corrupt, Invalid, NotFound
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from backtrail import aio
     from backtrail.adapters.adapter_store import StoreSource
     from backtrail.adapters.openai.call_repair import Repair
-    from backtrail.adapters.openai.items import Item
+    from backtrail.conversations.items import Item
     from backtrail.conversations.models import Message
     from backtrail.models import ConversationInfo, Hit
 

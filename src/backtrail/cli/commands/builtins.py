@@ -45,9 +45,9 @@ def call(session: Invocation, *, out: Output, builtin: str | None, arguments: st
     given = read_json("-") if arguments == "-" else parse_json(arguments, "JSON")
     if builtin not in builtins.TOOLS or (builtin in _WRITES and not session.exists()):
         with in_memory() as store:
-            builtins.call(store, builtin, given)  # an error must not create a store
+            builtins.call(store, builtin, given, destructive=True)  # an error must not create a store
     with session.write(create=builtin in _WRITES) as store:
-        answer = builtins.call(store, builtin, given)
+        answer = builtins.call(store, builtin, given, destructive=True)
     out.value(answer)
 
 

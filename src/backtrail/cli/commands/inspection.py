@@ -40,6 +40,7 @@ from backtrail.cli.parameters import (
     kind_option,
     look_for,
     rows_option,
+    searchable,
     thread_argument,
 )
 from backtrail.cli.summary import checkpoint_data, first_words
@@ -423,7 +424,7 @@ def search(
 
     A message must contain all words, "quoted" words side by side, and words that begin like star*.
     """
-    with _searchable(session) as store, Progress() as progress:
+    with searchable(session) as store, Progress() as progress:
         hits = store.search(
             query,
             contains=contains,
@@ -457,16 +458,6 @@ def _show_hits(out: Output, hits: list[Hit]) -> None:
         columns,
         ((age(hit.created_at), hit.kind, out.id(hit.conversation_id), hit.role or "", hit.snippet) for hit in hits),
     )
-
-
-def _searchable(session: Invocation) -> Store:
-    """Open a store to search, writable if possible: the search first adds the latest messages to the index."""
-    from backtrail.errors import Unavailable
-
-    try:
-        return session.write()
-    except Unavailable:
-        return session.read()
 
 
 @command(examples=("backtrail watch trip --after before-booking --timeout 0s",))

@@ -1,7 +1,8 @@
-"""Validation of a builtin's arguments against its schema: the part of JSON Schema that the schemas use.
+"""Validation of an operation's arguments against its schema: the part of JSON Schema that the schemas use.
 
-That is type, enum, minimum, maximum, items, properties, required and additionalProperties. An error names the path of
-the argument and says what to send instead. Null means absent for an optional argument.
+That is type, enum, minimum, maximum, items, properties, required and additionalProperties; a schema without a type
+takes any JSON value. An error names the path of the argument and says what to send instead. Null means absent for an
+optional argument.
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ from backtrail.loading import loading
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from backtrail.builtins.definitions import Builtin
 
 _REPR_MAX: Final = 60
 
@@ -37,10 +36,11 @@ _TYPES: Final = {
 }
 
 
-def check_arguments(tool: Builtin, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Check the arguments of a builtin against its schema; return those that are not null, or raise `Invalid`."""
-    _check_object(arguments, tool.schema, "", tool.name)
-    return {name: value for name, value in arguments.items() if value is not None}
+def check_arguments(operation: str, schema: dict[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:
+    """Check the arguments of an operation against its schema; return those that are not null, or raise `Invalid`."""
+    _check_object(arguments, schema, "", operation)
+    properties = schema["properties"]
+    return {name: value for name, value in arguments.items() if value is not None or "type" not in properties[name]}
 
 
 def nearest_names(name: Any, known: Iterable[str]) -> list[str]:
@@ -68,6 +68,8 @@ def short_repr(value: Any) -> str:
 
 
 def _check(value: Any, schema: dict[str, Any], path: str) -> None:
+    if "type" not in schema:
+        return
     wanted = _TYPES[schema["type"]]
     fits = isinstance(value, wanted.classes) and isinstance(value, bool) == (schema["type"] == "boolean")
     if not fits:  # True is an int in Python, but not in JSON
@@ -92,7 +94,7 @@ def _check(value: Any, schema: dict[str, Any], path: str) -> None:
 def _check_object(value: dict[str, Any], schema: dict[str, Any], prefix: str, owner: str) -> None:
     known, others = schema.get("properties", {}), schema.get("additionalProperties", True)
     for name in schema.get("required", ()):
-        if value.get(name) is None:
+        if value.get(name) is None and (name not in value or "type" in known[name]):
             needed = " and ".join(schema["required"])
             raise Invalid(f"{prefix}{name} is missing: {owner} needs {needed}", code="invalid.argument", path=name)
     for name, part in value.items():

@@ -16,10 +16,11 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 from backtrail.engine.schema.registry import Member
-from backtrail.errors import Invalid
+from backtrail.errors import Invalid, NotFound
+from backtrail.operations.schema import CHARS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 PREVIEW: Final = 200
 """The length of a preview in characters."""
@@ -112,13 +113,15 @@ def part(value: Any, *, max_chars: int, offset: int) -> dict[str, Any]:
     }
 
 
-def page(entries: Iterable[dict[str, Any]], limit: int) -> tuple[list[dict[str, Any]], bool]:
+def page(
+    entries: Iterable[dict[str, Any]], limit: int, *, bytes_each: int = ENTRY
+) -> tuple[list[dict[str, Any]], bool]:
     """Return the first entries, and whether there are more.
 
     A page has at most `limit` entries, fewer if they are long, but at least one.
     """
     first: list[dict[str, Any]] = []
-    left = limit * ENTRY
+    left = limit * bytes_each
     for entry in entries:
         left -= _weight(entry)
         if len(first) == limit or (first and left < 0):
@@ -146,3 +149,43 @@ def decode_cursor(tool: str, text: str | None, count: int) -> list[Any]:
     raise Invalid(
         f"cursor is the next_cursor of an earlier {tool}; leave it out for the first page", code="invalid.argument"
     )
+
+
+# -- parts of answers -------------------------------------------------------------------------------------
+
+
+def listed(
+    operation: str, name: str, values: list[Any], entry: Callable[[Any], dict[str, Any]], limit: int
+) -> dict[str, Any]:
+    """Return an answer with a page of values under `name`, and the cursor of the next page."""
+    entries, more = page(map(entry, values), limit)
+    return {name: entries, "next_cursor": encode_cursor(operation, values[len(entries) - 1].cursor) if more else None}
+
+
+def value_part(path: str, value: Any, max_chars: int | None, offset: int | None) -> dict[str, Any]:
+    """Return the whole value at a path, or a part of its text or JSON."""
+    return {"path": path, **part(value, max_chars=CHARS if max_chars is None else max_chars, offset=offset or 0)}
+
+
+def only_with_path(max_chars: int | None, offset: int | None) -> None:
+    """Refuse the arguments that require a path."""
+    if max_chars is not None or offset is not None:
+        raise Invalid("max_chars and offset require path", code="invalid.argument")
+
+
+def nothing_at(path: str, operation: str) -> NotFound:
+    """Return the error for a path without a value."""
+    message = f"there is no value at {path:.200}; {operation} without path lists the fields"
+    return NotFound(message, code="not_found.path")
+
+
+def deleted(ids: dict[str, Any], subject: str, *, existed: bool, verb: str, undo: str) -> dict[str, Any]:
+    """Return the answer of a deletion. It says what was deleted, and how to undo it."""
+    if not existed:
+        return {**ids, "deleted": False, "message": f"There is no {subject}: nothing was deleted."}
+    return {**ids, "deleted": True, "message": f"{subject[0].upper()}{subject[1:]}{verb} deleted.", "undo": undo}
+
+
+def damage(reason: str | None) -> dict[str, Any]:
+    """Return the part of an entry that names its damage, if it has any."""
+    return {} if reason is None else {"damaged": brief(reason)}

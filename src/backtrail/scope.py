@@ -1,0 +1,417 @@
+"""Scopes: a store that sees and touches the threads of some agents, and nothing else.
+
+`ScopedBackend` is a backend on top of another one. Every read and every write of a scoped store goes through it, so
+this module is the only place that decides what is inside. `ReadOnlyBackend` refuses every change of data. A thread is inside if its owner is an agent of the scope. The
+owner is the agent in its record; the thread of an agent's checkpoints belongs to the agent that it is named after, and
+a thread of notes belongs to the owner of the thread that it is about.
+
+- A read by name, uid or number gives nothing for a thread outside, as if the thread did not exist.
+- Listings, searches and counts have only threads inside.
+- A commit that names a thread outside is refused, and nothing is written. So is maintenance of the whole store.
+
+Two things do not depend on the scope: an id that another agent uses is taken, and content that another agent has stored
+is not stored twice (`Checkpoint.stored` is smaller then).
+"""
+
+# ruff: noqa: D102 - the port documents its methods
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, cast
+
+from backtrail.backends.defaults import page
+from backtrail.backends.port import IndexState, Usage
+from backtrail.engine import manifests
+from backtrail.engine.asides import ASIDE, THREAD
+from backtrail.engine.log import MAX_SEQ
+from backtrail.errors import Conflict, Invalid, Unavailable
+from backtrail.validation import check_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from contextlib import AbstractContextManager
+
+    from backtrail.backends.port import (
+        Backend,
+        Batch,
+        IndexHit,
+        NewThread,
+        Phrase,
+        Row,
+        Splice,
+        ThreadRecord,
+        ThreadTip,
+    )
+
+_PAGE: Final = 500
+
+
+class Scope(NamedTuple):
+    """What a scoped store may see and do."""
+
+    agents: tuple[str, ...] | None = None
+    """The agents whose things exist; None for all things."""
+    read_only: bool = False
+
+    @property
+    def agent(self) -> str | None:
+        """The owner of new threads that name none: the agent of a scope with one agent."""
+        return self.agents[0] if self.agents is not None and len(self.agents) == 1 else None
+
+
+def scope_for(agent: str | Iterable[str] | None, outer: Scope | None, *, read_only: bool) -> Scope:
+    """Return the scope of one agent or several, inside an outer scope if there is one; None: of all agents."""
+    read_only = read_only or (outer is not None and outer.read_only)
+    if agent is None:
+        return Scope(None if outer is None else outer.agents, read_only)
+    try:
+        named = [agent] if isinstance(agent, str) else [*agent]
+    except TypeError:
+        raise Invalid(f"agent is an agent's id or several, not {agent!r:.100}", code="invalid.argument") from None
+    agents = tuple(dict.fromkeys(check_id(each, "an agent's id") for each in named))
+    if not agents:
+        raise Invalid("a scope needs at least one agent", code="invalid.argument")
+    for each in agents:
+        if outer is not None and outer.agents is not None and each not in outer.agents:
+            raise _outside(f"agent {each!r}")
+    return Scope(agents, read_only)
+
+
+def backend_for(below: Backend, scope: Scope) -> Backend:
+    """Return the part of a backend that a scope allows."""
+    allowed = cast("Backend", ReadOnlyBackend(below)) if scope.read_only else below
+    return allowed if scope.agents is None else ScopedBackend(allowed, scope.agents)
+
+
+class ReadOnlyBackend:
+    """A backend that refuses every change of data. The search index is no data of users: it is kept up to date."""
+
+    read_only = True
+    _CHANGES: Final = frozenset(
+        ("commit", "remove_rows", "rewrite", "next_epoch", "remove_chunks", "reclaim", "repair", "clear_index")
+    )
+
+    def __init__(self, below: Backend) -> None:
+        self._below = below
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a method of the backend; `Unavailable` if it changes data."""
+        if name in self._CHANGES:
+            raise Unavailable("this store is open for reading only", code="unavailable.read_only")
+        return getattr(self._below, name)
+
+    def close(self) -> None:
+        """Do nothing: the store that the scope was made from stays open."""
+
+
+class ScopedBackend:
+    """The threads of some agents in a backend."""
+
+    def __init__(self, below: Backend, agents: tuple[str, ...]) -> None:
+        self._below = below
+        self._agents = agents
+        self.read_only = below.read_only
+        self.undoes_groups = below.undoes_groups
+        self.shows_texts = below.shows_texts
+
+    # -- what is inside -----------------------------------------------------------------------------
+
+    def _owner(self, record: ThreadRecord | NewThread) -> str | None:
+        if record.space == manifests.SPACE:
+            return record.name
+        if record.agent is None and record.space == ASIDE:
+            noted = self._below.find_thread(THREAD, record.name)
+            return None if noted is None else noted.agent
+        return record.agent
+
+    def _owns(self, record: ThreadRecord | NewThread) -> bool:
+        return self._owner(record) in self._agents
+
+    def _inside(self, record: ThreadRecord | None) -> ThreadRecord | None:
+        """Return a record if its thread is inside.
+
+        A deleted thread is inside every scope: it has no data, and its name is free.
+        """
+        if record is None or self._owns(record):
+            return record
+        newest = self._below.newest(record.no)
+        return record if newest is None or not newest.head else None
+
+    def _has(self, thread: int) -> bool:
+        return self._inside(self._below.thread(thread)) is not None
+
+    def _require(self, thread: int) -> None:
+        if not self._has(thread):
+            raise _outside("a thread of another agent")
+
+    # -- threads ------------------------------------------------------------------------------------
+
+    def find_thread(self, space: str, name: str) -> ThreadRecord | None:
+        return self._inside(self._below.find_thread(space, name))
+
+    def thread_with_uid(self, uid: bytes) -> ThreadRecord | None:
+        return self._inside(self._below.thread_with_uid(uid))
+
+    def thread(self, no: int) -> ThreadRecord | None:
+        return self._inside(self._below.thread(no))
+
+    def thread_numbers(self, after: int, limit: int) -> list[int]:
+        return self._first(self._below.thread_numbers, after, limit)
+
+    def _first(self, pages: Callable[[int, int], list[int]], after: int, limit: int) -> list[int]:
+        """Return the first numbers of threads with an owner inside, from pages of numbers of all threads."""
+        found: list[int] = []
+        while len(found) < limit and (numbers := pages(after, _PAGE)):
+            records = (self._below.thread(no) for no in numbers)
+            found += [record.no for record in records if record is not None and self._owns(record)]
+            after = numbers[-1]
+        return found[:limit]
+
+    def threads(
+        self,
+        *,
+        space: str | None,
+        agent: str | None,
+        prefix: str | None,
+        origin: bytes | None = None,
+        after: tuple[int, int] | None,
+        limit: int,
+    ) -> list[tuple[ThreadRecord, Row]]:
+        filters: dict[str, Any] = {"prefix": prefix, "origin": origin}
+        if agent is not None:
+            if agent not in self._agents:
+                return []
+            return self._below.threads(space=space, agent=agent, after=after, limit=limit, **filters)
+        found = [
+            each
+            for owner in self._agents
+            for each in self._below.threads(space=space, agent=owner, after=after, limit=limit, **filters)
+        ]
+        for unowned in (manifests.SPACE, ASIDE):  # threads whose records may name no agent
+            if space in (None, unowned):
+                found += self._unowned(unowned, after, limit, filters)
+        return page(found, after, limit)
+
+    def _unowned(
+        self, space: str, after: tuple[int, int] | None, limit: int, filters: dict[str, Any]
+    ) -> list[tuple[ThreadRecord, Row]]:
+        found: list[tuple[ThreadRecord, Row]] = []
+        while len(found) < limit:
+            listed = self._below.threads(space=space, agent=None, after=after, limit=_PAGE, **filters)
+            found += [each for each in listed if each[0].agent not in self._agents and self._owns(each[0])]
+            if len(listed) < _PAGE:
+                break
+            after = (listed[-1][1].created_at, listed[-1][0].no)
+        return found
+
+    def tips(self, agent: str, *, touched: bool) -> list[ThreadTip]:
+        return self._below.tips(agent, touched=touched) if agent in self._agents else []
+
+    def threads_named(self, space: str, names: Sequence[str]) -> dict[str, ThreadRecord]:
+        found = self._below.threads_named(space, names)
+        return {name: record for name, record in found.items() if self._inside(record)}
+
+    def newest_of(self, threads: Collection[int]) -> dict[int, Row]:
+        return self._below.newest_of([no for no in threads if self._has(no)])
+
+    def rows_of(self, spans: Sequence[tuple[int, int, int]], *, payload: bool = False) -> dict[tuple[int, int], Row]:
+        inside = {no for no in {no for no, _, _ in spans} if self._has(no)}
+        return self._below.rows_of([span for span in spans if span[0] in inside], payload=payload)
+
+    # -- rows, tags and chunks ------------------------------------------------------------------------
+
+    def newest(self, thread: int) -> Row | None:
+        return self._below.newest(thread) if self._has(thread) else None
+
+    def rows(
+        self,
+        thread: int,
+        ranges: Sequence[tuple[int, int]],
+        *,
+        payload: bool = False,
+        visible: bool = False,
+        newest_first: bool = False,
+        limit: int | None = None,
+    ) -> list[Row]:
+        if not self._has(thread):
+            return []
+        return self._below.rows(
+            thread, ranges, payload=payload, visible=visible, newest_first=newest_first, limit=limit
+        )
+
+    def count(self, thread: int, ranges: Sequence[tuple[int, int]]) -> int:
+        return self._below.count(thread, ranges) if self._has(thread) else 0
+
+    def labelled(self, thread: int, label: str) -> list[int]:
+        return self._below.labelled(thread, label) if self._has(thread) else []
+
+    def tags(self, thread: int, seqs: Iterable[int] | None = None) -> dict[int, tuple[str, ...]]:
+        return self._below.tags(thread, seqs) if self._has(thread) else {}
+
+    def tagged(self, thread: int, tag: str) -> list[int]:
+        return self._below.tagged(thread, tag) if self._has(thread) else []
+
+    def pins(self, thread: int, seqs: Iterable[int] | None = None) -> dict[int, tuple[bytes, ...]]:
+        return self._below.pins(thread, seqs) if self._has(thread) else {}
+
+    def chunks(self, digests: Sequence[bytes]) -> dict[bytes, bytes]:
+        return self._below.chunks(digests)  # a digest is known only from a row or a chunk that was read
+
+    def present(self, digests: Sequence[bytes]) -> set[bytes]:
+        return self._below.present(digests)
+
+    def now(self) -> int:
+        return self._below.now()
+
+    # -- writing --------------------------------------------------------------------------------------
+
+    def commit(self, batch: Batch) -> tuple[int, ...]:
+        for new in (*batch.threads, *(new for _, new in batch.renew)):
+            self._require_new(new, batch.threads)
+        pairs = (batch.rows, batch.visible, batch.newest, batch.renew, batch.hide, batch.show, batch.untouch)
+        triples = (batch.tags, batch.pins, batch.tag, batch.untag, batch.pin, batch.unpin)
+        for no in {each[0] for part in (*pairs, *triples) for each in part if each[0] >= 0}:
+            self._require(no)
+        return self._below.commit(batch)
+
+    def _require_new(self, new: NewThread, others: tuple[NewThread, ...]) -> None:
+        noted = new.space == ASIDE and any((each.space, each.name) == (THREAD, new.name) for each in others)
+        if not noted and not self._owns(new):
+            owner = self._owner(new)
+            raise _outside("a thread without an agent" if owner is None else f"agent {owner!r}")
+        if self.find_thread(new.space, new.name) is None and self._below.find_thread(new.space, new.name) is not None:
+            raise Conflict(f"the id {new.name!r} is taken: choose another id", code="conflict.taken")
+
+    @contextmanager
+    def group(self) -> Iterator[None]:
+        with self._below.group():
+            yield
+
+    # -- search ---------------------------------------------------------------------------------------
+
+    def unindexed(self, after: int, limit: int) -> list[int]:
+        return self._first(self._below.unindexed, after, limit)
+
+    def indexed(self, thread: int) -> IndexState:
+        return self._below.indexed(thread) if self._has(thread) else IndexState(0, 0, 0)
+
+    def index(self, thread: int, was: IndexState, now: IndexState, splices: Sequence[Splice]) -> bool:
+        self._require(thread)
+        return self._below.index(thread, was, now, splices)
+
+    def find(
+        self,
+        phrases: Sequence[Phrase],
+        *,
+        space: str | None,
+        agent: str | None,
+        threads: Sequence[int] | None,
+        without: Sequence[int] = (),
+        after: tuple[int, int] | None,
+        limit: int,
+    ) -> list[IndexHit]:
+        owners = [each for each in self._agents if agent in (None, each)]
+        hits = [
+            hit
+            for owner in owners
+            for hit in self._below.find(
+                phrases, space=space, agent=owner, threads=threads, without=without, after=after, limit=limit
+            )
+        ]
+        return sorted(hits, key=lambda hit: (hit.entry.time, hit.no), reverse=True)[:limit]
+
+    # -- changes --------------------------------------------------------------------------------------
+
+    def listen(self, wake: Callable[[Collection[int]], None]) -> AbstractContextManager[float]:
+        return self._below.listen(wake)  # numbers only: the watchers read the threads through this backend
+
+    def changed_since(
+        self, mark: object | None, told: Collection[int], others: Collection[int] | None
+    ) -> tuple[object, dict[int, int]]:
+        return self._below.changed_since(mark, told, others)
+
+    # -- maintenance ----------------------------------------------------------------------------------
+
+    def usage(self) -> Usage:
+        """Return the figures of the threads inside.
+
+        Chunks are shared by all agents: they are counted by the checkpoints that added them.
+        """
+        threads: dict[str, int] = {}
+        checkpoints: dict[str, int] = {}
+        sizes: dict[str, int] = {}
+        items: dict[str, int] = {}
+        rows = stored = 0
+        marked = set(self.unindexed(0, MAX_SEQ))
+        for no in self.thread_numbers(0, MAX_SEQ):
+            record, newest = self._below.thread(no), self._below.newest(no)
+            if record is None or newest is None:
+                continue
+            every = self._below.rows(no, [(1, newest.seq)])
+            rows += len(every)
+            stored += sum(row.stored for row in every)
+            visible = [row for row in every if row.root and not row.hidden]
+            figures = [(checkpoints, len(visible)), (sizes, sum(row.size for row in visible))]
+            if newest.head:
+                figures.append((threads, 1))
+                if no not in marked:
+                    figures.append((items, self._below.indexed(no).items))
+            for counts, figure in figures:
+                if figure:
+                    counts[record.space] = counts.get(record.space, 0) + figure
+        return Usage(threads, rows, checkpoints, sizes, items, 0, stored, stored, sum(items.values()))
+
+    def check(self, progress: Callable[[str, int], None] | None) -> tuple[str, ...]:
+        del progress
+        return ()  # files, tables and indexes belong to the whole store
+
+    def last_seq(self, thread: int) -> int:
+        return self._below.last_seq(thread) if self._has(thread) else 0
+
+    def chunk_page(self, after: bytes, limit: int) -> list[tuple[bytes, int]]:
+        del after, limit
+        return []
+
+    def remove_rows(self, thread: int, seqs: Sequence[int]) -> int:
+        self._require(thread)
+        return self._below.remove_rows(thread, seqs)
+
+    def rewrite(self, thread: int, rows: Sequence[Row], chunks: Sequence[tuple[bytes, bytes]] = ()) -> int:
+        self._require(thread)
+        return self._below.rewrite(thread, rows, chunks)
+
+    def next_epoch(self) -> NoReturn:
+        raise _whole("garbage collection")
+
+    def remove_chunks(self, digests: Sequence[bytes], before_epoch: int) -> NoReturn:
+        del digests, before_epoch
+        raise _whole("garbage collection")
+
+    def reclaim(self, *, erase: bool = False) -> NoReturn:
+        del erase
+        raise _whole("garbage collection")
+
+    def repair(self) -> NoReturn:
+        raise _whole("a repair")
+
+    def clear_index(self) -> NoReturn:
+        raise _whole("reindex")
+
+    @contextmanager
+    def snapshot(self) -> Iterator[Backend]:
+        with self._below.snapshot() as view:
+            yield ScopedBackend(view, self._agents)
+
+    def close(self) -> None:
+        """Do nothing: the store that the scope was made from stays open."""
+
+
+def _outside(what: str) -> Unavailable:
+    return Unavailable(
+        f"{what} is outside the scope of this store: use a store with a wider scope", code="unavailable.scope"
+    )
+
+
+def _whole(what: str) -> Unavailable:
+    return Unavailable(f"{what} needs the whole store: use a store without a scope", code="unavailable.scope")

@@ -1,0 +1,104 @@
+"""Routes: which function answers a method and a path.
+
+A path is split before its percent escapes are decoded: an id may contain slashes, as `%2F`. A route's segment in braces
+takes one segment of the path. Paths are relative to the place where the application is mounted.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote, unquote
+
+from backtrail.operations import Effect
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+
+    from starlette.responses import Response
+    from starlette.types import Scope
+
+    from backtrail.server.context import Context
+
+    Endpoint = Callable[[Context], Awaitable[Response]]
+
+
+class Route(NamedTuple):
+    """A method and a path, such as "GET /threads/{thread_id}", and the function that answers."""
+
+    path: str
+    endpoint: Endpoint
+    effect: Effect = Effect.READ
+    """A route that writes or destroys needs a token that may write."""
+    public: bool = False
+    """Whether it needs no token: for files of the package, never for data."""
+
+    @property
+    def method(self) -> str:
+        """The HTTP method."""
+        return self.path.partition(" ")[0]
+
+    @property
+    def segments(self) -> tuple[str, ...]:
+        """The segments of the path."""
+        return tuple(self.path.partition(" ")[2].strip("/").split("/"))
+
+
+class Match(NamedTuple):
+    """A route, and the values of its segments in braces."""
+
+    route: Route
+    params: dict[str, str]
+
+
+class Router:
+    """Finds routes. Of two routes that match, the one with fewer braces wins."""
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        self._routes = sorted(routes, key=lambda route: route.path.count("{"))
+
+    def match(self, method: str, segments: tuple[str, ...]) -> Match | set[str]:
+        """Return the route of a request, or the methods that its path has; none if there is no such path."""
+        allowed: set[str] = set()
+        for route in self._routes:
+            params = _params(route.segments, segments)
+            if params is None:
+                continue
+            if method == route.method or (method == "HEAD" and route.method == "GET"):
+                return Match(route, params)
+            allowed |= {route.method, "HEAD"} if route.method == "GET" else {route.method}
+        return allowed
+
+
+def _params(wanted: tuple[str, ...], segments: tuple[str, ...]) -> dict[str, str] | None:
+    if len(wanted) != len(segments):
+        return None
+    params: dict[str, str] = {}
+    for name, segment in zip(wanted, segments, strict=True):
+        if name.startswith("{"):
+            if not segment:
+                return None
+            params[name[1:-1]] = segment
+        elif name != segment:
+            return None
+    return params
+
+
+def segments_of(scope: Scope) -> tuple[str, ...] | None:
+    """Return the decoded segments of a request's path below the mount; None if they are not UTF-8."""
+    path, raw = scope["path"], scope.get("raw_path") or b""
+    text = raw.decode("latin-1")
+    if unquote(text) != path:  # no raw path, or a proxy has changed the path
+        text = quote(path)
+    root = scope.get("root_path", "").rstrip("/")
+    parts = text.split("/")[1 + root.count("/") :] if root and path.startswith(root) else text.split("/")[1:]
+    if parts and parts[-1] == "" and len(parts) > 1:
+        parts.pop()
+    try:
+        return tuple(unquote(part, errors="surrogatepass") for part in parts) or ("",)
+    except UnicodeDecodeError:
+        return None
+
+
+def segment(value: Any) -> str:
+    """Return a value as one segment of a path."""
+    return quote(str(value).encode("utf-8", "surrogatepass"), safe="")
