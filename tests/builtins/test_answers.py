@@ -144,7 +144,9 @@ def test_checkpoints_can_be_deleted_page_by_page(memory):
     while (cursor is not None or not found) and len(found) <= len(made):
         page = call(memory, "checkpoint_list", {"agent_id": "a", "limit": 2, "cursor": cursor})
         found += [each["checkpoint_id"] for each in page["checkpoints"]]
-        call(memory, "checkpoint_delete", {"checkpoint_id": found[-1]}, destructive=True)  # the one that the cursor names
+        call(
+            memory, "checkpoint_delete", {"checkpoint_id": found[-1]}, destructive=True
+        )  # the one that the cursor names
         cursor = page["next_cursor"]
     assert found == made[::-1]
 
