@@ -75,6 +75,7 @@ def reads(me, point):
         yield "thread_list", {"kind": kind}
         yield "thread_list", {"kind": kind, "limit": 1}
         yield "thread_list", {"kind": kind, "agent_id": me}
+        yield "thread_list", {"kind": kind, "agent_id": "b"}
     for who in (me, "b"):
         for name, kind in ((f"{who}-trip", "thread"), (f"{who}-talk", "conversation"), (who, "agent")):
             thread = {"thread_id": name, "kind": kind}

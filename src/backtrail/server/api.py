@@ -15,17 +15,18 @@ import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final
 
+from starlette.responses import Response
+
 from backtrail.errors import Invalid, NotFound
 from backtrail.operations import TABLE
 from backtrail.operations.arguments import check_arguments
-from backtrail.server.context import json_bytes, json_response
+from backtrail.server.context import JSON_TYPE, json_bytes, json_response
 from backtrail.server.openapi import document
 from backtrail.server.problems import details
 from backtrail.server.routing import Route
 
 if TYPE_CHECKING:
     from starlette.requests import Request
-    from starlette.responses import Response
 
     from backtrail.operations import Operation
     from backtrail.server.access import Access
@@ -107,8 +108,8 @@ def _answered(operation: Operation, request: Request, arguments: dict[str, Any],
     if fixed and all(each is not None and each in answer.values() for each in fixed):
         headers["Cache-Control"] = _FOR_EVER
     if request.method in ("GET", "HEAD") and etag in request.headers.get("if-none-match", ""):
-        return json_response(None, 304, headers)
-    return json_response(answer, 200, headers)
+        return Response(None, 304, headers)
+    return Response(body, 200, headers, media_type=JSON_TYPE)
 
 
 # -- jobs -------------------------------------------------------------------------------------------------

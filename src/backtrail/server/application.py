@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
@@ -18,7 +18,7 @@ from backtrail.operations import Effect
 from backtrail.server import api, events, inspector, openai_conversations
 from backtrail.server.access import LOOPBACK, SAFE_METHODS, Access, Gate, Tokens, read_tokens
 from backtrail.server.context import Context
-from backtrail.server.problems import Problem, details, problem_response
+from backtrail.server.problems import Problem, details, headers_of, problem_response
 from backtrail.server.routing import Match, Router, segments_of
 
 if TYPE_CHECKING:
@@ -30,17 +30,9 @@ if TYPE_CHECKING:
     from backtrail.store import Store
 
 LOG: Final = logging.getLogger("backtrail.server")
-_CSP: Final = "; ".join(
-    (
-        "default-src 'none'",
-        "script-src 'self'",
-        "style-src 'self'",
-        "img-src 'self' data:",
-        "connect-src 'self'",
-        "form-action 'self'",
-        "base-uri 'none'",
-        "frame-ancestors 'none'",
-    )
+_CSP: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 _HEADERS: Final = {
     "content-security-policy": _CSP,
@@ -171,9 +163,7 @@ class Server:
             return openai_conversations.error_response(error)
         if inspector.speaks(segments, request):
             problem = details(error)
-            page = self.templates.get_template("error.html").render(
-                problem=problem, root=request.scope.get("root_path", "")
-            )
-            headers: dict[str, Any] = error.headers if isinstance(error, Problem) else {}
-            return HTMLResponse(page.encode("utf-8", "replace"), problem["status"], headers)
+            root = request.scope.get("root_path", "")
+            page = self.templates.get_template("error.html").render(problem=problem, root=root)
+            return HTMLResponse(page.encode("utf-8", "replace"), problem["status"], headers_of(error))
         return problem_response(error)
