@@ -1,6 +1,6 @@
 """Validation of an operation's arguments against its schema: the part of JSON Schema that the schemas use.
 
-That is type, enum, minimum, maximum, items, properties, required and additionalProperties; a schema without a type
+That is type, enum, minimum, maximum, minLength, maxLength, minItems, items, properties, required and additionalProperties; a schema without a type
 takes any JSON value. An error names the path of the argument and says what to send instead. Null means absent for an
 optional argument.
 """
@@ -84,11 +84,19 @@ def _check(value: Any, schema: dict[str, Any], path: str) -> None:
             else f"of {schema['minimum']} or more"
         )
         raise _wrong(path, f"a whole number {limit}", value)
+    if not schema.get("minLength", 0) <= _length(value) <= schema.get("maxLength", _length(value)):
+        raise _wrong(path, f"a text of {schema['minLength']} to {schema['maxLength']} characters", value)
+    if _length(value) < schema.get("minItems", 0):
+        raise _wrong(path, f"a list of {schema['minItems']} or more", value)
     if schema["type"] == "array":
         for at, item in enumerate(value):
             _check(item, schema["items"], f"{path}[{at}]")
     elif schema["type"] == "object":
         _check_object(value, schema, f"{path}.", path)
+
+
+def _length(value: Any) -> int:
+    return len(value) if isinstance(value, str | list | tuple) else 0
 
 
 def _check_object(value: dict[str, Any], schema: dict[str, Any], prefix: str, owner: str) -> None:

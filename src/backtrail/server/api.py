@@ -9,6 +9,7 @@ never changes, and may be cached for ever. A job answers 202 with a path that te
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 import threading
 import time
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 PREFIX: Final = "/api/v1"
 _FOR_EVER: Final = "private, max-age=31536000, immutable"
 _KEPT_JOBS: Final = 100
+_ID: Final = re.compile("[0-9a-f]{24}")
 
 
 def _route(operation: Operation) -> Route:
@@ -101,7 +103,8 @@ def _if_match(request: Request) -> str | None:
 
 def _answered(operation: Operation, request: Request, arguments: dict[str, Any], answer: dict[str, Any]) -> Response:
     body = json_bytes(answer)
-    head = answer.get("head_id") or answer.get("checkpoint_id") or answer.get("b") or ""
+    named = (answer.get(name) for name in ("head_id", "checkpoint_id", "b"))
+    head = next((each for each in named if isinstance(each, str) and _ID.fullmatch(each)), "")
     etag = f'"{head}.{hashlib.sha256(body).hexdigest()[:16]}"'
     headers = {"ETag": etag, "Cache-Control": "private, no-cache"}
     fixed = [arguments.get(name) for name in operation.immutable]

@@ -81,7 +81,8 @@ def _described(operation: Operation, method: str, path: str) -> dict[str, Any]:
     }
     if method in ("GET", "DELETE"):
         parameters += [_parameter(name, "query", operation, required=name in required) for name in rest]
-    elif rest:
+    elif rest:  # null means absent
+        rest = {name: each if name in required else optional(each) for name, each in rest.items()}
         body = {"type": "object", "properties": rest, "required": required, "additionalProperties": False}
         described["requestBody"] = {"required": bool(required), "content": {"application/json": {"schema": body}}}
     if "expect" in rest and operation.effect is not Effect.READ:
