@@ -1,8 +1,8 @@
 """A store in a browser and over HTTP: `backtrail serve`, or `app(store)` in another ASGI application.
 
 The HTTP API (`/api/v1`) is made from the table of operations. `/events` sends new checkpoints as server-sent events,
-`/v1/conversations` speaks OpenAI's Conversations API, and all other paths are the pages of the inspector. docs/server.md
-is the guide. It needs the extra `server`.
+`/v1/conversations` speaks OpenAI's Conversations API, and all other paths are the pages of the inspector. It needs the
+extra `server`; docs/server.md is the guide.
 """
 
 from __future__ import annotations
